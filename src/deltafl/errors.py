@@ -1,0 +1,23 @@
+"""Errors that a user can cure: one clear sentence each, shown without a traceback by the command line."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class DeltaflError(ValueError):
+    """A mistake in what was given; the message says what was given, what is allowed and what to write instead."""
+
+
+class MissingExtraError(DeltaflError):
+    """A part of deltafl needs a package that is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"this needs the package {package!r}: pip install 'deltafl[{extra}]'")
+
+
+def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> DeltaflError:
+    """Make the error for a name that does not exist, with the nearest one that does."""
+    names = sorted(allowed)
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names)}"
+    return DeltaflError(f"unknown {kind} {given!r}: {hint}")

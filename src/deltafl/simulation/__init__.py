@@ -1,0 +1,1 @@
+"""Simulated federations: local training, the experiment loop, its records and their resumption."""

@@ -1,0 +1,51 @@
+"""Randomness: the only place where random generators are made.
+
+``stream(seed, purpose, round, client)`` returns an independent generator for every combination of its arguments.
+Nothing else in the library draws random numbers from any other source, hence client 17 sees the same minibatches in
+round 5 whichever sampler called it, in whichever order or process it was trained, and after a resume.
+"""
+
+import numpy as np
+from numpy.random import Generator
+
+from .errors import DeltaflError, unknown_name
+
+#: What randomness is used for. The number is part of the stream's identity: never reuse or renumber one.
+PURPOSES: dict[str, int] = {
+    "draw": 1,  # the cohort of a round
+    "batches": 2,  # the order of a client's examples in a round
+    "noise": 3,  # gradient noise of the synthetic task
+    "model": 4,  # the initial model
+    "partition": 5,  # who holds which example
+    "data": 6,  # generated data sets
+    "audit": 7,  # Monte Carlo in `deltafl audit`
+    "bootstrap": 8,  # resampling of intervals
+    "dropout": 9,  # random layers inside a user's model
+}
+
+
+def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> Generator:
+    """Make the generator of (seed, purpose, round, client).
+
+    Args:
+        seed: The experiment's seed, >= 0.
+        purpose: One of ``PURPOSES``.
+        round: The communication round, >= 0.
+        client: The client's index in the population, >= 0.
+
+    Returns:
+        A fresh ``numpy.random.Generator`` (PCG64) whose output depends on these four values only.
+
+    Raises:
+        DeltaflError: If the purpose is unknown or a number is negative.
+
+    Example:
+        >>> bool(stream(0, "draw", round=3).random() == stream(0, "draw", round=3).random())
+        True
+    """
+    if purpose not in PURPOSES:
+        raise unknown_name("purpose of randomness", purpose, PURPOSES)
+    if min(seed, round, client) < 0:
+        raise DeltaflError(f"seed, round and client must be >= 0, got {seed}, {round}, {client}")
+    key = (PURPOSES[purpose], round, client)
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))

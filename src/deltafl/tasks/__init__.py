@@ -1,0 +1,1 @@
+"""Data sets, partitions and models: what is learnt, and who holds which part of it."""

@@ -1,0 +1,74 @@
+"""What a task is: examples, the clients who hold them, a model, a loss and a metric."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..types import IntArray, Population
+
+if TYPE_CHECKING:
+    import torch
+
+    Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Examples as they are stored; nobody owns them yet.
+
+    Attributes:
+        name: The honest name of the data really read; reports print it.
+        train_x: uint8 or float32, (N, ...); images are (N, channels, height, width).
+        train_y: (N,) int64 class labels, or float32 targets.
+        test_x: The same for the pooled test set.
+        test_y: The same for the pooled test set.
+        num_classes: Number of classes; 0 for regression.
+        columns: Natural owners of the training examples by column name, each int64 (N,).
+    """
+
+    name: str
+    train_x: npt.NDArray[Any]
+    train_y: npt.NDArray[Any]
+    test_x: npt.NDArray[Any]
+    test_y: npt.NDArray[Any]
+    num_classes: int
+    columns: Mapping[str, IntArray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything a simulation needs to know about the problem.
+
+    Attributes:
+        name: The task's name on the command line.
+        dataset: The examples.
+        client_rows: For each client the rows of ``dataset.train_*`` it holds; never empty, int64.
+        make_model: Makes the model; the caller seeds torch's generator before.
+        loss: ``loss(output, y)``: mean loss of a minibatch, a scalar tensor.
+        metric: ``"accuracy"`` (share of right classes, higher is better) or ``"loss"`` (mean loss, lower is better).
+        input_scale: Stored uint8 inputs become float32 by this factor.
+        gradient_noise_m: Standard deviation of the noise a client adds to each gradient entry (synthetic task), or None.
+        initial_params: Fixed starting point, or None for the model's own random one.
+    """
+
+    name: str
+    dataset: Dataset
+    client_rows: Sequence[IntArray]
+    make_model: "Callable[[], torch.nn.Module]"
+    loss: "Loss"
+    metric: Literal["accuracy", "loss"] = "accuracy"
+    input_scale: float = 1.0 / 255.0
+    gradient_noise_m: npt.NDArray[np.float64] | None = None
+    initial_params: npt.NDArray[np.float32] | None = None
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients m."""
+        return len(self.client_rows)
+
+    def population(self, weights: str) -> Population:
+        """The clients' weights (``"data"`` or ``"uniform"``) and sizes."""
+        return Population.from_sizes([len(rows) for rows in self.client_rows], weights)

@@ -1,0 +1,229 @@
+"""The types that samplers, estimators and hosts share, and the legend of letters.
+
+Letters (also the suffixes that give an array's shape, as in ``weight_m`` or ``update_nd``):
+
+====== =====================================================================================================
+m      clients in the population
+n      clients of one cohort (distinct), or rows aligned with them
+d      parameters of the model
+w_i    weight of client i in the target f = sum_i w_i F_i; the weights sum to 1 and *define the target*
+u_i    the update of client i: local model after its training minus the global model, u_i = x_K - x_0
+ubar   sum_i w_i u_i: what full participation would give
+pi_i   expectation of how often client i is drawn in this round (its inclusion probability if drawn once at most)
+p_i    probability of client i in one draw, p_i = pi_i / n for designs with replacement
+zeta_i norm(u_i - ubar), the diversity of client i
+====== =====================================================================================================
+
+Everything is in *update units*: norms are norms of u_i, and ``step_variance`` is the variance of one local step, which
+for plain SGD is local_lr^2 times the variance of a minibatch gradient. So the learning rate cancels in every score.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import DeltaflError
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+Params = npt.NDArray[np.float32]
+#: A sampler's memory: a NamedTuple of arrays, so that it can be printed, compared and saved as it is.
+State = Any
+
+
+class Population(NamedTuple):
+    """Who takes part, and how much each client counts in the target.
+
+    Attributes:
+        weight_m: float64 (m,), >= 0, sum 1. ``f = sum_i weight_m[i] F_i`` is what is minimised.
+        num_examples_m: int64 (m,), >= 1. Sizes of the clients' data; samplers by size use them.
+    """
+
+    weight_m: FloatArray
+    num_examples_m: IntArray
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients m."""
+        return len(self.weight_m)
+
+    @classmethod
+    def from_sizes(cls, num_examples_m: npt.ArrayLike, weights: str = "data") -> "Population":
+        """Make a population from the clients' numbers of examples.
+
+        Args:
+            num_examples_m: (m,) whole numbers >= 1.
+            weights: ``"data"`` for w_i = n_i / N, ``"uniform"`` for w_i = 1 / m.
+
+        Raises:
+            DeltaflError: If there is no client, a size is below 1, or ``weights`` is another word.
+        """
+        size_m = np.asarray(num_examples_m)
+        if size_m.ndim != 1 or len(size_m) == 0:
+            raise DeltaflError(f"num_examples_m must be a list of at least one size, got shape {size_m.shape}")
+        if not np.issubdtype(size_m.dtype, np.integer) or size_m.min() < 1:
+            raise DeltaflError("num_examples_m must hold whole numbers >= 1; leave out clients without examples")
+        if weights not in {"data", "uniform"}:
+            raise DeltaflError(f"weights is {weights!r}; write 'data' (w_i = n_i / N) or 'uniform' (w_i = 1 / m)")
+        size_m = size_m.astype(np.int64)
+        share_m = size_m if weights == "data" else np.ones(len(size_m))
+        return cls(weight_m=share_m / share_m.sum(), num_examples_m=size_m)
+
+
+class Cohort(NamedTuple):
+    """The clients asked in one round, how often each was drawn, and the expectation it was drawn with.
+
+    ``count / expected`` has mean 1 for every exact design: this one number is what makes an estimate unbiased.
+
+    Attributes:
+        client_n: int64 (n,), distinct client indices in increasing order.
+        count_n: int64 (n,), >= 1; above 1 only in designs with replacement.
+        expected_n: float64 (n,), > 0, the expectation of the count before the draw; NaN if the sampler does not know it.
+    """
+
+    client_n: IntArray
+    count_n: IntArray
+    expected_n: FloatArray
+
+
+class Reports(NamedTuple):
+    """What the clients of a cohort sent beside their updates; all columns are aligned with ``cohort.client_n``.
+
+    Attributes:
+        responded_n: bool (n,), False for a client whose reply is missing or was refused.
+        loss_n: float64 (n,), mean training loss over the local work.
+        step_variance_n: float64 (n,), >= 0: variance of one local step around the mean of the client's steps,
+            summed over coordinates (local_lr^2 sigma_i^2 for SGD); 0 where it is not measured.
+        num_steps_n: int64 (n,), >= 1: local steps K_i.
+        squared_norm_n: float64 (n,), norm(u_i)^2. Filled by ``close_round`` from the updates.
+        squared_deviation_n: float64 (n,), norm(u_i - mean)^2, the practical zeta_i^2, about the plain mean of the
+            responding cohort; about ubar where all clients report to an oracle. Filled by ``close_round``.
+    """
+
+    responded_n: BoolArray
+    loss_n: FloatArray
+    step_variance_n: FloatArray
+    num_steps_n: IntArray
+    squared_norm_n: FloatArray
+    squared_deviation_n: FloatArray
+
+    @classmethod
+    def make(
+        cls,
+        n: int,
+        *,
+        responded: npt.ArrayLike | None = None,
+        loss: npt.ArrayLike | None = None,
+        step_variance: npt.ArrayLike | None = None,
+        num_steps: npt.ArrayLike | None = None,
+    ) -> "Reports":
+        """Make reports of n clients from what a host knows; what is not given has a neutral value.
+
+        Raises:
+            DeltaflError: If a column does not have n entries.
+        """
+
+        def column(name: str, given: npt.ArrayLike | None, default: float) -> npt.NDArray[Any]:
+            values = np.full(n, default) if given is None else np.asarray(given)
+            if values.shape != (n,):
+                raise DeltaflError(f"reports: {name} has shape {values.shape}, the cohort needs ({n},)")
+            return values
+
+        return cls(
+            responded_n=column("responded", responded, 1).astype(np.bool_),
+            loss_n=column("loss", loss, 0.0).astype(np.float64),
+            step_variance_n=column("step_variance", step_variance, 0.0).astype(np.float64),
+            num_steps_n=column("num_steps", num_steps, 1).astype(np.int64),
+            squared_norm_n=np.zeros(n),
+            squared_deviation_n=np.zeros(n),
+        )
+
+
+@runtime_checkable
+class Oracle(Protocol):
+    """What only a simulator can know before the draw. A host that cannot provide it passes ``None``."""
+
+    def reports(self) -> Reports:
+        """Train all m clients of this round and report, with ``squared_deviation`` about ubar."""
+        ...
+
+    def losses(self, client_k: IntArray) -> FloatArray:
+        """Loss of the current global model on the data of the given clients, float64 (k,)."""
+        ...
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Decides who is asked. Implementations are frozen dataclasses that hold hyper-parameters only.
+
+    A sampler of your own needs these five members and nothing else: no base class, no registration.
+    """
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the cohorts' expectations are exact, so that an unbiased estimator stays unbiased."""
+        ...
+
+    @property
+    def needs_oracle(self) -> bool:
+        """Whether ``open`` must be given an oracle."""
+        ...
+
+    def init(self, population: Population) -> State:
+        """The state before the first round."""
+        ...
+
+    def open(
+        self,
+        state: State,
+        available_m: BoolArray,
+        n: int,
+        rng: np.random.Generator,
+        oracle: Oracle | None = None,
+    ) -> Cohort:
+        """Draw the cohort of this round among the available clients; n is the cohort's (mean) size."""
+        ...
+
+    def update(self, state: State, cohort: Cohort, reports: Reports) -> State:
+        """Learn from the replies. Must ignore rows with ``responded_n`` False."""
+        ...
+
+
+class RejectedReply(NamedTuple):
+    """A reply that was not used, and why."""
+
+    client: int
+    reason: str
+
+
+class RoundInfo(NamedTuple):
+    """What a person wants to see of one round; nothing here is needed by the next round.
+
+    Attributes:
+        round: Index of the round, from 0.
+        num_asked: Distinct clients asked.
+        num_responded: Replies used.
+        rejected: Replies refused, with client and reason.
+        estimate_norm: norm(D), D the estimate of the full-participation update.
+        variance: Estimated variance of D over draws, E norm(D - ubar)^2 (see ``variance.py``); NaN if unknown.
+        effective_sample_size: (sum c)^2 / sum c^2 over the coefficients c of the replies.
+        largest_weight: The largest coefficient.
+        sum_of_weights: Sum of the coefficients; its mean is 1 for an unbiased design.
+        mean_over_diversity: norm(D) / mean zeta of the replies. Above about 1 DELTA's scores are worse than uniform ones.
+        loss: Mean local training loss of the replies, weighted by the coefficients.
+    """
+
+    round: int
+    num_asked: int
+    num_responded: int
+    rejected: Sequence[RejectedReply]
+    estimate_norm: float
+    variance: float
+    effective_sample_size: float
+    largest_weight: float
+    sum_of_weights: float
+    mean_over_diversity: float
+    loss: float
