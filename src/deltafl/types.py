@@ -81,12 +81,15 @@ class Cohort(NamedTuple):
     Attributes:
         client_n: int64 (n,), distinct client indices in increasing order.
         count_n: int64 (n,), >= 1; above 1 only in designs with replacement.
-        expected_n: float64 (n,), > 0, the expectation of the count before the draw; NaN if the sampler does not know it.
+        expected_n: float64 (n,), > 0, the expectation of the count before the draw; NaN if unknown.
+        kind: ``"fixed-size"``, ``"poisson"``, ``"replacement"`` or ``"unknown"``: how it was drawn, for
+            variance estimates.
     """
 
     client_n: IntArray
     count_n: IntArray
     expected_n: FloatArray
+    kind: str = "unknown"
 
 
 class Reports(NamedTuple):
@@ -212,7 +215,7 @@ class RoundInfo(NamedTuple):
         effective_sample_size: (sum c)^2 / sum c^2 over the coefficients c of the replies.
         largest_weight: The largest coefficient.
         sum_of_weights: Sum of the coefficients; its mean is 1 for an unbiased design.
-        mean_over_diversity: norm(D) / mean zeta of the replies. Above about 1 DELTA's scores are worse than uniform ones.
+        mean_over_diversity: norm(D) / mean zeta of the replies; above about 1, DELTA's scores are worse than uniform.
         loss: Mean local training loss of the replies, weighted by the coefficients.
     """
 

@@ -1,0 +1,150 @@
+"""Controls: guesses c_i of the clients' updates, known before the draw, that the difference estimator subtracts.
+
+``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is unbiased for *any* c, and its variance is that of the leftovers
+u_i - c_i. A control is three functions: its memory before the first round, what it says about a cohort, and what it
+learns from the replies (always after D has been computed).
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from .types import FloatArray, IntArray, Params, Population
+
+
+class Guess(NamedTuple):
+    """What a control says: ``total_d`` = sum_j w_j c_j over all clients, and c_i of the cohort, (n, d) or (1, d)."""
+
+    total_d: FloatArray
+    control_nd: FloatArray
+
+
+class Control(Protocol):
+    """Where c comes from."""
+
+    def init(self, population: Population, num_params: int) -> Any:
+        """The memory before the first round."""
+        ...
+
+    def guess(self, state: Any, client_n: IntArray) -> Guess:
+        """C for the clients of a cohort, and its weighted sum over everyone."""
+        ...
+
+    def update(
+        self, state: Any, population: Population, client_n: IntArray, update_nd: Params, coef_n: FloatArray
+    ) -> Any:
+        """Learn from the replies of the clients ``client_n``."""
+        ...
+
+
+class NoControlState(NamedTuple):
+    """Remembers the number of parameters only."""
+
+    zero_d: FloatArray
+
+
+@dataclass(frozen=True)
+class NoControl:
+    """c = 0: the plain estimators."""
+
+    def init(self, population: Population, num_params: int) -> NoControlState:
+        """No memory."""
+        return NoControlState(np.zeros(num_params))
+
+    def guess(self, state: NoControlState, client_n: IntArray) -> Guess:
+        """Zero for everyone."""
+        return Guess(state.zero_d, state.zero_d[None])
+
+    def update(
+        self,
+        state: NoControlState,
+        population: Population,
+        client_n: IntArray,
+        update_nd: Params,
+        coef_n: FloatArray,
+    ) -> NoControlState:
+        """Nothing is learnt."""
+        return state
+
+
+class CommonControlState(NamedTuple):
+    """One model: the average c of past rounds."""
+
+    control_d: FloatArray
+
+
+@dataclass(frozen=True)
+class CommonControl:
+    """One c for everyone: c <- memory c + (1 - memory) (Hajek mean of the round).
+
+    Attributes:
+        memory: In [0, 1); how slowly c follows the rounds.
+    """
+
+    memory: float = 0.7
+
+    def init(self, population: Population, num_params: int) -> CommonControlState:
+        """C = 0."""
+        return CommonControlState(np.zeros(num_params))
+
+    def guess(self, state: CommonControlState, client_n: IntArray) -> Guess:
+        """The same c for everyone; the weights sum to 1, hence so does their sum."""
+        return Guess(state.control_d, state.control_d[None])
+
+    def update(
+        self,
+        state: CommonControlState,
+        population: Population,
+        client_n: IntArray,
+        update_nd: Params,
+        coef_n: FloatArray,
+    ) -> CommonControlState:
+        """Move towards the ratio mean of the replies, which no unlucky sum of weights can blow up."""
+        if len(client_n) == 0:
+            return state
+        mean_d = weighted_sum(coef_n / coef_n.sum(), update_nd, len(state.control_d))
+        return CommonControlState(self.memory * state.control_d + (1 - self.memory) * mean_d)
+
+
+class OwnControlState(NamedTuple):
+    """One update a client, and their weighted sum."""
+
+    control_md: Params
+    total_d: FloatArray
+
+
+@dataclass(frozen=True)
+class OwnControl:
+    """c_i = the last update of client i, 0 until it was seen. Memory: m models."""
+
+    def init(self, population: Population, num_params: int) -> OwnControlState:
+        """All c_i = 0."""
+        return OwnControlState(np.zeros((population.num_clients, num_params), dtype=np.float32), np.zeros(num_params))
+
+    def guess(self, state: OwnControlState, client_n: IntArray) -> Guess:
+        """Each client's last update."""
+        return Guess(state.total_d, state.control_md[client_n].astype(np.float64))
+
+    def update(
+        self,
+        state: OwnControlState,
+        population: Population,
+        client_n: IntArray,
+        update_nd: Params,
+        coef_n: FloatArray,
+    ) -> OwnControlState:
+        """Remember the replies."""
+        control_md = state.control_md.copy()
+        weight_n = population.weight_m[client_n]
+        change_nd = update_nd.astype(np.float64) - control_md[client_n]
+        control_md[client_n] = update_nd
+        return OwnControlState(control_md, state.total_d + weighted_sum(weight_n, change_nd, len(state.total_d)))
+
+
+def weighted_sum(coef_n: FloatArray, row_nd: np.ndarray[Any, Any], num_params: int) -> FloatArray:
+    """sum_i coef_i row_i in float64, one row after the other: the same bits whatever BLAS or thread count."""
+    total_d = np.zeros(num_params)
+    for coef, row_d in zip(coef_n, row_nd, strict=True):
+        total_d += coef * row_d.astype(np.float64)
+    return total_d

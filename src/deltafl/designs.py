@@ -1,0 +1,185 @@
+"""Sampling designs: how a cohort with given expectations is drawn.
+
+Every design is a function ``(expected_m, rng) -> Cohort``. ``expected_m`` says how often each client is to be drawn on
+average; an *exact* design keeps that promise to the letter, which is what unbiased estimates rest on.
+
+============== ====================================== ===================== ============================================
+name           cohort                                 exact                 source
+============== ====================================== ===================== ============================================
+systematic     n distinct (the default)               yes                   Madow 1949, in random order
+pivotal        n distinct                             yes                   Deville and Tille 1998, in random order
+simple-random  n distinct, equal expectations only    yes                   textbook
+poisson        a random number, each client alone     yes                   Hajek 1964
+multinomial    n draws with replacement               yes                   Hansen and Hurwitz 1943
+successive     n distinct                             **no**                what ``numpy.random.choice(replace=False,
+                                                                            p=p)`` and ``torch.multinomial`` do
+============== ====================================== ===================== ============================================
+
+``exact.py`` lists every possible cohort with its probability for small m; the tests hold the two against each other.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from .errors import DeltaflError, unknown_name
+from .inclusion import draw_probabilities, inclusion_probabilities
+from .types import BoolArray, Cohort, FloatArray, IntArray
+
+Draw = Callable[[FloatArray, np.random.Generator], IntArray]
+
+
+class Design(NamedTuple):
+    """A way to draw.
+
+    Attributes:
+        name: Its name in settings.
+        draw: ``(expected_m, rng) -> client ids``, with repetition where a client is drawn more than once.
+        exact: Whether the mean count of each client is what was asked for.
+        kind: ``"fixed-size"``, ``"poisson"`` or ``"replacement"``: what a variance estimate has to know.
+    """
+
+    name: str
+    draw: Draw
+    exact: bool
+    kind: str
+
+    def expectation(self, score_m: FloatArray, n: int) -> FloatArray:
+        """Expected counts proportional to the scores, capped at 1 unless clients may be drawn repeatedly."""
+        if self.kind == "replacement" or not self.exact:
+            return n * draw_probabilities(score_m)
+        return inclusion_probabilities(score_m, n)
+
+
+def cohort_size(expected_m: FloatArray) -> int:
+    """The whole number n that the expectations sum to.
+
+    Raises:
+        DeltaflError: If the sum is not a whole number: designs of fixed size cannot keep such expectations.
+    """
+    total = float(expected_m.sum())
+    n = round(total)
+    if abs(total - n) > 1e-6 or n < 1:
+        raise DeltaflError(f"the expectations sum to {total:.6g}; a design of fixed size needs a whole number >= 1")
+    return n
+
+
+def systematic(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
+    """Lay the clients end to end in random order, each as long as its expectation; pick every unit step."""
+    certain = np.flatnonzero(expected_m >= 1)
+    order = rng.permutation(np.flatnonzero((expected_m > 0) & (expected_m < 1)))
+    start = rng.random()
+    if len(order) == 0:
+        return certain
+    ends = np.cumsum(expected_m[order])
+    size = cohort_size(expected_m) - len(certain)
+    ends[-1] = size  # cumsum rounds; the last client must not lose its draw to that
+    return np.concatenate([certain, order[np.searchsorted(ends, start + np.arange(size), side="right")]])
+
+
+def pivotal(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
+    """Let clients duel in random order: of a pair, one is decided (drawn or not), the other fights on with the rest."""
+    certain = np.flatnonzero(expected_m >= 1).tolist()
+    order = rng.permutation(np.flatnonzero((expected_m > 0) & (expected_m < 1))).tolist()
+    coin = rng.random(len(order))
+    drawn: list[int] = certain
+    champion, strength = -1, 0.0
+    for rival, luck in zip(order, coin, strict=True):
+        both = strength + expected_m[rival]
+        if both < 1:  # one of them is out
+            if luck * both < expected_m[rival]:
+                champion = rival
+            strength = both
+        else:  # one of them is drawn, the other keeps the excess
+            if luck * (2 - both) < 1 - expected_m[rival]:
+                drawn.append(champion)
+                champion = rival
+            else:
+                drawn.append(rival)
+            strength = both - 1
+    if strength > 0.5:  # the expectations sum to a whole number, so this is 0 or 1 up to rounding
+        drawn.append(champion)
+    return np.asarray(drawn, dtype=np.int64)
+
+
+def simple_random(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
+    """Every set of n clients is equally likely; the expectations must be equal (or 0, for who cannot be asked)."""
+    candidates = np.flatnonzero(expected_m > 0)
+    if np.ptp(expected_m[candidates]) > 1e-9:
+        raise DeltaflError("simple-random needs equal expectations; write 'systematic' or 'pivotal' for unequal ones")
+    return rng.choice(candidates, size=cohort_size(expected_m), replace=False)
+
+
+def poisson(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
+    """Ask each client independently with its own probability; the cohort may be empty."""
+    return np.flatnonzero(rng.random(len(expected_m)) < expected_m)
+
+
+def multinomial(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
+    """N independent draws with replacement, each with p = expected / n."""
+    n = cohort_size(expected_m)
+    count_m = rng.multinomial(n, expected_m / expected_m.sum())
+    return np.repeat(np.arange(len(expected_m)), count_m)
+
+
+def successive(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
+    """Draw one client after another without replacement, p renormalised each time: NOT an inclusion probability of n p.
+
+    Exponential clocks with rate p_i ring in exactly this order, so the first n of them are the cohort.
+    """
+    n = cohort_size(expected_m)
+    if np.count_nonzero(expected_m) < n:
+        raise DeltaflError(f"successive draws need {n} clients with a positive score; set a floor above 0")
+    with np.errstate(divide="ignore"):
+        ring_m = rng.exponential(size=len(expected_m)) / expected_m
+    return np.argpartition(ring_m, n - 1)[:n]
+
+
+DESIGNS: dict[str, Design] = {
+    design.name: design
+    for design in (
+        Design("systematic", systematic, exact=True, kind="fixed-size"),
+        Design("pivotal", pivotal, exact=True, kind="fixed-size"),
+        Design("simple-random", simple_random, exact=True, kind="fixed-size"),
+        Design("poisson", poisson, exact=True, kind="poisson"),
+        Design("multinomial", multinomial, exact=True, kind="replacement"),
+        Design("successive", successive, exact=False, kind="fixed-size"),
+    )
+}
+
+
+def find_design(name: str) -> Design:
+    """Look a design up by name; an unknown one is a ``DeltaflError`` that suggests the nearest."""
+    if name not in DESIGNS:
+        raise unknown_name("design", name, DESIGNS)
+    return DESIGNS[name]
+
+
+def draw_cohort(
+    score_m: FloatArray, n: int, design: str, rng: np.random.Generator, available_m: BoolArray | None = None
+) -> Cohort:
+    """Draw n clients with expectations proportional to their scores.
+
+    Args:
+        score_m: (m,) scores >= 0.
+        n: Cohort size (its mean for ``poisson``); if fewer clients are available, all of them are asked.
+        design: A name in ``DESIGNS``.
+        rng: The round's generator.
+        available_m: bool (m,), who can be asked; None for everyone. The others have expectation 0.
+
+    Raises:
+        DeltaflError: For an unknown design, impossible n or scores, or when nobody is available.
+
+    Example:
+        >>> cohort = draw_cohort(np.array([1.0, 2.0, 2.0]), 2, "pivotal", np.random.default_rng(0))
+        >>> int(cohort.count_n.sum())
+        2
+    """
+    how = find_design(design)
+    present = np.arange(len(score_m)) if available_m is None else np.flatnonzero(available_m)
+    if len(present) == 0:
+        raise DeltaflError("no client is available this round; wait until at least one is")
+    expected_m = how.expectation(score_m[present], min(n, len(present)) if available_m is not None else n)
+    row_n, count_n = np.unique(how.draw(expected_m, rng), return_counts=True)
+    return Cohort(present[row_n], count_n.astype(np.int64), expected_m[row_n], how.kind)

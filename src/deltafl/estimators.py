@@ -1,0 +1,97 @@
+"""Estimators: how the replies of a cohort become one estimate D of the full-participation update ubar.
+
+Every estimate has the form ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)``: coefficients, and controls c known before
+the draw (zero for the plain estimators). ``a_i`` is count_i / (expected_i q_i), q_i the client's response rate.
+
+================== =================================== ======== ======== ==============================================
+name               coef_i                              control  unbiased source
+================== =================================== ======== ======== ==============================================
+horvitz-thompson   w_i a_i                             0        yes      Horvitz and Thompson 1952; with replacement it
+                                                                         is the Hansen-Hurwitz (1943) estimator
+hajek              w_i a_i / sum_S w_j a_j             0        **no**   Hajek 1971, the ratio estimator; O(1/n) bias
+plain-mean         count_i / sum_S count_j             0        **no**   FedAvg as it is often written
+difference         w_i a_i                             common c yes      Cassel, Sarndal and Wretman 1976
+difference-own     w_i a_i                             own c_i  yes      the same; FedVARP (Jhunjhunwala et al. 2022)
+================== =================================== ======== ======== ==============================================
+
+``count / expected`` is 1 / pi_i where a client is drawn once at most and count_i / (n p_i) with replacement, hence one
+formula serves both: sum_S (w_i / pi_i) u_i and (1/n) sum_draws (w_i / p_i) u_i. ``hansen-hurwitz`` is an alias.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from .controls import CommonControl, Control, NoControl, OwnControl
+from .errors import DeltaflError, unknown_name
+from .types import Cohort, FloatArray
+
+Coefficients = Callable[[Cohort, FloatArray, FloatArray], FloatArray]
+
+
+def horvitz_thompson(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
+    """coef_i = w_i count_i / (expected_i q_i): unbiased for every exact design.
+
+    Args:
+        cohort: The clients that replied, with the expectations they were drawn with.
+        weight_n: (n,) their weights w_i in the target.
+        response_n: (n,) their response rates q_i in (0, 1]; 1 where clients always reply.
+
+    Raises:
+        DeltaflError: If an expectation is unknown: such a sampler cannot be weighed without bias.
+    """
+    if not np.all(np.isfinite(cohort.expected_n)):
+        raise DeltaflError(
+            "this sampler does not know how likely its clients were, so no unbiased weight exists; "
+            "use the estimator 'plain-mean'"
+        )
+    return weight_n * cohort.count_n / (cohort.expected_n * response_n)
+
+
+def hajek(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
+    """The Horvitz-Thompson coefficients divided by their sum. Biased by O(1/n); constant updates are exact."""
+    coef_n = horvitz_thompson(cohort, weight_n, response_n)
+    return coef_n / coef_n.sum() if len(coef_n) else coef_n
+
+
+def plain_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
+    """count_i / sum_S count_j, whatever the weights and probabilities. Biased."""
+    return cohort.count_n / max(int(cohort.count_n.sum()), 1)
+
+
+class Estimator(NamedTuple):
+    """A rule for coefficients, and the controls it subtracts.
+
+    Attributes:
+        name: Its name in settings.
+        coefficients: ``(cohort of those who replied, weight_n, response_n) -> coef_n``.
+        control: Where c comes from.
+        unbiased: Whether E[D] = ubar for every exact design.
+    """
+
+    name: str
+    coefficients: Coefficients
+    control: Control
+    unbiased: bool
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    estimator.name: estimator
+    for estimator in (
+        Estimator("horvitz-thompson", horvitz_thompson, NoControl(), unbiased=True),
+        Estimator("hajek", hajek, NoControl(), unbiased=False),
+        Estimator("plain-mean", plain_mean, NoControl(), unbiased=False),
+        Estimator("difference", horvitz_thompson, CommonControl(), unbiased=True),
+        Estimator("difference-own", horvitz_thompson, OwnControl(), unbiased=True),
+    )
+}
+_ALIASES = {"hansen-hurwitz": "horvitz-thompson", "ratio": "hajek"}
+
+
+def find_estimator(name: str) -> Estimator:
+    """Look an estimator up by name or alias; an unknown one is a ``DeltaflError`` that suggests the nearest."""
+    known = _ALIASES.get(name, name)
+    if known not in ESTIMATORS:
+        raise unknown_name("estimator", name, [*ESTIMATORS, *_ALIASES])
+    return ESTIMATORS[known]

@@ -1,0 +1,104 @@
+"""From scores to expectations: how often each client is to be drawn this round.
+
+A score s_i >= 0 says how much a client is worth asking; only ratios of scores matter.
+
+- ``draw_probabilities``      p_i = s_i / sum s                    sum 1; for draws with replacement
+- ``inclusion_probabilities`` pi_i = min(1, c s_i)                 sum n; for designs that draw a client once at most
+- ``with_floor``              (1 - g) s_i / sum s + g w'_i / sum w'  a score that never starves a client
+
+Undefined cases are defined: n > m, NaN or negative scores are errors; all-zero scores mean equal ones.
+"""
+
+import numpy as np
+
+from .errors import DeltaflError
+from .types import FloatArray
+
+
+def check_scores(score_m: FloatArray) -> FloatArray:
+    """Return the scores scaled to a largest entry of 1 (all ones if they are all zero).
+
+    Raises:
+        DeltaflError: If there is no score, or one is NaN, infinite or negative.
+    """
+    score_m = np.asarray(score_m, dtype=np.float64)
+    if score_m.ndim != 1 or len(score_m) == 0:
+        raise DeltaflError(f"scores must be a list with one number a client, got shape {score_m.shape}")
+    bad = np.flatnonzero(~(np.isfinite(score_m) & (score_m >= 0)))
+    if len(bad):
+        raise DeltaflError(f"the score of client {bad[0]} is {score_m[bad[0]]}; scores must be finite and >= 0")
+    top = float(score_m.max())
+    return score_m / top if top > 0 else np.ones(len(score_m))
+
+
+def check_cohort_size(n: int, m: int) -> None:
+    """Raise a ``DeltaflError`` unless 1 <= n <= m."""
+    if not 1 <= n <= m:
+        raise DeltaflError(f"cannot sample {n} of {m} clients; the sample must be between 1 and {m}")
+
+
+def draw_probabilities(score_m: FloatArray) -> FloatArray:
+    """p_i = s_i / sum_j s_j, float64 (m,); equal where all scores are zero.
+
+    Raises:
+        DeltaflError: For scores that are NaN, infinite or negative.
+    """
+    scaled_m = check_scores(score_m)
+    return scaled_m / scaled_m.sum()
+
+
+def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
+    """pi_i = min(1, c s_i) with c such that sum pi = n: capping is repeated until nobody exceeds 1.
+
+    If fewer than n scores are positive, those clients are certain and the rest of the cohort is spread evenly.
+
+    Args:
+        score_m: (m,) scores >= 0.
+        n: Cohort size, 1 <= n <= m.
+
+    Returns:
+        float64 (m,) in [0, 1], sum n.
+
+    Raises:
+        DeltaflError: If n is not in 1..m, or a score is NaN, infinite or negative.
+
+    Example:
+        >>> inclusion_probabilities(np.array([8.0, 1.0, 1.0]), 2).tolist()
+        [1.0, 0.5, 0.5]
+    """
+    score_m = check_scores(score_m)
+    check_cohort_size(n, len(score_m))
+    certain_m = np.zeros(len(score_m), dtype=np.bool_)
+    while True:
+        left = n - int(certain_m.sum())
+        rest_m = np.where(certain_m, 0.0, score_m)
+        if left > 0 and rest_m.sum() == 0:
+            rest_m = (~certain_m).astype(np.float64)
+        expected_m = np.where(certain_m, 1.0, rest_m * (left / max(rest_m.sum(), np.finfo(float).tiny)))
+        newly_m = (expected_m >= 1.0) & ~certain_m
+        if not newly_m.any():
+            return expected_m
+        certain_m |= newly_m
+
+
+def with_floor(score_m: FloatArray, floor: float, share_m: FloatArray | None = None) -> FloatArray:
+    """Mix a share of the cohort that does not depend on the score: (1 - g) s / sum s + g w' / sum w'.
+
+    With it no weight w_i / pi_i exceeds sum w' / (g n) times w_i / w'_i, whatever the scores do.
+
+    Args:
+        score_m: (m,) scores >= 0.
+        floor: g in [0, 1]; 0 leaves the scores alone.
+        share_m: (m,) w' > 0; None for equal shares.
+
+    Returns:
+        float64 (m,), sum 1.
+
+    Raises:
+        DeltaflError: If the floor is outside [0, 1] or a score is not a finite number >= 0.
+    """
+    if not 0 <= floor <= 1:
+        raise DeltaflError(f"floor is {floor}; it must be between 0 (scores only) and 1 (no scores)")
+    even_m: FloatArray = np.ones(len(score_m)) if share_m is None else share_m
+    mixed_m: FloatArray = (1 - floor) * draw_probabilities(score_m) + floor * even_m / even_m.sum()
+    return mixed_m

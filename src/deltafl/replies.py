@@ -1,0 +1,111 @@
+"""Values from clients are untrusted: what is refused here never touches the model or a sampler's memory."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import DeltaflError
+from .types import Cohort, Params, RejectedReply, Reports
+
+#: A finite entry beyond this could still overflow the float32 model once it is weighted.
+LARGEST_ENTRY = 1e18
+
+Updates = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
+
+
+class Replies(NamedTuple):
+    """The usable part of what came back.
+
+    Attributes:
+        update_nd: float32 (n, d); zero in the rows of clients that did not respond.
+        reports: With ``responded_n`` False for missing and refused replies, and norms measured on the server.
+        rejected: Who was refused, and why.
+    """
+
+    update_nd: Params
+    reports: Reports
+    rejected: list[RejectedReply]
+
+
+def screen_replies(cohort: Cohort, updates: Updates, reports: Reports | None, num_params: int) -> Replies:
+    """Check every reply for length, finiteness and range; measure the norms of the good ones.
+
+    Args:
+        cohort: Who was asked.
+        updates: One update a client of the cohort, in its order; None for a client that did not answer.
+        reports: The columns the host filled, or None.
+        num_params: d.
+
+    Raises:
+        DeltaflError: If the host (not a client) is wrong: another number of updates or report rows than clients.
+    """
+    n = len(cohort.client_n)
+    reports = Reports.make(n) if reports is None else reports
+    if len(updates) != n or any(len(column) != n for column in reports):
+        raise DeltaflError(f"the cohort has {n} clients; updates and reports must have {n} rows in the same order")
+    update_nd = np.zeros((n, num_params), dtype=np.float32)
+    responded_n = reports.responded_n.copy()
+    rejected: list[RejectedReply] = []
+    for i in np.flatnonzero(responded_n).tolist():
+        fault = _fault(updates[i], reports, i, num_params)
+        if fault is None:
+            update_nd[i] = np.asarray(updates[i], dtype=np.float32)
+        else:
+            responded_n[i] = False
+            rejected.append(RejectedReply(int(cohort.client_n[i]), fault))
+    return Replies(update_nd, measure(update_nd, _neutral(reports, responded_n)), rejected)
+
+
+def _fault(update: npt.ArrayLike | None, reports: Reports, i: int, num_params: int) -> str | None:
+    """What is wrong with row i, or None."""
+    if update is None:
+        return "no reply"
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            update_d = np.asarray(update, dtype=np.float32)
+    except (TypeError, ValueError):
+        return "update is not a list of numbers"
+    if update_d.shape != (num_params,):
+        return f"update has shape {update_d.shape}, expected ({num_params},)"
+    if not np.all(np.isfinite(update_d)):
+        return "update has NaN or infinite entries"
+    if np.max(np.abs(update_d), initial=0.0) > LARGEST_ENTRY:
+        return f"update has an entry of size {np.max(np.abs(update_d)):.3g}, expected at most {LARGEST_ENTRY:.0e}"
+    if not np.isfinite(reports.loss_n[i]):
+        return f"loss is {reports.loss_n[i]}"
+    if not (np.isfinite(reports.step_variance_n[i]) and reports.step_variance_n[i] >= 0):
+        return f"step variance is {reports.step_variance_n[i]}, expected a finite number >= 0"
+    if reports.num_steps_n[i] < 1:
+        return f"number of local steps is {reports.num_steps_n[i]}, expected >= 1"
+    return None
+
+
+def _neutral(reports: Reports, responded_n: npt.NDArray[np.bool_]) -> Reports:
+    """Reports in which the rows of missing clients hold neutral values, so that no NaN can leak from them."""
+    return reports._replace(
+        responded_n=responded_n,
+        loss_n=np.where(responded_n, reports.loss_n, 0.0),
+        step_variance_n=np.where(responded_n, reports.step_variance_n, 0.0),
+        num_steps_n=np.where(responded_n, reports.num_steps_n, 1),
+    )
+
+
+def measure(update_nd: Params, reports: Reports, weight_n: npt.NDArray[np.float64] | None = None) -> Reports:
+    """Fill norm(u_i)^2 and norm(u_i - mean)^2 of the clients that responded.
+
+    Args:
+        update_nd: (n, d); rows of clients that did not respond are ignored.
+        reports: Whose columns are replaced.
+        weight_n: Weights of the mean; None for the plain mean, as the paper's practical algorithm prints it.
+    """
+    here = np.flatnonzero(reports.responded_n)
+    squared_norm_n, squared_deviation_n = np.zeros(len(update_nd)), np.zeros(len(update_nd))
+    if len(here):
+        mean_d = np.average(update_nd[here], axis=0, weights=None if weight_n is None else weight_n[here])
+        for i in here:
+            update_d = update_nd[i].astype(np.float64)
+            squared_norm_n[i] = update_d @ update_d
+            squared_deviation_n[i] = np.sum((update_d - mean_d) ** 2)
+    return reports._replace(squared_norm_n=squared_norm_n, squared_deviation_n=squared_deviation_n)

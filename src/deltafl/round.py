@@ -1,0 +1,213 @@
+"""One round of federated learning with sampled clients: read this file first.
+
+A *host* (the simulator, Flower, or a loop of your own) owns the training; deltafl owns who is asked and what each reply
+counts::
+
+    state = init_round(plan, params)
+    while not done:
+        cohort = open_round(plan, state)                                    # who is asked
+        updates, reports = host.train(state.params_d, cohort.client_n)      # local work, wherever it happens
+        state, info = close_round(plan, state, cohort, updates, reports)    # the estimate, the step, what was learnt
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .controls import weighted_sum
+from .errors import DeltaflError
+from .estimators import find_estimator
+from .inclusion import check_cohort_size
+from .replies import Replies, Updates, screen_replies
+from .server_optimizers import ServerOptimizer, Sgd
+from .streams import stream
+from .types import (
+    BoolArray,
+    Cohort,
+    FloatArray,
+    IntArray,
+    Oracle,
+    Params,
+    Population,
+    Reports,
+    RoundInfo,
+    Sampler,
+)
+from .variance import effective_sample_size, estimate_variance
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about the rounds that does not change.
+
+    Attributes:
+        population: Who there is, and how much each client counts in the target.
+        sampler: Who is asked.
+        n: Cohort size, 1 <= n <= m.
+        estimator: A name in ``estimators.ESTIMATORS``: what each reply counts.
+        server_optimizer: How the model moves along the estimate.
+        seed: Seed of the draws.
+        response_floor: Least response rate q assumed of a client, in (0, 1]: no reply counts more than 1 / floor times.
+    """
+
+    population: Population
+    sampler: Sampler
+    n: int
+    estimator: str = "horvitz-thompson"
+    server_optimizer: ServerOptimizer = field(default_factory=Sgd)
+    seed: int = 0
+    response_floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse impossible plans at once."""
+        check_cohort_size(self.n, self.population.num_clients)
+        find_estimator(self.estimator)
+        if not 0 < self.response_floor <= 1:
+            raise DeltaflError(f"response_floor is {self.response_floor}; it must be above 0 and at most 1")
+
+
+class RoundState(NamedTuple):
+    """What the next round needs, and nothing else; nested NamedTuples of arrays.
+
+    Attributes:
+        round: Index of the next round, from 0.
+        params_d: float32 (d,), the global model.
+        optimizer: The server optimizer's memory.
+        sampler: The sampler's memory.
+        control: The estimator's controls.
+        asked_m: int64 (m,), how often each client was asked so far.
+        answered_m: int64 (m,), how often it answered.
+    """
+
+    round: int
+    params_d: Params
+    optimizer: Any
+    sampler: Any
+    control: Any
+    asked_m: IntArray
+    answered_m: IntArray
+
+
+def init_round(plan: Plan, params_d: Params) -> RoundState:
+    """The state before the first round, from the initial model (any 1-d array; kept as float32)."""
+    params_d = np.array(params_d, dtype=np.float32)
+    if params_d.ndim != 1:
+        raise DeltaflError(f"params must be one flat array of numbers, got shape {params_d.shape}; use .ravel()")
+    m, d = plan.population.num_clients, len(params_d)
+    return RoundState(
+        round=0,
+        params_d=params_d,
+        optimizer=plan.server_optimizer.init(d),
+        sampler=plan.sampler.init(plan.population),
+        control=find_estimator(plan.estimator).control.init(plan.population, d),
+        asked_m=np.zeros(m, dtype=np.int64),
+        answered_m=np.zeros(m, dtype=np.int64),
+    )
+
+
+def open_round(
+    plan: Plan, state: RoundState, available_m: BoolArray | None = None, oracle: Oracle | None = None
+) -> Cohort:
+    """Decide who is asked in this round.
+
+    Args:
+        plan: The plan.
+        state: The state; it is not changed, so a round may be opened again with the same result.
+        available_m: bool (m,), who can be asked; None for everyone. The estimate then targets the available clients.
+        oracle: Every client's update of this round, for the theoretical samplers; only simulators have one.
+
+    Raises:
+        DeltaflError: If the sampler needs an oracle and there is none, or nobody is available.
+    """
+    if plan.sampler.needs_oracle and oracle is None:
+        raise DeltaflError(
+            f"{type(plan.sampler).__name__} needs every client's update or loss before the draw, which only a "
+            "simulation has; choose a practical sampler such as 'pracdelta'"
+        )
+    if available_m is None:
+        available_m = np.ones(plan.population.num_clients, dtype=np.bool_)
+    rng = stream(plan.seed, "draw", state.round)
+    return plan.sampler.open(state.sampler, available_m, plan.n, rng, oracle)
+
+
+def close_round(
+    plan: Plan, state: RoundState, cohort: Cohort, updates: Updates, reports: Reports | None = None
+) -> tuple[RoundState, RoundInfo]:
+    """Turn the replies into an estimate of the full-participation update, move the model, let the sampler learn.
+
+    Args:
+        plan: The plan.
+        state: The state the round was opened with.
+        cohort: What ``open_round`` returned.
+        updates: One update u_i = x_K - x_0 a client, in the cohort's order; None where no reply came. (n, d) or a list.
+        reports: What the clients said of their work; None if nothing.
+
+    Returns:
+        The next state, and what a person wants to see. A reply that is missing, not finite, out of range or of the
+        wrong length counts as non-response and is named in ``info.rejected``.
+
+    Raises:
+        DeltaflError: If the numbers of updates or report rows differ from the cohort's.
+    """
+    estimator = find_estimator(plan.estimator)
+    replies = screen_replies(cohort, updates, reports, len(state.params_d))
+    here = np.flatnonzero(replies.reports.responded_n)
+    heard = Cohort(cohort.client_n[here], cohort.count_n[here], cohort.expected_n[here], cohort.kind)
+    update_nd, weight_n = replies.update_nd[here], plan.population.weight_m[heard.client_n]
+
+    coef_n = estimator.coefficients(heard, weight_n, response_rates(plan, state)[heard.client_n])
+    total_d, control_nd = estimator.control.guess(state.control, heard.client_n)
+    leftover_nd = update_nd.astype(np.float64) - control_nd
+    delta_d = total_d + weighted_sum(coef_n, leftover_nd, len(state.params_d))
+
+    params_d, optimizer = plan.server_optimizer.step(state.params_d, delta_d, state.optimizer)
+    asked_m, answered_m = state.asked_m.copy(), state.answered_m.copy()
+    asked_m[cohort.client_n] += 1
+    answered_m[heard.client_n] += 1
+    following = RoundState(
+        round=state.round + 1,
+        params_d=params_d,
+        optimizer=optimizer,
+        sampler=plan.sampler.update(state.sampler, cohort, replies.reports),
+        control=estimator.control.update(state.control, plan.population, heard.client_n, update_nd, coef_n),
+        asked_m=asked_m,
+        answered_m=answered_m,
+    )
+    return following, _describe(state, heard, replies, coef_n, weight_n[:, None] * leftover_nd, delta_d)
+
+
+def response_rates(plan: Plan, state: RoundState) -> FloatArray:
+    """q_i = max(floor, (answered_i + 1) / (asked_i + 1)), float64 (m,): exactly 1 for who always answered.
+
+    From earlier rounds only, hence known before the draw; dividing by q_i instead of by the number of replies keeps the
+    estimate right when failures depend on the client.
+    """
+    return np.maximum(plan.response_floor, (state.answered_m + 1) / (state.asked_m + 1))
+
+
+def _describe(
+    state: RoundState,
+    heard: Cohort,
+    replies: Replies,
+    coef_n: FloatArray,
+    leftover_nd: FloatArray,
+    delta_d: FloatArray,
+) -> RoundInfo:
+    here = replies.reports.responded_n
+    zeta_n = np.sqrt(replies.reports.squared_deviation_n[here])
+    norm = float(np.linalg.norm(delta_d))
+    total = float(coef_n.sum())
+    return RoundInfo(
+        round=state.round,
+        num_asked=len(here),
+        num_responded=len(heard.client_n),
+        rejected=replies.rejected,
+        estimate_norm=norm,
+        variance=estimate_variance(heard, leftover_nd),
+        effective_sample_size=effective_sample_size(coef_n),
+        largest_weight=float(coef_n.max(initial=0.0)),
+        sum_of_weights=total,
+        mean_over_diversity=norm / float(zeta_n.mean()) if zeta_n.any() else float("nan"),
+        loss=float(coef_n @ replies.reports.loss_n[here]) / total if total > 0 else float("nan"),
+    )

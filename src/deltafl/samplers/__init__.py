@@ -1,0 +1,197 @@
+"""The samplers by name. A method is a sampler (score), its design and an estimator; every row accepts another of each.
+
+A *label* names a method: ``name``, ``name@design`` or ``name@design@estimator``, for instance ``fedis@multinomial`` (the
+DELTA paper's own draws and weights) or ``pracdelta@pivotal@difference``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..designs import find_design
+from ..errors import DeltaflError, unknown_name
+from ..estimators import find_estimator
+from ..types import Sampler
+from .cluster import ClusterIS
+from .delta import Delta, PracDelta, theory_constants
+from .fixed import Fixed, Full
+from .importance import FedIS, FedPracIS
+from .power_of_choice import PowerOfChoice
+
+__all__ = [
+    "SAMPLERS",
+    "ClusterIS",
+    "Delta",
+    "FedIS",
+    "FedPracIS",
+    "Fixed",
+    "Full",
+    "Label",
+    "PowerOfChoice",
+    "PracDelta",
+    "SamplerSettings",
+    "find_sampler",
+    "make_sampler",
+    "parse_label",
+    "theory_constants",
+]
+
+
+@dataclass(frozen=True)
+class SamplerSettings:
+    """The options that samplers share; each takes what concerns it.
+
+    Attributes:
+        floor: g in [0, 1] of every scored sampler; None for each sampler's own default (0 theoretical, 0.1 practical).
+        constants: (a1, a2) of DELTA.
+        sigma_scale: ``"step"`` or ``"update"``, see ``delta.diversity``.
+        clusters: Clusters of cluster-based importance sampling.
+        candidates: Candidates of Power-of-Choice; None for twice the sample.
+    """
+
+    floor: float | None = None
+    constants: tuple[float, float] = (0.5, 0.5)
+    sigma_scale: str = "step"
+    clusters: int = 5
+    candidates: int | None = None
+
+    def floor_or(self, default: float) -> float:
+        """The floor that was set, or a sampler's own default."""
+        return default if self.floor is None else self.floor
+
+
+class SamplerEntry(NamedTuple):
+    """A row of the table of methods.
+
+    Attributes:
+        name: Its name.
+        make: ``(settings, design) -> Sampler``.
+        design: Default design; None where no design is involved.
+        estimator: Default estimator.
+        needs: What the server must know, in words.
+        source: The paper.
+    """
+
+    name: str
+    make: Callable[[SamplerSettings, str], Sampler]
+    design: str | None
+    estimator: str
+    needs: str
+    source: str
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the default form is unbiased."""
+        sampler = self.make(SamplerSettings(), self.design or "systematic")
+        return sampler.unbiased and find_estimator(self.estimator).unbiased
+
+
+def _delta(settings: SamplerSettings, design: str) -> Sampler:
+    a1, a2 = settings.constants
+    return Delta(design, settings.floor_or(0.0), a1, a2, settings.sigma_scale)
+
+
+def _pracdelta(settings: SamplerSettings, design: str) -> Sampler:
+    a1, a2 = settings.constants
+    return PracDelta(design, settings.floor_or(0.1), a1, a2, settings.sigma_scale)
+
+
+def _cluster(settings: SamplerSettings, design: str) -> Sampler:
+    return ClusterIS(False, settings.clusters, design, settings.floor_or(0.1))
+
+
+def _cluster_oracle(settings: SamplerSettings, design: str) -> Sampler:
+    return ClusterIS(True, settings.clusters, design, settings.floor_or(0.0))
+
+
+_HT = "horvitz-thompson"
+_DELTA = "Wang et al. 2023 (DELTA)"
+SAMPLERS: dict[str, SamplerEntry] = {
+    entry.name: entry
+    for entry in (
+        SamplerEntry("full", lambda s, d: Full(), None, _HT, "all clients train", "-"),
+        SamplerEntry(
+            "fedavg", lambda s, d: Fixed(False, d), "simple-random", "hajek", "nothing", "McMahan et al. 2017"
+        ),
+        SamplerEntry("uniform", lambda s, d: Fixed(False, d), "systematic", _HT, "nothing", "Horvitz, Thompson 1952"),
+        SamplerEntry("md", lambda s, d: Fixed(True, d), "multinomial", _HT, "client sizes", "Li et al. 2020"),
+        SamplerEntry("md-fixed", lambda s, d: Fixed(True, d), "systematic", _HT, "client sizes", "Madow 1949"),
+        SamplerEntry(
+            "fedis",
+            lambda s, d: FedIS(d, s.floor_or(0.0)),
+            "systematic",
+            _HT,
+            "oracle: all clients train",
+            _DELTA,
+        ),
+        SamplerEntry(
+            "fedpracis",
+            lambda s, d: FedPracIS(d, s.floor_or(0.1)),
+            "systematic",
+            _HT,
+            "sampled clients",
+            _DELTA,
+        ),
+        SamplerEntry("delta", _delta, "systematic", _HT, "oracle: all clients train", _DELTA),
+        SamplerEntry("pracdelta", _pracdelta, "systematic", _HT, "sampled clients", _DELTA),
+        SamplerEntry("cluster-is", _cluster, "systematic", _HT, "sampled clients", "Shen et al. 2022"),
+        SamplerEntry(
+            "cluster-is-oracle",
+            _cluster_oracle,
+            "systematic",
+            _HT,
+            "oracle: all clients train",
+            "Shen et al. 2022",
+        ),
+        SamplerEntry(
+            "power-of-choice",
+            lambda s, d: PowerOfChoice(s.candidates),
+            None,
+            "plain-mean",
+            "oracle: losses of candidates",
+            "Cho, Wang, Joshi 2022",
+        ),
+    )
+}
+
+
+class Label(NamedTuple):
+    """A label taken apart, defaults filled in; ``design`` is None where no design is involved."""
+
+    name: str
+    design: str | None
+    estimator: str
+
+
+def find_sampler(name: str) -> SamplerEntry:
+    """Look a sampler up by name; an unknown one is a ``DeltaflError`` that suggests the nearest."""
+    if name not in SAMPLERS:
+        raise unknown_name("sampler", name, SAMPLERS)
+    return SAMPLERS[name]
+
+
+def parse_label(label: str) -> Label:
+    """Take ``name[@design[@estimator]]`` apart and check every part.
+
+    Raises:
+        DeltaflError: If a part is unknown, or a design is asked of a sampler that has none.
+    """
+    name, _, rest = label.partition("@")
+    design, _, estimator = rest.partition("@")
+    entry = find_sampler(name)
+    if design:
+        find_design(design)
+        if entry.design is None:
+            raise DeltaflError(f"{name!r} draws in its own way; write {name!r} without the design {design!r}")
+    return Label(name, design or entry.design, find_estimator(estimator or entry.estimator).name)
+
+
+def make_sampler(label: str, settings: SamplerSettings | None = None) -> Sampler:
+    """Make the sampler of a label.
+
+    Example:
+        >>> make_sampler("fedpracis@pivotal").design
+        'pivotal'
+    """
+    parsed = parse_label(label)
+    return find_sampler(parsed.name).make(settings or SamplerSettings(), parsed.design or "systematic")

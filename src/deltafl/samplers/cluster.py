@@ -1,0 +1,124 @@
+"""Cluster-based importance sampling (Shen et al. 2022, as the DELTA paper's baseline): clusters by norm, IS inside each.
+
+Clients are sorted by update norm and cut into clusters (one-dimensional k-means); every cluster gets a share of the
+cohort in proportion to its number of clients, at least one, and draws it with scores w_i norm(u_i). Clients of small
+norm are therefore always represented, which is what the paper holds against it.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..designs import draw_cohort, find_design
+from ..errors import DeltaflError
+from ..inclusion import check_cohort_size, with_floor
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from .importance import update_norm
+
+
+class ClusterState(NamedTuple):
+    """Weights and the last norm of each client (NaN until it is seen), both float64 (m,)."""
+
+    weight_m: FloatArray
+    norm_m: FloatArray
+
+
+def cluster_by_value(value_m: FloatArray, k: int) -> IntArray:
+    """Cut numbers into at most k clusters by Lloyd's algorithm on the line, started at evenly spaced quantiles.
+
+    Returns:
+        int64 (m,), the cluster of each client, 0 for the smallest values; deterministic.
+    """
+    centre_k = np.unique(np.quantile(value_m, (np.arange(k) + 0.5) / k))
+    for _ in range(100):
+        label_m = np.searchsorted((centre_k[1:] + centre_k[:-1]) / 2, value_m)
+        moved_k = np.array([value_m[label_m == c].mean() for c in np.unique(label_m)])
+        if np.array_equal(moved_k, centre_k):
+            break
+        centre_k = moved_k
+    return np.unique(label_m, return_inverse=True)[1].astype(np.int64)
+
+
+def allocate(n: int, size_k: IntArray) -> IntArray:
+    """Split n draws over clusters in proportion to their sizes: at least one, at most all of each, sum n."""
+    share_k = np.ones(len(size_k), dtype=np.int64)
+    for _ in range(n - len(size_k)):
+        lack_k = np.where(share_k < size_k, n * size_k / size_k.sum() - share_k, -np.inf)
+        share_k[np.argmax(lack_k)] += 1
+    return share_k
+
+
+@dataclass(frozen=True)
+class ClusterIS:
+    """Norm clusters, importance sampling inside each, Horvitz-Thompson weights.
+
+    Attributes:
+        theoretical: Norms of all clients of this round (needs the oracle) instead of the last ones seen.
+        clusters: Number of clusters k >= 1; fewer if the cohort or the number of distinct norms is smaller.
+        design: A name in ``designs.DESIGNS``, used inside each cluster.
+        floor: g in [0, 1], inside each cluster.
+    """
+
+    theoretical: bool = False
+    clusters: int = 5
+    design: str = "systematic"
+    floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse an impossible number of clusters."""
+        if self.clusters < 1:
+            raise DeltaflError(f"clusters is {self.clusters}; it must be at least 1")
+
+    @property
+    def unbiased(self) -> bool:
+        """As exact as its design."""
+        return find_design(self.design).exact
+
+    @property
+    def needs_oracle(self) -> bool:
+        """Only the theoretical form does."""
+        return self.theoretical
+
+    def init(self, population: Population) -> ClusterState:
+        """Nobody was seen."""
+        return ClusterState(population.weight_m, np.full(population.num_clients, np.nan))
+
+    def open(
+        self,
+        state: ClusterState,
+        available_m: BoolArray,
+        n: int,
+        rng: np.random.Generator,
+        oracle: Oracle | None = None,
+    ) -> Cohort:
+        """Draw from every cluster."""
+        present = np.flatnonzero(available_m)
+        check_cohort_size(n, len(available_m))
+        if len(present) == 0:
+            raise DeltaflError("no client is available this round; wait until at least one is")
+        size = min(n, len(present))
+        norm_m = update_norm(oracle.reports()) if oracle is not None and self.theoretical else _known(state.norm_m)
+        label_k = cluster_by_value(norm_m[present], min(self.clusters, size))
+        drawn = []
+        for cluster, quota in enumerate(allocate(size, np.bincount(label_k))):
+            member_k = present[label_k == cluster]
+            score_k = with_floor(state.weight_m[member_k] * norm_m[member_k], self.floor)
+            part = draw_cohort(score_k, int(quota), self.design, rng)
+            drawn.append(part._replace(client_n=member_k[part.client_n]))
+        order = np.argsort(np.concatenate([part.client_n for part in drawn]))
+        client_n, count_n, expected_n = (np.concatenate([part[column] for part in drawn])[order] for column in range(3))
+        return Cohort(client_n, count_n, expected_n, drawn[0].kind)
+
+    def update(self, state: ClusterState, cohort: Cohort, reports: Reports) -> ClusterState:
+        """Remember the norms of those who replied."""
+        here = reports.responded_n
+        norm_m = state.norm_m.copy()
+        norm_m[cohort.client_n[here]] = update_norm(reports)[here]
+        return ClusterState(state.weight_m, norm_m)
+
+
+def _known(norm_m: FloatArray) -> FloatArray:
+    """The norms, with the mean of the seen ones for clients never seen."""
+    seen_m = np.isfinite(norm_m)
+    return np.where(seen_m, norm_m, norm_m[seen_m].mean() if seen_m.any() else 1.0)
