@@ -52,6 +52,14 @@ class Design(NamedTuple):
         return inclusion_probabilities(score_m, n)
 
 
+class Chooser:
+    """Stands in for a generator where every possible cohort is to be visited in turn (see ``exact.every_cohort``)."""
+
+    def choose(self, design: str, expected_m: FloatArray) -> IntArray:
+        """Client ids of the cohort to visit, with repetition."""
+        raise NotImplementedError
+
+
 def cohort_size(expected_m: FloatArray) -> int:
     """The whole number n that the expectations sum to.
 
@@ -157,7 +165,7 @@ def find_design(name: str) -> Design:
 
 
 def draw_cohort(
-    score_m: FloatArray, n: int, design: str, rng: np.random.Generator, available_m: BoolArray | None = None
+    score_m: FloatArray, n: int, design: str, rng: np.random.Generator | Chooser, available_m: BoolArray | None = None
 ) -> Cohort:
     """Draw n clients with expectations proportional to their scores.
 
@@ -181,5 +189,6 @@ def draw_cohort(
     if len(present) == 0:
         raise DeltaflError("no client is available this round; wait until at least one is")
     expected_m = how.expectation(score_m[present], min(n, len(present)) if available_m is not None else n)
-    row_n, count_n = np.unique(how.draw(expected_m, rng), return_counts=True)
+    drawn = rng.choose(design, expected_m) if isinstance(rng, Chooser) else how.draw(expected_m, rng)
+    row_n, count_n = np.unique(drawn, return_counts=True)
     return Cohort(present[row_n], count_n.astype(np.int64), expected_m[row_n], how.kind)

@@ -5,14 +5,16 @@ enumerates. The audit and the tests use it to compute expectations without any s
 """
 
 from collections import defaultdict
-from itertools import combinations, permutations, product
+from collections.abc import Callable, Iterator
+from itertools import combinations, pairwise, permutations, product
 from math import comb, factorial, prod
+from typing import cast
 
 import numpy as np
 
-from .designs import find_design
+from .designs import Chooser, find_design
 from .errors import DeltaflError
-from .types import Cohort, FloatArray
+from .types import Cohort, FloatArray, IntArray
 
 #: Count of each client -> probability.
 Support = dict[tuple[int, ...], float]
@@ -35,6 +37,45 @@ def support(design: str, expected_m: FloatArray) -> Support:
     if len(expected_m) > MAX_CLIENTS:
         raise DeltaflError(f"cannot enumerate cohorts of {len(expected_m)} clients; at most {MAX_CLIENTS}")
     return _ENUMERATE[design]([float(e) for e in expected_m])
+
+
+class _Visit(Chooser):
+    """One path through the draws of a sampler: the k-th draw takes the ``path[k]``-th cohort of its support."""
+
+    def __init__(self, path: list[int]) -> None:
+        self.path, self.probability, self.widths = path, 1.0, list[int]()
+
+    def choose(self, design: str, expected_m: FloatArray) -> IntArray:
+        cohorts = list(support(design, expected_m).items())
+        self.path += [0] * (len(self.widths) + 1 - len(self.path))
+        count_m, probability = cohorts[self.path[len(self.widths)]]
+        self.widths.append(len(cohorts))
+        self.probability *= probability
+        return np.repeat(np.arange(len(count_m)), count_m)
+
+
+def every_cohort(open_with: Callable[[np.random.Generator], Cohort]) -> Iterator[tuple[float, Cohort]]:
+    """All cohorts that a sampler can return in one state, with their probabilities, by running its own code.
+
+    Works for every sampler whose only randomness is ``designs.draw_cohort``, called any number of times.
+
+    Args:
+        open_with: ``lambda rng: sampler.open(state, available_m, n, rng)``; it must draw through ``draw_cohort`` alone.
+
+    Raises:
+        AttributeError: If the sampler asks the generator for anything else.
+        DeltaflError: If there are too many clients to enumerate.
+    """
+    path: list[int] = []
+    while True:
+        visit = _Visit(path)
+        cohort = open_with(cast(np.random.Generator, visit))
+        yield visit.probability, cohort
+        while path and path[-1] + 1 == visit.widths[len(path) - 1]:
+            path.pop()
+        if not path:
+            return
+        path[-1] += 1
 
 
 def joint_expectations(design: str, expected_m: FloatArray) -> FloatArray:
@@ -100,7 +141,7 @@ def _systematic(expected: list[float]) -> Support:
     for order in orders:
         ends = np.cumsum([expected[i] for i in order])
         cuts = np.unique(np.concatenate([[0.0, 1.0], ends % 1.0]))
-        for low, high in zip(cuts[:-1], cuts[1:], strict=True):
+        for low, high in pairwise(cuts.tolist()):
             middle = (low + high) / 2
             chosen = tuple(
                 i for i, e in zip(order, ends, strict=True) if np.floor(e - middle) > np.floor(e - expected[i] - middle)

@@ -44,7 +44,8 @@ def draw_probabilities(score_m: FloatArray) -> FloatArray:
         DeltaflError: For scores that are NaN, infinite or negative.
     """
     scaled_m = check_scores(score_m)
-    return scaled_m / scaled_m.sum()
+    p_m: FloatArray = scaled_m / scaled_m.sum()
+    return p_m
 
 
 def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:

@@ -154,9 +154,9 @@ def close_round(
     replies = screen_replies(cohort, updates, reports, len(state.params_d))
     here = np.flatnonzero(replies.reports.responded_n)
     heard = Cohort(cohort.client_n[here], cohort.count_n[here], cohort.expected_n[here], cohort.kind)
-    update_nd, weight_n = replies.update_nd[here], plan.population.weight_m[heard.client_n]
+    update_nd = replies.update_nd[here]
 
-    coef_n = estimator.coefficients(heard, weight_n, response_rates(plan, state)[heard.client_n])
+    coef_n = coefficients(plan, state, heard)
     total_d, control_nd = estimator.control.guess(state.control, heard.client_n)
     leftover_nd = update_nd.astype(np.float64) - control_nd
     delta_d = total_d + weighted_sum(coef_n, leftover_nd, len(state.params_d))
@@ -174,7 +174,14 @@ def close_round(
         asked_m=asked_m,
         answered_m=answered_m,
     )
-    return following, _describe(state, heard, replies, coef_n, weight_n[:, None] * leftover_nd, delta_d)
+    return following, _describe(plan, state, heard, replies, coef_n, leftover_nd, delta_d)
+
+
+def coefficients(plan: Plan, state: RoundState, heard: Cohort) -> FloatArray:
+    """What each reply counts in the estimate, float64 (n,), for the clients of a cohort that replied."""
+    weight_n = plan.population.weight_m[heard.client_n]
+    response_n = response_rates(plan, state)[heard.client_n]
+    return find_estimator(plan.estimator).coefficients(heard, weight_n, response_n)
 
 
 def response_rates(plan: Plan, state: RoundState) -> FloatArray:
@@ -187,6 +194,7 @@ def response_rates(plan: Plan, state: RoundState) -> FloatArray:
 
 
 def _describe(
+    plan: Plan,
     state: RoundState,
     heard: Cohort,
     replies: Replies,
@@ -204,7 +212,7 @@ def _describe(
         num_responded=len(heard.client_n),
         rejected=replies.rejected,
         estimate_norm=norm,
-        variance=estimate_variance(heard, leftover_nd),
+        variance=estimate_variance(heard, plan.population.weight_m[heard.client_n][:, None] * leftover_nd),
         effective_sample_size=effective_sample_size(coef_n),
         largest_weight=float(coef_n.max(initial=0.0)),
         sum_of_weights=total,
