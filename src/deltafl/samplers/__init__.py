@@ -1,6 +1,6 @@
-"""The samplers by name. A method is a sampler (score), its design and an estimator; every row accepts another of each.
+"""The samplers by name. A method is a sampler (score), its design and an estimator; each row accepts others.
 
-A *label* names a method: ``name``, ``name@design`` or ``name@design@estimator``, for instance ``fedis@multinomial`` (the
+A *label* names a method: ``name``, ``name@design`` or ``name@design@estimator``, such as ``fedis@multinomial`` (the
 DELTA paper's own draws and weights) or ``pracdelta@pivotal@difference``.
 """
 

@@ -1,4 +1,4 @@
-"""Cluster-based importance sampling (Shen et al. 2022, as the DELTA paper's baseline): clusters by norm, IS inside each.
+"""Cluster-based importance sampling (Shen et al. 2022, the DELTA paper's baseline): clusters by norm, IS inside each.
 
 Clients are sorted by update norm and cut into clusters (one-dimensional k-means); every cluster gets a share of the
 cohort in proportion to its number of clients, at least one, and draws it with scores w_i norm(u_i). Clients of small

@@ -48,7 +48,7 @@ class Fixed:
     """Scores fixed for ever: equal (``uniform``, ``fedavg``) or the clients' weights (``md``, ``md-fixed``).
 
     Attributes:
-        by_weight: Score w_i instead of 1. ``md`` with ``design="multinomial"`` is the scheme of Li et al. 2020 (FedProx).
+        by_weight: Score w_i instead of 1. ``md`` with ``design="multinomial"`` is that of Li et al. 2020 (FedProx).
         design: A name in ``designs.DESIGNS``.
     """
 

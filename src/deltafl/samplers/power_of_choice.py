@@ -17,8 +17,8 @@ class NoState(NamedTuple):
 class PowerOfChoice:
     """Of d random candidates take the n with the largest loss of the current global model.
 
-    Which clients those are depends on losses of clients that were not asked, so inclusion probabilities are unknown (NaN)
-    and only the plain mean can follow.
+    Which clients those are depends on losses of clients that were not asked, so inclusion probabilities are unknown
+    (NaN) and only the plain mean can follow.
 
     Attributes:
         candidates: d >= n; None for 2 n, the DELTA paper's choice (20 candidates for 10).

@@ -1,7 +1,7 @@
 """The two ways a score becomes a sampler, shared by importance sampling (``importance.py``) and DELTA (``delta.py``).
 
 - *theoretical*: the score of every client in this very round, from an oracle that trains everyone (FedIS, FedDELTA);
-- *practical*: what sampled clients showed last, by the paper's rule (FedPracIS, FedPracDELTA; section 4, eq. 12 and 13):
+- *practical*: what sampled clients showed last, by the paper's rule (FedPracIS, FedPracDELTA; section 4):
   for i in S_t, p_i <- R_i / sum_S R_j * (1 - sum_{not S} p_j), from p_i = 1/m. The mass of S is re-divided inside S.
 
 Under the paper's rule R = 0 is absorbing and one noisy R can starve a client, hence the floor.
