@@ -1,0 +1,199 @@
+"""Settings: every option of a run, typed and checked; from the command line, from TOML, or from Python.
+
+What is left out is filled from the task's own defaults by ``resolve``, so that a run directory records every value used.
+All mistakes end in one sentence (``DeltaflError``) before anything is written.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from math import ceil, isnan
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .errors import DeltaflError, unknown_name
+from .samplers import SamplerSettings, parse_label, theory_constants
+from .server_optimizers import SERVER_OPTIMIZERS
+from .tasks.partition import PARTITIONS
+from .tasks.registry import TASKS
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+#: Settings that a task fills in, and the names of its defaults.
+TASK_DEFAULTS = {
+    "clients": "num_clients",
+    "sample": "sample_size",
+    "rounds": "rounds",
+    "local_epochs": "local_epochs",
+    "local_steps": "local_steps",
+    "batch_size": "batch_size",
+    "local_lr": "local_lr",
+    "partition": "partition",
+    "alpha": "alpha",
+    "threshold": "threshold",
+}
+
+
+class Settings(BaseModel):
+    """What ``deltafl run`` and ``deltafl compare`` have in common. None means: the task's default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    task: str = Field("digits", description="what is learnt; see `deltafl tasks`")
+    clients: Count | None = Field(None, description="number of clients m")
+    sample: Count | None = Field(None, description="clients asked a round, n")
+    rounds: Count | None = Field(None, description="communication rounds T")
+    local_epochs: Count | None = Field(None, description="passes over the client's data a round")
+    local_steps: Count | None = Field(None, description="minibatch steps a round, instead of epochs")
+    batch_size: Count | None = Field(None, description="examples a minibatch")
+    local_lr: Positive | None = Field(None, description="local learning rate")
+    local_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="local momentum gamma")
+    proximal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(0.0, description="proximal term mu (FedProx)")
+    server_optimizer: str = Field("sgd", description="sgd, momentum, adagrad, adam or yogi")
+    server_lr: Positive | None = Field(None, description="server learning rate")
+    partition: str | None = Field(None, description="how examples are split over clients")
+    alpha: Positive | None = Field(None, description="concentration of Dirichlet partitions")
+    column: str | None = Field(None, description="column that names the owner, for the natural partition")
+    weights: Literal["data", "uniform"] = Field("data", description="target: w_i = n_i / N, or 1 / m")
+    floor: Share | None = Field(None, description="share of the cohort drawn evenly by scored samplers")
+    threshold: float | None = Field(None, description="accuracy (or loss) that counts as reached")
+    evaluate_every: Count = Field(1, description="rounds between two evaluations")
+    workers: Count = Field(1, description="processes that train clients")
+    data_dir: str | None = Field(None, description="folder with data sets; DELTAFL_DATA does the same")
+    delta_alpha: Positive | Literal["theory"] = Field(0.5, description="DELTA's a1 = a2, or the paper's theory")
+    sigma_scale: Literal["step", "update"] = Field("step", description="DELTA's sigma^2 counted once, or K times")
+    clusters: Count = Field(5, description="clusters of cluster-is")
+    candidates: Count | None = Field(None, description="candidates of power-of-choice; 2 n if not set")
+    noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(20.0, description="nu of the synthetic task")
+    truth: tuple[float, float] = Field((8.0, 2.0), description="(A, b) of the synthetic task")
+    checkpoint_every: Count = Field(10, description="rounds between two checkpoints")
+
+    def resolve(self) -> Self:
+        """Fill in the task's defaults and refuse what cannot be.
+
+        Raises:
+            DeltaflError: For unknown names, n > m, both epochs and steps, or a threshold out of range.
+        """
+        if self.task not in TASKS:
+            raise unknown_name("task", self.task, TASKS)
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise DeltaflError("local_epochs and local_steps are both set; they are two ways to say one thing, keep one")
+        own_work = self.local_epochs is not None or self.local_steps is not None
+        missing = {
+            key: getattr(TASKS[self.task], name)
+            for key, name in TASK_DEFAULTS.items()
+            if getattr(self, key) is None and not (own_work and name in {"local_epochs", "local_steps"})
+        }
+        resolved = self.model_copy(update=missing)
+        resolved._check_names()
+        resolved._check_ranges()
+        return resolved
+
+    def _check_names(self) -> None:
+        if self.server_optimizer not in SERVER_OPTIMIZERS:
+            raise unknown_name("server optimizer", self.server_optimizer, SERVER_OPTIMIZERS)
+        if self.partition is not None and self.partition not in PARTITIONS:
+            raise unknown_name("partition", self.partition, PARTITIONS)
+
+    def _check_ranges(self) -> None:
+        if self.sample is not None and self.clients is not None and self.sample > self.clients:
+            raise DeltaflError(f"cannot sample {self.sample} of {self.clients} clients; lower --sample or raise --clients")
+        if self.threshold is None:
+            return
+        if isnan(self.threshold) or (TASKS[self.task].metric == "accuracy" and not 0 < self.threshold <= 1):
+            raise DeltaflError(
+                f"threshold is {self.threshold:g}; accuracy is a share between 0 and 1, write 0.7 for 70 %"
+            )
+
+    def sampler_settings(self, num_clients: int, mean_examples: float, design: str | None) -> SamplerSettings:
+        """The samplers' share of the settings; DELTA's theory needs the numbers of clients and of local steps."""
+        constants = (0.5, 0.5)
+        if self.delta_alpha == "theory":
+            batches = ceil(mean_examples / (self.batch_size or mean_examples))
+            steps = self.local_steps or (self.local_epochs or 1) * batches
+            constants = theory_constants(
+                steps, self.rounds or 1, self.sample or 1, num_clients, with_replacement=design == "multinomial"
+            )
+        else:
+            constants = (self.delta_alpha, self.delta_alpha)
+        return SamplerSettings(self.floor, constants, self.sigma_scale, self.clusters, self.candidates)
+
+
+class RunSettings(Settings):
+    """One run: one sampler, one seed."""
+
+    sampler: str = Field("pracdelta", description="name[@design[@estimator]]; see `deltafl samplers`")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="fixes split, initial model, draws and minibatches")
+
+    def _check_names(self) -> None:
+        super()._check_names()
+        parse_label(self.sampler)
+
+
+class CompareSettings(Settings):
+    """A comparison: several samplers, each with the same seeds."""
+
+    samplers: tuple[str, ...] = Field(
+        ("full", "fedavg", "uniform", "fedpracis", "pracdelta"), min_length=1, description="labels, comma separated"
+    )
+    seeds: Count = Field(3, description="number of seeds: 0, 1, ...")
+
+    def _check_names(self) -> None:
+        super()._check_names()
+        for label in self.samplers:
+            parse_label(label)
+        if len(set(self.samplers)) < len(self.samplers):
+            raise DeltaflError(f"a sampler is named twice in {', '.join(self.samplers)}; name each once")
+
+    def run(self, sampler: str, seed: int) -> RunSettings:
+        """The settings of one run of the comparison."""
+        common = self.model_dump(exclude={"samplers", "seeds"})
+        return RunSettings(**common, sampler=sampler, seed=seed)
+
+
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Path | None = None) -> AnySettings:
+    """Settings from a TOML file and options; options win. Resolved and checked.
+
+    Raises:
+        DeltaflError: If the file cannot be read, a key is unknown or a value impossible; one sentence.
+    """
+    values = {**(read_toml(config) if config else {}), **given}
+    unknown = next((key for key in values if key not in kind.model_fields), None)
+    if unknown is not None:
+        raise unknown_name("setting", unknown, kind.model_fields)
+    try:
+        return kind.model_validate(values).resolve()
+    except ValidationError as error:
+        raise DeltaflError(_sentence(error.errors()[0])) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dict, or one sentence about why not."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DeltaflError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DeltaflError(f"{path} is not valid TOML: {error}") from None
+
+
+def _sentence(error: Any) -> str:
+    """One of pydantic's errors as a sentence with the option's name, what was given and what is allowed."""
+    where = error["loc"]
+    name = str(where[0]) if where else "settings"
+    message = str(error["msg"])
+    message = message[0].lower() + message[1:]
+    message = message.replace("input should", "it must")
+    return f"{name} is {_shown(error['input'])}; {message}"
+
+
+def _shown(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else repr(value)
+    return text or "empty"

@@ -1,0 +1,99 @@
+"""The main job: several samplers on one task, seed by seed, under the same split, initial model and minibatches.
+
+::
+
+    DIR/config.toml  DIR/environment.json
+    DIR/runs/SAMPLER-seedN/      one run directory each (see records.py)
+    DIR/summary.json             the comparison (schema: docs/summary-schema.md)
+    DIR/accuracy.png  DIR/loss.png  DIR/selections.png
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ..report.curves import Run
+from ..report.plots import draw_plots
+from ..report.schema import Summary
+from ..report.summary import summarise, write_summary
+from ..settings import CompareSettings
+from ..types import IntArray
+from .engine import Evaluation
+from .experiment import engine_of, run_experiment
+from .records import RunDirectory, environment
+from .workers import Workers
+
+#: Called after every round of every run: sampler, seed, rounds done, rounds in all, the last evaluation.
+OnCompareRound = Callable[[str, int, int, int, Evaluation], None]
+
+
+def run_comparison(settings: CompareSettings, out: Path, on_round: OnCompareRound) -> Summary:
+    """Run what is not finished yet, then write the summary and the pictures.
+
+    Args:
+        settings: Resolved settings.
+        out: The comparison's directory; runs that are recorded there go on from their checkpoints.
+        on_round: Told after every round.
+    """
+    runs: list[Run] = []
+    with Workers(settings.workers) as workers:
+        for seed in range(settings.seeds):
+            engine = engine_of(settings.run(settings.samplers[0], seed), workers)
+            for sampler in settings.samplers:
+                own = settings.run(sampler, seed)
+                directory = RunDirectory(out / "runs" / f"{sampler}-seed{seed}")
+                if directory.settings() is None:
+                    directory.start(own)
+
+                def report(done: int, total: int, test: Evaluation, who: str = sampler, which: int = seed) -> None:
+                    on_round(who, which, done, total, test)
+
+                run_experiment(own, engine, directory, report)
+                runs.append(read_run(directory, sampler, seed, engine.task.metric, engine.task.num_clients))
+    runs.sort(key=lambda run: settings.samplers.index(run.sampler))
+    summary = summarise(
+        runs,
+        settings.threshold if settings.threshold is not None else float("nan"),
+        settings=json.loads(settings.model_dump_json(exclude_none=True)),
+        environment=environment(),
+    )
+    draw_plots(runs, summary, out)
+    write_summary(summary, out / "summary.json")
+    return summary
+
+
+def read_run(
+    directory: RunDirectory, sampler: str, seed: int, metric: Literal["accuracy", "loss"], num_clients: int
+) -> Run:
+    """The curves of a recorded run."""
+    lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
+    seconds = np.cumsum([line["seconds"] for line in timings])
+    moved = np.cumsum([line.get("bytes_down", 0) + line.get("bytes_up", 0) for line in lines], dtype=np.float64)
+    at = [i for i, line in enumerate(lines) if i > 0 and "test" in line]
+
+    def column(name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        values = [lines[i]["test"][name] for i in at]
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+    return Run(
+        sampler=sampler,
+        seed=seed,
+        metric=metric,
+        round_r=np.array([lines[i]["round"] for i in at], dtype=np.int64),
+        accuracy_r=column("accuracy"),
+        loss_r=column("loss"),
+        seconds_r=seconds[at],
+        bytes_r=moved[at],
+        draws_m=_draws(lines, num_clients),
+    )
+
+
+def _draws(lines: list[dict[str, list[int]]], num_clients: int) -> IntArray:
+    """How often each client was drawn over the recorded rounds."""
+    draws_m = np.zeros(num_clients, dtype=np.int64)
+    for line in lines:
+        np.add.at(draws_m, np.asarray(line.get("cohort", []), dtype=np.int64), line.get("counts", []))
+    return draws_m

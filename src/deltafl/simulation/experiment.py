@@ -1,0 +1,193 @@
+"""One experiment: the rounds of one sampler on one task, recorded and resumable.
+
+The simulator is a host of ``open_round`` and ``close_round`` (see ``round.py``): it trains the cohort, and for the
+theoretical samplers it plays the oracle, training everyone.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..replies import measure
+from ..round import Plan, RoundState, close_round, init_round, open_round
+from ..samplers import make_sampler, parse_label
+from ..server_optimizers import make_server_optimizer
+from ..settings import RunSettings
+from ..tasks.base import Task
+from ..tasks.registry import make_task
+from ..types import Cohort, FloatArray, IntArray, Population, Reports, RoundInfo
+from .engine import Engine, Evaluation, Training
+from .local import LocalWork
+from .records import RunDirectory
+from .workers import Workers
+
+BYTES_PER_PARAMETER = 4  # float32
+BYTES_OF_STATISTICS = 3 * 8  # loss, step variance, number of steps, as float64 or int64
+
+#: Called after every round: rounds done, rounds in all, the last evaluation.
+OnRound = Callable[[int, int, Evaluation], None]
+
+
+T = TypeVar("T")
+
+
+class Traffic(NamedTuple):
+    """Bytes that a real federation would have moved in a round."""
+
+    down: int
+    up: int
+
+
+def task_of(settings: RunSettings) -> Task:
+    """The task of a run; one seed gives one split."""
+    synthetic = settings.task == "synthetic"
+    own_clients = settings.partition is None
+    return make_task(
+        settings.task,
+        seed=settings.seed,
+        num_clients=settings.clients,
+        partition=settings.partition,
+        alpha=None if own_clients else settings.alpha,
+        data_dir=Path(settings.data_dir) if settings.data_dir else None,
+        column=settings.column,
+        truth=settings.truth if synthetic else None,
+        nu=settings.noise if synthetic else None,
+    )
+
+
+def engine_of(settings: RunSettings, workers: Workers | None = None) -> Engine:
+    """The engine that trains the clients of a run's task, in this process or in workers."""
+    work = LocalWork(
+        lr=_set(settings.local_lr),
+        epochs=settings.local_epochs,
+        steps=settings.local_steps,
+        batch_size=settings.batch_size,
+        momentum=settings.local_momentum,
+        proximal=settings.proximal,
+    )
+    return Engine(task_of(settings), work, settings.seed, workers)
+
+
+def plan_of(settings: RunSettings, population: Population) -> Plan:
+    """Population, sampler, estimator and server optimizer of a run."""
+    label = parse_label(settings.sampler)
+    m, mean_examples = population.num_clients, float(population.num_examples_m.mean())
+    return Plan(
+        population=population,
+        sampler=make_sampler(settings.sampler, settings.sampler_settings(m, mean_examples, label.design)),
+        n=_set(settings.sample),
+        estimator=label.estimator,
+        server_optimizer=make_server_optimizer(settings.server_optimizer, settings.server_lr),
+        seed=settings.seed,
+    )
+
+
+class SimulatedOracle:
+    """Knows every client's update and loss of one round, by training them all; at a price in traffic."""
+
+    def __init__(self, engine: Engine, population: Population, state: RoundState) -> None:
+        self.engine, self.population, self.state = engine, population, state
+        self.training: Training | None = None
+        self.traffic = Traffic(0, 0)
+
+    def reports(self) -> Reports:
+        """Train all m clients; each downloads the model and sends its statistics and its norm."""
+        m = self.population.num_clients
+        self.training = self.engine.train(self.state.params_d, self.state.round, np.arange(m))
+        self._count(m, BYTES_OF_STATISTICS + 8)
+        reports = _reports_of(self.training)
+        good_m = np.isfinite(self.training.update_nd).all(axis=1) & np.isfinite(reports.loss_n)
+        return measure(self.training.update_nd, reports._replace(responded_n=good_m), self.population.weight_m)
+
+    def losses(self, client_k: IntArray) -> FloatArray:
+        """Evaluate the global model at the clients; each downloads it and sends one number."""
+        self._count(len(client_k), 8)
+        return self.engine.losses(self.state.params_d, client_k)
+
+    def train(self, client_n: IntArray) -> Training:
+        """The drawn clients' work, not done twice if the oracle was asked for it before the draw."""
+        if self.training is None:
+            return self.engine.train(self.state.params_d, self.state.round, client_n)
+        return Training(*(column[client_n] for column in self.training))
+
+    def _count(self, clients: int, bytes_up: int) -> None:
+        down = clients * self.engine.num_params * BYTES_PER_PARAMETER
+        self.traffic = Traffic(self.traffic.down + down, self.traffic.up + clients * bytes_up)
+
+
+def run_experiment(
+    settings: RunSettings, engine: Engine, directory: RunDirectory, on_round: OnRound
+) -> RoundState:
+    """Play the rounds that are not recorded yet.
+
+    Args:
+        settings: Resolved settings.
+        engine: ``engine_of(settings, workers)``; runs that differ in their sampler alone share it.
+        directory: Where the record is; started already. Rounds after its last checkpoint are played again.
+        on_round: Told after every round.
+
+    Returns:
+        The state after the last round. Interrupt it at any moment: the next call goes on from the last checkpoint and
+        ends in the same state and the same ``rounds.jsonl``, bit for bit.
+    """
+    population = engine.task.population(settings.weights)
+    plan = plan_of(settings, population)
+    state = directory.load(init_round(plan, engine.initial_params()))
+    total = _set(settings.rounds)
+    if state.round == 0:
+        start = engine.evaluate(state.params_d)
+        directory.append({"round": 0, "test": start._asdict()}, {"round": 0, "seconds": 0.0})
+        directory.save(state)
+    while state.round < total:
+        began = time.perf_counter()
+        oracle = SimulatedOracle(engine, population, state)
+        cohort = open_round(plan, state, oracle=oracle)
+        training = oracle.train(cohort.client_n)
+        state, info = close_round(plan, state, cohort, training.update_nd, _reports_of(training))
+        trained = time.perf_counter()
+        due = state.round % settings.evaluate_every == 0 or state.round == total
+        test = engine.evaluate(state.params_d) if due else None
+        directory.append(
+            _round_line(state, cohort, info, oracle.traffic, test),
+            {"round": state.round, "seconds": trained - began, "evaluation_seconds": time.perf_counter() - trained},
+        )
+        if state.round % settings.checkpoint_every == 0 or state.round == total:
+            directory.save(state)
+        on_round(state.round, total, test or Evaluation(float("nan"), float("nan")))
+    return state
+
+
+def _round_line(
+    state: RoundState, cohort: Cohort, info: RoundInfo, extra: Traffic, test: Evaluation | None
+) -> dict[str, Any]:
+    """One line of ``rounds.jsonl``; ``round`` counts rounds done."""
+    model = len(state.params_d) * BYTES_PER_PARAMETER
+    line = {
+        "round": state.round,
+        "cohort": cohort.client_n.tolist(),
+        "counts": cohort.count_n.tolist(),
+        **{key: value for key, value in info._asdict().items() if key != "round"},
+        "bytes_down": len(cohort.client_n) * (0 if extra.down else model) + extra.down,
+        "bytes_up": info.num_responded * (model + BYTES_OF_STATISTICS) + extra.up,
+    }
+    return line if test is None else {**line, "test": test._asdict()}
+
+
+def _reports_of(training: Training) -> Reports:
+    return Reports.make(
+        len(training.update_nd),
+        loss=training.loss_n,
+        step_variance=training.step_variance_n,
+        num_steps=training.num_steps_n,
+    )
+
+
+def _set(value: T | None) -> T:
+    """A setting that ``resolve`` has filled in."""
+    if value is None:
+        raise TypeError("settings must be resolved before they are used")
+    return value
+

@@ -1,0 +1,170 @@
+"""The record of a run: plain files that others can read, and that a run can be continued from.
+
+::
+
+    DIR/config.toml          every setting that was used
+    DIR/environment.json     versions and hardware
+    DIR/rounds.jsonl         one line a round: cohort, estimate, evaluation; the same bytes for the same settings
+    DIR/timings.jsonl        one line a round: wall clock
+    DIR/checkpoint.json      the last checkpoint: which tensors, and how long the two files above were then
+    DIR/checkpoint-N.safetensors
+
+A checkpoint is written beside the last one and becomes valid by one rename of ``checkpoint.json``. Lines after it belong
+to rounds that the next start plays again: they are cut off, so nothing is ever recorded twice or half.
+"""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from ..errors import DeltaflError, MissingExtraError
+from ..round import RoundState
+from ..settings import Settings, read_toml
+
+LINE_FILES = ("rounds.jsonl", "timings.jsonl")
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader (or a restart) sees the old one or the new one, never a part."""
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def environment() -> dict[str, str | int]:
+    """Versions and hardware, as they go into records."""
+    names = ("deltafl", "numpy", "torch", "scikit-learn", "scipy")
+    versions: dict[str, str | int] = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        "python": platform.python_version(),
+        **versions,
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def without_nan(value: Any) -> Any:
+    """The same value with NaN and infinities as None, so that JSON stays JSON."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return value
+
+
+def flatten(state: Any, prefix: str = "state") -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """The arrays of nested NamedTuples with their dotted names, in order."""
+    if hasattr(state, "_fields"):
+        for field in state._fields:
+            yield from flatten(getattr(state, field), f"{prefix}.{field}")
+    else:
+        yield prefix, np.asarray(state)
+
+
+def unflatten(template: Any, arrays: Mapping[str, np.ndarray[Any, Any]], prefix: str = "state") -> Any:
+    """Put arrays back into the shape of a template; a whole number stays one.
+
+    Raises:
+        DeltaflError: If an array is missing or has another shape: the checkpoint belongs to other settings.
+    """
+    if hasattr(template, "_fields"):
+        return type(template)(
+            *(unflatten(getattr(template, field), arrays, f"{prefix}.{field}") for field in template._fields)
+        )
+    if prefix not in arrays or arrays[prefix].shape != np.shape(template):
+        raise DeltaflError(f"the checkpoint does not fit these settings ({prefix} differs); start in a new folder")
+    return int(arrays[prefix]) if isinstance(template, int) else arrays[prefix]
+
+
+class RunDirectory:
+    """Writes and reads the record of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def start(self, settings: Settings) -> None:
+        """Make the folder and write what is known before the first round."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for name in LINE_FILES:
+            (self.path / name).write_bytes(b"")
+        (self.path / "checkpoint.json").unlink(missing_ok=True)
+        write_atomically(self.path / "environment.json", json.dumps(environment(), indent=1) + "\n")
+        write_atomically(self.path / "config.toml", tomli_w.dumps(settings.model_dump(exclude_none=True)))
+
+    def settings(self) -> dict[str, Any] | None:
+        """The recorded settings; None if no run was started here."""
+        config = self.path / "config.toml"
+        return read_toml(config) if config.exists() else None
+
+    def append(self, round_line: Mapping[str, Any], timing_line: Mapping[str, Any]) -> None:
+        """Add one round."""
+        for name, line in zip(LINE_FILES, (round_line, timing_line), strict=True):
+            with (self.path / name).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(without_nan(line), allow_nan=False) + "\n")
+
+    def save(self, state: RoundState) -> None:
+        """Write a checkpoint after the rounds appended so far."""
+        tensors = f"checkpoint-{state.round}.safetensors"
+        arrays = {name: np.ascontiguousarray(array) for name, array in flatten(state)}
+        write_atomically(self.path / tensors, _safetensors().save(arrays))
+        lengths = {name: (self.path / name).stat().st_size for name in LINE_FILES}
+        mark = {"round": state.round, "tensors": tensors, "lengths": lengths}
+        write_atomically(self.path / "checkpoint.json", json.dumps(mark, indent=1) + "\n")
+        for old in self.path.glob("checkpoint-*.safetensors*"):
+            if old.name != tensors:
+                old.unlink()
+
+    def load(self, template: RoundState) -> RoundState:
+        """The state of the last checkpoint (the template itself if there is none); later lines are cut off."""
+        mark_path = self.path / "checkpoint.json"
+        mark = json.loads(mark_path.read_text()) if mark_path.exists() else None
+        for name in LINE_FILES:
+            file = self.path / name
+            file.touch()
+            os.truncate(file, mark["lengths"][name] if mark else 0)
+        if mark is None:
+            return template
+        state: RoundState = unflatten(template, _safetensors().load((self.path / mark["tensors"]).read_bytes()))
+        return state
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """The lines of ``rounds.jsonl`` or ``timings.jsonl``."""
+        text = (self.path / name).read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.numpy as tensors
+    except ImportError:
+        raise MissingExtraError("safetensors", "sim") from None
+    return tensors
