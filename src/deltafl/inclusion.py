@@ -73,9 +73,11 @@ def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
     while True:
         left = n - int(certain_m.sum())
         rest_m = np.where(certain_m, 0.0, score_m)
-        if left > 0 and rest_m.sum() == 0:
-            rest_m = (~certain_m).astype(np.float64)
-        expected_m = np.where(certain_m, 1.0, rest_m * (left / max(rest_m.sum(), np.finfo(float).tiny)))
+        if rest_m.any():
+            rest_m = rest_m / rest_m.max()  # what is left may be tiny beside those that are certain
+        else:
+            rest_m = np.where(certain_m, 0.0, 1.0)
+        expected_m = np.where(certain_m, 1.0, rest_m * left / max(rest_m.sum(), 1.0))
         newly_m = (expected_m >= 1.0) & ~certain_m
         if not newly_m.any():
             return expected_m
@@ -85,7 +87,7 @@ def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
 def with_floor(score_m: FloatArray, floor: float, share_m: FloatArray | None = None) -> FloatArray:
     """Mix a share of the cohort that does not depend on the score: (1 - g) s / sum s + g w' / sum w'.
 
-    With it no weight w_i / pi_i exceeds sum w' / (g n) times w_i / w'_i, whatever the scores do.
+    With it pi_i >= min(1, g n w'_i / sum w'), so no weight w_i / pi_i exceeds w_i max(1, sum w' / (g n w'_i)).
 
     Args:
         score_m: (m,) scores >= 0.

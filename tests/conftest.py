@@ -1,0 +1,125 @@
+"""What the core's tests share: a problem with unequal weights, exact means over cohorts, a server that only records."""
+
+from collections.abc import Iterator
+from itertools import combinations, product
+from math import comb
+from typing import NamedTuple
+
+import numpy as np
+
+from deltafl import Cohort, Oracle, Plan, Population, PowerOfChoice, Reports, RoundState, close_round, open_round
+from deltafl.exact import every_cohort
+from deltafl.round import response_rates
+from deltafl.testing import KnownUpdates
+from deltafl.types import FloatArray, IntArray, Params
+
+#: Cohorts with their probabilities.
+Cohorts = list[tuple[float, Cohort]]
+
+
+class Recorded(NamedTuple):
+    """The last estimate D, float64 (d,); ``close_round`` rounds the model itself to float32."""
+
+    delta_d: FloatArray
+
+
+class Recorder:
+    """A server optimizer that leaves the model alone and remembers D to the last bit."""
+
+    def init(self, num_params: int) -> Recorded:
+        return Recorded(np.zeros(num_params))
+
+    def step(self, params_d: Params, delta_d: FloatArray, state: Recorded) -> tuple[Params, Recorded]:
+        return params_d, Recorded(delta_d)
+
+
+class Problem(NamedTuple):
+    """A population with everybody's update of one round."""
+
+    population: Population
+    update_md: Params
+    oracle: KnownUpdates
+
+    @property
+    def ubar_d(self) -> FloatArray:
+        return self.population.weight_m @ self.update_md.astype(np.float64)
+
+
+def make_problem(sizes: list[int] | IntArray, d: int = 3, seed: int = 0, shift: float = 1.0) -> Problem:
+    """Random updates of different lengths around a common direction; the weights follow the sizes."""
+    rng = np.random.default_rng(seed)
+    population = Population.from_sizes(sizes)
+    m = population.num_clients
+    update_md = (rng.normal(size=(m, d)) * rng.uniform(0.5, 2.0, size=(m, 1)) + shift).astype(np.float32)
+    step_variance_m, loss_m = rng.exponential(size=m), rng.exponential(size=m)
+    return Problem(population, update_md, KnownUpdates(update_md, population.weight_m, step_variance_m, loss_m))
+
+
+def reports_of(problem: Problem, cohort: Cohort) -> Reports:
+    """What the clients of a cohort report beside their updates."""
+    whole = problem.oracle.reports()
+    here = cohort.client_n
+    return Reports.make(len(here), loss=whole.loss_n[here], step_variance=whole.step_variance_n[here])
+
+
+def play(plan: Plan, state: RoundState, problems: list[Problem]) -> RoundState:
+    """One real round a problem, so that samplers and controls reach a state of their own making."""
+    for problem in problems:
+        cohort = open_round(plan, state, oracle=problem.oracle)
+        state, _ = close_round(plan, state, cohort, problem.update_md[cohort.client_n], reports_of(problem, cohort))
+    return state
+
+
+def all_cohorts(plan: Plan, state: RoundState, oracle: Oracle | None, available_m: FloatArray | None = None) -> Cohorts:
+    """Every cohort that can be opened in this state, with its probability."""
+    if isinstance(plan.sampler, PowerOfChoice):
+        return list(_power_of_choice(plan, oracle))
+    present_m = np.ones(plan.population.num_clients) if available_m is None else available_m
+    return list(every_cohort(lambda rng: plan.sampler.open(state.sampler, present_m > 0, plan.n, rng, oracle)))
+
+
+def _power_of_choice(plan: Plan, oracle: Oracle | None) -> Iterator[tuple[float, Cohort]]:
+    """From its definition: every set of 2 n candidates is equally likely, the n largest losses are asked."""
+    assert oracle is not None
+    m = plan.population.num_clients
+    size = min(2 * plan.n, m)
+    for candidates in combinations(range(m), size):
+        loss_k = oracle.losses(np.array(candidates))
+        chosen = np.sort(np.array(candidates)[np.argsort(-loss_k)[: plan.n]])
+        yield 1 / comb(m, size), Cohort(chosen, np.ones(plan.n, dtype=np.int64), np.full(plan.n, np.nan))
+
+
+def estimate(plan: Plan, state: RoundState, cohort: Cohort, updates: list[Params | None]) -> FloatArray:
+    """D of one cohort, by the real ``close_round``; the plan's server optimizer must be a ``Recorder``."""
+    following, _ = close_round(plan, state, cohort, updates)
+    delta_d: FloatArray = following.optimizer.delta_d
+    return delta_d
+
+
+def mean_estimate(plan: Plan, state: RoundState, problem: Problem, failures: bool = False) -> FloatArray:
+    """E[D] over all cohorts, and over all patterns of replies if clients fail with the rates that the state knows."""
+    rate_m = response_rates(plan, state) if failures else np.ones(plan.population.num_clients)
+    mean_d = np.zeros(problem.update_md.shape[1])
+    for probability, cohort in all_cohorts(plan, state, problem.oracle):
+        rate_n = rate_m[cohort.client_n]
+        for pattern in product(*([True] if q == 1 else [True, False] for q in rate_n)):
+            chance = float(np.prod(np.where(pattern, rate_n, 1 - rate_n)))
+            updates = [problem.update_md[i] if here else None for i, here in zip(cohort.client_n, pattern, strict=True)]
+            mean_d += probability * chance * estimate(plan, state, cohort, updates)
+    return mean_d
+
+
+def mean_square(plan: Plan, state: RoundState, problem: Problem) -> float:
+    """E norm(D - ubar)^2 over all cohorts."""
+    total = 0.0
+    for probability, cohort in all_cohorts(plan, state, problem.oracle):
+        delta_d = estimate(plan, state, cohort, list(problem.update_md[cohort.client_n]))
+        total += probability * float(np.sum((delta_d - problem.ubar_d) ** 2))
+    return total
+
+
+def same_tree(a: object, b: object) -> bool:
+    """Equality of nested tuples of arrays and numbers, NaN equal to NaN."""
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(same_tree, a, b))
+    return bool(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind == "f"))

@@ -1,0 +1,207 @@
+"""The real draws against what was asked for and against the enumeration of ``exact.py``."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from deltafl import DESIGNS, Cohort, DeltaflError, draw_cohort, inclusion_probabilities, stream
+from deltafl.designs import cohort_size, find_design
+from deltafl.exact import support
+from deltafl.types import FloatArray
+
+EXACT = [name for name, design in DESIGNS.items() if design.exact]
+UNEQUAL = [name for name in DESIGNS if name != "simple-random"]
+FIXED_SIZE = [name for name, design in DESIGNS.items() if design.kind == "fixed-size"]
+
+
+def draw_counts(design: str, score_m: FloatArray, n: int, draws: int, seed: int = 0) -> tuple[FloatArray, FloatArray]:
+    """Counts (draws, m) of the real draw code, and the expectations it stated (0 where a client was never drawn)."""
+    rng = stream(seed, "draw")
+    count_tm, expected_m = np.zeros((draws, len(score_m))), np.zeros(len(score_m))
+    for count_m in count_tm:
+        cohort = draw_cohort(score_m, n, design, rng)
+        count_m[cohort.client_n] = cohort.count_n
+        expected_m[cohort.client_n] = cohort.expected_n
+    return count_tm, expected_m
+
+
+def scores_for(design: str, score_m: FloatArray) -> FloatArray:
+    return np.ones(len(score_m)) if design == "simple-random" else score_m
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("scores", [[1.0, 1, 1, 1, 1], [1.0, 2, 3, 4, 5], [9.0, 1, 2, 2, 0]], ids=str)
+@pytest.mark.parametrize("design", DESIGNS)
+def test_cohorts_are_drawn_as_enumerated(design: str, scores: list[float], n: int) -> None:
+    """Chi-square of the drawn cohorts against their probabilities; no impossible cohort is ever drawn."""
+    score_m = scores_for(design, np.array(scores))
+    draws = 4000
+    count_tm, _ = draw_counts(design, score_m, n, draws, seed=n)
+    probability = support(design, DESIGNS[design].expectation(score_m, n))
+    cohorts, times = np.unique(count_tm, axis=0, return_counts=True)
+    observed = {tuple(int(c) for c in row): int(t) for row, t in zip(cohorts, times, strict=True)}
+    assert {count for count in observed if probability.get(count, 0.0) < 1e-12} == set()
+    cells = [(observed.get(count, 0), draws * p) for count, p in probability.items() if draws * p >= 5]
+    statistic = sum((o - e) ** 2 / e for o, e in cells)
+    assert statistic <= len(cells) + 5 * np.sqrt(2 * len(cells))
+
+
+def deviations(design: str) -> tuple[float, float]:
+    """(largest, root mean square) deviation of mean counts at m = 40, n = 8, in standard errors of exact draws."""
+    score_m = scores_for(design, np.linspace(1, 12, 40) ** 1.5)
+    draws = 20000
+    count_tm, expected_m = draw_counts(design, score_m, 8, draws)
+    asked_m = DESIGNS[design].expectation(score_m, 8)
+    np.testing.assert_allclose(expected_m, asked_m)
+    p_m = asked_m / 8
+    spread_m = asked_m * (1 - p_m if DESIGNS[design].kind == "replacement" else 1 - asked_m)
+    undecided = spread_m > 1e-12
+    assert np.array_equal(count_tm[:, ~undecided], np.ones_like(count_tm[:, ~undecided]))
+    z_m = (count_tm.mean(axis=0) - asked_m)[undecided] / np.sqrt(spread_m[undecided] / draws)
+    return float(np.abs(z_m).max()), float(np.sqrt(np.mean(z_m**2)))
+
+
+@pytest.mark.parametrize("design", EXACT)
+def test_exact_designs_keep_their_promise(design: str) -> None:
+    largest, typical = deviations(design)
+    assert largest < 4
+    assert typical < 1.5
+
+
+def test_successive_draws_do_not() -> None:
+    """The same statistics refuse numpy's ``choice(replace=False, p=p)``, whose error is a few per cent."""
+    largest, typical = deviations("successive")
+    assert largest > 8
+    assert typical > 4
+
+
+def test_numpy_choice_and_successive_are_the_same_design() -> None:
+    """``successive`` uses exponential clocks; numpy draws one by one. Both must fit the same enumeration."""
+    p_m = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
+    rng = stream(0, "draw")
+    draws = 4000
+    mean_m = np.zeros(5)
+    for _ in range(draws):
+        mean_m[rng.choice(5, size=2, replace=False, p=p_m)] += 1 / draws
+    exact_m = sum(p * np.array(count) for count, p in support("successive", 2 * p_m).items())
+    assert np.all(np.abs(mean_m - exact_m) < 4 * np.sqrt(exact_m * (1 - exact_m) / draws))
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays(np.float64, 6, elements=st.floats(0, 100)), st.integers(1, 6), st.integers(0, 2**32))
+def test_every_single_draw_is_well_formed(score_m: FloatArray, n: int, seed: int) -> None:
+    for name in ("systematic", "pivotal", "multinomial", "poisson"):
+        cohort = draw_cohort(score_m, n, name, stream(seed, "draw"))
+        expected_m = DESIGNS[name].expectation(score_m, n)
+        assert np.all(np.diff(cohort.client_n) > 0)
+        assert cohort.client_n.dtype == cohort.count_n.dtype == np.int64
+        assert np.array_equal(cohort.expected_n, expected_m[cohort.client_n])
+        assert np.all(cohort.expected_n > 0)
+        if name != "poisson":
+            assert cohort.count_n.sum() == n
+        if name != "multinomial":
+            assert np.all(cohort.count_n == 1)
+            assert set(np.flatnonzero(expected_m >= 1)) <= set(cohort.client_n)
+
+
+@pytest.mark.parametrize("design", FIXED_SIZE)
+def test_large_cohorts_have_the_exact_size(design: str) -> None:
+    """Rounding in sums over thousands of clients must not lose or double a draw."""
+    rng = stream(0, "draw")
+    score_m = scores_for(design, rng.lognormal(sigma=2, size=5000))
+    for n in (1, 499, 2500, 4999, 5000):
+        cohort = draw_cohort(score_m, n, design, rng)
+        assert len(cohort.client_n) == n
+        assert np.all(cohort.count_n == 1)
+
+
+@pytest.mark.parametrize("design", FIXED_SIZE)
+def test_everyone_when_n_is_m(design: str) -> None:
+    score_m = scores_for(design, np.array([1.0, 2, 3]))
+    assert draw_cohort(score_m, 3, design, stream(0, "draw")).client_n.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("design", UNEQUAL)
+def test_zero_scores_are_never_drawn(design: str) -> None:
+    count_tm, _ = draw_counts(design, np.array([0.0, 1, 2, 0, 3]), 2, 500)
+    assert count_tm[:, [0, 3]].sum() == 0
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_all_zero_scores_are_equal_ones(design: str) -> None:
+    zero, one = (draw_cohort(s * np.ones(5), 2, design, stream(3, "draw")) for s in (0, 1))
+    assert all(np.array_equal(a, b) for a, b in zip(zero, one, strict=True))
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_only_available_clients_are_asked(design: str) -> None:
+    """With a mask the draw is that of a smaller population, client numbers kept."""
+    available_m = np.array([True, False, True, True, False, True])
+    score_m = scores_for(design, np.array([1.0, 100, 2, 3, 100, 4]))
+    for seed in range(20):
+        masked = draw_cohort(score_m, 2, design, stream(seed, "draw"), available_m)
+        alone = draw_cohort(score_m[available_m], 2, design, stream(seed, "draw"))
+        assert np.array_equal(masked.client_n, np.array([0, 2, 3, 5])[alone.client_n])
+        assert np.array_equal(masked.expected_n, alone.expected_n)
+
+
+def test_fewer_available_than_wanted() -> None:
+    cohort = draw_cohort(np.ones(5), 4, "systematic", stream(0, "draw"), np.array([1, 0, 0, 1, 0], dtype=bool))
+    assert cohort.client_n.tolist() == [0, 3]
+    assert cohort.expected_n.tolist() == [1, 1]
+
+
+def test_poisson_sizes_vary_around_n_and_may_be_zero() -> None:
+    count_tm, _ = draw_counts("poisson", np.ones(10), 2, 4000)
+    size_t = count_tm.sum(axis=1)
+    assert size_t.min() == 0
+    assert size_t.var() == pytest.approx(10 * 0.2 * 0.8, rel=0.1)
+    assert size_t.mean() == pytest.approx(2, abs=4 * np.sqrt(1.6 / 4000))
+
+
+def test_ties_do_not_follow_the_order_of_clients() -> None:
+    """Neighbours with equal scores are drawn together as often as strangers: the order is random."""
+    for design in ("systematic", "pivotal"):
+        count_tm, _ = draw_counts(design, np.ones(6), 2, 6000)
+        joint_mm = count_tm.T @ count_tm / 6000
+        pair = joint_mm[np.triu_indices(6, 1)]
+        assert np.all(np.abs(pair - 1 / 15) < 4.5 * np.sqrt(1 / 15 / 6000))
+
+
+@pytest.mark.parametrize(
+    ("score", "n", "design", "part"),
+    [
+        ([1.0, 1], 3, "systematic", "3 of 2"),
+        ([1.0, 1], 0, "poisson", "0 of 2"),
+        ([1.0, 2], 1, "simple-random", "equal expectations"),
+        ([1.0, 0, 0], 2, "successive", "floor"),
+        ([1.0, float("nan")], 1, "multinomial", "client 1"),
+        ([1.0, 1], 1, "sistematic", "did you mean 'systematic'"),
+        ([1.0, 1], 1, "qqq", "choose one of"),
+    ],
+)
+def test_impossible_draws(score: list[float], n: int, design: str, part: str) -> None:
+    with pytest.raises(DeltaflError, match=part):
+        draw_cohort(np.array(score), n, design, stream(0, "draw"))
+
+
+def test_nobody_available() -> None:
+    with pytest.raises(DeltaflError, match="no client is available"):
+        draw_cohort(np.ones(2), 1, "systematic", stream(0, "draw"), np.zeros(2, dtype=bool))
+
+
+def test_fixed_size_needs_a_whole_sum() -> None:
+    for name in ("systematic", "simple-random", "multinomial", "successive"):
+        with pytest.raises(DeltaflError, match="whole number"):
+            find_design(name).draw(np.full(3, 0.5), stream(0, "draw"))
+    assert cohort_size(inclusion_probabilities(np.arange(1.0, 10.0), 4)) == 4
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_same_generator_same_cohort(design: str) -> None:
+    score_m = scores_for(design, np.arange(1.0, 21.0))
+    cohorts: list[Cohort] = [draw_cohort(score_m, 5, design, stream(seed, "draw")) for seed in (1, 1, 2)]
+    assert np.array_equal(cohorts[0].client_n, cohorts[1].client_n)
+    assert not np.array_equal(cohorts[0].client_n, cohorts[2].client_n)

@@ -1,0 +1,141 @@
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from deltafl import DeltaflError, inclusion_probabilities, with_floor
+from deltafl.inclusion import draw_probabilities
+from deltafl.types import FloatArray
+
+TINY = 1e-12
+any_scores = st.integers(1, 9).flatmap(lambda m: arrays(np.float64, m, elements=st.floats(0, 1e300)))
+tame_scores = st.integers(1, 9).flatmap(lambda m: arrays(np.float64, m, elements=st.floats(1e-4, 1e4)))
+
+
+def by_bisection(score_m: FloatArray, n: int) -> FloatArray:
+    """pi = min(1, c s) with sum n, c found by halving an interval: slow, and nothing like repeated capping."""
+    low, high = 0.0, n / float(score_m.min())
+    for _ in range(200):
+        middle = (low + high) / 2
+        if np.minimum(1, middle * score_m).sum() < n:
+            low = middle
+        else:
+            high = middle
+    capped_m: FloatArray = np.minimum(1, high * score_m)
+    return capped_m
+
+
+@pytest.mark.parametrize(
+    ("scores", "n", "expected"),
+    [
+        ([1, 1, 2], 1, [0.25, 0.25, 0.5]),
+        ([8, 1, 1], 2, [1, 0.5, 0.5]),
+        ([100, 10, 1, 1], 3, [1, 1, 0.5, 0.5]),  # client 1 exceeds 1 only once client 0 is capped
+        ([6, 4, 1, 1], 2, [1, 2 / 3, 1 / 6, 1 / 6]),
+        ([0, 0, 0, 0], 2, [0.5] * 4),
+        ([5, 0, 0, 0], 2, [1, 1 / 3, 1 / 3, 1 / 3]),
+        ([5, 3, 0, 0], 2, [1, 1, 0, 0]),
+        ([3, 1, 0], 1, [0.75, 0.25, 0]),
+        ([7, 3, 1], 3, [1, 1, 1]),
+        ([0], 1, [1]),
+    ],
+)
+def test_hand_computed(scores: list[float], n: int, expected: list[float]) -> None:
+    np.testing.assert_allclose(inclusion_probabilities(np.array(scores, dtype=float), n), expected, atol=1e-15)
+
+
+@given(any_scores, st.data())
+def test_invariants_for_any_scores(score_m: FloatArray, data: st.DataObject) -> None:
+    m = len(score_m)
+    n = data.draw(st.integers(1, m))
+    pi_m = inclusion_probabilities(score_m, n)
+    assert np.all((pi_m >= 0) & (pi_m <= 1))
+    assert pi_m.sum() == pytest.approx(n, rel=TINY)
+    order = np.argsort(score_m, kind="stable")
+    assert np.all(np.diff(pi_m[order]) >= -TINY), "a client with a larger score is asked at least as often"
+    order_m = data.draw(st.permutations(range(m)))
+    np.testing.assert_allclose(inclusion_probabilities(score_m[order_m], n), pi_m[order_m], rtol=1e-9, atol=TINY)
+
+
+@given(tame_scores, st.data())
+def test_equals_bisection_and_ignores_scale(score_m: FloatArray, data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, len(score_m)))
+    pi_m = inclusion_probabilities(score_m, n)
+    np.testing.assert_allclose(pi_m, by_bisection(score_m, n), rtol=1e-9)
+    for scale in (1e-200, 3.0, 1e200):
+        np.testing.assert_allclose(inclusion_probabilities(scale * score_m, n), pi_m, rtol=1e-9)
+
+
+@given(any_scores)
+def test_everyone_is_certain_when_all_are_asked(score_m: FloatArray) -> None:
+    assert np.array_equal(inclusion_probabilities(score_m, len(score_m)), np.ones(len(score_m)))
+
+
+@given(any_scores)
+def test_draw_probabilities(score_m: FloatArray) -> None:
+    p_m = draw_probabilities(score_m)
+    assert p_m.sum() == pytest.approx(1, rel=TINY)
+    assert np.array_equal(p_m == 0, score_m / max(score_m.max(), 1e-320) == 0) or not score_m.any()
+
+
+def test_draw_probabilities_of_zeros_are_equal() -> None:
+    assert draw_probabilities(np.zeros(4)).tolist() == [0.25] * 4
+    assert draw_probabilities(np.array([1.0, 3.0])).tolist() == [0.25, 0.75]
+
+
+@given(any_scores, st.floats(0, 1))
+def test_floor_is_a_mixture(score_m: FloatArray, floor: float) -> None:
+    mixed_m = with_floor(score_m, floor)
+    assert mixed_m.sum() == pytest.approx(1, rel=TINY)
+    assert np.all(mixed_m >= floor / len(score_m) * (1 - TINY))
+    np.testing.assert_allclose(with_floor(score_m, 0), draw_probabilities(score_m))
+    np.testing.assert_allclose(with_floor(score_m, 1), 1 / len(score_m))
+
+
+@given(any_scores, st.floats(0.05, 1), st.data())
+def test_floor_bounds_every_weight(score_m: FloatArray, floor: float, data: st.DataObject) -> None:
+    m = len(score_m)
+    n = data.draw(st.integers(1, m))
+    share_m = data.draw(arrays(np.float64, m, elements=st.floats(0.1, 10)))
+    for even_m in (None, share_m):
+        pi_m = inclusion_probabilities(with_floor(score_m, floor, even_m), n)
+        weight_m = np.ones(m) if even_m is None else even_m
+        bound_m = np.maximum(1, weight_m.sum() / (floor * n * weight_m))
+        assert np.all(1 / pi_m <= bound_m * (1 + 1e-9))
+
+
+def test_floor_share_by_hand() -> None:
+    mixed_m = with_floor(np.array([1.0, 0.0]), 0.2, np.array([1.0, 3.0]))
+    np.testing.assert_allclose(mixed_m, [0.8 + 0.05, 0.15])
+
+
+@given(tame_scores, st.data())
+def test_more_floor_is_more_even(score_m: FloatArray, data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, len(score_m)))
+    assume(np.ptp(score_m) > 0)
+    spread = [np.ptp(inclusion_probabilities(with_floor(score_m, g), n)) for g in (0.0, 0.3, 0.6, 1.0)]
+    assert np.all(np.diff(spread) <= TINY)
+
+
+@pytest.mark.parametrize(
+    ("scores", "n", "part"),
+    [
+        ([1, 1], 3, "3 of 2"),
+        ([1, 1], 0, "0 of 2"),
+        ([1, -1], 1, "client 1 is -1.0"),
+        ([1, float("nan")], 1, "client 1 is nan"),
+        ([float("inf"), 1], 1, "client 0 is inf"),
+        ([], 1, "shape"),
+        ([[1, 2]], 1, "shape"),
+    ],
+)
+def test_impossible_requests(scores: list[float], n: int, part: str) -> None:
+    with pytest.raises(DeltaflError, match=part):
+        inclusion_probabilities(np.array(scores, dtype=float), n)
+
+
+@pytest.mark.parametrize("floor", [-0.1, 1.1, float("nan")])
+def test_impossible_floor(floor: float) -> None:
+    with pytest.raises(DeltaflError, match="floor"):
+        with_floor(np.ones(2), floor)
