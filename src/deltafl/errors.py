@@ -1,6 +1,7 @@
 """Errors that a user can cure: one clear sentence each, shown without a traceback by the command line."""
 
 import difflib
+import importlib.util
 from collections.abc import Iterable
 
 
@@ -13,6 +14,12 @@ class MissingExtraError(DeltaflError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"this needs the package {package!r}: pip install 'deltafl[{extra}]'")
+
+
+def require(package: str, extra: str) -> None:
+    """Raise ``MissingExtraError`` unless a package can be imported; asked before long work, not after it."""
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtraError(package, extra)
 
 
 def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> DeltaflError:

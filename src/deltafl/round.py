@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .controls import weighted_sum
 from .errors import DeltaflError
@@ -89,9 +90,9 @@ class RoundState(NamedTuple):
     answered_m: IntArray
 
 
-def init_round(plan: Plan, params_d: Params) -> RoundState:
+def init_round(plan: Plan, params: npt.ArrayLike) -> RoundState:
     """The state before the first round, from the initial model (any 1-d array; kept as float32)."""
-    params_d = np.array(params_d, dtype=np.float32)
+    params_d = np.array(params, dtype=np.float32)
     if params_d.ndim != 1:
         raise DeltaflError(f"params must be one flat array of numbers, got shape {params_d.shape}; use .ravel()")
     m, d = plan.population.num_clients, len(params_d)

@@ -1,6 +1,6 @@
 """Settings: every option of a run, typed and checked; from the command line, from TOML, or from Python.
 
-What is left out is filled from the task's own defaults by ``resolve``, so that a run directory records every value used.
+What is left out is filled from the task's own defaults by ``resolve``, so that a record holds every value used.
 All mistakes end in one sentence (``DeltaflError``) before anything is written.
 """
 
@@ -10,7 +10,7 @@ from math import ceil, isnan
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .errors import DeltaflError, unknown_name
 from .samplers import SamplerSettings, parse_label, theory_constants
@@ -81,7 +81,7 @@ class Settings(BaseModel):
         if self.task not in TASKS:
             raise unknown_name("task", self.task, TASKS)
         if self.local_epochs is not None and self.local_steps is not None:
-            raise DeltaflError("local_epochs and local_steps are both set; they are two ways to say one thing, keep one")
+            raise DeltaflError("local_epochs and local_steps are both set; two ways to say one thing, keep one")
         own_work = self.local_epochs is not None or self.local_steps is not None
         missing = {
             key: getattr(TASKS[self.task], name)
@@ -101,7 +101,9 @@ class Settings(BaseModel):
 
     def _check_ranges(self) -> None:
         if self.sample is not None and self.clients is not None and self.sample > self.clients:
-            raise DeltaflError(f"cannot sample {self.sample} of {self.clients} clients; lower --sample or raise --clients")
+            raise DeltaflError(
+                f"cannot sample {self.sample} of {self.clients} clients; lower 'sample' or raise 'clients'"
+            )
         if self.threshold is None:
             return
         if isnan(self.threshold) or (TASKS[self.task].metric == "accuracy" and not 0 < self.threshold <= 1):
@@ -141,6 +143,12 @@ class CompareSettings(Settings):
         ("full", "fedavg", "uniform", "fedpracis", "pracdelta"), min_length=1, description="labels, comma separated"
     )
     seeds: Count = Field(3, description="number of seeds: 0, 1, ...")
+
+    @field_validator("samplers", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        """Take ``"a,b"`` for ``["a", "b"]``, as the command line writes it."""
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     def _check_names(self) -> None:
         super()._check_names()

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from ..errors import require
 from ..report.curves import Run
 from ..report.plots import draw_plots
 from ..report.schema import Summary
@@ -22,8 +23,8 @@ from ..report.summary import summarise, write_summary
 from ..settings import CompareSettings
 from ..types import IntArray
 from .engine import Evaluation
-from .experiment import engine_of, run_experiment
-from .records import RunDirectory, environment
+from .experiment import engine_of, plan_of, run_experiment
+from .records import RunDirectory, environment, recorded_settings, write_header
 from .workers import Workers
 
 #: Called after every round of every run: sampler, seed, rounds done, rounds in all, the last evaluation.
@@ -38,14 +39,21 @@ def run_comparison(settings: CompareSettings, out: Path, on_round: OnCompareRoun
         out: The comparison's directory; runs that are recorded there go on from their checkpoints.
         on_round: Told after every round.
     """
+    for package, extra in (("matplotlib", "plot"), ("scipy", "sim"), ("safetensors", "sim")):
+        require(package, extra)
     runs: list[Run] = []
     with Workers(settings.workers) as workers:
         for seed in range(settings.seeds):
             engine = engine_of(settings.run(settings.samplers[0], seed), workers)
+            if seed == 0:
+                for sampler in settings.samplers:
+                    plan_of(settings.run(sampler, seed), engine.task.population(settings.weights))
+                if recorded_settings(out) is None:
+                    write_header(out, settings)
             for sampler in settings.samplers:
                 own = settings.run(sampler, seed)
                 directory = RunDirectory(out / "runs" / f"{sampler}-seed{seed}")
-                if directory.settings() is None:
+                if not directory.started:
                     directory.start(own)
 
                 def report(done: int, total: int, test: Evaluation, who: str = sampler, which: int = seed) -> None:

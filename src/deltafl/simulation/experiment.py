@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..audit import Subject
+from ..errors import require
 from ..replies import measure
 from ..round import Plan, RoundState, close_round, init_round, open_round
 from ..samplers import make_sampler, parse_label
@@ -111,16 +113,20 @@ class SimulatedOracle:
         """The drawn clients' work, not done twice if the oracle was asked for it before the draw."""
         if self.training is None:
             return self.engine.train(self.state.params_d, self.state.round, client_n)
-        return Training(*(column[client_n] for column in self.training))
+        everyone = self.training
+        return Training(
+            update_nd=everyone.update_nd[client_n],
+            loss_n=everyone.loss_n[client_n],
+            step_variance_n=everyone.step_variance_n[client_n],
+            num_steps_n=everyone.num_steps_n[client_n],
+        )
 
     def _count(self, clients: int, bytes_up: int) -> None:
         down = clients * self.engine.num_params * BYTES_PER_PARAMETER
         self.traffic = Traffic(self.traffic.down + down, self.traffic.up + clients * bytes_up)
 
 
-def run_experiment(
-    settings: RunSettings, engine: Engine, directory: RunDirectory, on_round: OnRound
-) -> RoundState:
+def run_experiment(settings: RunSettings, engine: Engine, directory: RunDirectory, on_round: OnRound) -> RoundState:
     """Play the rounds that are not recorded yet.
 
     Args:
@@ -191,3 +197,31 @@ def _set(value: T | None) -> T:
         raise TypeError("settings must be resolved before they are used")
     return value
 
+
+def run_single(settings: RunSettings, folder: Path, on_round: OnRound) -> Evaluation:
+    """``deltafl run``: one experiment in its own folder, started or continued; returns its last evaluation."""
+    require("safetensors", "sim")
+    directory = RunDirectory(folder)
+    with Workers(settings.workers) as workers:
+        engine = engine_of(settings, workers)
+        plan_of(settings, engine.task.population(settings.weights))
+        if not directory.started:
+            directory.start(settings)
+        state = run_experiment(settings, engine, directory, on_round)
+        return engine.evaluate(state.params_d)
+
+
+def subject_of(settings: RunSettings) -> Subject:
+    """One round of a task for the audit: every client trained once from the initial model."""
+    engine = engine_of(settings)
+    population = engine.task.population(settings.weights)
+    params_d, everyone = engine.initial_params(), np.arange(population.num_clients)
+    training = engine.train(params_d, 0, everyone)
+    return Subject(
+        population=population,
+        update_md=training.update_nd,
+        loss_m=engine.losses(params_d, everyone),
+        step_variance_m=training.step_variance_n,
+        num_steps_m=training.num_steps_n,
+        n=plan_of(settings, population).n,
+    )

@@ -9,8 +9,8 @@
     DIR/checkpoint.json      the last checkpoint: which tensors, and how long the two files above were then
     DIR/checkpoint-N.safetensors
 
-A checkpoint is written beside the last one and becomes valid by one rename of ``checkpoint.json``. Lines after it belong
-to rounds that the next start plays again: they are cut off, so nothing is ever recorded twice or half.
+A checkpoint is written beside the last one and becomes valid by one rename of ``checkpoint.json``. Lines after it
+belong to rounds that the next start plays again: they are cut off, so nothing is ever recorded twice or half.
 """
 
 import json
@@ -105,6 +105,19 @@ def unflatten(template: Any, arrays: Mapping[str, np.ndarray[Any, Any]], prefix:
     return int(arrays[prefix]) if isinstance(template, int) else arrays[prefix]
 
 
+def write_header(path: Path, settings: Settings) -> None:
+    """Write environment and settings; the latter last, for their presence says that something was started here."""
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomically(path / "environment.json", json.dumps(environment(), indent=1) + "\n")
+    write_atomically(path / "config.toml", tomli_w.dumps(settings.model_dump(exclude_none=True)))
+
+
+def recorded_settings(path: Path) -> dict[str, Any] | None:
+    """The settings recorded in a folder; None if nothing was started there."""
+    config = path / "config.toml"
+    return read_toml(config) if config.exists() else None
+
+
 class RunDirectory:
     """Writes and reads the record of one run."""
 
@@ -117,13 +130,12 @@ class RunDirectory:
         for name in LINE_FILES:
             (self.path / name).write_bytes(b"")
         (self.path / "checkpoint.json").unlink(missing_ok=True)
-        write_atomically(self.path / "environment.json", json.dumps(environment(), indent=1) + "\n")
-        write_atomically(self.path / "config.toml", tomli_w.dumps(settings.model_dump(exclude_none=True)))
+        write_header(self.path, settings)
 
-    def settings(self) -> dict[str, Any] | None:
-        """The recorded settings; None if no run was started here."""
-        config = self.path / "config.toml"
-        return read_toml(config) if config.exists() else None
+    @property
+    def started(self) -> bool:
+        """Whether a run was started here."""
+        return recorded_settings(self.path) is not None
 
     def append(self, round_line: Mapping[str, Any], timing_line: Mapping[str, Any]) -> None:
         """Add one round."""

@@ -1,0 +1,5 @@
+"""``python -m deltafl``: the command line."""
+
+from .cli import main
+
+main()

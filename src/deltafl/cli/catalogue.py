@@ -1,0 +1,80 @@
+"""``deltafl samplers``, ``deltafl tasks``, ``deltafl data``: what there is, and getting the data."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..samplers import SAMPLERS
+from ..tasks.partition import PARTITIONS
+from ..tasks.registry import TASKS
+
+data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_markup_mode=None)
+
+Where = Annotated[Path | None, typer.Option("--data-dir", help="folder for data sets", metavar="DIR")]
+
+
+def samplers() -> None:
+    """List the samplers: what they need, whether they are unbiased, where they come from.
+
+    Example: deltafl samplers
+    """
+    table = Table(box=None, pad_edge=False)
+    for heading in ("sampler", "design", "estimator", "unbiased", "the server needs", "source"):
+        table.add_column(heading)
+    for entry in SAMPLERS.values():
+        verdict = "yes" if entry.unbiased else "no"
+        table.add_row(entry.name, entry.design or "its own", entry.estimator, verdict, entry.needs, entry.source)
+    console = Console()
+    console.print(table)
+    console.print("\nAnother design or estimator: name@design@estimator, such as fedis@multinomial", highlight=False)
+
+
+def tasks() -> None:
+    """List the tasks and the ways to split their examples over clients.
+
+    Example: deltafl tasks
+    """
+    console = Console()
+    table = Table(box=None, pad_edge=False)
+    for heading in ("task", "needs", "clients", "asked", "rounds", "partition", "what it is"):
+        table.add_column(heading)
+    for spec in TASKS.values():
+        numbers = (str(spec.num_clients), str(spec.sample_size), str(spec.rounds))
+        table.add_row(spec.name, ", ".join(spec.needs), *numbers, spec.partition or "its own", spec.summary)
+    console.print(table)
+    console.print()
+    splits = Table(box=None, pad_edge=False)
+    splits.add_column("partition")
+    splits.add_column("who holds what")
+    for name, partition in PARTITIONS.items():
+        splits.add_row(name, partition.summary)
+    console.print(splits)
+
+
+@data.command("fetch")
+def fetch_data(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: Where = None) -> None:
+    """Download a data set, with checksums; an interrupted download goes on where it stopped.
+
+    Example: deltafl data fetch fashion-mnist
+    """
+    from ..tasks.download import fetch
+
+    typer.echo(f"{name} is in {fetch(name, data_dir)}")
+
+
+@data.command("check")
+def check_data(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: Where = None) -> None:
+    """Say where a data set's files are and whether they are the right ones; exit code 1 if not.
+
+    Example: deltafl data check mnist --data-dir ~/data
+    """
+    from ..tasks.download import check
+
+    statuses = check(name, data_dir)
+    for status in statuses:
+        typer.echo(f"{status.state:<8} {status.file}  {status.path or ''}".rstrip())
+    if any(status.state != "ok" for status in statuses):
+        raise typer.Exit(1)

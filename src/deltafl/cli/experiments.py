@@ -1,0 +1,144 @@
+"""``deltafl compare`` and ``deltafl run``: the long work, with progress, interruption and resumption."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..settings import CompareSettings, RunSettings
+from . import options as o
+
+if TYPE_CHECKING:
+    from ..simulation.engine import Evaluation
+
+EXIT_INTERRUPTED = 130
+
+
+def compare(
+    ctx: typer.Context,
+    task: o.TaskOption = None,
+    samplers: Annotated[str | None, typer.Option(help="labels: name[@design[@estimator]],...", metavar="A,B")] = None,
+    clients: o.Clients = None,
+    sample: o.Sample = None,
+    rounds: o.Rounds = None,
+    local_epochs: o.LocalEpochs = None,
+    local_steps: o.LocalSteps = None,
+    batch_size: o.BatchSize = None,
+    local_lr: o.LocalLr = None,
+    server_lr: o.ServerLr = None,
+    server_optimizer: o.ServerOptimizerOption = None,
+    partition: o.PartitionOption = None,
+    alpha: o.Alpha = None,
+    weights: o.Weights = None,
+    floor: o.Floor = None,
+    threshold: o.Threshold = None,
+    seeds: Annotated[int | None, typer.Option(help="number of seeds", metavar="S")] = None,
+    workers: o.WorkersOption = None,
+    data_dir: o.DataDir = None,
+    set_: o.SetOption = None,
+    config: o.Config = None,
+    out: o.Out = None,
+    resume: o.Resume = False,
+) -> None:
+    """Compare samplers on one task, seed by seed.
+
+    Example: deltafl compare --task digits --samplers full,uniform,pracdelta --seeds 3
+    """
+    settings, folder = o.settings_from(CompareSettings, ctx.params, "compare")
+    from ..report.remarks import remarks
+    from ..report.table import comparison_table
+    from ..simulation.comparison import run_comparison
+
+    with _interruptible("compare", folder), _progress() as progress:
+        total = (settings.rounds or 0) * settings.seeds
+        bars = {label: progress.add_task(label, total=total, shown="") for label in settings.samplers}
+
+        def on_round(sampler: str, seed: int, done: int, rounds: int, test: "Evaluation") -> None:
+            progress.update(bars[sampler], completed=seed * rounds + done, shown=_shown(test, f"seed {seed}"))
+
+        summary = run_comparison(settings, folder, on_round)
+        for bar in bars.values():
+            progress.update(bar, completed=total)
+    console = Console()
+    console.print(comparison_table(summary))
+    for remark in remarks(summary):
+        console.print(remark, style="dim", highlight=False)
+    console.print(f"\nResults: {folder}/summary.json and the pictures beside it", highlight=False, soft_wrap=True)
+
+
+def run(
+    ctx: typer.Context,
+    task: o.TaskOption = None,
+    sampler: Annotated[str | None, typer.Option(help="label: name[@design[@estimator]]", metavar="A")] = None,
+    clients: o.Clients = None,
+    sample: o.Sample = None,
+    rounds: o.Rounds = None,
+    local_epochs: o.LocalEpochs = None,
+    local_steps: o.LocalSteps = None,
+    batch_size: o.BatchSize = None,
+    local_lr: o.LocalLr = None,
+    server_lr: o.ServerLr = None,
+    server_optimizer: o.ServerOptimizerOption = None,
+    partition: o.PartitionOption = None,
+    alpha: o.Alpha = None,
+    weights: o.Weights = None,
+    floor: o.Floor = None,
+    threshold: o.Threshold = None,
+    seed: Annotated[int | None, typer.Option(help="fixes everything random", metavar="S")] = None,
+    workers: o.WorkersOption = None,
+    data_dir: o.DataDir = None,
+    set_: o.SetOption = None,
+    config: o.Config = None,
+    out: o.Out = None,
+    resume: o.Resume = False,
+) -> None:
+    """Run one sampler with one seed; continue it with --resume.
+
+    Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
+    """
+    settings, folder = o.settings_from(RunSettings, ctx.params, "run")
+    from ..simulation.experiment import run_single
+
+    with _interruptible("run", folder), _progress() as progress:
+        bar = progress.add_task(settings.sampler, total=settings.rounds, shown="")
+
+        def on_round(done: int, rounds: int, test: "Evaluation") -> None:
+            progress.update(bar, completed=done, shown=_shown(test))
+
+        last = run_single(settings, folder, on_round)
+    accuracy = "" if isnan(last.accuracy) else f"accuracy {last.accuracy:.2%}, "
+    typer.echo(f"after {settings.rounds} rounds: {accuracy}loss {last.loss:.4g}; records: {folder}/rounds.jsonl")
+
+
+def _shown(test: "Evaluation", prefix: str = "") -> str:
+    """The state of a run beside its bar; empty between two evaluations."""
+    if isnan(test.loss):
+        return prefix
+    value = f"loss {test.loss:.4g}" if isnan(test.accuracy) else f"accuracy {test.accuracy:.1%}"
+    return f"{prefix} {value}".strip()
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description:<18}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[shown]}"),
+        TimeRemainingColumn(compact=True),
+        console=Console(stderr=True),
+    )
+
+
+@contextmanager
+def _interruptible(command: str, folder: Path) -> Iterator[None]:
+    """Turn Ctrl-C into a sentence that says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; go on with: deltafl {command} --resume --out {folder}", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -1,0 +1,105 @@
+"""The options that ``run`` and ``compare`` share, and how they become settings.
+
+No option has a default here: what is not given comes from ``--config``, then from the task (see ``settings.py``).
+"""
+
+import tomllib
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import DeltaflError
+from ..settings import AnySettings, make_settings
+from ..simulation.records import recorded_settings
+
+#: Parameters of a command that are not settings.
+NOT_SETTINGS = {"config", "out", "resume", "set_"}
+#: Settings that may differ when a run is continued: they do not change its result.
+FREE_ON_RESUME = {"workers", "data_dir", "checkpoint_every"}
+
+TaskOption = Annotated[str | None, typer.Option("--task", help="what is learnt; `deltafl tasks`", metavar="NAME")]
+Clients = Annotated[int | None, typer.Option(help="clients m", metavar="M")]
+Sample = Annotated[int | None, typer.Option(help="clients asked a round, n", metavar="N")]
+Rounds = Annotated[int | None, typer.Option(help="communication rounds", metavar="T")]
+LocalEpochs = Annotated[int | None, typer.Option(help="local passes over the data", metavar="K")]
+LocalSteps = Annotated[int | None, typer.Option(help="local steps, instead of epochs", metavar="K")]
+BatchSize = Annotated[int | None, typer.Option(help="examples a minibatch", metavar="B")]
+LocalLr = Annotated[float | None, typer.Option(help="local learning rate", metavar="X")]
+ServerLr = Annotated[float | None, typer.Option(help="server learning rate", metavar="X")]
+ServerOptimizerOption = Annotated[
+    str | None, typer.Option("--server-optimizer", help="sgd momentum adagrad adam yogi", metavar="NAME")
+]
+PartitionOption = Annotated[
+    str | None, typer.Option("--partition", help="who holds what; `deltafl tasks`", metavar="NAME")
+]
+Alpha = Annotated[float | None, typer.Option(help="concentration of Dirichlet partitions", metavar="X")]
+Weights = Annotated[str | None, typer.Option(help="target: data (n_i / N) or uniform (1 / m)", metavar="NAME")]
+Floor = Annotated[float | None, typer.Option(help="evenly drawn share of the cohort", metavar="G")]
+Threshold = Annotated[float | None, typer.Option(help="accuracy (or loss) to reach", metavar="X")]
+WorkersOption = Annotated[int | None, typer.Option("--workers", help="processes that train clients", metavar="W")]
+DataDir = Annotated[str | None, typer.Option(help="folder with data sets", metavar="DIR")]
+Config = Annotated[Path | None, typer.Option(help="TOML file with settings; options win", metavar="FILE")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="any other setting: proximal=0.01", metavar="KEY=VALUE")
+]
+Out = Annotated[Path | None, typer.Option(help="where results go", metavar="DIR")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue what is in --out")]
+
+
+def settings_from(kind: type[AnySettings], params: Mapping[str, Any], command: str) -> tuple[AnySettings, Path]:
+    """Settings and output folder of a command, checked against what the folder holds already.
+
+    Args:
+        kind: ``RunSettings`` or ``CompareSettings``.
+        params: The command's parameters as they were given.
+        command: Its name, for the default folder.
+
+    Raises:
+        DeltaflError: If a setting is impossible, the folder is in use, or ``--resume`` contradicts its record.
+    """
+    given = {key: value for key, value in params.items() if value is not None and key not in NOT_SETTINGS}
+    given |= dict(_assignment(text) for text in params["set_"] or [])
+    out: Path | None = params["out"]
+    recorded = recorded_settings(out) if out else None
+    if params["resume"]:
+        if out is None:
+            raise DeltaflError("--resume needs --out DIR, the folder of the run to continue")
+        if recorded is None and not given and params["config"] is None:
+            raise DeltaflError(f"there is no run in {out} to resume; leave out --resume to start one")
+        if recorded is not None:
+            return _continued(kind, recorded, given, params["config"]), out
+    elif recorded is not None:
+        raise DeltaflError(f"{out} already holds a run; add --resume to continue it, or choose another --out")
+    settings = make_settings(kind, given, params["config"])
+    return settings, out or Path("results") / f"{command}-{settings.task}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _continued(
+    kind: type[AnySettings], recorded: dict[str, Any], given: dict[str, Any], config: Path | None
+) -> AnySettings:
+    """The recorded settings, if what is given now does not contradict them."""
+    before = make_settings(kind, recorded)
+    if not given and config is None:
+        return before
+    now = make_settings(kind, {**recorded, **given}) if config is None else make_settings(kind, given, config)
+    for key in kind.model_fields:
+        if key not in FREE_ON_RESUME and getattr(now, key) != getattr(before, key):
+            raise DeltaflError(
+                f"the run was started with {key} = {getattr(before, key)}, not {getattr(now, key)}; "
+                "leave the option out, or choose another --out"
+            )
+    return now
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """``key=value`` with the value written as in TOML, or a bare word."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise DeltaflError(f"--set {text!r} is not KEY=VALUE; write for instance --set proximal=0.01")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
