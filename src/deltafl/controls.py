@@ -101,9 +101,10 @@ class CommonControl:
         coef_n: FloatArray,
     ) -> CommonControlState:
         """Move towards the ratio mean of the replies, which no unlucky sum of weights can blow up."""
-        if len(client_n) == 0:
+        total = coef_n.sum()
+        if total <= 0:
             return state
-        mean_d = weighted_sum(coef_n / coef_n.sum(), update_nd, len(state.control_d))
+        mean_d = weighted_sum(coef_n / total, update_nd, len(state.control_d))
         return CommonControlState(self.memory * state.control_d + (1 - self.memory) * mean_d)
 
 

@@ -52,7 +52,8 @@ def horvitz_thompson(cohort: Cohort, weight_n: FloatArray, response_n: FloatArra
 def hajek(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
     """The Horvitz-Thompson coefficients divided by their sum. Biased by O(1/n); constant updates are exact."""
     coef_n = horvitz_thompson(cohort, weight_n, response_n)
-    return coef_n / coef_n.sum() if len(coef_n) else coef_n
+    total = coef_n.sum()
+    return coef_n / total if total > 0 else coef_n
 
 
 def plain_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:

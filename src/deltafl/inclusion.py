@@ -73,10 +73,8 @@ def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
     while True:
         left = n - int(certain_m.sum())
         rest_m = np.where(certain_m, 0.0, score_m)
-        if rest_m.any():
-            rest_m = rest_m / rest_m.max()  # what is left may be tiny beside those that are certain
-        else:
-            rest_m = np.where(certain_m, 0.0, 1.0)
+        # What is left may be tiny beside those that are certain: scale it anew.
+        rest_m = rest_m / rest_m.max() if rest_m.any() else np.where(certain_m, 0.0, 1.0)
         expected_m = np.where(certain_m, 1.0, rest_m * left / max(rest_m.sum(), 1.0))
         newly_m = (expected_m >= 1.0) & ~certain_m
         if not newly_m.any():

@@ -77,7 +77,7 @@ class FedPracIS:
 
     @property
     def unbiased(self) -> bool:
-        """As exact as its design."""
+        """As exact as its design (with floor 0, a client whose update was once 0 is never asked again)."""
         return find_design(self.design).exact
 
     def init(self, population: Population) -> PracticalState:

@@ -1,0 +1,317 @@
+"""The claim of this library: E[D] = sum_i w_i u_i. Proven by enumeration, with the real ``open`` and ``close_round``.
+
+One test holds every (sampler, design, estimator) against what it says of itself, biased ones included.
+"""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import (
+    Problem,
+    Recorder,
+    all_cohorts,
+    estimate,
+    make_problem,
+    mean_estimate,
+    play,
+    reports_of,
+)
+from deltafl import (
+    DESIGNS,
+    ESTIMATORS,
+    SAMPLERS,
+    Cohort,
+    DeltaflError,
+    FedPracIS,
+    Fixed,
+    Plan,
+    Population,
+    RoundState,
+    SamplerSettings,
+    close_round,
+    init_round,
+    make_sampler,
+    open_round,
+    stream,
+)
+from deltafl.controls import CommonControlState, OwnControlState, weighted_sum
+from deltafl.estimators import find_estimator, hajek, horvitz_thompson, plain_mean
+from deltafl.round import response_rates
+
+SIZES = [10, 15, 20, 25, 30]
+EQUAL_SCORES = {"fedavg", "uniform"}  # only these can use simple random sampling
+
+UNBIASED = [name for name, estimator in ESTIMATORS.items() if estimator.unbiased]
+
+#: What promises nothing in general, but is exact in these cases.
+EXACT_BY_CHANCE = {
+    # Everyone replies, so the weights sum to 1 and dividing by their sum changes nothing.
+    ("full", None, "hajek"),
+    # Draws proportional to w_i: the plain mean of a fixed number of draws *is* the weighted one (Li et al. 2020).
+    *product(("md", "md-fixed"), ("systematic", "pivotal", "multinomial"), ("hajek", "plain-mean")),
+    # With equal scores successive draws are simple random sampling.
+    *product(("fedavg", "uniform"), ("successive",), UNBIASED),
+}
+
+
+def designs_of(name: str) -> list[str | None]:
+    if SAMPLERS[name].design is None:
+        return [None]
+    return [design for design in DESIGNS if design != "simple-random" or name in EQUAL_SCORES]
+
+
+TABLE = [
+    (name, design, estimator)
+    for name in SAMPLERS
+    for design in designs_of(name)
+    for estimator in ESTIMATORS
+    if name != "power-of-choice" or estimator == "plain-mean"
+]
+
+
+def make_plan(name: str, design: str | None, estimator: str, population: Population, n: int = 2) -> Plan:
+    sampler = make_sampler(name if design is None else f"{name}@{design}", SamplerSettings(clusters=2))
+    return Plan(population, sampler, n, estimator, Recorder(), seed=1)
+
+
+def relative_bias(plan: Plan, state: RoundState, problem: Problem, failures: bool = False) -> float:
+    mean_d = mean_estimate(plan, state, problem, failures)
+    return float(np.abs(mean_d - problem.ubar_d).max() / np.abs(problem.ubar_d).max())
+
+
+@pytest.mark.parametrize(("name", "design", "estimator"), TABLE)
+def test_claim_and_verdict(name: str, design: str | None, estimator: str) -> None:
+    """Unbiased to 1e-12 where it is claimed, in a state reached by four real rounds; biased where it is not."""
+    plan = make_plan(name, design, estimator, Population.from_sizes(SIZES), n=3)
+    state = play(plan, init_round(plan, np.zeros(3)), [make_problem(SIZES, seed=s) for s in range(4)])
+    bias = relative_bias(plan, state, make_problem(SIZES, seed=9))
+    claim = plan.sampler.unbiased and ESTIMATORS[estimator].unbiased
+    if claim or (name, design, estimator) in EXACT_BY_CHANCE:
+        assert bias < 1e-12
+    else:
+        assert bias > 1e-4
+
+
+def test_the_table_says_the_same_of_default_forms() -> None:
+    biased = {name for name, entry in SAMPLERS.items() if not entry.unbiased}
+    assert biased == {"fedavg", "power-of-choice"}
+    assert {name for name, estimator in ESTIMATORS.items() if not estimator.unbiased} == {"hajek", "plain-mean"}
+    assert {name for name, design in DESIGNS.items() if not design.exact} == {"successive"}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(1, 50), min_size=2, max_size=6),
+    st.sampled_from(["uniform", "md-fixed", "fedis", "delta", "cluster-is-oracle", "fedpracis", "pracdelta"]),
+    st.sampled_from(["systematic", "pivotal", "poisson", "multinomial"]),
+    st.data(),
+)
+def test_any_weights_and_any_updates(sizes: list[int], name: str, design: str, data: st.DataObject) -> None:
+    """With capping, certain clients, n = 1 and n = m among the cases."""
+    n = data.draw(st.integers(1, min(len(sizes), 3)))
+    problem = make_problem(sizes, seed=data.draw(st.integers(0, 1000)), shift=3.0)
+    plan = make_plan(name, design, "horvitz-thompson", problem.population, n)
+    assert relative_bias(plan, init_round(plan, np.zeros(3)), problem) < 1e-12
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["uniform", "md", "pracdelta"]))
+def test_any_control_is_unbiased(seed: int, name: str) -> None:
+    """However bad the control: D = sum w c + sum coef (u - c)."""
+    rng = np.random.default_rng(seed)
+    problem = make_problem(SIZES, seed=seed)
+    control_md = (100 * rng.normal(size=(5, 3))).astype(np.float32)
+    total_d = problem.population.weight_m @ control_md.astype(np.float64)
+    for estimator, control in (
+        ("difference", CommonControlState(100 * rng.normal(size=3))),
+        ("difference-own", OwnControlState(control_md, total_d)),
+    ):
+        plan = make_plan(name, None, estimator, problem.population)
+        state = init_round(plan, np.zeros(3))._replace(control=control)
+        error_d = mean_estimate(plan, state, problem) - problem.ubar_d
+        assert np.abs(error_d).max() < 1e-12 * 100
+
+
+def test_perfect_controls_leave_no_variance() -> None:
+    problem = make_problem(SIZES)
+    plan = make_plan("uniform", None, "difference-own", problem.population)
+    state = init_round(plan, np.zeros(3))._replace(control=OwnControlState(problem.update_md, problem.ubar_d))
+    for _, cohort in all_cohorts(plan, state, None):
+        delta_d = estimate(plan, state, cohort, list(problem.update_md[cohort.client_n]))
+        np.testing.assert_allclose(delta_d, problem.ubar_d, rtol=1e-12)
+
+
+def test_own_control_remembers_each_client() -> None:
+    """After everybody was seen once with the same update, D is ubar whoever is asked."""
+    problem = make_problem(SIZES)
+    plan = make_plan("uniform", None, "difference-own", problem.population)
+    state = init_round(plan, np.zeros(3))
+    while state.asked_m.min() == 0:
+        state = play(plan, state, [problem])
+    np.testing.assert_array_equal(state.control.control_md, problem.update_md)
+    np.testing.assert_allclose(state.control.total_d, problem.ubar_d, rtol=1e-12)
+    state = play(plan, state, [problem])
+    np.testing.assert_allclose(state.optimizer.delta_d, problem.ubar_d, rtol=1e-12)
+
+
+def test_common_control_by_hand() -> None:
+    """c <- .7 c + .3 (ratio mean of the round); equal weights, so the ratio mean is the mean."""
+    plan = Plan(Population.from_sizes([1, 1, 1]), Fixed(), 2, "difference", Recorder())
+    state = init_round(plan, np.zeros(1))
+    cohort = open_round(plan, state)
+    state, _ = close_round(plan, state, cohort, [np.array([2.0]), np.array([4.0])])
+    assert state.control.control_d == pytest.approx([0.9])
+    assert state.optimizer.delta_d == pytest.approx([3.0])  # (1/3) / (2/3) (2 + 4)
+    state, _ = close_round(plan, state, open_round(plan, state), [np.array([2.0]), np.array([4.0])])
+    assert state.optimizer.delta_d == pytest.approx([0.9 + 0.5 * (1.1 + 3.1)])
+    assert state.control.control_d == pytest.approx([0.7 * 0.9 + 0.9])
+
+
+def known_rates(state: RoundState) -> RoundState:
+    """A state whose response rates are (1, .8, .5, .3, .1): (answered + 1) / (asked + 1) with nine times asked."""
+    return state._replace(asked_m=np.full(5, 9), answered_m=np.array([9, 7, 4, 2, 0]))
+
+
+@pytest.mark.parametrize("estimator", UNBIASED)
+@pytest.mark.parametrize("name", ["full", "uniform", "md", "fedis", "pracdelta", "cluster-is"])
+def test_failures_of_known_rate_leave_no_bias(name: str, estimator: str) -> None:
+    """All cohorts times all patterns of replies."""
+    plan = make_plan(name, None, estimator, Population.from_sizes(SIZES))
+    state = play(plan, init_round(plan, np.zeros(3)), [make_problem(SIZES, seed=s) for s in range(3)])
+    state = known_rates(state)
+    np.testing.assert_allclose(response_rates(plan, state), [1, 0.8, 0.5, 0.3, 0.1])
+    assert relative_bias(plan, state, make_problem(SIZES, seed=9), failures=True) < 1e-12
+
+
+def test_dividing_by_the_replies_is_biased() -> None:
+    plan = make_plan("uniform", None, "hajek", Population.from_sizes([1] * 5))
+    state = init_round(plan, np.zeros(3))
+    assert relative_bias(plan, state, make_problem([1] * 5, seed=9)) < 1e-12
+    assert relative_bias(plan, known_rates(state), make_problem([1] * 5, seed=9), failures=True) > 0.01
+
+
+def test_clients_that_always_answer_have_rate_one() -> None:
+    problem = make_problem(SIZES)
+    plan = make_plan("uniform", None, "horvitz-thompson", problem.population)
+    fresh = init_round(plan, np.zeros(3))
+    old = play(plan, fresh, [problem] * 30)
+    assert np.array_equal(response_rates(plan, old), np.ones(5))
+    cohort = open_round(plan, fresh)
+    updates = list(problem.update_md[cohort.client_n])
+    assert np.array_equal(estimate(plan, fresh, cohort, updates), estimate(plan, old, cohort, updates))
+
+
+def test_estimated_rates_converge_and_the_bias_vanishes() -> None:
+    """Clients answer with unknown rates; the server estimates them from earlier rounds only."""
+    true_m = np.array([1.0, 0.9, 0.7, 0.5, 0.3])
+    problem = make_problem(SIZES)
+    plan = make_plan("uniform", None, "horvitz-thompson", problem.population, n=3)
+    state = init_round(plan, np.zeros(3))
+    total_d, late = np.zeros(3), 0
+    for round in range(3000):
+        answers_m = stream(0, "audit", round).random(5) < true_m
+        cohort = open_round(plan, state)
+        updates = [problem.update_md[i] if answers_m[i] else None for i in cohort.client_n]
+        state, _ = close_round(plan, state, cohort, updates)
+        if round >= 1000:
+            total_d, late = total_d + state.optimizer.delta_d, late + 1
+    rate_m = response_rates(plan, state)
+    asked_m = state.asked_m
+    assert np.all(np.abs(rate_m - true_m) < 4 * np.sqrt(true_m * (1 - true_m) / asked_m) + 1 / asked_m)
+    assert np.abs(total_d / late - problem.ubar_d).max() < 0.1 * np.abs(problem.ubar_d).max()
+
+
+def test_response_floor_bounds_the_correction() -> None:
+    plan = Plan(Population.from_sizes(SIZES), Fixed(), 2, response_floor=0.25)
+    state = known_rates(init_round(plan, np.zeros(3)))
+    np.testing.assert_allclose(response_rates(plan, state), [1, 0.8, 0.5, 0.3, 0.25])
+
+
+@pytest.mark.parametrize(("floor", "starved"), [(0.0, True), (0.1, False)])
+def test_a_starved_client_biases_the_paper_rule_without_a_floor(floor: float, starved: bool) -> None:
+    """R = 0 once means never again where the floor is 0: the documented exception from unbiasedness."""
+    problem = make_problem(SIZES)
+    plan = Plan(problem.population, FedPracIS(floor=floor), 5, "horvitz-thompson", Recorder())
+    state = init_round(plan, np.zeros(3))
+    first_md = np.array([[0, 0, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1], [1, 1, 1]])
+    state, _ = close_round(plan, state, open_round(plan, state), first_md)
+    assert state.sampler.p_m.tolist() == [0, 0.25, 0.25, 0.25, 0.25]
+    bias = relative_bias(replace(plan, n=2), state, problem)
+    assert bias > 1e-3 if starved else bias < 1e-12
+
+
+# --- the coefficients themselves, by hand -----------------------------------------------------------------------------
+
+TWO = Cohort(np.array([0, 2]), np.array([1, 2]), np.array([0.5, 1.6]), "replacement")
+WEIGHT_N = np.array([0.2, 0.4])
+
+
+def test_coefficients_by_hand() -> None:
+    response_n = np.array([1.0, 0.5])
+    np.testing.assert_allclose(horvitz_thompson(TWO, WEIGHT_N, response_n), [0.4, 1.0])
+    np.testing.assert_allclose(hajek(TWO, WEIGHT_N, response_n), [0.4 / 1.4, 1.0 / 1.4])
+    np.testing.assert_allclose(plain_mean(TWO, WEIGHT_N, response_n), [1 / 3, 2 / 3])
+
+
+@pytest.mark.parametrize("estimator", ["hajek", "plain-mean"])
+@pytest.mark.parametrize("name", ["uniform", "md", "fedis", "pracdelta"])
+def test_ratio_estimators_are_exact_for_constant_updates(name: str, estimator: str) -> None:
+    problem = make_problem(SIZES)
+    plan = make_plan(name, None, estimator, problem.population)
+    state = init_round(plan, np.zeros(3))
+    for _, cohort in all_cohorts(plan, state, problem.oracle):
+        constant = [np.array([1, 2, 3], dtype=np.float32)] * len(cohort.client_n)
+        np.testing.assert_allclose(estimate(plan, state, cohort, list(constant)), [1, 2, 3], rtol=1e-12)
+
+
+def test_fedavg_by_hand() -> None:
+    """sum_S n_i u_i / sum_S n_i."""
+    plan = make_plan("fedavg", None, SAMPLERS["fedavg"].estimator, Population.from_sizes([1, 3, 6]))
+    state = init_round(plan, np.zeros(1))
+    cohort = Cohort(np.array([0, 1]), np.array([1, 1]), np.full(2, 2 / 3), "fixed-size")
+    assert estimate(plan, state, cohort, [np.array([4.0]), np.array([8.0])]) == pytest.approx([(4 + 3 * 8) / 4])
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_nobody_and_clients_that_count_nothing(estimator: str) -> None:
+    """An empty cohort, or one of clients with weight 0 only, moves nothing and leaves no NaN."""
+    population = Population(np.array([0.0, 0.0, 1.0]), np.array([1, 1, 1]))
+    plan = Plan(population, Fixed(), 2, estimator, Recorder())
+    state = init_round(plan, np.zeros(1))
+    nobody = Cohort(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), "poisson")
+    assert estimate(plan, state, nobody, []).tolist() == [0]
+    weightless = Cohort(np.array([0, 1]), np.array([1, 1]), np.full(2, 2 / 3), "fixed-size")
+    following, _ = close_round(plan, state, weightless, [np.array([4.0]), np.array([8.0])])
+    expected = 6 if estimator == "plain-mean" else 0
+    assert following.optimizer.delta_d.tolist() == [expected]
+    assert all(np.all(np.isfinite(part)) for part in following.control)
+
+
+@pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if name != "plain-mean"])
+def test_unknown_expectations_cannot_be_weighed(estimator: str) -> None:
+    problem = make_problem(SIZES)
+    plan = make_plan("power-of-choice", None, estimator, problem.population)
+    state = init_round(plan, np.zeros(3))
+    cohort = open_round(plan, state, oracle=problem.oracle)
+    with pytest.raises(DeltaflError, match="plain-mean"):
+        close_round(plan, state, cohort, problem.update_md[cohort.client_n], reports_of(problem, cohort))
+
+
+def test_aliases_and_unknown_names() -> None:
+    assert find_estimator("hansen-hurwitz") is ESTIMATORS["horvitz-thompson"]
+    assert find_estimator("ratio") is ESTIMATORS["hajek"]
+    with pytest.raises(DeltaflError, match="did you mean 'difference'"):
+        find_estimator("diference")
+
+
+@given(st.integers(0, 6), st.integers(0, 100))
+def test_weighted_sum_against_a_loop(n: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    coef_n, row_nd = rng.normal(size=n), rng.normal(size=(n, 4)).astype(np.float32)
+    slow = [sum(float(coef_n[i]) * float(row_nd[i, j]) for i in range(n)) for j in range(4)]
+    np.testing.assert_allclose(weighted_sum(coef_n, row_nd, 4), slow, rtol=1e-13, atol=1e-15)
