@@ -1,16 +1,22 @@
-"""Local training, told plainly: what one client does in one round. ``train_serial`` is the readable twin of ``fast.py``.
+"""Local training, told plainly: what one client does in one round; ``train_serial`` is the readable twin of ``fast``.
 
 The client starts from the global model x_0 and takes K steps x <- x - lr * direction(g_k), where g_k is the gradient of
 the mean loss of minibatch k, plus mu (x - x_0) with a proximal term, filtered by momentum if there is any. It returns
 u = x_K - x_0 with what one pass over the same steps can tell about it.
 """
 
+import copy
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ..types import IntArray, Params
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..tasks.base import Loss
 
 
 @dataclass(frozen=True)
@@ -61,3 +67,71 @@ def minibatches(num_examples: int, work: LocalWork, rng: np.random.Generator) ->
         order = rng.permutation(num_examples)
         batches += [order[start : start + size] for start in range(0, num_examples, size)]
     return batches[:num_steps]
+
+
+def train_serial(
+    model: "torch.nn.Module",
+    loss: "Loss",
+    x: "torch.Tensor",
+    y: "torch.Tensor",
+    params_d: Params,
+    work: LocalWork,
+    rng: np.random.Generator,
+    noise: float = 0.0,
+) -> LocalResult:
+    """Train one client, step by step: the readable twin of ``fast.FastTrainer``, for any model.
+
+    Args:
+        model: Any module; a copy of it is trained, so it is left as it was.
+        loss: ``loss(output, y)``, the mean loss of a minibatch.
+        x: The client's inputs, (n_i, ...).
+        y: The client's labels or targets, (n_i,).
+        params_d: float32 (d,), the global model x_0, in the order of ``model.parameters()``.
+        work: Steps, learning rate, momentum and proximal term.
+        rng: Draws the minibatches of all steps first, then d normal numbers a step if there is noise.
+        noise: Standard deviation of the noise added to each entry of each minibatch gradient, >= 0.
+
+    Returns:
+        The update and its statistics. They are not finite if the training diverged; that is the caller's to judge.
+    """
+    import torch
+    from torch.nn.utils import vector_to_parameters
+
+    model = copy.deepcopy(model)
+    start_d = torch.tensor(params_d)
+    current_d, velocity_d = start_d, torch.zeros_like(start_d)
+    loss_sum, square_sum, gradient_sum_d = 0.0, 0.0, torch.zeros(len(start_d), dtype=torch.float64)
+    batches = minibatches(len(x), work, rng)
+    for rows in batches:
+        vector_to_parameters(current_d, model.parameters())
+        batch_loss = loss(model(x[rows]), y[rows])
+        gradient_d = _gradient(model, batch_loss)
+        if noise > 0:
+            gradient_d += noise * torch.from_numpy(rng.standard_normal(len(start_d))).float()
+        loss_sum += batch_loss.item()
+        square_sum += gradient_d.double().square().sum().item()
+        gradient_sum_d += gradient_d
+        velocity_d = work.momentum * velocity_d + gradient_d + work.proximal * (current_d - start_d)
+        current_d = current_d - work.lr * velocity_d
+    return LocalResult(
+        update_d=(current_d - start_d).numpy(),
+        loss=loss_sum / len(batches),
+        step_variance=step_variance(square_sum, gradient_sum_d.square().sum().item(), len(batches), work.lr),
+        num_steps=len(batches),
+    )
+
+
+def step_variance(square_sum: float, squared_norm_of_sum: float, num_steps: int, lr: float) -> float:
+    """lr^2 (sum_k norm(g_k)^2 / K - norm(sum_k g_k)^2 / K^2), not below 0; NaN if the training diverged."""
+    variance = lr * lr * (square_sum / num_steps - squared_norm_of_sum / (num_steps * num_steps))
+    return 0.0 if variance < 0 or num_steps == 1 else variance
+
+
+def _gradient(model: "torch.nn.Module", batch_loss: "torch.Tensor") -> "torch.Tensor":
+    """The gradient in all parameters as one vector, 0 in those that are frozen or not used."""
+    import torch
+
+    model.zero_grad()
+    batch_loss.backward()  # type: ignore[no-untyped-call]
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([part.reshape(-1) for part in parts])

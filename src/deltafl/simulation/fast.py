@@ -1,0 +1,186 @@
+"""Local training, fast: the same steps as ``local.train_serial``, equal to it within float32 rounding.
+
+What makes it faster, in the order of the gain on a small CNN and one core:
+
+1. Images are laid out with channels last, for which the CPU's pooling is several times faster.
+2. All parameters are views into one flat vector, so that loading the global model is one copy, a step one subtraction,
+   and norms and the minibatch variance are running sums over one vector.
+3. Rows are put into a pass's order once, and minibatches are views; there is no data loader.
+4. glibc keeps the blocks that each step frees, instead of giving them back to the system and asking again.
+
+``choose_trainer`` sends what this path cannot handle to the twin.
+"""
+
+import copy
+import ctypes
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ..errors import MissingExtraError
+from ..tasks.base import Loss
+from ..types import IntArray, Params
+from .local import LocalResult, LocalWork, minibatches, step_variance, train_serial
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("torch", "sim") from error
+
+_log = logging.getLogger(__name__)
+
+#: ``train(x, y, params_d, work, rng, noise) -> LocalResult``: a trainer bound to its model and loss.
+Trainer = Callable[[torch.Tensor, torch.Tensor, Params, LocalWork, np.random.Generator, float], LocalResult]
+
+
+class FastTrainer:
+    """Trains one client after another with one copy of the model.
+
+    Args:
+        model: A module for which ``refusal(model)`` is None; it is copied and left as it was.
+        loss: ``loss(output, y)``, the mean loss of a minibatch.
+    """
+
+    def __init__(self, model: torch.nn.Module, loss: Loss) -> None:
+        keep_freed_memory()
+        self._model = copy.deepcopy(model)
+        self._loss = loss
+        self._params = list(self._model.parameters())
+        sizes = [param.numel() for param in self._params]
+        self._current_d = torch.zeros(sum(sizes))
+        for param, piece in zip(self._params, torch.split(self._current_d, sizes), strict=True):
+            param.data = piece.view(param.shape)
+        self._start_d, self._gradient_d, self._gradient_sum_d, self._velocity_d = (
+            torch.zeros_like(self._current_d) for _ in range(4)
+        )
+        self._channels_last: bool | None = None
+
+    def train(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        params_d: Params,
+        work: LocalWork,
+        rng: np.random.Generator,
+        noise: float = 0.0,
+    ) -> LocalResult:
+        """Train one client; arguments and result are those of ``local.train_serial``."""
+        self._start_d.copy_(torch.tensor(params_d))
+        self._current_d.copy_(self._start_d)
+        self._gradient_sum_d.zero_()
+        self._velocity_d.zero_()
+        loss_sum, square_sum = 0.0, 0.0
+        batches = minibatches(len(x), work, rng)
+        for x_batch, y_batch in self._examples(x, y, batches):
+            loss_sum += self._differentiate(x_batch, y_batch)
+            if noise > 0:
+                self._gradient_d += noise * torch.from_numpy(rng.standard_normal(len(self._gradient_d))).float()
+            square_sum += _squared_norm(self._gradient_d)
+            self._gradient_sum_d += self._gradient_d
+            self._step(work)
+        return LocalResult(
+            update_d=(self._current_d - self._start_d).numpy(),
+            loss=loss_sum / len(batches),
+            step_variance=step_variance(square_sum, _squared_norm(self._gradient_sum_d), len(batches), work.lr),
+            num_steps=len(batches),
+        )
+
+    def _differentiate(self, x: torch.Tensor, y: torch.Tensor) -> float:
+        """Write the minibatch's gradient into the flat vector; returns the minibatch's loss."""
+        batch_loss = self._loss(self._model(x), y)
+        gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
+        torch.cat([gradient.reshape(-1) for gradient in gradients], out=self._gradient_d)
+        return batch_loss.item()
+
+    def _step(self, work: LocalWork) -> None:
+        """Move the parameters; reuses the gradient's vector."""
+        direction_d = self._gradient_d
+        if work.proximal > 0:
+            direction_d.add_(self._current_d, alpha=work.proximal).sub_(self._start_d, alpha=work.proximal)
+        if work.momentum > 0:
+            direction_d = self._velocity_d.mul_(work.momentum).add_(direction_d)
+        self._current_d.sub_(direction_d, alpha=work.lr)
+
+    def _examples(
+        self, x: torch.Tensor, y: torch.Tensor, batches: list[IntArray]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The minibatches, cut from rows that are gathered once a pass."""
+        if self._channels_last is None:
+            self._channels_last = accepts_channels_last(self._model, x)
+        if self._channels_last:
+            x = x.permute(0, 2, 3, 1).contiguous()
+        size = len(batches[0])
+        batches_a_pass = -(-len(x) // size)
+        for first in range(0, len(batches), batches_a_pass):
+            rows = torch.from_numpy(np.concatenate(batches[first : first + batches_a_pass]))
+            for x_batch, y_batch in zip(torch.split(x[rows], size), torch.split(y[rows], size), strict=True):
+                yield (x_batch.permute(0, 3, 1, 2) if self._channels_last else x_batch), y_batch
+
+
+def accepts_channels_last(model: torch.nn.Module, x: torch.Tensor) -> bool:
+    """Whether x are images and the model runs on that layout; one that calls ``view`` on feature maps does not."""
+    if x.dim() != 4:
+        return False
+    try:
+        with torch.no_grad():
+            model(channels_last(torch.zeros(2, *x.shape[1:])))
+    except RuntimeError:
+        return False
+    return True
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """The same images (n, channels, height, width), stored with the channels of one pixel side by side.
+
+    ``contiguous(memory_format=torch.channels_last)`` does not mark images of one channel, for which both layouts agree,
+    and their feature maps would fall back to the slow one.
+    """
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+def choose_trainer(model: torch.nn.Module, loss: Loss) -> tuple[Trainer, str]:
+    """The trainer for this model, and why: the fast one wherever it is known to equal the twin."""
+    reason = refusal(model)
+    if reason is None:
+        return FastTrainer(model, loss).train, "fast path"
+    _log.info("local training uses the serial path: %s", reason)
+    return functools.partial(train_serial, model, loss), reason
+
+
+def refusal(model: torch.nn.Module) -> str | None:
+    """Why the fast path does not take this model, or None if it does."""
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    params = list(model.parameters())
+    buffers = [name for name, _ in model.named_buffers()]
+    random = [type(part).__name__ for part in model.modules() if "drop" in type(part).__name__.lower()]
+    if buffers:
+        return f"the model has buffers ({buffers[0]}); they stay as they were made and are not averaged"
+    if random:
+        return f"the model has random layers ({random[0]})"
+    if len(names) != len(params):
+        return "the model has shared parameters"
+    if any(not param.requires_grad or param.dtype != torch.float32 for param in params):
+        return "the model has parameters that are frozen or not float32"
+    return None
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep blocks up to 32 MiB when they are freed; does nothing where there is no ``mallopt``.
+
+    Every step allocates and frees the same few megabytes of activations. By default glibc returns such blocks to the
+    system, and the next step pays for new zeroed pages. This holds for the whole process; it holds on to at most 1 GiB.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(mmap_threshold, 32 * 1024**2)
+            mallopt(trim_threshold, 1024**3)
+
+
+def _squared_norm(vector_d: torch.Tensor) -> float:
+    norm = float(torch.linalg.vector_norm(vector_d, dtype=torch.float64).item())
+    return norm * norm

@@ -1,0 +1,249 @@
+"""Processes that train clients side by side; ``Workers(1)`` is this process itself, with the same code for one client.
+
+A runner is an object whose methods take ``(params_d, *numbers)`` and are pure functions of them, so that it does not
+matter which process runs a job, or when. Each worker has its own pipe and gets its next job when it has done one. Torch
+tensors in shared memory are handed over as they are, and that memory has no name, so nothing can be left behind.
+A worker ends when its pipe is closed, hence also when the parent is killed.
+"""
+
+import multiprocessing
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, Self
+
+import numpy as np
+
+from ..errors import DeltaflError, MissingExtraError
+from ..types import Params
+
+try:
+    import torch
+    import torch.multiprocessing as torch_multiprocessing
+except ImportError as error:
+    raise MissingExtraError("torch", "sim") from error
+
+Job = tuple[int, ...]
+
+
+class Workers:
+    """A pool of processes for local training. Use it in a ``with`` statement.
+
+    Args:
+        count: Number of processes, >= 1; 1 runs everything in this process. As many as there are cores is best:
+            each uses one thread.
+
+    Raises:
+        DeltaflError: If count is below 1.
+
+    Example:
+        >>> with Workers(1) as workers:
+        ...     workers.count
+        1
+    """
+
+    def __init__(self, count: int) -> None:
+        if count < 1:
+            raise DeltaflError(f"workers is {count}; write a whole number >= 1, best the number of cores")
+        self.count = count
+        self._runner: Any = None
+        self._closed = False
+        self._processes: list[SpawnProcess] = []
+        self._pipes: list[Connection[Any, Any]] = []
+        if count > 1:
+            self._start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes; a closed pool cannot be used again."""
+        self._closed = True
+        self._runner = None
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join()
+        self._pipes, self._processes = [], []
+
+    def load(self, runner: object) -> None:
+        """Hand over what the next ``map`` runs on; the processes stay. Nothing is done if it is loaded already.
+
+        Args:
+            runner: Picklable if there is more than one worker; its torch tensors should be in shared memory.
+
+        Raises:
+            DeltaflError: If it cannot be pickled, or the pool is closed or broken.
+        """
+        if self._closed:
+            raise DeltaflError("these workers are closed; make new ones with Workers(count)")
+        if runner is self._runner:
+            return
+        if self.count > 1:
+            with self._closed_on_failure():
+                for index in range(self.count):
+                    self._send(index, ("load", runner))
+        self._runner = runner
+
+    def map(self, method: str, params_d: Params, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
+        """``[runner.method(params_d, *job) for job in jobs]``, side by side, the most costly jobs first.
+
+        Args:
+            method: Name of a method of the loaded runner.
+            params_d: float32 (d,), the global model.
+            jobs: The other arguments of each call.
+            costs: How long each job is, in any unit.
+
+        Returns:
+            The results in the order of ``jobs``.
+
+        Raises:
+            DeltaflError: If a worker died, or the job itself raised one.
+            RuntimeError: If a job raised another error; the worker's traceback is in the message.
+        """
+        if self._closed or self._runner is None:
+            raise DeltaflError("these workers are closed or have no task; make new ones with Workers(count)")
+        if self.count == 1:
+            with one_thread():
+                return [getattr(self._runner, method)(params_d, *job) for job in jobs]
+        with self._closed_on_failure():
+            return self._map_in_processes(method, params_d, jobs, costs)
+
+    def _map_in_processes(
+        self, method: str, params_d: Params, jobs: Sequence[Job], costs: Sequence[float]
+    ) -> list[Any]:
+        results: list[Any] = [None] * len(jobs)
+        waiting = sorted(range(len(jobs)), key=lambda index: costs[index])
+        busy: dict[Connection[Any, Any], tuple[int, int]] = {}
+
+        def hand_out(worker: int) -> None:
+            if waiting:
+                job = waiting.pop()
+                busy[self._pipes[worker]] = worker, job
+                self._send(worker, ("job", jobs[job]))
+
+        for worker in range(min(self.count, len(jobs))):
+            self._send(worker, ("params", method, params_d))
+            hand_out(worker)
+        while busy:
+            for pipe in wait(list(busy)):
+                worker, job = busy.pop(pipe)  # type: ignore[call-overload]
+                results[job] = self._receive(worker)
+                hand_out(worker)
+        return results
+
+    def _start(self) -> None:
+        # Shared memory without a name: nothing stays in /dev/shm after a kill.
+        if "file_descriptor" in torch_multiprocessing.get_all_sharing_strategies():  # type: ignore[no-untyped-call]
+            torch_multiprocessing.set_sharing_strategy("file_descriptor")  # type: ignore[no-untyped-call]
+        context = multiprocessing.get_context("spawn")
+        with _interrupts_ignored():
+            for index in range(self.count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs,), name=f"deltafl-worker-{index}", daemon=True)
+                process.start()
+                theirs.close()
+                self._pipes.append(ours)
+                self._processes.append(process)
+
+    def _send(self, worker: int, message: tuple[Any, ...]) -> None:
+        try:
+            self._pipes[worker].send(message)
+        except OSError:
+            raise self._died(worker) from None
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise DeltaflError(
+                f"the task cannot be sent to worker processes ({error}); "
+                "define its model and loss at the top of a module, or use Workers(1)"
+            ) from error
+
+    def _receive(self, worker: int) -> Any:
+        try:
+            failure, result = self._pipes[worker].recv()
+        except (EOFError, OSError):
+            raise self._died(worker) from None
+        if isinstance(failure, DeltaflError):
+            raise failure
+        if failure is not None:
+            raise RuntimeError(f"local training failed in a worker process:\n{failure}")
+        return result
+
+    def _died(self, worker: int) -> DeltaflError:
+        self._processes[worker].join(timeout=5)
+        code = self._processes[worker].exitcode
+        return DeltaflError(
+            f"worker process {worker} died (exit code {code}); if it was killed, memory may have run out: "
+            "use fewer workers. In a script of your own, start them below: if __name__ == '__main__':"
+        )
+
+    @contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
+        """After an error or Ctrl-C jobs may be under way whose answers nobody reads; so the pool ends."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch with one thread, as the workers do: sums of several threads would differ in their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started here ignore Ctrl-C from birth: the parent handles it and ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _serve(pipe: "Connection[Any, Any]") -> None:
+    """The life of a worker: answer jobs until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    runner: Any = None
+    method, params_d = "", np.zeros(0, dtype=np.float32)
+    while True:
+        try:
+            kind, *content = pipe.recv()
+            if kind == "load":
+                (runner,) = content
+            elif kind == "params":
+                method, params_d = content
+            else:
+                (job,) = content
+                pipe.send(_attempt(runner, method, params_d, job))
+        except (EOFError, OSError):  # the parent closed the pipe or is gone
+            return
+
+
+def _attempt(runner: Any, method: str, params_d: Params, job: Job) -> tuple[DeltaflError | str | None, Any]:
+    try:
+        return None, getattr(runner, method)(params_d, *job)
+    except DeltaflError as error:
+        return DeltaflError(str(error)), None
+    except Exception:
+        return traceback.format_exc(), None
