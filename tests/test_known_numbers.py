@@ -1,0 +1,157 @@
+"""Numbers known in advance: of the DELTA paper's toy, of successive draws, and of what does not hold as printed."""
+
+from math import sqrt
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from conftest import Recorder, all_cohorts, estimate, make_problem, mean_square
+from deltafl import Delta, FedIS, Fixed, Plan, Population, Sampler, Sgd, close_round, init_round, open_round
+from deltafl.exact import support
+from deltafl.inclusion import draw_probabilities
+from deltafl.samplers import theory_constants
+from deltafl.testing import KnownUpdates
+from deltafl.types import FloatArray
+
+#: The toy: three clients of equal weight whose mean update is (4, 0).
+TOY_MD = np.array([[2, 2], [4, 1], [6, -3]], dtype=np.float32)
+THIRDS = Population.from_sizes([1, 1, 1])
+TOY = make_problem([1, 1, 1])._replace(update_md=TOY_MD, oracle=KnownUpdates(TOY_MD, THIRDS.weight_m))
+
+#: Columns: Hansen-Hurwitz with replacement; Horvitz-Thompson, exact pi; 1 / (n m p), Hajek, plain mean on successive.
+COLUMNS = [
+    ("multinomial", "hansen-hurwitz"),
+    ("systematic", "horvitz-thompson"),
+    ("successive", "horvitz-thompson"),
+    ("successive", "hajek"),
+    ("successive", "plain-mean"),
+]
+MEAN_SQUARES = {
+    "uniform": [3.667, 1.833, 1.833, 1.833, 1.833],
+    "is": [2.366, 0.435, 1.088, 1.399, 1.636],
+    "delta": [5.344, 3.264, 3.715, 0.370, 1.029],
+}
+
+
+def toy_sampler(name: str, design: str) -> Sampler:
+    samplers: dict[str, Sampler] = {"uniform": Fixed(False, design), "is": FedIS(design), "delta": Delta(design)}
+    return samplers[name]
+
+
+@pytest.mark.parametrize("column", range(5))
+@pytest.mark.parametrize("name", MEAN_SQUARES)
+def test_mean_squared_errors_of_the_toy(name: str, column: int) -> None:
+    design, estimator = COLUMNS[column]
+    plan = Plan(THIRDS, toy_sampler(name, design), 2, estimator, Recorder())
+    error = mean_square(plan, init_round(plan, np.zeros(2)), TOY)
+    assert error == pytest.approx(MEAN_SQUARES[name][column], abs=6e-4)
+
+
+def test_the_toy_is_the_same_for_every_exact_design_of_fixed_size() -> None:
+    """Two of three: pi leaves one solution, so pivotal must agree with systematic."""
+    for name, errors in MEAN_SQUARES.items():
+        plan = Plan(THIRDS, toy_sampler(name, "pivotal"), 2, "horvitz-thompson", Recorder())
+        assert mean_square(plan, init_round(plan, np.zeros(2)), TOY) == pytest.approx(errors[1], abs=6e-4)
+
+
+def test_draw_probabilities_of_the_toy() -> None:
+    reports = TOY.oracle.reports()
+    np.testing.assert_allclose(draw_probabilities(np.sqrt(reports.squared_norm_n)), [0.207, 0.302, 0.491], atol=5e-4)
+    zeta_m = np.sqrt(reports.squared_deviation_n)
+    np.testing.assert_allclose(draw_probabilities(zeta_m), [0.380, 0.135, 0.485], atol=1e-3)
+
+
+def test_pairs_of_the_toy() -> None:
+    """Unweighted averages of the pairs that the paper picks by hand, against (4, 0)."""
+    plan = Plan(THIRDS, Fixed(), 2, "plain-mean", Recorder())
+    state = init_round(plan, np.zeros(2))
+    means = {
+        tuple(cohort.client_n.tolist()): estimate(plan, state, cohort, list(TOY_MD[cohort.client_n])).tolist()
+        for _, cohort in all_cohorts(plan, state, None)
+    }
+    assert means == {(0, 2): [4, -0.5], (1, 2): [5, -1], (0, 1): [3, 1.5]}
+    np.testing.assert_allclose(TOY.ubar_d, [4, 0], atol=1e-15)
+
+
+def test_inclusion_probabilities_of_successive_draws() -> None:
+    p_m = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
+    pi_m = sum(p * np.array(count) for count, p in support("successive", 2 * p_m).items())
+    np.testing.assert_allclose(pi_m, [0.7075, 0.6021, 0.3388, 0.2324, 0.1191], atol=5e-5)
+
+
+@pytest.mark.parametrize("sampler", [Fixed(), Fixed(design="multinomial"), Delta(), Delta("multinomial")])
+def test_theorem_2_as_printed_fails(sampler: Sampler) -> None:
+    """F = (x -+ 1)^2 / 2, n = 1, K = 1, no noise, eta eta_L = 1: the gradient of f, which is x, stays 1 for ever."""
+    population, optimum_m = Population.from_sizes([1, 1]), np.array([1.0, -1.0])
+    local_lr = 0.5
+    plan = Plan(population, sampler, 1, "horvitz-thompson", Sgd(1 / local_lr))
+    state = init_round(plan, np.array([1.0]))
+    seen = set()
+    for _ in range(50):
+        update_md = local_lr * (optimum_m - state.params_d)[:, None].astype(np.float32)
+        oracle = KnownUpdates(update_md, population.weight_m)
+        cohort = open_round(plan, state, oracle=oracle)
+        state, _ = close_round(plan, state, cohort, update_md[cohort.client_n])
+        assert state.params_d[0] ** 2 == 1
+        seen.add(float(state.params_d[0]))
+    assert seen == {-1.0, 1.0}
+
+
+def one_round_variance(p_m: FloatArray, norm2_m: FloatArray, weight_m: FloatArray, ubar2: float, n: int) -> float:
+    """Var D = (1/n) (sum_i w_i^2 norm(u_i)^2 / p_i - norm(ubar)^2), n draws with replacement and weights w / p."""
+    return float((np.sum(weight_m**2 * norm2_m / p_m) - ubar2) / n)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0, 4), st.booleans())
+def test_when_delta_is_worse_than_uniform(seed: int, shift: float, enumerate_too: bool) -> None:
+    """Equal weights, with replacement: exactly when Cov_i(norm(u_i)^2 / zeta_i, zeta_i) < 0. Never better than IS."""
+    m, n = 4, 2
+    problem = make_problem([1] * m, d=2, seed=seed, shift=shift)
+    reports = problem.oracle.reports()
+    norm2_m, zeta_m = reports.squared_norm_n, np.sqrt(reports.squared_deviation_n)
+    assume(zeta_m.min() > 1e-2 and norm2_m.min() > 1e-4)
+    weight_m, ubar2 = problem.population.weight_m, float(problem.ubar_d @ problem.ubar_d)
+    variance = {
+        name: one_round_variance(draw_probabilities(score_m), norm2_m, weight_m, ubar2, n)
+        for name, score_m in (("uniform", np.ones(m)), ("is", np.sqrt(norm2_m)), ("delta", zeta_m))
+    }
+    covariance = np.mean(norm2_m) - np.mean(norm2_m / zeta_m) * np.mean(zeta_m)
+    assert variance["delta"] - variance["uniform"] == pytest.approx(-covariance / n, abs=1e-9 * norm2_m.max())
+    assert variance["is"] <= variance["delta"] * (1 + 1e-12)
+    if enumerate_too:  # the formula against every cohort of the real code
+        samplers: dict[str, Sampler] = {
+            "uniform": Fixed(False, "multinomial"),
+            "is": FedIS("multinomial"),
+            "delta": Delta("multinomial", a1=1.0, a2=0.0),
+        }
+        for name, sampler in samplers.items():
+            plan = Plan(problem.population, sampler, n, "hansen-hurwitz", Recorder())
+            error = mean_square(plan, init_round(plan, np.zeros(2)), problem)
+            assert error == pytest.approx(variance[name], rel=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_importance_sampling_is_optimal_under_its_own_weights(seed: int) -> None:
+    """Unequal weights, with replacement: no score beats w_i norm(u_i) when replies count w / p."""
+    problem = make_problem([10, 15, 20, 25, 30], seed=seed)
+    samplers: list[Sampler] = [
+        FedIS("multinomial"),
+        Delta("multinomial"),
+        Fixed(True, "multinomial"),
+        FedIS("multinomial", 0.3),
+    ]
+    plans = [Plan(problem.population, sampler, 2, "hansen-hurwitz", Recorder()) for sampler in samplers]
+    errors = [mean_square(plan, init_round(plan, np.zeros(3)), problem) for plan in plans]
+    assert errors[0] <= min(errors) * (1 + 1e-6)
+    assert errors[0] < errors[2]
+
+
+def test_constants_of_the_theory() -> None:
+    """a1 = 20 K / sqrt(T), a2 = 5 / sqrt(T) + sqrt(K / n); the drift parts times m / n without replacement."""
+    assert theory_constants(10, 100, n=4, m=20, with_replacement=True) == pytest.approx((20, 0.5 + sqrt(2.5)))
+    assert theory_constants(10, 100, n=4, m=20, with_replacement=False) == pytest.approx((100, 2.5 + sqrt(2.5)))
+    assert theory_constants(1, 400, n=10, m=10, with_replacement=False) == pytest.approx((1, 0.25 + sqrt(0.1)))
