@@ -6,6 +6,7 @@ enumerates. The audit and the tests use it to compute expectations without any s
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import combinations, pairwise, permutations, product
 from math import comb, factorial, prod
 from typing import cast
@@ -21,6 +22,8 @@ Support = dict[tuple[int, ...], float]
 
 #: Beyond this many clients an enumeration over orders takes too long.
 MAX_CLIENTS = 7
+#: Ends that should coincide differ by rounding; what seems to lie between them is no cohort.
+SLIVER = 1e-14
 
 
 def support(design: str, expected_m: FloatArray) -> Support:
@@ -39,6 +42,12 @@ def support(design: str, expected_m: FloatArray) -> Support:
     return _ENUMERATE[design]([float(e) for e in expected_m])
 
 
+@lru_cache(maxsize=16)
+def _support_items(design: str, expected: tuple[float, ...]) -> tuple[tuple[tuple[int, ...], float], ...]:
+    """The support as a tuple; a sampler asks for the same one again at every visit."""
+    return tuple(support(design, np.array(expected)).items())
+
+
 class _Visit(Chooser):
     """One path through the draws of a sampler: the k-th draw takes the ``path[k]``-th cohort of its support."""
 
@@ -46,7 +55,7 @@ class _Visit(Chooser):
         self.path, self.probability, self.widths = path, 1.0, list[int]()
 
     def choose(self, design: str, expected_m: FloatArray) -> IntArray:
-        cohorts = list(support(design, expected_m).items())
+        cohorts = _support_items(design, tuple(expected_m.tolist()))
         self.path += [0] * (len(self.widths) + 1 - len(self.path))
         count_m, probability = cohorts[self.path[len(self.widths)]]
         self.widths.append(len(cohorts))
@@ -142,6 +151,8 @@ def _systematic(expected: list[float]) -> Support:
         ends = np.cumsum([expected[i] for i in order])
         cuts = np.unique(np.concatenate([[0.0, 1.0], ends % 1.0]))
         for low, high in pairwise(cuts.tolist()):
+            if high - low < SLIVER:
+                continue
             middle = (low + high) / 2
             chosen = tuple(
                 i for i, e in zip(order, ends, strict=True) if np.floor(e - middle) > np.floor(e - expected[i] - middle)

@@ -90,6 +90,9 @@ class Momentum:
         return _moved(params_d, self.lr * velocity_d), MomentumState(velocity_d)
 
 
+ADAPTIVE_RULES = ("adagrad", "adam", "yogi")
+
+
 class AdaptiveState(NamedTuple):
     """Running mean a and running square v of D, both float64 (d,)."""
 
@@ -114,6 +117,11 @@ class Adaptive:
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        """Refuse a rule that does not exist."""
+        if self.rule not in ADAPTIVE_RULES:
+            raise unknown_name("adaptive rule", self.rule, ADAPTIVE_RULES)
 
     def init(self, num_params: int) -> AdaptiveState:
         """A = 0, v = tau^2."""

@@ -1,0 +1,128 @@
+"""Estimated variances: their mean over all cohorts against the true variance over all cohorts."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from conftest import Recorder, all_cohorts, make_problem, mean_square
+from deltafl import Cohort, Fixed, Full, Plan, Population, close_round, init_round, make_sampler, open_round
+from deltafl.types import FloatArray
+from deltafl.variance import effective_sample_size, estimate_variance
+
+SIZES = [10, 12, 14, 16, 18, 20]
+
+
+def true_and_mean_estimate(label: str, n: int, estimator: str = "horvitz-thompson") -> tuple[float, float]:
+    """E norm(D - ubar)^2, and the mean of ``info.variance``, both over all cohorts."""
+    problem = make_problem(SIZES, seed=4)
+    plan = Plan(problem.population, make_sampler(label), n, estimator, Recorder())
+    state = init_round(plan, np.zeros(3))
+    mean = 0.0
+    for probability, cohort in all_cohorts(plan, state, problem.oracle):
+        _, info = close_round(plan, state, cohort, problem.update_md[cohort.client_n])
+        mean += probability * info.variance
+    return mean_square(plan, state, problem), mean
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize(
+    "label", ["uniform@simple-random", "md@multinomial", "fedis@multinomial", "md@poisson", "fedis@poisson"]
+)
+def test_unbiased_where_the_textbook_says_so(label: str, n: int) -> None:
+    true, mean = true_and_mean_estimate(label, n)
+    assert mean == pytest.approx(true, rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [3, 4])
+@pytest.mark.parametrize("design", ["systematic", "pivotal"])
+@pytest.mark.parametrize("name", ["uniform", "md", "fedis", "delta"])
+def test_within_a_factor_of_two_for_six_clients(name: str, design: str, n: int) -> None:
+    """Deville's approximation is one for large m; this is its worst."""
+    true, mean = true_and_mean_estimate(f"{name}@{design}", n)
+    assert true / 2 < mean < 2 * true
+
+
+@pytest.mark.parametrize("label", ["md-fixed", "fedis@pivotal"])
+def test_within_a_tenth_for_forty_clients(label: str) -> None:
+    problem = make_problem(np.arange(20, 60), seed=4)
+    plan = Plan(problem.population, make_sampler(label), 10, server_optimizer=Recorder())
+    state = init_round(plan, np.zeros(3))
+    square_t, estimate_t = np.zeros(2000), np.zeros(2000)
+    for t in range(2000):
+        cohort = open_round(plan, state._replace(round=t), oracle=problem.oracle)
+        following, info = close_round(plan, state, cohort, problem.update_md[cohort.client_n])
+        square_t[t] = np.sum((following.optimizer.delta_d - problem.ubar_d) ** 2)
+        estimate_t[t] = info.variance
+    assert estimate_t.mean() == pytest.approx(square_t.mean(), rel=0.1)
+
+
+def test_difference_estimates_the_variance_of_the_leftovers() -> None:
+    """With perfect controls for everybody nothing is left to vary."""
+    problem = make_problem(SIZES)
+    plan = Plan(problem.population, Fixed(), 3, "difference-own")
+    state = init_round(plan, np.zeros(3))
+    while state.asked_m.min() == 0:
+        cohort = open_round(plan, state)
+        state, _ = close_round(plan, state, cohort, problem.update_md[cohort.client_n])
+    cohort = open_round(plan, state)
+    _, info = close_round(plan, state, cohort, problem.update_md[cohort.client_n])
+    assert info.variance == pytest.approx(0, abs=1e-20)
+
+
+def test_by_hand() -> None:
+    y_nd = np.array([[1.0], [3.0]])
+    two, ones = np.array([0, 1]), np.ones(2, dtype=np.int64)
+    # simple random, 2 of 4: (1 - f) N^2 s^2 / n with N = 4, s^2 = 2
+    assert estimate_variance(Cohort(two, ones, np.full(2, 0.5), "fixed-size"), y_nd) == pytest.approx(0.5 * 16 * 2 / 2)
+    # Poisson: .5 (1 / .5)^2 + .8 (3 / .2)^2
+    poisson = Cohort(two, ones, np.array([0.5, 0.2]), "poisson")
+    assert estimate_variance(poisson, y_nd) == pytest.approx(0.5 * 4 + 0.8 * 225)
+    # three draws, one client twice, p = (.5, .25): values 2, 2, 12, mean 16/3, sum of squares about it / (3 * 2)
+    repeated = Cohort(two, np.array([2, 1]), np.array([1.5, 0.75]), "replacement")
+    values = np.array([2, 2, 12])
+    assert estimate_variance(repeated, y_nd) == pytest.approx(np.sum((values - values.mean()) ** 2) / 6)
+
+
+def test_where_one_cohort_cannot_tell() -> None:
+    y_nd, one = np.ones((1, 2)), np.ones(1, dtype=np.int64)
+    for kind in ("fixed-size", "replacement"):
+        assert np.isnan(estimate_variance(Cohort(np.array([3]), one, np.array([0.4]), kind), y_nd))
+    assert np.isnan(estimate_variance(Cohort(np.array([3]), one, np.array([np.nan])), y_nd))
+    nobody = Cohort(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), "poisson")
+    assert estimate_variance(nobody, np.zeros((0, 2))) == 0
+
+
+@pytest.mark.parametrize("sizes", [[1, 1, 1], [13, 137], [1, 2, 3, 49]])
+def test_asking_everyone_has_no_variance(sizes: list[int]) -> None:
+    problem = make_problem(sizes)
+    for sampler in (Full(), Fixed(True), Fixed(False, "pivotal"), Fixed(True, "poisson")):
+        plan = Plan(problem.population, sampler, len(sizes))
+        state = init_round(plan, np.zeros(3))
+        _, info = close_round(plan, state, open_round(plan, state), problem.update_md)
+        assert info.variance == 0
+        assert info.sum_of_weights == pytest.approx(1, abs=1e-12)
+
+
+def test_effective_sample_size_by_hand() -> None:
+    assert effective_sample_size(np.array([2.0, 2, 2])) == pytest.approx(3)
+    assert effective_sample_size(np.array([3.0, 1])) == pytest.approx(16 / 10)
+    assert effective_sample_size(np.array([])) == 0
+    assert effective_sample_size(np.zeros(3)) == 0
+
+
+@given(arrays(np.float64, st.integers(1, 8), elements=st.floats(1e-3, 1e3)))
+def test_effective_sample_size_lies_between_one_and_n(coef_n: FloatArray) -> None:
+    assert 1 - 1e-12 <= effective_sample_size(coef_n) <= len(coef_n) * (1 + 1e-12)
+
+
+def test_weights_are_reported() -> None:
+    """Clients 0 and 2 of sizes (1, 2, 5), each with pi = 2/3: coefficients (1/8, 5/8) * 3/2."""
+    plan = Plan(Population.from_sizes([1, 2, 5]), Fixed(), 2)
+    cohort = Cohort(np.array([0, 2]), np.array([1, 1]), np.full(2, 2 / 3), "fixed-size")
+    _, info = close_round(plan, init_round(plan, np.zeros(1)), cohort, [np.array([1.0]), np.array([2.0])])
+    assert info.largest_weight == pytest.approx(15 / 16)
+    assert info.sum_of_weights == pytest.approx(18 / 16)
+    assert info.effective_sample_size == pytest.approx(36 / 26)
+    assert info.estimate_norm == pytest.approx(3 / 16 + 30 / 16)
