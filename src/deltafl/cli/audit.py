@@ -1,6 +1,6 @@
 """``deltafl audit``: hold every claim of unbiasedness against enumeration or simulation."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -9,6 +9,9 @@ from rich.table import Table
 from ..errors import DeltaflError
 from ..settings import RunSettings, make_settings
 from . import options as o
+
+if TYPE_CHECKING:
+    from ..audit import AuditRow
 
 
 def audit(
@@ -57,14 +60,13 @@ def audit(
     least, over_designs = least_mse(gram_of(subject.update_md), subject.population.weight_m, subject.n)
     relative = least / float(mean_d @ mean_d)
     table = Table(box=None, pad_edge=False)
-    for heading in ("sampler", "design", "estimator", "claim", "bias", "MSE", "ratio", "verdict"):
-        table.add_column(heading, justify="right" if heading in {"bias", "MSE", "ratio"} else "left")
+    for heading in ("sampler", "design", "estimator", "bias", "MSE", "ratio", "finding"):
+        justify: Literal["left", "right"] = "right" if heading in {"bias", "MSE", "ratio"} else "left"
+        table.add_column(heading, justify=justify, no_wrap=True)
     for row in rows:
-        bias = f"{row.bias:.1e}" if row.exact else f"{row.bias:.1e} (z {row.z:.1f})"
+        bias = f"{row.bias:.1e}" if row.exact else f"{row.bias:.1e} ({row.z:.1f} se)"
         ratio = f"{row.mse / relative:.2f}" if relative > 0 and row.mse > 0 else "-"
-        verdict = ("unbiased" if row.is_unbiased else "biased") if row.passes else "[bold red]CLAIM FAILS[/]"
-        claim = "unbiased" if row.claims_unbiased else "biased"
-        table.add_row(row.sampler, row.design, row.estimator, claim, bias, f"{row.mse:.4g}", ratio, verdict)
+        table.add_row(row.sampler, row.design, row.estimator, bias, f"{row.mse:.4g}", ratio, _finding(row))
     console = Console()
     console.print(table)
     failed = [row for row in rows if not row.passes]
@@ -76,6 +78,15 @@ def audit(
     )
     if failed:
         raise typer.Exit(1)
+
+
+def _finding(row: "AuditRow") -> str:
+    """In words: what was claimed and what was found."""
+    if not row.passes:
+        return "[bold red]CLAIM FAILS[/]"
+    if row.is_unbiased:
+        return "unbiased" if row.claims_unbiased else "no bias here"
+    return "biased"
 
 
 def _names(text: str) -> list[str]:

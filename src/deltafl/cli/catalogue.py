@@ -13,6 +13,9 @@ from ..tasks.registry import TASKS
 
 data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_markup_mode=None)
 
+#: From this many columns on there is room for everything.
+WIDE = 100
+
 Where = Annotated[Path | None, typer.Option("--data-dir", help="folder for data sets", metavar="DIR")]
 
 
@@ -21,13 +24,14 @@ def samplers() -> None:
 
     Example: deltafl samplers
     """
-    table = Table(box=None, pad_edge=False)
-    for heading in ("sampler", "design", "estimator", "unbiased", "the server needs", "source"):
-        table.add_column(heading)
+    console = Console()
+    headings = ("sampler", "design", "estimator", "unbiased", "needs")
+    wide = console.width >= WIDE
+    table = _table(*headings, "source") if wide else _table(*headings)
     for entry in SAMPLERS.values():
         verdict = "yes" if entry.unbiased else "no"
-        table.add_row(entry.name, entry.design or "its own", entry.estimator, verdict, entry.needs, entry.source)
-    console = Console()
+        row = (entry.name, entry.design or "its own", entry.estimator, verdict, entry.needs)
+        table.add_row(*row, entry.source) if wide else table.add_row(*row)
     console.print(table)
     console.print("\nAnother design or estimator: name@design@estimator, such as fedis@multinomial", highlight=False)
 
@@ -38,20 +42,29 @@ def tasks() -> None:
     Example: deltafl tasks
     """
     console = Console()
-    table = Table(box=None, pad_edge=False)
-    for heading in ("task", "needs", "clients", "asked", "rounds", "partition", "what it is"):
-        table.add_column(heading)
+    table = _table("task", "clients", "asked", "rounds", "partition", "needs")
     for spec in TASKS.values():
         numbers = (str(spec.num_clients), str(spec.sample_size), str(spec.rounds))
-        table.add_row(spec.name, ", ".join(spec.needs), *numbers, spec.partition or "its own", spec.summary)
+        table.add_row(spec.name, *numbers, spec.partition or "its own", ", ".join(spec.needs))
     console.print(table)
     console.print()
-    splits = Table(box=None, pad_edge=False)
-    splits.add_column("partition")
-    splits.add_column("who holds what")
+    meanings = _table("task", "what is learnt")
+    for spec in TASKS.values():
+        meanings.add_row(spec.name, spec.summary)
+    console.print(meanings)
+    console.print()
+    splits = _table("partition", "who holds what")
     for name, partition in PARTITIONS.items():
         splits.add_row(name, partition.summary)
     console.print(splits)
+
+
+def _table(*headings: str) -> Table:
+    """A plain table whose last column alone may be folded."""
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, no_wrap=heading != headings[-1])
+    return table
 
 
 @data.command("fetch")
@@ -62,7 +75,8 @@ def fetch_data(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: W
     """
     from ..tasks.download import fetch
 
-    typer.echo(f"{name} is in {fetch(name, data_dir)}")
+    files = fetch(name, data_dir)
+    typer.echo(f"{name} is in {files[0].parent}")
 
 
 @data.command("check")

@@ -68,7 +68,8 @@ class SamplerEntry(NamedTuple):
         make: ``(settings, design) -> Sampler``.
         design: Default design; None where no design is involved.
         estimator: Default estimator.
-        needs: What the server must know, in words.
+        needs: What the server must know: ``"nothing"``, ``"sizes"`` of all clients, what the ``"cohort"`` sent,
+            ``"losses"`` of candidates, or an ``"oracle"``: all clients' updates of this round.
         source: The paper.
     """
 
@@ -109,19 +110,19 @@ _DELTA = "Wang et al. 2023 (DELTA)"
 SAMPLERS: dict[str, SamplerEntry] = {
     entry.name: entry
     for entry in (
-        SamplerEntry("full", lambda s, d: Full(), None, _HT, "all clients train", "-"),
+        SamplerEntry("full", lambda s, d: Full(), None, _HT, "everyone", "-"),
         SamplerEntry(
             "fedavg", lambda s, d: Fixed(False, d), "simple-random", "hajek", "nothing", "McMahan et al. 2017"
         ),
         SamplerEntry("uniform", lambda s, d: Fixed(False, d), "systematic", _HT, "nothing", "Horvitz, Thompson 1952"),
-        SamplerEntry("md", lambda s, d: Fixed(True, d), "multinomial", _HT, "client sizes", "Li et al. 2020"),
-        SamplerEntry("md-fixed", lambda s, d: Fixed(True, d), "systematic", _HT, "client sizes", "Madow 1949"),
+        SamplerEntry("md", lambda s, d: Fixed(True, d), "multinomial", _HT, "sizes", "Li et al. 2020"),
+        SamplerEntry("md-fixed", lambda s, d: Fixed(True, d), "systematic", _HT, "sizes", "Madow 1949"),
         SamplerEntry(
             "fedis",
             lambda s, d: FedIS(d, s.floor_or(0.0)),
             "systematic",
             _HT,
-            "oracle: all clients train",
+            "oracle",
             _DELTA,
         ),
         SamplerEntry(
@@ -129,18 +130,18 @@ SAMPLERS: dict[str, SamplerEntry] = {
             lambda s, d: FedPracIS(d, s.floor_or(0.1)),
             "systematic",
             _HT,
-            "sampled clients",
+            "cohort",
             _DELTA,
         ),
-        SamplerEntry("delta", _delta, "systematic", _HT, "oracle: all clients train", _DELTA),
-        SamplerEntry("pracdelta", _pracdelta, "systematic", _HT, "sampled clients", _DELTA),
-        SamplerEntry("cluster-is", _cluster, "systematic", _HT, "sampled clients", "Shen et al. 2022"),
+        SamplerEntry("delta", _delta, "systematic", _HT, "oracle", _DELTA),
+        SamplerEntry("pracdelta", _pracdelta, "systematic", _HT, "cohort", _DELTA),
+        SamplerEntry("cluster-is", _cluster, "systematic", _HT, "cohort", "Shen et al. 2022"),
         SamplerEntry(
             "cluster-is-oracle",
             _cluster_oracle,
             "systematic",
             _HT,
-            "oracle: all clients train",
+            "oracle",
             "Shen et al. 2022",
         ),
         SamplerEntry(
@@ -148,7 +149,7 @@ SAMPLERS: dict[str, SamplerEntry] = {
             lambda s, d: PowerOfChoice(s.candidates),
             None,
             "plain-mean",
-            "oracle: losses of candidates",
+            "losses",
             "Cho, Wang, Joshi 2022",
         ),
     )

@@ -1,0 +1,27 @@
+# make demo: the main job on the embedded data set.   make test: lint, types, tests.
+# Both set up .venv themselves; nothing else needs to be installed but Python >= 3.11.
+
+PYTHON ?= python3
+VENV ?= .venv
+
+.PHONY: demo test clean
+
+demo: $(VENV)/.installed
+	rm -rf results/demo
+	$(VENV)/bin/deltafl compare --workers 2 --out results/demo
+	@echo "Look at results/demo/accuracy.png, results/demo/loss.png and results/demo/selections.png"
+
+test: $(VENV)/.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pytest
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deltafl needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) results build dist src/*.egg-info
