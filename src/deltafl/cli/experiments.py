@@ -50,7 +50,6 @@ def compare(
     Example: deltafl compare --task digits --samplers full,uniform,pracdelta --seeds 3
     """
     settings, folder = o.settings_from(CompareSettings, ctx.params, "compare")
-    from ..report.remarks import remarks
     from ..report.table import comparison_table
     from ..simulation.comparison import run_comparison
 
@@ -66,8 +65,6 @@ def compare(
             progress.update(bar, completed=total)
     console = Console()
     console.print(comparison_table(summary))
-    for remark in remarks(summary):
-        console.print(remark, style="dim", highlight=False)
     console.print(f"\nResults: {folder}/summary.json and the pictures beside it", highlight=False, soft_wrap=True)
 
 
