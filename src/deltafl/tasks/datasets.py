@@ -1,0 +1,163 @@
+"""Reading data sets. ``digits`` is inside scikit-learn; the others are files that ``sources.py`` knows and finds."""
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DeltaflError, MissingExtraError, unknown_name
+from ..types import IntArray
+from .base import Dataset
+from .idx import idx_header, read_idx
+from .sources import (
+    SOURCES,
+    TEST_IMAGES,
+    TEST_LABELS,
+    TRAIN_IMAGES,
+    TRAIN_LABELS,
+    WRITERS_FILE,
+    find_file,
+    get_source,
+    search_folders,
+    sha256_of,
+)
+
+#: ``digits``: the first 1,500 examples, in scikit-learn's order, are for training and the last 297 for the
+# test.
+DIGITS_TRAIN = 1500
+
+#: The arrays of ``WRITERS_FILE`` that hold the content of MNIST's four files.
+WRITERS_ARRAYS = {TRAIN_IMAGES: "train_x", TRAIN_LABELS: "train_y", TEST_IMAGES: "test_x", TEST_LABELS: "test_y"}
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class RawFiles(NamedTuple):
+    """What was read: the four arrays by the name of their IDX file, the writers if known, and from where."""
+
+    arrays: Mapping[str, Bytes]
+    columns: Mapping[str, IntArray]
+    origin: Path
+
+
+def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
+    """Load a data set.
+
+    Args:
+        name: ``digits`` (1,500 + 297 images of 8 x 8, values 0 to 16), ``mnist`` or ``fashion-mnist`` (60,000
+            + 10,000 images of 28 x 28, values 0 to 255).
+        data_dir: A folder to look in first; see ``sources.search_folders`` for the others.
+
+    Returns:
+        The data set: images uint8 (N, 1, height, width), labels int64. ``mnist`` has the column ``writer`` if
+        it was read from ``mnist_writers.npz``. Its name says so if the content is not the published one.
+
+    Raises:
+        DeltaflError: If the name is unknown, nothing is found, or a file is broken.
+        MissingExtraError: If ``digits`` is asked for without scikit-learn.
+    """
+    if name == "digits":
+        return _load_digits()
+    if name not in SOURCES:
+        raise unknown_name("data set", name, ["digits", *SOURCES])
+    raw = _find_raw(name, data_dir)
+    _require_fitting(raw)
+    train_x, test_x = raw.arrays[TRAIN_IMAGES], raw.arrays[TEST_IMAGES]
+    return Dataset(
+        name=_honest_name(name, raw),
+        train_x=train_x[:, np.newaxis],
+        train_y=raw.arrays[TRAIN_LABELS].astype(np.int64),
+        test_x=test_x[:, np.newaxis],
+        test_y=raw.arrays[TEST_LABELS].astype(np.int64),
+        num_classes=10,
+        columns=raw.columns,
+    )
+
+
+def _load_digits() -> Dataset:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingExtraError("scikit-learn", "sim") from error
+    found = load_digits()
+    image = found.images.astype(np.uint8)[:, np.newaxis]
+    label = found.target.astype(np.int64)
+    return Dataset(
+        name="digits",
+        train_x=image[:DIGITS_TRAIN],
+        train_y=label[:DIGITS_TRAIN],
+        test_x=image[DIGITS_TRAIN:],
+        test_y=label[DIGITS_TRAIN:],
+        num_classes=10,
+    )
+
+
+def _find_raw(name: str, data_dir: Path | None) -> RawFiles:
+    """Read the first folder that has everything."""
+    looked = []
+    for folder in search_folders(name, data_dir):
+        if name == "mnist" and (folder / WRITERS_FILE).is_file():
+            return read_writers(folder / WRITERS_FILE)
+        found = {file: find_file(folder, file) for file in get_source(name).sha256}
+        paths = {file: path for file, path in found.items() if path is not None}
+        if len(paths) == len(found):
+            arrays = {file: read_idx(path, num_axes=_num_axes(file)) for file, path in paths.items()}
+            return RawFiles(arrays, {}, folder)
+        looked.append(f"{folder} ({len(paths)} of {len(found)} files)")
+    raise DeltaflError(
+        f"{name} was not found; looked in {', '.join(looked)}. Write 'deltafl data fetch {name}', "
+        f"or give the folder that holds {TRAIN_IMAGES}.gz and the other three as data_dir"
+    )
+
+
+def read_writers(path: Path) -> RawFiles:
+    """Read MNIST with its writers from one NumPy archive.
+
+    Raises:
+        DeltaflError: If it is no such archive or an array is missing.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays: dict[str, Bytes] = {file: archive[key] for file, key in WRITERS_ARRAYS.items()}
+            writer: npt.NDArray[Any] = archive["train_writer"]
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DeltaflError(f"{path} is not MNIST with writers: {error}") from error
+    for file, array in arrays.items():
+        if array.dtype != np.uint8 or array.ndim != _num_axes(file):
+            raise DeltaflError(f"{path}: {WRITERS_ARRAYS[file]} is {array.dtype} with {array.ndim} axes, needs uint8")
+    if writer.shape != arrays[TRAIN_LABELS].shape:
+        raise DeltaflError(f"{path}: train_writer has {len(writer)} entries for {len(arrays[TRAIN_LABELS])} labels")
+    return RawFiles(arrays, {"writer": writer.astype(np.int64)}, path)
+
+
+def content_sha256(array: Bytes) -> str:
+    """The SHA-256 of the uncompressed IDX file that holds the array."""
+    return sha256_of(idx_header(array), np.ascontiguousarray(array).data.cast("B"))
+
+
+def _num_axes(file: str) -> int:
+    return 3 if "idx3" in file else 1
+
+
+def _require_fitting(raw: RawFiles) -> None:
+    """Refuse images that do not fit their labels, or labels that are not 0 to 9."""
+    for images, labels in ((TRAIN_IMAGES, TRAIN_LABELS), (TEST_IMAGES, TEST_LABELS)):
+        image, label = raw.arrays[images], raw.arrays[labels]
+        if len(image) != len(label):
+            raise DeltaflError(f"{raw.origin}: {images} has {len(image)} images but {labels} has {len(label)} labels")
+        if image.shape[1:] != (28, 28):
+            raise DeltaflError(f"{raw.origin}: {images} has images of shape {image.shape[1:]}, needs (28, 28)")
+        if len(label) == 0 or label.max() > 9:
+            raise DeltaflError(f"{raw.origin}: {labels} must hold labels from 0 to 9, at least one")
+
+
+def _honest_name(name: str, raw: RawFiles) -> str:
+    """The name of what was read: another one where the content is not that of the published files."""
+    found = {file: content_sha256(array) for file, array in raw.arrays.items()}
+    for known, source in SOURCES.items():
+        if found == dict(source.sha256) and known != name:
+            raise DeltaflError(f"{raw.origin} holds {known}, not {name}: give another data_dir")
+    return name if found == dict(SOURCES[name].sha256) else f"{name} (other content than published: {raw.origin})"

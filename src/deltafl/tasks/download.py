@@ -1,0 +1,213 @@
+"""Fetching data sets from their public homes, and checking what is on the disk. Standard library only.
+
+A file comes as ``NAME.gz.part``, is continued from where it was cut (HTTP Range), is compared with the
+SHA-256 of ``sources.py`` and only then gets its name. So a file without ``.part`` is a whole and right one.
+"""
+
+import http.client
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..errors import DeltaflError
+from .datasets import content_sha256, read_writers
+from .idx import read_bytes
+from .sources import SOURCES, WRITERS_FILE, Source, cache_folder, find_file, get_source, search_folders, sha256_of
+
+_CHUNK = 1 << 16
+
+#: Called with the bytes on the disk and the total, which is None if the server does not tell.
+Report = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to try.
+
+    Attributes:
+        attempts: Connections a file, >= 1.
+        wait_s: Seconds before the second attempt; doubles with each further one.
+        timeout_s: Seconds without a byte after which a connection counts as cut.
+    """
+
+    attempts: int = 5
+    wait_s: float = 1.0
+    timeout_s: float = 30.0
+
+
+PATIENCE = Patience()
+
+
+class FileStatus(NamedTuple):
+    """What ``check`` says of one file: its name without ``.gz``, where it is, and whether its content is right."""
+
+    file: str
+    path: Path | None
+    state: Literal["ok", "corrupt", "missing"]
+
+
+class _CutError(Exception):
+    """The connection ended before the file did; another attempt may continue."""
+
+
+def fetch(
+    name: str,
+    directory: Path | None = None,
+    *,
+    progress: bool = True,
+    sources: Mapping[str, Source] = SOURCES,
+    patience: Patience = PATIENCE,
+) -> list[Path]:
+    """Download what is missing of a data set.
+
+    Args:
+        name: A name of ``sources``.
+        directory: The files go to its subfolder NAME; None for the user's cache, where they are always found.
+        progress: Whether to show a bar on the terminal.
+        sources: Where data sets come from.
+        patience: Attempts and timeouts.
+
+    Returns:
+        The files, those included that were there already.
+
+    Raises:
+        DeltaflError: If the name is unknown, a file cannot be had, or its content is not the published one
+            (it is then removed). After a cut connection the same call continues.
+    """
+    source = get_source(name, sources)
+    folder = (directory or cache_folder()).expanduser() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DeltaflError(f"cannot make the folder {folder}: {error.strerror}; give another directory") from error
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bars = Progress(*columns) if progress else None
+    with bars or nullcontext():
+        return [_fetch_file(source, folder, file, bars, patience) for file in source.sha256]
+
+
+def _fetch_file(source: Source, folder: Path, file: str, bars: Progress | None, patience: Patience) -> Path:
+    """Make sure that one file is there and right."""
+    present = find_file(folder, file)
+    if present is not None and _is_right(present, source.sha256[file]):
+        return present
+    target = folder / f"{file}.gz"
+    part = folder / f"{file}.gz.part"
+    url = source.url + target.name
+    bar = bars.add_task(target.name, total=None) if bars else None
+
+    def report(done: int, total: int | None) -> None:
+        if bars and bar is not None:
+            bars.update(bar, completed=done, total=total)
+
+    _download(url, part, report, patience)
+    if not _is_right(part, source.sha256[file]):
+        part.unlink()
+        raise DeltaflError(f"{url} does not have the published content (SHA-256 differs); what came was removed")
+    if present is not None:
+        present.unlink()  # its content was wrong, and an unpacked file would go before the new one
+    part.replace(target)
+    return target
+
+
+def _is_right(path: Path, sha256: str) -> bool:
+    try:
+        return sha256_of(read_bytes(path)) == sha256
+    except DeltaflError:
+        return False
+
+
+def _download(url: str, part: Path, report: Report, patience: Patience) -> None:
+    """Bring a whole file to ``part``, in several connections if need be."""
+    reason: Exception = _CutError("no attempt")
+    for attempt in range(patience.attempts):
+        if attempt:
+            time.sleep(patience.wait_s * 2 ** (attempt - 1))
+        try:
+            _continue(url, part, report, patience.timeout_s)
+        except urllib.error.HTTPError as error:
+            error.close()  # it is the response itself, and holds the connection
+            if error.code < 500 and error.code not in {408, 416, 429}:
+                raise DeltaflError(f"{url} cannot be had: the server answers {error.code} {error.reason}") from error
+            if error.code == 416:
+                part.unlink(missing_ok=True)  # longer than the server's file: begin anew
+            reason = error
+        except (OSError, http.client.HTTPException, _CutError) as error:
+            reason = error
+        else:
+            return
+    raise DeltaflError(f"{url} cannot be had after {patience.attempts} attempts ({reason}); try again to continue")
+
+
+def _continue(url: str, part: Path, report: Report, timeout_s: float) -> None:
+    """One connection: ask for what is missing and append it, or begin anew if the server sends the whole file."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        continues = response.status == 206
+        if continues and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            part.unlink()
+            raise _CutError("the server sent another range than it was asked for")
+        done = have if continues else 0
+        length = response.headers["Content-Length"]
+        total = done + int(length) if length is not None else None
+        with part.open("ab" if continues else "wb") as file:
+            while chunk := response.read(_CHUNK):
+                file.write(chunk)
+                done += len(chunk)
+                report(done, total)
+    if total is not None and done != total:
+        raise _CutError(f"the connection ended after {done} of {total} bytes")
+
+
+def check(name: str, data_dir: Path | None = None, *, sources: Mapping[str, Source] = SOURCES) -> list[FileStatus]:
+    """Compare the files that ``load_dataset`` would read with the published content.
+
+    Args:
+        name: A name of ``sources``.
+        data_dir: A folder to look in first.
+        sources: What the files must contain.
+
+    Returns:
+        One status a file, of the first folder with all files; if there is none, of the folder with most of
+        them.
+
+    Raises:
+        DeltaflError: If the name is unknown, or ``data_dir`` is no folder.
+    """
+    source = get_source(name, sources)
+    best: dict[str, Path] = {}
+    for folder in search_folders(name, data_dir, sources):
+        if name == "mnist" and (folder / WRITERS_FILE).is_file():
+            return _check_writers(folder / WRITERS_FILE, source)
+        found = {file: path for file in source.sha256 if (path := find_file(folder, file))}
+        if len(found) > len(best):
+            best = found
+        if len(best) == len(source.sha256):
+            break
+    return [_status(file, best.get(file), sha256) for file, sha256 in source.sha256.items()]
+
+
+def _status(file: str, path: Path | None, sha256: str) -> FileStatus:
+    if path is None:
+        return FileStatus(file, None, "missing")
+    return FileStatus(file, path, "ok" if _is_right(path, sha256) else "corrupt")
+
+
+def _check_writers(path: Path, source: Source) -> list[FileStatus]:
+    """The statuses of MNIST's four contents inside the file with writers."""
+    try:
+        arrays = read_writers(path).arrays
+    except DeltaflError:
+        return [FileStatus(file, path, "corrupt") for file in source.sha256]
+    return [
+        FileStatus(file, path, "ok" if content_sha256(arrays[file]) == sha256 else "corrupt")
+        for file, sha256 in source.sha256.items()
+    ]

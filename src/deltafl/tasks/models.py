@@ -1,0 +1,103 @@
+"""The models of the tasks: plain ``torch.nn`` modules. PyTorch is imported when a model is made, not before."""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ..errors import DeltaflError, MissingExtraError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def require_torch() -> ModuleType:
+    """The module ``torch``; a MissingExtraError that says what to install if it is not there."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError("torch", "sim") from error
+    return torch
+
+
+def softmax_regression(in_features: int, classes: int) -> "torch.nn.Module":
+    """Multinomial logistic regression: one linear layer on the flattened input, (in_features + 1) classes
+    parameters.
+
+    Args:
+        in_features: Numbers in one input, such as 784 for 28 x 28 pixels.
+        classes: Number of classes.
+
+    Raises:
+        MissingExtraError: Without PyTorch.
+    """
+    nn = require_torch().nn
+    model: torch.nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(in_features, classes))
+    return model
+
+
+def mlp(in_features: int, hidden: Sequence[int], classes: int) -> "torch.nn.Module":
+    """A chain of linear layers with ReLU between them.
+
+    Args:
+        in_features: Numbers in one input.
+        hidden: Widths of the hidden layers; may be empty, which is softmax regression.
+        classes: Number of classes.
+
+    Raises:
+        MissingExtraError: Without PyTorch.
+    """
+    nn = require_torch().nn
+    widths = [in_features, *hidden]
+    layers = [nn.Flatten()]
+    for before, after in zip(widths, hidden, strict=False):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    model: torch.nn.Module = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+    return model
+
+
+def two_layer_cnn(
+    channels: tuple[int, int] = (16, 32), in_channels: int = 1, side: int = 28, classes: int = 10
+) -> "torch.nn.Module":
+    """Two blocks of convolution 5 x 5 without padding, max-pooling by 2 and ReLU; then one linear layer.
+
+    The pool stands before the ReLU: max and ReLU commute, so it is the same function with a quarter of the
+    ReLU's work.
+
+    Args:
+        channels: Filters of the two convolutions; (16, 32) gives 18,378 parameters on 28 x 28 pixels and 10
+            classes.
+        in_channels: Channels of the image.
+        side: Height and width of the image in pixels, >= 16.
+        classes: Number of classes.
+
+    Raises:
+        DeltaflError: If the image is too small.
+        MissingExtraError: Without PyTorch.
+    """
+    if side < 16:
+        raise DeltaflError(f"two_layer_cnn needs images of 16 x 16 pixels or more, got {side} x {side}: use mlp")
+    nn = require_torch().nn
+    first, second = channels
+    side_out = ((side - 4) // 2 - 4) // 2
+    model: torch.nn.Module = nn.Sequential(
+        nn.Conv2d(in_channels, first, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(first, second, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(second * side_out**2, classes),
+    )
+    return model
+
+
+def cross_entropy(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
+    """Mean cross-entropy of logits (B, C) and labels (B,); a module-level function, so that tasks can be pickled."""
+    loss: torch.Tensor = require_torch().nn.functional.cross_entropy(output, y)
+    return loss
+
+
+def squared_error(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
+    """Mean squared error of predictions (B,) and targets (B,)."""
+    return (output - y).square().mean()

@@ -1,0 +1,112 @@
+"""The data sets that are files: where they are published, what they must contain, where they are looked for.
+
+A data set is four IDX files, gzipped or not. The table holds the SHA-256 of the *uncompressed* content, so
+that one number fits the published files, a distribution's recompressed ones and files that somebody has
+unpacked.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import DeltaflError, unknown_name
+
+TRAIN_IMAGES = "train-images-idx3-ubyte"
+TRAIN_LABELS = "train-labels-idx1-ubyte"
+TEST_IMAGES = "t10k-images-idx3-ubyte"
+TEST_LABELS = "t10k-labels-idx1-ubyte"
+
+#: MNIST with the writer of each training digit in one file; read instead of MNIST's four files where it is
+# found.
+WRITERS_FILE = "mnist_writers.npz"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set comes from.
+
+    Attributes:
+        url: Address of the folder with the gzipped files; ends with a slash.
+        sha256: For each file, named without ``.gz``, the SHA-256 of its uncompressed content in hexadecimal.
+        system_folders: Where operating systems install it.
+    """
+
+    url: str
+    sha256: Mapping[str, str]
+    system_folders: tuple[Path, ...] = ()
+
+
+SOURCES: dict[str, Source] = {
+    "mnist": Source(
+        url="https://ossci-datasets.s3.amazonaws.com/mnist/",
+        sha256={
+            TRAIN_IMAGES: "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            TRAIN_LABELS: "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            TEST_IMAGES: "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            TEST_LABELS: "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        },
+    ),
+    "fashion-mnist": Source(
+        url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        sha256={
+            TRAIN_IMAGES: "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            TRAIN_LABELS: "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            TEST_IMAGES: "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            TEST_LABELS: "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        },
+        system_folders=(Path("/usr/share/datasets/fashion-mnist"),),
+    ),
+}
+
+
+def get_source(name: str, sources: Mapping[str, Source] = SOURCES) -> Source:
+    """The source of a data set; a DeltaflError if there is none of this name."""
+    if name not in sources:
+        raise unknown_name("data set with files", name, sources)
+    return sources[name]
+
+
+def cache_folder() -> Path:
+    """The user's cache, ``$XDG_CACHE_HOME/deltafl`` or ``~/.cache/deltafl``: where ``deltafl data fetch`` writes."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "deltafl"
+
+
+def search_folders(name: str, data_dir: Path | None, sources: Mapping[str, Source] = SOURCES) -> list[Path]:
+    """The folders where a data set is looked for, best first.
+
+    ``data_dir/NAME`` and ``data_dir``, the same of the environment variable ``DELTAFL_DATA``, folders of the
+    operating system, the user's cache.
+
+    Raises:
+        DeltaflError: If ``data_dir`` or ``DELTAFL_DATA`` is given and is no folder.
+    """
+    folders: list[Path] = []
+    environment = os.environ.get("DELTAFL_DATA")
+    given = {"data_dir": data_dir, "DELTAFL_DATA": Path(environment) if environment else None}
+    for label, path in given.items():
+        if path is None:
+            continue
+        folder = path.expanduser()
+        if not folder.is_dir():
+            raise DeltaflError(f"{label} is {folder}, which is not a folder: give one with data sets, or leave it out")
+        folders += [folder / name, folder]
+    return [*folders, *get_source(name, sources).system_folders, cache_folder() / name]
+
+
+def find_file(folder: Path, name: str) -> Path | None:
+    """The file, or its gzipped form, in a folder; None if there is neither."""
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    return None
+
+
+def sha256_of(*parts: bytes | memoryview) -> str:
+    """The SHA-256 of some bytes, one part after the other, in hexadecimal."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

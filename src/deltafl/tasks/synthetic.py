@@ -1,0 +1,99 @@
+"""The synthetic task: two numbers are learnt from noisy gradients, and clients differ in how noisy theirs
+are.
+
+Model: y = log((A x - b)^2 / 2) with theta = (A, b). Client i holds 1000 samples x ~ N(0, 1) with the true y
+and adds nu s_i N(0, I) to each gradient; s_i is lognormal with mean 1 and coefficient of variation 0.5. The
+loss is the squared error. Source: DELTA, NeurIPS 2023, figures 4, 11, 12, 13. What the paper leaves open is
+decided here: the logarithm is singular at A x = b, so samples with |A x - b| < 0.1 are redrawn, and in that
+band the model's output is held at its value on the band's edge (a sample may enter it while theta moves); the
+start is ``START``.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import DeltaflError
+from ..streams import stream
+from ..types import FloatArray
+from .base import Dataset, Task
+from .models import require_torch, squared_error
+
+if TYPE_CHECKING:
+    import torch
+
+SAMPLES_PER_CLIENT = 1000
+BAND = 0.1
+NOISE_VARIATION = 0.5
+START = (1.0, 0.0)
+
+
+def log_square(x: FloatArray, truth: tuple[float, float]) -> FloatArray:
+    """The target log((A x - b)^2 / 2) for x of any shape and truth (A, b)."""
+    a, b = truth
+    return np.log(np.maximum(np.abs(a * x - b), BAND) ** 2 / 2)
+
+
+def make_log_model() -> "torch.nn.Module":
+    """The model: parameters A and b; maps x (B, 1) to log((A x - b)^2 / 2), (B,).
+
+    Raises:
+        MissingExtraError: Without PyTorch.
+    """
+    require_torch()
+    from .modules import LogSquare
+
+    return LogSquare(START, BAND)
+
+
+def draw_client(seed: int, client: int, truth: tuple[float, float]) -> tuple[float, FloatArray]:
+    """The noise factor s_i and the samples x (1000,) of one client, whatever the number of clients."""
+    rng = stream(seed, "data", client=client)
+    log_variance = math.log(1 + NOISE_VARIATION**2)
+    factor = float(rng.lognormal(-log_variance / 2, math.sqrt(log_variance)))
+    x = rng.standard_normal(SAMPLES_PER_CLIENT)
+    a, b = truth
+    while (singular := np.abs(a * x - b) < BAND).any():
+        x[singular] = rng.standard_normal(int(singular.sum()))
+    return factor, x
+
+
+def make_synthetic_task(
+    seed: int, num_clients: int = 20, truth: tuple[float, float] = (8.0, 2.0), nu: float = 20.0
+) -> Task:
+    """The synthetic task.
+
+    Args:
+        seed: Fixes the samples and the noise factors.
+        num_clients: m >= 1.
+        truth: (A, b) that makes the targets, A not 0.
+        nu: Mean standard deviation of the noise on a gradient entry, >= 0.
+
+    Returns:
+        The task; its metric is the global loss on all samples, of which reports show log10.
+
+    Raises:
+        DeltaflError: If a number is out of range.
+    """
+    if num_clients < 1:
+        raise DeltaflError(f"synthetic needs 1 client or more, got {num_clients}")
+    if not nu >= 0:
+        raise DeltaflError(f"nu is {nu}; the standard deviation of the gradient noise must be >= 0")
+    if truth[0] == 0 or not np.isfinite(truth).all():
+        raise DeltaflError(f"truth is {truth}; A and b must be finite and A not 0")
+    drawn = [draw_client(seed, client, truth) for client in range(num_clients)]
+    x = np.concatenate([x for _, x in drawn])
+    y = log_square(x, truth).astype(np.float32)
+    column = x.astype(np.float32)[:, np.newaxis]
+    return Task(
+        name="synthetic",
+        dataset=Dataset("synthetic", train_x=column, train_y=y, test_x=column, test_y=y, num_classes=0),
+        client_rows=np.split(np.arange(len(x)), num_clients),
+        make_model=make_log_model,
+        loss=squared_error,
+        metric="loss",
+        input_scale=1.0,
+        gradient_noise_m=nu * np.array([factor for factor, _ in drawn]),
+        initial_params=np.array(START, np.float32),
+    )

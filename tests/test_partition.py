@@ -1,0 +1,219 @@
+"""Partitions: what holds for all, the published shares, and each one's own shape."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltafl.errors import DeltaflError
+from deltafl.streams import stream
+from deltafl.tasks.base import Dataset
+from deltafl.tasks.partition import (
+    PARTITIONS,
+    hsu2019,
+    iid,
+    make_partition,
+    natural,
+    quantity,
+    shards,
+    split,
+    yurochkin2019,
+)
+from deltafl.types import IntArray
+
+
+def make_dataset(label_e: IntArray, num_classes: int = 10, **columns: IntArray) -> Dataset:
+    x = np.zeros((len(label_e), 1), np.float32)
+    return Dataset("made up", x, label_e, x[:1], label_e[:1], num_classes, columns)
+
+
+def balanced(num_examples: int, num_classes: int = 10) -> IntArray:
+    return np.arange(num_examples) % num_classes
+
+
+def majority_share(label_e: IntArray, clients: list[IntArray]) -> float:
+    return float(np.mean([np.bincount(label_e[rows]).max() / len(rows) for rows in clients]))
+
+
+@given(
+    name=st.sampled_from(sorted(PARTITIONS)),
+    label=st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    num_clients=st.integers(1, 30),
+    log_alpha=st.floats(-6, 6),
+    shards_per_client=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+)
+def test_no_example_twice_no_client_empty(
+    name: str, label: list[int], num_clients: int, log_alpha: float, shards_per_client: int, seed: int
+) -> None:
+    label_e = np.array(label)
+    dataset = make_dataset(label_e, 5, owner=label_e // 2)
+    try:
+        clients = make_partition(
+            name,
+            dataset,
+            num_clients,
+            10.0**log_alpha,
+            stream(seed, "partition"),
+            shards_per_client=shards_per_client,
+        )
+    except DeltaflError as error:
+        assert str(num_clients) in str(error)
+        return
+    rows = np.concatenate(clients)
+    assert len(clients) == num_clients
+    assert min(map(len, clients)) >= 1
+    assert len(np.unique(rows)) == len(rows)
+    assert all(client.dtype == np.int64 and (np.diff(client) > 0).all() for client in clients)
+    left_out = len(label_e) - len(rows)
+    if name == "hsu2019":
+        assert left_out == len(label_e) % num_clients
+        assert {len(client) for client in clients} == {len(label_e) // num_clients}
+    elif name != "natural":
+        assert left_out == 0
+
+
+@pytest.mark.parametrize("name", sorted(PARTITIONS))
+def test_one_seed_one_partition(name: str) -> None:
+    label_e = balanced(600)
+    dataset = make_dataset(label_e, owner=np.arange(600) // 10)
+
+    def deal(seed: int) -> list[IntArray]:
+        return make_partition(name, dataset, 40, 0.3, stream(seed, "partition"))
+
+    assert all(np.array_equal(first, second) for first, second in zip(deal(1), deal(1), strict=True))
+    assert not all(np.array_equal(first, second) for first, second in zip(deal(1), deal(2), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "hsu_share", "yurochkin_share"), [(0.1, 0.94, 0.66), (0.5, 0.78, 0.38), (1.0, 0.66, 0.29)]
+)
+def test_majority_shares_of_the_two_dirichlet_partitions(
+    alpha: float, hsu_share: float, yurochkin_share: float
+) -> None:
+    # The literature's numbers. The margin is for class pools that run out (hsu2019) and 6 x 300 clients.
+    label_e = balanced(30_000)
+    rngs = [stream(seed, "partition") for seed in range(6)]
+    hsu = np.mean([majority_share(label_e, hsu2019(label_e, 300, alpha, rng)) for rng in rngs])
+    yurochkin = np.mean([majority_share(label_e, yurochkin2019(label_e, 300, alpha, rng)) for rng in rngs])
+    assert hsu == pytest.approx(hsu_share, abs=0.03)
+    assert yurochkin == pytest.approx(yurochkin_share, abs=0.02)
+
+
+def hsu_example_by_example(
+    label_e: IntArray, num_clients: int, alpha: float, rng: np.random.Generator
+) -> list[list[int]]:
+    """The paper's words, one example at a time: the slow reference."""
+    pool = [list(np.flatnonzero(label_e == k)) for k in range(label_e.max() + 1)]
+    prior = np.array([len(rows) for rows in pool]) / len(label_e)
+    clients: list[list[int]] = []
+    for _ in range(num_clients):
+        mix, rows = rng.dirichlet(alpha * prior), []
+        for _ in range(len(label_e) // num_clients):
+            mix = np.where([len(rows) > 0 for rows in pool], mix, 0)
+            mix = mix / mix.sum()
+            k = rng.choice(len(mix), p=mix)
+            rows.append(int(pool[k].pop(rng.integers(len(pool[k])))))
+        clients.append(rows)
+    return clients
+
+
+def test_hsu2019_has_the_law_of_drawing_example_by_example() -> None:
+    # The same statistics of both, for the first and the last client, whose pools are nearly empty. 800 repetitions:
+    # the standard error of a mean share is below 0.012, of the difference below 0.017.
+    label_e = np.repeat([0, 1, 2], [12, 6, 6])
+    repetitions = 800
+
+    def shares(deal: Callable[..., list[IntArray]] | Callable[..., list[list[int]]], seed: int) -> IntArray:
+        rng = np.random.default_rng(seed)
+        dealt = [deal(label_e, 4, 2.0, rng) for _ in range(repetitions)]
+        counts = [[np.bincount(label_e[rows], minlength=3) for rows in clients] for clients in dealt]
+        return np.array(counts)
+
+    fast, slow = shares(hsu2019, 1), shares(hsu_example_by_example, 2)
+    assert np.abs(fast.mean(0) / 6 - slow.mean(0) / 6).max() < 0.06
+    assert np.abs((fast == 6).mean(0) - (slow == 6).mean(0)).max() < 0.07
+
+
+def test_iid_sizes_differ_by_one_at_most() -> None:
+    sizes = [len(rows) for rows in iid(balanced(103), 10, stream(0, "partition"))]
+    assert sorted(sizes) == [10] * 7 + [11] * 3
+
+
+def test_yurochkin2019_sizes_differ_and_shares_are_those_of_the_dirichlet() -> None:
+    # The size of a client's part of one class is N_k Beta(a, (m - 1) a): variance (m - 1) / (m^2 (m a + 1)).
+    label_e = np.zeros(1000, np.int64)
+    share = [len(yurochkin2019(label_e, 5, 0.5, stream(seed, "partition"))[0]) / 1000 for seed in range(1500)]
+    assert np.mean(share) == pytest.approx(1 / 5, abs=0.02)
+    assert np.var(share) == pytest.approx(4 / (25 * 3.5), rel=0.12)
+
+
+def test_yurochkin2019_gives_an_empty_client_one_example_of_the_largest() -> None:
+    clients = yurochkin2019(balanced(200, 2), 50, 1e-4, stream(0, "partition"))
+    sizes = sorted(len(rows) for rows in clients)
+    # With so small an alpha each of the two classes goes to one client; all the others would have none.
+    assert sizes[:48] == [1] * 48
+    assert sum(sizes) == 200
+
+
+def test_shards_give_two_labels_a_client() -> None:
+    label_e = balanced(6000)
+    clients = shards(label_e, 100, 2, stream(0, "partition"))
+    assert {len(rows) for rows in clients} == {60}
+    assert {len(np.unique(label_e[rows])) for rows in clients} == {1, 2}
+
+
+def test_split_of_ten_balanced_classes_is_the_papers() -> None:
+    label_e = balanced(60_000)
+    clients = split(label_e, 109, stream(0, "partition"))
+    assert [len(rows) for rows in clients] == [6000] * 9 + [60] * 100
+    assert {len(np.unique(label_e[rows])) for rows in clients} == {1}
+    assert len({int(label_e[rows[0]]) for rows in clients[9:]}) == 1
+    cut = {int(label_e[split(label_e, 109, stream(seed, "partition"))[-1][0]]) for seed in range(40)}
+    assert len(cut) >= 9  # 40 draws miss a given label with probability 0.015
+
+
+def test_quantity_gives_ninety_percent_to_ten_percent() -> None:
+    clients = quantity(balanced(6000), 100, stream(0, "partition"))
+    assert [len(rows) for rows in clients[:10]] == [540] * 10
+    assert sum(len(rows) for rows in clients[10:]) == 600
+
+
+def test_natural_goes_by_owner_and_can_choose_some() -> None:
+    owner_e = np.array([7, 3, 7, 9, 3, 7])
+    everyone = natural(owner_e, 3, stream(0, "partition"))
+    assert [rows.tolist() for rows in everyone] == [[1, 4], [0, 2, 5], [3]]
+    dataset = make_dataset(np.zeros(6, np.int64), 1, writer=owner_e)
+    assert len(make_partition("natural", dataset, None, 0.1, stream(0, "partition"))) == 3
+    chosen = [make_partition("natural", dataset, 2, 0.1, stream(seed, "partition")) for seed in range(30)]
+    assert {len(clients) for clients in chosen} == {2}
+    assert len({tuple(len(rows) for rows in clients) for clients in chosen}) == 3
+
+
+def test_mistakes_are_one_sentence_that_says_what_to_write() -> None:
+    label_e, rng = balanced(20), stream(0, "partition")
+    dataset = make_dataset(label_e)
+    two_columns = make_dataset(label_e, 10, writer=label_e, city=label_e)
+    mistakes: list[tuple[Callable[[], object], str]] = [
+        (lambda: make_partition("hsu", dataset, 4, 0.1, rng), "did you mean 'hsu2019'"),
+        (lambda: make_partition("iid", dataset, 21, 0.1, rng), "21 clients, but there are 20 examples"),
+        (lambda: make_partition("iid", dataset, 0, 0.1, rng), "from 1 to 20"),
+        (lambda: make_partition("iid", dataset, None, 0.1, rng), "number of clients"),
+        (lambda: make_partition("hsu2019", dataset, 4, 0.0, rng), "alpha is 0.0"),
+        (lambda: make_partition("yurochkin2019", dataset, 4, float("nan"), rng), "alpha is nan"),
+        (lambda: make_partition("shards", dataset, 4, 0.1, rng, None, 0), "shards_per_client is 0"),
+        (lambda: make_partition("shards", dataset, 11, 0.1, rng), "need 22 examples"),
+        (lambda: make_partition("split", dataset, 9, 0.1, rng), "10 or more"),
+        (lambda: make_partition("split", dataset, 12, 0.1, rng), "write 11 clients or fewer"),
+        (lambda: make_partition("quantity", dataset, 1, 0.1, rng), "2 clients"),
+        (lambda: make_partition("quantity", dataset, 10, 0.1, rng), "one example for each"),
+        (lambda: make_partition("natural", dataset, 2, 0.1, rng), "has none"),
+        (lambda: make_partition("natural", two_columns, 2, 0.1, rng), "writer, city"),
+        (lambda: make_partition("natural", two_columns, 2, 0.1, rng, "writers"), "did you mean 'writer'"),
+        (lambda: make_partition("shards", make_dataset(label_e, 0), 2, 0.1, rng), "needs class labels"),
+    ]
+    for make, words in mistakes:
+        with pytest.raises(DeltaflError, match=words):
+            make()
