@@ -1,0 +1,161 @@
+"""The numbers of a comparison: by hand, against a bootstrap, and by Monte Carlo coverage."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltafl.report.statistics import (
+    first_reach,
+    gap_closed,
+    mean_and_sd,
+    mean_of_best,
+    moving_average,
+    ratio_of_means,
+)
+from deltafl.streams import stream
+from deltafl.types import FloatArray
+
+
+def test_mean_of_best_takes_five_of_the_last_four_percent() -> None:
+    round_r = np.arange(1, 501)
+    value_r = np.zeros(500)
+    value_r[479] = 0.99  # round 480 = 500 - 20 is just outside
+    value_r[480:486] = [0.5, 0.7, 0.6, 0.8, 0.9, 0.4]  # rounds 481 to 486 are inside
+    assert mean_of_best(value_r, round_r, higher=True) == pytest.approx((0.5 + 0.7 + 0.6 + 0.8 + 0.9) / 5)
+
+
+def test_mean_of_best_takes_the_lowest_losses() -> None:
+    value_r = np.array([0.01, 9.0, 1.0, 2.0, 3.0, 4.0])
+    assert mean_of_best(value_r, np.arange(1, 7), higher=False) == pytest.approx((9 + 1 + 2 + 3 + 4) / 5)
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "num_late"), [(6, 5), (100, 5), (125, 5), (126, 6), (130, 6), (150, 6), (500, 20)]
+)
+def test_the_late_rounds_are_those_after_96_percent(num_rounds: int, num_late: int) -> None:
+    # One round is marked; it counts exactly if round > T - max(0.04 T, 5). A run of 6 rounds has one that does not.
+    round_r = np.arange(1, num_rounds + 1)
+    for marked, counts in ((num_rounds - num_late + 1, True), (num_rounds - num_late, False)):
+        assert (mean_of_best(1.0 * (round_r == marked), round_r, higher=True) > 0) == counts
+
+
+def test_mean_of_best_with_few_evaluations() -> None:
+    # Of the last 20 rounds only 490 and 500 were evaluated.
+    value_r, round_r = np.linspace(0.0, 0.9, 50), np.arange(10, 501, 10)
+    assert mean_of_best(value_r, round_r, higher=True) == pytest.approx((value_r[-1] + value_r[-2]) / 2)
+
+
+def test_mean_of_best_does_not_drop_nan() -> None:
+    assert math.isnan(mean_of_best(np.array([1.0, 2.0, np.nan, 3.0]), np.arange(1, 5), higher=False))
+
+
+def test_moving_average_by_hand() -> None:
+    average_r = moving_average(np.array([1.0, 2.0, 3.0, 4.0, 5.0, 11.0]))
+    assert np.isnan(average_r[:4]).all()
+    assert average_r[4:].tolist() == [3.0, 5.0]
+    assert np.isnan(moving_average(np.ones(4))).all()
+
+
+def test_moving_average_forgets_nan_after_five() -> None:
+    average_r = moving_average(np.array([np.nan, 1.0, 1.0, 1.0, 1.0, 1.0]))
+    assert np.isnan(average_r[4])
+    assert average_r[5] == 1.0
+
+
+def test_first_reach_counts_a_tie_and_skips_nan() -> None:
+    assert first_reach(np.array([0.1, np.nan, 0.7, 0.8]), 0.7, higher=True) == 2
+    assert first_reach(np.array([np.nan, 3.0, 0.5, 0.4]), 0.5, higher=False) == 2
+    assert first_reach(np.array([0.1, 0.2]), 0.7, higher=True) is None
+    assert first_reach(np.array([np.inf, np.nan]), 0.7, higher=False) is None
+
+
+def test_mean_and_sd() -> None:
+    assert mean_and_sd(np.array([1.0, 2.0, 6.0])) == pytest.approx((3.0, math.sqrt((4 + 1 + 9) / 2)))
+    mean, sd = mean_and_sd(np.array([2.0]))
+    assert mean == 2.0
+    assert math.isnan(sd)
+    assert all(math.isnan(number) for number in mean_and_sd(np.array([1.0, np.inf])))
+
+
+def test_ratio_of_means_by_hand() -> None:
+    # a = (90, 110, 100), b = (50, 50, 60): means 100 and 160/3. r = a/100 - b/(160/3) = (-.0375, .1625, -.125),
+    # sum 0, squares .00140625 + .02640625 + .015625 = .0434375; se = sqrt(.0434375 / 2 / 3). With 2 degrees of
+    # freedom the quantile has a closed form: t = q sqrt(2 / (1 - q^2)) at q = .95, about 4.3027.
+    result = ratio_of_means(np.array([90.0, 110.0, 100.0]), np.array([50.0, 50.0, 60.0]))
+    margin = 0.95 * math.sqrt(2 / (1 - 0.95**2)) * math.sqrt(0.0434375 / 6)
+    assert result.ratio == pytest.approx(1.875)
+    assert result.low == pytest.approx(1.875 * math.exp(-margin), rel=1e-12)
+    assert result.high == pytest.approx(1.875 * math.exp(margin), rel=1e-12)
+
+
+def test_ratio_of_means_with_one_pair_has_no_interval() -> None:
+    assert ratio_of_means(np.array([90.0]), np.array([60.0])) == (1.5, None, None)
+
+
+def test_pairs_in_one_proportion_have_an_interval_without_width() -> None:
+    result = ratio_of_means(np.array([100.0, 200.0]), np.array([50.0, 100.0]))
+    assert result == (2.0, 2.0, 2.0)
+
+
+positive = st.lists(st.tuples(st.floats(1, 1e4), st.floats(1, 1e4)), min_size=2, max_size=8)
+
+
+@given(positive, st.floats(0.01, 100))
+def test_swapping_inverts_and_units_cancel(pairs: list[tuple[float, float]], unit: float) -> None:
+    base_s, other_s = np.array(pairs).T
+    result, swapped = ratio_of_means(base_s, other_s), ratio_of_means(other_s, base_s)
+    assert result.low is not None and result.high is not None and swapped.low is not None
+    assert result.low <= result.ratio <= result.high
+    assert swapped.ratio == pytest.approx(1 / result.ratio)
+    assert swapped.low == pytest.approx(1 / result.high)
+    assert ratio_of_means(unit * base_s, unit * other_s) == pytest.approx(result)
+
+
+def _pairs(num_pairs: int, replicate: int) -> tuple[FloatArray, FloatArray]:
+    """Rounds with a shared difficulty: E base = 1.25 E other exactly."""
+    rng = stream(7, "data", round=num_pairs, client=replicate)
+    shared_s = np.exp(0.2 * rng.standard_normal(num_pairs))
+    noise_sk = np.exp(0.1 * rng.standard_normal((num_pairs, 2)))
+    return 250 * shared_s * noise_sk[:, 0], 200 * shared_s * noise_sk[:, 1]
+
+
+@pytest.mark.parametrize("num_pairs", [3, 5, 20])
+def test_the_interval_covers_the_true_ratio_in_95_percent(num_pairs: int) -> None:
+    covered, replicates = 0, 4000
+    for replicate in range(replicates):
+        result = ratio_of_means(*_pairs(num_pairs, replicate))
+        assert result.low is not None and result.high is not None
+        covered += result.low <= 1.25 <= result.high
+    # Binomial standard error sqrt(.95 .05 / 4000) = .0034. Four of them, and .01 for the linearisation.
+    assert abs(covered / replicates - 0.95) < 4 * 0.0034 + 0.01
+
+
+def test_the_interval_agrees_with_a_paired_bootstrap() -> None:
+    base_s, other_s = _pairs(60, 0)
+    rng = stream(0, "bootstrap")
+    row_bs = rng.integers(60, size=(20_000, 60))
+    low, high = np.quantile(base_s[row_bs].mean(axis=1) / other_s[row_bs].mean(axis=1), [0.025, 0.975])
+    result = ratio_of_means(base_s, other_s)
+    assert result.low is not None and result.high is not None
+    assert math.log(result.high / result.low) == pytest.approx(math.log(high / low), rel=0.06)
+    assert result.low == pytest.approx(low, rel=0.005)
+    assert result.high == pytest.approx(high, rel=0.005)
+
+
+def test_pairing_narrows_the_interval() -> None:
+    base_s, other_s = _pairs(20, 1)
+    paired, crossed = ratio_of_means(base_s, other_s), ratio_of_means(base_s, np.roll(other_s, 1))
+    assert paired.low is not None and paired.high is not None and crossed.low is not None and crossed.high is not None
+    assert math.log(paired.high / paired.low) < 0.75 * math.log(crossed.high / crossed.low)
+
+
+def test_gap_closed() -> None:
+    uniform_s, full_s = np.array([400.0, 200.0]), np.array([100.0, 100.0])
+    assert gap_closed(uniform_s, np.array([200.0, 200.0]), full_s) == pytest.approx((300 - 200) / (300 - 100))
+    assert gap_closed(uniform_s, uniform_s, full_s) == 0.0
+    assert gap_closed(uniform_s, full_s, full_s) == 1.0
+    assert gap_closed(full_s, uniform_s, full_s) is None
+    assert gap_closed(full_s, full_s, uniform_s) is None

@@ -1,0 +1,290 @@
+"""From runs to the summary and its file: pairing, censoring, baselines, schema."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from deltafl.errors import DeltaflError, MissingExtraError
+from deltafl.report import Run, Summary, read_summary, summarise, write_summary
+from deltafl.report.curves import Metric
+from deltafl.report.schema import MODELS, SamplerSummary, schema_markdown
+
+
+def make_run(
+    sampler: str, seed: int, reach: int | None, metric: Metric = "accuracy", num_rounds: int = 10, **changes: Any
+) -> Run:
+    """A run whose metric steps to its final value in round ``reach``: accuracy .2 to .8, loss 2 to .1."""
+    round_r = np.arange(1, num_rounds + 1)
+    done_r = round_r >= (reach if reach is not None else num_rounds + 1)
+    run = Run(
+        sampler=sampler,
+        seed=seed,
+        metric=metric,
+        round_r=round_r,
+        accuracy_r=np.where(done_r, 0.8, 0.2) if metric == "accuracy" else np.full(num_rounds, np.nan),
+        loss_r=np.where(done_r, 0.1, 2.0),
+        seconds_r=2.0 * round_r.astype(np.float64),
+        bytes_r=1000.0 * round_r.astype(np.float64),
+        draws_m=np.array([3, 2, 0, 5]),
+    )
+    return run._replace(**changes)
+
+
+def runs_of(metric: Metric = "accuracy", **reaches: list[int | None]) -> list[Run]:
+    return [
+        make_run(sampler, seed, reach, metric) for sampler, seeds in reaches.items() for seed, reach in enumerate(seeds)
+    ]
+
+
+def entry_of(summary: Summary, sampler: str) -> SamplerSummary:
+    return next(entry for entry in summary.samplers if entry.sampler == sampler)
+
+
+def test_means_over_seeds() -> None:
+    entry = entry_of(summarise(runs_of(fedavg=[4, 6], fedis=[2, 4]), 0.7), "fedis")
+    reached = entry.to_threshold
+    assert reached is not None and reached.rounds is not None
+    assert (reached.num_reached, reached.num_never, entry.censored) == (2, 0, False)
+    assert (reached.rounds.mean, reached.rounds.sd) == (3.0, math.sqrt(2))
+    assert (reached.seconds, reached.bytes) == (6.0, 3000.0)
+    assert (entry.total_seconds, entry.total_bytes) == (20.0, 10_000.0)
+    assert (entry.final.mean, entry.final.sd) == (0.8, 0.0)
+    assert entry.final_log10_loss is None
+    assert [run.reach.round for run in entry.seeds if run.reach is not None] == [2, 4]
+
+
+def test_top5_and_final_differ() -> None:
+    accuracy_r = np.array([0.9, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.3])
+    entry = summarise([make_run("fedis", 0, 1, accuracy_r=accuracy_r)], 0.7).samplers[0]
+    assert entry.final.mean == 0.3
+    assert entry.top5.mean == pytest.approx((0.5 + 0.6 + 0.7 + 0.8 + 0.3) / 5)
+    assert entry.top5.sd is None
+
+
+def test_the_moving_average_is_not_fooled_by_one_lucky_round() -> None:
+    accuracy_r = np.array([0.2, 0.9, 0.2, 0.2, 0.2, 0.8, 0.8, 0.8, 0.8, 0.8])
+    run = summarise([make_run("fedis", 0, 1, accuracy_r=accuracy_r)], 0.7).samplers[0].seeds[0]
+    assert run.reach is not None and run.reach_smoothed is not None
+    assert run.reach.round == 2
+    # Windows ending in rounds 9 and 10 have means .68 and .8.
+    assert (run.reach_smoothed.round, run.reach_smoothed.seconds) == (10, 20.0)
+
+
+def test_a_tie_with_the_threshold_counts() -> None:
+    for metric, threshold in (("accuracy", 0.8), ("loss", 0.1)):
+        run = make_run("fedis", 0, 3, "accuracy" if metric == "accuracy" else "loss")
+        reach = summarise([run], threshold).samplers[0].seeds[0].reach
+        assert reach is not None
+        assert reach.round == 3
+
+
+def test_speedup_over_pairs() -> None:
+    speedup = _speedup(summarise(runs_of(fedavg=[6, 8, 10], fedis=[3, 5, 4]), 0.7), "fedis")
+    # r = a/8 - b/4 = (0, -.25, .25): se = sqrt(.125 / 2 / 3), t_2 in closed form
+    margin = 0.95 * math.sqrt(2 / (1 - 0.95**2)) * math.sqrt(0.125 / 6)
+    assert (speedup.ratio, speedup.num_pairs, speedup.num_left_out) == (2.0, 3, 0)
+    assert speedup.low == pytest.approx(2 * math.exp(-margin))
+    assert speedup.high == pytest.approx(2 * math.exp(margin))
+    assert speedup.verdict == "faster"
+
+
+def _speedup(summary: Summary, sampler: str) -> Any:
+    reached = entry_of(summary, sampler).to_threshold
+    assert reached is not None
+    assert reached.speedup is not None
+    return reached.speedup
+
+
+def test_pairs_are_matched_by_seed_not_by_place() -> None:
+    runs = [make_run("fedavg", 7, 8), make_run("fedavg", 1, 4), make_run("fedis", 1, 2), make_run("fedis", 5, 9)]
+    speedup = _speedup(summarise(runs, 0.7), "fedis")
+    assert (speedup.ratio, speedup.num_pairs, speedup.low) == (2.0, 1, None)
+
+
+def test_censored_seeds_are_counted_everywhere() -> None:
+    summary = summarise(runs_of(fedavg=[6, None, 10], fedis=[3, 5, None]), 0.7)
+    entry = entry_of(summary, "fedis")
+    reached, speedup = entry.to_threshold, _speedup(summary, "fedis")
+    assert reached is not None and reached.rounds is not None
+    assert entry.censored
+    assert (reached.num_reached, reached.num_never, reached.rounds.mean) == (2, 1, 4.0)
+    assert (speedup.ratio, speedup.num_pairs, speedup.num_left_out, speedup.low) == (2.0, 1, 2, None)
+    assert [run.reach is None for run in entry.seeds] == [False, False, True]
+
+
+def test_threshold_never_reached() -> None:
+    entry = entry_of(summarise(runs_of(fedavg=[None, None], fedis=[None, None]), 0.7), "fedis")
+    reached = entry.to_threshold
+    assert reached is not None
+    assert (reached.num_reached, reached.num_never) == (0, 2)
+    assert (reached.rounds, reached.seconds, reached.bytes, reached.speedup) == (None, None, None, None)
+    assert entry.final.mean == 0.2
+
+
+def test_no_threshold() -> None:
+    for threshold in (None, math.nan):
+        summary = summarise(runs_of(fedavg=[3], fedis=[2]), threshold)
+        entry = entry_of(summary, "fedis")
+        assert summary.threshold is None
+        assert (entry.to_threshold, entry.to_threshold_smoothed, entry.seeds[0].reach) == (None, None, None)
+        assert not entry.censored
+        assert entry.top5.mean == 0.8
+
+
+def test_gap_closed_over_shared_seeds() -> None:
+    summary = summarise(runs_of(uniform=[8, 10, None], full=[2, 4, 2], fedis=[5, 5, 5]), 0.7)
+    gaps = {entry.sampler: entry.to_threshold.gap_closed for entry in summary.samplers if entry.to_threshold}
+    gap = gaps["fedis"]
+    assert gap is not None
+    # Seed 2 is out: (9 - 5) / (9 - 3).
+    assert gap.value == pytest.approx(4 / 6)
+    assert (gap.num_seeds, gap.num_left_out) == (2, 1)
+    assert [gaps[name].value for name in ("uniform", "full")] == [0.0, 1.0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "reaches",
+    [
+        {"uniform": [8], "fedis": [5]},
+        {"full": [8], "fedis": [5]},
+        {"uniform": [None], "full": [2], "fedis": [5]},
+        {"uniform": [8], "full": [2], "fedis": [None]},
+        {"uniform": [4], "full": [4], "fedis": [3]},
+        {"uniform": [4], "full": [6], "fedis": [3]},
+    ],
+)
+def test_no_gap_closed(reaches: dict[str, list[int | None]]) -> None:
+    runs = [make_run(sampler, seed, reach) for sampler, v in reaches.items() for seed, reach in enumerate(v)]
+    reached = entry_of(summarise(runs, 0.7), "fedis").to_threshold
+    assert reached is not None
+    assert reached.gap_closed is None
+
+
+@pytest.mark.parametrize(
+    ("samplers", "given", "found"),
+    [
+        (["uniform", "fedavg", "fedis"], None, "fedavg"),
+        (["uniform", "fedis"], None, "uniform"),
+        (["fedis", "delta"], None, None),
+        (["fedavg@multinomial", "uniform"], None, "fedavg@multinomial"),
+        (["fedavg@a", "fedavg@b", "uniform"], None, "uniform"),
+        (["fedis@multinomial", "fedis"], "fedis", "fedis"),
+        (["fedis@multinomial", "md"], "fedis", "fedis@multinomial"),
+        (["fedavg", "md"], "md", "md"),
+    ],
+)
+def test_baseline(samplers: list[str], given: str | None, found: str | None) -> None:
+    runs = [make_run(sampler, 0, 3) for sampler in samplers]
+    summary = summarise(runs, 0.7, given)
+    assert summary.baseline == found
+    with_speedup = [e.sampler for e in summary.samplers if e.to_threshold and e.to_threshold.speedup]
+    assert with_speedup == ([] if found is None else [name for name in samplers if name != found])
+
+
+def test_metric_loss() -> None:
+    summary = summarise(runs_of("loss", fedavg=[6, 8], fedis=[2, 4]), 0.5)
+    entry = entry_of(summary, "fedis")
+    assert entry.to_threshold is not None and entry.to_threshold.rounds is not None
+    assert (entry.final.mean, entry.to_threshold.rounds.mean) == (0.1, 3.0)
+    assert entry.final_log10_loss is not None
+    assert (entry.final_log10_loss.mean, entry.final_log10_loss.sd) == (-1.0, 0.0)
+    assert entry.top5.mean == pytest.approx(0.1)
+    assert _speedup(summary, "fedis").ratio == pytest.approx(7 / 3)
+
+
+def test_a_diverged_seed_is_counted_and_keeps_the_mean_from_existing() -> None:
+    loss_r = np.array([2.0, 0.1, *[np.inf] * 7, np.nan])
+    runs = [make_run("fedis", 0, 3, "loss"), make_run("fedis", 1, 3, "loss", loss_r=loss_r)]
+    entry = summarise(runs, 0.5).samplers[0]
+    assert entry.num_diverged == 1
+    assert (entry.final.mean, entry.final.sd, entry.top5.mean) == (None, None, None)
+    assert entry.to_threshold is not None
+    assert entry.to_threshold.num_reached == 2
+
+
+def test_json_round_trip_without_nan(tmp_path: Path) -> None:
+    runs = [*runs_of("loss", fedavg=[6, None], fedis=[2, 4]), make_run("md", 0, 3, "loss", loss_r=np.full(10, np.nan))]
+    settings = {"lr": 0.1, "alpha": math.nan, "nested": {"rates": (1.0, math.inf)}, "rounds": 10, "name": "x"}
+    summary = summarise(runs, 0.5, settings=settings, environment={"cpu": "unknown"})
+    path = tmp_path / "summary.json"
+    path.write_text("old")
+    write_summary(summary, path)
+    assert read_summary(path) == summary
+    assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    data = json.loads(path.read_text(), parse_constant=refuse)
+    assert data["schema_version"] == 1
+    assert data["settings"] == {"lr": 0.1, "alpha": None, "nested": {"rates": [1.0, None]}, "rounds": 10, "name": "x"}
+    assert data["samplers"][2]["final"] == {"mean": None, "sd": None}
+
+
+def test_models_refuse_nan_and_unknown_fields() -> None:
+    data = json.loads(summarise(runs_of(fedavg=[3]), 0.7).model_dump_json())
+    with pytest.raises(ValidationError, match="extra"):
+        Summary.model_validate({**data, "more": 1})
+    with pytest.raises(ValidationError, match="finite"):
+        Summary.model_validate({**data, "confidence": math.nan})
+
+
+def test_read_summary_explains(tmp_path: Path) -> None:
+    with pytest.raises(DeltaflError, match="cannot read the summary"):
+        read_summary(tmp_path / "none.json")
+    path = tmp_path / "summary.json"
+    write_summary(summarise(runs_of(fedavg=[3]), 0.7), path)
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    with pytest.raises(DeltaflError, match="not a summary of this version: schema_version"):
+        read_summary(path)
+
+
+def test_every_field_is_documented_and_the_page_is_up_to_date() -> None:
+    for model in MODELS:
+        for name, field in model.model_fields.items():
+            assert field.description, f"{model.__name__}.{name} has no description"
+    page = Path(__file__).parents[1] / "docs" / "summary-schema.md"
+    assert page.read_text(encoding="utf-8") == schema_markdown()
+    reached = {name for name in Summary.model_json_schema(mode="serialization")["$defs"] if name != "JsonValue"}
+    assert reached == {model.__name__ for model in MODELS} - {"Summary"}
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ([], "no run"),
+        ([make_run("a", 0, 1), make_run("a", 0, 2)], "two runs of sampler 'a' have seed 0"),
+        ([make_run("a", 0, 1), make_run("b", 0, 1, "loss")], "different metrics"),
+        ([make_run("a", 0, 1), make_run("b", 0, 1, draws_m=np.ones(3, dtype=np.int64))], "numbers of clients"),
+        ([make_run("a", 0, 1, loss_r=np.ones(3))], "differ in length"),
+        ([make_run("a", 0, 1, round_r=np.arange(10))], "start at 1"),
+        ([make_run("a", 0, 1, round_r=np.ones(10, dtype=np.int64))], "increase strictly"),
+        ([make_run("a", 0, 1, num_rounds=0)], "no evaluation"),
+        ([make_run("a", 0, 1, accuracy_r=np.full(10, np.nan))], "accuracy is missing"),
+    ],
+)
+def test_runs_that_cannot_be_compared(runs: list[Run], message: str) -> None:
+    with pytest.raises(DeltaflError, match=message):
+        summarise(runs, 0.7)
+
+
+def test_threshold_and_baseline_are_checked() -> None:
+    runs = runs_of(fedavg=[3], fedis=[2])
+    with pytest.raises(DeltaflError, match="threshold is 70"):
+        summarise(runs, 70.0)
+    with pytest.raises(DeltaflError, match="threshold is inf"):
+        summarise(runs_of("loss", fedavg=[3]), math.inf)
+    with pytest.raises(DeltaflError, match="did you mean 'fedavg'"):
+        summarise(runs, 0.7, "fedavgg")
+
+
+def test_missing_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    with pytest.raises(MissingExtraError, match=r"deltafl\[sim\]"):
+        summarise(runs_of(fedavg=[3, 4], fedis=[2, 3]), 0.7)
