@@ -64,12 +64,12 @@ def run_comparison(settings: CompareSettings, out: Path, on_round: OnCompareRoun
     runs.sort(key=lambda run: settings.samplers.index(run.sampler))
     summary = summarise(
         runs,
-        settings.threshold if settings.threshold is not None else float("nan"),
+        settings.threshold,
         settings=json.loads(settings.model_dump_json(exclude_none=True)),
         environment=environment(),
     )
-    draw_plots(runs, summary, out)
     write_summary(summary, out / "summary.json")
+    draw_plots(runs, summary, out)
     return summary
 
 

@@ -143,7 +143,7 @@ def run_experiment(settings: RunSettings, engine: Engine, directory: RunDirector
     plan = plan_of(settings, population)
     state = directory.load(init_round(plan, engine.initial_params()))
     total = _set(settings.rounds)
-    if state.round == 0:
+    if not directory.lines("rounds.jsonl"):
         start = engine.evaluate(state.params_d)
         directory.append({"round": 0, "test": start._asdict()}, {"round": 0, "seconds": 0.0})
         directory.save(state)

@@ -146,7 +146,7 @@ class RunDirectory:
     def save(self, state: RoundState) -> None:
         """Write a checkpoint after the rounds appended so far."""
         tensors = f"checkpoint-{state.round}.safetensors"
-        arrays = {name: np.ascontiguousarray(array) for name, array in flatten(state)}
+        arrays = {name: np.array(array, order="C") for name, array in flatten(state)}
         write_atomically(self.path / tensors, _safetensors().save(arrays))
         lengths = {name: (self.path / name).stat().st_size for name in LINE_FILES}
         mark = {"round": state.round, "tensors": tensors, "lengths": lengths}

@@ -1,0 +1,87 @@
+"""Settings: defaults, files, and one clear sentence for every mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from deltafl import DeltaflError
+from deltafl.settings import CompareSettings, RunSettings, make_settings
+
+
+def test_what_is_left_out_comes_from_the_task() -> None:
+    settings = make_settings(RunSettings, {"task": "fashion-mnist"})
+    assert (settings.clients, settings.sample, settings.rounds, settings.local_epochs) == (300, 20, 500, 5)
+    assert (settings.batch_size, settings.local_lr, settings.partition, settings.alpha) == (32, 0.01, "hsu2019", 0.1)
+
+
+def test_steps_replace_the_tasks_epochs() -> None:
+    settings = make_settings(RunSettings, {"task": "fashion-mnist", "local_steps": 7})
+    assert (settings.local_steps, settings.local_epochs) == (7, None)
+
+
+def test_options_win_over_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('task = "digits"\nrounds = 7\nsamplers = ["uniform", "fedis@multinomial"]\nproximal = 0.01\n')
+    settings = make_settings(CompareSettings, {"rounds": 9}, config)
+    assert (settings.rounds, settings.proximal) == (9, 0.01)
+    assert settings.samplers == ("uniform", "fedis@multinomial")
+
+
+def test_every_setting_survives_a_record_of_itself() -> None:
+    settings = make_settings(CompareSettings, {"samplers": "uniform,pracdelta", "delta_alpha": "theory", "floor": 0.0})
+    again = make_settings(CompareSettings, settings.model_dump(exclude_none=True))
+    assert again == settings
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"sampler": "prakdelta"}, ["prakdelta", "pracdelta"]),
+        ({"sampler": "fedis@pivotl"}, ["pivotl", "pivotal"]),
+        ({"sampler": "uniform@pivotal@hayek"}, ["hayek", "hajek"]),
+        ({"sampler": "full@poisson"}, ["full", "poisson"]),
+        ({"task": "digit"}, ["digit", "digits"]),
+        ({"partition": "hsu"}, ["hsu"]),
+        ({"server_optimizer": "adamm"}, ["adamm", "adam"]),
+        ({"sample": 101}, ["101", "100"]),
+        ({"sample": 0}, ["sample", "0", "greater than or equal to 1"]),
+        ({"threshold": 70}, ["70", "between 0 and 1"]),
+        ({"threshold": float("nan")}, ["threshold"]),
+        ({"floor": 1.5}, ["floor", "1.5", "less than or equal to 1"]),
+        ({"local_lr": -1}, ["local_lr", "-1", "greater than 0"]),
+        ({"local_lr": float("inf")}, ["local_lr"]),
+        ({"local_epochs": 1, "local_steps": 2}, ["local_epochs", "local_steps"]),
+        ({"rouns": 3}, ["rouns", "rounds"]),
+        ({"weights": "sizes"}, ["weights", "'data'", "'uniform'"]),
+        ({"rounds": "ten"}, ["rounds", "ten", "integer"]),
+    ],
+)
+def test_mistakes_end_in_one_sentence(given: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(DeltaflError) as error:
+        make_settings(RunSettings, given)
+    sentence = str(error.value)
+    assert all(word in sentence for word in words), sentence
+    assert "\n" not in sentence
+
+
+def test_a_sampler_named_twice_is_refused() -> None:
+    with pytest.raises(DeltaflError, match="twice"):
+        make_settings(CompareSettings, {"samplers": "uniform,uniform"})
+
+
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DeltaflError, match=r"missing\.toml"):
+        make_settings(RunSettings, {}, tmp_path / "missing.toml")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("rounds = = 3")
+    with pytest.raises(DeltaflError, match="not valid TOML"):
+        make_settings(RunSettings, {}, bad)
+
+
+def test_theory_constants_follow_local_steps_and_design() -> None:
+    given = {"delta_alpha": "theory", "local_steps": 4, "rounds": 100, "sample": 10}
+    settings = make_settings(RunSettings, given)
+    a1, a2 = settings.sampler_settings(100, 15.0, "multinomial").constants
+    assert (a1, a2) == pytest.approx((20 * 4 / 10, 5 / 10 + (4 / 10) ** 0.5))
+    a1, a2 = settings.sampler_settings(100, 15.0, "systematic").constants
+    assert (a1, a2) == pytest.approx((10 * 20 * 4 / 10, 10 * 5 / 10 + (4 / 10) ** 0.5))
