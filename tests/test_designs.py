@@ -49,8 +49,11 @@ def test_cohorts_are_drawn_as_enumerated(design: str, scores: list[float], n: in
     assert statistic <= len(cells) + 5 * np.sqrt(2 * len(cells))
 
 
-def deviations(design: str) -> tuple[float, float]:
-    """(largest, root mean square) deviation of mean counts at m = 40, n = 8, in standard errors of exact draws."""
+def deviations(design: str, wrong: float = 0.0) -> tuple[float, float]:
+    """(largest, root mean square) deviation of mean counts at m = 40, n = 8, in standard errors of exact draws.
+
+    ``wrong``: relative error put into the expectations, up and down in turn, so that it cancels in the sum.
+    """
     score_m = scores_for(design, np.linspace(1, 12, 40) ** 1.5)
     draws = 20000
     count_tm, expected_m = draw_counts(design, score_m, 8, draws)
@@ -60,7 +63,8 @@ def deviations(design: str) -> tuple[float, float]:
     spread_m = asked_m * (1 - p_m if DESIGNS[design].kind == "replacement" else 1 - asked_m)
     undecided = spread_m > 1e-12
     assert np.array_equal(count_tm[:, ~undecided], np.ones_like(count_tm[:, ~undecided]))
-    z_m = (count_tm.mean(axis=0) - asked_m)[undecided] / np.sqrt(spread_m[undecided] / draws)
+    stated_m = asked_m * (1 + wrong * np.where(np.arange(40) % 2 == 0, 1, -1))
+    z_m = (count_tm.mean(axis=0) - stated_m)[undecided] / np.sqrt(spread_m[undecided] / draws)
     return float(np.abs(z_m).max()), float(np.sqrt(np.mean(z_m**2)))
 
 
@@ -69,6 +73,10 @@ def test_exact_designs_keep_their_promise(design: str) -> None:
     largest, typical = deviations(design)
     assert largest < 4
     assert typical < 1.5
+
+
+def test_an_error_of_two_and_a_half_per_cent_would_be_found() -> None:
+    assert deviations("systematic", wrong=0.025)[1] > 1.8
 
 
 def test_successive_draws_do_not() -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from .errors import DeltaflError
 from .types import Cohort, Params, RejectedReply, Reports
 
-#: A finite entry beyond this could still overflow the float32 model once it is weighted.
+#: A finite entry beyond this could still overflow the float32 model once it is weighted, or a score once it is squared.
 LARGEST_ENTRY = 1e18
 
 Updates = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
@@ -65,7 +65,7 @@ def _fault(update: npt.ArrayLike | None, reports: Reports, i: int, num_params: i
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             update_d = np.asarray(update, dtype=np.float32)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return "update is not a list of numbers"
     if update_d.shape != (num_params,):
         return f"update has shape {update_d.shape}, expected ({num_params},)"
@@ -73,10 +73,10 @@ def _fault(update: npt.ArrayLike | None, reports: Reports, i: int, num_params: i
         return "update has NaN or infinite entries"
     if np.max(np.abs(update_d), initial=0.0) > LARGEST_ENTRY:
         return f"update has an entry of size {np.max(np.abs(update_d)):.3g}, expected at most {LARGEST_ENTRY:.0e}"
-    if not np.isfinite(reports.loss_n[i]):
-        return f"loss is {reports.loss_n[i]}"
-    if not (np.isfinite(reports.step_variance_n[i]) and reports.step_variance_n[i] >= 0):
-        return f"step variance is {reports.step_variance_n[i]}, expected a finite number >= 0"
+    if not abs(reports.loss_n[i]) <= LARGEST_ENTRY:
+        return f"loss is {reports.loss_n[i]}, expected a number of size {LARGEST_ENTRY:.0e} at most"
+    if not 0 <= reports.step_variance_n[i] <= LARGEST_ENTRY**2:
+        return f"step variance is {reports.step_variance_n[i]}, expected 0 to {LARGEST_ENTRY**2:.0e}"
     if reports.num_steps_n[i] < 1:
         return f"number of local steps is {reports.num_steps_n[i]}, expected >= 1"
     return None

@@ -63,6 +63,9 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuse impossible plans at once."""
         check_cohort_size(self.n, self.population.num_clients)
+        weight_m = self.population.weight_m
+        if not (np.all(weight_m >= 0) and abs(weight_m.sum() - 1) <= 1e-6):
+            raise DeltaflError("the weights of the population must be >= 0 with sum 1; see Population.from_sizes")
         find_estimator(self.estimator)
         if not 0 < self.response_floor <= 1:
             raise DeltaflError(f"response_floor is {self.response_floor}; it must be above 0 and at most 1")
@@ -115,19 +118,25 @@ def open_round(
     Args:
         plan: The plan.
         state: The state; it is not changed, so a round may be opened again with the same result.
-        available_m: bool (m,), who can be asked; None for everyone. The estimate then targets the available clients.
+        available_m: bool (m,), who can be asked; None for everyone. The estimate then targets the sum over available
+            clients; with a difference estimator the others count with their controls.
         oracle: Every client's update of this round, for the theoretical samplers; only simulators have one.
 
     Raises:
-        DeltaflError: If the sampler needs an oracle and there is none, or nobody is available.
+        DeltaflError: If the sampler needs an oracle and there is none, if nobody is available, or if ``available_m``
+            has another length than the population.
     """
     if plan.sampler.needs_oracle and oracle is None:
         raise DeltaflError(
             f"{type(plan.sampler).__name__} needs every client's update or loss before the draw, which only a "
             "simulation has; choose a practical sampler such as 'pracdelta'"
         )
-    if available_m is None:
-        available_m = np.ones(plan.population.num_clients, dtype=np.bool_)
+    m = plan.population.num_clients
+    available_m = np.ones(m, dtype=np.bool_) if available_m is None else np.asarray(available_m, dtype=np.bool_)
+    if available_m.shape != (m,):
+        raise DeltaflError(f"available_m has shape {available_m.shape}; it must say of each of {m} clients yes or no")
+    if not available_m.any():
+        raise DeltaflError("no client is available this round; wait until at least one is")
     rng = stream(plan.seed, "draw", state.round)
     return plan.sampler.open(state.sampler, available_m, plan.n, rng, oracle)
 

@@ -8,10 +8,11 @@ from copy import deepcopy
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .replies import measure
 from .streams import stream
-from .types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Population, Reports, Sampler, State
+from .types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports, Sampler, State
 
 #: A mean may lie this many of its standard errors from 1 before it is called wrong.
 _STANDARD_ERRORS = 5.0
@@ -29,7 +30,7 @@ class KnownUpdates:
 
     def __init__(
         self,
-        update_md: Params,
+        update_md: npt.ArrayLike,
         weight_m: FloatArray,
         step_variance_m: FloatArray | None = None,
         loss_m: FloatArray | None = None,
@@ -92,7 +93,7 @@ def check_sampler(
         _check_cohort(cohort, everyone_m)
         state = _check_update(sampler, state, cohort, stream(seed, "audit", round, 1))
     some_m = everyone_m.copy()
-    some_m[::3] = False
+    some_m[1::3] = False
     few_m = everyone_m & (np.arange(num_clients) < max(n - 1, 1))
     for available_m in (some_m, few_m):
         _check_cohort(_open(sampler, state, available_m, n, oracle, seed, 3), available_m)

@@ -98,7 +98,7 @@ class ClusterIS:
         if len(present) == 0:
             raise DeltaflError("no client is available this round; wait until at least one is")
         size = min(n, len(present))
-        norm_m = update_norm(oracle.reports()) if oracle is not None and self.theoretical else _known(state.norm_m)
+        norm_m = self._norms(state, oracle)
         label_k = cluster_by_value(norm_m[present], min(self.clusters, size))
         drawn = []
         for cluster, quota in enumerate(allocate(size, np.bincount(label_k))):
@@ -109,6 +109,14 @@ class ClusterIS:
         order = np.argsort(np.concatenate([part.client_n for part in drawn]))
         client_n, count_n, expected_n = (np.concatenate([part[column] for part in drawn])[order] for column in range(3))
         return Cohort(client_n, count_n, expected_n, drawn[0].kind)
+
+    def _norms(self, state: ClusterState, oracle: Oracle | None) -> FloatArray:
+        """Everybody's norm: of this round, or the last one seen."""
+        if not self.theoretical:
+            return _known(state.norm_m)
+        if oracle is None:
+            raise DeltaflError("theoretical clusters need every client's update before the draw")
+        return update_norm(oracle.reports())
 
     def update(self, state: ClusterState, cohort: Cohort, reports: Reports) -> ClusterState:
         """Remember the norms of those who replied."""

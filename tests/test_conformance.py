@@ -1,0 +1,164 @@
+"""One check that every sampler faces, the user's own of ``examples/own_sampler.py`` included; and what it refuses."""
+
+import runpy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from conftest import make_problem
+from deltafl import DESIGNS, SAMPLERS, Cohort, DeltaflError, Population, Reports, draw_cohort, make_sampler
+from deltafl.testing import KnownUpdates, check_sampler
+from deltafl.types import BoolArray, FloatArray, Oracle
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "own_sampler.py"
+EQUAL_SCORES = {"fedavg", "uniform"}
+TABLE = [
+    name if design is None else f"{name}@{design}"
+    for name, entry in SAMPLERS.items()
+    for design in ([None] if entry.design is None else DESIGNS)
+    if design != "simple-random" or name in EQUAL_SCORES
+]
+
+
+def oracle_for(num_clients: int) -> KnownUpdates:
+    return make_problem(np.arange(10, 10 + num_clients), seed=5).oracle
+
+
+@pytest.mark.parametrize("label", TABLE)
+def test_every_sampler_conforms(label: str) -> None:
+    check_sampler(make_sampler(label), oracle=oracle_for(12), draws=800)
+
+
+@pytest.mark.parametrize(("num_clients", "n"), [(1, 1), (3, 1), (4, 4), (30, 5)])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_conforms_for_other_sizes(name: str, num_clients: int, n: int) -> None:
+    check_sampler(make_sampler(name), num_clients=num_clients, n=n, oracle=oracle_for(num_clients), draws=400)
+
+
+@pytest.mark.parametrize("name", sorted(set(SAMPLERS) - EQUAL_SCORES - {"full", "power-of-choice"}))
+def test_simple_random_sampling_refuses_unequal_scores(name: str) -> None:
+    with pytest.raises(DeltaflError, match="simple-random needs equal expectations"):
+        check_sampler(make_sampler(f"{name}@simple-random"), oracle=oracle_for(12))
+
+
+def test_the_sampler_of_the_example_conforms() -> None:
+    check_sampler(runpy.run_path(str(EXAMPLE))["ByLoss"]())
+
+
+# --- the check must be able to fail: samplers with one fault each -----------------------------------------------------
+
+
+class OneState(NamedTuple):
+    score_m: FloatArray
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """A sound sampler by itself; subclasses break one thing."""
+
+    unbiased: bool = True
+    needs_oracle: bool = False
+
+    def init(self, population: Population) -> Any:
+        return OneState(population.weight_m.copy())
+
+    def open(
+        self, state: Any, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
+    ) -> Cohort:
+        return draw_cohort(state.score_m, n, "systematic", rng, available_m)
+
+    def update(self, state: Any, cohort: Cohort, reports: Reports) -> Any:
+        score_m = state.score_m.copy()
+        score_m[cohort.client_n[reports.responded_n]] *= 1.1
+        return OneState(score_m)
+
+
+class ListState(Faulty):
+    def init(self, population: Population) -> Any:
+        return population.weight_m.tolist()
+
+
+class ListInside(Faulty):
+    def init(self, population: Population) -> Any:
+        return OneState(population.weight_m.tolist())
+
+
+class Unavailable(Faulty):
+    def open(self, state: Any, available_m: BoolArray, n: int, rng: Any, oracle: Oracle | None = None) -> Cohort:
+        return super().open(state, np.ones_like(available_m), n, rng)
+
+
+class Repeated(Faulty):
+    def open(self, state: Any, available_m: BoolArray, n: int, rng: Any, oracle: Oracle | None = None) -> Cohort:
+        cohort = super().open(state, available_m, n, rng)
+        return cohort._replace(client_n=cohort.client_n * 0 + cohort.client_n[0])
+
+
+class OwnGenerator(Faulty):
+    def open(self, state: Any, available_m: BoolArray, n: int, rng: Any, oracle: Oracle | None = None) -> Cohort:
+        return super().open(state, available_m, n, np.random.default_rng())
+
+
+class InPlace(Faulty):
+    def update(self, state: Any, cohort: Cohort, reports: Reports) -> Any:
+        state.score_m[cohort.client_n] += 1
+        return state
+
+
+class ListensToTheSilent(Faulty):
+    def update(self, state: Any, cohort: Cohort, reports: Reports) -> Any:
+        score_m = state.score_m.copy()
+        score_m[cohort.client_n] = 1 + reports.squared_norm_n
+        return OneState(score_m)
+
+
+class WrongExpectations(Faulty):
+    def open(self, state: Any, available_m: BoolArray, n: int, rng: Any, oracle: Oracle | None = None) -> Cohort:
+        cohort = super().open(state, available_m, n, rng)
+        return cohort._replace(expected_n=cohort.expected_n * 1.15)
+
+
+class Starving(Faulty):
+    def open(self, state: Any, available_m: BoolArray, n: int, rng: Any, oracle: Oracle | None = None) -> Cohort:
+        score_m = state.score_m.copy()
+        score_m[5] = 0
+        return draw_cohort(score_m, n, "systematic", rng, available_m)
+
+
+class Successive(Faulty):
+    def open(self, state: Any, available_m: BoolArray, n: int, rng: Any, oracle: Oracle | None = None) -> Cohort:
+        return draw_cohort(state.score_m**2, n, "successive", rng, available_m)
+
+
+def test_the_sound_one_passes() -> None:
+    check_sampler(Faulty())
+
+
+@pytest.mark.parametrize(
+    ("sampler", "part"),
+    [
+        (ListState(), "not a NamedTuple"),
+        (ListInside(), "score_m in the state is a <class 'list'>, not an array"),
+        (Unavailable(), "not available"),
+        (Repeated(), "sorted, without repetition"),
+        (OwnGenerator(), "another cohort for the same state and generator"),
+        (InPlace(), "update changes the state in place"),
+        (ListensToTheSilent(), "clients that did not respond"),
+        (WrongExpectations(), "has mean 0.8"),
+        (Starving(), "client 5 has mean 0.000"),
+        (Successive(), "claims to be unbiased"),
+        (object(), "a sampler has unbiased, needs_oracle, init, open and update"),
+        (make_sampler("fedis"), "needs an oracle"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_faults_are_found(sampler: Any, part: str) -> None:
+    with pytest.raises(AssertionError, match=part):
+        check_sampler(sampler, draws=8000)
+
+
+def test_a_biased_sampler_that_says_so_passes() -> None:
+    check_sampler(replace(Successive(), unbiased=False))

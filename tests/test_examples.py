@@ -1,0 +1,53 @@
+"""The examples of the README run as they stand, and do what they say."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name: str) -> list[str]:
+    """The lines that an example prints, run in a fresh process that turns warnings into errors."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_own_loop_learns() -> None:
+    lines = run("own_loop.py")
+    losses = [float(found) for found in re.findall(r"loss ([\d.]+)", "\n".join(lines))]
+    assert len(losses) == 30
+    assert losses[0] > 2
+    assert max(losses[-5:]) < 0.02  # the noise has variance 0.01
+    model, truth = (np.array([float(x) for x in part.split()]) for part in re.findall(r"\[([^]]*)\]", lines[-1]))
+    np.testing.assert_allclose(model, truth, atol=0.03)
+
+
+def test_own_sampler_reaches_the_optimum_and_asks_who_suffers() -> None:
+    lines = run("own_sampler.py")
+    x = [float(found) for found in re.findall(r"x ([-\d.]+)", "\n".join(lines))]
+    assert len(x) == 40
+    assert abs(x[0] - 3) > 4
+    assert x[-1] == pytest.approx(3, abs=0.05)
+    asked = [found.split() for found in re.findall(r"asked \[([^]]*)\]", "\n".join(lines))]
+    times = np.bincount([int(client) for cohort in asked for client in cohort], minlength=8)
+    assert times.sum() == 40 * 3
+    assert times[7] == times.max()  # the client far from everyone else has the largest loss
+    assert times.min() >= 1
+
+
+def test_examples_are_short() -> None:
+    for name, limit in (("own_loop.py", 35), ("own_sampler.py", 60)):
+        assert len((EXAMPLES / name).read_text().splitlines()) <= limit

@@ -1,0 +1,51 @@
+"""What ``import deltafl`` gives, and what it costs."""
+
+import subprocess
+import sys
+
+import deltafl
+
+PUBLIC = {
+    *("DESIGNS", "ESTIMATORS", "SAMPLERS"),
+    *("Adaptive", "ClusterIS", "Cohort", "Delta", "DeltaflError", "Design", "Estimator", "FedIS", "FedPracIS"),
+    *("Fixed", "Full", "MissingExtraError", "Momentum", "Oracle", "Plan", "Population", "PowerOfChoice", "PracDelta"),
+    *("RejectedReply", "Reports", "RoundInfo", "RoundState", "Sampler", "SamplerSettings", "ServerOptimizer", "Sgd"),
+    *("close_round", "draw_cohort", "inclusion_probabilities", "init_round", "make_sampler"),
+    *("make_server_optimizer", "open_round", "stream", "with_floor"),
+}
+HEAVY = {"torch", "scipy", "sklearn", "matplotlib", "typer", "rich", "pydantic", "flwr", "pandas"}
+
+
+def test_public_names_are_pinned() -> None:
+    assert set(deltafl.__all__) == PUBLIC
+    assert list(deltafl.__all__) == sorted(
+        deltafl.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name)
+    )
+    assert all(hasattr(deltafl, name) for name in PUBLIC)
+
+
+def test_names_in_tables_are_pinned() -> None:
+    assert list(deltafl.DESIGNS) == ["systematic", "pivotal", "simple-random", "poisson", "multinomial", "successive"]
+    assert list(deltafl.ESTIMATORS) == ["horvitz-thompson", "hajek", "plain-mean", "difference", "difference-own"]
+    samplers = ["full", "fedavg", "uniform", "md", "md-fixed", "fedis", "fedpracis", "delta", "pracdelta"]
+    assert list(deltafl.SAMPLERS) == [*samplers, "cluster-is", "cluster-is-oracle", "power-of-choice"]
+
+
+def test_importing_needs_numpy_alone() -> None:
+    """In a fresh process: neither the core nor the check for samplers of one's own loads anything heavy."""
+    code = "import sys, deltafl, deltafl.testing, deltafl.exact; print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "numpy" in loaded
+    assert HEAVY & set(loaded) == set()
+
+
+def test_public_objects_are_documented() -> None:
+    undocumented = [name for name in PUBLIC if not name.isupper() and not getattr(deltafl, name).__doc__]
+    assert undocumented == []
+
+
+def test_errors_are_value_errors() -> None:
+    assert issubclass(deltafl.DeltaflError, ValueError)
+    error = deltafl.MissingExtraError("torch", "sim")
+    assert isinstance(error, deltafl.DeltaflError)
+    assert str(error) == "this needs the package 'torch': pip install 'deltafl[sim]'"

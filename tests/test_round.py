@@ -1,0 +1,311 @@
+"""One round from outside: who is refused, what is left alone, what a person is told."""
+
+from copy import deepcopy
+from itertools import product
+
+import numpy as np
+import pytest
+
+from conftest import Recorder, all_cohorts, estimate, make_problem, play, reports_of, same_tree
+from deltafl import (
+    ESTIMATORS,
+    SAMPLERS,
+    Cohort,
+    DeltaflError,
+    Fixed,
+    Full,
+    Plan,
+    Population,
+    PracDelta,
+    Reports,
+    RoundState,
+    close_round,
+    init_round,
+    make_sampler,
+    make_server_optimizer,
+    open_round,
+)
+from deltafl.controls import CommonControlState
+from deltafl.server_optimizers import SERVER_OPTIMIZERS
+
+SIZES = [10, 15, 20, 25, 30, 35]
+PROBLEM = make_problem(SIZES)
+START_D = np.array([1.0, 2.0, 3.0], dtype=np.float32)
+
+
+def opened(plan: Plan) -> tuple[RoundState, Cohort]:
+    state = play(plan, init_round(plan, START_D), [PROBLEM])
+    return state, open_round(plan, state, oracle=PROBLEM.oracle)
+
+
+BAD_UPDATES = {
+    "nan": np.array([1, np.nan, 1]),
+    "infinite": np.array([1, -np.inf, 1]),
+    "too long": np.zeros(4),
+    "too short": np.zeros(2),
+    "matrix": np.zeros((3, 1)),
+    "scalar": 7.0,
+    "huge": np.array([0, 2e18, 0]),
+    "beyond float32": np.array([0, 1e300, 0]),
+    "beyond float64": [0, 10**400, 0],
+    "words": ["a", "b", "c"],
+    "ragged": [[1, 2], [3]],
+    "mapping": {"weights": 1},
+}
+
+
+@pytest.mark.parametrize("label", ["uniform", "md", "pracdelta", "pracdelta@pivotal@difference", "cluster-is"])
+@pytest.mark.parametrize("fault", BAD_UPDATES)
+def test_a_bad_update_counts_as_no_answer(fault: str, label: str) -> None:
+    """The model and every memory equal those of the run in which that client stayed silent."""
+    estimator = label.split("@")[2] if label.count("@") == 2 else "horvitz-thompson"
+    plan = Plan(PROBLEM.population, make_sampler(label), 4, estimator)
+    state, cohort = opened(plan)
+    reports = reports_of(PROBLEM, cohort)
+    updates = list(PROBLEM.update_md[cohort.client_n])
+    bad, info = close_round(plan, state, cohort, [updates[0], BAD_UPDATES[fault], *updates[2:]], reports)  # type: ignore[list-item]
+    silent = reports._replace(responded_n=np.arange(len(updates)) != 1)
+    quiet, quiet_info = close_round(plan, state, cohort, [updates[0], None, *updates[2:]], silent)
+    assert same_tree(bad, quiet)
+    assert [reply.client for reply in info.rejected] == [cohort.client_n[1]]
+    assert "update" in info.rejected[0].reason
+    assert quiet_info.rejected == []
+    assert info.num_asked == len(updates)
+    assert info.num_responded == len(updates) - 1
+    assert same_tree(info._replace(rejected=[]), quiet_info)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "part"),
+    [
+        ("loss_n", np.nan, "loss is nan"),
+        ("loss_n", np.inf, "loss is inf"),
+        ("loss_n", -1e30, "loss is -1e"),
+        ("step_variance_n", -1e-9, "step variance is -1e-09"),
+        ("step_variance_n", np.nan, "step variance is nan"),
+        ("step_variance_n", 1e300, "step variance is 1e"),
+        ("num_steps_n", 0, "local steps is 0"),
+    ],
+)
+def test_a_bad_report_counts_as_no_answer(column: str, value: float, part: str) -> None:
+    plan = Plan(PROBLEM.population, PracDelta(sigma_scale="update"), 4)
+    state, cohort = opened(plan)
+    reports = reports_of(PROBLEM, cohort)
+    spoilt_n = getattr(reports, column).copy()
+    spoilt_n[2] = value
+    updates = PROBLEM.update_md[cohort.client_n]
+    bad, info = close_round(plan, state, cohort, updates, reports._replace(**{column: spoilt_n}))
+    quiet, _ = close_round(plan, state, cohort, [*updates[:2], None, updates[3]], reports)
+    assert same_tree(bad, quiet)
+    assert [(reply.client, part in reply.reason) for reply in info.rejected] == [(cohort.client_n[2], True)]
+    assert np.isfinite(info.loss)
+
+
+def test_the_largest_values_that_pass_do_no_harm() -> None:
+    """At the limits nothing overflows: not the model, not a memory, not what is shown."""
+    plan = Plan(PROBLEM.population, PracDelta(sigma_scale="update"), 4)
+    state, cohort = opened(plan)
+    reports = Reports.make(4, loss=[1e18] * 4, step_variance=[1e36] * 4, num_steps=[2**62] * 4)
+    following, info = close_round(plan, state, cohort, np.full((4, 3), 1e18), reports)
+    assert np.all(np.isfinite(following.params_d))
+    assert following.sampler.p_m.sum() == pytest.approx(1)
+    assert all(np.isfinite(value) for value in (info.loss, info.variance, info.estimate_norm))
+
+
+@pytest.mark.parametrize("label", ["uniform", "md", "full", "fedis", "pracdelta", "cluster-is", "power-of-choice"])
+def test_all_replies_bad(label: str) -> None:
+    """The model stays where it is, the sampler has learnt nothing, the counts go on."""
+    plan = Plan(PROBLEM.population, make_sampler(label), 3, SAMPLERS[label].estimator)
+    state, cohort = opened(plan)
+    following, info = close_round(plan, state, cohort, [None] * len(cohort.client_n))
+    assert np.array_equal(following.params_d, state.params_d)
+    assert same_tree(following.sampler, state.sampler)
+    assert following.round == state.round + 1
+    assert following.answered_m.sum() == state.answered_m.sum()
+    assert following.asked_m.sum() == state.asked_m.sum() + len(cohort.client_n)
+    assert info.num_responded == 0
+    assert {reply.reason for reply in info.rejected} == {"no reply"}
+    assert info.sum_of_weights == info.largest_weight == info.effective_sample_size == info.estimate_norm == 0
+    assert np.isnan(info.loss)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_an_empty_poisson_cohort(estimator: str) -> None:
+    """Nobody is asked: a round like any other. Nothing is redrawn."""
+    plan = Plan(PROBLEM.population, Fixed(design="poisson"), 1, estimator)
+    state = init_round(plan, START_D)
+    empty = next(r for r in range(100) if len(open_round(plan, state._replace(round=r)).client_n) == 0)
+    state = state._replace(round=empty)
+    following, info = close_round(plan, state, open_round(plan, state), [])
+    assert np.array_equal(following.params_d, START_D)
+    assert following.round == empty + 1
+    assert info.num_asked == 0
+    assert info.variance == 0
+
+
+@pytest.mark.parametrize("optimizer", SERVER_OPTIMIZERS)
+@pytest.mark.parametrize("estimator", ["horvitz-thompson", "difference", "difference-own"])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_state_goes_in_and_comes_out_unchanged(name: str, estimator: str, optimizer: str) -> None:
+    estimator = "plain-mean" if name == "power-of-choice" else estimator
+    plan = Plan(PROBLEM.population, make_sampler(name), 3, estimator, make_server_optimizer(optimizer))
+    state, cohort = opened(plan)
+    reports, update_nd = reports_of(PROBLEM, cohort), PROBLEM.update_md[cohort.client_n]
+    before = deepcopy((state, cohort, reports, update_nd))
+    following, _ = close_round(plan, state, cohort, update_nd, reports)
+    again, _ = close_round(plan, state, cohort, update_nd, reports)
+    assert same_tree(before, (state, cohort, reports, update_nd))
+    assert same_tree(following, again)
+    assert following.params_d.dtype == np.float32
+    assert not np.array_equal(following.params_d, state.params_d)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_round_can_be_opened_again(name: str) -> None:
+    plan = Plan(PROBLEM.population, make_sampler(name), 3, SAMPLERS[name].estimator)
+    state, cohort = opened(plan)
+    assert same_tree(cohort, open_round(plan, state, oracle=PROBLEM.oracle))
+
+
+def test_draws_depend_on_seed_and_round_only() -> None:
+    cohorts = {
+        (seed, r): tuple(open_round(plan, init_round(plan, START_D)._replace(round=r)).client_n.tolist())
+        for seed, r in product(range(6), range(6))
+        for plan in [Plan(PROBLEM.population, Fixed(), 3, seed=seed)]
+    }
+    assert len(set(cohorts.values())) > 10  # of 20 possible ones
+
+
+def test_the_simplest_round_by_hand() -> None:
+    """Sizes (1, 2, 5), everyone asked, server rate 1: x + (1 * 8 + 2 * 4 + 5 * 1.6) / 8 = x + 3."""
+    plan = Plan(Population.from_sizes([1, 2, 5]), Full(), 3)
+    state = init_round(plan, np.array([10.0]))
+    state, info = close_round(plan, state, open_round(plan, state), [np.array([8.0]), np.array([4.0]), np.array([1.6])])
+    assert state.params_d[0] == pytest.approx(13)
+    assert info.round == 0
+    assert (state.round, info.num_asked, info.num_responded) == (1, 3, 3)
+    assert info.estimate_norm == pytest.approx(3)
+    assert state.asked_m.tolist() == state.answered_m.tolist() == [1, 1, 1]
+
+
+def test_loss_and_diversity_by_hand() -> None:
+    """Loss: weighted by the coefficients. Diversity: about the plain mean of the replies, 3, 3 and 0 from it."""
+    plan = Plan(Population.from_sizes([1, 1, 2]), Full(), 3)
+    state, updates = init_round(plan, np.zeros(1)), [np.array([1.0]), np.array([7.0]), np.array([4.0])]
+    reports = Reports.make(3, loss=[1.0, 2.0, 4.0])
+    _, info = close_round(plan, state, open_round(plan, state), updates, reports)
+    assert info.loss == pytest.approx(0.25 + 0.5 + 2)
+    assert info.mean_over_diversity == pytest.approx(4 / 2)
+
+
+def test_asking_and_answering_is_counted() -> None:
+    plan = Plan(PROBLEM.population, Fixed(), 2)
+    state = init_round(plan, START_D)
+    asked_m, answered_m = np.zeros(6), np.zeros(6)
+    for _ in range(20):
+        cohort = open_round(plan, state)
+        state, _ = close_round(plan, state, cohort, [PROBLEM.update_md[0], None])
+        asked_m[cohort.client_n] += 1
+        answered_m[cohort.client_n[0]] += 1
+    assert state.asked_m.tolist() == asked_m.tolist()
+    assert state.answered_m.tolist() == answered_m.tolist()
+
+
+@pytest.mark.parametrize("label", ["uniform", "md", "md-fixed", "fedis", "cluster-is", "uniform@poisson"])
+def test_with_a_mask_the_estimate_targets_who_is_available(label: str) -> None:
+    available_m = np.array([True, False, True, True, False, True])
+    weight_m = PROBLEM.population.weight_m
+    target_d = weight_m[available_m] @ PROBLEM.update_md[available_m].astype(np.float64)
+    absent_d = weight_m[~available_m].sum() * np.array([5.0, 6, 7])
+    for estimator in ("horvitz-thompson", "difference"):
+        plan = Plan(PROBLEM.population, make_sampler(label), 2, estimator, Recorder())
+        state = init_round(plan, START_D)
+        if estimator == "difference":
+            state = state._replace(control=CommonControlState(np.array([5.0, 6, 7])))
+        mean_d = np.zeros(3)
+        for probability, cohort in all_cohorts(plan, state, PROBLEM.oracle, available_m.astype(np.float64)):
+            assert np.all(available_m[cohort.client_n])
+            mean_d += probability * estimate(plan, state, cohort, list(PROBLEM.update_md[cohort.client_n]))
+        np.testing.assert_allclose(mean_d, target_d + absent_d * (estimator == "difference"), rtol=1e-12)
+
+
+# --- mistakes of the host ---------------------------------------------------------------------------------------------
+
+
+def test_the_host_must_hand_over_one_row_a_client() -> None:
+    plan = Plan(PROBLEM.population, Fixed(), 3)
+    state, cohort = opened(plan)
+    updates = PROBLEM.update_md[cohort.client_n]
+    with pytest.raises(DeltaflError, match="3 clients"):
+        close_round(plan, state, cohort, updates[:2])
+    with pytest.raises(DeltaflError, match="3 clients"):
+        close_round(plan, state, cohort, updates, Reports.make(4))
+    with pytest.raises(DeltaflError, match=r"loss has shape \(2,\), the cohort needs \(3,\)"):
+        Reports.make(3, loss=[1.0, 2.0])
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if make_sampler(name).needs_oracle])
+def test_theoretical_samplers_need_an_oracle(name: str) -> None:
+    plan = Plan(PROBLEM.population, make_sampler(name), 3, SAMPLERS[name].estimator)
+    state = init_round(plan, START_D)
+    with pytest.raises(DeltaflError, match="choose a practical sampler such as 'pracdelta'"):
+        open_round(plan, state)
+    with pytest.raises(DeltaflError, match="before the draw"):
+        plan.sampler.open(state.sampler, np.ones(6, dtype=bool), 3, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_somebody_must_be_available(name: str) -> None:
+    plan = Plan(PROBLEM.population, make_sampler(name), 3, SAMPLERS[name].estimator)
+    state = init_round(plan, START_D)
+    with pytest.raises(DeltaflError, match="no client is available"):
+        open_round(plan, state, np.zeros(6, dtype=bool), PROBLEM.oracle)
+    with pytest.raises(DeltaflError, match=r"available_m has shape \(5,\)"):
+        open_round(plan, state, np.ones(5, dtype=bool), PROBLEM.oracle)
+
+
+def test_impossible_plans() -> None:
+    population = PROBLEM.population
+    for n in (0, 7):
+        with pytest.raises(DeltaflError, match=f"cannot sample {n} of 6"):
+            Plan(population, Fixed(), n)
+    with pytest.raises(DeltaflError, match="unknown estimator"):
+        Plan(population, Fixed(), 2, estimator="best")
+    for floor in (0.0, 1.5, float("nan")):
+        with pytest.raises(DeltaflError, match="response_floor"):
+            Plan(population, Fixed(), 2, response_floor=floor)
+    for weight_m in ([0.5, 0.6], [1.5, -0.5], [float("nan"), 1.0]):
+        with pytest.raises(DeltaflError, match="sum 1"):
+            Plan(Population(np.array(weight_m), np.array([1, 1])), Fixed(), 1)
+    with pytest.raises(DeltaflError, match=r"got shape \(2, 2\); use .ravel\(\)"):
+        init_round(Plan(population, Fixed(), 2), np.zeros((2, 2), dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weights", "part"),
+    [
+        ([], "data", "at least one size"),
+        ([[1, 2]], "data", "at least one size"),
+        ([1, 0], "data", "whole numbers >= 1"),
+        ([1.5, 2.0], "data", "whole numbers >= 1"),
+        ([1, 2], "size", "weights is 'size'"),
+    ],
+)
+def test_impossible_populations(sizes: list[int], weights: str, part: str) -> None:
+    with pytest.raises(DeltaflError, match=part):
+        Population.from_sizes(sizes, weights)
+
+
+def test_populations_by_hand() -> None:
+    assert Population.from_sizes([1, 3]).weight_m.tolist() == [0.25, 0.75]
+    uniform = Population.from_sizes([1, 3], weights="uniform")
+    assert uniform.weight_m.tolist() == [0.5, 0.5]
+    assert uniform.num_examples_m.tolist() == [1, 3]
+    assert uniform.num_clients == 2
+
+
+def test_params_are_copied() -> None:
+    params_d = np.zeros(2, dtype=np.float32)
+    state = init_round(Plan(Population.from_sizes([1]), Full(), 1), params_d)
+    params_d += 1
+    assert state.params_d.tolist() == [0, 0]

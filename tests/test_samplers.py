@@ -1,0 +1,376 @@
+"""What each sampler asks for, by hand; and the expectations it states, by Monte Carlo at m = 40."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from conftest import Recorder, make_problem, play
+from deltafl import (
+    SAMPLERS,
+    ClusterIS,
+    Cohort,
+    Delta,
+    DeltaflError,
+    FedIS,
+    FedPracIS,
+    Fixed,
+    Full,
+    Plan,
+    Population,
+    PowerOfChoice,
+    PracDelta,
+    Reports,
+    Sampler,
+    SamplerSettings,
+    init_round,
+    make_sampler,
+    open_round,
+    stream,
+)
+from deltafl.exact import every_cohort
+from deltafl.samplers import parse_label
+from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
+from deltafl.samplers.delta import diversity
+from deltafl.samplers.scored import PracticalState
+from deltafl.testing import KnownUpdates
+from deltafl.types import FloatArray, IntArray, State
+
+
+def expectations(sampler: Sampler, state: State, n: int, oracle: KnownUpdates | None = None, m: int = 4) -> FloatArray:
+    """E[count] of every client over all cohorts of the sampler's own code."""
+    mean_m = np.zeros(m)
+    available_m = np.ones(m, dtype=np.bool_)
+    for probability, cohort in every_cohort(lambda rng: sampler.open(state, available_m, n, rng, oracle)):
+        mean_m[cohort.client_n] += probability * cohort.count_n
+    return mean_m
+
+
+def reports(norm: list[float], responded: list[bool] | None = None, **columns: list[float]) -> Reports:
+    """Reports of a cohort with given norms; zeta is the norm unless given."""
+    squares = np.square(norm)
+    made = Reports.make(len(norm), responded=responded, **columns)
+    return made._replace(squared_norm_n=squares, squared_deviation_n=squares)
+
+
+def cohort_of(*clients: int) -> Cohort:
+    return Cohort(np.array(clients), np.ones(len(clients), dtype=np.int64), np.full(len(clients), 0.5), "fixed-size")
+
+
+# --- scores by hand ---------------------------------------------------------------------------------------------------
+
+WEIGHTED = Population.from_sizes([1, 2, 3, 4])
+
+
+def test_fixed_scores() -> None:
+    uniform, md = Fixed(), Fixed(by_weight=True)
+    np.testing.assert_allclose(expectations(uniform, uniform.init(WEIGHTED), 2), [0.5] * 4)
+    np.testing.assert_allclose(expectations(md, md.init(WEIGHTED), 2), [0.2, 0.4, 0.6, 0.8])
+    np.testing.assert_allclose(expectations(md, md.init(WEIGHTED), 3), [0.6 / 1.8, 1.2 / 1.8, 1, 1])
+
+
+def test_full_asks_everyone_available() -> None:
+    cohort = Full().open(Full().init(WEIGHTED), np.array([True, False, True, True]), 1, stream(0, "draw"))
+    assert cohort.client_n.tolist() == [0, 2, 3]
+    assert cohort.expected_n.tolist() == [1, 1, 1]
+
+
+def test_fedis_by_hand() -> None:
+    """Weights (.1, .2, .3, .4), norms (4, 3, 5, 1): scores (.4, .6, 1.5, .4) of sum 2.9."""
+    oracle = KnownUpdates(np.array([[4, 0], [0, 3], [3, 4], [0.6, 0.8]]), WEIGHTED.weight_m)
+    sampler = FedIS()
+    expected = np.array([0.4, 0.6, 1.5, 0.4]) / 2.9
+    np.testing.assert_allclose(expectations(sampler, sampler.init(WEIGHTED), 1, oracle), expected, rtol=1e-6)
+    floored = FedIS(floor=0.2)
+    got_m = expectations(floored, floored.init(WEIGHTED), 1, oracle)
+    np.testing.assert_allclose(got_m, 0.8 * expected + 0.2 / 4, rtol=1e-6)
+
+
+def test_delta_by_hand() -> None:
+    """Updates 0, 1, 2, 3 of weights (.1, .2, .3, .4): ubar = 2, zeta = (2, 1, 0, 1); sigma^2 = (0, 3, 4, 8)."""
+    oracle = KnownUpdates(np.array([[0.0], [1], [2], [3]]), WEIGHTED.weight_m, np.array([0.0, 3, 4, 8]))
+    sampler = Delta(a1=1.0, a2=1.0)
+    score = np.array([0.1, 0.2, 0.3, 0.4]) * np.array([2, 2, 2, 3])
+    expected = score / score.sum()
+    np.testing.assert_allclose(expectations(sampler, sampler.init(WEIGHTED), 1, oracle), expected, rtol=1e-6)
+
+
+def test_diversity_counts_sigma_once_or_once_a_step() -> None:
+    row = Reports.make(2, step_variance=[0.5, 2.0], num_steps=[4, 9])._replace(squared_deviation_n=np.array([2.0, 0]))
+    np.testing.assert_allclose(diversity(row, 0.5, 0.5, "step"), [np.sqrt(1.25), 1])
+    np.testing.assert_allclose(diversity(row, 0.5, 0.5, "update"), [np.sqrt(2), 3])
+    np.testing.assert_allclose(diversity(row, 2.0, 0.0, "step"), [2, 0])
+
+
+def test_oracle_clients_that_fail_are_not_asked() -> None:
+    class Partial(KnownUpdates):
+        def reports(self) -> Reports:
+            return super().reports()._replace(responded_n=np.array([True, False, True, True]))
+
+    sampler = FedIS()
+    oracle = Partial(np.ones((4, 1)), WEIGHTED.weight_m)
+    got_m = expectations(sampler, sampler.init(WEIGHTED), 1, oracle)
+    np.testing.assert_allclose(got_m, [1 / 8, 0, 3 / 8, 4 / 8])
+
+
+# --- the paper's practical rule ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", [FedPracIS(), PracDelta(a1=1.0, a2=0.0)])
+def test_practical_rule_by_hand(sampler: Sampler) -> None:
+    """p = 1/4 each; S = {0, 2} with R = (1, 3) re-divides its half: (1/8, 1/4, 3/8, 1/4). Then S = {2, 3}: (1, 4)."""
+    state = sampler.init(WEIGHTED)
+    assert state.p_m.tolist() == [0.25] * 4
+    state = sampler.update(state, cohort_of(0, 2), reports([1, 3]))
+    np.testing.assert_allclose(state.p_m, [1 / 8, 1 / 4, 3 / 8, 1 / 4])
+    state = sampler.update(state, cohort_of(2, 3), reports([1, 4]))
+    np.testing.assert_allclose(state.p_m, [1 / 8, 1 / 4, 1 / 8, 1 / 2])
+
+
+def test_practical_delta_uses_both_terms() -> None:
+    """R^2 = .5 zeta^2 + .5 sigma^2 = (.5 * 2 + .5 * 0, .5 * 2 + .5 * 6) = (1, 4)."""
+    sampler = PracDelta()
+    state = sampler.update(sampler.init(WEIGHTED), cohort_of(1, 3), reports([2**0.5, 2**0.5], step_variance=[0.0, 6.0]))
+    np.testing.assert_allclose(state.p_m, [0.25, 0.5 / 3, 0.25, 1 / 3])
+
+
+def test_practical_rule_reads_what_close_round_measured() -> None:
+    """Through the real round: zeta about the plain mean of the replies (2 of 0, 2 and 4), norms as they are."""
+    population = Population.from_sizes([1, 1, 1])
+    for sampler, expected in ((FedPracIS(), [0, 1 / 3, 2 / 3]), (PracDelta(), [1 / 2, 0, 1 / 2])):
+        problem = make_problem([1, 1, 1])
+        update_md = np.array([[0.0], [2], [4]], dtype=np.float32)
+        oracle = KnownUpdates(update_md, population.weight_m)
+        plan = Plan(population, sampler, 3)
+        state = play(plan, init_round(plan, np.zeros(1)), [problem._replace(update_md=update_md, oracle=oracle)])
+        np.testing.assert_allclose(state.sampler.p_m, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [FedPracIS, PracDelta])
+def test_zero_is_absorbing_without_a_floor(make: type[FedPracIS] | type[PracDelta]) -> None:
+    """R = 0 once: never asked again with floor 0, asked at least g n / m of the time with floor g."""
+    for floor, least in ((0.0, 0.0), (0.1, 0.05)):
+        sampler = make(floor=floor)
+        state = sampler.update(sampler.init(WEIGHTED), cohort_of(0, 1), reports([0, 2]))
+        assert state.p_m.tolist() == [0, 0.5, 0.25, 0.25]
+        np.testing.assert_allclose(expectations(sampler, state, 2)[0], least)
+        back = sampler.update(state, cohort_of(0, 2), reports([1, 1]))
+        np.testing.assert_allclose(back.p_m[0], 0.125)
+
+
+@pytest.mark.parametrize("sampler", [FedPracIS(), PracDelta()])
+def test_what_the_practical_rule_leaves_alone(sampler: Sampler) -> None:
+    """Clients that were not asked or did not answer keep their p; nothing is learnt from zeros alone or from nobody."""
+    start = sampler.init(WEIGHTED)
+    silent = sampler.update(start, cohort_of(0, 1, 2), reports([1, 9, 3], responded=[True, False, True]))
+    np.testing.assert_allclose(silent.p_m, [1 / 8, 1 / 4, 3 / 8, 1 / 4])
+    assert sampler.update(silent, cohort_of(0, 1), reports([0, 0])).p_m.tolist() == silent.p_m.tolist()
+    nobody = reports([1, 2], responded=[False, False])
+    assert sampler.update(silent, cohort_of(0, 1), nobody).p_m.tolist() == silent.p_m.tolist()
+
+
+@given(arrays(np.float64, 6, elements=st.floats(0, 1e18)), st.sets(st.integers(0, 5), min_size=1))
+def test_practical_rule_invariants(norm_m: FloatArray, clients: set[int]) -> None:
+    """p stays a distribution, the mass of S stays in S, and inside S it is proportional to R."""
+    asked = np.array(sorted(clients))
+    before = PracticalState(np.array([0.1, 0.2, 0.3, 0.05, 0.05, 0.3]))
+    after = FedPracIS().update(before, cohort_of(*asked), reports(norm_m[asked].tolist()))
+    assert after.p_m.sum() == pytest.approx(1)
+    assert after.p_m[asked].sum() == pytest.approx(before.p_m[asked].sum())
+    if norm_m[asked].sum() > 1e-100:
+        share = norm_m[asked] / norm_m[asked].sum()
+        np.testing.assert_allclose(after.p_m[asked] / after.p_m[asked].sum(), share, atol=1e-12)
+
+
+# --- clusters ---------------------------------------------------------------------------------------------------------
+
+
+def test_obvious_clusters() -> None:
+    label_m = cluster_by_value(np.array([5.0, 0.1, 5.2, 100, 0.2, 101, 4.9, 0.0]), 3)
+    assert label_m.tolist() == [1, 0, 1, 2, 0, 2, 1, 0]
+    assert cluster_by_value(np.full(4, 2.0), 3).tolist() == [0, 0, 0, 0]
+    assert cluster_by_value(np.array([3.0, 1.0]), 1).tolist() == [0, 0]
+
+
+@given(arrays(np.float64, st.integers(1, 20), elements=st.floats(0, 1e6)), st.integers(1, 6))
+def test_clusters_are_intervals(value_m: FloatArray, k: int) -> None:
+    """Labels are 0, 1, ..., at most k of them, and follow the order of the values."""
+    label_m = cluster_by_value(value_m, k)
+    assert np.unique(label_m).tolist() == list(range(label_m.max() + 1))
+    assert label_m.max() < k
+    assert np.all(np.diff(label_m[np.argsort(value_m, kind="stable")]) >= 0)
+
+
+@given(arrays(np.int64, st.integers(1, 6), elements=st.integers(1, 30)), st.data())
+def test_allocation(size_k: IntArray, data: st.DataObject) -> None:
+    n = data.draw(st.integers(len(size_k), int(size_k.sum())))
+    share_k = allocate(n, size_k)
+    assert share_k.sum() == n
+    assert np.all((share_k >= 1) & (share_k <= size_k))
+    order = np.argsort(size_k, kind="stable")
+    assert np.all(np.diff(share_k[order]) >= 0) or np.any(np.diff(size_k[order]) == 0)
+
+
+def test_allocation_by_hand() -> None:
+    assert allocate(10, np.array([10, 30, 60])).tolist() == [1, 3, 6]
+    assert allocate(4, np.array([1, 1, 98])).tolist() == [1, 1, 2]
+    assert allocate(3, np.array([5, 5, 5])).tolist() == [1, 1, 1]
+
+
+def test_every_cluster_is_represented_and_drawn_by_weight_times_norm() -> None:
+    """Norms 1, 1, 10, 30: clusters {0, 1}, {2}, {3} and one draw from each; inside the first by weight (1 : 2)."""
+    sampler = ClusterIS(theoretical=False, clusters=3, floor=0.0)
+    state = ClusterState(WEIGHTED.weight_m, np.array([1.0, 1, 10, 30]))
+    np.testing.assert_allclose(expectations(sampler, state, 3), [1 / 3, 2 / 3, 1, 1])
+    for seed in range(10):
+        cohort = sampler.open(state, np.ones(4, dtype=bool), 3, stream(seed, "draw"))
+        assert cohort.client_n[0] in {0, 1}
+        assert cohort.client_n[1:].tolist() == [2, 3]
+
+
+def test_cluster_memory() -> None:
+    """The last norm of each client; who was never seen counts as the mean of the others."""
+    sampler = ClusterIS(clusters=1, floor=0.0)
+    state = sampler.init(WEIGHTED)
+    np.testing.assert_allclose(expectations(sampler, state, 1), WEIGHTED.weight_m)
+    state = sampler.update(state, cohort_of(0, 1, 3), reports([2, 6, 5], responded=[True, True, False]))
+    assert state.norm_m.tolist() == pytest.approx([2, 6, float("nan"), float("nan")], nan_ok=True)
+    score = WEIGHTED.weight_m * np.array([2, 6, 4, 4])
+    np.testing.assert_allclose(expectations(sampler, state, 1), score / score.sum())
+    with pytest.raises(DeltaflError, match="clusters is 0"):
+        ClusterIS(clusters=0)
+
+
+# --- power of choice --------------------------------------------------------------------------------------------------
+
+
+def test_power_of_choice_takes_the_largest_losses() -> None:
+    loss_m = np.array([0.1, 0.9, 0.5, 0.7, np.nan, 0.2])
+    oracle = KnownUpdates(np.ones((6, 1)), np.full(6, 1 / 6), loss_m=loss_m)
+    everyone = np.ones(6, dtype=bool)
+    all_six = PowerOfChoice(candidates=6)
+    assert all_six.open(all_six.init(WEIGHTED), everyone, 3, stream(0, "draw"), oracle).client_n.tolist() == [1, 3, 4]
+    asked = np.zeros(6)
+    for seed in range(600):
+        cohort = PowerOfChoice().open(all_six.init(WEIGHTED), everyone, 2, stream(seed, "draw"), oracle)
+        assert np.all(np.isnan(cohort.expected_n))
+        asked[cohort.client_n] += 1 / 600
+    # Of 4 candidates the 2 largest: NaN first (a candidate with 2/3), then 1; the two smallest are never asked.
+    np.testing.assert_allclose(asked[[4, 0, 5]], [2 / 3, 0, 0], atol=4 * np.sqrt(2 / 9 / 600))
+    with pytest.raises(DeltaflError, match="candidates is 1"):
+        PowerOfChoice(1).open(all_six.init(WEIGHTED), everyone, 2, stream(0, "draw"), oracle)
+
+
+# --- names and settings -----------------------------------------------------------------------------------------------
+
+
+def test_labels() -> None:
+    assert make_sampler("uniform") == Fixed(False, "systematic")
+    assert make_sampler("md") == Fixed(True, "multinomial")
+    assert make_sampler("fedis@pivotal@difference") == FedIS("pivotal", 0.0)
+    assert make_sampler("fedpracis") == FedPracIS("systematic", 0.1)
+    assert make_sampler("cluster-is") == ClusterIS(False, 5, "systematic", 0.1)
+    assert make_sampler("cluster-is-oracle") == ClusterIS(True, 5, "systematic", 0.0)
+    assert parse_label("pracdelta@pivotal") == ("pracdelta", "pivotal", "horvitz-thompson")
+    assert parse_label("delta@@ratio") == ("delta", "systematic", "hajek")
+    assert parse_label("full") == ("full", None, "horvitz-thompson")
+
+
+def test_settings_reach_the_samplers() -> None:
+    settings = SamplerSettings(floor=0.3, constants=(1.0, 2.0), sigma_scale="update", clusters=7, candidates=9)
+    assert make_sampler("delta@poisson", settings) == Delta("poisson", 0.3, 1.0, 2.0, "update")
+    assert make_sampler("pracdelta", settings) == PracDelta("systematic", 0.3, 1.0, 2.0, "update")
+    assert make_sampler("cluster-is", settings) == ClusterIS(False, 7, "systematic", 0.3)
+    assert make_sampler("power-of-choice", settings) == PowerOfChoice(9)
+    assert make_sampler("fedis", SamplerSettings(floor=0.0)) == FedIS("systematic", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("label", "part"),
+    [
+        ("pracdleta", "did you mean 'pracdelta'"),
+        ("delta@pivotl", "did you mean 'pivotal'"),
+        ("delta@pivotal@hayek", "did you mean 'hajek'"),
+        ("full@pivotal", "draws in its own way"),
+    ],
+)
+def test_wrong_labels(label: str, part: str) -> None:
+    with pytest.raises(DeltaflError, match=part):
+        make_sampler(label)
+
+
+@pytest.mark.parametrize("make", [Delta, PracDelta])
+def test_wrong_constants(make: type[Delta] | type[PracDelta]) -> None:
+    for a1, a2 in ((-1.0, 1.0), (0.0, 0.0)):
+        with pytest.raises(DeltaflError, match="a1 and a2"):
+            make(a1=a1, a2=a2)
+    with pytest.raises(DeltaflError, match="sigma_scale"):
+        make(sigma_scale="steps")
+
+
+# --- Monte Carlo with the real draws: m = 40, n = 8 -------------------------------------------------------------------
+
+
+def ratios(label: str, draws: int = 3000) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """``count / expected`` (draws, m) in many rounds from one state, the estimates D (draws, d), and ubar."""
+    sizes = (10 * np.linspace(1, 6, 40) ** 1.3).astype(np.int64)
+    problem = make_problem(sizes, d=5, seed=3)
+    plan = Plan(problem.population, make_sampler(label), 8, server_optimizer=Recorder())
+    state = play(plan, init_round(plan, np.zeros(5)), [make_problem(sizes, d=5, seed=s) for s in range(5)])
+    ratio_tm = np.zeros((draws, 40))
+    for t in range(draws):
+        cohort = open_round(plan, state._replace(round=1000 + t), oracle=problem.oracle)
+        ratio_tm[t, cohort.client_n] = cohort.count_n / cohort.expected_n
+    estimate_td = (ratio_tm * problem.population.weight_m) @ problem.update_md.astype(np.float64)
+    return ratio_tm, estimate_td, problem.ubar_d
+
+
+def verdicts(ratio_tm: FloatArray, estimate_td: FloatArray, ubar_d: FloatArray) -> dict[str, bool]:
+    """Three two-sided tests, each several standard errors wide: every client, all clients together, E[D]."""
+    draws = len(ratio_tm)
+    z_m = (ratio_tm.mean(axis=0) - 1) / np.maximum(ratio_tm.std(axis=0) / np.sqrt(draws), 1e-12)
+    z_d = (estimate_td.mean(axis=0) - ubar_d) / np.maximum(estimate_td.std(axis=0) / np.sqrt(draws), 1e-12)
+    return {
+        "clients": bool(np.abs(z_m).max() < 4.5),
+        "together": bool(np.mean(z_m**2) < 1 + 4.5 * np.sqrt(2 / len(z_m))),
+        "estimate": bool(np.abs(z_d).max() < 4.5),
+    }
+
+
+MONTE_CARLO = [
+    *("uniform", "uniform@simple-random", "uniform@pivotal", "uniform@poisson", "md", "md-fixed"),
+    *("fedis", "fedis@multinomial", "fedis@pivotal", "fedpracis", "fedpracis@poisson", "delta", "delta@multinomial"),
+    *("pracdelta", "pracdelta@pivotal", "cluster-is", "cluster-is@multinomial", "cluster-is-oracle", "full"),
+]
+
+
+@pytest.mark.parametrize("label", MONTE_CARLO)
+def test_real_draws_are_unbiased(label: str) -> None:
+    assert make_sampler(label).unbiased
+    assert verdicts(*ratios(label)) == {"clients": True, "together": True, "estimate": True}
+
+
+@pytest.mark.parametrize("label", ["fedis@successive", "md@successive"])
+def test_the_same_test_refuses_successive_draws(label: str) -> None:
+    assert not make_sampler(label).unbiased
+    assert not all(verdicts(*ratios(label)).values())
+
+
+def test_the_same_test_refuses_weights_that_are_a_little_wrong() -> None:
+    """A common factor of 2.5 % shows in E[D]; 7.5 % up and down in turn, which cancels there, shows in the clients.
+
+    With the draws of ``test_designs.py``, which are cheaper, 2.5 % up and down is found too.
+    """
+    ratio_tm, _, ubar_d = ratios("md-fixed")
+    problem = make_problem((10 * np.linspace(1, 6, 40) ** 1.3).astype(np.int64), d=5, seed=3)
+    sign_m = np.where(np.arange(40) % 2 == 0, 1.0, -1.0)
+    for factor_m, name in ((np.full(40, 1.025), "estimate"), (1 + 0.075 * sign_m, "together")):
+        wrong_tm = ratio_tm * factor_m
+        wrong_td = (wrong_tm * problem.population.weight_m) @ problem.update_md.astype(np.float64)
+        assert not verdicts(wrong_tm, wrong_td, ubar_d)[name]
+
+
+def test_the_monte_carlo_covers_every_unbiased_sampler() -> None:
+    covered = {label.split("@")[0] for label in MONTE_CARLO}
+    assert {name for name, entry in SAMPLERS.items() if entry.unbiased} <= covered
