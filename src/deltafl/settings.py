@@ -83,10 +83,13 @@ class Settings(BaseModel):
         if self.local_epochs is not None and self.local_steps is not None:
             raise DeltaflError("local_epochs and local_steps are both set; two ways to say one thing, keep one")
         own_work = self.local_epochs is not None or self.local_steps is not None
+        own = {"local_epochs", "local_steps"} if own_work else set()
+        if self.partition == "natural":
+            own.add("clients")  # all owners, however many there are
         missing = {
             key: getattr(TASKS[self.task], name)
             for key, name in TASK_DEFAULTS.items()
-            if getattr(self, key) is None and not (own_work and name in {"local_epochs", "local_steps"})
+            if getattr(self, key) is None and key not in own
         }
         resolved = self.model_copy(update=missing)
         resolved._check_names()
