@@ -29,7 +29,7 @@ def oracle_for(num_clients: int) -> KnownUpdates:
 
 @pytest.mark.parametrize("label", TABLE)
 def test_every_sampler_conforms(label: str) -> None:
-    check_sampler(make_sampler(label), oracle=oracle_for(12), draws=800)
+    check_sampler(make_sampler(label), oracle=oracle_for(12), draws=500)
 
 
 @pytest.mark.parametrize(("num_clients", "n"), [(1, 1), (3, 1), (4, 4), (30, 5)])

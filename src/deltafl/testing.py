@@ -21,7 +21,7 @@ _STANDARD_ERRORS = 5.0
 class KnownUpdates:
     """An oracle over a table: what every client would send this round.
 
-    Attributes:
+    Args:
         update_md: float32 (m, d), the updates u_i.
         weight_m: float64 (m,), the weights w_i; deviations are about ubar = sum w_i u_i.
         step_variance_m: float64 (m,), >= 0, variance of one local step; zero if not given.
@@ -35,15 +35,13 @@ class KnownUpdates:
         step_variance_m: FloatArray | None = None,
         loss_m: FloatArray | None = None,
     ) -> None:
-        self.update_md = np.asarray(update_md, dtype=np.float32)
-        self.weight_m = weight_m
-        self.step_variance_m = step_variance_m
         self.loss_m = np.zeros(len(weight_m)) if loss_m is None else loss_m
+        empty = Reports.make(len(weight_m), loss=self.loss_m, step_variance=step_variance_m)
+        self._reports = measure(np.asarray(update_md, dtype=np.float32), empty, weight_m)
 
     def reports(self) -> Reports:
         """What all m clients report."""
-        empty = Reports.make(len(self.weight_m), loss=self.loss_m, step_variance=self.step_variance_m)
-        return measure(self.update_md, empty, self.weight_m)
+        return self._reports
 
     def losses(self, client_k: IntArray) -> FloatArray:
         """The losses of some clients, float64 (k,)."""
@@ -186,13 +184,16 @@ def _check_means(
     draws: int,
     seed: int,
 ) -> None:
-    """The mean of count / expected over many draws is 1, within standard errors measured on the same draws."""
-    ratio_tm = np.zeros((draws, len(available_m)))
+    """The mean of count / expected over many draws is 1, within the standard errors that the expectations imply."""
+    sum_m, least_m = np.zeros(len(available_m)), np.full(len(available_m), np.inf)
     rng = stream(seed, "audit", 4)
-    for ratio_m in ratio_tm:
+    for _ in range(draws):
         cohort = sampler.open(state, available_m, n, rng, oracle if sampler.needs_oracle else None)
-        ratio_m[cohort.client_n] = cohort.count_n / cohort.expected_n
-    mean_m, error_m = ratio_tm.mean(axis=0), ratio_tm.std(axis=0) / np.sqrt(draws)
+        sum_m[cohort.client_n] += cohort.count_n / cohort.expected_n
+        least_m[cohort.client_n] = np.minimum(least_m[cohort.client_n], cohort.expected_n)
+    # Var(count / pi) is 1 / pi - 1 where a client is drawn once at most, and 1 / pi - 1 / n in n draws.
+    once = 1 / n if cohort.kind == "replacement" else 1.0
+    mean_m, error_m = sum_m / draws, np.sqrt(np.maximum(1 / least_m - once, 0) / draws)
     for i in np.flatnonzero(available_m):
         _require(
             bool(abs(mean_m[i] - 1) <= _STANDARD_ERRORS * error_m[i] + 1e-9),
