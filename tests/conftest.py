@@ -6,12 +6,17 @@ from math import comb
 from typing import NamedTuple
 
 import numpy as np
+from hypothesis import settings
 
 from deltafl import Cohort, Oracle, Plan, Population, PowerOfChoice, Reports, RoundState, close_round, open_round
 from deltafl.exact import every_cohort
 from deltafl.round import response_rates
 from deltafl.testing import KnownUpdates
 from deltafl.types import FloatArray, IntArray, Params
+
+# The same examples in every run: a failure is a change of the code, never luck.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 #: Cohorts with their probabilities.
 Cohorts = list[tuple[float, Cohort]]
