@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .designs import DESIGNS
+from .designs import DESIGNS, find_design
 from .errors import DeltaflError
 from .estimators import ESTIMATORS, Estimator, find_estimator
 from .exact import MAX_CLIENTS, every_cohort
@@ -138,6 +138,8 @@ def audit(
         One row a method.
     """
     settings = settings or SamplerSettings()
+    for design in designs or ():
+        find_design(design)
     oracle = KnownOracle(subject)
     rules = [find_estimator(name) for name in (estimators or ESTIMATORS)]
     for name in samplers:

@@ -45,12 +45,12 @@ class Task:
     Attributes:
         name: The task's name on the command line.
         dataset: The examples.
-        client_rows: For each client the rows of ``dataset.train_*`` it holds; never empty, int64.
+        client_rows: For each client the rows of ``dataset.train_*`` it holds, int64; never empty.
         make_model: Makes the model; the caller seeds torch's generator before.
         loss: ``loss(output, y)``: mean loss of a minibatch, a scalar tensor.
         metric: ``"accuracy"`` (share of right classes, higher is better) or ``"loss"`` (mean loss, lower is better).
         input_scale: Stored uint8 inputs become float32 by this factor.
-        gradient_noise_m: Standard deviation of the noise a client adds to each gradient entry (synthetic task), or None.
+        gradient_noise_m: Standard deviation of the noise a client adds to its gradients (synthetic task), or None.
         initial_params: Fixed starting point, or None for the model's own random one.
     """
 

@@ -1,0 +1,170 @@
+"""The command line: what it offers, what it writes, and one sentence with exit code 2 for every mistake."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+#: The options of the main job, which scripts rely on.
+PROMISED = """
+    --task --clients --sample --rounds --local-epochs --local-steps --batch-size --local-lr --server-lr --server-optimizer
+    --alpha --partition --weights --floor --threshold --workers --data-dir --config --out --resume
+"""
+TINY = ["--task", "digits", "--clients", "12", "--sample", "4", "--rounds", "4", "--local-epochs", "1"]
+
+
+def deltafl(*arguments: str, cwd: Path, columns: int = 100, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deltafl", *arguments],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": str(columns), "NO_COLOR": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_compare_writes_summary_pictures_and_a_table(tmp_path: Path) -> None:
+    done = deltafl(
+        "compare",
+        *TINY,
+        "--samplers",
+        "full,fedavg,pracdelta",
+        "--seeds",
+        "2",
+        "--threshold",
+        "0.3",
+        "--out",
+        "out",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(word in done.stdout for word in ("full", "fedavg", "pracdelta", "speed-up", "out/summary.json"))
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [entry["sampler"] for entry in summary["samplers"]] == ["full", "fedavg", "pracdelta"]
+    assert summary["settings"]["rounds"] == 4
+    assert all(
+        (tmp_path / "out" / name).stat().st_size > 5000 for name in ("accuracy.png", "loss.png", "selections.png")
+    )
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 6
+
+
+def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text('task = "toy"\nsampler = "fedis@multinomial"\nrounds = 3\n')
+    done = deltafl("run", "--config", "my.toml", "--set", "proximal=0.5", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "out/rounds.jsonl" in done.stdout
+    config = (tmp_path / "out" / "config.toml").read_text()
+    assert 'sampler = "fedis@multinomial"' in config
+    assert "proximal = 0.5" in config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--sampler", "pracdleta"], ["pracdleta", "'pracdelta'"]),
+        (["run", "--sample", "500"], ["500", "100"]),
+        (["run", "--sample", "0"], ["sample", "0"]),
+        (["compare", "--threshold", "85"], ["85", "between 0 and 1"]),
+        (["compare", "--samplers", "uniform,unifrom"], ["unifrom", "uniform"]),
+        (["run", "--task", "fashion-mist"], ["fashion-mist", "fashion-mnist"]),
+        (["run", "--task", "mnist"], ["mnist", "deltafl data fetch mnist"]),
+        (["run", "--set", "proximl=1"], ["proximl", "proximal"]),
+        (["run", "--set", "proximal"], ["KEY=VALUE"]),
+        (["run", "--config", "nowhere.toml"], ["nowhere.toml"]),
+        (["run", "--resume"], ["--out"]),
+        (["run", "--resume", "--out", "empty"], ["no run"]),
+        (["audit", "--samplers", "unifrm"], ["unifrm", "uniform"]),
+        (["audit", "--designs", "pivotl"], ["pivotl", "pivotal"]),
+        (["audit", "--estimators", "hayek"], ["hayek", "hajek"]),
+        (["audit", "--samplers", "fedis", "--designs", "simple-random", "--task", "digits"], ["none of these"]),
+        (["data", "fetch", "fashion-mnst"], ["fashion-mnst", "fashion-mnist"]),
+        (["data", "check", "mnst"], ["mnst", "mnist"]),
+        (["run", "--clients", "twelve"], ["--clients", "integer"]),
+        (["run", "--no-such-option"], ["--no-such-option"]),
+    ],
+)
+def test_mistakes_end_in_one_sentence_and_nothing_is_written(
+    tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    done = deltafl(*arguments, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), DELTAFL_DATA="")
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert all(word in done.stderr for word in words), done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_use_is_not_overwritten_and_resume_must_agree(tmp_path: Path) -> None:
+    first = deltafl("run", *TINY, "--out", "out", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    before = (tmp_path / "out" / "rounds.jsonl").read_bytes()
+    again = deltafl("run", *TINY, "--out", "out", cwd=tmp_path)
+    assert (again.returncode, "--resume" in again.stderr) == (2, True)
+    other = deltafl("run", "--local-lr", "0.5", "--resume", "--out", "out", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "local_lr = 0.1, not 0.5" in other.stderr
+    same = deltafl("run", "--resume", "--out", "out", cwd=tmp_path)
+    assert same.returncode == 0, same.stderr
+    assert (tmp_path / "out" / "rounds.jsonl").read_bytes() == before
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deltafl", "run", "--rounds", "100000", "--out", "out"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    rounds = tmp_path / "out" / "rounds.jsonl"
+    while not rounds.exists() or rounds.stat().st_size < 2000:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "deltafl run --resume --out out" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["compare"], ["run"], ["audit"], ["samplers"], ["tasks"], ["data", "fetch"], ["data", "check"]]
+)
+def test_help_fits_one_screen_and_shows_an_example(tmp_path: Path, command: list[str]) -> None:
+    done = deltafl(*command, "--help", cwd=tmp_path, columns=80)
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert "deltafl" in done.stdout.split("Options:")[0]
+    if command:
+        assert "Example: deltafl " + " ".join(command) in done.stdout
+
+
+def test_the_options_are_those_that_were_promised(tmp_path: Path) -> None:
+    for command, own in (("compare", ["--samplers", "--seeds"]), ("run", ["--sampler", "--seed"])):
+        text = deltafl(command, "--help", cwd=tmp_path).stdout
+        offered = {word for line in text.splitlines() for word in line.split()[:1] if word.startswith("--")}
+        assert offered == {*PROMISED.split(), *own, "--set", "--help"}
+
+
+def test_samplers_and_tasks_are_listed(tmp_path: Path) -> None:
+    samplers = deltafl("samplers", cwd=tmp_path).stdout
+    assert all(word in samplers for word in ("pracdelta", "cluster-is-oracle", "power-of-choice", "DELTA"))
+    tasks = deltafl("tasks", cwd=tmp_path).stdout
+    assert all(word in tasks for word in ("fashion-mnist", "hsu2019", "synthetic"))
+
+
+def test_version(tmp_path: Path) -> None:
+    assert deltafl("--version", cwd=tmp_path).stdout.startswith("deltafl 0.")
+
+
+def test_data_check_tells_what_is_missing(tmp_path: Path) -> None:
+    done = deltafl("data", "check", "mnist", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), DELTAFL_DATA="")
+    assert done.returncode == 1
+    assert done.stdout.count("missing") == 4
