@@ -5,7 +5,7 @@ whoever else is in the cohort, and after a resume.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,14 +16,13 @@ from ..errors import DeltaflError, MissingExtraError
 from ..streams import stream
 from ..tasks.base import Task
 from ..types import FloatArray, IntArray, Params
+from .fast import accepts_channels_last, channels_last, choose_trainer
 from .local import LocalResult, LocalWork
-from .workers import Workers
+from .workers import Job, Workers
 
 try:
     import torch
     from torch.nn.utils import parameters_to_vector, vector_to_parameters
-
-    from .fast import accepts_channels_last, channels_last, choose_trainer
 except ImportError as error:
     raise MissingExtraError("torch", "sim") from error
 
@@ -73,7 +72,7 @@ class Engine:
     """
 
     def __init__(self, task: Task, work: LocalWork, seed: int, workers: Workers | None = None) -> None:
-        self.task, self._work = task, work
+        self.task = task
         self._workers = workers if workers is not None else Workers(1)
         self._runner = ClientRunner(task, work, seed)
         if self._workers.count > 1:
@@ -97,7 +96,9 @@ class Engine:
             The updates and their statistics in the order of ``client_n``.
         """
         clients = self._checked(client_n)
-        results: list[LocalResult] = self._map("train", params_d, [(round, client) for client in clients], clients)
+        results: list[LocalResult] = self._map(
+            "train", params_d, [(round, client) for client in clients], self._costs(clients)
+        )
         return Training(
             update_nd=np.array([r.update_d for r in results], dtype=np.float32).reshape(-1, self.num_params),
             loss_n=np.array([r.loss for r in results], dtype=np.float64),
@@ -108,23 +109,26 @@ class Engine:
     def losses(self, params_d: Params, client_k: IntArray) -> FloatArray:
         """Mean loss of the global model on each client's own training data, float64 (k,)."""
         clients = self._checked(client_k)
-        return np.array(self._map("loss", params_d, [(client,) for client in clients], clients), dtype=np.float64)
+        return np.array(
+            self._map("loss", params_d, [(client,) for client in clients], self._costs(clients)), dtype=np.float64
+        )
 
     def evaluate(self, params_d: Params) -> Evaluation:
         """Loss and accuracy of the global model on the pooled test set."""
         num_examples = len(self.task.dataset.test_x)
         starts = range(0, num_examples, _EVALUATION_BATCH)
-        self._workers.load(self._runner)
-        jobs = [(start,) for start in starts]
-        sums = np.array(self._workers.map("test", params_d, jobs, [1.0] * len(jobs)))
+        sums = np.array(self._map("test", params_d, [(start,) for start in starts], [1.0] * len(starts)))
         loss, accuracy = sums.sum(axis=0) / num_examples
         return Evaluation(float(loss), float(accuracy) if self.task.metric == "accuracy" else math.nan)
 
-    def _map(self, method: str, params_d: Params, jobs: list[tuple[int, ...]], clients: list[int]) -> list[Any]:
+    def _map(self, method: str, params_d: Params, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
         if np.shape(params_d) != (self.num_params,):
             raise DeltaflError(f"params_d has shape {np.shape(params_d)}, the model needs ({self.num_params},)")
         self._workers.load(self._runner)
-        return self._workers.map(method, params_d, jobs, [self._runner.cost(client) for client in clients])
+        return self._workers.map(method, params_d, jobs, costs)
+
+    def _costs(self, clients: list[int]) -> list[float]:
+        return [self._runner.cost(client) for client in clients]
 
     def _checked(self, client_n: IntArray) -> list[int]:
         clients = [int(client) for client in client_n]

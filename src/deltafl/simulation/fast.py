@@ -17,11 +17,11 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import MissingExtraError
-from ..tasks.base import Loss
 from ..types import IntArray, Params
 from .local import LocalResult, LocalWork, minibatches, step_variance, train_serial
 
@@ -29,6 +29,9 @@ try:
     import torch
 except ImportError as error:
     raise MissingExtraError("torch", "sim") from error
+
+if TYPE_CHECKING:
+    from ..tasks.base import Loss
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ class FastTrainer:
         loss: ``loss(output, y)``, the mean loss of a minibatch.
     """
 
-    def __init__(self, model: torch.nn.Module, loss: Loss) -> None:
+    def __init__(self, model: torch.nn.Module, loss: "Loss") -> None:
         keep_freed_memory()
         self._model = copy.deepcopy(model)
         self._loss = loss
@@ -111,7 +114,7 @@ class FastTrainer:
         if self._channels_last is None:
             self._channels_last = accepts_channels_last(self._model, x)
         if self._channels_last:
-            x = x.permute(0, 2, 3, 1).contiguous()
+            x = channels_last(x).permute(0, 2, 3, 1)
         size = len(batches[0])
         batches_a_pass = -(-len(x) // size)
         for first in range(0, len(batches), batches_a_pass):
@@ -135,13 +138,13 @@ def accepts_channels_last(model: torch.nn.Module, x: torch.Tensor) -> bool:
 def channels_last(x: torch.Tensor) -> torch.Tensor:
     """The same images (n, channels, height, width), stored with the channels of one pixel side by side.
 
-    ``contiguous(memory_format=torch.channels_last)`` does not mark images of one channel, for which both layouts agree,
-    and their feature maps would fall back to the slow one.
+    Torch reads the layout from the strides. Neither ``contiguous`` nor ``to`` changes those of images with one channel,
+    for which both layouts are one, and their feature maps would then be in the slow one; so this always copies.
     """
-    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    return x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
 
 
-def choose_trainer(model: torch.nn.Module, loss: Loss) -> tuple[Trainer, str]:
+def choose_trainer(model: torch.nn.Module, loss: "Loss") -> tuple[Trainer, str]:
     """The trainer for this model, and why: the fast one wherever it is known to equal the twin."""
     reason = refusal(model)
     if reason is None:
@@ -155,7 +158,7 @@ def refusal(model: torch.nn.Module) -> str | None:
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     params = list(model.parameters())
     buffers = [name for name, _ in model.named_buffers()]
-    random = [type(part).__name__ for part in model.modules() if "drop" in type(part).__name__.lower()]
+    random = [type(part).__name__ for part in model.modules() if _is_random(part)]
     if buffers:
         return f"the model has buffers ({buffers[0]}); they stay as they were made and are not averaged"
     if random:
@@ -184,3 +187,7 @@ def keep_freed_memory() -> None:
 def _squared_norm(vector_d: torch.Tensor) -> float:
     norm = float(torch.linalg.vector_norm(vector_d, dtype=torch.float64).item())
     return norm * norm
+
+
+def _is_random(part: torch.nn.Module) -> bool:
+    return isinstance(part, torch.nn.RReLU | torch.nn.modules.dropout._DropoutNd)

@@ -1,0 +1,219 @@
+"""How long one FashionMNIST round of local training takes: a textbook loop, the serial twin, the fast path.
+
+    python benchmarks/local_training.py [--repeats 7] [--out result.json]
+
+One round is that of the paper's table 2: 300 clients (hsu2019, alpha 0.1, 200 examples each), 20 of them train 5 epochs
+with minibatches of 32, which is 700 steps of the two-layer CNN. Every variant has a process of its own, so that none
+profits from another's malloc settings or caches; repeats are interleaved, so that a busy machine slows all of them.
+The textbook loop is what most scripts do: DataLoader, conv-ReLU-pool, torch.optim.SGD, one thread.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from deltafl.errors import DeltaflError
+from deltafl.simulation.engine import Engine
+from deltafl.simulation.local import LocalWork, train_serial
+from deltafl.simulation.workers import Workers
+from deltafl.streams import stream
+from deltafl.tasks.base import Dataset, Task
+from deltafl.tasks.models import cross_entropy, two_layer_cnn
+from deltafl.tasks.registry import make_task
+
+COHORT = 20
+EPOCHS = 5
+WORK = LocalWork(lr=0.01, epochs=EPOCHS)
+#: Multiply-adds of one example: forward and gradients of the weights in all layers, of the input in all but the first.
+MULTIPLY_ADDS = 2 * 24 * 24 * 16 * 25 + 3 * (8 * 8 * 32 * 400 + 512 * 10)
+VARIANTS = ("textbook", "serial", "fast, 1 worker", "fast, 2 workers")
+
+Round = Callable[[], object]
+
+
+def fashion_task() -> Task:
+    """FashionMNIST, or random images of the same shape where it is not at hand."""
+    try:
+        return make_task("fashion-mnist", seed=0)
+    except DeltaflError:
+        rng = stream(0, "data")
+        x = rng.integers(0, 256, (60_000, 1, 28, 28), dtype=np.uint8)
+        y = rng.integers(0, 10, 60_000)
+        dataset = Dataset("random images, not FashionMNIST", x, y, x[:1000], y[:1000], 10)
+        rows = np.split(np.arange(60_000), 300)
+        return Task("random", dataset, rows, two_layer_cnn, cross_entropy)
+
+
+class TextbookNet(nn.Module):
+    """The two-layer CNN in the order of the textbooks, with the pool after the ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 5)
+        self.conv2 = nn.Conv2d(16, 32, 5)
+        self.linear = nn.Linear(512, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (B, 10) of images (B, 1, 28, 28)."""
+        x = nn.functional.max_pool2d(torch.relu(self.conv1(x)), 2)
+        x = nn.functional.max_pool2d(torch.relu(self.conv2(x)), 2)
+        return torch.as_tensor(self.linear(x.flatten(1)))
+
+
+def client_tensors(task: Task, client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A client's examples in torch's default layout, which is what data sets and loaders return."""
+    rows = task.client_rows[client]
+    x = torch.from_numpy(task.dataset.train_x[rows]).float() * task.input_scale
+    return x.clone(memory_format=torch.contiguous_format), torch.from_numpy(task.dataset.train_y[rows])
+
+
+@contextmanager
+def textbook(task: Task) -> Iterator[Round]:
+    sets = [TensorDataset(*client_tensors(task, client)) for client in range(COHORT)]
+    model = TextbookNet()
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def one_round() -> None:
+        for examples in sets:
+            model.load_state_dict(start)
+            optimizer = torch.optim.SGD(model.parameters(), lr=WORK.lr)
+            loader = DataLoader(examples, batch_size=32, shuffle=True)
+            for _ in range(EPOCHS):
+                for x, y in loader:
+                    optimizer.zero_grad()
+                    cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+
+    yield one_round
+
+
+@contextmanager
+def serial(task: Task) -> Iterator[Round]:
+    params_d = Engine(task, WORK, seed=0).initial_params()
+    model = task.make_model()
+
+    def one_round() -> None:
+        for client in range(COHORT):
+            x, y = client_tensors(task, client)
+            train_serial(model, task.loss, x, y, params_d, WORK, stream(0, "batches", 0, client))
+
+    yield one_round
+
+
+@contextmanager
+def fast(count: int, task: Task) -> Iterator[Round]:
+    with Workers(count) as workers:
+        engine = Engine(task, WORK, seed=0, workers=workers)
+        params_d = engine.initial_params()
+        yield lambda: engine.train(params_d, 0, np.arange(COHORT))
+
+
+def serve(variant: str, pipe: "Connection[Any, Any]") -> None:
+    """Run a round whenever asked; answer with wall seconds, CPU seconds and the largest process's peak memory."""
+    torch.set_num_threads(1)
+    makers = (textbook, serial, partial(fast, 1), partial(fast, 2))
+    with makers[VARIANTS.index(variant)](fashion_task()) as one_round:
+        one_round()  # warm up
+        while pipe.recv():
+            wall, cpu = time.perf_counter(), time.process_time()
+            one_round()
+            pipe.send((time.perf_counter() - wall, time.process_time() - cpu, peak_memory()))
+
+
+def peak_memory() -> float:
+    """The peak resident memory in GiB, of this process or of a worker of it, whichever is larger."""
+    peaks = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]
+    for child in multiprocessing.active_children():
+        status = Path(f"/proc/{child.pid}/status")
+        if status.exists():
+            peaks += [int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+    return max(peaks) / 1024**2
+
+
+def matrix_product_rate(size: int = 1024) -> float:
+    """Multiply-adds a second of a large float32 matrix product, one thread: what the cores can do at best."""
+    torch.set_num_threads(1)
+    a, seconds = torch.rand(size, size), []
+    for _ in range(15):
+        start = time.perf_counter()
+        torch.mm(a, a)
+        seconds.append(time.perf_counter() - start)
+    return size**3 / min(seconds)
+
+
+def measure(repeats: int) -> dict[str, list[tuple[float, float, float]]]:
+    context = multiprocessing.get_context("spawn")
+    pipes: dict[str, Connection[Any, Any]] = {}
+    processes = []
+    for variant in VARIANTS:
+        pipes[variant], theirs = context.Pipe()
+        processes.append(context.Process(target=serve, args=(variant, theirs)))
+        processes[-1].start()
+        theirs.close()
+    times: dict[str, list[tuple[float, float, float]]] = {variant: [] for variant in VARIANTS}
+    for _ in range(repeats):
+        for variant, pipe in pipes.items():
+            pipe.send(True)
+            times[variant].append(pipe.recv())
+    for pipe in pipes.values():
+        pipe.send(False)
+    for process in processes:
+        process.join()
+    return times
+
+
+def cpu_model() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time one FashionMNIST round of local training.")
+    parser.add_argument("--repeats", type=int, default=7, help="interleaved repeats, >= 1")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    options = parser.parse_args()
+    task = fashion_task()
+    examples = EPOCHS * sum(len(rows) for rows in task.client_rows[:COHORT])
+    rate = matrix_product_rate()
+    times = measure(options.repeats)
+    base = times["textbook"]
+    print(f"{task.dataset.name}; {examples} examples; {cpu_model()}, {os.cpu_count()} cores; load {os.getloadavg()}")
+    print(f"torch {torch.__version__}, numpy {np.__version__}, Python {platform.python_version()}")
+    print(f"{'':16}{'median s':>9}{'min':>7}{'max':>7}{'CPU s':>7}{'ratio':>7}{'min-max':>14}{'peak':>7}{'GiB':>7}")
+    rows = {}
+    for variant, triples in times.items():
+        wall, cpu, memory = (list(column) for column in zip(*triples, strict=True))
+        ratios = sorted(plain[0] / own for plain, own in zip(base, wall, strict=True))
+        share = examples * MULTIPLY_ADDS / rate / statistics.median(wall)
+        print(
+            f"{variant:16}{statistics.median(wall):9.2f}{min(wall):7.2f}{max(wall):7.2f}{statistics.median(cpu):7.2f}"
+            f"{statistics.median(ratios):7.2f}{ratios[0]:8.2f}-{ratios[-1]:.2f}{share:8.0%}{max(memory):7.2f}"
+        )
+        rows[variant] = {"wall_s": wall, "cpu_s": cpu, "ratios": ratios, "peak_share": share, "peak_gib": max(memory)}
+    print("ratio: textbook's seconds / own, paired by repeat; peak: share of one core's matrix product rate")
+    if options.out:
+        about = {"data": task.dataset.name, "cpu": cpu_model(), "cores": os.cpu_count(), "load": os.getloadavg()}
+        versions = {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
+        record = {"about": about, "versions": versions, "gmacs_per_s": rate / 1e9, "variants": rows}
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

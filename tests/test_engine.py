@@ -1,0 +1,338 @@
+"""The engine and its workers: the same bits whoever is asked, in whichever process; and no process is left behind."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from deltafl.errors import DeltaflError
+from deltafl.simulation.engine import Engine, Training
+from deltafl.simulation.local import LocalWork, train_serial
+from deltafl.simulation.workers import Workers
+from deltafl.streams import stream
+from deltafl.tasks.base import Dataset, Task
+from deltafl.types import IntArray, Params
+
+SIZES = (5, 40, 12, 25, 8, 17)
+WORK = LocalWork(lr=0.1, epochs=2, batch_size=8)
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(100, 3))
+
+
+def dropout_net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+
+def batch_norm_net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(400, 3))
+
+
+def softmax_net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
+
+
+def regression_net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 1), nn.Flatten(0))
+
+
+def no_loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return 0 * output.sum()
+
+
+def failing_loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    raise ZeroDivisionError("told to fail")
+
+
+def images(n: int, seed: int) -> tuple[npt.NDArray[np.uint8], IntArray]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (n, 1, 12, 12), dtype=np.uint8), rng.integers(0, 3, n)
+
+
+def make_task(make_model: object = cnn, data_seed: int = 0, **changes: object) -> Task:
+    x, y = images(sum(SIZES), data_seed)
+    test_x, test_y = images(1203, data_seed + 100)
+    rows = np.split(np.random.default_rng(1).permutation(len(x)), np.cumsum(SIZES)[:-1])
+    parts: dict[str, object] = {
+        "name": "tiny",
+        "dataset": Dataset("random", x, y, test_x, test_y, 3),
+        "client_rows": rows,
+        "make_model": make_model,
+        "loss": cross_entropy,
+    }
+    return Task(**(parts | changes))  # type: ignore[arg-type]
+
+
+def assert_same(one: Training, two: Training) -> None:
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Workers]:
+    with Workers(2) as workers:
+        yield workers
+
+
+@pytest.mark.parametrize("make_model", [cnn, dropout_net, batch_norm_net])
+def test_one_and_two_workers_agree_to_the_last_bit(make_model: object, two: Workers) -> None:
+    task = make_task(make_model)
+    alone, pair = Engine(task, WORK, 3), Engine(task, WORK, 3, two)
+    params_d, clients = alone.initial_params(), np.arange(6)
+    np.testing.assert_array_equal(params_d, pair.initial_params())
+    first = alone.train(params_d, 2, clients)
+    assert_same(first, pair.train(params_d, 2, clients))
+    moved_d = params_d + first.update_nd.mean(axis=0)
+    assert_same(alone.train(moved_d, 3, clients), pair.train(moved_d, 3, clients))
+    np.testing.assert_array_equal(alone.losses(moved_d, clients), pair.losses(moved_d, clients))
+    assert alone.evaluate(moved_d) == pair.evaluate(moved_d)
+
+
+@pytest.mark.parametrize("make_model", [cnn, dropout_net])
+def test_a_client_does_the_same_in_every_cohort(make_model: object) -> None:
+    engine = Engine(make_task(make_model), WORK, 3)
+    params_d = engine.initial_params()
+    whole = engine.train(params_d, 1, np.arange(6))
+    for cohort in ([4], [5, 4], [0, 4, 1], [4, 3, 2, 1, 0]):
+        part = engine.train(params_d, 1, np.array(cohort))
+        for own, everyone in zip(part, whole, strict=True):
+            np.testing.assert_array_equal(own, np.asarray(everyone)[cohort])
+    other_round = engine.train(params_d, 2, np.arange(6))
+    assert not np.array_equal(whole.update_nd, other_round.update_nd)
+
+
+def test_the_engine_does_what_the_twin_does_with_the_documented_streams() -> None:
+    task, seed, round, client = make_task(), 7, 4, 3
+    engine = Engine(task, WORK, seed)
+    params_d = engine.initial_params()
+    own = engine.train(params_d, round, np.array([client]))
+    rows = task.client_rows[client]
+    x = torch.from_numpy(task.dataset.train_x[rows]) / 255
+    y = torch.from_numpy(task.dataset.train_y[rows])
+    twin = train_serial(cnn(), cross_entropy, x, y, params_d, WORK, stream(seed, "batches", round, client))
+    scale = np.abs(twin.update_d).max()
+    np.testing.assert_allclose(own.update_nd[0], twin.update_d, rtol=0, atol=1e-5 * scale)
+    assert own.loss_n[0] == pytest.approx(twin.loss, rel=1e-5)
+    assert own.num_steps_n[0] == twin.num_steps == 2 * math.ceil(SIZES[client] / 8)
+    assert own.step_variance_n[0] == pytest.approx(twin.step_variance, rel=1e-4)
+
+
+def test_types_and_shapes() -> None:
+    engine = Engine(make_task(), WORK, 0)
+    training = engine.train(engine.initial_params(), 0, np.array([1, 3]))
+    assert training.update_nd.shape == (2, engine.num_params)
+    assert [column.dtype for column in training] == [np.float32, np.float64, np.float64, np.int64]
+    assert engine.train(engine.initial_params(), 0, np.array([], dtype=int)).update_nd.shape == (0, engine.num_params)
+
+
+def test_a_model_of_zeros_has_loss_log_3_and_the_accuracy_of_the_first_class() -> None:
+    task = make_task(softmax_net)
+    engine = Engine(task, WORK, 0)
+    zero_d = np.zeros(engine.num_params, dtype=np.float32)
+    evaluation = engine.evaluate(zero_d)
+    assert evaluation.loss == pytest.approx(math.log(3), rel=1e-6)
+    assert evaluation.accuracy == np.mean(task.dataset.test_y == 0)
+    np.testing.assert_allclose(engine.losses(zero_d, np.arange(6)), math.log(3), rtol=1e-6)
+
+
+def test_evaluation_is_the_mean_over_all_examples_of_the_model_without_dropout() -> None:
+    task = make_task(dropout_net)
+    data, rows = task.dataset, task.client_rows[1]
+    engine = Engine(task, WORK, 0)
+    params_d = engine.initial_params()
+    weight_1, bias_1, weight_2, bias_2 = np.split(params_d, [144 * 16, 145 * 16, 145 * 16 + 48])
+
+    def mean_loss(x: npt.NDArray[np.uint8], y: IntArray) -> float:
+        hidden = np.maximum(x.reshape(len(x), -1) / 255 @ weight_1.reshape(16, 144).T + bias_1, 0)
+        output = hidden @ weight_2.reshape(3, 16).T + bias_2
+        return float(np.mean(np.log(np.exp(output).sum(axis=1)) - output[np.arange(len(y)), y]))
+
+    assert engine.evaluate(params_d).loss == pytest.approx(mean_loss(data.test_x, data.test_y), rel=1e-5)
+    own = engine.losses(params_d, np.array([1]))
+    assert own[0] == pytest.approx(mean_loss(data.train_x[rows], data.train_y[rows]), rel=1e-5)
+
+
+def test_a_task_without_classes_has_no_accuracy() -> None:
+    data = make_task().dataset
+    targets = [y.astype(np.float32) for y in (data.train_y, data.test_y)]
+    dataset = Dataset("numbers", data.train_x, targets[0], data.test_x, targets[1], 0)
+    task = make_task(regression_net, dataset=dataset, loss=mse_loss, metric="loss")
+    engine = Engine(task, WORK, 0)
+    evaluation = engine.evaluate(np.zeros(engine.num_params, dtype=np.float32))
+    assert evaluation.loss == pytest.approx(float(np.mean(targets[1] ** 2)), rel=1e-6)
+    assert math.isnan(evaluation.accuracy)
+
+
+def test_initial_parameters_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one, again, other = (Engine(make_task(data_seed=k), WORK, seed) for k, seed in ((0, 5), (1, 5), (0, 6)))
+    np.testing.assert_array_equal(one.initial_params(), again.initial_params())
+    assert not np.array_equal(one.initial_params(), other.initial_params())
+    one.train(one.initial_params(), 0, np.arange(2))
+    one.evaluate(one.initial_params())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_task_may_fix_its_starting_point() -> None:
+    start_d = np.linspace(-1, 1, 435, dtype=np.float32)
+    engine = Engine(make_task(softmax_net, initial_params=start_d), WORK, 0)
+    np.testing.assert_array_equal(engine.initial_params(), start_d)
+    with pytest.raises(DeltaflError, match="435"):
+        Engine(make_task(softmax_net, initial_params=start_d[1:]), WORK, 0)
+
+
+def test_gradient_noise_has_the_standard_deviation_of_its_client() -> None:
+    noise_m = np.array([0.0, 1.0, 2.0, 4.0, 8.0, 16.0])
+    work = LocalWork(lr=0.5, steps=9, batch_size=4)
+    engine = Engine(make_task(softmax_net, loss=no_loss, gradient_noise_m=noise_m), work, 0)
+    start_d = np.zeros(engine.num_params, dtype=np.float32)
+    updates = [engine.train(start_d, round, np.arange(6)).update_nd for round in range(10)]
+    measured_m = np.stack(updates).std(axis=(0, 2))
+    assert measured_m[0] == 0
+    # The mean of 4350 squares of normals: relative standard deviation of its root 1 / sqrt(2 * 4350) = 1.1 %.
+    np.testing.assert_allclose(measured_m, 0.5 * noise_m * 3, rtol=0.05)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_diverging_clients_are_returned_as_they_are(count: int, two: Workers) -> None:
+    engine = Engine(make_task(), LocalWork(lr=1e38, epochs=3), 0, two if count == 2 else None)
+    training = engine.train(engine.initial_params(), 0, np.arange(6))
+    assert np.isnan(training.update_nd[1]).any()
+    assert math.isnan(engine.evaluate(training.update_nd[1]).loss)
+
+
+def test_impossible_arguments() -> None:
+    engine = Engine(make_task(), WORK, 0)
+    params_d = engine.initial_params()
+    for clients in ([6], [-1]):
+        with pytest.raises(DeltaflError, match="0 to 5"):
+            engine.train(params_d, 0, np.array(clients))
+    for call in (partial(engine.train, round=0, client_n=np.arange(2)), engine.evaluate):
+        with pytest.raises(DeltaflError, match="shape"):
+            call(params_d[1:])
+    with pytest.raises(DeltaflError, match="whole number"):
+        Workers(0)
+
+
+def pids(workers: Workers) -> list[int]:
+    """The processes that answer; each of many jobs says who ran it."""
+    workers.load(Names())
+    jobs = [(index,) for index in range(40)]
+    return sorted(set(workers.map("who", np.zeros(1, dtype=np.float32), jobs, [1.0] * len(jobs))))
+
+
+class Names:
+    def who(self, params_d: Params, index: int) -> int:
+        time.sleep(0.005)
+        return os.getpid()
+
+    def echo(self, params_d: Params, a: int, b: int) -> tuple[float, int]:
+        return float(params_d.sum()), 10 * a + b
+
+
+def test_results_come_in_the_order_of_the_jobs(two: Workers) -> None:
+    jobs = [(i, j) for i in range(5) for j in range(4)]
+    two.load(Names())
+    params_d = np.array([1, 2], dtype=np.float32)
+    assert two.map("echo", params_d, jobs, [float(i * j % 7) for i, j in jobs]) == [(3.0, 10 * i + j) for i, j in jobs]
+    assert two.map("echo", params_d, [], []) == []
+
+
+def test_workers_take_a_new_task_without_a_new_process(two: Workers) -> None:
+    before = pids(two)
+    for seed in (0, 1):
+        engine = Engine(make_task(data_seed=seed), WORK, seed, two)
+        alone = Engine(make_task(data_seed=seed), WORK, seed)
+        params_d = engine.initial_params()
+        assert_same(engine.train(params_d, 0, np.arange(6)), alone.train(params_d, 0, np.arange(6)))
+    assert pids(two) == before
+    assert len(before) == 2
+    assert os.getpid() not in before
+
+
+def test_workers_leave_interrupts_to_the_parent(two: Workers) -> None:
+    before = pids(two)
+    for pid in before:
+        os.kill(pid, signal.SIGINT)
+    assert pids(two) == before
+
+
+def test_a_killed_worker_is_an_error_and_not_a_hang() -> None:
+    with Workers(2) as workers:
+        engine = Engine(make_task(), WORK, 0, workers)
+        victim = pids(workers)[0]
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(DeltaflError, match=r"died \(exit code -9\)"):
+            engine.train(engine.initial_params(), 0, np.arange(6))
+        with pytest.raises(DeltaflError, match="closed"):
+            engine.evaluate(engine.initial_params())
+
+
+def test_a_task_that_cannot_be_pickled_says_what_to_do() -> None:
+    make_model = lambda: cnn()  # noqa: E731, PLW0108
+    with Workers(2) as workers, pytest.raises(DeltaflError, match="top of a module"):
+        engine = Engine(make_task(make_model), WORK, 0, workers)
+        engine.evaluate(engine.initial_params())
+
+
+def test_errors_of_a_model_come_back_with_their_traceback() -> None:
+    with Workers(2) as workers:
+        engine = Engine(make_task(loss=failing_loss), WORK, 0, workers)
+        with pytest.raises(RuntimeError, match="told to fail"):
+            engine.train(engine.initial_params(), 0, np.arange(6))
+
+
+PARENT = """
+import os, sys, time
+sys.path.insert(0, {folder!r})
+import numpy as np
+from test_engine import Engine, WORK, Workers, make_task, pids
+if __name__ == "__main__":
+    workers = Workers(2)
+    engine = Engine(make_task(), WORK, 0, workers)
+    engine.train(engine.initial_params(), 0, np.arange(6))
+    print(*pids(workers), flush=True)
+    time.sleep(60)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that ended and waits for its parent does not."""
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_workers_end_when_the_parent_is_killed(tmp_path: Path) -> None:
+    script, shared = tmp_path / "parent.py", Path("/dev/shm")
+    script.write_text(PARENT.format(folder=str(Path(__file__).parent)))
+    names = set(shared.iterdir()) if shared.exists() else set()
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        children = [int(word) for word in parent.stdout.readline().split()]
+        assert [is_alive(pid) for pid in children] == [True, True]
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 20
+    while any(map(is_alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [is_alive(pid) for pid in children] == [False, False]
+    left = {name for name in (set(shared.iterdir()) if shared.exists() else set()) - names if "torch" in name.name}
+    assert not left

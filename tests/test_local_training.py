@@ -1,0 +1,292 @@
+"""Local training: the twin against a hand-written reference, the fast path against the twin."""
+
+import copy
+import functools
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector
+
+from deltafl.simulation.fast import FastTrainer, accepts_channels_last, channels_last, choose_trainer, refusal
+from deltafl.simulation.local import LocalResult, LocalWork, minibatches, train_serial
+from deltafl.streams import stream
+from deltafl.types import FloatArray, IntArray, Params
+
+NUM_CLASSES = 3
+
+
+class ViewNet(nn.Module):
+    """Flattens feature maps with ``view``, which the channels-last layout does not allow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.linear = nn.Linear(4 * 10 * 10, NUM_CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = torch.relu(self.conv(x))
+        return torch.as_tensor(self.linear(features.view(len(x), -1)))
+
+
+class UnusedNet(nn.Module):
+    """Has a layer that the output does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(144, NUM_CLASSES)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.used(x.flatten(1)))
+
+
+def softmax_net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, NUM_CLASSES))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 16), nn.Tanh(), nn.Linear(16, NUM_CLASSES))
+
+
+def cnn() -> nn.Module:
+    first = [nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU()]
+    return nn.Sequential(*first, nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, NUM_CLASSES))
+
+
+def examples(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.random((n, 1, 12, 12), dtype=np.float32))
+    return x, torch.from_numpy(rng.integers(0, NUM_CLASSES, n))
+
+
+def seeded(make: Callable[[], nn.Module]) -> tuple[nn.Module, Params]:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = make()
+    params_d: Params = parameters_to_vector(model.parameters()).detach().numpy().copy()
+    return model, params_d
+
+
+def assert_equal_results(one: LocalResult, two: LocalResult) -> None:
+    """Within float32 rounding over some tens of steps: 1e-5 of the largest entry, 1e-4 of the variance."""
+    scale = float(np.abs(two.update_d).max())
+    assert scale > 0
+    np.testing.assert_allclose(one.update_d, two.update_d, rtol=0, atol=1e-5 * scale)
+    assert one.loss == pytest.approx(two.loss, rel=1e-5)
+    assert one.step_variance == pytest.approx(two.step_variance, rel=1e-4, abs=1e-12)
+    assert one.num_steps == two.num_steps
+
+
+WORKS = {
+    "epochs, short last batch": LocalWork(lr=0.05, epochs=3, batch_size=8),
+    "steps across passes": LocalWork(lr=0.05, steps=7, batch_size=8),
+    "fewer steps than a pass": LocalWork(lr=0.05, steps=2, batch_size=8),
+    "whole data": LocalWork(lr=0.05, steps=4, batch_size=None),
+    "batch above data": LocalWork(lr=0.05, epochs=2, batch_size=64),
+    "momentum": LocalWork(lr=0.05, epochs=3, batch_size=8, momentum=0.9),
+    "proximal": LocalWork(lr=0.05, epochs=3, batch_size=8, proximal=0.5),
+    "both": LocalWork(lr=0.05, epochs=2, batch_size=8, momentum=0.5, proximal=0.1),
+    "one step": LocalWork(lr=0.05, steps=1, batch_size=8),
+}
+
+
+@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
+@pytest.mark.parametrize("make", [softmax_net, mlp, cnn, ViewNet, UnusedNet])
+def test_fast_equals_the_twin(make: Callable[[], nn.Module], work: LocalWork) -> None:
+    x, y = examples(21)
+    model, params_d = seeded(make)
+    fast = FastTrainer(model, cross_entropy)
+    for noise in (0.0, 0.1):
+        own = fast.train(x, y, params_d, work, stream(0, "batches"), noise)
+        twin = train_serial(model, cross_entropy, x, y, params_d, work, stream(0, "batches"), noise)
+        assert_equal_results(own, twin)
+
+
+def softmax_by_hand(
+    x: FloatArray, y: IntArray, start: FloatArray, work: LocalWork, rng: np.random.Generator
+) -> tuple[FloatArray, float, float]:
+    """Softmax regression in float64 with the gradient written out; keeps all gradients for the variance."""
+    current, velocity, gradients, losses = start.copy(), np.zeros_like(start), [], []
+    for rows in minibatches(len(x), work, rng):
+        weight, bias = current[:-NUM_CLASSES].reshape(NUM_CLASSES, -1), current[-NUM_CLASSES:]
+        logits = x[rows] @ weight.T + bias
+        share = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        losses.append(-np.log(share[np.arange(len(rows)), y[rows]]).mean())
+        error = (share - np.eye(NUM_CLASSES)[y[rows]]) / len(rows)
+        gradients.append(np.concatenate([(error.T @ x[rows]).ravel(), error.sum(0)]))
+        velocity = work.momentum * velocity + gradients[-1] + work.proximal * (current - start)
+        current = current - work.lr * velocity
+    variance = work.lr**2 * np.array(gradients).var(axis=0).sum()
+    return current - start, float(np.mean(losses)), float(variance)
+
+
+@pytest.mark.parametrize("name", ["epochs, short last batch", "both"])
+def test_twin_equals_gradients_written_by_hand(name: str) -> None:
+    x, y = examples(21)
+    model, params_d = seeded(softmax_net)
+    result = train_serial(model, cross_entropy, x, y, params_d, WORKS[name], stream(0, "batches"))
+    update, loss, variance = softmax_by_hand(
+        x.numpy().reshape(21, -1).astype(np.float64),
+        y.numpy(),
+        params_d.astype(np.float64),
+        WORKS[name],
+        stream(0, "batches"),
+    )
+    np.testing.assert_allclose(result.update_d, update, rtol=0, atol=1e-5 * np.abs(update).max())
+    assert result.update_d.dtype == np.float32
+    assert result.loss == pytest.approx(loss, rel=1e-5)
+    assert result.step_variance == pytest.approx(variance, rel=1e-4)
+
+
+def test_without_momentum_the_noise_adds_its_variance_to_a_step() -> None:
+    """With one gradient for all steps (whole data, tiny lr) E step_variance = lr^2 nu^2 d (1 - 1/K)."""
+    x, y = examples(20)
+    model, params_d = seeded(softmax_net)
+    work, nu, d = LocalWork(lr=1e-4, steps=200, batch_size=None), 5.0, len(params_d)
+    result = FastTrainer(model, cross_entropy).train(x, y, params_d, work, stream(0, "batches"), nu)
+    expected = work.lr**2 * nu**2 * d * (1 - 1 / 200)
+    # The sum of d (K - 1) squared normals has relative standard deviation sqrt(2 / (d (K - 1))) = 0.5 %.
+    assert result.step_variance == pytest.approx(expected, rel=0.025)
+
+
+@pytest.mark.parametrize("make", [softmax_net, cnn])
+def test_a_client_does_not_depend_on_the_one_before(make: Callable[[], nn.Module]) -> None:
+    model, params_d = seeded(make)
+    trainer = FastTrainer(model, cross_entropy)
+    work = WORKS["both"]
+    alone = trainer.train(*examples(21), params_d, work, stream(0, "batches"))
+    trainer.train(*examples(13, seed=5), params_d + np.float32(1), work, stream(0, "batches", 3))
+    again = trainer.train(*examples(21), params_d, work, stream(0, "batches"))
+    np.testing.assert_array_equal(alone.update_d, again.update_d)
+    assert alone[1:] == again[1:]
+
+
+def test_the_given_model_and_parameters_stay_as_they_were() -> None:
+    model, params_d = seeded(cnn)
+    before, given = copy.deepcopy(model.state_dict()), params_d + np.float32(0.5)
+    kept = given.copy()
+    FastTrainer(model, cross_entropy).train(*examples(9), given, WORKS["one step"], stream(0, "batches"))
+    train_serial(model, cross_entropy, *examples(9), given, WORKS["one step"], stream(0, "batches"))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    np.testing.assert_array_equal(given, kept)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_training_that_diverges_is_quiet(fast: bool) -> None:
+    model, params_d = seeded(mlp)
+    train = FastTrainer(model, cross_entropy).train if fast else functools.partial(train_serial, model, cross_entropy)
+    result = train(*examples(12), params_d, LocalWork(lr=1e38, steps=30, batch_size=4), stream(0, "batches"))
+    assert np.isnan(result.update_d).any()
+    assert np.isnan(result.step_variance)
+    assert result.num_steps == 30
+
+
+def test_one_step_has_no_variance() -> None:
+    model, params_d = seeded(mlp)
+    trainer = FastTrainer(model, cross_entropy)
+    assert trainer.train(*examples(9), params_d, WORKS["one step"], stream(0, "batches")).step_variance == 0
+
+
+def tied() -> nn.Module:
+    one, two = nn.Linear(4, 4), nn.Linear(4, 4)
+    two.weight = one.weight
+    return nn.Sequential(one, two)
+
+
+def frozen() -> nn.Module:
+    model = mlp()
+    next(model.parameters()).requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), "buffers"),
+        (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)), "random"),
+        (lambda: nn.Sequential(nn.Linear(3, 3), nn.RReLU()), "random"),
+        (tied, "shared"),
+        (frozen, "frozen"),
+        (lambda: mlp().double(), "float32"),
+    ],
+)
+def test_what_the_fast_path_refuses(make: Callable[[], nn.Module], word: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        trainer, reason = choose_trainer(make(), cross_entropy)
+    assert word in reason
+    assert reason in caplog.text
+    assert not isinstance(getattr(trainer, "__self__", None), FastTrainer)
+
+
+def test_plain_models_take_the_fast_path() -> None:
+    trainer, _ = choose_trainer(cnn(), cross_entropy)
+    assert isinstance(getattr(trainer, "__self__", None), FastTrainer)
+    assert refusal(ViewNet()) is None
+
+
+def test_frozen_parameters_do_not_move() -> None:
+    model, params_d = seeded(frozen)
+    train, _ = choose_trainer(model, cross_entropy)
+    update_d = train(*examples(9), params_d, WORKS["momentum"], stream(0, "batches"), 0.0).update_d
+    first = next(model.parameters()).numel()
+    assert not update_d[:first].any()
+    assert update_d[first:].any()
+
+
+def test_images_of_one_channel_give_feature_maps_with_channels_last() -> None:
+    x, _ = examples(4)
+    maps = nn.Conv2d(1, 4, 3)(channels_last(x))
+    assert maps.stride(1) == 1
+    assert torch.equal(channels_last(x), x)
+
+
+def test_only_models_that_can_run_with_channels_last_do() -> None:
+    x, _ = examples(4)
+    assert accepts_channels_last(cnn(), x)
+    assert not accepts_channels_last(ViewNet(), x)
+    assert not accepts_channels_last(softmax_net(), x.flatten(1))
+
+
+@given(st.integers(1, 50), st.integers(1, 60) | st.none(), st.integers(1, 4))
+def test_each_pass_visits_every_example_once(num_examples: int, batch_size: int | None, epochs: int) -> None:
+    work = LocalWork(lr=0.1, epochs=epochs, batch_size=batch_size)
+    batches = minibatches(num_examples, work, stream(0, "batches"))
+    rows = np.concatenate(batches).reshape(epochs, num_examples)
+    np.testing.assert_array_equal(np.sort(rows, axis=1), np.tile(np.arange(num_examples), (epochs, 1)))
+    assert max(len(batch) for batch in batches) == min(batch_size or num_examples, num_examples)
+
+
+@given(st.integers(1, 50), st.integers(1, 60), st.integers(1, 30))
+def test_steps_are_the_first_of_as_many_passes_as_needed(n: int, size: int, steps: int) -> None:
+    batches = minibatches(n, LocalWork(lr=0.1, steps=steps, batch_size=size), stream(0, "batches"))
+    longer = minibatches(n, LocalWork(lr=0.1, epochs=steps, batch_size=size), stream(0, "batches"))
+    assert len(batches) == steps
+    assert all(np.array_equal(a, b) for a, b in zip(batches, longer, strict=False))
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_importing_deltafl_loads_no_torch() -> None:
+    assert python("import deltafl, sys; print('torch' in sys.modules)") == "False\n"
+
+
+def test_without_torch_the_engine_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from deltafl.errors import MissingExtraError\n"
+        "try: import deltafl.simulation.engine\n"
+        "except MissingExtraError as error: print(error)"
+    )
+    assert "pip install 'deltafl[sim]'" in python(code)
