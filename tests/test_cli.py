@@ -12,8 +12,8 @@ import pytest
 
 #: The options of the main job, which scripts rely on.
 PROMISED = """
-    --task --clients --sample --rounds --local-epochs --local-steps --batch-size --local-lr --server-lr --server-optimizer
-    --alpha --partition --weights --floor --threshold --workers --data-dir --config --out --resume
+    --task --clients --sample --rounds --local-epochs --local-steps --batch-size --local-lr --server-lr
+    --server-optimizer --alpha --partition --weights --floor --threshold --workers --data-dir --config --out --resume
 """
 TINY = ["--task", "digits", "--clients", "12", "--sample", "4", "--rounds", "4", "--local-epochs", "1"]
 

@@ -67,7 +67,8 @@ def lower_bound(gram_mm: FloatArray, weight_m: FloatArray, n: int, steps: int = 
 
     Any direction exp(theta) becomes a feasible lambda on the boundary when it is scaled by the least eigenvalue mu of
     ``exp(-theta/2) G exp(-theta/2)``. The logarithm of the bound has the gradient (share of client i in the bound)
-    minus (square of entry i of the eigenvector), which a few hundred steps climb; a soft minimum stands for tied eigenvalues.
+    minus (square of entry i of the eigenvector), which a few hundred steps climb; a soft
+    minimum stands for tied eigenvalues.
     """
     norm_m = np.sqrt(np.diag(gram_mm))
     if norm_m.min() <= 0:

@@ -1,0 +1,38 @@
+"""The README's example runs, and the documents name the files that are there."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_readmes_ten_lines_run() -> None:
+    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block is not None
+    names: dict[str, object] = {"train": lambda client, params_d: 0.1 * (client - params_d)}
+    exec(compile(block[1], "README.md", "exec"), names)
+    assert np.isfinite(names["state"].params_d).all()  # type: ignore[attr-defined]
+    assert names["info"].round == 99  # type: ignore[attr-defined]
+
+
+def test_the_architecture_names_every_file_and_folder() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for path in (ROOT / "src" / "deltafl").iterdir():
+        if path.suffix == ".py" and path.name != "__main__.py":
+            assert path.name in text, f"docs/architecture.md does not name {path.name}"
+        elif path.is_dir() and not path.name.startswith("__"):
+            assert f"{path.name}/" in text, f"docs/architecture.md does not name {path.name}/"
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+            if "://" not in target:
+                assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_no_file_grows_too_long() -> None:
+    for path in (ROOT / "src").rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 300, f"{path} has more than 300 lines"
