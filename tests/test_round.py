@@ -26,6 +26,7 @@ from deltafl import (
     open_round,
 )
 from deltafl.controls import CommonControlState
+from deltafl.replies import screen_replies
 from deltafl.server_optimizers import SERVER_OPTIMIZERS
 
 SIZES = [10, 15, 20, 25, 30, 35]
@@ -309,3 +310,17 @@ def test_params_are_copied() -> None:
     state = init_round(Plan(Population.from_sizes([1]), Full(), 1), params_d)
     params_d += 1
     assert state.params_d.tolist() == [0, 0]
+
+
+def test_rows_of_missing_clients_are_neutral_for_samplers() -> None:
+    """A sampler that forgot to look at ``responded_n`` must still not meet NaN, or numbers of a refused reply."""
+    cohort = Cohort(np.array([0, 1, 2]), np.ones(3, dtype=np.int64), np.full(3, 0.5))
+    bad = Reports.make(3, loss=[1.0, np.nan, 3.0], step_variance=[1.0, 2.0, np.inf], num_steps=[4, 5, 6])
+    replies = screen_replies(cohort, [np.array([1.0, 2.0]), np.array([9.0, 9.0]), None], bad, 2)
+    assert replies.reports.responded_n.tolist() == [True, False, False]
+    assert replies.reports.loss_n.tolist() == [1, 0, 0]
+    assert replies.reports.step_variance_n.tolist() == [1, 0, 0]
+    assert replies.reports.num_steps_n.tolist() == [4, 1, 1]
+    assert replies.reports.squared_norm_n.tolist() == [5, 0, 0]
+    assert replies.reports.squared_deviation_n.tolist() == [0, 0, 0]
+    assert replies.update_nd.tolist() == [[1, 2], [0, 0], [0, 0]]
