@@ -10,8 +10,8 @@ from hypothesis import settings
 
 from deltafl import Cohort, Oracle, Plan, Population, PowerOfChoice, Reports, RoundState, close_round, open_round
 from deltafl.exact import every_cohort
+from deltafl.oracle import KnownUpdates
 from deltafl.round import response_rates
-from deltafl.testing import KnownUpdates
 from deltafl.types import FloatArray, IntArray, Params
 
 # The same examples in every run: a failure is a change of the code, never luck.

@@ -10,7 +10,8 @@ import pytest
 
 from conftest import make_problem
 from deltafl import DESIGNS, SAMPLERS, Cohort, DeltaflError, Population, Reports, draw_cohort, make_sampler
-from deltafl.testing import KnownUpdates, check_sampler
+from deltafl.oracle import KnownUpdates
+from deltafl.testing import check_sampler
 from deltafl.types import BoolArray, FloatArray, Oracle
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_sampler.py"

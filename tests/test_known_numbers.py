@@ -11,8 +11,8 @@ from conftest import Recorder, all_cohorts, estimate, make_problem, mean_square
 from deltafl import Delta, FedIS, Fixed, Plan, Population, Sampler, Sgd, close_round, init_round, open_round
 from deltafl.exact import support
 from deltafl.inclusion import draw_probabilities
+from deltafl.oracle import KnownUpdates
 from deltafl.samplers import theory_constants
-from deltafl.testing import KnownUpdates
 from deltafl.types import FloatArray
 
 #: The toy: three clients of equal weight whose mean update is (4, 0).

@@ -30,11 +30,11 @@ from deltafl import (
     stream,
 )
 from deltafl.exact import every_cohort
+from deltafl.oracle import KnownUpdates
 from deltafl.samplers import parse_label
 from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
 from deltafl.samplers.delta import diversity
 from deltafl.samplers.scored import PracticalState
-from deltafl.testing import KnownUpdates
 from deltafl.types import FloatArray, IntArray, State
 
 

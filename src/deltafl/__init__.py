@@ -9,6 +9,7 @@ from .designs import DESIGNS, Design, draw_cohort
 from .errors import DeltaflError, MissingExtraError
 from .estimators import ESTIMATORS, Estimator
 from .inclusion import inclusion_probabilities, with_floor
+from .oracle import KnownUpdates
 from .round import Plan, RoundState, close_round, init_round, open_round
 from .samplers import (
     SAMPLERS,
@@ -44,6 +45,7 @@ __all__ = [
     "FedPracIS",
     "Fixed",
     "Full",
+    "KnownUpdates",
     "MissingExtraError",
     "Momentum",
     "Oracle",

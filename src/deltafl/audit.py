@@ -7,7 +7,6 @@ small (``exact.py``) and drawn otherwise; either way the samplers' and estimator
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from .designs import DESIGNS, find_design
 from .errors import DeltaflError
 from .estimators import ESTIMATORS, Estimator, find_estimator
 from .exact import MAX_CLIENTS, every_cohort
-from .replies import measure
+from .oracle import KnownUpdates
 from .round import Plan, RoundState, close_round, coefficients, init_round
 from .samplers import SAMPLERS, SamplerSettings, find_sampler
 from .server_optimizers import Sgd
@@ -86,32 +85,6 @@ class AuditRow(NamedTuple):
         return self.is_unbiased or not self.claims_unbiased
 
 
-class KnownOracle:
-    """Answers from a subject's updates."""
-
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
-
-    @cached_property
-    def _reports(self) -> Reports:
-        m = len(self.subject.update_md)
-        columns = Reports.make(
-            m,
-            loss=self.subject.loss_m,
-            step_variance=self.subject.step_variance_m,
-            num_steps=self.subject.num_steps_m,
-        )
-        return measure(self.subject.update_md, columns, self.subject.population.weight_m)
-
-    def reports(self) -> Reports:
-        """Everybody's statistics, zeta about ubar."""
-        return self._reports
-
-    def losses(self, client_k: IntArray) -> FloatArray:
-        """The given clients' losses."""
-        return self.subject.loss_m[client_k]
-
-
 def audit(
     subject: Subject,
     samplers: Iterable[str],
@@ -140,7 +113,9 @@ def audit(
     settings = settings or SamplerSettings()
     for design in designs or ():
         find_design(design)
-    oracle = KnownOracle(subject)
+    oracle = KnownUpdates(
+        subject.update_md, subject.population.weight_m, subject.step_variance_m, subject.loss_m, subject.num_steps_m
+    )
     rules = [find_estimator(name) for name in (estimators or ESTIMATORS)]
     for name in samplers:
         entry = find_sampler(name)

@@ -8,45 +8,12 @@ from copy import deepcopy
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from .replies import measure
 from .streams import stream
-from .types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports, Sampler, State
+from .types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports, Sampler, State
 
 #: A mean may lie this many of its standard errors from 1 before it is called wrong.
 _STANDARD_ERRORS = 5.0
-
-
-class KnownUpdates:
-    """An oracle over a table: what every client would send this round.
-
-    Args:
-        update_md: float32 (m, d), the updates u_i.
-        weight_m: float64 (m,), the weights w_i; deviations are about ubar = sum w_i u_i.
-        step_variance_m: float64 (m,), >= 0, variance of one local step; zero if not given.
-        loss_m: float64 (m,), losses of the global model on the clients' data; zero if not given.
-    """
-
-    def __init__(
-        self,
-        update_md: npt.ArrayLike,
-        weight_m: FloatArray,
-        step_variance_m: FloatArray | None = None,
-        loss_m: FloatArray | None = None,
-    ) -> None:
-        self.loss_m = np.zeros(len(weight_m)) if loss_m is None else loss_m
-        empty = Reports.make(len(weight_m), loss=self.loss_m, step_variance=step_variance_m)
-        self._reports = measure(np.asarray(update_md, dtype=np.float32), empty, weight_m)
-
-    def reports(self) -> Reports:
-        """What all m clients report."""
-        return self._reports
-
-    def losses(self, client_k: IntArray) -> FloatArray:
-        """The losses of some clients, float64 (k,)."""
-        losses_k: FloatArray = self.loss_m[client_k]
-        return losses_k
 
 
 def check_sampler(

@@ -72,8 +72,8 @@ class ClusterIS:
 
     @property
     def unbiased(self) -> bool:
-        """As exact as its design."""
-        return find_design(self.design).exact
+        """As exact as its design; without a floor, the practical form loses a client whose update was once 0."""
+        return find_design(self.design).exact and (self.theoretical or self.floor > 0)
 
     @property
     def needs_oracle(self) -> bool:

@@ -116,6 +116,11 @@ class PracDelta(_Constants):
 
     needs_oracle: ClassVar[bool] = False
 
+    @property
+    def unbiased(self) -> bool:
+        """As exact as its design, if a floor keeps clients alive: without, one whose R was 0 is lost for ever."""
+        return find_design(self.design).exact and self.floor > 0
+
     def init(self, population: Population) -> PracticalState:
         """p_i = 1 / m."""
         return init_practical(population)

@@ -77,8 +77,8 @@ class FedPracIS:
 
     @property
     def unbiased(self) -> bool:
-        """As exact as its design (with floor 0, a client whose update was once 0 is never asked again)."""
-        return find_design(self.design).exact
+        """As exact as its design, if a floor keeps clients alive: without, one whose update was 0 is lost for ever."""
+        return find_design(self.design).exact and self.floor > 0
 
     def init(self, population: Population) -> PracticalState:
         """p_i = 1 / m."""

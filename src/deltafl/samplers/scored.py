@@ -4,7 +4,8 @@
 - *practical*: what sampled clients showed last, by the paper's rule (FedPracIS, FedPracDELTA; section 4):
   for i in S_t, p_i <- R_i / sum_S R_j * (1 - sum_{not S} p_j), from p_i = 1/m. The mass of S is re-divided inside S.
 
-Under the paper's rule R = 0 is absorbing and one noisy R can starve a client, hence the floor.
+Under the paper's rule R = 0 is absorbing and one noisy R can starve a client, hence the floor; with floor 0 the
+practical samplers do not claim to be unbiased.
 """
 
 from collections.abc import Callable
