@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
-from deltafl.simulation.fast import FastTrainer, accepts_channels_last, channels_last, choose_trainer, refusal
+from deltafl.simulation.fast import FastTrainer, channels_last, choose_layout, choose_trainer, refusal
 from deltafl.simulation.local import LocalResult, LocalWork, minibatches, train_serial
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray, Params
@@ -62,6 +62,18 @@ def cnn() -> nn.Module:
     return nn.Sequential(*first, nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, NUM_CLASSES))
 
 
+def odd_cnn() -> nn.Module:
+    """Pads, strides and overlapping pools: all that the tiled layout must agree about with the twin."""
+    first = [nn.Conv2d(1, 5, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True)]
+    second = [nn.Conv2d(5, 6, 3, padding="same"), nn.ReLU(), nn.Conv2d(6, 7, 2, stride=2, dilation=2)]
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(63, 8), nn.ReLU(), nn.Linear(8, NUM_CLASSES))
+
+
+def group_norm_cnn() -> nn.Module:
+    first = [nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*first, nn.Flatten(), nn.Linear(100, NUM_CLASSES))
+
+
 def examples(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     rng = np.random.default_rng(seed)
     x = torch.from_numpy(rng.random((n, 1, 12, 12), dtype=np.float32))
@@ -100,7 +112,7 @@ WORKS = {
 
 
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
-@pytest.mark.parametrize("make", [softmax_net, mlp, cnn, ViewNet, UnusedNet])
+@pytest.mark.parametrize("make", [softmax_net, mlp, cnn, odd_cnn, group_norm_cnn, ViewNet, UnusedNet])
 def test_fast_equals_the_twin(make: Callable[[], nn.Module], work: LocalWork) -> None:
     x, y = examples(21)
     model, params_d = seeded(make)
@@ -180,9 +192,10 @@ def test_the_given_model_and_parameters_stay_as_they_were() -> None:
     np.testing.assert_array_equal(given, kept)
 
 
+@pytest.mark.parametrize("make", [mlp, cnn])
 @pytest.mark.parametrize("fast", [True, False])
-def test_training_that_diverges_is_quiet(fast: bool) -> None:
-    model, params_d = seeded(mlp)
+def test_training_that_diverges_is_quiet(fast: bool, make: Callable[[], nn.Module]) -> None:
+    model, params_d = seeded(make)
     train = FastTrainer(model, cross_entropy).train if fast else functools.partial(train_serial, model, cross_entropy)
     result = train(*examples(12), params_d, LocalWork(lr=1e38, steps=30, batch_size=4), stream(0, "batches"))
     assert np.isnan(result.update_d).any()
@@ -249,11 +262,33 @@ def test_images_of_one_channel_give_feature_maps_with_channels_last() -> None:
     assert torch.equal(channels_last(x), x)
 
 
-def test_only_models_that_can_run_with_channels_last_do() -> None:
+def feature_layout(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What the model's first convolution puts out when the model is run in the layout chosen for it."""
+    seen: list[torch.Tensor] = []
+    layout = choose_layout(model, x)
+    first = next(part for part in model.modules() if isinstance(part, nn.Conv2d))
+    with first.register_forward_hook(lambda part, inputs, output: seen.append(output)):
+        layout.forward(layout.arrange(x))
+    return seen[0]
+
+
+def test_layouts_are_chosen_by_structure() -> None:
     x, _ = examples(4)
-    assert accepts_channels_last(cnn(), x)
-    assert not accepts_channels_last(ViewNet(), x)
-    assert not accepts_channels_last(softmax_net(), x.flatten(1))
+    assert feature_layout(cnn(), x).is_mkldnn
+    assert feature_layout(odd_cnn(), x).is_mkldnn
+    assert feature_layout(group_norm_cnn(), x).stride(1) == 1
+    assert feature_layout(ViewNet(), x).is_contiguous()
+
+
+@pytest.mark.parametrize("make", [cnn, odd_cnn, group_norm_cnn])
+def test_ties_in_a_pool_give_the_gradient_to_the_same_place(make: Callable[[], nn.Module]) -> None:
+    """Images of few values have large flat parts, whose maxima are all equal, as the black borders of MNIST."""
+    rng = np.random.default_rng(0)
+    images = np.kron(rng.integers(0, 2, (21, 1, 3, 3)), np.ones((1, 1, 4, 4))).astype(np.float32)
+    x, (_, y) = torch.from_numpy(images), examples(21)
+    model, params_d = seeded(make)
+    own = FastTrainer(model, cross_entropy).train(x, y, params_d, WORKS["both"], stream(0, "batches"))
+    assert_equal_results(own, train_serial(model, cross_entropy, x, y, params_d, WORKS["both"], stream(0, "batches")))
 
 
 @given(st.integers(1, 50), st.integers(1, 60) | st.none(), st.integers(1, 4))

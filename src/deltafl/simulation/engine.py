@@ -16,7 +16,7 @@ from ..errors import DeltaflError, MissingExtraError
 from ..streams import stream
 from ..tasks.base import Task
 from ..types import FloatArray, IntArray, Params
-from .fast import accepts_channels_last, channels_last, choose_trainer
+from .fast import choose_layout, choose_trainer
 from .local import LocalResult, LocalWork
 from .workers import Job, Workers
 
@@ -194,7 +194,7 @@ class ClientRunner:
         model = self._build()
         vector_to_parameters(torch.tensor(params_d), model.parameters())
         with torch.no_grad():
-            output = model(channels_last(x) if self._channels_last else x)
+            output = self._layout.forward(self._layout.arrange(x))
             loss = self._loss(output, y).item() * len(x)
             hits = (output.argmax(dim=1) == y).sum().item() if self._counts_hits else 0
         return loss, float(hits)
@@ -212,7 +212,7 @@ class ClientRunner:
             self._model = _make_model(self._make_model, self._seed)
             self._trainer, _ = choose_trainer(self._model, self._loss)
             self._model.eval()
-            self._channels_last = accepts_channels_last(self._model, self._test_x)
+            self._layout = choose_layout(self._model, self._test_x)
         return self._model
 
 
