@@ -58,7 +58,7 @@ def environment() -> dict[str, str | int]:
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": os.cpu_count() or 1,
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(["deltafl" if "deltafl" in sys.argv[0] else Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
 
 
