@@ -85,6 +85,12 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
         (["audit", "--samplers", "fedis", "--designs", "simple-random", "--task", "digits"], ["none of these"]),
         (["data", "fetch", "fashion-mnst"], ["fashion-mnst", "fashion-mnist"]),
         (["data", "check", "mnst"], ["mnst", "mnist"]),
+        (["run", "--sampler", "power-of-choice", "--set", "candidates=3"], ["candidates is 3", "10"]),
+        (["run", "--sampler", "power-of-choice@@hajek"], ["power-of-choice", "plain-mean"]),
+        (["run", "--sampler", "pracdelta@simple-random"], ["simple-random", "pracdelta@systematic"]),
+        (["compare", "--samplers", ","], ["samplers is empty"]),
+        (["run", "--partition", "natural"], ["natural", "digits"]),
+        (["run", "--out", "/proc/no/such"], ["/proc/no"]),
         (["run", "--clients", "twelve"], ["--clients", "integer"]),
         (["run", "--no-such-option"], ["--no-such-option"]),
     ],
@@ -168,3 +174,10 @@ def test_data_check_tells_what_is_missing(tmp_path: Path) -> None:
     done = deltafl("data", "check", "mnist", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), DELTAFL_DATA="")
     assert done.returncode == 1
     assert done.stdout.count("missing") == 4
+
+
+def test_refused_replies_are_told(tmp_path: Path) -> None:
+    done = deltafl("run", *TINY, "--local-lr", "1e30", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "16 replies were refused" in done.stderr
+    assert "the first in out, round 1, client" in done.stderr

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 
 from conftest import make_problem
-from deltafl import DESIGNS, SAMPLERS, Cohort, DeltaflError, Population, Reports, draw_cohort, make_sampler
+from deltafl import (
+    DESIGNS,
+    SAMPLERS,
+    Cohort,
+    DeltaflError,
+    Population,
+    Reports,
+    SamplerSettings,
+    draw_cohort,
+    make_sampler,
+)
 from deltafl.oracle import KnownUpdates
 from deltafl.testing import check_sampler
 from deltafl.types import BoolArray, FloatArray, Oracle
@@ -42,7 +52,9 @@ def test_every_sampler_conforms_for_other_sizes(name: str, num_clients: int, n: 
 @pytest.mark.parametrize("name", sorted(set(SAMPLERS) - EQUAL_SCORES - {"full", "power-of-choice"}))
 def test_simple_random_sampling_refuses_unequal_scores(name: str) -> None:
     with pytest.raises(DeltaflError, match="simple-random needs equal expectations"):
-        check_sampler(make_sampler(f"{name}@simple-random"), oracle=oracle_for(12))
+        check_sampler(SAMPLERS[name].make(SamplerSettings(), "simple-random"), oracle=oracle_for(12))
+    with pytest.raises(DeltaflError, match=f"write {name}@systematic"):
+        make_sampler(f"{name}@simple-random")
 
 
 def test_the_sampler_of_the_example_conforms() -> None:

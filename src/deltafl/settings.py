@@ -107,6 +107,8 @@ class Settings(BaseModel):
             raise DeltaflError(
                 f"cannot sample {self.sample} of {self.clients} clients; lower 'sample' or raise 'clients'"
             )
+        if self.candidates is not None and self.sample is not None and self.candidates < self.sample:
+            raise DeltaflError(f"candidates is {self.candidates}; it must be at least the sample size {self.sample}")
         if self.threshold is None:
             return
         if isnan(self.threshold) or (TASKS[self.task].metric == "accuracy" and not 0 < self.threshold <= 1):
@@ -143,7 +145,7 @@ class CompareSettings(Settings):
     """A comparison: several samplers, each with the same seeds."""
 
     samplers: tuple[str, ...] = Field(
-        ("full", "fedavg", "uniform", "fedpracis", "pracdelta"), min_length=1, description="labels, comma separated"
+        ("full", "fedavg", "uniform", "fedpracis", "pracdelta"), description="labels, comma separated"
     )
     seeds: Count = Field(3, description="number of seeds: 0, 1, ...")
 
@@ -155,6 +157,8 @@ class CompareSettings(Settings):
 
     def _check_names(self) -> None:
         super()._check_names()
+        if not self.samplers:
+            raise DeltaflError("samplers is empty; name at least one, such as uniform,pracdelta")
         for label in self.samplers:
             parse_label(label)
         if len(set(self.samplers)) < len(self.samplers):

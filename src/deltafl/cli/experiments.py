@@ -58,6 +58,7 @@ def compare(
         bars = {label: progress.add_task(label, total=total, shown="") for label in settings.samplers}
 
         def on_round(sampler: str, seed: int, done: int, rounds: int, test: "Evaluation") -> None:
+            progress.start()
             progress.update(bars[sampler], completed=seed * rounds + done, shown=_shown(test, f"seed {seed}"))
 
         summary = run_comparison(settings, folder, on_round)
@@ -65,6 +66,7 @@ def compare(
             progress.update(bar, completed=total)
     console = Console()
     console.print(comparison_table(summary))
+    _tell_refusals(folder)
     console.print(f"\nResults: {folder}/summary.json and the pictures beside it", highlight=False, soft_wrap=True)
 
 
@@ -105,11 +107,24 @@ def run(
         bar = progress.add_task(settings.sampler, total=settings.rounds, shown="")
 
         def on_round(done: int, rounds: int, test: "Evaluation") -> None:
+            progress.start()
             progress.update(bar, completed=done, shown=_shown(test))
 
         last = run_single(settings, folder, on_round)
+    _tell_refusals(folder)
     accuracy = "" if isnan(last.accuracy) else f"accuracy {last.accuracy:.2%}, "
     typer.echo(f"after {settings.rounds} rounds: {accuracy}loss {last.loss:.4g}; records: {folder}/rounds.jsonl")
+
+
+def _tell_refusals(folder: Path) -> None:
+    """Say if replies were refused: a client that diverges should not go unnoticed."""
+    from ..simulation.experiment import refusals
+
+    refused = refusals(folder)
+    if refused:
+        run, round, client, reason = refused[0]
+        first = f"the first in {run}, round {round}, client {client}: {reason}"
+        typer.echo(f"{len(refused)} replies were refused and count as missing, {first}", err=True)
 
 
 def _shown(test: "Evaluation", prefix: str = "") -> str:
@@ -120,8 +135,10 @@ def _shown(test: "Evaluation", prefix: str = "") -> str:
     return f"{prefix} {value}".strip()
 
 
-def _progress() -> Progress:
-    return Progress(
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Bars that appear with the first round, so that a mistake is answered by its sentence alone."""
+    progress = Progress(
         TextColumn("{task.description:<18}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
@@ -129,6 +146,11 @@ def _progress() -> Progress:
         TimeRemainingColumn(compact=True),
         console=Console(stderr=True),
     )
+    try:
+        yield progress
+    finally:
+        if progress.live.is_started:
+            progress.stop()
 
 
 @contextmanager

@@ -45,3 +45,8 @@ def main() -> None:
     except DeltaflError as error:
         typer.echo(f"deltafl: {error}", err=True)
         sys.exit(2)
+    except OSError as error:  # a full disk, a folder without permission
+        typer.echo(
+            f"deltafl: {error.filename or 'a file'}: {error.strerror}; choose another place or make room", err=True
+        )
+        sys.exit(2)

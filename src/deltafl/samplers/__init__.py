@@ -68,6 +68,7 @@ class SamplerEntry(NamedTuple):
         make: ``(settings, design) -> Sampler``.
         design: Default design; None where no design is involved.
         estimator: Default estimator.
+        scores: ``"equal"`` for ever, ``"unequal"``, or ``"unknown"``: then no design and no weight fit.
         needs: What the server must know: ``"nothing"``, ``"sizes"`` of all clients, what the ``"cohort"`` sent,
             ``"losses"`` of candidates, or an ``"oracle"``: all clients' updates of this round.
         source: The paper.
@@ -77,6 +78,7 @@ class SamplerEntry(NamedTuple):
     make: Callable[[SamplerSettings, str], Sampler]
     design: str | None
     estimator: str
+    scores: str
     needs: str
     source: str
 
@@ -85,6 +87,14 @@ class SamplerEntry(NamedTuple):
         """Whether the default form is unbiased."""
         sampler = self.make(SamplerSettings(), self.design or "systematic")
         return sampler.unbiased and find_estimator(self.estimator).unbiased
+
+
+def _fedis(settings: SamplerSettings, design: str) -> Sampler:
+    return FedIS(design, settings.floor_or(0.0))
+
+
+def _fedpracis(settings: SamplerSettings, design: str) -> Sampler:
+    return FedPracIS(design, settings.floor_or(0.1))
 
 
 def _delta(settings: SamplerSettings, design: str) -> Sampler:
@@ -105,53 +115,40 @@ def _cluster_oracle(settings: SamplerSettings, design: str) -> Sampler:
     return ClusterIS(True, settings.clusters, design, settings.floor_or(0.0))
 
 
+def _equal(settings: SamplerSettings, design: str) -> Sampler:
+    return Fixed(False, design)
+
+
+def _weight(settings: SamplerSettings, design: str) -> Sampler:
+    return Fixed(True, design)
+
+
+def _full(settings: SamplerSettings, design: str) -> Sampler:
+    return Full()
+
+
+def _power(settings: SamplerSettings, design: str) -> Sampler:
+    return PowerOfChoice(settings.candidates)
+
+
 _HT = "horvitz-thompson"
-_DELTA = "Wang et al. 2023 (DELTA)"
+_FIXED = "systematic"
+_DELTA, _SHEN = "Wang et al. 2023 (DELTA)", "Shen et al. 2022"
 SAMPLERS: dict[str, SamplerEntry] = {
     entry.name: entry
     for entry in (
-        SamplerEntry("full", lambda s, d: Full(), None, _HT, "everyone", "-"),
-        SamplerEntry(
-            "fedavg", lambda s, d: Fixed(False, d), "simple-random", "hajek", "nothing", "McMahan et al. 2017"
-        ),
-        SamplerEntry("uniform", lambda s, d: Fixed(False, d), "systematic", _HT, "nothing", "Horvitz, Thompson 1952"),
-        SamplerEntry("md", lambda s, d: Fixed(True, d), "multinomial", _HT, "sizes", "Li et al. 2020"),
-        SamplerEntry("md-fixed", lambda s, d: Fixed(True, d), "systematic", _HT, "sizes", "Madow 1949"),
-        SamplerEntry(
-            "fedis",
-            lambda s, d: FedIS(d, s.floor_or(0.0)),
-            "systematic",
-            _HT,
-            "oracle",
-            _DELTA,
-        ),
-        SamplerEntry(
-            "fedpracis",
-            lambda s, d: FedPracIS(d, s.floor_or(0.1)),
-            "systematic",
-            _HT,
-            "cohort",
-            _DELTA,
-        ),
-        SamplerEntry("delta", _delta, "systematic", _HT, "oracle", _DELTA),
-        SamplerEntry("pracdelta", _pracdelta, "systematic", _HT, "cohort", _DELTA),
-        SamplerEntry("cluster-is", _cluster, "systematic", _HT, "cohort", "Shen et al. 2022"),
-        SamplerEntry(
-            "cluster-is-oracle",
-            _cluster_oracle,
-            "systematic",
-            _HT,
-            "oracle",
-            "Shen et al. 2022",
-        ),
-        SamplerEntry(
-            "power-of-choice",
-            lambda s, d: PowerOfChoice(s.candidates),
-            None,
-            "plain-mean",
-            "losses",
-            "Cho, Wang, Joshi 2022",
-        ),
+        SamplerEntry("full", _full, None, _HT, "equal", "everyone", "-"),
+        SamplerEntry("fedavg", _equal, "simple-random", "hajek", "equal", "nothing", "McMahan et al. 2017"),
+        SamplerEntry("uniform", _equal, _FIXED, _HT, "equal", "nothing", "Horvitz, Thompson 1952"),
+        SamplerEntry("md", _weight, "multinomial", _HT, "unequal", "sizes", "Li et al. 2020"),
+        SamplerEntry("md-fixed", _weight, _FIXED, _HT, "unequal", "sizes", "Madow 1949"),
+        SamplerEntry("fedis", _fedis, _FIXED, _HT, "unequal", "oracle", _DELTA),
+        SamplerEntry("fedpracis", _fedpracis, _FIXED, _HT, "unequal", "cohort", _DELTA),
+        SamplerEntry("delta", _delta, _FIXED, _HT, "unequal", "oracle", _DELTA),
+        SamplerEntry("pracdelta", _pracdelta, _FIXED, _HT, "unequal", "cohort", _DELTA),
+        SamplerEntry("cluster-is", _cluster, _FIXED, _HT, "unequal", "cohort", _SHEN),
+        SamplerEntry("cluster-is-oracle", _cluster_oracle, _FIXED, _HT, "unequal", "oracle", _SHEN),
+        SamplerEntry("power-of-choice", _power, None, "plain-mean", "unknown", "losses", "Cho, Wang, Joshi 2022"),
     )
 }
 
@@ -175,16 +172,23 @@ def parse_label(label: str) -> Label:
     """Take ``name[@design[@estimator]]`` apart and check every part.
 
     Raises:
-        DeltaflError: If a part is unknown, or a design is asked of a sampler that has none.
+        DeltaflError: If a part is unknown, or does not fit the others.
     """
     name, _, rest = label.partition("@")
-    design, _, estimator = rest.partition("@")
+    design, _, weights = rest.partition("@")
     entry = find_sampler(name)
     if design:
         find_design(design)
         if entry.design is None:
             raise DeltaflError(f"{name!r} draws in its own way; write {name!r} without the design {design!r}")
-    return Label(name, design or entry.design, find_estimator(estimator or entry.estimator).name)
+        if design == "simple-random" and entry.scores != "equal":
+            raise DeltaflError(
+                f"simple-random draws need equal scores, {name!r} has unequal ones; write {name}@systematic"
+            )
+    estimator = find_estimator(weights or entry.estimator).name
+    if entry.scores == "unknown" and estimator != "plain-mean":
+        raise DeltaflError(f"{name!r} does not know how likely its clients were; only 'plain-mean' can follow it")
+    return Label(name, design or entry.design, estimator)
 
 
 def make_sampler(label: str, settings: SamplerSettings | None = None) -> Sampler:

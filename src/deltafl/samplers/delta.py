@@ -1,27 +1,18 @@
 """DELTA: FedDELTA and FedPracDELTA (DELTA paper, sections 3.3 and 4, corollary 3.7, algorithm 1).
 
 R_i = sqrt(a1 zeta_i^2 + a2 sigma_i^2), zeta_i = norm(u_i - mean) and sigma_i^2 the variance of the local steps.
-What was measured (``algorithms.md``, section 4, and this project's tests): with the weights w_i / pi_i that the paper
-uses, the one-round variance of DELTA is never below that of importance sampling, and it can exceed uniform sampling's.
+What was measured (``tests/test_known_numbers.py``): with the weights w_i / pi_i that the paper uses, the
+one-round variance of DELTA is never below that of importance sampling, and it can exceed uniform sampling's.
 """
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import ClassVar
 
 import numpy as np
 
-from ..designs import find_design
 from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
-from .scored import (
-    PracticalState,
-    WeightState,
-    init_practical,
-    open_practical,
-    open_theoretical,
-    update_practical,
-)
+from ..types import FloatArray, Reports
+from .scored import Practical, Theoretical
 
 
 def theory_constants(local_steps: int, rounds: int, n: int, m: int, with_replacement: bool) -> tuple[float, float]:
@@ -49,18 +40,14 @@ def diversity(reports: Reports, a1: float, a2: float, sigma_scale: str) -> Float
 
 @dataclass(frozen=True)
 class _Constants:
-    """What FedDELTA and FedPracDELTA have in common.
+    """The constants of the score, and the score.
 
     Attributes:
-        design: A name in ``designs.DESIGNS``; ``"multinomial"`` is the paper's.
-        floor: g in [0, 1], the share of the cohort that is drawn evenly.
         a1: Weight of zeta^2, >= 0.
         a2: Weight of sigma^2, >= 0. The paper's default alpha = 0.5 sets both to 0.5.
         sigma_scale: ``"step"`` as printed, or ``"update"`` (K sigma^2, the unit of zeta^2).
     """
 
-    design: str = "systematic"
-    floor: float = 0.0
     a1: float = 0.5
     a2: float = 0.5
     sigma_scale: str = "step"
@@ -72,70 +59,22 @@ class _Constants:
         if self.sigma_scale not in {"step", "update"}:
             raise DeltaflError(f"sigma_scale is {self.sigma_scale!r}; write 'step' or 'update'")
 
-    @property
-    def unbiased(self) -> bool:
-        """As exact as its design (a client with zeta = sigma = 0 but u_i != 0 would need a floor above 0)."""
-        return find_design(self.design).exact
-
     def score(self, reports: Reports) -> FloatArray:
         """R_n of the reports."""
         return diversity(reports, self.a1, self.a2, self.sigma_scale)
 
 
 @dataclass(frozen=True)
-class Delta(_Constants):
-    """Score w_i R_i, from all clients of this round, zeta_i about ubar."""
+class Delta(_Constants, Theoretical):
+    """FedDELTA: score w_i R_i, from all clients of this round, zeta_i about ubar.
 
-    needs_oracle: ClassVar[bool] = True
-
-    def init(self, population: Population) -> WeightState:
-        """Only the weights."""
-        return WeightState(population.weight_m)
-
-    def open(
-        self,
-        state: WeightState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
-    ) -> Cohort:
-        """Draw by the diversity of this round."""
-        return open_theoretical(self.score, state, available_m, n, rng, oracle, design=self.design, floor=self.floor)
-
-    def update(self, state: WeightState, cohort: Cohort, reports: Reports) -> WeightState:
-        """Nothing to learn: the oracle tells anew."""
-        return state
+    Settings: ``design`` and ``floor`` as in ``Theoretical``; ``a1``, ``a2``, ``sigma_scale``.
+    """
 
 
 @dataclass(frozen=True)
-class PracDelta(_Constants):
-    """The paper's practical rule on R_i of the sampled clients, zeta_i about their plain mean."""
+class PracDelta(_Constants, Practical):
+    """FedPracDELTA: the paper's practical rule on R_i of the sampled clients, zeta_i about their plain mean.
 
-    floor: float = 0.1
-
-    needs_oracle: ClassVar[bool] = False
-
-    @property
-    def unbiased(self) -> bool:
-        """As exact as its design, if a floor keeps clients alive: without, one whose R was 0 is lost for ever."""
-        return find_design(self.design).exact and self.floor > 0
-
-    def init(self, population: Population) -> PracticalState:
-        """p_i = 1 / m."""
-        return init_practical(population)
-
-    def open(
-        self,
-        state: PracticalState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
-    ) -> Cohort:
-        """Draw by the remembered p."""
-        return open_practical(state, available_m, n, rng, design=self.design, floor=self.floor)
-
-    def update(self, state: PracticalState, cohort: Cohort, reports: Reports) -> PracticalState:
-        """Re-divide the cohort's mass by the diversities."""
-        return update_practical(self.score, state, cohort, reports)
+    Settings: ``design`` and ``floor`` as in ``Practical``; ``a1``, ``a2``, ``sigma_scale``.
+    """

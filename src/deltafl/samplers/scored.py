@@ -8,18 +8,16 @@ Under the paper's rule R = 0 is absorbing and one noisy R can starve a client, h
 practical samplers do not claim to be unbiased.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..designs import draw_cohort
+from ..designs import draw_cohort, find_design
 from ..errors import DeltaflError
 from ..inclusion import with_floor
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
-
-#: What a client was worth: reports -> R_n >= 0.
-Score = Callable[[Reports], FloatArray]
 
 
 class WeightState(NamedTuple):
@@ -34,51 +32,99 @@ class PracticalState(NamedTuple):
     p_m: FloatArray
 
 
-def open_theoretical(
-    score: Score,
-    state: WeightState,
-    available_m: BoolArray,
-    n: int,
-    rng: np.random.Generator,
-    oracle: Oracle | None,
-    *,
-    design: str,
-    floor: float,
-) -> Cohort:
-    """Draw with scores w_i R_i of all clients, as the oracle reports them for this round."""
-    if oracle is None:
-        raise DeltaflError(
-            "a theoretical sampler needs every client's update before the draw; only a simulation has it"
-        )
-    reports = oracle.reports()
-    score_m = np.where(reports.responded_n, state.weight_m * score(reports), 0.0)
-    return draw_cohort(with_floor(score_m, floor) if floor else score_m, n, design, rng, available_m)
+@dataclass(frozen=True)
+class Theoretical(ABC):
+    """Draws with scores w_i R_i of all clients, as the oracle reports them for this round.
 
+    Attributes:
+        design: A name in ``designs.DESIGNS``; ``"multinomial"`` is the paper's.
+        floor: g in [0, 1], the share of the cohort that is drawn evenly.
+    """
 
-def open_practical(
-    state: PracticalState,
-    available_m: BoolArray,
-    n: int,
-    rng: np.random.Generator,
-    *,
-    design: str,
-    floor: float,
-) -> Cohort:
-    """Draw with the remembered p, mixed with an equal share."""
-    return draw_cohort(with_floor(state.p_m, floor), n, design, rng, available_m)
+    design: str = "systematic"
+    floor: float = 0.0
 
+    needs_oracle: ClassVar[bool] = True
 
-def init_practical(population: Population) -> PracticalState:
-    """p_i = 1 / m at round 0."""
-    return PracticalState(np.full(population.num_clients, 1 / population.num_clients))
+    @abstractmethod
+    def score(self, reports: Reports) -> FloatArray:
+        """R_n >= 0 of the reports."""
 
+    @property
+    def unbiased(self) -> bool:
+        """As exact as its design (a client with score 0 but u_i != 0 would need a floor above 0)."""
+        return find_design(self.design).exact
 
-def update_practical(score: Score, state: PracticalState, cohort: Cohort, reports: Reports) -> PracticalState:
-    """Re-divide the mass of those who replied in proportion to their R; nothing changes if all R are zero."""
-    here = reports.responded_n
-    client_n, score_n = cohort.client_n[here], score(reports)[here]
-    if score_n.sum() <= 0:
+    def init(self, population: Population) -> WeightState:
+        """Only the weights."""
+        return WeightState(population.weight_m)
+
+    def open(
+        self,
+        state: WeightState,
+        available_m: BoolArray,
+        n: int,
+        rng: np.random.Generator,
+        oracle: Oracle | None = None,
+    ) -> Cohort:
+        """Draw by the scores of this round."""
+        if oracle is None:
+            raise DeltaflError(
+                "a theoretical sampler needs every client's update before the draw; only a simulation has it"
+            )
+        reports = oracle.reports()
+        score_m = np.where(reports.responded_n, state.weight_m * self.score(reports), 0.0)
+        return draw_cohort(with_floor(score_m, self.floor) if self.floor else score_m, n, self.design, rng, available_m)
+
+    def update(self, state: WeightState, cohort: Cohort, reports: Reports) -> WeightState:
+        """Nothing to learn: the oracle tells anew."""
         return state
-    p_m = state.p_m.copy()
-    p_m[client_n] = score_n / score_n.sum() * state.p_m[client_n].sum()
-    return PracticalState(p_m / p_m.sum())
+
+
+@dataclass(frozen=True)
+class Practical(ABC):
+    """Draws with remembered probabilities, which it re-divides by the scores of those who replied.
+
+    Attributes:
+        design: A name in ``designs.DESIGNS``; ``"multinomial"`` is the paper's.
+        floor: g in [0, 1], the share of the cohort that is drawn evenly; 0 is the paper to the letter.
+    """
+
+    design: str = "systematic"
+    floor: float = 0.1
+
+    needs_oracle: ClassVar[bool] = False
+
+    @abstractmethod
+    def score(self, reports: Reports) -> FloatArray:
+        """R_n >= 0 of the reports."""
+
+    @property
+    def unbiased(self) -> bool:
+        """As exact as its design, if a floor keeps clients alive: without, one whose R was 0 is lost for ever."""
+        return find_design(self.design).exact and self.floor > 0
+
+    def init(self, population: Population) -> PracticalState:
+        """p_i = 1 / m at round 0."""
+        return PracticalState(np.full(population.num_clients, 1 / population.num_clients))
+
+    def open(
+        self,
+        state: PracticalState,
+        available_m: BoolArray,
+        n: int,
+        rng: np.random.Generator,
+        oracle: Oracle | None = None,
+    ) -> Cohort:
+        """Draw with the remembered p, mixed with an equal share."""
+        return draw_cohort(with_floor(state.p_m, self.floor), n, self.design, rng, available_m)
+
+    def update(self, state: PracticalState, cohort: Cohort, reports: Reports) -> PracticalState:
+        """Re-divide the mass of those who replied in proportion to their R; nothing changes if all R are zero."""
+        here = reports.responded_n
+        client_n, score_n = cohort.client_n[here], self.score(reports)[here]
+        if score_n.sum() <= 0:
+            return state
+        p_m = state.p_m.copy()
+        p_m[client_n] = score_n / score_n.sum() * state.p_m[client_n].sum()
+        return PracticalState(p_m / p_m.sum())

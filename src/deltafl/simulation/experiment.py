@@ -211,6 +211,25 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound) -> Evalua
         return engine.evaluate(state.params_d)
 
 
+class Refusal(NamedTuple):
+    """A reply that was not used: in which run's folder and round, whose, and why."""
+
+    run: str
+    round: int
+    client: int
+    reason: str
+
+
+def refusals(folder: Path) -> list[Refusal]:
+    """All refused replies recorded in a run's or a comparison's folder."""
+    return [
+        Refusal(record.parent.name, line["round"], client, reason)
+        for record in sorted(folder.rglob("rounds.jsonl"))
+        for line in RunDirectory(record.parent).lines("rounds.jsonl")
+        for client, reason in line.get("rejected", [])
+    ]
+
+
 def subject_of(settings: RunSettings) -> Subject:
     """One round of a task for the audit: every client trained once from the initial model."""
     engine = engine_of(settings)
