@@ -1,12 +1,13 @@
 """``deltafl audit``: hold every claim of unbiasedness against enumeration or simulation."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from ..errors import DeltaflError
+from ..samplers import find_sampler
 from ..settings import RunSettings, make_settings
 from . import options as o
 
@@ -41,38 +42,38 @@ def audit(
     from ..least import least_mse
     from ..simulation.experiment import subject_of
 
+    wanted = all_samplers() if samplers == "all" else _names(samplers)
+    for name in wanted:
+        find_sampler(name)
     subject = subject_of(settings)
-    m, design = subject.population.num_clients, None
-    rows = list(
-        audit_methods(
-            subject,
-            all_samplers() if samplers == "all" else _names(samplers),
-            designs=None if designs == "all" else _names(designs),
-            estimators=None if estimators == "all" else _names(estimators),
-            settings=settings.sampler_settings(m, float(subject.population.num_examples_m.mean()), design),
-            draws=draws,
-            seed=seed,
+    population = subject.population
+    mean_d = population.weight_m @ subject.update_md
+    least, over_designs = least_mse(gram_of(subject.update_md), population.weight_m, subject.n)
+    relative = least / float(mean_d @ mean_d)
+    console, rows = Console(), list["AuditRow"]()
+    for name in wanted:
+        mine = list(
+            audit_methods(
+                subject,
+                [name],
+                designs=None if designs == "all" else _names(designs),
+                estimators=None if estimators == "all" else _names(estimators),
+                settings=settings.sampler_settings(
+                    population.num_clients, float(population.num_examples_m.mean()), None
+                ),
+                draws=draws,
+                seed=seed,
+            )
         )
-    )
+        if mine:
+            console.print(_table(name, mine, relative))
+        rows += mine
     if not rows:
         raise DeltaflError("none of these combinations of sampler, design and estimator can be drawn; try 'all'")
-    mean_d = subject.population.weight_m @ subject.update_md
-    least, over_designs = least_mse(gram_of(subject.update_md), subject.population.weight_m, subject.n)
-    relative = least / float(mean_d @ mean_d)
-    table = Table(box=None, pad_edge=False)
-    for heading in ("sampler", "design", "estimator", "bias", "MSE", "ratio", "finding"):
-        justify: Literal["left", "right"] = "right" if heading in {"bias", "MSE", "ratio"} else "left"
-        table.add_column(heading, justify=justify, no_wrap=True)
-    for row in rows:
-        bias = f"{row.bias:.1e}" if row.exact else f"{row.bias:.1e} ({row.z:.1f} se)"
-        ratio = f"{row.mse / relative:.2f}" if relative > 0 and row.mse > 0 else "-"
-        table.add_row(row.sampler, row.design, row.estimator, bias, f"{row.mse:.4g}", ratio, _finding(row))
-    console = Console()
-    console.print(table)
     failed = [row for row in rows if not row.passes]
     kind = "least MSE of any design of fixed size" if over_designs else "a lower bound for any unbiased scheme"
     console.print(
-        f"\n{len(rows)} methods, {m} clients, {subject.n} asked; {len(failed)} claims fail. "
+        f"{len(rows)} methods, {population.num_clients} clients, {subject.n} asked; {len(failed)} claims fail. "
         f"Ratio: to {relative:.4g}, {kind}, without controls.",
         highlight=False,
     )
@@ -80,12 +81,27 @@ def audit(
         raise typer.Exit(1)
 
 
+def _table(sampler: str, rows: "list[AuditRow]", least: float) -> Table:
+    """The findings on one sampler."""
+    table = Table(title=f"[bold]{sampler}[/]", title_justify="left", box=None, pad_edge=False)
+    table.add_column("design", no_wrap=True, min_width=13)
+    table.add_column("estimator", no_wrap=True, min_width=16)
+    for heading, width in (("bias", 7), ("in se", 5), ("MSE", 9), ("ratio", 6)):
+        table.add_column(heading, justify="right", no_wrap=True, min_width=width)
+    table.add_column("finding", no_wrap=True)
+    for row in rows:
+        ratio = f"{row.mse / least:.2f}" if least > 0 and row.mse > 0 else "-"
+        error = "exact" if row.exact else f"{row.z:.1f}"
+        table.add_row(row.design, row.estimator, f"{row.bias:.1e}", error, f"{row.mse:.4g}", ratio, _finding(row))
+    return table
+
+
 def _finding(row: "AuditRow") -> str:
     """In words: what was claimed and what was found."""
     if not row.passes:
         return "[bold red]CLAIM FAILS[/]"
     if row.is_unbiased:
-        return "unbiased" if row.claims_unbiased else "no bias here"
+        return "unbiased" if row.claims_unbiased else "none seen"
     return "biased"
 
 
