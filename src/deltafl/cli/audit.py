@@ -50,6 +50,7 @@ def audit(
     mean_d = population.weight_m @ subject.update_md
     least, over_designs = least_mse(gram_of(subject.update_md), population.weight_m, subject.n)
     relative = least / float(mean_d @ mean_d)
+    shared = settings.sampler_settings(population.num_clients, float(population.num_examples_m.mean()), None)
     console, rows = Console(), list["AuditRow"]()
     for name in wanted:
         mine = list(
@@ -58,15 +59,13 @@ def audit(
                 [name],
                 designs=None if designs == "all" else _names(designs),
                 estimators=None if estimators == "all" else _names(estimators),
-                settings=settings.sampler_settings(
-                    population.num_clients, float(population.num_examples_m.mean()), None
-                ),
+                settings=shared,
                 draws=draws,
                 seed=seed,
             )
         )
         if mine:
-            console.print(_table(name, mine, relative))
+            console.print(_table(name, mine, relative), "")
         rows += mine
     if not rows:
         raise DeltaflError("none of these combinations of sampler, design and estimator can be drawn; try 'all'")
@@ -91,7 +90,7 @@ def _table(sampler: str, rows: "list[AuditRow]", least: float) -> Table:
     table.add_column("finding", no_wrap=True)
     for row in rows:
         ratio = f"{row.mse / least:.2f}" if least > 0 and row.mse > 0 else "-"
-        error = "exact" if row.exact else f"{row.z:.1f}"
+        error = "exact" if row.exact else f"{row.z:.1f}" if row.z < 100 else ">99"
         table.add_row(row.design, row.estimator, f"{row.bias:.1e}", error, f"{row.mse:.4g}", ratio, _finding(row))
     return table
 
