@@ -37,14 +37,32 @@ def audit(
     names = ("clients", clients), ("sample", sample), ("weights", weights), ("floor", floor), ("data_dir", data_dir)
     given = {"task": task, "seed": seed} | {key: value for key, value in names if value is not None}
     settings = make_settings(RunSettings, given)
-    from ..audit import all_samplers, gram_of
+    from ..audit import all_samplers
+
+    named = _names(samplers)
+    chosen = all_samplers() if named is None else named
+    for name in chosen:
+        find_sampler(name)
+    rows = _print_findings(settings, chosen, _names(designs), _names(estimators), draws)
+    if not rows:
+        raise DeltaflError("none of these combinations of sampler, design and estimator can be drawn; try 'all'")
+    if not all(row.passes for row in rows):
+        raise typer.Exit(1)
+
+
+def _print_findings(
+    settings: RunSettings,
+    samplers: list[str],
+    designs: list[str] | None,
+    estimators: list[str] | None,
+    draws: int,
+) -> "list[AuditRow]":
+    """Audit sampler by sampler, each printed when it is done, then the sum of it."""
     from ..audit import audit as audit_methods
+    from ..audit import gram_of
     from ..least import least_mse
     from ..simulation.experiment import subject_of
 
-    wanted = all_samplers() if samplers == "all" else _names(samplers)
-    for name in wanted:
-        find_sampler(name)
     subject = subject_of(settings)
     population = subject.population
     mean_d = population.weight_m @ subject.update_md
@@ -52,32 +70,22 @@ def audit(
     relative = least / float(mean_d @ mean_d)
     shared = settings.sampler_settings(population.num_clients, float(population.num_examples_m.mean()), None)
     console, rows = Console(), list["AuditRow"]()
-    for name in wanted:
-        mine = list(
-            audit_methods(
-                subject,
-                [name],
-                designs=None if designs == "all" else _names(designs),
-                estimators=None if estimators == "all" else _names(estimators),
-                settings=shared,
-                draws=draws,
-                seed=seed,
-            )
+    for name in samplers:
+        found = audit_methods(
+            subject, [name], designs=designs, estimators=estimators, settings=shared, draws=draws, seed=settings.seed
         )
+        mine = list(found)
         if mine:
             console.print(_table(name, mine, relative), "")
         rows += mine
-    if not rows:
-        raise DeltaflError("none of these combinations of sampler, design and estimator can be drawn; try 'all'")
-    failed = [row for row in rows if not row.passes]
     kind = "least MSE of any design of fixed size" if over_designs else "a lower bound for any unbiased scheme"
-    console.print(
-        f"{len(rows)} methods, {population.num_clients} clients, {subject.n} asked; {len(failed)} claims fail. "
-        f"Ratio: to {relative:.4g}, {kind}, without controls.",
-        highlight=False,
-    )
-    if failed:
-        raise typer.Exit(1)
+    if rows:
+        console.print(
+            f"{len(rows)} methods, {population.num_clients} clients, {subject.n} asked; "
+            f"{sum(not row.passes for row in rows)} claims fail. Ratio: to {relative:.4g}, {kind}, without controls.",
+            highlight=False,
+        )
+    return rows
 
 
 def _table(sampler: str, rows: "list[AuditRow]", least: float) -> Table:
@@ -104,5 +112,6 @@ def _finding(row: "AuditRow") -> str:
     return "biased"
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def _names(text: str) -> list[str] | None:
+    """The names of a comma separated list; None for all."""
+    return None if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
