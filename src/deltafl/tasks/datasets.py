@@ -1,4 +1,7 @@
-"""Reading data sets. ``digits`` is inside scikit-learn; the others are files that ``sources.py`` knows and finds."""
+"""Reading data sets. ``digits`` is inside scikit-learn; the others are files that ``sources.py`` knows and finds.
+
+Here are those of four IDX files; ``images.py`` reads those that are one NumPy archive.
+"""
 
 import zipfile
 from collections.abc import Mapping
@@ -12,7 +15,9 @@ from ..errors import DeltaflError, MissingExtraError, unknown_name
 from ..types import IntArray
 from .base import Dataset
 from .idx import idx_header, read_idx
+from .images import load_archive
 from .sources import (
+    ARCHIVES,
     SOURCES,
     TEST_IMAGES,
     TEST_LABELS,
@@ -48,11 +53,11 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
 
     Args:
         name: ``digits`` (1,500 + 297 images of 8 x 8, values 0 to 16), ``mnist`` or ``fashion-mnist`` (60,000
-            + 10,000 images of 28 x 28, values 0 to 255).
+            + 10,000 images of 28 x 28, values 0 to 255), or an archive: see ``images.py``.
         data_dir: A folder to look in first; see ``sources.search_folders`` for the others.
 
     Returns:
-        The data set: images uint8 (N, 1, height, width), labels int64. ``mnist`` has the column ``writer`` if
+        The data set: images uint8 (N, channels, height, width), labels int64. ``mnist`` has the column ``writer`` if
         it was read from ``mnist_writers.npz``. Its name says so if the content is not the published one.
 
     Raises:
@@ -61,8 +66,10 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     """
     if name == "digits":
         return _load_digits()
+    if name in ARCHIVES:
+        return load_archive(name, data_dir)
     if name not in SOURCES:
-        raise unknown_name("data set", name, ["digits", *SOURCES])
+        raise unknown_name("data set", name, ["digits", *SOURCES, *ARCHIVES])
     raw = _find_raw(name, data_dir)
     _require_fitting(raw)
     train_x, test_x = raw.arrays[TRAIN_IMAGES], raw.arrays[TEST_IMAGES]

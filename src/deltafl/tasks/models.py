@@ -92,6 +92,27 @@ def two_layer_cnn(
     return model
 
 
+def femnist_cnn(classes: int = 62) -> "torch.nn.Module":
+    """For handwriting of 28 x 28 pixels: three blocks of convolution 3 x 3, max-pooling by 2 and ReLU; two linear.
+
+    The convolutions have 32, 64 and 64 filters and padding 1, the linear layers 576-128-classes with ReLU between;
+    137,598 parameters with 62 classes. As in ``two_layer_cnn``, the pool stands before the ReLU.
+
+    Args:
+        classes: Number of classes.
+
+    Raises:
+        MissingExtraError: Without PyTorch.
+    """
+    nn = require_torch().nn
+    layers = []
+    for before, after in ((1, 32), (32, 64), (64, 64)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
+    head = (nn.Flatten(), nn.Linear(64 * 3 * 3, 128), nn.ReLU(), nn.Linear(128, classes))
+    model: torch.nn.Module = nn.Sequential(*layers, *head)
+    return model
+
+
 def cross_entropy(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
     """Mean cross-entropy of logits (B, C) and labels (B,); a module-level function, so that tasks can be pickled."""
     loss: torch.Tensor = require_torch().nn.functional.cross_entropy(output, y)

@@ -1,8 +1,8 @@
 """The data sets that are files: where they are published, what they must contain, where they are looked for.
 
-A data set is four IDX files, gzipped or not. The table holds the SHA-256 of the *uncompressed* content, so
-that one number fits the published files, a distribution's recompressed ones and files that somebody has
-unpacked.
+A data set of ``SOURCES`` is four IDX files, gzipped or not. The table holds the SHA-256 of the *uncompressed*
+content, so that one number fits the published files, a distribution's recompressed ones and files that somebody
+has unpacked. A data set of ``ARCHIVES`` is one NumPy archive that nobody publishes: its owner brings it.
 """
 
 import hashlib
@@ -61,8 +61,37 @@ SOURCES: dict[str, Source] = {
 }
 
 
+@dataclass(frozen=True)
+class Archive:
+    """A data set in one NumPy archive; ``images.py`` says what must be inside.
+
+    Attributes:
+        file: Its name.
+        sha256: SHA-256 of the archive that the experiments of this project use, in hexadecimal.
+        title: What it is; reports print it.
+    """
+
+    file: str
+    sha256: str
+    title: str
+
+
+ARCHIVES: dict[str, Archive] = {
+    "unipen62": Archive(
+        file="unipen62_writers.npz",
+        sha256="b968e5e2c291aa0230d3ea7fd8214f6d65d41e4640bb0dbc3a3287baf2b99818",
+        title="UNIPEN-62 by writer",
+    ),
+}
+
+
 def get_source(name: str, sources: Mapping[str, Source] = SOURCES) -> Source:
     """The source of a data set; a DeltaflError if there is none of this name."""
+    if name in ARCHIVES:
+        raise DeltaflError(
+            f"{name} is one file, {ARCHIVES[name].file}, that is published nowhere: "
+            "put it into a folder and give that as data_dir or DELTAFL_DATA"
+        )
     if name not in sources:
         raise unknown_name("data set with files", name, sources)
     return sources[name]
@@ -83,6 +112,29 @@ def search_folders(name: str, data_dir: Path | None, sources: Mapping[str, Sourc
     Raises:
         DeltaflError: If ``data_dir`` or ``DELTAFL_DATA`` is given and is no folder.
     """
+    system_folders = get_source(name, sources).system_folders
+    return [*_given_folders(name, data_dir), *system_folders, cache_folder() / name]
+
+
+def find_archive(name: str, data_dir: Path | None) -> Path:
+    """The archive of a data set: in ``data_dir/NAME`` or ``data_dir``, the same of ``DELTAFL_DATA``, or the cache.
+
+    Raises:
+        DeltaflError: If it is nowhere, or ``data_dir`` or ``DELTAFL_DATA`` is given and is no folder.
+    """
+    file = ARCHIVES[name].file
+    folders = [*_given_folders(name, data_dir), cache_folder() / name]
+    for folder in folders:
+        if (folder / file).is_file():
+            return folder / file
+    raise DeltaflError(
+        f"{name} needs the file {file}, which is not in {', '.join(map(str, folders))}: "
+        "give the folder that holds it as data_dir or DELTAFL_DATA"
+    )
+
+
+def _given_folders(name: str, data_dir: Path | None) -> list[Path]:
+    """``data_dir/NAME`` and ``data_dir``, then the same of ``DELTAFL_DATA``; only what is given."""
     folders: list[Path] = []
     environment = os.environ.get("DELTAFL_DATA")
     given = {"data_dir": data_dir, "DELTAFL_DATA": Path(environment) if environment else None}
@@ -93,7 +145,7 @@ def search_folders(name: str, data_dir: Path | None, sources: Mapping[str, Sourc
         if not folder.is_dir():
             raise DeltaflError(f"{label} is {folder}, which is not a folder: give one with data sets, or leave it out")
         folders += [folder / name, folder]
-    return [*folders, *get_source(name, sources).system_folders, cache_folder() / name]
+    return folders
 
 
 def find_file(folder: Path, name: str) -> Path | None:

@@ -9,6 +9,7 @@ digits              100     10     100    5 epochs of 5     hsu2019 0.1       so
 mnist               200     10     500    5 steps of 32     shards            softmax regression 784-10
 fashion-mnist       300     20     500    5 epochs of 32    hsu2019 0.1       two-layer CNN
 split-fashion-mnist 109     10     500    5 epochs of 32    split             two-layer CNN
+unipen62            278     56     500    1 epoch of 32     natural           FEMNIST CNN
 =================== ======= ====== ====== ================= ================= ==========================
 """
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from .models import softmax_regression, two_layer_cnn
+from .models import femnist_cnn, softmax_regression, two_layer_cnn
 from .synthetic import make_log_model
 from .toy import make_quadratic_model
 
@@ -32,8 +33,8 @@ class TaskSpec:
     Attributes:
         name: The name on the command line.
         summary: One line for people.
-        needs: What must be there: names of packages, and ``"files"`` for data that ``deltafl data fetch``
-            gets.
+        needs: What must be there: names of packages, ``"files"`` for data that ``deltafl data
+            fetch`` gets, ``"archive"`` for a file that you bring: see ``sources.ARCHIVES``.
         num_clients: Population m.
         sample_size: Clients asked a round, n.
         rounds: Communication rounds T.
@@ -159,6 +160,19 @@ TASKS: dict[str, TaskSpec] = {
             partition="split",
             threshold=0.70,
             dataset="fashion-mnist",
+        ),
+        TaskSpec(
+            name="unipen62",
+            summary="28 x 28 images of digits and letters, 62 classes, by writer; unipen62_writers.npz",
+            needs=("torch", "archive"),
+            num_clients=278,
+            sample_size=56,
+            rounds=500,
+            local_epochs=1,
+            local_lr=0.1,
+            make_model=partial(femnist_cnn, 62),
+            partition="natural",
+            threshold=0.70,
         ),
     )
 }
