@@ -12,8 +12,9 @@ class DeltaflError(ValueError):
 class MissingExtraError(DeltaflError):
     """A part of deltafl needs a package that is not installed."""
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"this needs the package {package!r}: pip install 'deltafl[{extra}]'")
+    def __init__(self, package: str, extra: str | None = None) -> None:
+        what = package if extra is None else f"'deltafl[{extra}]'"
+        super().__init__(f"this needs the package {package!r}: pip install {what}")
 
 
 def require(package: str, extra: str) -> None:

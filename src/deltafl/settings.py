@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from .errors import DeltaflError, unknown_name
 from .samplers import SamplerSettings, parse_label, theory_constants
 from .server_optimizers import SERVER_OPTIMIZERS
+from .tasks.own import is_own, is_table, load_own, own_spec
 from .tasks.partition import PARTITIONS
-from .tasks.registry import TASKS
+from .tasks.registry import TASKS, TaskSpec
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -43,7 +44,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    task: str = Field("digits", description="what is learnt; see `deltafl tasks`")
+    task: str = Field("digits", description="what is learnt; see `deltafl tasks`, or FILE.py:FUNCTION, or a table")
     clients: Count | None = Field(None, description="number of clients m")
     sample: Count | None = Field(None, description="clients asked a round, n")
     rounds: Count | None = Field(None, description="communication rounds T")
@@ -57,7 +58,8 @@ class Settings(BaseModel):
     server_lr: Positive | None = Field(None, description="server learning rate")
     partition: str | None = Field(None, description="how examples are split over clients")
     alpha: Positive | None = Field(None, description="concentration of Dirichlet partitions")
-    column: str | None = Field(None, description="column that names the owner, for the natural partition")
+    column: str | None = Field(None, description="column that names the owner: natural partition, tables")
+    label: str | None = Field(None, description="column of the label, for tables; 'label' if not set")
     weights: Literal["data", "uniform"] = Field("data", description="target: w_i = n_i / N, or 1 / m")
     floor: Share | None = Field(None, description="share of the cohort drawn evenly by scored samplers")
     threshold: float | None = Field(None, description="accuracy (or loss) that counts as reached")
@@ -78,23 +80,44 @@ class Settings(BaseModel):
         Raises:
             DeltaflError: For unknown names, n > m, both epochs and steps, or a threshold out of range.
         """
-        if self.task not in TASKS:
-            raise unknown_name("task", self.task, TASKS)
+        spec = self._spec()
         if self.local_epochs is not None and self.local_steps is not None:
             raise DeltaflError("local_epochs and local_steps are both set; two ways to say one thing, keep one")
         own_work = self.local_epochs is not None or self.local_steps is not None
         own = {"local_epochs", "local_steps"} if own_work else set()
         if self.partition == "natural":
             own.add("clients")  # all owners, however many there are
+        if is_own(self.task):
+            own |= {"clients", "alpha"}
         missing = {
-            key: getattr(TASKS[self.task], name)
+            key: getattr(spec, name)
             for key, name in TASK_DEFAULTS.items()
             if getattr(self, key) is None and key not in own
         }
         resolved = self.model_copy(update=missing)
         resolved._check_names()
-        resolved._check_ranges()
+        resolved._check_ranges(spec)
         return resolved
+
+    def _first_seed(self) -> int:
+        """The seed whose task is looked at before the first run."""
+        return 0
+
+    def _spec(self) -> TaskSpec:
+        """The task's defaults; an own task is made once to know its clients and its metric."""
+        if self.label is not None and not is_table(self.task):
+            raise DeltaflError(f"label is a setting of tables, not of the task {self.task!r}: leave it out")
+        if not is_own(self.task):
+            if self.task not in TASKS:
+                raise unknown_name("task", self.task, TASKS)
+            return TASKS[self.task]
+        for setting in ("clients", "partition", "alpha", *(() if is_table(self.task) else ("column",))):
+            if getattr(self, setting) is not None:
+                raise DeltaflError(
+                    f"{setting} is not a setting of {self.task}: a task of your own says itself who holds what; "
+                    "leave it out"
+                )
+        return own_spec(self.task, load_own(self.task, self._first_seed(), label=self.label, client=self.column))
 
     def _check_names(self) -> None:
         if self.server_optimizer not in SERVER_OPTIMIZERS:
@@ -102,16 +125,16 @@ class Settings(BaseModel):
         if self.partition is not None and self.partition not in PARTITIONS:
             raise unknown_name("partition", self.partition, PARTITIONS)
 
-    def _check_ranges(self) -> None:
-        if self.sample is not None and self.clients is not None and self.sample > self.clients:
-            raise DeltaflError(
-                f"cannot sample {self.sample} of {self.clients} clients; lower 'sample' or raise 'clients'"
-            )
+    def _check_ranges(self, spec: TaskSpec) -> None:
+        clients = spec.num_clients if is_own(self.task) else self.clients
+        if self.sample is not None and clients is not None and self.sample > clients:
+            cure = "lower 'sample'" if is_own(self.task) else "lower 'sample' or raise 'clients'"
+            raise DeltaflError(f"cannot sample {self.sample} of {clients} clients; {cure}")
         if self.candidates is not None and self.sample is not None and self.candidates < self.sample:
             raise DeltaflError(f"candidates is {self.candidates}; it must be at least the sample size {self.sample}")
         if self.threshold is None:
             return
-        if isnan(self.threshold) or (TASKS[self.task].metric == "accuracy" and not 0 < self.threshold <= 1):
+        if isnan(self.threshold) or (spec.metric == "accuracy" and not 0 < self.threshold <= 1):
             raise DeltaflError(
                 f"threshold is {self.threshold:g}; accuracy is a share between 0 and 1, write 0.7 for 70 %"
             )
@@ -139,6 +162,9 @@ class RunSettings(Settings):
     def _check_names(self) -> None:
         super()._check_names()
         parse_label(self.sampler)
+
+    def _first_seed(self) -> int:
+        return self.seed
 
 
 class CompareSettings(Settings):

@@ -14,6 +14,7 @@ import typer
 from ..errors import DeltaflError
 from ..settings import AnySettings, make_settings
 from ..simulation.records import recorded_settings
+from ..tasks.own import short_name
 
 #: Parameters of a command that are not settings.
 NOT_SETTINGS = {"config", "out", "resume", "set_"}
@@ -74,7 +75,7 @@ def settings_from(kind: type[AnySettings], params: Mapping[str, Any], command: s
     elif recorded is not None:
         raise DeltaflError(f"{out} already holds a run; add --resume to continue it, or choose another --out")
     settings = make_settings(kind, given, params["config"])
-    return settings, out or Path("results") / f"{command}-{settings.task}-{datetime.now():%Y%m%d-%H%M%S}"
+    return settings, out or Path("results") / f"{command}-{short_name(settings.task)}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _continued(

@@ -19,6 +19,7 @@ from ..samplers import make_sampler, parse_label
 from ..server_optimizers import make_server_optimizer
 from ..settings import RunSettings
 from ..tasks.base import Task
+from ..tasks.own import is_own, load_own
 from ..tasks.registry import make_task
 from ..types import Cohort, FloatArray, IntArray, Population, Reports, RoundInfo
 from .engine import Engine, Evaluation, Training
@@ -45,6 +46,8 @@ class Traffic(NamedTuple):
 
 def task_of(settings: RunSettings) -> Task:
     """The task of a run; one seed gives one split."""
+    if is_own(settings.task):
+        return load_own(settings.task, settings.seed, label=settings.label, client=settings.column)
     synthetic = settings.task == "synthetic"
     own_clients = settings.partition is None
     return make_task(

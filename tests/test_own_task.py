@@ -1,0 +1,258 @@
+"""A user's own data and model: found again by workers, filled with sensible settings, every mistake one sentence."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from deltafl import DeltaflError
+from deltafl.settings import CompareSettings, RunSettings, make_settings
+from deltafl.simulation.experiment import run_single, task_of
+from deltafl.tasks.base import Dataset, Task
+from deltafl.tasks.fitting import require_fitting
+from deltafl.tasks.models import squared_error
+from deltafl.tasks.own import is_own, load_own, short_name
+from test_cli import deltafl
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SOURCE = """
+import numpy as np
+import torch
+from deltafl.tasks.base import Dataset, Task
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+
+def loss(output, y):
+    return torch.nn.functional.cross_entropy(output, y)
+
+def make_task(seed):
+    x = np.random.default_rng(seed).normal(size=(60, 3)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    return Task("mine", Dataset("mine", x[:50], y[:50], x[50:], y[50:], 2), [np.arange(2 * k, 2 * k + 2)
+                for k in range(25)], Net, loss)
+"""
+NUMBER = count()
+
+
+@pytest.fixture(autouse=True)
+def _path() -> Iterator[None]:
+    before = sys.path.copy()
+    yield
+    sys.path[:] = before
+
+
+def write(folder: Path, source: str = SOURCE) -> Path:
+    """A module of a name that no other test uses: a file is imported once a process."""
+    path = folder / f"mine_{next(NUMBER)}.py"
+    path.write_text(source)
+    return path
+
+
+def regression(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return squared_error(x.squeeze(-1), y)
+
+
+def good() -> Task:
+    x = np.arange(30, dtype=np.float32).reshape(10, 3)
+    y = np.arange(10) % 2
+    data = Dataset("good", x, y, x[:4], y[:4], 2)
+    rows = [np.arange(4), np.arange(4, 10)]
+    return Task("good", data, rows, lambda: torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy)
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "short"),
+    [
+        ("digits", False, "digits"),
+        ("my.py", True, "my"),
+        ("a/my.py:make", True, "my"),
+        ("C:\\my.py", True, "C:\\my"),
+        ("b/table.csv", True, "table"),
+        ("table.npz", True, "table"),
+        ("my_task:make", False, "my_task:make"),
+    ],
+)
+def test_names(name: str, own: bool, short: str) -> None:
+    assert (is_own(name), short_name(name)) == (own, short)
+
+
+@pytest.mark.parametrize("example", ["own_task", "own_table"])
+def test_the_examples_run(tmp_path: Path, example: str) -> None:
+    arguments = ["--rounds", "3", "--seeds", "1", "--samplers", "full,pracdelta", "--workers", "2"]
+    done = deltafl("compare", "--task", f"{EXAMPLES / example}.py:make_task", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (out,) = (tmp_path / "results").iterdir()
+    assert out.name.startswith(f"compare-{example}-2")
+    settings = json.loads((out / "summary.json").read_text())["settings"]
+    assert (settings["sample"], settings["local_epochs"], settings["batch_size"]) == (3, 1, 32)
+    assert {"clients", "partition", "alpha"} & set(settings) == set()
+    lines = (out / "runs" / "full-seed0" / "rounds.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["test"]["loss"] for line in lines]
+    assert losses[3] < 0.9 * losses[0]
+    assert len((EXAMPLES / f"{example}.py").read_text().splitlines()) <= 40
+
+
+def test_settings_come_from_the_task_and_options_win(tmp_path: Path) -> None:
+    name = f"{write(tmp_path)}:make_task"
+    found = make_settings(CompareSettings, {"task": name})
+    assert (found.sample, found.rounds, found.local_epochs, found.local_steps) == (2, 100, 1, None)
+    assert (found.batch_size, found.local_lr, found.threshold) == (32, 0.1, 0.8)
+    assert (found.clients, found.partition, found.alpha) == (None, None, None)
+    other = make_settings(RunSettings, {"task": name, "sample": 25, "local_steps": 3, "threshold": 0.5})
+    assert (other.sample, other.local_steps, other.local_epochs, other.threshold) == (25, 3, None, 0.5)
+    assert make_settings(RunSettings, other.model_dump(exclude_none=True)) == other  # a record can be resumed
+    one = make_settings(RunSettings, {"task": name, "seed": 4})
+    np.testing.assert_array_equal(task_of(one).dataset.train_x, load_own(name, 4).dataset.train_x)
+    assert not np.array_equal(task_of(one).dataset.train_x, load_own(name, 5).dataset.train_x)
+
+
+def test_a_task_by_its_loss_has_no_threshold(tmp_path: Path) -> None:
+    path = write(tmp_path, SOURCE.replace("Net, loss)", 'Net, loss, metric="loss")'))
+    assert make_settings(RunSettings, {"task": str(path)}).threshold is None
+
+
+def test_workers_find_model_and_loss_and_change_nothing(tmp_path: Path) -> None:
+    given = {"task": str(write(tmp_path)), "rounds": 3, "sampler": "uniform"}
+    for workers in (1, 2):
+        settings = make_settings(RunSettings, {**given, "workers": workers})
+        run_single(settings, tmp_path / str(workers), lambda *_: None)
+    one, two = ((tmp_path / str(workers) / "rounds.jsonl").read_bytes() for workers in (1, 2))
+    assert one == two
+
+
+def test_a_function_may_take_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path, SOURCE.replace("make_task(seed)", "other(size=60)").replace("rng(seed)", "rng(7)"))
+    first, second = (load_own(f"{path}:other", seed).dataset.train_x for seed in (0, 1))
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("source", "function", "words"),
+    [
+        (SOURCE, ":mak_task", ["mak_task", "did you mean 'make_task'"]),
+        ("x = 1\n", "", ["has no function", "def make_task(seed: int) -> Task"]),
+        ("import no_such_package\n", "", ["cannot be imported", "no_such_package", "line 1"]),
+        ("def make_task(:\n", "", ["cannot be imported", "SyntaxError"]),
+        ("def make_task(seed):\n    return {}['key']\n", "", ["failed: KeyError", "'key'", "line 2"]),
+        ("def make_task(seed):\n    return 5\n", "", ["returned int", "deltafl.tasks.base.Task"]),
+        ("def make_task(seed, size):\n    return 5\n", "", ["needs size"]),
+        (SOURCE.replace("range(25)", "range(0)"), "", ["client_rows is empty"]),
+        (SOURCE.replace("__init__(3, 2)", "__init__(4, 2)"), "", ["inputs of shape (2, 3)"]),
+    ],
+)
+def test_mistakes_in_a_file_are_one_sentence(tmp_path: Path, source: str, function: str, words: list[str]) -> None:
+    path = write(tmp_path, source)
+    with pytest.raises(DeltaflError) as caught:
+        make_settings(RunSettings, {"task": f"{path}{function}"})
+    assert all(word in str(caught.value) for word in [path.name, *words]), caught.value
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere.py:make_task", ["no file", "nowhere.py", "FILE.py:FUNCTION"]),
+        ("my-task.py", ["my-task.py", "rename"]),
+        ("json.py", ["another module", "json", "rename"]),
+    ],
+)
+def test_files_that_cannot_be_imported(tmp_path: Path, name: str, words: list[str]) -> None:
+    if "nowhere" not in name:
+        (tmp_path / name).write_text(SOURCE)
+    with pytest.raises(DeltaflError) as caught:
+        load_own(str(tmp_path / name), 0)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("clients", 25), ("partition", "iid"), ("alpha", 0.3), ("column", "a"), ("label", "b")]
+)
+def test_options_about_who_holds_what_are_refused(tmp_path: Path, option: str, value: object) -> None:
+    with pytest.raises(DeltaflError, match=f"^{option} is (not )?a setting of.*leave it out"):
+        make_settings(RunSettings, {"task": str(write(tmp_path)), option: value})
+
+
+def test_other_settings_are_still_checked(tmp_path: Path) -> None:
+    name = str(write(tmp_path))
+    with pytest.raises(DeltaflError, match=r"cannot sample 26 of 25 clients; lower 'sample'$"):
+        make_settings(RunSettings, {"task": name, "sample": 26})
+    with pytest.raises(DeltaflError, match="threshold is 80"):
+        make_settings(RunSettings, {"task": name, "threshold": 80})
+    with pytest.raises(DeltaflError, match="label is a setting of tables"):
+        make_settings(RunSettings, {"task": "digits", "label": "x"})
+
+
+def test_the_command_line_tells_and_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    for more, word in ((["--clients", "3"], "clients is not"), (["--sample", "99"], "cannot sample 99 of 25")):
+        done = deltafl("compare", "--task", "mine.py", *more, cwd=tmp_path, PYTHONDONTWRITEBYTECODE="1")
+        assert (done.returncode, word in done.stderr) == (2, True), done.stderr
+        assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [path]
+
+
+X, Y = good().dataset.train_x, good().dataset.train_y
+BROKEN_DATA: dict[str, dict[str, Any]] = {
+    "train_x has 9 rows but train_y has 10": {"train_x": X[:9]},
+    "train_x is float64; it must be float32 or uint8": {"train_x": X.astype(np.float64)},
+    "test_y is int32; it must be int64": {"test_y": Y[:4].astype(np.int32)},
+    "train_x[2] holds a value that is not a finite": {"train_x": np.where(X == 7, np.nan, X)},
+    "test_x is empty": {"test_x": X[:0], "test_y": Y[:0]},
+    "train_x is list": {"train_x": X.tolist()},
+    "train_x has rows of shape (3,) (float32), test_x (2,)": {"test_x": X[:4, :2]},
+    "train_y holds the label 2": {"train_y": Y * 2},
+    "num_classes is 0": {"num_classes": 0},
+    "accuracy needs (2, 3)": {"num_classes": 3},
+    "train_y is float32": {"train_y": Y.astype(np.float32), "test_y": Y[:4].astype(np.float32)},
+}
+BROKEN_TASK: dict[str, dict[str, Any]] = {
+    "client 1 holds no examples": {"client_rows": [np.arange(3), np.arange(0)]},
+    "client 0 holds row 10, but train_x has rows 0 to 9": {"client_rows": [np.array([10])]},
+    "client 0 holds row -1": {"client_rows": [np.array([-1])]},
+    "client_rows[0] must be a list of row numbers": {"client_rows": [np.array([0.5])]},
+    "metric is 'acuracy'": {"metric": "acuracy"},
+    "gradient_noise_m has shape (3,), 2 clients need (2,)": {"gradient_noise_m": np.ones(3)},
+    "make_model failed: ZeroDivisionError": {"make_model": lambda: 1 / 0},
+    "make_model made ReLU": {"make_model": torch.nn.ReLU},
+    "the model does not take inputs of shape (2, 3)": {"make_model": lambda: torch.nn.Linear(4, 2)},
+    "the loss failed on output (2, 2) and y (2,)": {"loss": torch.nn.functional.mse_loss},
+    "got shape (2, 2)": {"loss": lambda output, y: output},
+    "got float": {"loss": lambda output, y: 1.0},
+}
+
+
+@pytest.mark.parametrize("sentence", [*BROKEN_DATA, *BROKEN_TASK])
+def test_tasks_that_do_not_fit_together(sentence: str) -> None:
+    task = good()
+    if sentence in BROKEN_DATA:
+        broken = replace(task, dataset=replace(task.dataset, **BROKEN_DATA[sentence]))
+    else:
+        broken = replace(task, **BROKEN_TASK[sentence])
+    require_fitting(task, "mine.py", 0)
+    with pytest.raises(DeltaflError) as caught:
+        require_fitting(broken, "mine.py", 0)
+    assert str(caught.value).startswith("mine.py: ")
+    assert sentence in str(caught.value)
+
+
+def test_the_trial_leaves_the_generator_of_torch_alone() -> None:
+    before = torch.get_rng_state()
+    require_fitting(good(), "mine.py", 3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_regression_and_bytes_fit_too() -> None:
+    y = np.linspace(0, 1, 10, dtype=np.float32)
+    x = np.arange(30, dtype=np.uint8).reshape(10, 3)
+    data = Dataset("numbers", x, y, x, y, 0)
+    require_fitting(Task("n", data, [np.arange(10)], lambda: torch.nn.Linear(3, 1), regression, "loss"), "n.py", 0)
