@@ -4,12 +4,22 @@ import numpy as np
 import pytest
 import torch
 
+from deltafl.errors import DeltaflError
 from deltafl.simulation.fast import refusal
 from deltafl.simulation.local import LocalWork, train_serial
-from deltafl.tasks.models import cross_entropy, femnist_cnn
+from deltafl.tasks.models import celeba_cnn, cross_entropy, femnist_cnn, resnet18
 
 MODELS = {
     "femnist_cnn": (femnist_cnn, (1, 28, 28), 62, 137_598),
+    "celeba_cnn": (celeba_cnn, (3, 84, 84), 2, (3 * 9 + 1) * 32 + 3 * (32 * 9 + 1) * 32 + 4 * 64 + 800 * 2 + 2),
+    # The usual ResNet-18 with a 3 x 3 stem and 10 classes, whose batch normalization has as many parameters.
+    "resnet18": (resnet18, (3, 8, 8), 10, 11_173_962),
+}
+
+WORK = {
+    "femnist_cnn": LocalWork(lr=0.05, steps=40, batch_size=None),
+    "celeba_cnn": LocalWork(lr=0.05, steps=20, batch_size=None),
+    "resnet18": LocalWork(lr=0.01, steps=10, batch_size=None),
 }
 
 
@@ -37,8 +47,7 @@ def test_a_client_learns_left_from_top(name: str) -> None:
     x[y == 0, :, : shape[1] // 2] += 0.8
     x[y == 1, :, :, : shape[2] // 2] += 0.8
     start_d = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
-    work = LocalWork(lr=0.05, steps=40, batch_size=None)
-    result = train_serial(model, cross_entropy, x, y, start_d, work, np.random.default_rng(0))
+    result = train_serial(model, cross_entropy, x, y, start_d, WORK[name], np.random.default_rng(0))
     torch.nn.utils.vector_to_parameters(torch.from_numpy(start_d + result.update_d), model.parameters())
     output = model(x).detach()
     assert torch.equal(output.argmax(1), y)
@@ -54,3 +63,35 @@ def test_the_femnist_cnn_is_the_same_function_with_the_relu_before_the_pool() ->
     other = torch.nn.Sequential(*blocks, flatten, linear1, relu, linear2)
     x = torch.randn(5, 1, 28, 28)
     assert torch.equal(model(x), other(x))
+
+
+def test_the_resnet_is_the_published_one_layer_by_layer() -> None:
+    torch.manual_seed(0)
+    model = resnet18(classes=7, groups=8)
+    sizes = [tuple(p.shape) for p in model.parameters() if p.ndim == 4]
+    expected = [(64, 3, 3, 3)] + [(64, 64, 3, 3)] * 4
+    for after in (128, 256, 512):
+        before = after // 2
+        expected += [(after, before, 3, 3), (after, after, 3, 3), (after, before, 1, 1)] + [(after, after, 3, 3)] * 2
+    assert sizes == expected
+    # No pool after the first convolution: 32 x 32 pixels are 4 x 4 before the mean.
+    assert model[:-3](torch.zeros(1, 3, 32, 32)).shape == (1, 512, 4, 4)  # type: ignore[index]
+    x = torch.randn(2, 3, 8, 8)
+    functional, (conv1, norm1, _, conv2, norm2), shortcut = torch.nn.functional, model[5].inner, model[5].shortcut  # type: ignore[index]
+    maps = torch.randn(2, 64, 8, 8)
+    inner = functional.conv2d(maps, conv1.weight, stride=2, padding=1)
+    inner = functional.group_norm(inner, 8, norm1.weight, norm1.bias).clamp(min=0)
+    inner = functional.group_norm(functional.conv2d(inner, conv2.weight, padding=1), 8, norm2.weight, norm2.bias)
+    side = functional.group_norm(functional.conv2d(maps, shortcut[0].weight, stride=2), 8)
+    assert torch.allclose(model[5](maps), (inner + side).clamp(min=0), atol=1e-5)  # type: ignore[index]
+    assert model(x).shape == (2, 7)
+    with pytest.raises(DeltaflError, match="groups = 3"):
+        resnet18(groups=3)
+
+
+@pytest.mark.parametrize("name", ["celeba_cnn", "resnet18"])
+def test_an_image_does_not_depend_on_the_others_of_its_batch(name: str) -> None:
+    torch.manual_seed(0)
+    make, shape, _, _ = MODELS[name]
+    model, x = make(), torch.rand(4, *shape)
+    assert torch.allclose(model(x)[:1], model(x[:1]), atol=1e-4)

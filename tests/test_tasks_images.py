@@ -1,6 +1,8 @@
 """Tasks on images: clothes split by kind, and archives with writers or packed JPEG, made here and tiny."""
 
+import io
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltafl.errors import DeltaflError
+from deltafl.errors import DeltaflError, MissingExtraError
 from deltafl.tasks.datasets import load_dataset
 from deltafl.tasks.download import check
 from deltafl.tasks.images import split_owners
@@ -165,3 +167,140 @@ def test_broken_writers_are_named(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(DeltaflError, match="is not an archive with the arrays"):
             load_dataset("unipen62", tmp_path)
+
+
+def pack(images: npt.NDArray[np.uint8], prefix: str = "") -> Arrays:
+    """Encode (N, height, width, 3) and pack: the longest common beginning once, the rest end to end."""
+    image_module = pytest.importorskip("PIL.Image")
+    files = []
+    for image in images:
+        file = io.BytesIO()
+        image_module.fromarray(image).save(file, "JPEG", quality=95, subsampling=0)
+        files.append(file.getvalue())
+    header = files[0][: files[0].index(b"\xff\xda")]  # up to the marker of the compressed data
+    assert all(file.startswith(header) for file in files)
+    rest = [file[len(header) :] for file in files]
+    offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in rest])])
+    scan = np.frombuffer(b"".join(rest), np.uint8)
+    return {"header": np.frombuffer(header, np.uint8), f"{prefix}scan": scan, f"{prefix}offsets": offsets}
+
+
+def flat_colours(num_images: int, side: int) -> npt.NDArray[np.uint8]:
+    """Images of one colour each, with a white top row of 8 pixels; JPEG keeps those within a few steps."""
+    colour = np.random.default_rng(0).integers(0, 200, (num_images, 1, 1, 3), dtype=np.uint8)
+    images = np.broadcast_to(colour, (num_images, side, side, 3)).copy()
+    images[:, :8] = 255
+    return images
+
+
+def tiny_cifar() -> Arrays:
+    images = flat_colours(26, 32)
+    labels = (np.arange(26) % 10).astype(np.uint8)
+    packed = pack(images[:20], "train_") | pack(images[20:], "test_")
+    return packed | {"train_y": labels[:20], "test_y": labels[20:]}
+
+
+def tiny_celeba() -> Arrays:
+    """People 40 (4 images, too few), 7 (15) and 30 (5), one after the other."""
+    celeb = np.repeat(np.array([40, 7, 30], np.int32), [4, 15, 5])
+    return pack(flat_colours(24, 84)) | {"y": (np.arange(24) % 2).astype(np.uint8), "celeb": celeb}
+
+
+def test_cifar10_jpeg_is_decoded_and_named_honestly(tmp_path: Path) -> None:
+    path = write(tmp_path, "cifar10-jpeg", tiny_cifar())
+    task = make_task("cifar10-jpeg", seed=0, data_dir=tmp_path, num_clients=4)
+    data, images = task.dataset, flat_colours(26, 32).transpose(0, 3, 1, 2).astype(int)
+    assert data.train_x.shape == (20, 3, 32, 32)
+    assert np.abs(data.train_x - images[:20]).max() <= 4
+    assert np.abs(data.test_x - images[20:]).max() <= 4
+    assert data.test_y.tolist() == [0, 1, 2, 3, 4, 5]
+    assert [len(rows) for rows in task.client_rows] == [5] * 4
+    assert data.name == f"CIFAR-10 recompressed as JPEG (other content than known: {path})"
+
+
+def test_celeba_subset_has_a_client_for_each_person_of_five_images(tmp_path: Path) -> None:
+    write(tmp_path, "celeba-subset", tiny_celeba())
+    task = make_task("celeba-subset", seed=0, data_dir=tmp_path)
+    data, images = task.dataset, flat_colours(24, 84).transpose(0, 3, 1, 2).astype(int)
+    # Person 7 has rows 4 to 18, of which the 5th and the 15th are for the test; person 30 has rows 19 to 23.
+    test = [8, 18, 23]
+    train = [row for row in range(4, 24) if row not in test]
+    assert np.abs(data.test_x - images[test]).max() <= 4
+    assert np.abs(data.train_x - images[train]).max() <= 4
+    assert data.test_y.tolist() == [0, 0, 1]
+    assert data.columns["celeb"].tolist() == [7] * 13 + [30] * 4
+    assert [rows.tolist() for rows in task.client_rows] == [[*range(13)], [13, 14, 15, 16]]
+    assert (data.num_classes, data.name.split(" (")[0]) == (2, "subset of CelebA by celebrity")
+
+
+def test_images_are_decoded_once_and_a_broken_cache_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = tiny_cifar()
+    write(tmp_path, "cifar10-jpeg", arrays)
+    first = load_dataset("cifar10-jpeg", tmp_path)
+    cache = sorted((tmp_path / "cache" / "deltafl" / "cifar10-jpeg").iterdir())
+    assert [file.suffix for file in cache] == [".npy", ".npy"]  # nothing half written is left
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "PIL", None)
+        assert np.array_equal(load_dataset("cifar10-jpeg", tmp_path).train_x, first.train_x)
+        for content in (b"", b"no array", cache[1].read_bytes()[:-1]):
+            cache[1].write_bytes(content)
+            with pytest.raises(MissingExtraError, match=r"'pillow': pip install 'deltafl\[sim\]'"):
+                load_dataset("cifar10-jpeg", tmp_path)
+    assert np.array_equal(load_dataset("cifar10-jpeg", tmp_path).train_x, first.train_x)
+    # Another archive in the same place has other images, whatever the cache holds.
+    write(tmp_path, "cifar10-jpeg", arrays | pack(flat_colours(20, 32)[::-1], "train_"))
+    assert np.array_equal(load_dataset("cifar10-jpeg", tmp_path).train_x, first.train_x[::-1])
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, "cifar10-jpeg", tiny_cifar())
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    assert len(load_dataset("cifar10-jpeg", tmp_path).train_x) == 20
+    assert "cannot be kept" in caplog.text
+
+
+def test_broken_packed_images_are_named(tmp_path: Path) -> None:
+    whole = tiny_cifar()
+    offsets, scan = whole["train_offsets"], whole["train_scan"]
+    swapped = offsets.copy()
+    swapped[[4, 5]] = swapped[[5, 4]]
+    cut = np.delete(scan, slice(offsets[3] + 20, offsets[4]))
+    shorter = offsets - np.where(np.arange(21) > 3, offsets[4] - offsets[3] - 20, 0)
+    changes: list[tuple[Arrays, str]] = [
+        ({"train_offsets": offsets[:-1]}, "needs 21 whole numbers for 20 labels"),
+        ({"train_offsets": offsets * 1.0}, "offsets are float64"),
+        ({"train_offsets": swapped}, "offsets must rise from 0 to"),
+        ({"train_offsets": offsets - 1}, "offsets must rise from 0 to"),
+        ({"train_scan": scan[:-1]}, "offsets must rise from 0 to"),
+        ({"train_scan": cut, "train_offsets": shorter}, "image 3 cannot be decoded"),
+        ({"header": whole["header"][2:]}, "image 0 cannot be decoded"),
+        ({"header": whole["header"].astype(np.int64)}, "must be uint8"),
+        (pack(flat_colours(20, 24), "train_"), "24 x 24 pixels, needs 32 x 32"),
+        ({"train_y": whole["train_y"] + np.uint8(1)}, "labels from 0 to 9"),
+    ]
+    for changed, words in changes:
+        path = write(tmp_path, "cifar10-jpeg", whole, **changed)
+        with pytest.raises(DeltaflError, match=words) as caught:
+            load_dataset("cifar10-jpeg", tmp_path)
+        assert str(path) in str(caught.value)
+
+
+@real("celeba-subset")
+def test_the_real_celeba_subset() -> None:
+    assert REAL is not None
+    task = make_task("celeba-subset", seed=0, data_dir=Path(REAL))
+    assert task.dataset.name == "subset of CelebA by celebrity"
+    assert task.num_clients == 278
+    assert len(task.dataset.train_x) + len(task.dataset.test_x) == 6229
+    assert min(len(rows) for rows in task.client_rows) >= 4
+
+
+@real("cifar10-jpeg")
+def test_the_real_cifar10_jpeg_has_the_published_channel_means() -> None:
+    assert REAL is not None
+    data = load_dataset("cifar10-jpeg", Path(REAL))
+    assert data.name == "CIFAR-10 recompressed as JPEG"
+    assert data.train_x.mean((0, 2, 3)) / 255 == pytest.approx([0.4914, 0.4822, 0.4465], abs=3e-4)
+    assert set(np.bincount(data.train_y)) == {5000}

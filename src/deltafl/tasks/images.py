@@ -1,10 +1,15 @@
-"""Data sets that are one NumPy archive: ``unipen62``.
+"""Data sets that are one NumPy archive: ``unipen62``, ``cifar10-jpeg``, ``celeba-subset``.
 
 What each archive holds, by the names of its arrays (N examples; everything is uint8 unless said otherwise):
 
 - ``unipen62_writers.npz``: ``x`` (N, 28, 28), ink 255 on 0; ``y`` (N,), labels 0 to 61 for 0-9, A-Z, a-z; ``writer``
   (N,), whole numbers. Handwriting from pen trajectories (Guyon et al., UNIPEN, ICPR 1994) in the classes of FEMNIST,
   for which it stands in; reports must not call it FEMNIST.
+- ``cifar10_jpeg.npz``: CIFAR-10, recompressed as JPEG, hence not its pixels. ``header``, ``train_scan`` and
+  ``train_offsets`` are 32 x 32 images as ``packed.py`` says, ``train_y`` (N,) their labels 0 to 9; the same with
+  ``test_``. Used as it is: cropping and flipping at random, which is customary with ResNets, is not done yet.
+- ``celeba_smiling_84.npz``: some of CelebA's faces. ``header``, ``scan`` and ``offsets`` are 84 x 84 images, ``y``
+  (N,) is 1 for a smile and 0 for none, ``celeb`` (N,) the person, whole numbers.
 
 Where examples have owners, the test set is cut from the owners' own examples, see ``split_owners``.
 """
@@ -14,7 +19,7 @@ import zipfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +27,26 @@ import numpy.typing as npt
 from ..errors import DeltaflError
 from ..types import IntArray
 from .base import Dataset
-from .sources import ARCHIVES, find_archive
+from .packed import decode, kept
+from .sources import ARCHIVES, cache_folder, find_archive
 
 #: ``unipen62``: writers with fewer examples are left out, and of one with more only the first ones are used.
 FEWEST_OF_WRITER, MOST_OF_WRITER = 50, 500
 
+#: ``celeba-subset``: people with fewer images are left out, as LEAF does.
+FEWEST_OF_CELEBRITY = 5
+
 #: Of each owner's examples the 5th, 15th, 25th, ... are for the test: 10 %, and one of 5 to 14.
 TEST_EVERY, TEST_FIRST = 10, 4
+
+
+class Found(NamedTuple):
+    """An archive that was found: its data set's name, where it is, its SHA-256, and how a report calls it."""
+
+    name: str
+    path: Path
+    sha256: str
+    title: str
 
 
 def load_archive(name: str, data_dir: Path | None = None) -> Dataset:
@@ -44,23 +62,59 @@ def load_archive(name: str, data_dir: Path | None = None) -> Dataset:
 
     Raises:
         DeltaflError: If the archive is not found or broken.
+        MissingExtraError: If JPEG must be decoded and there is no Pillow.
     """
     path = find_archive(name, data_dir)
     digest = file_sha256(path)
     known = ARCHIVES[name]
     title = known.title if digest == known.sha256 else f"{known.title} (other content than known: {path})"
-    return _load_unipen62(path, title)
+    loaders = {"unipen62": _load_unipen62, "cifar10-jpeg": _load_cifar10, "celeba-subset": _load_celeba}
+    return loaders[name](Found(name, path, digest, title))
 
 
-def _load_unipen62(path: Path, title: str) -> Dataset:
+def _load_unipen62(found: Found) -> Dataset:
+    path = found.path
     arrays = read_arrays(path, ("x", "y", "writer"))
     image = arrays["x"]
     if image.dtype != np.uint8 or image.shape[1:] != (28, 28):
         raise DeltaflError(f"{path}: x is {image.dtype} {image.shape}, needs uint8 (N, 28, 28)")
     label, writer = _labels(path, arrays["y"], len(image), 62), _owners(path, arrays["writer"], len(image))
     image = image[:, np.newaxis]
-    whole = Dataset(title, image, label, image[:0], label[:0], num_classes=62)
+    whole = Dataset(found.title, image, label, image[:0], label[:0], num_classes=62)
     return _cut_by_owner(whole, "writer", writer, FEWEST_OF_WRITER, MOST_OF_WRITER)
+
+
+def _load_cifar10(found: Found) -> Dataset:
+    arrays = read_arrays(found.path, ("train_y", "test_y"))
+    train_y, test_y = (_labels(found.path, arrays[key], len(arrays[key]), 10) for key in ("train_y", "test_y"))
+    train_x = _unpack(found, "train_", len(train_y), 32)
+    test_x = _unpack(found, "test_", len(test_y), 32)
+    return Dataset(found.title, train_x, train_y, test_x, test_y, num_classes=10)
+
+
+def _load_celeba(found: Found) -> Dataset:
+    arrays = read_arrays(found.path, ("y", "celeb"))
+    label = _labels(found.path, arrays["y"], len(arrays["y"]), 2)
+    celeb = _owners(found.path, arrays["celeb"], len(label))
+    image = _unpack(found, "", len(label), 84)
+    whole = Dataset(found.title, image, label, image[:0], label[:0], num_classes=2)
+    return _cut_by_owner(whole, "celeb", celeb, FEWEST_OF_CELEBRITY)
+
+
+def _unpack(found: Found, prefix: str, num_images: int, side: int) -> npt.NDArray[np.uint8]:
+    """The packed images whose arrays' names begin with the prefix, (N, 3, side, side), from the cache if possible."""
+    shape = (num_images, 3, side, side)
+
+    def unpack() -> npt.NDArray[np.uint8]:
+        keys = ("header", f"{prefix}scan", f"{prefix}offsets")
+        arrays = read_arrays(found.path, keys)
+        header, scan, offset = (arrays[key] for key in keys)
+        if header.dtype != np.uint8 or scan.dtype != np.uint8:
+            raise DeltaflError(f"{found.path}: header and {prefix}scan must be uint8")
+        return decode(found.path, header, scan, offset, shape)
+
+    # The checksum in the name: images of another archive are never taken for these.
+    return kept(cache_folder() / found.name / f"{prefix}{found.sha256[:16]}.npy", shape, unpack)
 
 
 def split_owners(owner_e: IntArray, fewest: int = 1, most: int | None = None) -> tuple[IntArray, IntArray]:

@@ -113,6 +113,54 @@ def femnist_cnn(classes: int = 62) -> "torch.nn.Module":
     return model
 
 
+def celeba_cnn(classes: int = 2) -> "torch.nn.Module":
+    """For faces of 84 x 84 pixels: four blocks of convolution 3 x 3, GroupNorm, max-pooling by 2 and ReLU; one linear.
+
+    The convolutions have 32 filters and padding 1, GroupNorm 8 groups of 4, the linear layer is 800-classes; 30,498
+    parameters with 2 classes. LEAF's model has batch normalization, whose statistics clients would have to share.
+
+    Args:
+        classes: Number of classes.
+
+    Raises:
+        MissingExtraError: Without PyTorch.
+    """
+    nn = require_torch().nn
+    layers = []
+    for before in (3, 32, 32, 32):
+        layers += [nn.Conv2d(before, 32, 3, padding=1), nn.GroupNorm(8, 32), nn.MaxPool2d(2), nn.ReLU()]
+    model: torch.nn.Module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 5 * 5, classes))
+    return model
+
+
+def resnet18(classes: int = 10, groups: int = 32) -> "torch.nn.Module":
+    """ResNet-18 for small colour images, from random weights: 11,173,962 parameters with 10 classes.
+
+    The first convolution is 3 x 3 and no pool follows it, as is customary for 32 x 32 pixels; GroupNorm stands for
+    batch normalization, whose statistics clients would have to share.
+
+    Args:
+        classes: Number of classes.
+        groups: Groups of each GroupNorm; divides 64.
+
+    Raises:
+        DeltaflError: If ``groups`` does not divide 64.
+        MissingExtraError: Without PyTorch.
+
+    Source: He et al., CVPR 2016; Wu and He, ECCV 2018 (32 groups).
+    """
+    if groups < 1 or 64 % groups:
+        raise DeltaflError(f"resnet18 has 64 channels in its first layers, got groups = {groups}: write 2, 8 or 32")
+    nn = require_torch().nn
+    from .modules import ResidualBlock
+
+    layers = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.GroupNorm(groups, 64), nn.ReLU()]
+    for before, after, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
+        layers += [ResidualBlock(before, after, stride, groups), ResidualBlock(after, after, 1, groups)]
+    model: torch.nn.Module = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+    return model
+
+
 def cross_entropy(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
     """Mean cross-entropy of logits (B, C) and labels (B,); a module-level function, so that tasks can be pickled."""
     loss: torch.Tensor = require_torch().nn.functional.cross_entropy(output, y)

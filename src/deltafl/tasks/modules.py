@@ -1,4 +1,4 @@
-"""The models of ``toy`` and ``synthetic``. Importing this file imports PyTorch, so those tasks import it late."""
+"""The models of ``toy`` and ``synthetic``, a block of ResNets. This file imports PyTorch, so it is imported late."""
 
 import math
 
@@ -32,3 +32,29 @@ class LogSquare(torch.nn.Module):
         """The prediction for each x."""
         distance = (self.a * x.squeeze(-1) - self.b).abs().clamp(min=self.band)
         return 2 * distance.log() - math.log(2)
+
+
+class ResidualBlock(torch.nn.Module):
+    """ReLU(shortcut(x) + two convolutions 3 x 3 of x), each with GroupNorm (He et al. 2016, Wu and He 2018).
+
+    The shortcut is x itself, or a convolution 1 x 1 with GroupNorm where the shape changes. Maps (B, before, H, W) to
+    (B, after, H / stride, W / stride).
+    """
+
+    def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.inner = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
+            nn.GroupNorm(groups, after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, padding=1, bias=False),
+            nn.GroupNorm(groups, after),
+        )
+        self.shortcut: torch.nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(groups, after))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The block's feature maps."""
+        return torch.relu(self.inner(x) + self.shortcut(x))

@@ -82,6 +82,16 @@ ARCHIVES: dict[str, Archive] = {
         sha256="b968e5e2c291aa0230d3ea7fd8214f6d65d41e4640bb0dbc3a3287baf2b99818",
         title="UNIPEN-62 by writer",
     ),
+    "cifar10-jpeg": Archive(
+        file="cifar10_jpeg.npz",
+        sha256="5807fcc6606286c85a04b70371a321db6d71a725399b9c318e1c4eadf6f1d09b",
+        title="CIFAR-10 recompressed as JPEG",
+    ),
+    "celeba-subset": Archive(
+        file="celeba_smiling_84.npz",
+        sha256="57ccb92a5a88b2337bfb147e69585fa88432554d1df312070e7c57b89cc330c6",
+        title="subset of CelebA by celebrity",
+    ),
 }
 
 

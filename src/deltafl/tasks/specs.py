@@ -10,6 +10,8 @@ mnist               200     10     500    5 steps of 32     shards            so
 fashion-mnist       300     20     500    5 epochs of 32    hsu2019 0.1       two-layer CNN
 split-fashion-mnist 109     10     500    5 epochs of 32    split             two-layer CNN
 unipen62            278     56     500    1 epoch of 32     natural           FEMNIST CNN
+cifar10-jpeg        300     20     500    5 epochs of 32    hsu2019 0.5       ResNet-18
+celeba-subset       278     56     500    1 epoch of 32     natural           CelebA CNN
 =================== ======= ====== ====== ================= ================= ==========================
 """
 
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from .models import femnist_cnn, softmax_regression, two_layer_cnn
+from .models import celeba_cnn, femnist_cnn, resnet18, softmax_regression, two_layer_cnn
 from .synthetic import make_log_model
 from .toy import make_quadratic_model
 
@@ -173,6 +175,33 @@ TASKS: dict[str, TaskSpec] = {
             make_model=partial(femnist_cnn, 62),
             partition="natural",
             threshold=0.70,
+        ),
+        TaskSpec(
+            name="cifar10-jpeg",
+            summary="CIFAR-10 recompressed as JPEG, 32 x 32 in colour, not augmented; cifar10_jpeg.npz",
+            needs=("torch", "pillow", "archive"),
+            num_clients=300,
+            sample_size=20,
+            rounds=500,
+            local_epochs=5,
+            local_lr=0.01,
+            make_model=partial(resnet18, 10),
+            partition="hsu2019",
+            alpha=0.5,
+            threshold=0.54,
+        ),
+        TaskSpec(
+            name="celeba-subset",
+            summary="84 x 84 faces of celebrities, smiling or not, by celebrity; celeba_smiling_84.npz",
+            needs=("torch", "pillow", "archive"),
+            num_clients=278,
+            sample_size=56,
+            rounds=500,
+            local_epochs=1,
+            local_lr=0.1,
+            make_model=partial(celeba_cnn, 2),
+            partition="natural",
+            threshold=0.85,
         ),
     )
 }
