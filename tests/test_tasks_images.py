@@ -279,6 +279,7 @@ def test_broken_packed_images_are_named(tmp_path: Path) -> None:
         ({"header": whole["header"].astype(np.int64)}, "must be uint8"),
         (pack(flat_colours(20, 24), "train_"), "24 x 24 pixels, needs 32 x 32"),
         ({"train_y": whole["train_y"] + np.uint8(1)}, "labels from 0 to 9"),
+        ({"train_y": np.array(3, np.uint8)}, r"labels are uint8 \(\)"),
     ]
     for changed, words in changes:
         path = write(tmp_path, "cifar10-jpeg", whole, **changed)

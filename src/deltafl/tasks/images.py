@@ -86,7 +86,7 @@ def _load_unipen62(found: Found) -> Dataset:
 
 def _load_cifar10(found: Found) -> Dataset:
     arrays = read_arrays(found.path, ("train_y", "test_y"))
-    train_y, test_y = (_labels(found.path, arrays[key], len(arrays[key]), 10) for key in ("train_y", "test_y"))
+    train_y, test_y = (_labels(found.path, arrays[key], arrays[key].size, 10) for key in ("train_y", "test_y"))
     train_x = _unpack(found, "train_", len(train_y), 32)
     test_x = _unpack(found, "test_", len(test_y), 32)
     return Dataset(found.title, train_x, train_y, test_x, test_y, num_classes=10)
@@ -94,7 +94,7 @@ def _load_cifar10(found: Found) -> Dataset:
 
 def _load_celeba(found: Found) -> Dataset:
     arrays = read_arrays(found.path, ("y", "celeb"))
-    label = _labels(found.path, arrays["y"], len(arrays["y"]), 2)
+    label = _labels(found.path, arrays["y"], arrays["y"].size, 2)
     celeb = _owners(found.path, arrays["celeb"], len(label))
     image = _unpack(found, "", len(label), 84)
     whole = Dataset(found.title, image, label, image[:0], label[:0], num_classes=2)
