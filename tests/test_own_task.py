@@ -191,6 +191,13 @@ def test_other_settings_are_still_checked(tmp_path: Path) -> None:
         make_settings(RunSettings, {"task": "digits", "label": "x"})
 
 
+def test_a_lambda_is_for_one_process(tmp_path: Path) -> None:
+    name = str(write(tmp_path, SOURCE.replace("Net, loss)", "lambda: Net(), loss)")))
+    make_settings(RunSettings, {"task": name, "workers": 1})
+    with pytest.raises(DeltaflError, match=r"cannot be sent to worker processes.*top of the file, or use --workers 1"):
+        make_settings(RunSettings, {"task": name, "workers": 2})
+
+
 def test_the_command_line_tells_and_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(SOURCE)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from .errors import DeltaflError, unknown_name
 from .samplers import SamplerSettings, parse_label, theory_constants
 from .server_optimizers import SERVER_OPTIMIZERS
+from .tasks.fitting import require_sendable
 from .tasks.own import is_own, is_table, load_own, own_spec
 from .tasks.partition import PARTITIONS
 from .tasks.registry import TASKS, TaskSpec
@@ -117,7 +118,10 @@ class Settings(BaseModel):
                     f"{setting} is not a setting of {self.task}: a task of your own says itself who holds what; "
                     "leave it out"
                 )
-        return own_spec(self.task, load_own(self.task, self._first_seed(), label=self.label, client=self.column))
+        task = load_own(self.task, self._first_seed(), label=self.label, client=self.column)
+        if self.workers > 1:
+            require_sendable(task, self.task)
+        return own_spec(self.task, task)
 
     def _check_names(self) -> None:
         if self.server_optimizer not in SERVER_OPTIMIZERS:

@@ -21,7 +21,9 @@ NOT_SETTINGS = {"config", "out", "resume", "set_"}
 #: Settings that may differ when a run is continued: they do not change its result.
 FREE_ON_RESUME = {"workers", "data_dir", "checkpoint_every"}
 
-TaskOption = Annotated[str | None, typer.Option("--task", help="what is learnt; `deltafl tasks`", metavar="NAME")]
+TaskOption = Annotated[
+    str | None, typer.Option("--task", help="what is learnt; `deltafl tasks`, or FILE.py:FUNCTION", metavar="NAME")
+]
 Clients = Annotated[int | None, typer.Option(help="clients m", metavar="M")]
 Sample = Annotated[int | None, typer.Option(help="clients asked a round, n", metavar="N")]
 Rounds = Annotated[int | None, typer.Option(help="communication rounds", metavar="T")]

@@ -1,5 +1,6 @@
 """Does a task that somebody made fit together? Every misfit is one sentence, before an experiment starts."""
 
+import pickle
 import warnings
 
 import numpy as np
@@ -25,6 +26,21 @@ def require_fitting(task: Task, name: str, seed: int) -> None:
     problem = problem or _problem_of_model(task, seed)
     if problem:
         raise DeltaflError(f"{name}: {problem}")
+
+
+def require_sendable(task: Task, name: str) -> None:
+    """Check that worker processes can be given the model and the loss of a task.
+
+    Raises:
+        DeltaflError: If one of them is a lambda or is defined inside a function.
+    """
+    try:
+        pickle.dumps((task.make_model, task.loss))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise DeltaflError(
+            f"{name}: its model or loss cannot be sent to worker processes ({_told(error)}); "
+            "define it at the top of the file, or use --workers 1"
+        ) from None
 
 
 def _problem_of_data(data: Dataset) -> str | None:
