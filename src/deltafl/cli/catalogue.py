@@ -57,6 +57,10 @@ def tasks() -> None:
     for name, partition in PARTITIONS.items():
         splits.add_row(name, partition.summary)
     console.print(splits)
+    console.print(
+        "\nYour own: --task my_task.py:make_task, or --task table.csv --set label=L --set column=CLIENT",
+        highlight=False,
+    )
 
 
 def _table(*headings: str) -> Table:
