@@ -48,6 +48,7 @@ def test_compare_writes_summary_pictures_and_a_table(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert [entry["sampler"] for entry in summary["samplers"]] == ["full", "fedavg", "pracdelta"]
     assert summary["settings"]["rounds"] == 4
+    assert f"Data: {summary['environment']['data']}" in done.stdout
     assert all(
         (tmp_path / "out" / name).stat().st_size > 5000 for name in ("accuracy.png", "loss.png", "selections.png")
     )

@@ -67,7 +67,8 @@ def compare(
     console = Console()
     console.print(comparison_table(summary))
     _tell_refusals(folder)
-    console.print(f"\nResults: {folder}/summary.json and the pictures beside it", highlight=False, soft_wrap=True)
+    console.print(f"\nData: {summary.environment['data']}", highlight=False)
+    console.print(f"Results: {folder}/summary.json and the pictures beside it", highlight=False, soft_wrap=True)
 
 
 def run(

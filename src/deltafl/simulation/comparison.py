@@ -66,7 +66,7 @@ def run_comparison(settings: CompareSettings, out: Path, on_round: OnCompareRoun
         runs,
         settings.threshold,
         settings=json.loads(settings.model_dump_json(exclude_none=True)),
-        environment=environment(),
+        environment={**environment(), "data": engine.task.dataset.name},
     )
     write_summary(summary, out / "summary.json")
     draw_plots(runs, summary, out)
