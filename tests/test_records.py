@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from deltafl import DeltaflError, Plan, Population, PracDelta, RoundState, close_round, init_round, open_round
+from deltafl.plain_files import plain_json
 from deltafl.server_optimizers import make_server_optimizer
 from deltafl.settings import RunSettings
-from deltafl.simulation.records import RunDirectory, flatten, recorded_settings, unflatten, without_nan
+from deltafl.simulation.records import RunDirectory, flatten, recorded_settings, unflatten
 
 PLAN = Plan(
     Population.from_sizes([3, 1, 2, 5]),
@@ -96,4 +97,4 @@ def test_settings_are_recorded_as_toml(tmp_path: Path) -> None:
 
 
 def test_json_has_no_nan() -> None:
-    assert without_nan({"a": [float("nan"), 1.0, (float("inf"),)]}) == {"a": [None, 1.0, [None]]}
+    assert plain_json({"a": [float("nan"), 1.0, (float("inf"),)]}) == {"a": [None, 1.0, [None]]}

@@ -29,7 +29,13 @@ class Replies(NamedTuple):
     rejected: list[RejectedReply]
 
 
-def screen_replies(cohort: Cohort, updates: Updates, reports: Reports | None, num_params: int) -> Replies:
+def screen_replies(
+    cohort: Cohort,
+    updates: Updates,
+    reports: Reports | None,
+    num_params: int,
+    weight_n: npt.NDArray[np.float64] | None = None,
+) -> Replies:
     """Check every reply for length, finiteness and range; measure the norms of the good ones.
 
     Args:
@@ -37,6 +43,7 @@ def screen_replies(cohort: Cohort, updates: Updates, reports: Reports | None, nu
         updates: One update a client of the cohort, in its order; None for a client that did not answer.
         reports: The columns the host filled, or None.
         num_params: d.
+        weight_n: Weights of the mean that deviations are measured from, see ``measure``.
 
     Raises:
         DeltaflError: If the host (not a client) is wrong: another number of updates or report rows than clients.
@@ -55,7 +62,7 @@ def screen_replies(cohort: Cohort, updates: Updates, reports: Reports | None, nu
         else:
             responded_n[i] = False
             rejected.append(RejectedReply(int(cohort.client_n[i]), fault))
-    return Replies(update_nd, measure(update_nd, _neutral(reports, responded_n)), rejected)
+    return Replies(update_nd, measure(update_nd, _neutral(reports, responded_n), weight_n), rejected)
 
 
 def _fault(update: npt.ArrayLike | None, reports: Reports, i: int, num_params: int) -> str | None:

@@ -145,7 +145,6 @@ class Settings(BaseModel):
 
     def sampler_settings(self, num_clients: int, mean_examples: float, design: str | None) -> SamplerSettings:
         """The samplers' share of the settings; DELTA's theory needs the numbers of clients and of local steps."""
-        constants = (0.5, 0.5)
         if self.delta_alpha == "theory":
             batches = ceil(mean_examples / (self.batch_size or mean_examples))
             steps = self.local_steps or (self.local_epochs or 1) * batches

@@ -4,26 +4,15 @@
 exist (never reached, one seed, diverged) are null; NaN and infinity are never written.
 """
 
-import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
+from ..plain_files import plain_json
 from .curves import Metric
 from .statistics import CONFIDENCE
 
 SCHEMA_VERSION = 1
-
-
-def plain_json(value: Any) -> Any:
-    """``value`` with tuples as lists and numbers that are not finite as None, however deep."""
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: plain_json(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_json(entry) for entry in value]
-    return value
 
 
 #: A number, or null where it does not exist.

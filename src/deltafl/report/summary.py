@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from ..errors import DeltaflError, unknown_name
+from ..plain_files import write_atomically
 from ..types import FloatArray
 from .curves import Run, by_sampler, check_runs, find_sampler
 from .schema import GapClosed, MeanSd, Reach, SamplerSummary, SeedSummary, SpeedUp, Summary, ToThreshold
@@ -76,13 +77,7 @@ def summarise(
 
 def write_summary(summary: Summary, path: Path | str) -> None:
     """Write ``summary`` as JSON; the file is replaced in one step, so a reader never sees half of it."""
-    path = Path(path)
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(summary.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(Path(path), summary.model_dump_json(indent=2) + "\n")
 
 
 def read_summary(path: Path | str) -> Summary:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..audit import Subject
 from ..errors import require
-from ..replies import measure
+from ..replies import screen_replies
 from ..round import Plan, RoundState, close_round, init_round, open_round
 from ..samplers import make_sampler, parse_label
 from ..server_optimizers import make_server_optimizer
@@ -101,11 +101,17 @@ class SimulatedOracle:
     def reports(self) -> Reports:
         """Train all m clients; each downloads the model and sends its statistics and its norm."""
         m = self.population.num_clients
-        self.training = self.engine.train(self.state.params_d, self.state.round, np.arange(m))
+        everyone = Cohort(np.arange(m), np.ones(m, dtype=np.int64), np.ones(m))
+        self.training = self.engine.train(self.state.params_d, self.state.round, everyone.client_n)
         self._count(m, BYTES_OF_STATISTICS + 8)
-        reports = _reports_of(self.training)
-        good_m = np.isfinite(self.training.update_nd).all(axis=1) & np.isfinite(reports.loss_n)
-        return measure(self.training.update_nd, reports._replace(responded_n=good_m), self.population.weight_m)
+        replies = screen_replies(
+            everyone,
+            self.training.update_nd,
+            _reports_of(self.training),
+            self.engine.num_params,
+            self.population.weight_m,
+        )
+        return replies.reports
 
     def losses(self, client_k: IntArray) -> FloatArray:
         """Evaluate the global model at the clients; each downloads it and sends one number."""

@@ -19,7 +19,6 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +26,11 @@ import numpy as np
 import tomli_w
 
 from ..errors import DeltaflError, MissingExtraError
+from ..plain_files import plain_json, write_atomically
 from ..round import RoundState
 from ..settings import Settings, read_toml
 
 LINE_FILES = ("rounds.jsonl", "timings.jsonl")
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader (or a restart) sees the old one or the new one, never a part."""
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 def environment() -> dict[str, str | int]:
@@ -68,17 +58,6 @@ def _processor() -> str:
     except OSError:
         return platform.processor() or "unknown"
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def without_nan(value: Any) -> Any:
-    """The same value with NaN and infinities as None, so that JSON stays JSON."""
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return value
 
 
 def flatten(state: Any, prefix: str = "state") -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
@@ -141,7 +120,7 @@ class RunDirectory:
         """Add one round."""
         for name, line in zip(LINE_FILES, (round_line, timing_line), strict=True):
             with (self.path / name).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(without_nan(line), allow_nan=False) + "\n")
+                file.write(json.dumps(plain_json(line), allow_nan=False) + "\n")
 
     def save(self, state: RoundState) -> None:
         """Write a checkpoint after the rounds appended so far."""

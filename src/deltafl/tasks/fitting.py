@@ -38,7 +38,7 @@ def require_sendable(task: Task, name: str) -> None:
         pickle.dumps((task.make_model, task.loss))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise DeltaflError(
-            f"{name}: its model or loss cannot be sent to worker processes ({_told(error)}); "
+            f"{name}: its model or loss cannot be sent to worker processes ({told(error)}); "
             "define it at the top of the file, or use --workers 1"
         ) from None
 
@@ -119,13 +119,13 @@ def _problem_of_model(task: Task, seed: int) -> str | None:
         try:
             model = task.make_model()
         except Exception as error:
-            return f"make_model failed: {_told(error)}"
+            return f"make_model failed: {told(error)}"
         if not isinstance(model, torch.nn.Module) or not list(model.parameters()):
             return f"make_model made {type(model).__name__}; it must make a torch.nn.Module with parameters"
         try:
             output = model.eval()(x)
         except Exception as error:
-            return f"the model does not take inputs of shape {tuple(x.shape)}: {_told(error)}"
+            return f"the model does not take inputs of shape {tuple(x.shape)}: {told(error)}"
         if task.metric == "accuracy":
             shape, needed = tuple(output.shape), (len(x), task.dataset.num_classes)
             if shape != needed:
@@ -135,7 +135,7 @@ def _problem_of_model(task: Task, seed: int) -> str | None:
                 warnings.filterwarnings("error", message="Using a target size")
                 loss = task.loss(output, y)
         except Exception as error:
-            return f"the loss failed on output {tuple(output.shape)} and y {tuple(y.shape)}: {_told(error)}"
+            return f"the loss failed on output {tuple(output.shape)} and y {tuple(y.shape)}: {told(error)}"
     if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
         return f"the loss must be the minibatch's mean, a tensor of shape (), got {_shape(loss)}"
     return None
@@ -145,6 +145,6 @@ def _shape(value: object) -> str:
     return f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
     """An error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

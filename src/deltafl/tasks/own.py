@@ -16,7 +16,7 @@ from types import ModuleType
 
 from ..errors import DeltaflError, unknown_name
 from .base import Task
-from .fitting import require_fitting
+from .fitting import require_fitting, told
 from .registry import TaskSpec
 from .table import TABLE_SUFFIXES, table_task
 
@@ -138,4 +138,4 @@ def _told(error: Exception, path: Path) -> str:
     """An error with the line of the user's file that it came from, in one line."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     where = f" (line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
+    return f"{told(error)}{where}"
