@@ -6,7 +6,7 @@ import typer
 
 from .. import __version__
 from ..errors import DeltaflError
-from . import audit, catalogue, experiments
+from . import audit, catalogue, experiments, reproduce
 
 app = typer.Typer(
     name="deltafl",
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command()(experiments.compare)
 app.command()(experiments.run)
+app.command()(reproduce.reproduce)
 app.command()(audit.audit)
 app.command()(catalogue.samplers)
 app.command()(catalogue.tasks)

@@ -1,0 +1,106 @@
+"""``deltafl reproduce``: the paper's tables and figures, one command each."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..errors import DeltaflError
+from ..experiments.reproduce import Request, default_folder, listing
+from ..experiments.reproduce import reproduce as run_reproduce
+from ..experiments.spec import experiment_names
+from ..experiments.sweep import OnProgress
+from ..experiments.sweep import Progress as SweepProgress
+from . import options as o
+
+EXIT_INTERRUPTED = 130
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="a table or figure, such as table-2; --list shows all")] = None,
+    scale: Annotated[str, typer.Option(help="smoke (minutes), cpu (hours), paper (a GPU)", metavar="NAME")] = "smoke",
+    out: o.Out = None,
+    part: Annotated[list[str] | None, typer.Option(help="only this part; may be repeated", metavar="NAME")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="number of seeds, instead of its own", metavar="S")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="runs side by side; all cores", metavar="P")] = os.cpu_count()
+    or 1,
+    data_dir: o.DataDir = None,
+    only_page: Annotated[bool, typer.Option("--only-page", help="run nothing, show what is finished")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="all experiments, what they need, how long they take")] = False,
+) -> None:
+    """Run one of the paper's tables or figures, and write its page.
+
+    Finished runs are kept and skipped: give the same command again to go on after an interruption.
+
+    Example: deltafl reproduce figure-2 --scale smoke
+    """
+    if list_:
+        Console().print(_list_table())
+        return
+    if name is None:
+        raise DeltaflError("which experiment? write for instance: deltafl reproduce toy; --list shows all")
+    folder = out or default_folder(name, scale)
+    request = Request(
+        name,
+        scale,
+        folder,
+        tuple(part) if part else None,
+        seeds,
+        processes or _cores(),
+        data_dir,
+        only_page,
+        _command(name, scale),
+    )
+    with _progress(folder) as on_progress:
+        page = run_reproduce(request, on_progress)
+    Console().print(Markdown(page))
+    typer.echo(f"Results: {folder}/README.md, the pictures, tables and records beside it")
+
+
+def _command(name: str, scale: str) -> str:
+    """The command for the page: without folders, which differ from place to place."""
+    return f"deltafl reproduce {name} --scale {scale}"
+
+
+def _list_table() -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("name", "shows", "needs", "time on 2 cores"):
+        table.add_column(column, overflow="fold")
+    for row in listing(experiment_names()):
+        table.add_row(*row)
+    return table
+
+
+@contextmanager
+def _progress(folder: Path) -> Iterator[OnProgress]:
+    """A bar for the rounds of all runs; Ctrl-C ends with a sentence that says how to go on."""
+    bars = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[shown]}"),
+        TimeRemainingColumn(compact=True),
+        console=Console(stderr=True),
+    )
+    bar = bars.add_task("rounds", total=None, shown="")
+
+    def on_progress(progress: SweepProgress) -> None:
+        bars.start()
+        shown = f"{progress.runs_done} of {progress.runs_total} runs; now {', '.join(progress.running)}"
+        bars.update(bar, completed=progress.rounds_done, total=progress.rounds_total, shown=shown)
+
+    try:
+        yield on_progress
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; the same command goes on: finished runs are in {folder}/runs", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    finally:
+        if bars.live.is_started:
+            bars.stop()

@@ -1,0 +1,151 @@
+"""The small record of a finished run: settings, curve and draws in one JSON file of some ten kilobytes.
+
+A run's own folder (checkpoints, a line for every round) is megabytes and is thrown away when the run is finished; this
+is what stays, is committed, and lets a sweep go on elsewhere. Numbers keep the digits that a reader can use.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from ..errors import DeltaflError
+from ..plain_files import plain_json, write_atomically
+from ..report.curves import Run
+from ..settings import RunSettings
+from ..types import FloatArray
+
+#: A column of numbers; null where one does not exist.
+Column = Annotated[list[float | None], BeforeValidator(plain_json)]
+
+
+class RunRecord(BaseModel):
+    """One finished run.
+
+    Attributes:
+        part: The part of the experiment.
+        settings: Every setting (``RunSettings``), sampler and seed included; folders and workers are left out.
+        data: The honest name of the data that were read.
+        metric: What counts: accuracy or loss.
+        environment: Versions and hardware.
+        round: Rounds done at each evaluation, increasing.
+        accuracy: Test accuracy there; null where the task has none.
+        client_accuracy: Mean over clients of their own test accuracy; empty if not measured.
+        loss: Test loss there.
+        seconds: Wall clock up to there, evaluation excluded.
+        cpu_seconds: Processor time of the training process up to there, evaluation excluded: unlike the wall clock it
+            does not depend on what else the machine did.
+        bytes: Bytes that a federation would have moved up to there.
+        draws: How often each client was drawn.
+        refused: Replies that were refused and counted as missing.
+        probes: What else was measured, column by column, with its own ``round``; empty if nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    part: str
+    settings: dict[str, Any]
+    data: str
+    metric: Literal["accuracy", "loss"]
+    environment: dict[str, Any]
+    round: list[int]
+    accuracy: Column
+    client_accuracy: Column = []
+    loss: Column
+    seconds: Column
+    cpu_seconds: Column
+    bytes: Column
+    draws: list[int]
+    refused: int = 0
+    probes: dict[str, Column] = {}
+
+    @property
+    def sampler(self) -> str:
+        """The label of the sampler."""
+        return str(self.settings["sampler"])
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return int(self.settings["seed"])
+
+    def run(self) -> Run:
+        """The run as ``report.summarise`` takes it; its seconds are processor time."""
+        return Run(
+            sampler=self.sampler,
+            seed=self.seed,
+            metric=self.metric,
+            round_r=np.array(self.round, dtype=np.int64),
+            accuracy_r=_floats(self.accuracy),
+            loss_r=_floats(self.loss),
+            seconds_r=_floats(self.cpu_seconds),
+            bytes_r=_floats(self.bytes),
+            draws_m=np.array(self.draws, dtype=np.int64),
+        )
+
+    def probe(self, name: str) -> FloatArray:
+        """A column of ``probes``, NaN where there is no number.
+
+        Raises:
+            DeltaflError: If it was not measured.
+        """
+        if name not in self.probes:
+            raise DeltaflError(f"run {self.sampler}, seed {self.seed} has no column {name!r}; it was run without it")
+        return _floats(self.probes[name])
+
+
+#: Settings that say where and how a run is computed, not what; they are not compared and not recorded.
+HOW = {"workers", "data_dir", "checkpoint_every"}
+
+
+def what_is_run(settings: RunSettings) -> dict[str, Any]:
+    """The settings that decide the result, as they are recorded."""
+    return settings.model_dump(mode="json", exclude_none=True, exclude=HOW)
+
+
+def write_record(record: RunRecord, path: Path) -> None:
+    """Write a record; the file appears in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rounded = record.model_copy(
+        update={
+            **{name: _rounded(getattr(record, name), 6) for name in ("accuracy", "client_accuracy", "loss")},
+            **{name: _rounded(getattr(record, name), 6) for name in ("seconds", "cpu_seconds")},
+            "probes": {name: _rounded(column, 5) for name, column in record.probes.items()},
+        }
+    )
+    columns = rounded.model_dump(mode="json")
+    lines = (f'"{name}": {json.dumps(value, separators=(",", ":"))}' for name, value in columns.items())
+    write_atomically(path, "{" + ",\n ".join(lines) + "}\n")
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read what ``write_record`` wrote.
+
+    Raises:
+        DeltaflError: If the file is missing or is no record.
+    """
+    try:
+        return RunRecord.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DeltaflError(f"cannot read the record {path}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise DeltaflError(
+            f"{path} is not the record of a run: {where}: {first['msg']}; delete it to run again"
+        ) from None
+
+
+def read_records(folder: Path) -> list[RunRecord]:
+    """All records below ``folder/runs``, in order of their files."""
+    return [read_record(path) for path in sorted((folder / "runs").glob("*/*.json"))]
+
+
+def _floats(column: list[float | None]) -> FloatArray:
+    return np.array([np.nan if value is None else value for value in column], dtype=np.float64)
+
+
+def _rounded(column: list[float | None], digits: int) -> list[float | None]:
+    return [None if value is None else float(f"{value:.{digits}g}") for value in column]

@@ -1,0 +1,270 @@
+"""Running a sweep: its runs side by side in processes of one thread each, resumable, nothing done twice.
+
+::
+
+    DIR/config.toml                           every setting of every part
+    DIR/runs/PART/SAMPLER-seedN.json          the record of a finished run (record.py); what has one is skipped
+    DIR/unfinished/PART/SAMPLER-seedN/        the run directory of one that is not finished; goes on from its checkpoint
+"""
+
+import json
+import multiprocessing
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tomli_w
+
+from ..errors import DeltaflError, require
+from ..plain_files import write_atomically
+from ..settings import CompareSettings, RunSettings
+from .record import RunRecord, read_record, what_is_run, write_record
+from .spec import Experiment, Job, Sweep
+
+UNFINISHED = "unfinished"
+_POLL_SECONDS = 1.0
+_TAIL_BYTES = 65536
+
+
+class Progress(NamedTuple):
+    """How far a sweep is: rounds played and rounds in all, runs done and in all, and what runs now."""
+
+    rounds_done: int
+    rounds_total: int
+    runs_done: int
+    runs_total: int
+    running: tuple[str, ...]
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def make_sweep(experiment: Experiment, scale: str, parts: Sequence[str] | None = None, **own: Any) -> Sweep:
+    """The sweep of an experiment at a scale: all of its parts, or the named ones.
+
+    Args:
+        experiment: The experiment.
+        scale: One of ``spec.SCALES``.
+        parts: Names of parts; None for those of the scale.
+        own: Settings of the user that win, such as ``data_dir`` and ``seeds``.
+    """
+    names = experiment.part_names(scale) if parts is None else tuple(parts)
+    return Sweep(experiment, scale, {part: experiment.comparison(part, scale, **own) for part in names})
+
+
+def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgress) -> dict[str, str]:
+    """Run what has no record yet.
+
+    Args:
+        sweep: What to run.
+        folder: Where the records are and go.
+        processes: Runs side by side, >= 1; as many as there are cores is best.
+        on_progress: Told about once a second.
+
+    Returns:
+        The parts whose data are not at hand, with the reason; they are left out.
+
+    Raises:
+        DeltaflError: If a record or an unfinished run in the folder has other settings, or no part can be run.
+    """
+    for package, extra in (("torch", "sim"), ("safetensors", "sim"), ("scipy", "sim")):
+        require(package, extra)
+    jobs = list(sweep.jobs())
+    waiting = [job for job in jobs if not is_done(job, folder)]
+    not_run = _missing_data(sweep, {job.part for job in waiting})
+    if len(not_run) == len(sweep.comparisons):
+        raise DeltaflError(next(iter(not_run.values()), "there is nothing to run: no part was chosen"))
+    waiting = [job for job in waiting if job.part not in not_run]
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_config(sweep, folder)
+    watch = _Watch([job for job in jobs if job.part not in not_run], folder, on_progress)
+    watch.tell(())
+    if waiting:
+        _run_jobs(waiting, folder, min(processes, len(waiting)), watch)
+    if (folder / UNFINISHED).is_dir() and not any((folder / UNFINISHED).rglob("config.toml")):
+        shutil.rmtree(folder / UNFINISHED)
+    return not_run
+
+
+def is_done(job: Job, folder: Path) -> bool:
+    """Whether the job has a record in the folder, and with these settings.
+
+    Raises:
+        DeltaflError: If there is a record or an unfinished run of other settings in its place.
+    """
+    path = record_path(job, folder)
+    if path.exists():
+        _require_same(read_record(path).settings, job, path)
+        return True
+    from ..simulation.records import recorded_settings
+
+    begun = recorded_settings(folder / UNFINISHED / job.key)
+    if begun is not None:
+        _require_same(begun, job, folder / UNFINISHED / job.key)
+    return False
+
+
+def record_path(job: Job, folder: Path) -> Path:
+    """Where a finished run's record goes."""
+    return folder / "runs" / f"{job.key}.json"
+
+
+def records_of(sweep: Sweep, folder: Path) -> list[RunRecord]:
+    """The records that a sweep has so far, in the order of its jobs."""
+    return [read_record(record_path(job, folder)) for job in sweep.jobs() if is_done(job, folder)]
+
+
+def run_job(job: Job, folder: Path) -> None:
+    """Run one job in this process, from its last checkpoint if there is one, and write its record."""
+    from ..simulation.experiment import engine_of, run_experiment
+    from ..simulation.records import RunDirectory
+
+    directory = RunDirectory(folder / UNFINISHED / job.key)
+    engine = engine_of(job.settings)
+    if not directory.started:
+        directory.start(job.settings)
+    run_experiment(job.settings, engine, directory, lambda *_: None)
+    write_record(_record_of(job, directory, engine.task), record_path(job, folder))
+    shutil.rmtree(directory.path)
+
+
+def _record_of(job: Job, directory: Any, task: Any) -> RunRecord:
+    from ..simulation.comparison import read_run
+
+    run = read_run(directory, job.settings.sampler, job.settings.seed, task.metric, task.num_clients)
+    lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
+    evaluated = set(run.round_r.tolist())
+    cpu, cpu_seconds = 0.0, []
+    for timing in timings:
+        cpu += timing["cpu_seconds"]
+        if timing["round"] in evaluated:
+            cpu_seconds.append(cpu)
+    environment = json.loads((directory.path / "environment.json").read_text(encoding="utf-8"))
+    return RunRecord(
+        part=job.part,
+        settings=what_is_run(job.settings),
+        data=task.dataset.name,
+        metric=task.metric,
+        environment={key: value for key, value in environment.items() if key != "command"},
+        round=run.round_r.tolist(),
+        accuracy=run.accuracy_r.tolist(),
+        loss=run.loss_r.tolist(),
+        seconds=run.seconds_r.tolist(),
+        cpu_seconds=cpu_seconds,
+        bytes=run.bytes_r.tolist(),
+        draws=run.draws_m.tolist(),
+        refused=sum(len(line.get("rejected", ())) for line in lines),
+    )
+
+
+def _run_jobs(jobs: Sequence[Job], folder: Path, processes: int, watch: "_Watch") -> None:
+    """Hand the jobs out in their order; a failed one ends the sweep, and what is finished stays finished."""
+    with _ended_with_us(ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))) as pool:
+        waiting, running = list(reversed(jobs)), dict[Future[None], Job]()
+        while waiting or running:
+            while waiting and len(running) < processes:
+                job = waiting.pop()
+                running[pool.submit(run_job, job, folder)] = job
+            done, _ = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+            for future in done:
+                job = running.pop(future)
+                try:
+                    future.result()
+                except BrokenProcessPool:
+                    raise DeltaflError(
+                        f"the process that ran {job.key} died; if it was killed, memory may have run out: "
+                        "use fewer processes and give the same command again"
+                    ) from None
+            watch.tell([job.key for job in running.values()])
+
+
+@contextmanager
+def _ended_with_us(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
+    """After an error or Ctrl-C the runs under way are ended at once: they go on from their checkpoints another time."""
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    pool.shutdown()
+
+
+class _Watch:
+    """Reads how far runs are from their files, which are written anyway."""
+
+    def __init__(self, jobs: Sequence[Job], folder: Path, on_progress: OnProgress) -> None:
+        self._jobs, self._folder, self._on_progress = jobs, folder, on_progress
+        self._done: set[str] = set()
+        self._told = 0.0
+
+    def tell(self, running: Sequence[str]) -> None:
+        """Tell how far it is, at most once in a while."""
+        if running and time.monotonic() - self._told < _POLL_SECONDS:
+            return
+        self._told = time.monotonic()
+        rounds = total = 0
+        for job in self._jobs:
+            planned = job.settings.rounds or 0
+            total += planned
+            if job.key not in self._done and record_path(job, self._folder).exists():
+                self._done.add(job.key)
+            rounds += planned if job.key in self._done else rounds_played(self._folder / UNFINISHED / job.key)
+        self._on_progress(Progress(rounds, total, len(self._done), len(self._jobs), tuple(running)))
+
+
+def rounds_played(path: Path) -> int:
+    """The last round in an unfinished run's ``timings.jsonl``; 0 if there is none."""
+    try:
+        with (path / "timings.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            lines = [line for line in file.read().split(b"\n") if line.endswith(b"}")]
+        return int(json.loads(lines[-1])["round"]) if lines else 0
+    except (OSError, ValueError):  # not there, or a line that is being written
+        return 0
+
+
+def _missing_data(sweep: Sweep, parts: set[str]) -> dict[str, str]:
+    """The parts whose task cannot be made here, with the sentence why."""
+    from ..simulation.experiment import task_of
+
+    reasons = {}
+    for part, settings in sweep.comparisons.items():
+        if part in parts:
+            try:
+                task_of(settings.run(settings.samplers[0], 0))
+            except DeltaflError as error:
+                reasons[part] = str(error)
+    return reasons
+
+
+def _write_config(sweep: Sweep, folder: Path) -> None:
+    """Every setting of every part, as TOML."""
+
+    def plain(settings: CompareSettings) -> dict[str, Any]:
+        return settings.model_dump(mode="json", exclude_none=True, exclude={"data_dir", "workers"})
+
+    content = {
+        "experiment": sweep.experiment.name,
+        "scale": sweep.scale,
+        "parts": {part: plain(settings) for part, settings in sweep.comparisons.items()},
+    }
+    write_atomically(folder / "config.toml", tomli_w.dumps(content))
+
+
+def _require_same(recorded: dict[str, Any], job: Job, place: Path) -> None:
+    """Refuse a record of other settings. One that a newer version of this package added had its default."""
+    before = what_is_run(RunSettings.model_validate(recorded))
+    now = what_is_run(job.settings)
+    for key in sorted({*before, *now}):
+        if before.get(key) != now.get(key):
+            raise DeltaflError(
+                f"{place} was run with {key} = {before.get(key)}, not {now.get(key)}: "
+                "choose another --out, or delete it to run it again"
+            )
