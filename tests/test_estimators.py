@@ -52,6 +52,8 @@ UNBIASED = [name for name, estimator in ESTIMATORS.items() if estimator.unbiased
 EXACT_BY_CHANCE = {
     # Everyone replies, so the weights sum to 1 and dividing by their sum changes nothing.
     ("full", None, "hajek"),
+    # Everyone replies, so that nobody counts with an old update.
+    ("full", None, "fedvarp"),
     # Draws proportional to w_i: the plain mean of a fixed number of draws *is* the weighted one (Li et al. 2020).
     *product(("md", "md-fixed"), ("systematic", "pivotal", "multinomial"), ("hajek", "plain-mean")),
     # With equal scores successive draws are simple random sampling.
@@ -70,7 +72,7 @@ TABLE = [
     for name in SAMPLERS
     for design in designs_of(name)
     for estimator in ESTIMATORS
-    if name != "power-of-choice" or estimator == "plain-mean"
+    if name != "power-of-choice" or not ESTIMATORS[estimator].needs_expected
 ]
 
 
@@ -100,7 +102,7 @@ def test_claim_and_verdict(name: str, design: str | None, estimator: str) -> Non
 def test_the_table_says_the_same_of_default_forms() -> None:
     biased = {name for name, entry in SAMPLERS.items() if not entry.unbiased}
     assert biased == {"fedavg", "power-of-choice"}
-    assert {name for name, estimator in ESTIMATORS.items() if not estimator.unbiased} == {"hajek", "plain-mean"}
+    assert {name for name in ESTIMATORS if name not in UNBIASED} == {"hajek", "plain-mean", "fedvarp"}
     assert {name for name, design in DESIGNS.items() if not design.exact} == {"successive"}
 
 
@@ -269,6 +271,46 @@ def test_ratio_estimators_are_exact_for_constant_updates(name: str, estimator: s
         np.testing.assert_allclose(estimate(plan, state, cohort, list(constant)), [1, 2, 3], rtol=1e-12)
 
 
+def test_fedvarp_is_the_average_of_everybodys_last_update() -> None:
+    """Against a list of last updates, over rounds of a sampler with unequal probabilities and repeated draws."""
+    plan = make_plan("fedpracis", "multinomial", "fedvarp", Population.from_sizes(SIZES), n=3)
+    state, last_md = init_round(plan, np.zeros(3)), np.zeros((5, 3))
+    for seed in range(6):
+        problem = make_problem(SIZES, seed=seed)
+        cohort = open_round(plan, state)
+        last_md[cohort.client_n] = problem.update_md[cohort.client_n]
+        state, _ = close_round(plan, state, cohort, problem.update_md[cohort.client_n], reports_of(problem, cohort))
+        np.testing.assert_allclose(state.optimizer.delta_d, plan.population.weight_m @ last_md, rtol=1e-12)
+        np.testing.assert_array_equal(state.control.control_md, last_md.astype(np.float32))
+
+
+def test_fedvarp_lags_by_as_much_as_it_says() -> None:
+    """E[D] = sum_j w_j ((1 - pi_j) c_j + pi_j u_j), by enumeration."""
+    plan = make_plan("md-fixed", None, "fedvarp", Population.from_sizes(SIZES))
+    problem, old = make_problem(SIZES, seed=1), make_problem(SIZES, seed=2)
+    c_md = old.update_md.astype(np.float64)
+    state = init_round(plan, np.zeros(3))._replace(control=OwnControlState(old.update_md, old.ubar_d))
+    pi_m = 2 * np.array(SIZES) / 100
+    expected = plan.population.weight_m @ ((1 - pi_m)[:, None] * c_md + pi_m[:, None] * problem.update_md)
+    np.testing.assert_allclose(mean_estimate(plan, state, problem), expected, rtol=1e-12)
+
+
+def test_own_controls_share_the_rows_that_stay() -> None:
+    """A round costs the rows of its cohort, and neither the state before it nor the caller's array is tied to it."""
+    problem = make_problem(SIZES)
+    plan = make_plan("uniform", None, "difference-own", problem.population)
+    before = init_round(plan, np.zeros(3))
+    given = problem.update_md[[1, 3]].copy()
+    cohort = Cohort(np.array([1, 3]), np.ones(2, dtype=np.int64), np.full(2, 0.4), "fixed-size")
+    after, _ = close_round(plan, before, cohort, given)
+    given += 1
+    assert [a is b for a, b in zip(before.control.control_md, after.control.control_md, strict=True)] == [
+        True, False, True, False, True,
+    ]  # fmt: skip
+    assert not np.any(before.control.control_md)
+    np.testing.assert_array_equal(after.control.control_md[1], problem.update_md[1])
+
+
 def test_fedavg_by_hand() -> None:
     """sum_S n_i u_i / sum_S n_i."""
     plan = make_plan("fedavg", None, SAMPLERS["fedavg"].estimator, Population.from_sizes([1, 3, 6]))
@@ -292,7 +334,7 @@ def test_nobody_and_clients_that_count_nothing(estimator: str) -> None:
     assert all(np.all(np.isfinite(part)) for part in following.control)
 
 
-@pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if name != "plain-mean"])
+@pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if ESTIMATORS[name].needs_expected])
 def test_unknown_expectations_cannot_be_weighed(estimator: str) -> None:
     problem = make_problem(SIZES)
     plan = make_plan("power-of-choice", None, estimator, problem.population)

@@ -37,7 +37,8 @@ def test_public_names_are_pinned() -> None:
 
 def test_names_in_tables_are_pinned() -> None:
     assert list(deltafl.DESIGNS) == ["systematic", "pivotal", "simple-random", "poisson", "multinomial", "successive"]
-    assert list(deltafl.ESTIMATORS) == ["horvitz-thompson", "hajek", "plain-mean", "difference", "difference-own"]
+    estimators = ["horvitz-thompson", "hajek", "plain-mean", "difference", "difference-own", "fedvarp"]
+    assert list(deltafl.ESTIMATORS) == estimators
     samplers = ["full", "fedavg", "uniform", "md", "md-fixed", "fedis", "fedpracis", "delta", "pracdelta"]
     assert list(deltafl.SAMPLERS) == [*samplers, "cluster-is", "cluster-is-oracle", "power-of-choice"]
 

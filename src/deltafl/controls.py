@@ -109,23 +109,36 @@ class CommonControl:
 
 
 class OwnControlState(NamedTuple):
-    """One update a client, and their weighted sum."""
+    """One update a client, and their weighted sum.
 
-    control_md: Params
+    Attributes:
+        control_md: m rows, each float32 (d,): a tuple of them, or one (m, d) array, as it is after a resume.
+        total_d: float64 (d,), sum_j w_j c_j.
+    """
+
+    control_md: tuple[Params, ...] | Params
     total_d: FloatArray
 
 
 @dataclass(frozen=True)
 class OwnControl:
-    """c_i = the last update of client i, 0 until it was seen. Memory: m models."""
+    """c_i = the last update of client i, 0 until it was seen. Memory: one model a client that was seen.
+
+    A round replaces the rows of those who replied; the other rows are shared by the state before and the state after,
+    so that a round costs n rows and not m, and neither state is changed.
+    """
 
     def init(self, population: Population, num_params: int) -> OwnControlState:
         """All c_i = 0."""
-        return OwnControlState(np.zeros((population.num_clients, num_params), dtype=np.float32), np.zeros(num_params))
+        zero_d = np.zeros(num_params, dtype=np.float32)
+        return OwnControlState((zero_d,) * population.num_clients, np.zeros(num_params))
 
     def guess(self, state: OwnControlState, client_n: IntArray) -> Guess:
         """Each client's last update."""
-        return Guess(state.total_d, state.control_md[client_n].astype(np.float64))
+        control_nd = np.zeros((len(client_n), len(state.total_d)))
+        for row_d, client in zip(control_nd, client_n, strict=True):
+            row_d[:] = state.control_md[client]
+        return Guess(state.total_d, control_nd)
 
     def update(
         self,
@@ -136,11 +149,13 @@ class OwnControl:
         coef_n: FloatArray,
     ) -> OwnControlState:
         """Remember the replies."""
-        control_md = state.control_md.copy()
         weight_n = population.weight_m[client_n]
-        change_nd = update_nd.astype(np.float64) - control_md[client_n]
-        control_md[client_n] = update_nd
-        return OwnControlState(control_md, state.total_d + weighted_sum(weight_n, change_nd, len(state.total_d)))
+        change_nd = update_nd.astype(np.float64) - self.guess(state, client_n).control_nd
+        rows = list(state.control_md)
+        for client, update_d in zip(client_n, update_nd, strict=True):
+            rows[client] = update_d.copy()
+        total_d = state.total_d + weighted_sum(weight_n, change_nd, len(state.total_d))
+        return OwnControlState(tuple(rows), total_d)
 
 
 def weighted_sum(coef_n: FloatArray, row_nd: np.ndarray[Any, Any], num_params: int) -> FloatArray:

@@ -12,6 +12,9 @@ hajek              w_i a_i / sum_S w_j a_j             0        **no**   Hajek 1
 plain-mean         count_i / sum_S count_j             0        **no**   FedAvg as it is often written
 difference         w_i a_i                             common c yes      Cassel, Sarndal and Wretman 1976
 difference-own     w_i a_i                             own c_i  yes      the same; FedVARP (Jhunjhunwala et al. 2022)
+                                                                         with unbiased weights
+fedvarp            w_i                                 own c_i  **no**   FedVARP as the DELTA paper combines it (app. on
+                                                                         further experiments), see ``average_of_all``
 ================== =================================== ======== ======== ==============================================
 
 ``count / expected`` is 1 / pi_i where a client is drawn once at most and count_i / (n p_i) with replacement, hence one
@@ -44,7 +47,7 @@ def horvitz_thompson(cohort: Cohort, weight_n: FloatArray, response_n: FloatArra
     if not np.all(np.isfinite(cohort.expected_n)):
         raise DeltaflError(
             "this sampler does not know how likely its clients were, so no unbiased weight exists; "
-            "use the estimator 'plain-mean'"
+            "use the estimator 'plain-mean' or 'fedvarp'"
         )
     return weight_n * cohort.count_n / (cohort.expected_n * response_n)
 
@@ -61,6 +64,19 @@ def plain_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> 
     return cohort.count_n / max(int(cohort.count_n.sum()), 1)
 
 
+def average_of_all(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
+    """coef_i = w_i: with own controls, D = sum_j w_j c_j after the replies have replaced the cohort's c_i. Biased.
+
+    The DELTA paper: "instead of reassigning weights in the aggregation step, we use [p] to select the current round
+    update clients and then average aggregate the updates of all clients", those not asked counting with their last
+    update, as in FedVARP. That is SAG's average (Le Roux, Schmidt and Bach 2012), where FedVARP itself is SAGA's. We
+    take the average with the target's weights (the plain mean of all m clients if these are equal), so that a memory
+    without staleness gives ubar. E[D] = sum_j w_j ((1 - pi_j) c_j + pi_j u_j): it lags behind ubar, and a client never
+    seen counts as zero, hence the first m / n rounds or so take short steps. Counts and probabilities are not used.
+    """
+    return weight_n.copy()
+
+
 class Estimator(NamedTuple):
     """A rule for coefficients, and the controls it subtracts.
 
@@ -69,12 +85,14 @@ class Estimator(NamedTuple):
         coefficients: ``(cohort of those who replied, weight_n, response_n) -> coef_n``.
         control: Where c comes from.
         unbiased: Whether E[D] = ubar for every exact design.
+        needs_expected: Whether it must know how likely each client of the cohort was.
     """
 
     name: str
     coefficients: Coefficients
     control: Control
     unbiased: bool
+    needs_expected: bool = True
 
 
 ESTIMATORS: dict[str, Estimator] = {
@@ -82,9 +100,10 @@ ESTIMATORS: dict[str, Estimator] = {
     for estimator in (
         Estimator("horvitz-thompson", horvitz_thompson, NoControl(), unbiased=True),
         Estimator("hajek", hajek, NoControl(), unbiased=False),
-        Estimator("plain-mean", plain_mean, NoControl(), unbiased=False),
+        Estimator("plain-mean", plain_mean, NoControl(), unbiased=False, needs_expected=False),
         Estimator("difference", horvitz_thompson, CommonControl(), unbiased=True),
         Estimator("difference-own", horvitz_thompson, OwnControl(), unbiased=True),
+        Estimator("fedvarp", average_of_all, OwnControl(), unbiased=False, needs_expected=False),
     )
 }
 _ALIASES = {"hansen-hurwitz": "horvitz-thompson", "ratio": "hajek"}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..designs import find_design
 from ..errors import DeltaflError, unknown_name
-from ..estimators import find_estimator
+from ..estimators import ESTIMATORS, find_estimator
 from ..types import Sampler
 from .cluster import ClusterIS
 from .delta import Delta, PracDelta, theory_constants
@@ -185,10 +185,11 @@ def parse_label(label: str) -> Label:
             raise DeltaflError(
                 f"simple-random draws need equal scores, {name!r} has unequal ones; write {name}@systematic"
             )
-    estimator = find_estimator(weights or entry.estimator).name
-    if entry.scores == "unknown" and estimator != "plain-mean":
-        raise DeltaflError(f"{name!r} does not know how likely its clients were; only 'plain-mean' can follow it")
-    return Label(name, design or entry.design, estimator)
+    estimator = find_estimator(weights or entry.estimator)
+    if entry.scores == "unknown" and estimator.needs_expected:
+        fitting = " and ".join(repr(e.name) for e in ESTIMATORS.values() if not e.needs_expected)
+        raise DeltaflError(f"{name!r} does not know how likely its clients were; only {fitting} can follow it")
+    return Label(name, design or entry.design, estimator.name)
 
 
 def make_sampler(label: str, settings: SamplerSettings | None = None) -> Sampler:
