@@ -19,7 +19,7 @@ class Replies(NamedTuple):
     """The usable part of what came back.
 
     Attributes:
-        update_nd: float32 (n, d); zero in the rows of clients that did not respond.
+        update_nd: float32 (n, d), less what was known of all of them; zero in the rows of clients that did not respond.
         reports: With ``responded_n`` False for missing and refused replies, and norms measured on the server.
         rejected: Who was refused, and why.
     """
@@ -35,6 +35,7 @@ def screen_replies(
     reports: Reports | None,
     num_params: int,
     weight_n: npt.NDArray[np.float64] | None = None,
+    known_d: Params | None = None,
 ) -> Replies:
     """Check every reply for length, finiteness and range; measure the norms of the good ones.
 
@@ -44,6 +45,8 @@ def screen_replies(
         reports: The columns the host filled, or None.
         num_params: d.
         weight_n: Weights of the mean that deviations are measured from, see ``measure``.
+        known_d: A part of every update that the server knows already (the drift of ``mime.py``): it is taken off before
+            norms are measured. None for nothing.
 
     Raises:
         DeltaflError: If the host (not a client) is wrong: another number of updates or report rows than clients.
@@ -59,6 +62,8 @@ def screen_replies(
         fault = _fault(updates[i], reports, i, num_params)
         if fault is None:
             update_nd[i] = np.asarray(updates[i], dtype=np.float32)
+            if known_d is not None:
+                update_nd[i] -= known_d
         else:
             responded_n[i] = False
             rejected.append(RejectedReply(int(cohort.client_n[i]), fault))

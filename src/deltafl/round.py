@@ -20,6 +20,7 @@ from .controls import weighted_sum
 from .errors import DeltaflError
 from .estimators import find_estimator
 from .inclusion import check_cohort_size
+from .mime import drift, init_mime, remember
 from .replies import Replies, Updates, screen_replies
 from .server_optimizers import ServerOptimizer, Sgd
 from .streams import stream
@@ -50,6 +51,7 @@ class Plan:
         server_optimizer: How the model moves along the estimate.
         seed: Seed of the draws.
         response_floor: Least response rate q assumed of a client, in (0, 1]: no reply counts more than 1 / floor times.
+        mime: beta in [0, 1) of the momentum that the server sends to all clients, see ``mime.py``; 0 for none.
     """
 
     population: Population
@@ -59,6 +61,7 @@ class Plan:
     server_optimizer: ServerOptimizer = field(default_factory=Sgd)
     seed: int = 0
     response_floor: float = 0.1
+    mime: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse impossible plans at once."""
@@ -69,6 +72,7 @@ class Plan:
         find_estimator(self.estimator)
         if not 0 < self.response_floor <= 1:
             raise DeltaflError(f"response_floor is {self.response_floor}; it must be above 0 and at most 1")
+        init_mime(self.mime, 0)
 
 
 class RoundState(NamedTuple):
@@ -82,6 +86,7 @@ class RoundState(NamedTuple):
         control: The estimator's controls.
         asked_m: int64 (m,), how often each client was asked so far.
         answered_m: int64 (m,), how often it answered.
+        mime: The momentum that is sent to the clients, see ``mime.py``.
     """
 
     round: int
@@ -91,6 +96,20 @@ class RoundState(NamedTuple):
     control: Any
     asked_m: IntArray
     answered_m: IntArray
+    mime: Any
+
+
+class Broadcast(NamedTuple):
+    """What the server sends to every client it asks.
+
+    Attributes:
+        params_d: float32 (d,), the global model x_0.
+        drift_d: float32 (d,), beta S of ``mime.py``: each client adds drift_d / K_i in each of its K_i local steps, and
+            takes (1 - beta) times its usual steps. None without such a momentum.
+    """
+
+    params_d: Params
+    drift_d: Params | None
 
 
 def init_round(plan: Plan, params: npt.ArrayLike) -> RoundState:
@@ -107,7 +126,13 @@ def init_round(plan: Plan, params: npt.ArrayLike) -> RoundState:
         control=find_estimator(plan.estimator).control.init(plan.population, d),
         asked_m=np.zeros(m, dtype=np.int64),
         answered_m=np.zeros(m, dtype=np.int64),
+        mime=init_mime(plan.mime, d),
     )
+
+
+def broadcast(plan: Plan, state: RoundState) -> Broadcast:
+    """What the clients of this round are sent; with ``plan.mime`` = 0 that is ``state.params_d`` alone."""
+    return Broadcast(state.params_d, drift(plan.mime, state.mime))
 
 
 def open_round(
@@ -161,7 +186,8 @@ def close_round(
         DeltaflError: If the numbers of updates or report rows differ from the cohort's.
     """
     estimator = find_estimator(plan.estimator)
-    replies = screen_replies(cohort, updates, reports, len(state.params_d))
+    drift_d = broadcast(plan, state).drift_d
+    replies = screen_replies(cohort, updates, reports, len(state.params_d), known_d=drift_d)
     here = np.flatnonzero(replies.reports.responded_n)
     heard = Cohort(cohort.client_n[here], cohort.count_n[here], cohort.expected_n[here], cohort.kind)
     update_nd = replies.update_nd[here]
@@ -170,6 +196,8 @@ def close_round(
     total_d, control_nd = estimator.control.guess(state.control, heard.client_n)
     leftover_nd = update_nd.astype(np.float64) - control_nd
     delta_d = total_d + weighted_sum(coef_n, leftover_nd, len(state.params_d))
+    if drift_d is not None:
+        delta_d = drift_d + delta_d
 
     params_d, optimizer = plan.server_optimizer.step(state.params_d, delta_d, state.optimizer)
     asked_m, answered_m = state.asked_m.copy(), state.answered_m.copy()
@@ -183,6 +211,7 @@ def close_round(
         control=estimator.control.update(state.control, plan.population, heard.client_n, update_nd, coef_n),
         asked_m=asked_m,
         answered_m=answered_m,
+        mime=remember(state.mime, delta_d),
     )
     return following, _describe(plan, state, heard, replies, coef_n, leftover_nd, delta_d)
 

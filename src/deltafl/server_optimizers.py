@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .errors import unknown_name
+from .errors import DeltaflError, unknown_name
 from .types import FloatArray, Params
 
 
@@ -70,15 +70,24 @@ class MomentumState(NamedTuple):
 
 @dataclass(frozen=True)
 class Momentum:
-    """v <- beta v + D; x <- x + lr v (FedAvgM, Hsu et al. 2019).
+    """*Server momentum*: v <- beta v + D; x <- x + lr v (FedAvgM, Hsu et al. 2019).
+
+    Nothing is damped: on a constant D the steps grow towards lr D / (1 - beta). Not to be confused with *local
+    momentum*, inside each client's round (``simulation.local.LocalWork.momentum``), nor with the momentum that the
+    server sends to all clients (``round.Plan.mime``).
 
     Attributes:
         lr: Server learning rate eta > 0.
-        beta: In [0, 1).
+        beta: In [0, 1); often called gamma.
     """
 
     lr: float = 1.0
     beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        """Refuse a momentum that never forgets."""
+        if not 0 <= self.beta < 1:
+            raise DeltaflError(f"server momentum is {self.beta}; it must be at least 0 and below 1")
 
     def init(self, num_params: int) -> MomentumState:
         """V = 0."""
@@ -141,6 +150,9 @@ class Adaptive:
         return _moved(params_d, self.lr * mean_d / (np.sqrt(square_d) + self.tau)), AdaptiveState(mean_d, square_d)
 
 
+#: beta of ``momentum`` when none is given: the DELTA paper's gamma.
+DEFAULT_MOMENTUM = 0.9
+
 #: Name -> learning rate used when none is given (1 for a plain mean; the paper's 0.01 for the adaptive rules).
 SERVER_OPTIMIZERS: dict[str, float] = {
     "sgd": 1.0,
@@ -151,15 +163,25 @@ SERVER_OPTIMIZERS: dict[str, float] = {
 }
 
 
-def make_server_optimizer(name: str, lr: float | None = None) -> ServerOptimizer:
-    """Make a server optimizer by name, with its default learning rate unless one is given.
+def make_server_optimizer(name: str, lr: float | None = None, momentum: float | None = None) -> ServerOptimizer:
+    """Make a server optimizer by name.
+
+    Args:
+        name: A name in ``SERVER_OPTIMIZERS``.
+        lr: Server learning rate; None for the default of that name.
+        momentum: beta of ``momentum``, in [0, 1); None for 0.9.
 
     Raises:
-        DeltaflError: If the name is unknown.
+        DeltaflError: If the name is unknown, or ``momentum`` is given to another optimizer.
     """
     if name not in SERVER_OPTIMIZERS:
         raise unknown_name("server optimizer", name, SERVER_OPTIMIZERS)
     rate = SERVER_OPTIMIZERS[name] if lr is None else lr
-    if name == "sgd":
-        return Sgd(rate)
-    return Momentum(rate) if name == "momentum" else Adaptive(name, rate)
+    if name == "momentum":
+        return Momentum(rate, DEFAULT_MOMENTUM if momentum is None else momentum)
+    if momentum is not None:
+        raise DeltaflError(
+            f"server momentum is {momentum:g}, but the server optimizer {name!r} has none to set; "
+            "choose the server optimizer 'momentum' or leave it out"
+        )
+    return Sgd(rate) if name == "sgd" else Adaptive(name, rate)

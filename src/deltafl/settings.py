@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from .errors import DeltaflError, unknown_name
 from .samplers import SamplerSettings, parse_label, theory_constants
-from .server_optimizers import SERVER_OPTIMIZERS
+from .server_optimizers import DEFAULT_MOMENTUM, make_server_optimizer
 from .tasks.fitting import require_sendable
 from .tasks.own import is_own, is_table, load_own, own_spec
 from .tasks.partition import PARTITIONS
@@ -22,6 +22,7 @@ from .tasks.registry import TASKS, TaskSpec
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Memory = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -53,10 +54,12 @@ class Settings(BaseModel):
     local_steps: Count | None = Field(None, description="minibatch steps a round, instead of epochs")
     batch_size: Count | None = Field(None, description="examples a minibatch")
     local_lr: Positive | None = Field(None, description="local learning rate")
-    local_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="local momentum gamma")
+    local_momentum: Memory = Field(0.0, description="local momentum gamma, new in every round of a client")
+    mime: Memory = Field(0.0, description="beta of the server's momentum that all clients apply (FedMIME-style)")
     proximal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(0.0, description="proximal term mu (FedProx)")
     server_optimizer: str = Field("sgd", description="sgd, momentum, adagrad, adam or yogi")
     server_lr: Positive | None = Field(None, description="server learning rate")
+    server_momentum: Memory | None = Field(None, description="gamma of server_optimizer = momentum; 0.9 if not set")
     partition: str | None = Field(None, description="how examples are split over clients")
     alpha: Positive | None = Field(None, description="concentration of Dirichlet partitions")
     column: str | None = Field(None, description="column that names the owner: natural partition, tables")
@@ -95,6 +98,8 @@ class Settings(BaseModel):
             for key, name in TASK_DEFAULTS.items()
             if getattr(self, key) is None and key not in own
         }
+        if self.server_momentum is None and self.server_optimizer == "momentum":
+            missing["server_momentum"] = DEFAULT_MOMENTUM
         resolved = self.model_copy(update=missing)
         resolved._check_names()
         resolved._check_ranges(spec)
@@ -124,8 +129,7 @@ class Settings(BaseModel):
         return own_spec(self.task, task)
 
     def _check_names(self) -> None:
-        if self.server_optimizer not in SERVER_OPTIMIZERS:
-            raise unknown_name("server optimizer", self.server_optimizer, SERVER_OPTIMIZERS)
+        make_server_optimizer(self.server_optimizer, self.server_lr, self.server_momentum)
         if self.partition is not None and self.partition not in PARTITIONS:
             raise unknown_name("partition", self.partition, PARTITIONS)
 
