@@ -1,0 +1,167 @@
+"""The page of table 1: slopes beside the claimed orders, the counter-example; ``table.csv``, ``rates.png``.
+
+The numbers and the claims are in ``rates_slopes.py``.
+"""
+
+import csv
+import io
+import json
+from math import isnan
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DeltaflError, require
+from ..plain_files import write_atomically
+from ..samplers import parse_label
+from ..types import FloatArray
+from .rates import CounterExample, RatesSettings, cells_path, read_cells
+from .rates_slopes import BASELINE, CLAIMS, SLOWER, TOLERANCE, Estimate, Row, make_row, verdict
+
+
+def report_rates(settings: RatesSettings, folder: Path) -> str:
+    """Read the cells, write ``table.csv`` and ``rates.png``, and return the page in Markdown.
+
+    Raises:
+        DeltaflError: If a cell is missing.
+        MissingExtraError: Without Matplotlib.
+    """
+    require("matplotlib", "plot")
+    values = {(p, label): _values(settings, folder, p, label) for p in settings.problems for label in settings.methods}
+    rows = [make_row(settings.horizons, values, problem, label) for problem, label in values]
+    write_atomically(folder / "table.csv", _csv(rows))
+    from .rates_plot import draw_rates
+
+    draw_rates(settings, values, folder / "rates.png")
+    counter = [CounterExample(**row) for row in json.loads((folder / "counter-example.json").read_text())]
+    parts = [_setting_text(settings)]
+    for problem in settings.problems:
+        parts.append(f"### {problem}\n\n{_table([row for row in rows if row.problem == problem])}")
+    parts += [
+        _summary(rows),
+        "![Decay of the gradient with T](rates.png)",
+        _claims_text(settings),
+        _counter_text(counter),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _values(settings: RatesSettings, folder: Path, problem: str, label: str) -> FloatArray:
+    """(2, t, s): least and mean, by horizon and seed."""
+    cells = read_cells(cells_path(folder, problem, label))
+    wanted = [[(horizon, seed) for seed in range(settings.seeds)] for horizon in settings.horizons]
+    missing = sum(key not in cells for line in wanted for key in line)
+    if missing:
+        raise DeltaflError(f"{missing} cells of {label} on {problem} are missing; run the experiment first")
+    pick = [[[getattr(cells[key], name) for key in line] for line in wanted] for name in ("least", "mean")]
+    return np.array(pick, dtype=np.float64)
+
+
+def _setting_text(settings: RatesSettings) -> str:
+    horizons = ", ".join(str(horizon) for horizon in settings.horizons)
+    return (
+        f"{settings.clients} clients, {settings.sample} asked a round, K = {settings.local_steps} local steps, "
+        f"{settings.dimension} variables, T = {horizons}, {settings.seeds} seeds (draws and gradient noise; the "
+        "problems are the same for all). Slopes are exponents of T with 95 % intervals over seeds (Student's t); the "
+        f"verdict compares that of the mean over rounds with the claimed order, to within {TOLERANCE}."
+    )
+
+
+def _number(estimate: Estimate, digits: int = 2) -> str:
+    if isnan(estimate.value):
+        return "-"
+    return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+
+
+def _table(rows: list[Row]) -> str:
+    horizon = rows[0].horizon
+    lines = [
+        f"| method | slope of min over t | slope of mean over t | claimed | verdict | min, T = {horizon} | mean, T = "
+        f"{horizon} | mean relative to {BASELINE} |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        claimed = "-" if isnan(row.claimed) else f"{row.claimed:g}"
+        least = "0 (x_0)" if isnan(row.slope_least.value) else f"{row.least:.2e}"
+        lines.append(
+            f"| {row.method} | {_number(row.slope_least)} | {_number(row.slope_mean)} | {claimed} | {verdict(row)} | "
+            f"{least} | {row.mean:.2e} | {_number(row.ratio)} |"
+        )
+    return "\n".join(lines)
+
+
+def _summary(rows: list[Row]) -> str:
+    """What the intervals say, problem by problem."""
+    lines = ["### What the intervals say", ""]
+    for problem in dict.fromkeys(row.problem for row in rows):
+        here = [row for row in rows if row.problem == problem]
+        slow = [row.method for row in here if verdict(row) == SLOWER]
+        better = [row.method for row in here if row.ratio.high < 1]
+        worse = [row.method for row in here if row.ratio.low > 1]
+        even = [row.method for row in here if row.ratio.low <= 1 <= row.ratio.high]
+        lines.append(
+            f"- {problem}: slower than claimed: {_names(slow)}. Mean gradient at T = {here[0].horizon} below "
+            f"{BASELINE}'s: {_names(better)}; above: {_names(worse)}; not told apart: {_names(even)}."
+        )
+        lines += _duel(here)
+    return "\n".join(lines)
+
+
+def _duel(rows: list[Row]) -> list[str]:
+    """Whether DELTA is below IS in the same form, as far as the two intervals tell."""
+    by_method = {row.method: row.ratio for row in rows}
+    lines = []
+    for delta, rival in (("delta@multinomial", "fedis@multinomial"), ("delta", "fedis"), ("pracdelta", "fedpracis")):
+        if delta in by_method and rival in by_method and not isnan(by_method[delta].value):
+            ours, theirs = by_method[delta], by_method[rival]
+            word = "below" if ours.high < theirs.low else "above" if ours.low > theirs.high else "not told apart from"
+            lines.append(f"  - {delta} is {word} {rival} ({_number(ours)} and {_number(theirs)} of {BASELINE}).")
+    return lines
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names) if names else "none"
+
+
+def _claims_text(settings: RatesSettings) -> str:
+    lines = [
+        "### The claimed bounds",
+        "",
+        "| method | bound on the squared gradient norm, up to constants |",
+        "|---|---|",
+    ]
+    for name in dict.fromkeys(parse_label(label).name for label in settings.methods):
+        if name in CLAIMS:
+            lines.append(f"| {name} | {CLAIMS[name].bound} |")
+    return "\n".join(lines)
+
+
+def _counter_text(rows: list[CounterExample]) -> str:
+    lines = [
+        "### The counter-example to theorem 2",
+        "",
+        "Two clients with F = (x - 1)^2 / 2 and (x + 1)^2 / 2, n = 1, K = 1, no noise, from x = 1, eta eta_L = 1: all "
+        "conditions of the printed theorem hold (L = 1, A = 1, c = 1/4).",
+        "",
+        "| method | T | eta_L | min_t norm(grad f(x_t))^2, measured | printed bound |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        holds = "" if row.least <= row.bound else " (broken)"
+        lines.append(f"| {row.method} | {row.rounds} | {row.local_lr:.2e} | {row.least:g} | {row.bound:.2e}{holds} |")
+    return "\n".join(lines)
+
+
+def _csv(rows: list[Row]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    intervals = ("slope_least", "slope_mean", "ratio")
+    plain = [name for name in Row._fields if name not in intervals]
+    writer.writerow([*plain, *(f"{name}{end}" for name in intervals for end in ("", "_low", "_high")), "verdict"])
+    for row in rows:
+        numbers = [number for name in intervals for number in getattr(row, name)]
+        cells = [
+            f"{cell:.6g}" if isinstance(cell, float) else cell for cell in [*(getattr(row, n) for n in plain), *numbers]
+        ]
+        writer.writerow(["" if cell == "nan" else cell for cell in [*cells, verdict(row)]])
+    return buffer.getvalue()
