@@ -77,7 +77,8 @@ def make_sweep_shown(sweep: Any, experiment: Experiment) -> Any:
 
 
 def _run_rates(experiment: Experiment, request: Request, on_step: Callable[[int, int], None]) -> str:
-    from .rates import RatesSettings, report_rates, run_rates
+    from .rates import RatesSettings, run_rates
+    from .rates_report import report_rates
 
     settings = RatesSettings.model_validate(experiment.own_settings(request.scale))
     if not request.only_page:
