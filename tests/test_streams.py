@@ -28,8 +28,8 @@ def test_pinned(key: tuple[int, str, int, int], value: int) -> None:
 
 def test_purposes_are_pinned() -> None:
     """Numbers identify streams: new ones may be added, none may be reused."""
-    pinned = ["draw", "batches", "noise", "model", "partition", "data", "audit", "bootstrap", "dropout"]
-    assert [PURPOSES.get(name) for name in pinned] == list(range(1, 10))
+    pinned = ["draw", "batches", "noise", "model", "partition", "data", "audit", "bootstrap", "dropout", "augment"]
+    assert [PURPOSES.get(name) for name in pinned] == list(range(1, 11))
     assert len(set(PURPOSES.values())) == len(PURPOSES)
 
 

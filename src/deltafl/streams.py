@@ -21,6 +21,7 @@ PURPOSES: dict[str, int] = {
     "audit": 7,  # Monte Carlo in `deltafl audit`
     "bootstrap": 8,  # resampling of intervals
     "dropout": 9,  # random layers inside a user's model
+    "augment": 10,  # what local training changes at random in a client's inputs
 }
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    Augment = Callable[[torch.Tensor, np.random.Generator], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,13 @@ class Dataset:
 
     Attributes:
         name: The honest name of the data really read; reports print it.
-        train_x: uint8 or float32, (N, ...); images are (N, channels, height, width).
+        train_x: uint8 or float32, (N, ...); images are (N, channels, height, width). Tokens are uint8 or int64.
         train_y: (N,) int64 class labels, or float32 targets.
         test_x: The same for the pooled test set.
         test_y: The same for the pooled test set.
         num_classes: Number of classes; 0 for regression.
         columns: Natural owners of the training examples by column name, each int64 (N,).
+        test_columns: The same for the test examples, where they have the same owners; else empty.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Dataset:
     test_y: npt.NDArray[Any]
     num_classes: int
     columns: Mapping[str, IntArray] = field(default_factory=dict)
+    test_columns: Mapping[str, IntArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,14 @@ class Task:
         make_model: Makes the model; the caller seeds torch's generator before.
         loss: ``loss(output, y)``: mean loss of a minibatch, a scalar tensor.
         metric: ``"accuracy"`` (share of right classes, higher is better) or ``"loss"`` (mean loss, lower is better).
-        input_scale: Stored uint8 inputs become float32 by this factor.
+        input_scale: Stored uint8 inputs become float32 by this factor; None for tokens, which stay whole numbers and
+            reach the model as int64.
         gradient_noise_m: Standard deviation of the noise a client adds to its gradients (synthetic task), or None.
         initial_params: Fixed starting point, or None for the model's own random one.
+        augment: ``augment(x, rng)``: a random variation of a minibatch's inputs, of the same shape; used in local
+            training alone. None for none.
+        test_clients: int64 (N_test,), the client to whom each test example belongs, -1 for nobody; None if they belong
+            to nobody. With it, the clients' mean accuracy on their own test examples is evaluated too.
     """
 
     name: str
@@ -60,9 +68,11 @@ class Task:
     make_model: "Callable[[], torch.nn.Module]"
     loss: "Loss"
     metric: Literal["accuracy", "loss"] = "accuracy"
-    input_scale: float = 1.0 / 255.0
+    input_scale: float | None = 1.0 / 255.0
     gradient_noise_m: npt.NDArray[np.float64] | None = None
     initial_params: npt.NDArray[np.float32] | None = None
+    augment: "Augment | None" = None
+    test_clients: IntArray | None = None
 
     @property
     def num_clients(self) -> int:

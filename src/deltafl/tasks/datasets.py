@@ -1,10 +1,11 @@
 """Reading data sets. ``digits`` is inside scikit-learn; the others are files that ``sources.py`` knows and finds.
 
-Here are those of four IDX files; ``images.py`` reads those that are one NumPy archive.
+Here are those of four IDX files, and the table of the others: ``images.py`` and ``text.py`` read those that are one
+NumPy archive, ``cifar.py``, ``femnist.py``, ``celeba.py`` and ``text.py`` those in the forms of other projects.
 """
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,11 @@ import numpy.typing as npt
 from ..errors import DeltaflError, MissingExtraError, unknown_name
 from ..types import IntArray
 from .base import Dataset
+from .celeba import load_celeba
+from .cifar import load_cifar10
+from .femnist import load_femnist
 from .idx import idx_header, read_idx
-from .images import load_archive
+from .images import Found, load_celeba_subset, load_cifar10_jpeg, load_unipen62, open_archive
 from .sources import (
     ARCHIVES,
     SOURCES,
@@ -29,6 +33,7 @@ from .sources import (
     search_folders,
     sha256_of,
 )
+from .text import load_shakespeare, load_tinyshakespeare
 
 #: ``digits``: the first 1,500 examples, in scikit-learn's order, are for training and the last 297 for the
 # test.
@@ -38,6 +43,22 @@ DIGITS_TRAIN = 1500
 WRITERS_ARRAYS = {TRAIN_IMAGES: "train_x", TRAIN_LABELS: "train_y", TEST_IMAGES: "test_x", TEST_LABELS: "test_y"}
 
 Bytes = npt.NDArray[np.uint8]
+
+#: Readers of ``sources.ARCHIVES``.
+ARCHIVE_LOADERS: dict[str, Callable[[Found], Dataset]] = {
+    "unipen62": load_unipen62,
+    "cifar10-jpeg": load_cifar10_jpeg,
+    "celeba-subset": load_celeba_subset,
+    "tinyshakespeare": load_tinyshakespeare,
+}
+
+#: Readers of ``sources.FORMS``.
+FORM_LOADERS: dict[str, Callable[[Path | None], Dataset]] = {
+    "cifar10": load_cifar10,
+    "femnist": load_femnist,
+    "celeba": load_celeba,
+    "shakespeare": load_shakespeare,
+}
 
 
 class RawFiles(NamedTuple):
@@ -53,23 +74,26 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
 
     Args:
         name: ``digits`` (1,500 + 297 images of 8 x 8, values 0 to 16), ``mnist`` or ``fashion-mnist`` (60,000
-            + 10,000 images of 28 x 28, values 0 to 255), or an archive: see ``images.py``.
+            + 10,000 images of 28 x 28, values 0 to 255), or one of ``ARCHIVE_LOADERS`` and ``FORM_LOADERS``.
         data_dir: A folder to look in first; see ``sources.search_folders`` for the others.
 
     Returns:
-        The data set: images uint8 (N, channels, height, width), labels int64. ``mnist`` has the column ``writer`` if
-        it was read from ``mnist_writers.npz``. Its name says so if the content is not the published one.
+        The data set: images uint8 or float32 (N, channels, height, width) or tokens uint8 (N, length), labels int64.
+        ``mnist`` has the column ``writer`` if it was read from ``mnist_writers.npz``. Its name says so if the content
+        is not the published one.
 
     Raises:
         DeltaflError: If the name is unknown, nothing is found, or a file is broken.
-        MissingExtraError: If ``digits`` is asked for without scikit-learn.
+        MissingExtraError: If a package is missing that the data set needs.
     """
     if name == "digits":
         return _load_digits()
     if name in ARCHIVES:
-        return load_archive(name, data_dir)
+        return ARCHIVE_LOADERS[name](open_archive(name, data_dir))
+    if name in FORM_LOADERS:
+        return FORM_LOADERS[name](data_dir)
     if name not in SOURCES:
-        raise unknown_name("data set", name, ["digits", *SOURCES, *ARCHIVES])
+        raise unknown_name("data set", name, ["digits", *SOURCES, *ARCHIVES, *FORM_LOADERS])
     raw = _find_raw(name, data_dir)
     _require_fitting(raw)
     train_x, test_x = raw.arrays[TRAIN_IMAGES], raw.arrays[TEST_IMAGES]

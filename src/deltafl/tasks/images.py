@@ -1,4 +1,4 @@
-"""Data sets that are one NumPy archive: ``unipen62``, ``cifar10-jpeg``, ``celeba-subset``.
+"""Data sets that are one NumPy archive: ``unipen62``, ``cifar10-jpeg``, ``celeba-subset``; ``text.py`` has another.
 
 What each archive holds, by the names of its arrays (N examples; everything is uint8 unless said otherwise):
 
@@ -7,7 +7,7 @@ What each archive holds, by the names of its arrays (N examples; everything is u
   for which it stands in; reports must not call it FEMNIST.
 - ``cifar10_jpeg.npz``: CIFAR-10, recompressed as JPEG, hence not its pixels. ``header``, ``train_scan`` and
   ``train_offsets`` are 32 x 32 images as ``packed.py`` says, ``train_y`` (N,) their labels 0 to 9; the same with
-  ``test_``. Used as it is: cropping and flipping at random, which is customary with ResNets, is not done yet.
+  ``test_``.
 - ``celeba_smiling_84.npz``: some of CelebA's faces. ``header``, ``scan`` and ``offsets`` are 84 x 84 images, ``y``
   (N,) is 1 for a smile and 0 for none, ``celeb`` (N,) the person, whole numbers.
 
@@ -49,30 +49,28 @@ class Found(NamedTuple):
     title: str
 
 
-def load_archive(name: str, data_dir: Path | None = None) -> Dataset:
-    """Load a data set of ``sources.ARCHIVES``.
+def open_archive(name: str, data_dir: Path | None = None) -> Found:
+    """Find the archive of a data set of ``sources.ARCHIVES``.
 
     Args:
         name: One of ``ARCHIVES``.
         data_dir: A folder to look in first; see ``sources.find_archive``.
 
     Returns:
-        The data set: images uint8 (N, channels, height, width), labels int64. Its name is the archive's title, and
-        says so if the content is not that of this project's archive.
+        What was found. Its title says so if the content is not that of this project's archive.
 
     Raises:
-        DeltaflError: If the archive is not found or broken.
-        MissingExtraError: If JPEG must be decoded and there is no Pillow.
+        DeltaflError: If the archive is not found or cannot be read.
     """
     path = find_archive(name, data_dir)
     digest = file_sha256(path)
     known = ARCHIVES[name]
     title = known.title if digest == known.sha256 else f"{known.title} (other content than known: {path})"
-    loaders = {"unipen62": _load_unipen62, "cifar10-jpeg": _load_cifar10, "celeba-subset": _load_celeba}
-    return loaders[name](Found(name, path, digest, title))
+    return Found(name, path, digest, title)
 
 
-def _load_unipen62(found: Found) -> Dataset:
+def load_unipen62(found: Found) -> Dataset:
+    """Handwriting by writer; the column of owners is ``writer``."""
     path = found.path
     arrays = read_arrays(path, ("x", "y", "writer"))
     image = arrays["x"]
@@ -81,10 +79,11 @@ def _load_unipen62(found: Found) -> Dataset:
     label, writer = _labels(path, arrays["y"], len(image), 62), _owners(path, arrays["writer"], len(image))
     image = image[:, np.newaxis]
     whole = Dataset(found.title, image, label, image[:0], label[:0], num_classes=62)
-    return _cut_by_owner(whole, "writer", writer, FEWEST_OF_WRITER, MOST_OF_WRITER)
+    return cut_by_owner(whole, "writer", writer, FEWEST_OF_WRITER, MOST_OF_WRITER)
 
 
-def _load_cifar10(found: Found) -> Dataset:
+def load_cifar10_jpeg(found: Found) -> Dataset:
+    """CIFAR-10 recompressed; Pillow decodes it."""
     arrays = read_arrays(found.path, ("train_y", "test_y"))
     train_y, test_y = (_labels(found.path, arrays[key], arrays[key].size, 10) for key in ("train_y", "test_y"))
     train_x = _unpack(found, "train_", len(train_y), 32)
@@ -92,13 +91,14 @@ def _load_cifar10(found: Found) -> Dataset:
     return Dataset(found.title, train_x, train_y, test_x, test_y, num_classes=10)
 
 
-def _load_celeba(found: Found) -> Dataset:
+def load_celeba_subset(found: Found) -> Dataset:
+    """Faces by celebrity; the column of owners is ``celeb``, and Pillow decodes them."""
     arrays = read_arrays(found.path, ("y", "celeb"))
     label = _labels(found.path, arrays["y"], arrays["y"].size, 2)
     celeb = _owners(found.path, arrays["celeb"], len(label))
     image = _unpack(found, "", len(label), 84)
     whole = Dataset(found.title, image, label, image[:0], label[:0], num_classes=2)
-    return _cut_by_owner(whole, "celeb", celeb, FEWEST_OF_CELEBRITY)
+    return cut_by_owner(whole, "celeb", celeb, FEWEST_OF_CELEBRITY)
 
 
 def _unpack(found: Found, prefix: str, num_images: int, side: int) -> npt.NDArray[np.uint8]:
@@ -187,7 +187,7 @@ def _owners(path: Path, owner: npt.NDArray[Any], num_examples: int) -> IntArray:
     return owner.astype(np.int64)
 
 
-def _cut_by_owner(whole: Dataset, column: str, owner_e: IntArray, fewest: int = 1, most: int | None = None) -> Dataset:
+def cut_by_owner(whole: Dataset, column: str, owner_e: IntArray, fewest: int = 1, most: int | None = None) -> Dataset:
     """A data set that has all its examples for training so far, with the owners' column and their test set."""
     train, test = split_owners(owner_e, fewest, most)
     if len(test) == 0:
@@ -199,4 +199,5 @@ def _cut_by_owner(whole: Dataset, column: str, owner_e: IntArray, fewest: int = 
         test_x=whole.train_x[test],
         test_y=whole.train_y[test],
         columns={column: owner_e[train]},
+        test_columns={column: owner_e[test]},
     )

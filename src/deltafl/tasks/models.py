@@ -161,6 +161,26 @@ def resnet18(classes: int = 10, groups: int = 32) -> "torch.nn.Module":
     return model
 
 
+def next_token_lstm(tokens: int, embedding: int = 8, hidden: int = 128) -> "torch.nn.Module":
+    """For text: which token follows, by an LSTM with one layer.
+
+    8 t + 4 * 128 (8 + 128 + 2) + 129 t parameters with the default widths and t tokens: 79,561 for 65, 81,616 for 80.
+    LEAF's model has two layers of 256 cells, ten times as many parameters.
+
+    Args:
+        tokens: Number of different tokens, which is also the number of classes.
+        embedding: Width of the embedding.
+        hidden: Number of the LSTM's cells.
+
+    Raises:
+        MissingExtraError: Without PyTorch.
+    """
+    require_torch()
+    from .modules import NextToken
+
+    return NextToken(tokens, embedding, hidden)
+
+
 def cross_entropy(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
     """Mean cross-entropy of logits (B, C) and labels (B,); a module-level function, so that tasks can be pickled."""
     loss: torch.Tensor = require_torch().nn.functional.cross_entropy(output, y)

@@ -10,6 +10,7 @@ shards        labels: a few of them a client                     equal     McMah
 split         labels, sizes: 10 % of the clients own 90 %        two       DELTA, NeurIPS 2023
 quantity      sizes: 10 % of the clients own 90 %                two       -
 natural       whatever the owners differ in                      as found  a column of the data set
+writer        handwriting                                        as found  the column ``writer``
 ============= ================================================== ========= ================================
 
 What holds for all of them: no example belongs to two clients and no client is empty. Every example belongs to
@@ -64,6 +65,7 @@ class Partition:
         uses_alpha: Whether ``alpha`` matters.
         uses_labels: Whether it needs class labels.
         uses_column: Whether it needs a column of owners.
+        column: The only column that it goes by; None for any.
     """
 
     summary: str
@@ -71,6 +73,7 @@ class Partition:
     uses_alpha: bool = False
     uses_labels: bool = False
     uses_column: bool = False
+    column: str | None = None
 
 
 PARTITIONS: dict[str, Partition] = {
@@ -109,6 +112,12 @@ PARTITIONS: dict[str, Partition] = {
         lambda ask, rng: natural(ask.owner_e, ask.num_clients, rng),
         uses_column=True,
     ),
+    "writer": Partition(
+        "one client for each writer: mnist with mnist_writers.npz, unipen62, femnist",
+        lambda ask, rng: natural(ask.owner_e, ask.num_clients, rng),
+        uses_column=True,
+        column="writer",
+    ),
 }
 
 
@@ -126,7 +135,7 @@ def make_partition(
     Args:
         name: One of ``PARTITIONS``.
         dataset: The examples.
-        num_clients: m; None means all owners and is for ``natural`` alone.
+        num_clients: m; None means all owners and is for ``natural`` and ``writer`` alone.
         alpha: Concentration, for the Dirichlet partitions.
         rng: Source of randomness, usually ``stream(seed, "partition")``.
         column: The column of owners, for ``natural``; needed only if the data set has several.
@@ -146,7 +155,7 @@ def make_partition(
         raise DeltaflError(
             f"partition {name!r} needs class labels, {dataset.name} has none: choose 'iid' or 'quantity'"
         )
-    owner_e = _owners(dataset, column) if partition.uses_column else np.arange(0)
+    owner_e = owners(name, dataset, column)[1] if partition.uses_column else np.arange(0)
     if num_clients is None:
         if not partition.uses_column:
             raise DeltaflError(f"partition {name!r} needs a number of clients; only 'natural' knows its own")
@@ -155,8 +164,21 @@ def make_partition(
     return partition.make(ask, rng)
 
 
-def _owners(dataset: Dataset, column: str | None) -> IntArray:
-    """The column of owners that ``natural`` goes by."""
+def owners(name: str, dataset: Dataset, column: str | None) -> tuple[str, IntArray]:
+    """The column of owners that ``natural`` or ``writer`` goes by: its name, and the owners of the training examples.
+
+    Raises:
+        DeltaflError: If the data set has no such column, or several and none is named.
+    """
+    only = PARTITIONS[name].column
+    if only is not None:
+        if column not in {None, only}:
+            raise DeltaflError(f"partition {name!r} goes by the column {only!r}, not {column!r}: leave the column out")
+        if only not in dataset.columns:
+            cure = ": it needs the file mnist_writers.npz in the folder data_dir or DELTAFL_DATA"
+            known = cure if dataset.name.startswith("mnist") else "; choose another one"
+            raise DeltaflError(f"partition {name!r} needs a {only} for each example, which {dataset.name} lacks{known}")
+        return only, dataset.columns[only]
     if not dataset.columns:
         raise DeltaflError(f"partition 'natural' needs a column of owners, {dataset.name} has none: choose another one")
     if column is None:
@@ -164,7 +186,7 @@ def _owners(dataset: Dataset, column: str | None) -> IntArray:
             raise DeltaflError(
                 f"{dataset.name} has several columns of owners: give one of {', '.join(dataset.columns)}"
             )
-        return next(iter(dataset.columns.values()))
+        return next(iter(dataset.columns.items()))
     if column not in dataset.columns:
         raise unknown_name("column", column, dataset.columns)
-    return dataset.columns[column]
+    return column, dataset.columns[column]

@@ -1,15 +1,17 @@
 """Making a task by name. The names and their default settings are in ``specs.py``. It imports no PyTorch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DeltaflError, unknown_name
 from ..streams import stream
-from .base import Task
+from ..types import IntArray
+from .base import Dataset, Task
 from .datasets import load_dataset
 from .models import cross_entropy
-from .partition import make_partition
+from .partition import PARTITIONS, make_partition, owners
+from .skew import clients_of
 from .specs import TASKS, TaskSpec
 from .synthetic import make_synthetic_task
 from .toy import make_toy_task
@@ -39,7 +41,7 @@ def make_task(
     Args:
         name: One of ``TASKS``.
         seed: Fixes the partition and generated data.
-        num_clients: m. With partition ``natural``, None means all owners.
+        num_clients: m. With partition ``natural`` or ``writer``, None means all owners.
         partition: One of ``partition.PARTITIONS``; not for ``toy`` and ``synthetic``, whose clients are their
             own.
         alpha: Concentration of a Dirichlet partition.
@@ -64,7 +66,9 @@ def make_task(
         return _make_own(spec, seed, num_clients, given, truth or (8.0, 2.0), 20.0 if nu is None else nu)
     dataset = load_dataset(spec.dataset or name, data_dir)
     how = partition or spec.partition
-    if num_clients is None and how != "natural":
+    if how not in PARTITIONS:
+        raise unknown_name("partition", how, PARTITIONS)
+    if num_clients is None and not PARTITIONS[how].uses_column:
         num_clients = spec.num_clients
     rows = make_partition(
         how,
@@ -82,7 +86,21 @@ def make_task(
         make_model=make_model or spec.make_model,
         loss=cross_entropy,
         input_scale=spec.input_scale,
+        augment=spec.augment,
+        test_clients=_test_clients(dataset, how, column, rows),
     )
+
+
+def _test_clients(
+    dataset: Dataset, partition: str, column: str | None, client_rows: Sequence[IntArray]
+) -> IntArray | None:
+    """The client of each test example, where clients are owners and the data set knows those of its test examples."""
+    if not PARTITIONS[partition].uses_column:
+        return None
+    name, owner_e = owners(partition, dataset, column)
+    if name not in dataset.test_columns:
+        return None
+    return clients_of(owner_e, client_rows, dataset.test_columns[name])
 
 
 def _make_own(

@@ -4,6 +4,8 @@ Each returns the rows of each client: m arrays int64, sorted, disjoint, none emp
 for examples.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..errors import DeltaflError
@@ -240,6 +242,21 @@ def natural(owner_e: IntArray, num_clients: int, rng: np.random.Generator) -> li
     if num_clients == len(clients):
         return clients
     return [clients[owner] for owner in np.sort(rng.choice(len(clients), num_clients, replace=False))]
+
+
+def clients_of(owner_e: IntArray, client_rows: Sequence[IntArray], other_e: IntArray) -> IntArray:
+    """The client of each further example, such as a test example: the one whose examples have the same owner.
+
+    Args:
+        owner_e: (N,) the owner of each training example.
+        client_rows: m arrays of rows, each with the examples of one owner, as ``natural`` returns them.
+        other_e: (N',) the owner of each further example.
+
+    Returns:
+        int64 (N',); -1 where the owner is no client.
+    """
+    client_of = {int(owner_e[rows[0]]): client for client, rows in enumerate(client_rows)}
+    return np.array([client_of.get(int(owner), -1) for owner in other_e], dtype=np.int64)
 
 
 def _groups(key_e: IntArray) -> list[IntArray]:

@@ -2,12 +2,13 @@
 
 A data set of ``SOURCES`` is four IDX files, gzipped or not. The table holds the SHA-256 of the *uncompressed*
 content, so that one number fits the published files, a distribution's recompressed ones and files that somebody
-has unpacked. A data set of ``ARCHIVES`` is one NumPy archive that nobody publishes: its owner brings it.
+has unpacked. A data set of ``ARCHIVES`` is one NumPy archive that nobody publishes: its owner brings it. A data set of
+``FORMS`` is one that people have in several forms, as other projects' scripts leave them.
 """
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +78,11 @@ class Archive:
 
 
 ARCHIVES: dict[str, Archive] = {
+    "tinyshakespeare": Archive(
+        file="tinyshakespeare_roles.npz",
+        sha256="97caf919c2a2333011dffc7a41531a7416869333aafbcee81d44d936f6db6c3a",
+        title="tiny Shakespeare by role",
+    ),
     "unipen62": Archive(
         file="unipen62_writers.npz",
         sha256="b968e5e2c291aa0230d3ea7fd8214f6d65d41e4640bb0dbc3a3287baf2b99818",
@@ -95,6 +101,23 @@ ARCHIVES: dict[str, Archive] = {
 }
 
 
+#: Data sets that people have in several forms, none of which is fetched: what is looked for, in words. ``cifar.py``,
+#: ``femnist.py``, ``leaf.py`` and ``text.py`` read them.
+FORMS: dict[str, str] = {
+    "cifar10": "cifar-10-batches-py/, cifar-10-batches-bin/, their .tar.gz, or cifar10.npz",
+    "femnist": "LEAF's data/train/*.json and data/test/*.json, fed_emnist_train.h5 with fed_emnist_test.h5, "
+    "or *.parquet with the columns image, writer_id and character",
+    "celeba": "LEAF's data/train/*.json and data/test/*.json, with the pictures in data/raw/img_align_celeba/",
+    "shakespeare": "LEAF's data/train/*.json and data/test/*.json",
+}
+
+
+def not_found(name: str, folders: Sequence[Path]) -> DeltaflError:
+    """The error for a data set of ``FORMS`` that is in none of the folders."""
+    looked, cure = ", ".join(map(str, folders)), "give the folder that holds it as data_dir or DELTAFL_DATA"
+    return DeltaflError(f"{name} needs {FORMS[name]}; none of it is in {looked}: {cure}")
+
+
 def get_source(name: str, sources: Mapping[str, Source] = SOURCES) -> Source:
     """The source of a data set; a DeltaflError if there is none of this name."""
     if name in ARCHIVES:
@@ -102,6 +125,8 @@ def get_source(name: str, sources: Mapping[str, Source] = SOURCES) -> Source:
             f"{name} is one file, {ARCHIVES[name].file}, that is published nowhere: "
             "put it into a folder and give that as data_dir or DELTAFL_DATA"
         )
+    if name in FORMS:
+        raise DeltaflError(f"{name} is not fetched: give a folder with {FORMS[name]} as data_dir or DELTAFL_DATA")
     if name not in sources:
         raise unknown_name("data set with files", name, sources)
     return sources[name]
@@ -133,7 +158,7 @@ def find_archive(name: str, data_dir: Path | None) -> Path:
         DeltaflError: If it is nowhere, or ``data_dir`` or ``DELTAFL_DATA`` is given and is no folder.
     """
     file = ARCHIVES[name].file
-    folders = [*_given_folders(name, data_dir), cache_folder() / name]
+    folders = folders_of(name, data_dir)
     for folder in folders:
         if (folder / file).is_file():
             return folder / file
@@ -141,6 +166,15 @@ def find_archive(name: str, data_dir: Path | None) -> Path:
         f"{name} needs the file {file}, which is not in {', '.join(map(str, folders))}: "
         "give the folder that holds it as data_dir or DELTAFL_DATA"
     )
+
+
+def folders_of(name: str, data_dir: Path | None) -> list[Path]:
+    """Where a data set that is not fetched is looked for: ``data_dir/NAME``, ``data_dir``, ``DELTAFL_DATA``, the cache.
+
+    Raises:
+        DeltaflError: If ``data_dir`` or ``DELTAFL_DATA`` is given and is no folder.
+    """
+    return [*_given_folders(name, data_dir), cache_folder() / name]
 
 
 def _given_folders(name: str, data_dir: Path | None) -> list[Path]:
