@@ -137,12 +137,38 @@ def all_samplers() -> list[str]:
 
 def _audit_one(subject: Subject, oracle: Oracle, plan: Plan, rule: Estimator, draws: int) -> AuditRow:
     state = _warm_state(plan, subject, oracle)
+    error = estimate_error(plan, state, oracle, subject.update_md, draws)
+    claims = plan.sampler.unbiased and rule.unbiased
+    return AuditRow("", "", rule.name, claims, error.exact, error.bias, error.z, error.mse)
+
+
+class EstimateError(NamedTuple):
+    """How far the estimates of one round are from ubar; the fields are those of ``AuditRow``."""
+
+    exact: bool
+    bias: float
+    z: float
+    mse: float
+
+
+def estimate_error(plan: Plan, state: RoundState, oracle: Oracle, update_md: Params, draws: int) -> EstimateError:
+    """Bias and MSE of a round's estimate over its cohorts, for fixed updates.
+
+    Args:
+        plan: The method.
+        state: The state that the round is opened with.
+        oracle: For theoretical samplers.
+        update_md: (m, d), every client's update of this round.
+        draws: Cohorts drawn where they are not enumerated; they use no randomness of the run.
+
+    Returns:
+        Both relative to norm(ubar), see ``AuditRow``; NaN or infinite where ubar is 0.
+    """
     probability_k, coef_km, exact = _coefficients(plan, state, oracle, draws)
-    m = subject.population.num_clients
-    total_d, control_md = rule.control.guess(state.control, np.arange(m))
-    leftover_md = subject.update_md.astype(np.float64) - control_md
-    weight_m = subject.population.weight_m
-    mean_d = weight_m @ subject.update_md.astype(np.float64)
+    m, weight_m = plan.population.num_clients, plan.population.weight_m
+    total_d, control_md = find_estimator(plan.estimator).control.guess(state.control, np.arange(m))
+    leftover_md = update_md.astype(np.float64) - control_md
+    mean_d = weight_m @ update_md.astype(np.float64)
     offset_d = total_d + weight_m @ leftover_md - mean_d  # 0 unless the control's own sum is wrong
     row_d = np.vstack([leftover_md, offset_d])
     error_k = np.hstack([coef_km - weight_m, np.ones((len(coef_km), 1))])
@@ -153,16 +179,7 @@ def _audit_one(subject: Subject, oracle: Oracle, plan: Plan, rule: Estimator, dr
     mse = float(probability_k @ np.einsum("ki,ij,kj->k", error_k, gram, error_k, optimize=True))
     noise = max(mse - squared_bias, 0.0) / len(coef_km)
     z = float("nan") if exact else np.sqrt(squared_bias / max(noise, 1e-18 * scale))
-    return AuditRow(
-        sampler="",
-        design="",
-        estimator=rule.name,
-        claims_unbiased=plan.sampler.unbiased and rule.unbiased,
-        exact=exact,
-        bias=float(np.sqrt(squared_bias / scale)),
-        z=float(z),
-        mse=mse / scale,
-    )
+    return EstimateError(exact, float(np.sqrt(squared_bias / scale)), float(z), mse / scale)
 
 
 def _warm_state(plan: Plan, subject: Subject, oracle: Oracle) -> RoundState:

@@ -30,20 +30,21 @@ except ImportError as error:
 MAX_COHORTS = 40
 
 
-def least_mse(gram_mm: FloatArray, weight_m: FloatArray, n: int) -> tuple[float, bool]:
+def least_mse(gram_mm: FloatArray, weight_m: FloatArray, n: int, steps: int = 200) -> tuple[float, bool]:
     """The least MSE and whether it is the minimum over designs (True) or a lower bound (False).
 
     Args:
         gram_mm: (m, m) inner products of the updates.
         weight_m: (m,) weights of the target.
         n: Cohort size.
+        steps: Steps towards the largest lower bound; any number gives a true one.
     """
     m = len(weight_m)
     if n >= m:
         return 0.0, True
     if comb(m, n) <= MAX_COHORTS:
         return least_over_designs(gram_mm, weight_m, n), True
-    return lower_bound(gram_mm, weight_m, n), False
+    return lower_bound(gram_mm, weight_m, n, steps), False
 
 
 def least_over_designs(gram_mm: FloatArray, weight_m: FloatArray, n: int) -> float:

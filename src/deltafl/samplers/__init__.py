@@ -47,6 +47,7 @@ class SamplerSettings:
         sigma_scale: ``"step"`` or ``"update"``, see ``delta.diversity``.
         clusters: Clusters of cluster-based importance sampling.
         candidates: Candidates of Power-of-Choice; None for twice the sample.
+        drop_small_after: Rounds after which cluster-based sampling leaves out its smallest norms; None for never.
     """
 
     floor: float | None = None
@@ -54,6 +55,7 @@ class SamplerSettings:
     sigma_scale: str = "step"
     clusters: int = 5
     candidates: int | None = None
+    drop_small_after: int | None = None
 
     def floor_or(self, default: float) -> float:
         """The floor that was set, or a sampler's own default."""
@@ -108,11 +110,11 @@ def _pracdelta(settings: SamplerSettings, design: str) -> Sampler:
 
 
 def _cluster(settings: SamplerSettings, design: str) -> Sampler:
-    return ClusterIS(False, settings.clusters, design, settings.floor_or(0.1))
+    return ClusterIS(False, settings.clusters, design, settings.floor_or(0.1), settings.drop_small_after)
 
 
 def _cluster_oracle(settings: SamplerSettings, design: str) -> Sampler:
-    return ClusterIS(True, settings.clusters, design, settings.floor_or(0.0))
+    return ClusterIS(True, settings.clusters, design, settings.floor_or(0.0), settings.drop_small_after)
 
 
 def _equal(settings: SamplerSettings, design: str) -> Sampler:

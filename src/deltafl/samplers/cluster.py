@@ -18,10 +18,11 @@ from .importance import update_norm
 
 
 class ClusterState(NamedTuple):
-    """Weights and the last norm of each client (NaN until it is seen), both float64 (m,)."""
+    """Weights and the last norm of each client (NaN until it is seen), both float64 (m,); rounds done."""
 
     weight_m: FloatArray
     norm_m: FloatArray
+    round: int = 0
 
 
 def cluster_by_value(value_m: FloatArray, k: int) -> IntArray:
@@ -58,21 +59,33 @@ class ClusterIS:
         clusters: Number of clusters k >= 1; fewer if the cohort or the number of distinct norms is smaller.
         design: A name in ``designs.DESIGNS``, used inside each cluster.
         floor: g in [0, 1], inside each cluster.
+        drop_small_after: Rounds, >= 1, after which nobody of the cluster of smallest norms is asked; None for never.
     """
 
     theoretical: bool = False
     clusters: int = 5
     design: str = "systematic"
     floor: float = 0.1
+    drop_small_after: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse an impossible number of clusters."""
         if self.clusters < 1:
             raise DeltaflError(f"clusters is {self.clusters}; it must be at least 1")
+        if self.drop_small_after is not None and (self.drop_small_after < 1 or self.clusters < 2):
+            raise DeltaflError(
+                f"drop_small_after is {self.drop_small_after} with {self.clusters} clusters; it must be at least 1, "
+                "and a cluster can be left out of 2 or more alone"
+            )
 
     @property
     def unbiased(self) -> bool:
-        """As exact as its design; without a floor, the practical form loses a client whose update was once 0."""
+        """As exact as its design; without a floor, the practical form loses a client whose update was once 0.
+
+        Never with ``drop_small_after``: the clients left out have probability 0.
+        """
+        if self.drop_small_after is not None:
+            return False
         return find_design(self.design).exact and (self.theoretical or self.floor > 0)
 
     @property
@@ -100,6 +113,8 @@ class ClusterIS:
         size = min(n, len(present))
         norm_m = self._norms(state, oracle)
         label_k = cluster_by_value(norm_m[present], min(self.clusters, size))
+        if self.drop_small_after is not None and state.round >= self.drop_small_after:
+            present, label_k = _without_smallest(present, label_k, size)
         drawn = []
         for cluster, quota in enumerate(allocate(size, np.bincount(label_k))):
             member_k = present[label_k == cluster]
@@ -123,7 +138,15 @@ class ClusterIS:
         here = reports.responded_n
         norm_m = state.norm_m.copy()
         norm_m[cohort.client_n[here]] = update_norm(reports)[here]
-        return ClusterState(state.weight_m, norm_m)
+        return ClusterState(state.weight_m, norm_m, state.round + 1)
+
+
+def _without_smallest(client_k: IntArray, label_k: IntArray, size: int) -> tuple[IntArray, IntArray]:
+    """The clients and their clusters without cluster 0, if the others are enough for the cohort."""
+    kept_k = label_k > 0
+    if np.count_nonzero(kept_k) < size:
+        return client_k, label_k
+    return client_k[kept_k], label_k[kept_k] - 1
 
 
 def _known(norm_m: FloatArray) -> FloatArray:

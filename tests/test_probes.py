@@ -1,0 +1,129 @@
+"""Probes: they see all clients, and they change nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltafl.audit import audit
+from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation.experiment import engine_of, plan_of, run_single, subject_of
+from deltafl.simulation.probes import EVERYONE, SELECTED, is_probed, probe_columns, probe_everyone
+from deltafl.simulation.records import RunDirectory
+from deltafl.round import init_round
+
+TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 7, "local_epochs": 1, "batch_size": 16}
+
+
+def run(folder: Path, **given: object) -> list[dict[str, Any]]:
+    run_single(make_settings(RunSettings, {**TINY, **given}), folder, lambda *_: None)
+    return RunDirectory(folder).lines("rounds.jsonl")
+
+
+def without_probes(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key != "probe"} for line in lines]
+
+
+def tensors(folder: Path) -> bytes:
+    mark = json.loads((folder / "checkpoint.json").read_text())
+    return (folder / mark["tensors"]).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"sampler": "pracdelta"},
+        {"sampler": "delta@multinomial"},
+        {"sampler": "cluster-is", "clusters": 2},
+        {"sampler": "power-of-choice"},
+        {"sampler": "uniform@systematic@difference-own", "mime": 0.5, "server_optimizer": "adam"},
+        {"sampler": "fedpracis", "task": "synthetic", "clients": 6, "local_epochs": None, "batch_size": None},
+    ],
+    ids=lambda given: str(given["sampler"]),
+)
+def test_a_run_with_probes_is_the_same_run(tmp_path: Path, given: dict[str, Any]) -> None:
+    plain, probed = run(tmp_path / "plain", **given), run(tmp_path / "probed", **given, probe_every=3)
+    assert without_probes(probed) == plain
+    assert tensors(tmp_path / "probed") == tensors(tmp_path / "plain")
+    assert [line["round"] for line in probed if "error" in line.get("probe", {})] == [1, 3, 6]
+    assert all(set(line["probe"]) >= set(SELECTED) for line in probed[1:])
+
+
+def test_norms_and_diversities_by_hand(tmp_path: Path) -> None:
+    """The toy at (1, 1): gradients (2, 2), (4, 1), (6, -3), mean (4, 0); one step of plain SGD."""
+    lines = run(tmp_path, task="toy", sampler="uniform", clients=3, sample=2, probe_every=1, local_epochs=None, batch_size=None)
+    probe = lines[1]["probe"]
+    norm = np.sqrt([8, 17, 45])
+    zeta = np.sqrt([8, 1, 13])
+    expected = {
+        "norm_max": norm.max(),
+        "norm_min": norm.min(),
+        "norm_mean": norm.mean(),
+        "diversity_max": zeta.max(),
+        "diversity_min": zeta.min(),
+        "diversity_mean": zeta.mean(),
+        "full_norm": 4.0,
+        "error": 1.8333 / 16,  # Horvitz-Thompson, every pair with probability 1/3: enumerated
+        "bias": 0.0,
+    }
+    assert {name: probe[name] for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    chosen = norm[lines[1]["cohort"]]
+    assert probe["selected_norm_mean"] == pytest.approx(chosen.mean(), rel=1e-4)
+    assert probe["selected_norm_min"] == pytest.approx(chosen.min(), rel=1e-4)
+    assert 0 < probe["least_error"] <= probe["error"]
+
+
+def test_is_dearer_than_its_bound_and_better_than_uniform_where_norms_differ(tmp_path: Path) -> None:
+    """On the toy, importance sampling with exact probabilities has MSE .435 of 16, uniform 1.833 (enumerated)."""
+    found = {
+        name: run(tmp_path / name, task="toy", sampler=name, clients=3, sample=2, rounds=1, probe_every=1, local_epochs=None, batch_size=None)[1]["probe"]
+        for name in ("uniform", "fedis", "delta")
+    }
+    error = {name: 16 * probe["error"] for name, probe in found.items()}
+    assert error == pytest.approx({"uniform": 1.833, "fedis": 0.435, "delta": 3.264}, abs=2e-3)
+
+
+def test_a_biased_method_shows_its_bias(tmp_path: Path) -> None:
+    lines = run(tmp_path, sampler="power-of-choice", probe_every=7)
+    assert lines[7]["probe"]["bias"] > 0.05
+    assert lines[7]["probe"]["error"] >= lines[7]["probe"]["bias"] ** 2
+
+
+def test_the_error_is_the_audits(tmp_path: Path) -> None:
+    """At the first round of a memoryless method, probe and audit look at the same round."""
+    settings = make_settings(RunSettings, {**TINY, "sampler": "uniform", "probe_every": 1})
+    engine = engine_of(settings)
+    plan = plan_of(settings, engine.task.population(settings.weights))
+    lr = settings.local_lr or 0.0
+    probe = probe_everyone(plan, init_round(plan, engine.initial_params()), engine, lr, None)
+    row = next(audit(subject_of(settings), ["uniform"], designs=["systematic"], estimators=["horvitz-thompson"]))
+    assert probe["error"] == pytest.approx(row.mse, rel=0.35)  # 200 draws against 4000
+    assert probe["least_error"] <= row.mse
+
+
+def test_a_diverged_run_is_probed_without_a_number(tmp_path: Path) -> None:
+    lines = run(tmp_path, sampler="uniform", local_lr=1e30, rounds=3, probe_every=1)
+    assert lines[3]["probe"]["norm_max"] is None
+    columns = probe_columns(lines)
+    assert columns["round"] == [1, 2, 3]
+    assert columns["error"][2] is None
+
+
+def test_columns_average_the_selected_and_keep_the_probed_rounds() -> None:
+    def line(round: int, mean: float | None, **more: float) -> dict[str, Any]:
+        return {"round": round, "probe": {"selected_norm_mean": mean, "selected_norm_min": 1.0, **more}}
+
+    full = dict.fromkeys(EVERYONE, 2.5)
+    lines = [{"round": 0}, line(1, 4.0, **full), line(2, 1.0), line(3, None), line(4, 3.0, **full), line(5, 9.0)]
+    columns = probe_columns(lines)
+    assert set(columns) == {"round", *SELECTED, *EVERYONE}
+    assert columns["round"] == [1, 4]
+    assert columns["selected_norm_mean"] == [4.0, 2.0]
+    assert columns["norm_min"] == [2.5, 2.5]
+    assert probe_columns([{"round": 0}, {"round": 1}]) == {}
+
+
+def test_which_rounds_are_probed() -> None:
+    assert [round for round in range(1, 11) if is_probed(4, round)] == [1, 4, 8]
