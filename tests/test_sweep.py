@@ -1,0 +1,194 @@
+"""Experiments as data and sweeps of runs: what a file means, and that nothing is run twice, lost or mixed up."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltafl.errors import DeltaflError
+from deltafl.experiments.record import RunRecord, read_record, write_record
+from deltafl.experiments.spec import Experiment, parse_experiment
+from deltafl.experiments.sweep import (
+    UNFINISHED,
+    Progress,
+    make_sweep,
+    record_path,
+    records_of,
+    rounds_played,
+    run_job,
+    run_sweep,
+)
+from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation.experiment import engine_of, run_experiment
+from deltafl.simulation.records import RunDirectory
+
+SETTINGS = {"task": "digits", "clients": 6, "sample": 2, "rounds": 3, "local_epochs": 1, "seeds": 2, "threshold": 0.3}
+
+
+def experiment(**changes: Any) -> Experiment:
+    content = {
+        "title": "a table",
+        "claim": "something",
+        "kind": "table",
+        "settings": {**SETTINGS, "samplers": ["uniform", "pracdelta"]},
+        "parts": {"a": {"title": "first"}, "b": {"alpha": 1.0, "rounds": 2, "title": "second"}},
+        "smoke": {},
+        "cpu": {"rounds": 5, "parts": ["b"], "change": {"b": {"sample": 3}}},
+        "paper": {},
+    }
+    return parse_experiment("table-99", {**content, **changes})
+
+
+def quietly(progress: Progress) -> None:
+    pass
+
+
+def test_later_settings_win_from_the_common_ones_to_the_scales_change_of_a_part() -> None:
+    table = experiment()
+    assert table.comparison("a", "smoke").rounds == 3
+    assert table.comparison("b", "smoke").rounds == 2
+    changed = table.comparison("b", "cpu")
+    assert (changed.rounds, changed.sample, changed.alpha) == (5, 3, 1.0)
+    assert table.comparison("b", "cpu", rounds=7).rounds == 7
+    assert table.part_names("cpu") == ("b",)
+    assert table.part_title("b") == "second"
+
+
+def test_a_file_with_a_wrong_word_is_answered_in_a_sentence() -> None:
+    with pytest.raises(DeltaflError, match=r"table-99: claims: Extra inputs"):
+        experiment(claims="twice")
+    with pytest.raises(DeltaflError, match=r"unknown part 'c'"):
+        experiment(cpu={"parts": ["c"]}).part_names("cpu")
+    with pytest.raises(DeltaflError, match=r"unknown scale 'huge'"):
+        experiment().comparison("a", "huge")
+    with pytest.raises(DeltaflError, match=r"unknown setting 'round'"):
+        experiment(settings={**SETTINGS, "round": 3}).comparison("a", "smoke")
+
+
+def test_jobs_come_seed_by_seed() -> None:
+    keys = [job.key for job in make_sweep(experiment(), "smoke").jobs()]
+    assert keys[:4] == ["a/uniform-seed0", "a/pracdelta-seed0", "b/uniform-seed0", "b/pracdelta-seed0"]
+    assert len(keys) == 8
+
+
+def test_a_sweep_in_two_processes_records_what_single_runs_give_and_skips_it_the_next_time(tmp_path: Path) -> None:
+    sweep = make_sweep(experiment(), "smoke", ["a"])
+    told: list[Progress] = []
+    assert run_sweep(sweep, tmp_path, 2, told.append) == {}
+    records = records_of(sweep, tmp_path)
+    assert [(record.sampler, record.seed) for record in records] == [
+        ("uniform", 0),
+        ("pracdelta", 0),
+        ("uniform", 1),
+        ("pracdelta", 1),
+    ]
+    assert told[-1] == Progress(12, 12, 4, 4, ())
+    assert not (tmp_path / UNFINISHED).exists()
+    settings = sweep.comparisons["a"].run("pracdelta", 1)
+    directory = RunDirectory(tmp_path / "alone")
+    directory.start(settings)
+    engine = engine_of(settings)
+    run_experiment(settings, engine, directory, lambda *_: None)
+    losses = [line["test"]["loss"] for line in directory.lines("rounds.jsonl")[1:]]
+    np.testing.assert_allclose(records[3].loss, losses, rtol=1e-5)
+    assert records[3].data == engine.task.dataset.name
+    assert sum(records[3].draws) == 6
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("runs/*/*.json")}
+    run_sweep(sweep, tmp_path, 2, quietly)
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("runs/*/*.json")}
+
+
+def test_an_interrupted_run_goes_on_and_ends_in_the_same_record(tmp_path: Path) -> None:
+    job = next(make_sweep(experiment(), "smoke", ["a"]).jobs())
+    job = job._replace(settings=job.settings.model_copy(update={"checkpoint_every": 1}))
+    run_job(job, tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, *_: object) -> None:
+        if done == 2:
+            raise Stop
+
+    directory = RunDirectory(tmp_path / "cut" / UNFINISHED / job.key)
+    directory.start(job.settings)
+    with pytest.raises(Stop):
+        run_experiment(job.settings, engine_of(job.settings), directory, stop)
+    assert rounds_played(directory.path) == 2
+    run_job(job, tmp_path / "cut")
+    whole, cut = (read_record(record_path(job, tmp_path / name)) for name in ("whole", "cut"))
+    clock = {"seconds", "cpu_seconds", "environment"}
+    assert whole.model_dump(exclude=clock) == cut.model_dump(exclude=clock)
+    assert len(cut.cpu_seconds) == 3
+    assert not directory.path.exists()
+
+
+def test_a_folder_with_other_settings_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    job = next(make_sweep(experiment(), "smoke", ["a"]).jobs())
+    run_job(job, tmp_path)
+    other = make_sweep(experiment(settings={**SETTINGS, "rounds": 4, "samplers": ["uniform"]}), "smoke", ["a"])
+    before = record_path(job, tmp_path).read_bytes()
+    with pytest.raises(DeltaflError, match=r"was run with rounds = 3, not 4: choose another --out"):
+        run_sweep(other, tmp_path, 1, quietly)
+    assert record_path(job, tmp_path).read_bytes() == before
+
+
+def test_a_record_from_before_a_setting_existed_counts_as_run_with_its_default(tmp_path: Path) -> None:
+    sweep = make_sweep(experiment(), "smoke", ["a"])
+    job = next(sweep.jobs())
+    run_job(job, tmp_path)
+    path = record_path(job, tmp_path)
+    content = json.loads(path.read_text())
+    assert content["settings"].pop("proximal") == 0.0
+    path.write_text(json.dumps(content))
+    assert len(records_of(sweep, tmp_path)) == 1
+    content["settings"]["proximal"] = 0.1
+    path.write_text(json.dumps(content))
+    with pytest.raises(DeltaflError, match=r"proximal = 0\.1, not 0\.0"):
+        records_of(sweep, tmp_path)
+
+
+def test_parts_without_data_are_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("DELTAFL_DATA", str(tmp_path / "empty"))
+    parts = {"a": {}, "b": {"task": "unipen62", "clients": None}}
+    sweep = make_sweep(experiment(parts=parts, settings={**SETTINGS, "seeds": 1, "samplers": ["uniform"]}), "smoke")
+    not_run = run_sweep(sweep, tmp_path / "out", 1, quietly)
+    assert list(not_run) == ["b"]
+    assert "unipen62_writers.npz" in not_run["b"]
+    assert [record.part for record in records_of(sweep, tmp_path / "out")] == ["a"]
+    with pytest.raises(DeltaflError, match=r"unipen62_writers\.npz"):
+        run_sweep(make_sweep(sweep.experiment, "smoke", ["b"]), tmp_path / "other", 1, quietly)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_record_survives_its_file_and_a_broken_one_is_named(tmp_path: Path) -> None:
+    settings = make_settings(RunSettings, {"task": "toy"})
+    record = RunRecord(
+        part="a",
+        settings=settings.model_dump(mode="json", exclude_none=True),
+        data="toy",
+        metric="loss",
+        environment={},
+        round=[1, 2],
+        accuracy=[float("nan"), float("nan")],
+        loss=[1.23456789, float("inf")],
+        seconds=[0.1, 0.2],
+        cpu_seconds=[0.1, 0.2],
+        bytes=[8.0, 16.0],
+        draws=[2, 1, 1],
+        probes={"round": [2.0], "norm_max": [3.14159265]},
+    )
+    path = tmp_path / "runs" / "a" / "x.json"
+    write_record(record, path)
+    back = read_record(path)
+    assert back.accuracy == [None, None]
+    assert back.loss == [1.23457, None]
+    assert back.probe("norm_max") == [3.1416]
+    with pytest.raises(DeltaflError, match="no column 'norm_min'"):
+        back.probe("norm_min")
+    path.write_text('{"part": 1}')
+    with pytest.raises(DeltaflError, match=r"is not the record of a run: part: .* delete it to run again"):
+        read_record(path)
