@@ -176,8 +176,8 @@ def counter_example(label: str, rounds: int, seed: int = 0) -> CounterExample:
     """F_i = (x -+ 1)^2 / 2, n = 1, K = 1, no noise, from x = 1, eta eta_L = 1: grad f(x) = x is 1 or -1 for ever.
 
     All conditions of the printed theorem 2 hold: L = 1, eta eta_L <= 1 / (K L), eta_L below 1 / (4 sqrt(10)), and
-    assumption 3 with A = 1, sigma_G^2 = 2. Its bound is (f(x_0) - f*) / (c eta eta_L K T) + Phi~ / c, f(x_0) - f* = 1/2,
-    Phi~ = 10 eta_L^2; c = 1/4 is within what its proof asks for, 1/2 - 20 eta_L^2 (A^2 + 1) > c.
+    assumption 3 with A = 1, sigma_G^2 = 2. The bound is (f(x_0) - f*) / (c eta eta_L K T) + Phi~ / c with
+    f(x_0) - f* = 1/2, Phi~ = 10 eta_L^2, and c = 1/4, which its proof allows: 1/2 - 20 eta_L^2 (A^2 + 1) > c.
 
     Args:
         label: A method; by symmetry all unbiased ones draw either client with probability 1/2.

@@ -62,6 +62,9 @@ def _curve(axes: Axes, settings: RatesSettings, value_ts: FloatArray, label: str
 
 def _finish(axes: Axes, settings: RatesSettings, title: str) -> None:
     axes.set_xscale("log")
+    axes.set_xticks(settings.horizons, [str(horizon) for horizon in settings.horizons])
+    axes.set_xticks([], minor=True)
+    axes.tick_params(which="both", labelsize=7.5)
     axes.set_title(title)
     axes.grid(color=PALE, linewidth=0.6)
     if not axes.has_data():
