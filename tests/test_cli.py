@@ -182,3 +182,37 @@ def test_refused_replies_are_told(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "16 replies were refused" in done.stderr
     assert "the first in out, round 1, client" in done.stderr
+
+
+DROPOUT_TASK = """
+import numpy as np
+from torch import nn
+from torch.nn.functional import cross_entropy
+from deltafl.tasks.base import Dataset, Task
+
+def net():
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2))
+
+def make_task(seed=0):
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(40, 4)).astype("float32"), rng.integers(0, 2, 40)
+    return Task("own", Dataset("own", x, y, x, y, 2), list(np.split(np.arange(40), 4)), net, cross_entropy)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "--sampler", "uniform"],
+        ["run", "--sampler", "uniform", "--workers", "2"],
+        ["compare", "--samplers", "uniform,fedavg", "--seeds", "2"],
+    ],
+    ids=["run", "workers", "compare"],
+)
+def test_the_slow_path_is_told_once(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "own_dropout.py").write_text(DROPOUT_TASK)
+    options = ["--task", "own_dropout.py", "--sample", "2", "--rounds", "1", "--local-steps", "1", "--out", "out"]
+    done = deltafl(*command, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("serial path") == 1
+    assert "random layers (Dropout)" in done.stderr

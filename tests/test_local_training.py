@@ -108,7 +108,16 @@ WORKS = {
     "proximal": LocalWork(lr=0.05, epochs=3, batch_size=8, proximal=0.5),
     "both": LocalWork(lr=0.05, epochs=2, batch_size=8, momentum=0.5, proximal=0.1),
     "one step": LocalWork(lr=0.05, steps=1, batch_size=8),
+    "mime": LocalWork(lr=0.05, epochs=2, batch_size=8, mime=0.9),
+    "everything": LocalWork(lr=0.05, epochs=2, batch_size=8, momentum=0.5, proximal=0.1, mime=0.5),
 }
+
+
+def drift_for(params_d: Params, work: LocalWork) -> Params | None:
+    """What a server would send beside the model: noise of about the size of an update."""
+    if work.mime == 0:
+        return None
+    return (0.01 * np.random.default_rng(3).normal(size=len(params_d))).astype(np.float32)
 
 
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
@@ -118,17 +127,23 @@ def test_fast_equals_the_twin(make: Callable[[], nn.Module], work: LocalWork) ->
     model, params_d = seeded(make)
     fast = FastTrainer(model, cross_entropy)
     for noise in (0.0, 0.1):
-        own = fast.train(x, y, params_d, work, stream(0, "batches"), noise)
-        twin = train_serial(model, cross_entropy, x, y, params_d, work, stream(0, "batches"), noise)
+        drift_d = drift_for(params_d, work)
+        own = fast.train(x, y, params_d, work, stream(0, "batches"), noise, drift_d)
+        twin = train_serial(model, cross_entropy, x, y, params_d, work, stream(0, "batches"), noise, drift_d)
         assert_equal_results(own, twin)
 
 
 def softmax_by_hand(
-    x: FloatArray, y: IntArray, start: FloatArray, work: LocalWork, rng: np.random.Generator
+    x: FloatArray, y: IntArray, start: FloatArray, work: LocalWork, rng: np.random.Generator, drift: FloatArray
 ) -> tuple[FloatArray, float, float]:
-    """Softmax regression in float64 with the gradient written out; keeps all gradients for the variance."""
+    """Softmax regression in float64 with the gradient written out; keeps all gradients for the variance.
+
+    With mime as it is printed: x <- x - lr ((1 - beta) direction + beta v), v = -drift / (beta lr K).
+    """
     current, velocity, gradients, losses = start.copy(), np.zeros_like(start), [], []
-    for rows in minibatches(len(x), work, rng):
+    batches = minibatches(len(x), work, rng)
+    server_momentum = -drift / (max(work.mime, 1e-9) * work.lr * len(batches))
+    for rows in batches:
         weight, bias = current[:-NUM_CLASSES].reshape(NUM_CLASSES, -1), current[-NUM_CLASSES:]
         logits = x[rows] @ weight.T + bias
         share = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
@@ -136,22 +151,24 @@ def softmax_by_hand(
         error = (share - np.eye(NUM_CLASSES)[y[rows]]) / len(rows)
         gradients.append(np.concatenate([(error.T @ x[rows]).ravel(), error.sum(0)]))
         velocity = work.momentum * velocity + gradients[-1] + work.proximal * (current - start)
-        current = current - work.lr * velocity
-    variance = work.lr**2 * np.array(gradients).var(axis=0).sum()
+        current = current - work.lr * ((1 - work.mime) * velocity + work.mime * server_momentum)
+    variance = ((1 - work.mime) * work.lr) ** 2 * np.array(gradients).var(axis=0).sum()
     return current - start, float(np.mean(losses)), float(variance)
 
 
-@pytest.mark.parametrize("name", ["epochs, short last batch", "both"])
+@pytest.mark.parametrize("name", ["epochs, short last batch", "both", "mime", "everything"])
 def test_twin_equals_gradients_written_by_hand(name: str) -> None:
     x, y = examples(21)
     model, params_d = seeded(softmax_net)
-    result = train_serial(model, cross_entropy, x, y, params_d, WORKS[name], stream(0, "batches"))
+    drift_d = drift_for(params_d, WORKS[name])
+    result = train_serial(model, cross_entropy, x, y, params_d, WORKS[name], stream(0, "batches"), 0.0, drift_d)
     update, loss, variance = softmax_by_hand(
         x.numpy().reshape(21, -1).astype(np.float64),
         y.numpy(),
         params_d.astype(np.float64),
         WORKS[name],
         stream(0, "batches"),
+        np.zeros(len(params_d)) if drift_d is None else drift_d.astype(np.float64),
     )
     np.testing.assert_allclose(result.update_d, update, rtol=0, atol=1e-5 * np.abs(update).max())
     assert result.update_d.dtype == np.float32

@@ -7,6 +7,7 @@ import typer
 from .. import __version__
 from ..errors import DeltaflError
 from . import audit, catalogue, experiments, reproduce
+from .log import show_log
 
 app = typer.Typer(
     name="deltafl",
@@ -41,6 +42,7 @@ def _options(
 
 def main() -> None:
     """Entry point of the console script."""
+    show_log()
     try:
         app()
     except DeltaflError as error:

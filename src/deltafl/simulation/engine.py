@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError, MissingExtraError
+from ..round import Broadcast
 from ..streams import stream
 from ..tasks.base import Task
 from ..types import FloatArray, IntArray, Params
-from .fast import choose_layout, choose_trainer
+from .fast import choose_layout, choose_trainer, tell_refusal
 from .local import LocalResult, LocalWork
 from .workers import Job, Workers
 
@@ -75,29 +76,35 @@ class Engine:
         self.task = task
         self._workers = workers if workers is not None else Workers(1)
         self._runner = ClientRunner(task, work, seed)
+        model = _make_model(task.make_model, seed)
         if self._workers.count > 1:
             self._runner.share()
-        self._initial_d = _initial_params(task, seed)
+            tell_refusal(model)  # the processes that train have no log
+        self._initial_d = _initial_params(task, model)
         self.num_params: int = len(self._initial_d)
 
     def initial_params(self) -> Params:
         """The global model before the first round: the task's own, or a random one that depends on the seed only."""
         return self._initial_d.copy()
 
-    def train(self, params_d: Params, round: int, client_n: IntArray) -> Training:
+    def train(self, params_d: Params, round: int, client_n: IntArray, drift_d: Params | None = None) -> Training:
         """Train the given clients from the global model.
 
         Args:
             params_d: float32 (d,), the global model.
             round: The round, >= 0; with the client's index it decides the minibatches.
             client_n: (n,) client indices.
+            drift_d: float32 (d,), what the server sends beside the model, see ``round.Broadcast``; None for nothing.
 
         Returns:
             The updates and their statistics in the order of ``client_n``.
         """
         clients = self._checked(client_n)
+        self._check_shape("params_d", params_d)
+        if drift_d is not None:
+            self._check_shape("drift_d", drift_d)
         results: list[LocalResult] = self._map(
-            "train", params_d, [(round, client) for client in clients], self._costs(clients)
+            "train", Broadcast(params_d, drift_d), [(round, client) for client in clients], self._costs(clients)
         )
         return Training(
             update_nd=np.array([r.update_d for r in results], dtype=np.float32).reshape(-1, self.num_params),
@@ -109,23 +116,27 @@ class Engine:
     def losses(self, params_d: Params, client_k: IntArray) -> FloatArray:
         """Mean loss of the global model on each client's own training data, float64 (k,)."""
         clients = self._checked(client_k)
+        self._check_shape("params_d", params_d)
         return np.array(
             self._map("loss", params_d, [(client,) for client in clients], self._costs(clients)), dtype=np.float64
         )
 
     def evaluate(self, params_d: Params) -> Evaluation:
         """Loss and accuracy of the global model on the pooled test set."""
+        self._check_shape("params_d", params_d)
         num_examples = len(self.task.dataset.test_x)
         starts = range(0, num_examples, _EVALUATION_BATCH)
         sums = np.array(self._map("test", params_d, [(start,) for start in starts], [1.0] * len(starts)))
         loss, accuracy = sums.sum(axis=0) / num_examples
         return Evaluation(float(loss), float(accuracy) if self.task.metric == "accuracy" else math.nan)
 
-    def _map(self, method: str, params_d: Params, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
-        if np.shape(params_d) != (self.num_params,):
-            raise DeltaflError(f"params_d has shape {np.shape(params_d)}, the model needs ({self.num_params},)")
+    def _map(self, method: str, model: Any, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
         self._workers.load(self._runner)
-        return self._workers.map(method, params_d, jobs, costs)
+        return self._workers.map(method, model, jobs, costs)
+
+    def _check_shape(self, name: str, vector_d: Params) -> None:
+        if np.shape(vector_d) != (self.num_params,):
+            raise DeltaflError(f"{name} has shape {np.shape(vector_d)}, the model needs ({self.num_params},)")
 
     def _costs(self, clients: list[int]) -> list[float]:
         return [self._runner.cost(client) for client in clients]
@@ -168,14 +179,14 @@ class ClientRunner:
             return float(size)
         return float(self._work.steps * min(size, self._work.batch_size or size))
 
-    def train(self, params_d: Params, round: int, client: int) -> LocalResult:
+    def train(self, sent: Broadcast, round: int, client: int) -> LocalResult:
         """One client's local training in one round."""
         self._build()
         x, y = self._client(client)
         rng = stream(self._seed, "batches", round, client)
         noise = 0.0 if self._noise_m is None else float(self._noise_m[client])
         with _seeded(stream(self._seed, "dropout", round, client)):
-            return self._trainer(x, y, params_d, self._work, rng, noise)
+            return self._trainer(x, y, sent.params_d, self._work, rng, noise, sent.drift_d)
 
     def loss(self, params_d: Params, client: int) -> float:
         """Mean loss of the model on the client's data."""
@@ -216,8 +227,7 @@ class ClientRunner:
         return self._model
 
 
-def _initial_params(task: Task, seed: int) -> Params:
-    model = _make_model(task.make_model, seed)
+def _initial_params(task: Task, model: torch.nn.Module) -> Params:
     random_d: Params = parameters_to_vector(model.parameters()).detach().numpy().astype(np.float32)
     if task.initial_params is None:
         return random_d

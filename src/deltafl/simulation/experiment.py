@@ -14,7 +14,7 @@ import numpy as np
 from ..audit import Subject
 from ..errors import require
 from ..replies import screen_replies
-from ..round import Plan, RoundState, close_round, init_round, open_round
+from ..round import Broadcast, Plan, RoundState, broadcast, close_round, init_round, open_round
 from ..samplers import make_sampler, parse_label
 from ..server_optimizers import make_server_optimizer
 from ..settings import RunSettings
@@ -72,6 +72,7 @@ def engine_of(settings: RunSettings, workers: Workers | None = None) -> Engine:
         batch_size=settings.batch_size,
         momentum=settings.local_momentum,
         proximal=settings.proximal,
+        mime=settings.mime,
     )
     return Engine(task_of(settings), work, settings.seed, workers)
 
@@ -85,16 +86,17 @@ def plan_of(settings: RunSettings, population: Population) -> Plan:
         sampler=make_sampler(settings.sampler, settings.sampler_settings(m, mean_examples, label.design)),
         n=_set(settings.sample),
         estimator=label.estimator,
-        server_optimizer=make_server_optimizer(settings.server_optimizer, settings.server_lr),
+        server_optimizer=make_server_optimizer(settings.server_optimizer, settings.server_lr, settings.server_momentum),
         seed=settings.seed,
+        mime=settings.mime,
     )
 
 
 class SimulatedOracle:
     """Knows every client's update and loss of one round, by training them all; at a price in traffic."""
 
-    def __init__(self, engine: Engine, population: Population, state: RoundState) -> None:
-        self.engine, self.population, self.state = engine, population, state
+    def __init__(self, engine: Engine, population: Population, round: int, sent: Broadcast) -> None:
+        self.engine, self.population, self.round, self.sent = engine, population, round, sent
         self.training: Training | None = None
         self.traffic = Traffic(0, 0)
 
@@ -102,26 +104,27 @@ class SimulatedOracle:
         """Train all m clients; each downloads the model and sends its statistics and its norm."""
         m = self.population.num_clients
         everyone = Cohort(np.arange(m), np.ones(m, dtype=np.int64), np.ones(m))
-        self.training = self.engine.train(self.state.params_d, self.state.round, everyone.client_n)
-        self._count(m, BYTES_OF_STATISTICS + 8)
+        self.training = self._train(everyone.client_n)
+        self._count(m, bytes_of(self.sent), BYTES_OF_STATISTICS + 8)
         replies = screen_replies(
             everyone,
             self.training.update_nd,
             _reports_of(self.training),
             self.engine.num_params,
             self.population.weight_m,
+            self.sent.drift_d,
         )
         return replies.reports
 
     def losses(self, client_k: IntArray) -> FloatArray:
         """Evaluate the global model at the clients; each downloads it and sends one number."""
-        self._count(len(client_k), 8)
-        return self.engine.losses(self.state.params_d, client_k)
+        self._count(len(client_k), bytes_of(self.sent), 8)
+        return self.engine.losses(self.sent.params_d, client_k)
 
     def train(self, client_n: IntArray) -> Training:
         """The drawn clients' work, not done twice if the oracle was asked for it before the draw."""
         if self.training is None:
-            return self.engine.train(self.state.params_d, self.state.round, client_n)
+            return self._train(client_n)
         everyone = self.training
         return Training(
             update_nd=everyone.update_nd[client_n],
@@ -130,9 +133,16 @@ class SimulatedOracle:
             num_steps_n=everyone.num_steps_n[client_n],
         )
 
-    def _count(self, clients: int, bytes_up: int) -> None:
-        down = clients * self.engine.num_params * BYTES_PER_PARAMETER
-        self.traffic = Traffic(self.traffic.down + down, self.traffic.up + clients * bytes_up)
+    def _train(self, client_n: IntArray) -> Training:
+        return self.engine.train(self.sent.params_d, self.round, client_n, self.sent.drift_d)
+
+    def _count(self, clients: int, bytes_down: int, bytes_up: int) -> None:
+        self.traffic = Traffic(self.traffic.down + clients * bytes_down, self.traffic.up + clients * bytes_up)
+
+
+def bytes_of(sent: Broadcast) -> int:
+    """Bytes that one client downloads to train: the model, and the drift if there is one."""
+    return sum(BYTES_PER_PARAMETER * len(vector_d) for vector_d in sent if vector_d is not None)
 
 
 def run_experiment(settings: RunSettings, engine: Engine, directory: RunDirectory, on_round: OnRound) -> RoundState:
@@ -158,7 +168,8 @@ def run_experiment(settings: RunSettings, engine: Engine, directory: RunDirector
         directory.save(state)
     while state.round < total:
         began = time.perf_counter()
-        oracle = SimulatedOracle(engine, population, state)
+        sent = broadcast(plan, state)
+        oracle = SimulatedOracle(engine, population, state.round, sent)
         cohort = open_round(plan, state, oracle=oracle)
         training = oracle.train(cohort.client_n)
         state, info = close_round(plan, state, cohort, training.update_nd, _reports_of(training))
@@ -166,7 +177,7 @@ def run_experiment(settings: RunSettings, engine: Engine, directory: RunDirector
         due = state.round % settings.evaluate_every == 0 or state.round == total
         test = engine.evaluate(state.params_d) if due else None
         directory.append(
-            _round_line(state, cohort, info, oracle.traffic, test),
+            _round_line(state, cohort, info, bytes_of(sent), oracle.traffic, test),
             {"round": state.round, "seconds": trained - began, "evaluation_seconds": time.perf_counter() - trained},
         )
         if state.round % settings.checkpoint_every == 0 or state.round == total:
@@ -176,7 +187,7 @@ def run_experiment(settings: RunSettings, engine: Engine, directory: RunDirector
 
 
 def _round_line(
-    state: RoundState, cohort: Cohort, info: RoundInfo, extra: Traffic, test: Evaluation | None
+    state: RoundState, cohort: Cohort, info: RoundInfo, download: int, extra: Traffic, test: Evaluation | None
 ) -> dict[str, Any]:
     """One line of ``rounds.jsonl``; ``round`` counts rounds done."""
     model = len(state.params_d) * BYTES_PER_PARAMETER
@@ -185,7 +196,7 @@ def _round_line(
         "cohort": cohort.client_n.tolist(),
         "counts": cohort.count_n.tolist(),
         **{key: value for key, value in info._asdict().items() if key != "round"},
-        "bytes_down": len(cohort.client_n) * (0 if extra.down else model) + extra.down,
+        "bytes_down": len(cohort.client_n) * (0 if extra.down else download) + extra.down,
         "bytes_up": info.num_responded * (model + BYTES_OF_STATISTICS) + extra.up,
     }
     return line if test is None else {**line, "test": test._asdict()}

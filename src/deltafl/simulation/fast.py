@@ -17,7 +17,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,8 +35,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: ``train(x, y, params_d, work, rng, noise) -> LocalResult``: a trainer bound to its model and loss.
-Trainer = Callable[[torch.Tensor, torch.Tensor, Params, LocalWork, np.random.Generator, float], LocalResult]
+
+class Trainer(Protocol):
+    """A trainer bound to its model and loss; see ``local.train_serial``."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        params_d: Params,
+        work: LocalWork,
+        rng: np.random.Generator,
+        noise: float = 0.0,
+        drift_d: Params | None = None,
+    ) -> LocalResult:
+        """Train one client."""
+        ...
 
 
 class Layout(NamedTuple):
@@ -81,6 +95,7 @@ class FastTrainer:
         work: LocalWork,
         rng: np.random.Generator,
         noise: float = 0.0,
+        drift_d: Params | None = None,
     ) -> LocalResult:
         """Train one client; arguments and result are those of ``local.train_serial``."""
         self._start_d.copy_(torch.tensor(params_d))
@@ -91,17 +106,18 @@ class FastTrainer:
         if self._layout is None:
             self._layout = choose_layout(self._model, x)
         batches = minibatches(len(x), work, rng)
+        drift_step_d = None if drift_d is None else torch.tensor(drift_d) / len(batches)
         for x_batch, y_batch in _examples(self._layout, x, y, batches):
             loss_sum += self._differentiate(self._layout, x_batch, y_batch)
             if noise > 0:
                 self._gradient_d += noise * torch.from_numpy(rng.standard_normal(len(self._gradient_d))).float()
             square_sum += _squared_norm(self._gradient_d)
             self._gradient_sum_d += self._gradient_d
-            self._step(work)
+            self._step(work, drift_step_d)
         return LocalResult(
             update_d=(self._current_d - self._start_d).numpy(),
             loss=loss_sum / len(batches),
-            step_variance=step_variance(square_sum, _squared_norm(self._gradient_sum_d), len(batches), work.lr),
+            step_variance=step_variance(square_sum, _squared_norm(self._gradient_sum_d), len(batches), work.rate),
             num_steps=len(batches),
         )
 
@@ -112,14 +128,16 @@ class FastTrainer:
         torch.cat([gradient.reshape(-1) for gradient in gradients], out=self._gradient_d)
         return batch_loss.item()
 
-    def _step(self, work: LocalWork) -> None:
+    def _step(self, work: LocalWork, drift_step_d: torch.Tensor | None) -> None:
         """Move the parameters; reuses the gradient's vector."""
         direction_d = self._gradient_d
         if work.proximal > 0:
             direction_d.add_(self._current_d, alpha=work.proximal).sub_(self._start_d, alpha=work.proximal)
         if work.momentum > 0:
             direction_d = self._velocity_d.mul_(work.momentum).add_(direction_d)
-        self._current_d.sub_(direction_d, alpha=work.lr)
+        self._current_d.sub_(direction_d, alpha=work.rate)
+        if drift_step_d is not None:
+            self._current_d.add_(drift_step_d)
 
 
 def _examples(
@@ -190,11 +208,18 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
 
 def choose_trainer(model: torch.nn.Module, loss: "Loss") -> tuple[Trainer, str]:
     """The trainer for this model, and why: the fast one wherever it is known to equal the twin."""
-    reason = refusal(model)
+    reason = tell_refusal(model)
     if reason is None:
         return FastTrainer(model, loss).train, "fast path"
-    _log.info("local training uses the serial path: %s", reason)
     return functools.partial(train_serial, model, loss), reason
+
+
+def tell_refusal(model: torch.nn.Module) -> str | None:
+    """``refusal(model)``, also put into the log if there is one."""
+    reason = refusal(model)
+    if reason is not None:
+        _log.info("local training uses the serial path, which is slower: %s", reason)
+    return reason
 
 
 def refusal(model: torch.nn.Module) -> str | None:

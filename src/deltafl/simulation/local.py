@@ -3,6 +3,10 @@
 The client starts from the global model x_0 and takes K steps x <- x - lr * direction(g_k), where g_k is the gradient of
 the mean loss of minibatch k, plus mu (x - x_0) with a proximal term, filtered by momentum if there is any. It returns
 u = x_K - x_0 with what one pass over the same steps can tell about it.
+
+Three momenta can be combined; each is named for where it lives. *Local momentum* (``LocalWork.momentum``) begins anew
+in every round of every client; *server momentum* (``server_optimizers.Momentum``) moves the global model; with *mime*
+(``deltafl.mime``) the server keeps one momentum that all clients apply, in each of their steps.
 """
 
 import copy
@@ -30,6 +34,7 @@ class LocalWork:
         batch_size: Examples a minibatch, >= 1; None for the client's whole data.
         momentum: gamma in [0, 1): v <- gamma v + g, x <- x - lr v, with v = 0 at the start of every round.
         proximal: mu >= 0: adds mu (x - x_0) to the gradient (FedProx, Li et al. 2020).
+        mime: beta in [0, 1): x <- x - (1 - beta) lr v + drift / K, with the drift that the server sent; 0 for none.
     """
 
     lr: float
@@ -38,6 +43,12 @@ class LocalWork:
     batch_size: int | None = 32
     momentum: float = 0.0
     proximal: float = 0.0
+    mime: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """(1 - beta) lr: the learning rate that is left beside the server's momentum."""
+        return (1 - self.mime) * self.lr
 
 
 class LocalResult(NamedTuple):
@@ -46,7 +57,8 @@ class LocalResult(NamedTuple):
     Attributes:
         update_d: float32 (d,), x_K - x_0, parameters in the order of ``model.parameters()``, each flattened in C order.
         loss: Mean of the minibatch losses over the steps, measured before each step.
-        step_variance: lr^2 ((1/K) sum_k norm(g_k)^2 - norm((1/K) sum_k g_k)^2), >= 0; g_k without the proximal term.
+        step_variance: lr^2 ((1/K) sum_k norm(g_k)^2 - norm((1/K) sum_k g_k)^2), >= 0; g_k without the proximal term,
+            lr the rate that is left beside mime's momentum.
         num_steps: K.
     """
 
@@ -78,6 +90,7 @@ def train_serial(
     work: LocalWork,
     rng: np.random.Generator,
     noise: float = 0.0,
+    drift_d: Params | None = None,
 ) -> LocalResult:
     """Train one client, step by step: the readable twin of ``fast.FastTrainer``, for any model.
 
@@ -90,6 +103,7 @@ def train_serial(
         work: Steps, learning rate, momentum and proximal term.
         rng: Draws the minibatches of all steps first, then d normal numbers a step if there is noise.
         noise: Standard deviation of the noise added to each entry of each minibatch gradient, >= 0.
+        drift_d: float32 (d,), moves the parameters by drift_d / K in each step, whatever the gradient; None for 0.
 
     Returns:
         The update and its statistics. They are not finite if the training diverged; that is the caller's to judge.
@@ -102,6 +116,7 @@ def train_serial(
     current_d, velocity_d = start_d, torch.zeros_like(start_d)
     loss_sum, square_sum, gradient_sum_d = 0.0, 0.0, torch.zeros(len(start_d), dtype=torch.float64)
     batches = minibatches(len(x), work, rng)
+    drift_step_d = torch.zeros_like(start_d) if drift_d is None else torch.tensor(drift_d) / len(batches)
     for rows in batches:
         vector_to_parameters(current_d, model.parameters())
         batch_loss = loss(model(x[rows]), y[rows])
@@ -112,11 +127,11 @@ def train_serial(
         square_sum += gradient_d.double().square().sum().item()
         gradient_sum_d += gradient_d
         velocity_d = work.momentum * velocity_d + gradient_d + work.proximal * (current_d - start_d)
-        current_d = current_d - work.lr * velocity_d
+        current_d = current_d - work.rate * velocity_d + drift_step_d
     return LocalResult(
         update_d=(current_d - start_d).numpy(),
         loss=loss_sum / len(batches),
-        step_variance=step_variance(square_sum, gradient_sum_d.square().sum().item(), len(batches), work.lr),
+        step_variance=step_variance(square_sum, gradient_sum_d.square().sum().item(), len(batches), work.rate),
         num_steps=len(batches),
     )
 

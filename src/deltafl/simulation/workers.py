@@ -1,8 +1,9 @@
 """Processes that train clients side by side; ``Workers(1)`` is this process itself, with the same code for one client.
 
-A runner is an object whose methods take ``(params_d, *numbers)`` and are pure functions of them, so that it does not
-matter which process runs a job, or when. Each worker has its own pipe and gets its next job when it has done one. Torch
-tensors in shared memory are handed over as they are, and that memory has no name, so nothing can be left behind.
+A runner is an object whose methods take ``(model, *numbers)`` and are pure functions of them, so that it does not
+matter which process runs a job, or when; the model is whatever all jobs of one ``map`` share. Each worker has its own
+pipe and gets its next job when it has done one. Torch tensors in shared memory are handed over as they are, and that
+memory has no name, so nothing can be left behind.
 A worker ends when its pipe is closed, hence also when the parent is killed.
 """
 
@@ -17,10 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Self
 
-import numpy as np
-
 from ..errors import DeltaflError, MissingExtraError
-from ..types import Params
 
 try:
     import torch
@@ -95,12 +93,12 @@ class Workers:
                     self._send(index, ("load", runner))
         self._runner = runner
 
-    def map(self, method: str, params_d: Params, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
-        """``[runner.method(params_d, *job) for job in jobs]``, side by side, the most costly jobs first.
+    def map(self, method: str, model: Any, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
+        """``[runner.method(model, *job) for job in jobs]``, side by side, the most costly jobs first.
 
         Args:
             method: Name of a method of the loaded runner.
-            params_d: float32 (d,), the global model.
+            model: What all jobs share, such as the parameters of the global model; picklable.
             jobs: The other arguments of each call.
             costs: How long each job is, in any unit.
 
@@ -115,13 +113,11 @@ class Workers:
             raise DeltaflError("these workers are closed or have no task; make new ones with Workers(count)")
         if self.count == 1:
             with one_thread():
-                return [getattr(self._runner, method)(params_d, *job) for job in jobs]
+                return [getattr(self._runner, method)(model, *job) for job in jobs]
         with self._closed_on_failure():
-            return self._map_in_processes(method, params_d, jobs, costs)
+            return self._map_in_processes(method, model, jobs, costs)
 
-    def _map_in_processes(
-        self, method: str, params_d: Params, jobs: Sequence[Job], costs: Sequence[float]
-    ) -> list[Any]:
+    def _map_in_processes(self, method: str, model: Any, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
         results: list[Any] = [None] * len(jobs)
         waiting = sorted(range(len(jobs)), key=lambda index: costs[index])
         busy: dict[Connection[Any, Any], tuple[int, int]] = {}
@@ -133,7 +129,7 @@ class Workers:
                 self._send(worker, ("job", jobs[job]))
 
         for worker in range(min(self.count, len(jobs))):
-            self._send(worker, ("params", method, params_d))
+            self._send(worker, ("model", method, model))
             hand_out(worker)
         while busy:
             for pipe in wait(list(busy)):
@@ -225,24 +221,24 @@ def _serve(pipe: "Connection[Any, Any]") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     runner: Any = None
-    method, params_d = "", np.zeros(0, dtype=np.float32)
+    method, model = "", None
     while True:
         try:
             kind, *content = pipe.recv()
             if kind == "load":
                 (runner,) = content
-            elif kind == "params":
-                method, params_d = content
+            elif kind == "model":
+                method, model = content
             else:
                 (job,) = content
-                pipe.send(_attempt(runner, method, params_d, job))
+                pipe.send(_attempt(runner, method, model, job))
         except (EOFError, OSError):  # the parent closed the pipe or is gone
             return
 
 
-def _attempt(runner: Any, method: str, params_d: Params, job: Job) -> tuple[DeltaflError | str | None, Any]:
+def _attempt(runner: Any, method: str, model: Any, job: Job) -> tuple[DeltaflError | str | None, Any]:
     try:
-        return None, getattr(runner, method)(params_d, *job)
+        return None, getattr(runner, method)(model, *job)
     except DeltaflError as error:
         return DeltaflError(str(error)), None
     except Exception:

@@ -1,0 +1,178 @@
+"""Every backbone with every sampler on ``digits``: three rounds, the estimate's expectation, and an exact resume."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import Problem, Recorder, estimate, mean_estimate, same_tree
+from deltafl import SAMPLERS, DeltaflError, Plan, RoundState, init_round, open_round
+from deltafl.estimators import find_estimator
+from deltafl.oracle import KnownUpdates
+from deltafl.round import broadcast, close_round
+from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation.engine import Engine, Evaluation
+from deltafl.simulation.experiment import SimulatedOracle, engine_of, plan_of, run_experiment, run_single
+from deltafl.simulation.records import RunDirectory
+
+#: Few clients, so that all cohorts can be enumerated.
+TINY = {"clients": 5, "sample": 2, "rounds": 3, "local_steps": 3, "batch_size": 8, "checkpoint_every": 2}
+TINY |= {"partition": "yurochkin2019", "alpha": 0.3}  # sizes between 146 and 525
+
+#: What is put around a sampler: settings, and the estimator ("" for unbiased weights). docs/backbones.md says more.
+BACKBONES: dict[str, tuple[dict[str, object], str]] = {
+    "plain": ({}, ""),
+    "proximal": ({"proximal": 0.1}, ""),
+    "local momentum": ({"local_momentum": 0.9}, ""),
+    "server momentum": ({"server_optimizer": "momentum", "server_momentum": 0.8}, ""),
+    "mime": ({"mime": 0.9}, ""),
+    "fedvarp, own form": ({}, "difference-own"),
+    "fedvarp, the paper's": ({}, "fedvarp"),
+    "adagrad": ({"server_optimizer": "adagrad"}, ""),
+    "adam": ({"server_optimizer": "adam"}, ""),
+    "yogi": ({"server_optimizer": "yogi"}, ""),
+    "everything": (
+        {"proximal": 0.1, "local_momentum": 0.5, "mime": 0.5, "server_optimizer": "momentum"},
+        "difference-own",
+    ),
+}
+#: Draws without known probabilities can be given no unbiased weight; and the paper's FedVARP uses none.
+BIASED = {"power-of-choice", "fedvarp, the paper's"}
+
+
+def settings_of(backbone: str, sampler: str, **changes: object) -> RunSettings:
+    given, estimator = BACKBONES[backbone]
+    entry = SAMPLERS[sampler]
+    unbiased = entry.estimator if entry.scores == "unknown" else "horvitz-thompson"
+    label = f"{sampler}@{entry.design or ''}@{estimator or unbiased}"
+    return make_settings(RunSettings, {**TINY, **given, "sampler": label, **changes})
+
+
+@cache
+def engine_for(proximal: float, local_momentum: float, mime: float) -> Engine:
+    """Runs that agree in their local work share an engine, as in a comparison."""
+    local = {"proximal": proximal, "local_momentum": local_momentum, "mime": mime}
+    return engine_of(make_settings(RunSettings, {**TINY, **local}))
+
+
+class StopError(Exception):
+    """Stands for whatever ends a run early."""
+
+
+def stop_after_two(done: int, total: int, test: Evaluation) -> None:
+    if done == 2:
+        raise StopError
+
+
+def quiet(*_: object) -> None:
+    """Takes progress and says nothing."""
+
+
+def started(folder: Path, settings: RunSettings) -> RunDirectory:
+    directory = RunDirectory(folder)
+    directory.start(settings)
+    return directory
+
+
+def known_round(plan: Plan, state: RoundState, engine: Engine) -> Problem:
+    """Everybody's update of the round that comes next, and what an oracle would tell of them."""
+    oracle = SimulatedOracle(engine, plan.population, state.round, broadcast(plan, state))
+    reports, training = oracle.reports(), oracle.train(np.arange(plan.population.num_clients))
+    drift_d = oracle.sent.drift_d
+    leftover_md = training.update_nd if drift_d is None else training.update_nd - drift_d
+    columns = (reports.step_variance_n, reports.loss_n, reports.num_steps_n)
+    known = KnownUpdates(leftover_md, plan.population.weight_m, *columns)
+    np.testing.assert_array_equal(known.reports().squared_norm_n, reports.squared_norm_n)
+    return Problem(plan.population, training.update_nd, known)
+
+
+PAIRS = [
+    (backbone, sampler)
+    for backbone, (_, estimator) in BACKBONES.items()
+    for sampler, entry in SAMPLERS.items()
+    if entry.scores != "unknown" or not estimator or not find_estimator(estimator).needs_expected
+]
+
+
+@pytest.mark.parametrize(("backbone", "sampler"), PAIRS)
+def test_every_backbone_with_every_sampler(tmp_path: Path, backbone: str, sampler: str) -> None:
+    settings = settings_of(backbone, sampler)
+    engine = engine_for(settings.proximal, settings.local_momentum, settings.mime)
+    whole, broken = started(tmp_path / "whole", settings), started(tmp_path / "broken", settings)
+    final = run_experiment(settings, engine, whole, quiet)
+    with pytest.raises(StopError):
+        run_experiment(settings, engine, broken, stop_after_two)
+
+    plan = plan_of(settings, engine.task.population(settings.weights))
+    state = broken.load(init_round(plan, engine.initial_params()))
+    assert state.round == 2
+    assert_claim_holds(plan, state, known_round(plan, state, engine), claimed=not {backbone, sampler} & BIASED)
+
+    again = run_experiment(settings, engine, RunDirectory(broken.path), quiet)
+    assert same_tree(again, final)
+    assert (broken.path / "rounds.jsonl").read_bytes() == (whole.path / "rounds.jsonl").read_bytes()
+    assert np.isfinite(final.params_d).all()
+    assert not np.array_equal(final.params_d, state.params_d)
+
+
+def assert_claim_holds(plan: Plan, state: RoundState, problem: Problem, claimed: bool) -> None:
+    """Where it is claimed, E[D] = sum_i w_i u_i over all cohorts; and D is what the server optimizer is given."""
+    assert claimed == (plan.sampler.unbiased and find_estimator(plan.estimator).unbiased)
+    recording = replace(plan, server_optimizer=Recorder())
+    if claimed:
+        error_d = mean_estimate(recording, state, problem) - problem.ubar_d
+        tolerance = 1e-6 if plan.mime else 1e-12  # leftovers from the drift are rounded to float32
+        assert np.abs(error_d).max() < tolerance * np.abs(problem.update_md).max()
+    cohort = open_round(plan, state, oracle=problem.oracle)
+    updates: list[Any] = list(problem.update_md[cohort.client_n])
+    delta_d = estimate(recording, state, cohort, updates)
+    following, _ = close_round(plan, state, cohort, updates)
+    moved_d, _ = plan.server_optimizer.step(state.params_d, delta_d, state.optimizer)
+    np.testing.assert_array_equal(following.params_d, moved_d)
+
+
+def test_backbones_differ(tmp_path: Path) -> None:
+    """Each setting reaches the training: no two backbones end in the same model."""
+    ends = {}
+    for backbone in BACKBONES:
+        settings = settings_of(backbone, "pracdelta")
+        engine = engine_for(settings.proximal, settings.local_momentum, settings.mime)
+        state = run_experiment(settings, engine, started(tmp_path / backbone, settings), quiet)
+        ends[state.params_d.tobytes()] = backbone
+    assert list(ends.values()) == list(BACKBONES)
+
+
+@pytest.mark.parametrize("sampler", ["pracdelta", "fedis"])
+def test_the_drift_reaches_every_worker(tmp_path: Path, sampler: str) -> None:
+    ends = []
+    for workers in (1, 2):
+        settings = settings_of("everything", sampler, workers=workers)
+        directory = RunDirectory(tmp_path / str(workers))
+        run_single(settings, directory.path, quiet)
+        engine = engine_for(settings.proximal, settings.local_momentum, settings.mime)
+        plan = plan_of(settings, engine.task.population(settings.weights))
+        state = directory.load(init_round(plan, engine.initial_params()))
+        ends.append((state, (directory.path / "rounds.jsonl").read_text()))
+    assert same_tree(*ends)
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "fedis", "power-of-choice"])
+def test_the_drift_is_counted_as_traffic(tmp_path: Path, sampler: str) -> None:
+    """Who trains, or may train, downloads the model and as much again."""
+    down = {}
+    for backbone in ("plain", "mime"):
+        settings = settings_of(backbone, sampler)
+        engine = engine_for(settings.proximal, settings.local_momentum, settings.mime)
+        directory = started(tmp_path / backbone, settings)
+        run_experiment(settings, engine, directory, quiet)
+        down[backbone] = [line["bytes_down"] for line in directory.lines("rounds.jsonl")[1:]]
+    assert down["mime"] == [2 * count for count in down["plain"]]
+
+
+@pytest.mark.parametrize("backbone", ["fedvarp, own form", "everything"])
+def test_draws_without_probabilities_are_refused_unbiased_weights(backbone: str) -> None:
+    with pytest.raises(DeltaflError, match="only 'plain-mean' and 'fedvarp' can follow it"):
+        settings_of(backbone, "power-of-choice")
