@@ -97,6 +97,10 @@ def test_one_and_two_workers_agree_to_the_last_bit(make_model: object, two: Work
     assert_same(first, pair.train(params_d, 2, clients))
     moved_d = params_d + first.update_nd.mean(axis=0)
     assert_same(alone.train(moved_d, 3, clients), pair.train(moved_d, 3, clients))
+    drift_d = first.update_nd[0]
+    drifting = alone.train(moved_d, 3, clients, drift_d)
+    assert_same(drifting, pair.train(moved_d, 3, clients, drift_d))
+    assert not np.array_equal(drifting.update_nd, alone.train(moved_d, 3, clients).update_nd)
     np.testing.assert_array_equal(alone.losses(moved_d, clients), pair.losses(moved_d, clients))
     assert alone.evaluate(moved_d) == pair.evaluate(moved_d)
 

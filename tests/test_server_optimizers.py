@@ -112,7 +112,21 @@ def test_names_and_default_rates() -> None:
     assert make_server_optimizer("sgd") == Sgd(1.0)
     assert make_server_optimizer("momentum", 0.3) == Momentum(0.3, 0.9)
     assert make_server_optimizer("adam") == Adaptive("adam", 0.01, 0.9, 0.99, 1e-3)
+    assert make_server_optimizer("momentum", momentum=0.5) == Momentum(1.0, 0.5)
+    assert make_server_optimizer("momentum", momentum=0.0) == Momentum(1.0, 0.0)
     with pytest.raises(DeltaflError, match="did you mean 'adam'"):
         make_server_optimizer("adm")
     with pytest.raises(DeltaflError, match="did you mean 'yogi'"):
         Adaptive("yogy")
+
+
+@pytest.mark.parametrize("name", [name for name in SERVER_OPTIMIZERS if name != "momentum"])
+def test_only_momentum_takes_a_momentum(name: str) -> None:
+    with pytest.raises(DeltaflError, match="choose the server optimizer 'momentum'"):
+        make_server_optimizer(name, momentum=0.9)
+
+
+@pytest.mark.parametrize("beta", [1.0, -0.1, float("nan")])
+def test_impossible_momenta(beta: float) -> None:
+    with pytest.raises(DeltaflError, match="at least 0 and below 1"):
+        Momentum(1.0, beta)

@@ -19,6 +19,14 @@ def test_steps_replace_the_tasks_epochs() -> None:
     assert (settings.local_steps, settings.local_epochs) == (7, None)
 
 
+def test_server_momentum_is_filled_in_where_it_is_used() -> None:
+    assert make_settings(RunSettings, {"server_optimizer": "momentum"}).server_momentum == 0.9
+    assert make_settings(RunSettings, {"server_optimizer": "adam"}).server_momentum is None
+    set_so = make_settings(RunSettings, {"server_optimizer": "momentum", "server_momentum": 0.0})
+    assert set_so.server_momentum == 0.0
+    assert make_settings(RunSettings, set_so.model_dump(exclude_none=True)) == set_so
+
+
 def test_options_win_over_the_file(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('task = "digits"\nrounds = 7\nsamplers = ["uniform", "fedis@multinomial"]\nproximal = 0.01\n')
@@ -52,6 +60,9 @@ def test_every_setting_survives_a_record_of_itself() -> None:
         ({"local_lr": float("inf")}, ["local_lr"]),
         ({"local_epochs": 1, "local_steps": 2}, ["local_epochs", "local_steps"]),
         ({"rouns": 3}, ["rouns", "rounds"]),
+        ({"server_momentum": 0.9}, ["server momentum is 0.9", "'sgd'", "'momentum'"]),
+        ({"server_optimizer": "momentum", "server_momentum": 1}, ["server_momentum", "1", "less than 1"]),
+        ({"mime": 1.0}, ["mime", "1.0", "less than 1"]),
         ({"weights": "sizes"}, ["weights", "'data'", "'uniform'"]),
         ({"rounds": "ten"}, ["rounds", "ten", "integer"]),
     ],
