@@ -92,7 +92,7 @@ def test_a_sweep_in_two_processes_records_what_single_runs_give_and_skips_it_the
     engine = engine_of(settings)
     run_experiment(settings, engine, directory, lambda *_: None)
     losses = [line["test"]["loss"] for line in directory.lines("rounds.jsonl")[1:]]
-    np.testing.assert_allclose(records[3].loss, losses, rtol=1e-5)
+    np.testing.assert_allclose(records[3].run().loss_r, losses, rtol=1e-5)
     assert records[3].data == engine.task.dataset.name
     assert sum(records[3].draws) == 6
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("runs/*/*.json")}

@@ -16,8 +16,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import tomli_w
 
 from ..errors import DeltaflError, require
@@ -25,6 +26,10 @@ from ..plain_files import write_atomically
 from ..settings import CompareSettings, RunSettings
 from .record import RunRecord, read_record, what_is_run, write_record
 from .spec import Experiment, Job, Sweep
+
+if TYPE_CHECKING:
+    from ..simulation.records import RunDirectory
+    from ..tasks.base import Task
 
 UNFINISHED = "unfinished"
 _POLL_SECONDS = 1.0
@@ -133,17 +138,16 @@ def run_job(job: Job, folder: Path) -> None:
     shutil.rmtree(directory.path)
 
 
-def _record_of(job: Job, directory: Any, task: Any) -> RunRecord:
+def _record_of(job: Job, directory: "RunDirectory", task: "Task") -> RunRecord:
+    """The record of a finished run from its directory."""
     from ..simulation.comparison import read_run
+    from ..simulation.probes import probe_columns
 
     run = read_run(directory, job.settings.sampler, job.settings.seed, task.metric, task.num_clients)
     lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
-    evaluated = set(run.round_r.tolist())
-    cpu, cpu_seconds = 0.0, []
-    for timing in timings:
-        cpu += timing["cpu_seconds"]
-        if timing["round"] in evaluated:
-            cpu_seconds.append(cpu)
+    cpu_seconds = np.cumsum([timing["cpu_seconds"] for timing in timings])  # by round; the first entry is round 0
+    tests = [line["test"] for line in lines[1:] if "test" in line]
+    by_client = [test["client_accuracy"] for test in tests]
     environment = json.loads((directory.path / "environment.json").read_text(encoding="utf-8"))
     return RunRecord(
         part=job.part,
@@ -153,12 +157,14 @@ def _record_of(job: Job, directory: Any, task: Any) -> RunRecord:
         environment={key: value for key, value in environment.items() if key != "command"},
         round=run.round_r.tolist(),
         accuracy=run.accuracy_r.tolist(),
+        client_accuracy=by_client if any(value is not None for value in by_client) else [],
         loss=run.loss_r.tolist(),
         seconds=run.seconds_r.tolist(),
-        cpu_seconds=cpu_seconds,
+        cpu_seconds=cpu_seconds[run.round_r].tolist(),
         bytes=run.bytes_r.tolist(),
         draws=run.draws_m.tolist(),
         refused=sum(len(line.get("rejected", ())) for line in lines),
+        probes=probe_columns(lines),
     )
 
 
