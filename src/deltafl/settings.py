@@ -68,15 +68,18 @@ class Settings(BaseModel):
     floor: Share | None = Field(None, description="share of the cohort drawn evenly by scored samplers")
     threshold: float | None = Field(None, description="accuracy (or loss) that counts as reached")
     evaluate_every: Count = Field(1, description="rounds between two evaluations")
+    test_examples: Count | None = Field(None, description="evaluate on so many test examples; all if not set")
     workers: Count = Field(1, description="processes that train clients")
     data_dir: str | None = Field(None, description="folder with data sets; DELTAFL_DATA does the same")
     delta_alpha: Positive | Literal["theory"] = Field(0.5, description="DELTA's a1 = a2, or the paper's theory")
     sigma_scale: Literal["step", "update"] = Field("step", description="DELTA's sigma^2 counted once, or K times")
     clusters: Count = Field(5, description="clusters of cluster-is")
+    drop_small_after: Count | None = Field(None, description="cluster-is leaves out the smallest norms after this round")
     candidates: Count | None = Field(None, description="candidates of power-of-choice; 2 n if not set")
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(20.0, description="nu of the synthetic task")
     truth: tuple[float, float] = Field((8.0, 2.0), description="(A, b) of the synthetic task")
     checkpoint_every: Count = Field(10, description="rounds between two checkpoints")
+    probe_every: Count | None = Field(None, description="rounds between two probes of all clients; never if not set")
 
     def resolve(self) -> Self:
         """Fill in the task's defaults and refuse what cannot be.
@@ -89,7 +92,8 @@ class Settings(BaseModel):
             raise DeltaflError("local_epochs and local_steps are both set; two ways to say one thing, keep one")
         own_work = self.local_epochs is not None or self.local_steps is not None
         own = {"local_epochs", "local_steps"} if own_work else set()
-        if self.partition == "natural":
+        partition = PARTITIONS.get(self.partition or spec.partition or "")
+        if partition is not None and partition.uses_column and (self.partition is not None or spec.all_owners):
             own.add("clients")  # all owners, however many there are
         if is_own(self.task):
             own |= {"clients", "alpha"}
@@ -157,7 +161,9 @@ class Settings(BaseModel):
             )
         else:
             constants = (self.delta_alpha, self.delta_alpha)
-        return SamplerSettings(self.floor, constants, self.sigma_scale, self.clusters, self.candidates)
+        return SamplerSettings(
+            self.floor, constants, self.sigma_scale, self.clusters, self.candidates, self.drop_small_after
+        )
 
 
 class RunSettings(Settings):

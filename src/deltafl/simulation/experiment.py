@@ -18,12 +18,13 @@ from ..round import Broadcast, Plan, RoundState, broadcast, close_round, init_ro
 from ..samplers import make_sampler, parse_label
 from ..server_optimizers import make_server_optimizer
 from ..settings import RunSettings
-from ..tasks.base import Task
+from ..tasks.base import Task, with_fewer_tests
 from ..tasks.own import is_own, load_own
 from ..tasks.registry import make_task
 from ..types import Cohort, FloatArray, IntArray, Population, Reports, RoundInfo
 from .engine import Engine, Evaluation, Training
 from .local import LocalWork
+from .probes import is_probed, probe_everyone, probe_selected
 from .records import RunDirectory
 from .workers import Workers
 
@@ -46,6 +47,11 @@ class Traffic(NamedTuple):
 
 def task_of(settings: RunSettings) -> Task:
     """The task of a run; one seed gives one split."""
+    task = _whole_task(settings)
+    return task if settings.test_examples is None else with_fewer_tests(task, settings.test_examples)
+
+
+def _whole_task(settings: RunSettings) -> Task:
     if is_own(settings.task):
         return load_own(settings.task, settings.seed, label=settings.label, client=settings.column)
     synthetic = settings.task == "synthetic"
@@ -164,26 +170,46 @@ def run_experiment(settings: RunSettings, engine: Engine, directory: RunDirector
     total = _set(settings.rounds)
     if not directory.lines("rounds.jsonl"):
         start = engine.evaluate(state.params_d)
-        directory.append({"round": 0, "test": start._asdict()}, {"round": 0, "seconds": 0.0})
+        directory.append({"round": 0, "test": start._asdict()}, {"round": 0, "seconds": 0.0, "cpu_seconds": 0.0})
         directory.save(state)
     while state.round < total:
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.process_time()
         sent = broadcast(plan, state)
         oracle = SimulatedOracle(engine, population, state.round, sent)
         cohort = open_round(plan, state, oracle=oracle)
         training = oracle.train(cohort.client_n)
+        opened = state
         state, info = close_round(plan, state, cohort, training.update_nd, _reports_of(training))
-        trained = time.perf_counter()
+        trained, trained_cpu = time.perf_counter(), time.process_time()
         due = state.round % settings.evaluate_every == 0 or state.round == total
         test = engine.evaluate(state.params_d) if due else None
+        probe = _probe(settings, plan, opened, engine, training, oracle.training)
         directory.append(
-            _round_line(state, cohort, info, bytes_of(sent), oracle.traffic, test),
-            {"round": state.round, "seconds": trained - began, "evaluation_seconds": time.perf_counter() - trained},
+            {**_round_line(state, cohort, info, bytes_of(sent), oracle.traffic, test), **probe},
+            {
+                "round": state.round,
+                "seconds": trained - began,
+                "cpu_seconds": trained_cpu - began_cpu,
+                "evaluation_seconds": time.perf_counter() - trained,
+            },
         )
         if state.round % settings.checkpoint_every == 0 or state.round == total:
             directory.save(state)
         on_round(state.round, total, test or Evaluation(float("nan"), float("nan")))
     return state
+
+
+def _probe(
+    settings: RunSettings, plan: Plan, opened: RoundState, engine: Engine, training: Training, everyone: Training | None
+) -> dict[str, Any]:
+    """What a line has beside the round itself: ``probe``, if there are probes."""
+    if settings.probe_every is None:
+        return {}
+    lr = _set(settings.local_lr)
+    probe = probe_selected(training, lr)
+    if is_probed(settings.probe_every, opened.round + 1):
+        probe |= probe_everyone(plan, opened, engine, lr, everyone)
+    return {"probe": probe}
 
 
 def _round_line(

@@ -1,12 +1,13 @@
 """What a task is: examples, the clients who hold them, a model, a loss and a metric."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import DeltaflError
 from ..types import IntArray, Population
 
 if TYPE_CHECKING:
@@ -82,3 +83,23 @@ class Task:
     def population(self, weights: str) -> Population:
         """The clients' weights (``"data"`` or ``"uniform"``) and sizes."""
         return Population.from_sizes([len(rows) for rows in self.client_rows], weights)
+
+
+def with_fewer_tests(task: Task, count: int) -> Task:
+    """The task with ``count`` of its test examples, evenly spaced in their order, for quick trials.
+
+    Raises:
+        DeltaflError: If there are not so many.
+    """
+    data = task.dataset
+    if count > len(data.test_x):
+        raise DeltaflError(f"test_examples is {count}; {data.name} has {len(data.test_x)} test examples")
+    row_e = np.arange(count) * len(data.test_x) // count
+    fewer = replace(
+        data,
+        test_x=data.test_x[row_e],
+        test_y=data.test_y[row_e],
+        test_columns={name: owner_e[row_e] for name, owner_e in data.test_columns.items()},
+    )
+    owners = None if task.test_clients is None else task.test_clients[row_e]
+    return replace(task, dataset=fewer, test_clients=owners)
