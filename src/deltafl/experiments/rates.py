@@ -180,7 +180,7 @@ def counter_example(label: str, rounds: int, seed: int = 0) -> CounterExample:
     f(x_0) - f* = 1/2, Phi~ = 10 eta_L^2, and c = 1/4, which its proof allows: 1/2 - 20 eta_L^2 (A^2 + 1) > c.
 
     Args:
-        label: A method; by symmetry all unbiased ones draw either client with probability 1/2.
+        label: A method. DELTA and uniform draw either client with probability 1/2; importance sampling does not.
         rounds: T.
         seed: Of the draws.
     """
