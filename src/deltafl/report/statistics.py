@@ -10,12 +10,20 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import MissingExtraError
-from ..types import FloatArray, IntArray
+from ..types import BoolArray, FloatArray, IntArray
 
 #: Evaluations in the moving average, and in the mean of the best ones.
 WINDOW = 5
 #: Every interval of a report has this level.
 CONFIDENCE = 0.95
+
+
+class Interval(NamedTuple):
+    """A mean with its interval; ``low`` and ``high`` are None with fewer than two numbers."""
+
+    mean: float
+    low: float | None
+    high: float | None
 
 
 class Ratio(NamedTuple):
@@ -26,26 +34,33 @@ class Ratio(NamedTuple):
     high: float | None
 
 
-def mean_of_best(value_r: FloatArray, round_r: IntArray, higher: bool) -> float:
-    """Mean of the 5 best evaluations within the last 4 % of the rounds (at least the last 5 rounds).
+def mean_of_best(value_r: FloatArray, round_r: IntArray, higher: bool, count: int = WINDOW) -> float:
+    """Mean of the ``count`` best evaluations within the last 4 % of the rounds (at least the last ``count`` rounds).
 
-    Where fewer than 5 rounds were evaluated there, it is the mean of those. For accuracy this is the paper's
+    Where fewer rounds were evaluated there, it is the mean of those. For accuracy and 5 this is the paper's
     ``acc_top5``.
 
     Args:
         value_r: (r,) metric at each evaluation.
         round_r: (r,) rounds completed, increasing; the last entry T is the length of the run.
         higher: Whether higher is better.
+        count: How many of the best, >= 1.
 
     Returns:
-        The mean of the best among the evaluations with round > T - max(0.04 T, 5); NaN if one of those is NaN.
+        The mean of the best among the evaluations with round > T - max(0.04 T, count); NaN if one of those is NaN.
     """
-    num_rounds = int(round_r[-1])
-    num_last = max(WINDOW, -(-4 * num_rounds // 100))
-    late = np.sort(value_r[round_r > num_rounds - num_last])
+    late = np.sort(value_r[is_late(round_r, count)])
     if np.isnan(late).any():
         return math.nan
-    return float(np.mean(late[-WINDOW:] if higher else late[:WINDOW]))
+    return float(np.mean(late[-count:] if higher else late[:count]))
+
+
+def is_late(round_r: IntArray, least: int = WINDOW) -> BoolArray:
+    """Which evaluations lie within the last 4 % of the rounds, at least the last ``least`` rounds; bool (r,)."""
+    num_rounds = int(round_r[-1])
+    num_last = max(least, -(-4 * num_rounds // 100))
+    late_r: BoolArray = round_r > num_rounds - num_last
+    return late_r
 
 
 def moving_average(value_r: FloatArray) -> FloatArray:
@@ -96,6 +111,24 @@ def ratio_of_means(base_s: FloatArray, other_s: FloatArray) -> Ratio:
     influence_s = base_s / np.mean(base_s) - other_s / np.mean(other_s)
     margin = _t_quantile(num_pairs - 1) * float(np.std(influence_s, ddof=1)) / math.sqrt(num_pairs)
     return Ratio(ratio, ratio * math.exp(-margin), ratio * math.exp(margin))
+
+
+def mean_interval(value_s: FloatArray) -> Interval:
+    """Mean with the 95 % interval of Student's t: mean +- t_{S-1} sd / sqrt(S).
+
+    Of differences over paired seeds it is the interval of the paired t.
+
+    Args:
+        value_s: (s,) finite numbers, at least one.
+
+    Raises:
+        MissingExtraError: If SciPy is not installed.
+    """
+    mean = float(np.mean(value_s))
+    if len(value_s) < 2:
+        return Interval(mean, None, None)
+    margin = _t_quantile(len(value_s) - 1) * float(np.std(value_s, ddof=1)) / math.sqrt(len(value_s))
+    return Interval(mean, mean - margin, mean + margin)
 
 
 def gap_closed(uniform_s: FloatArray, rounds_s: FloatArray, full_s: FloatArray) -> float | None:

@@ -1,0 +1,111 @@
+"""The index of all results: one line an experiment, made from the ``verdict.json`` beside each page."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ..errors import DeltaflError
+from ..plain_files import write_atomically
+from .spec import experiment_names
+
+FILE = "verdict.json"
+
+
+class Finding(BaseModel):
+    """One line of the index.
+
+    Attributes:
+        name: The experiment.
+        title: What it is.
+        claim: What the paper says.
+        measured: What was measured, in a line or two, with intervals.
+        verdict: The sum, as in "holds in part".
+        scale: The scale of the runs.
+        done: Finished runs.
+        total: Runs of the experiment at this scale.
+        command: The command that makes the page.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    title: str
+    claim: str
+    measured: str
+    verdict: str
+    scale: str
+    done: int
+    total: int
+    command: str
+
+
+def write_verdict(folder: Path, finding: Finding) -> None:
+    """Leave the line of an experiment beside its page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / FILE, finding.model_dump_json(indent=1) + "\n")
+
+
+def read_verdict(path: Path) -> Finding:
+    """Read what ``write_verdict`` wrote.
+
+    Raises:
+        DeltaflError: If the file cannot be read or is something else.
+    """
+    try:
+        return Finding.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DeltaflError(f"cannot read {path}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DeltaflError(
+            f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; write the page again"
+        ) from None
+
+
+def write_index(root: Path) -> str:
+    """Write ``root/README.md``, one line for each experiment with a page below ``root``.
+
+    Experiments come in their own order; other folders with a page of their own are named at the end.
+
+    Returns:
+        The page, Markdown.
+
+    Raises:
+        DeltaflError: If no folder below ``root`` has a verdict, or one cannot be read.
+    """
+    findings = {path.parent.name: read_verdict(path) for path in sorted(root.glob(f"*/{FILE}"))}
+    if not findings:
+        raise DeltaflError(f"{root} has no folder with a {FILE}; run `deltafl reproduce NAME` first")
+    order = {name: place for place, name in enumerate(experiment_names())}
+    folders = sorted(findings, key=lambda folder: (order.get(findings[folder].name, len(order)), folder))
+    lines = [
+        "# Results",
+        "",
+        "What the paper claims, what these runs measured, and whether the claim holds. The verdicts are made from the",
+        "intervals of each page, not by hand; the rules are on the pages. Intervals are 95 %, each by itself.",
+        "",
+        "| experiment | the paper's claim | measured | verdict | runs |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for folder in folders:
+        finding = findings[folder]
+        cells = [f"[{finding.title}]({folder}/README.md)", finding.claim, finding.measured]
+        cells += [f"**{finding.verdict}**", f"{finding.done} of {finding.total}, scale {finding.scale}"]
+        lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
+    lines += ["", "Commands:", "", "```", *(findings[folder].command for folder in folders), "```"]
+    others = [path.parent for path in sorted(root.glob("*/README.md")) if path.parent.name not in findings]
+    if others:
+        links = ", ".join(f"[{_title(other / 'README.md')}]({other.name}/README.md)" for other in others)
+        lines += ["", f"Beside the paper's experiments: {links}."]
+    text = "\n".join(lines) + "\n"
+    write_atomically(root / "README.md", text)
+    return text
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _title(page: Path) -> str:
+    first = page.read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("# ").strip() or page.parent.name

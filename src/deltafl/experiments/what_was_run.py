@@ -1,0 +1,143 @@
+"""The part of a page that says what was run, on what, and what is missing."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..settings import RunSettings
+from .cells import markdown
+from .groups import Group, full_title
+from .record import RunRecord
+from .spec import Sweep
+
+#: Settings with a column of their own in "what was run".
+_COLUMNS = {"task", "clients", "sample", "rounds", "local_epochs", "local_steps", "batch_size", "local_lr", "weights"}
+#: Settings that say what a table's columns say already, or where and how often something is kept.
+_SILENT = {"sampler", "seed", "threshold", "data_dir", "workers", "checkpoint_every"}
+
+
+def what_was_run(sweep: Sweep, groups: Sequence[Group]) -> str:
+    """A line for each part: data, clients, local work, weights, seeds, and what is not as usual."""
+    heads = ["part", "data", "m", "n", "rounds", "local work", "target", "seeds", "also"]
+    lines = []
+    for part in sweep.comparisons:
+        own = [record for group in groups for record in group.records if record.part == part]
+        if own:
+            lines.append([full_title(sweep, part), *_setting_cells(own)])
+    return markdown(heads, lines)
+
+
+def _setting_cells(records: Sequence[RunRecord]) -> list[str]:
+    settings = records[0].settings
+    work = (
+        f"{settings['local_epochs']} epochs" if "local_epochs" in settings else f"{settings.get('local_steps')} steps"
+    )
+    usual = {name: field.default for name, field in RunSettings.model_fields.items()}
+    also = [
+        f"{key} {value}"
+        for key, value in settings.items()
+        if key not in _COLUMNS | _SILENT
+        and value != usual.get(key)
+        and list(_listed(value)) != list(_listed(usual.get(key)))
+    ]
+    return [
+        ", ".join(sorted({record.data for record in records})),
+        str(len(records[0].draws)),
+        str(settings.get("sample", "?")),
+        str(settings.get("rounds", records[0].round[-1])),
+        f"{work}, batch {settings.get('batch_size', '?')}, lr {settings.get('local_lr', '?')}",
+        "w = n_i / N" if settings.get("weights", "data") == "data" else "w = 1 / m",
+        _ranges(sorted({record.seed for record in records})),
+        ", ".join(also) or "–",
+    ]
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """A value as a sequence: records hold lists where settings have tuples."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def smaller(sweep: Sweep, groups: Sequence[Group]) -> list[str]:
+    """What of the paper's size was changed at this scale; nothing for runs that another experiment made."""
+    experiment = sweep.experiment
+    if sweep.scale == "paper" or experiment.runs_of is not None:
+        return []
+    paper_parts = experiment.part_names("paper")
+    lines = []
+    for part, settings in sweep.comparisons.items():
+        if not any(record.part == part for group in groups for record in group.records):
+            continue
+        if part not in paper_parts:
+            lines.append(f"{full_title(sweep, part)} is run beside the paper's")
+            continue
+        paper = experiment.comparison(part, "paper")
+        changed = [
+            f"{name} {_some(getattr(settings, name))} (paper {_some(getattr(paper, name))})"
+            for name in ("task", "clients", "sample", "rounds", "local_epochs", "local_steps", "batch_size", "seeds")
+            if getattr(settings, name) != getattr(paper, name)
+        ]
+        if changed:
+            lines.append(f"{full_title(sweep, part)}: {', '.join(changed)}")
+    return [f"Smaller than, or other than, the scale `paper`: {'; '.join(lines)}."] if lines else []
+
+
+def _some(value: Any) -> str:
+    return "as many as there are" if value is None else str(value)
+
+
+def hardware(records: Sequence[RunRecord]) -> list[str]:
+    """Hardware and versions, all distinct ones with the number of runs on each."""
+    counts: dict[str, int] = {}
+    for record in records:
+        environment = {key: value for key, value in record.environment.items() if key not in ("command", "data")}
+        places = [environment.pop(key, None) for key in ("device", "gpu", "processor")]
+        cores = environment.pop("cores", None)
+        first = [str(place) for place in places if place] + ([f"{cores} cores"] if cores else [])
+        text = "; ".join([", ".join(first), ", ".join(f"{key} {value}" for key, value in environment.items())])
+        counts[text] = counts.get(text, 0) + 1
+    lines = [f"- {text} ({number} {'run' if number == 1 else 'runs'})" for text, number in counts.items()]
+    return ["Hardware and versions:", "\n".join(lines)]
+
+
+def missing_runs(sweep: Sweep, groups: Sequence[Group]) -> tuple[int, dict[str, list[str]]]:
+    """The number of runs of the sweep, and by part those without a record."""
+    there = {(record.part, record.sampler, record.seed) for group in groups for record in group.records}
+    total, missing = 0, dict[str, list[str]]()
+    for job in sweep.jobs():
+        total += 1
+        if (job.part, job.settings.sampler, job.settings.seed) not in there:
+            missing.setdefault(job.part, []).append(f"{job.settings.sampler} seed {job.settings.seed}")
+    return total, missing
+
+
+def what_is_missing(
+    sweep: Sweep, counts: tuple[int, int], missing: dict[str, list[str]], not_run: dict[str, str]
+) -> str:
+    """How many runs are done, which are not, and why, part by part."""
+    done, total = counts
+    lines = [f"{done} of {total} runs are done" + ("; nothing is missing." if done == total else ".")]
+    planned = dict[str, int]()
+    for job in sweep.jobs():
+        planned[job.part] = planned.get(job.part, 0) + 1
+    for part, runs in missing.items():
+        reason = f" ({not_run[part]})" if part in not_run else ""
+        what = "no run is done" if len(runs) == planned[part] else _few(runs)
+        lines.append(f"- {full_title(sweep, part)}: {what}{reason}")
+    for part, reason in not_run.items():
+        if part not in missing and part not in planned:
+            lines.append(f"- {full_title(sweep, part)}: not run ({reason})")
+    left_out = [part for part in sweep.experiment.parts if part not in planned and part not in not_run]
+    if left_out:
+        names = ", ".join(full_title(sweep, part) for part in left_out)
+        lines.append(f"- Not part of this page at the scale {sweep.scale}: {names}")
+    return "\n".join([lines[0], "", *lines[1:]]).rstrip()
+
+
+def _few(runs: Sequence[str], most: int = 12) -> str:
+    return "missing " + ", ".join(runs[:most]) + (f" and {len(runs) - most} more" if len(runs) > most else "")
+
+
+def _ranges(seeds: Sequence[int]) -> str:
+    """Seeds in short: 0–2 for 0, 1, 2; 0, 2 otherwise."""
+    if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1:
+        return f"{seeds[0]}–{seeds[-1]}"
+    return ", ".join(map(str, seeds))
