@@ -13,7 +13,7 @@ from deltafl.errors import DeltaflError
 from deltafl.experiments import rates
 from deltafl.experiments.problems import PROBLEMS, Problem, local_work, make_problem, make_quadratics
 from deltafl.experiments.rates import Cell, RatesSettings, cells_path, counter_example, read_cells, run_cell, run_rates
-from deltafl.experiments.rates_report import report_rates
+from deltafl.experiments.rates_report import report_rates, summarise_rates
 from deltafl.experiments.rates_slopes import Estimate, Row, ratio, slope, verdict
 from deltafl.types import FloatArray
 
@@ -163,6 +163,9 @@ def test_page_table_and_picture(tmp_path: Path) -> None:
     lines = (tmp_path / "table.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * 4
     assert lines[0].split(",")[:3] == ["problem", "method", "horizon"]
+    measured, said = summarise_rates(SMALL, tmp_path)
+    assert "keeps norm(grad f)^2 at 1 where theorem 2 claims 0.1" in measured
+    assert "contradicted" in said
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(DeltaflError, match="missing"):
         report_rates(SMALL.model_copy(update={"seeds": 3}), tmp_path)

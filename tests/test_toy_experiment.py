@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.experiments.toy import SCORES, WAYS, enumerate_toy, hand_picked, report_toy, run_toy
+from deltafl.experiments.toy import SCORES, WAYS, enumerate_toy, hand_picked, report_toy, run_toy, summarise_toy
 
 #: hh, ht, successive, hajek, plain-mean.
 MEAN_SQUARES = {
@@ -64,6 +64,9 @@ def test_files_and_page(tmp_path: Path) -> None:
         table = list(csv.DictReader(file))
     assert len(table) == 21
     assert float(table[0]["mse"]) == pytest.approx(11 / 3, rel=1e-5)
+    measured, verdict = summarise_toy(tmp_path)
+    assert "IS below DELTA under HH, with replacement (5.344 / 2.366 / 3.667)" in measured
+    assert verdict == "holds in part and is contradicted in part"
     first = (tmp_path / "toy.png").read_bytes()
     assert first.startswith(b"\x89PNG")
     report_toy(tmp_path)

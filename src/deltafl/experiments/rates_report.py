@@ -27,13 +27,11 @@ def report_rates(settings: RatesSettings, folder: Path) -> str:
         MissingExtraError: Without Matplotlib.
     """
     require("matplotlib", "plot")
-    values = {(p, label): _values(settings, folder, p, label) for p in settings.problems for label in settings.methods}
-    rows = [make_row(settings.horizons, values, problem, label) for problem, label in values]
+    values, rows, counter = _read(settings, folder)
     write_atomically(folder / "table.csv", _csv(rows))
     from .rates_plot import draw_rates
 
     draw_rates(settings, values, folder / "rates.png")
-    counter = [CounterExample(**row) for row in json.loads((folder / "counter-example.json").read_text())]
     parts = [_setting_text(settings)]
     for problem in settings.problems:
         parts.append(f"### {problem}\n\n{_table([row for row in rows if row.problem == problem])}")
@@ -44,6 +42,41 @@ def report_rates(settings: RatesSettings, folder: Path) -> str:
         _counter_text(counter),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def summarise_rates(settings: RatesSettings, folder: Path) -> tuple[str, str]:
+    """What was measured, in a line, and the verdict on the claimed orders, both made from the intervals.
+
+    Raises:
+        DeltaflError: If a cell is missing.
+    """
+    _, rows, counter = _read(settings, folder)
+    slow = [row for row in rows if verdict(row) == SLOWER]
+    held = [row for row in rows if verdict(row).startswith(("as claimed", "faster"))]
+    broken = [row for row in counter if row.least > row.bound]
+    parts = [f"{len(held)} of {len(rows)} slopes are as claimed or steeper"]
+    parts += [
+        f"slower than claimed ({row.claimed:g}): {row.method} on {row.problem}, {_number(row.slope_mean)}"
+        for row in slow
+    ]
+    if broken:
+        worst = broken[0]
+        parts.append(
+            f"the counter-example keeps norm(grad f)^2 at {worst.least:g} where theorem 2 claims {worst.bound:.2g}"
+        )
+    if slow or broken:
+        return "; ".join(parts), "holds in part and is contradicted in part" if held else "is contradicted"
+    return "; ".join(parts), "holds" if len(held) == len(rows) else "is not decided"
+
+
+Values = dict[tuple[str, str], FloatArray]
+
+
+def _read(settings: RatesSettings, folder: Path) -> tuple[Values, list[Row], list[CounterExample]]:
+    values = {(p, label): _values(settings, folder, p, label) for p in settings.problems for label in settings.methods}
+    rows = [make_row(settings.horizons, values, problem, label) for problem, label in values]
+    counter = [CounterExample(**row) for row in json.loads((folder / "counter-example.json").read_text())]
+    return values, rows, counter
 
 
 def _values(settings: RatesSettings, folder: Path, problem: str, label: str) -> FloatArray:

@@ -180,6 +180,30 @@ def report_toy(folder: Path) -> str:
     )
 
 
+def summarise_toy(folder: Path) -> tuple[str, str]:
+    """What was found, in a line, and the verdict on the paper's ordering: DELTA below IS below uniform.
+
+    Raises:
+        DeltaflError: If the toy was not run.
+    """
+    rows = _read(folder / "cohorts.json")
+    claimed = ("DELTA", "IS", "uniform")
+    ways = [way for way in WAYS if not WAYS[way].centred]  # the centred ones are not the paper's
+    held = [way for way in ways if rows[claimed[0], way].mse < rows[claimed[1], way].mse < rows[claimed[2], way].mse]
+    against = [way for way in ways if rows[claimed[1], way].mse < rows[claimed[0], way].mse]
+
+    def told(chosen: list[str]) -> str:
+        return ", ".join(
+            f"{WAYS[way].title} ({' / '.join(f'{rows[s, way].mse:.3f}' for s in claimed)})" for way in chosen
+        )
+
+    text = f"mean squared error of DELTA / IS / uniform: the paper's order under {told(held) or 'none'}"
+    text += f"; IS below DELTA under {told(against) or 'none'}"
+    if held and against:
+        return text, "holds in part and is contradicted in part"
+    return text, "is contradicted" if against else "holds" if len(held) == len(ways) else "holds in part"
+
+
 Rows = dict[tuple[str, str], Enumerated]
 
 
