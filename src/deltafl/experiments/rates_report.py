@@ -100,10 +100,11 @@ def _setting_text(settings: RatesSettings) -> str:
     )
 
 
-def _number(estimate: Estimate, digits: int = 2) -> str:
+def _number(estimate: Estimate) -> str:
     if isnan(estimate.value):
         return "-"
-    return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+    form = ".2f" if abs(estimate.value) >= 0.01 else ".1e"
+    return f"{estimate.value:{form}} [{estimate.low:{form}}, {estimate.high:{form}}]"
 
 
 def _table(rows: list[Row]) -> str:
