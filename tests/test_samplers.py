@@ -242,6 +242,27 @@ def test_cluster_memory() -> None:
         ClusterIS(clusters=0)
 
 
+def test_small_norms_are_left_out_after_the_given_round_and_the_estimate_is_called_biased() -> None:
+    """Norms 1, 1, 30, 30 in two clusters: after two updates nobody of {0, 1} can be drawn, and n stays 2."""
+    sampler = ClusterIS(clusters=2, floor=0.0, drop_small_after=2)
+    state = ClusterState(WEIGHTED.weight_m, np.array([1.0, 1, 30, 30]))
+    assert not sampler.unbiased
+    assert ClusterIS(clusters=2).unbiased
+    np.testing.assert_allclose(expectations(sampler, state, 2), [1 / 3, 2 / 3, 3 / 7, 4 / 7])
+    for _ in range(2):
+        state = sampler.update(state, cohort_of(2, 3), reports([30, 30]))
+    assert state.round == 2
+    cohort = sampler.open(state, np.ones(4, dtype=bool), 2, stream(0, "draw"))
+    assert cohort.client_n.tolist() == [2, 3]
+    np.testing.assert_allclose(cohort.expected_n, [1, 1])
+    everyone = sampler.open(state, np.ones(4, dtype=bool), 3, stream(0, "draw"))  # too few others: nobody is left out
+    assert len(everyone.client_n) == 3
+    with pytest.raises(DeltaflError, match="drop_small_after is 0"):
+        ClusterIS(drop_small_after=0)
+    with pytest.raises(DeltaflError, match="1 clusters"):
+        ClusterIS(clusters=1, drop_small_after=5)
+
+
 # --- power of choice --------------------------------------------------------------------------------------------------
 
 

@@ -74,7 +74,7 @@ class Settings(BaseModel):
     delta_alpha: Positive | Literal["theory"] = Field(0.5, description="DELTA's a1 = a2, or the paper's theory")
     sigma_scale: Literal["step", "update"] = Field("step", description="DELTA's sigma^2 counted once, or K times")
     clusters: Count = Field(5, description="clusters of cluster-is")
-    drop_small_after: Count | None = Field(None, description="cluster-is leaves out the smallest norms after this round")
+    drop_small_after: Count | None = Field(None, description="cluster-is drops its smallest norms after so many rounds")
     candidates: Count | None = Field(None, description="candidates of power-of-choice; 2 n if not set")
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(20.0, description="nu of the synthetic task")
     truth: tuple[float, float] = Field((8.0, 2.0), description="(A, b) of the synthetic task")

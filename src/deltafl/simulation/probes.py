@@ -5,8 +5,8 @@ traffic and no randomness of the run: every stream of random numbers belongs to 
 has the same result, bit for bit, with and without probes.
 
 Norms are those of the mean local gradient along a client's path, norm(u_i) / (lr K_i), which is norm(grad F_i) for one
-plain step; diversities are zeta_i = norm(u_i - ubar) / (lr K_i). (The DELTA paper's figures sum the K gradients; theirs are K
-times as large.)
+plain step; diversities are zeta_i = norm(u_i - ubar) / (lr K_i). (The DELTA paper does not name the unit of its
+figures; sums of the K_i local gradients would be K_i times as large.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,19 +59,17 @@ def probe_everyone(
         everyone: The training of all clients in this round, if an oracle has done it.
 
     Returns:
-        The columns ``EVERYONE``. ``error`` is E norm(D - ubar)^2 / norm(ubar)^2 of the method's estimate D and ``bias``
-        norm(E D - ubar) / norm(ubar), both over ``DRAWS`` cohorts (all of them for few clients); ``least_error`` is a lower
-        bound of the error of all unbiased linear schemes that ask n clients (see ``least.py``). All are NaN if an update
-        is not finite.
+        The columns ``EVERYONE``. ``error`` is E norm(D - ubar)^2 / norm(ubar)^2 of the method's estimate D and
+        ``bias`` norm(E D - ubar) / norm(ubar), both over ``DRAWS`` cohorts (all of them for few clients);
+        ``least_error`` is a lower bound of the error of all unbiased linear schemes that ask n clients (see
+        ``least.py``). All are NaN if an update is not finite.
     """
     sent, m = broadcast(plan, state), plan.population.num_clients
     training = everyone or engine.train(sent.params_d, state.round, np.arange(m), sent.drift_d)
     replies = screen_replies(
         Cohort(np.arange(m), np.ones(m, dtype=np.int64), np.ones(m)),
         training.update_nd,
-        Reports.make(
-            m, loss=training.loss_n, step_variance=training.step_variance_n, num_steps=training.num_steps_n
-        ),
+        Reports.make(m, loss=training.loss_n, step_variance=training.step_variance_n, num_steps=training.num_steps_n),
         engine.num_params,
         plan.population.weight_m,
         sent.drift_d,
@@ -124,8 +122,9 @@ def probe_columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float | 
         lines: The lines of ``rounds.jsonl``; those with a ``"probe"`` are used.
 
     Returns:
-        ``round`` (rounds done, one entry for each probe of all clients), the columns ``EVERYONE`` there, and the columns
-        ``SELECTED`` averaged over the rounds since the entry before; None where there is no number. Empty without probes.
+        ``round`` (rounds done, one entry for each probe of all clients), the columns ``EVERYONE`` there, and the
+        columns ``SELECTED`` averaged over the rounds since the entry before; None where there is no number. Empty
+        without probes.
     """
     columns: dict[str, list[float | None]] = {name: [] for name in ("round", *SELECTED, *EVERYONE)}
     window: list[Mapping[str, Any]] = []
