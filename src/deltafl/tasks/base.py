@@ -53,14 +53,14 @@ class Task:
         make_model: Makes the model; the caller seeds torch's generator before.
         loss: ``loss(output, y)``: mean loss of a minibatch, a scalar tensor.
         metric: ``"accuracy"`` (share of right classes, higher is better) or ``"loss"`` (mean loss, lower is better).
-        input_scale: Stored uint8 inputs become float32 by this factor; None for tokens, which stay whole numbers and
-            reach the model as int64.
+        input_scale: Stored uint8 inputs become float32 by this factor, unless they are tokens.
         gradient_noise_m: Standard deviation of the noise a client adds to its gradients (synthetic task), or None.
         initial_params: Fixed starting point, or None for the model's own random one.
         augment: ``augment(x, rng)``: a random variation of a minibatch's inputs, of the same shape; used in local
             training alone. None for none.
         test_clients: int64 (N_test,), the client to whom each test example belongs, -1 for nobody; None if they belong
             to nobody. With it, the clients' mean accuracy on their own test examples is evaluated too.
+        tokens: Whether inputs are whole numbers, such as characters: they reach the model as int64.
     """
 
     name: str
@@ -69,11 +69,12 @@ class Task:
     make_model: "Callable[[], torch.nn.Module]"
     loss: "Loss"
     metric: Literal["accuracy", "loss"] = "accuracy"
-    input_scale: float | None = 1.0 / 255.0
+    input_scale: float = 1.0 / 255.0
     gradient_noise_m: npt.NDArray[np.float64] | None = None
     initial_params: npt.NDArray[np.float32] | None = None
     augment: "Augment | None" = None
     test_clients: IntArray | None = None
+    tokens: bool = False
 
     @property
     def num_clients(self) -> int:

@@ -163,7 +163,7 @@ def _of_parquet(files: Sequence[Path]) -> Dataset:
         )
     names, owner = np.unique(np.array(writers, dtype=np.str_), return_inverse=True)
     image, label_e = np.stack(images)[:, np.newaxis], np.array(labels, dtype=np.int64)
-    title = f"FEMNIST (Parquet), {len(names)} writers"
+    title = f"FEMNIST (Parquet), {len(names)} clients"
     whole = Dataset(title, image, label_e, image[:0], label_e[:0], num_classes=CLASSES)
     return cut_by_owner(whole, "writer", owner.astype(np.int64))
 

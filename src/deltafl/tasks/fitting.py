@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,6 +10,9 @@ from ..errors import DeltaflError
 from ..streams import stream
 from .base import Dataset, Task
 from .models import require_torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def require_fitting(task: Task, name: str, seed: int) -> None:
@@ -22,7 +26,7 @@ def require_fitting(task: Task, name: str, seed: int) -> None:
     Raises:
         DeltaflError: For the first misfit, in one sentence.
     """
-    problem = _problem_of_data(task.dataset) or _problem_of_clients(task) or _problem_of_labels(task)
+    problem = _problem_of_data(task.dataset, task.tokens) or _problem_of_clients(task) or _problem_of_labels(task)
     problem = problem or _problem_of_model(task, seed)
     if problem:
         raise DeltaflError(f"{name}: {problem}")
@@ -35,18 +39,18 @@ def require_sendable(task: Task, name: str) -> None:
         DeltaflError: If one of them is a lambda or is defined inside a function.
     """
     try:
-        pickle.dumps((task.make_model, task.loss))
+        pickle.dumps((task.make_model, task.loss, task.augment))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise DeltaflError(
-            f"{name}: its model or loss cannot be sent to worker processes ({told(error)}); "
+            f"{name}: its model, loss or augment cannot be sent to worker processes ({told(error)}); "
             "define it at the top of the file, or use --workers 1"
         ) from None
 
 
-def _problem_of_data(data: Dataset) -> str | None:
+def _problem_of_data(data: Dataset, tokens: bool) -> str | None:
     parts = {"train": (data.train_x, data.train_y), "test": (data.test_x, data.test_y)}
     for part, (x, y) in parts.items():
-        problem = _problem_of_array(f"{part}_x", x, ("float32", "uint8"))
+        problem = _problem_of_array(f"{part}_x", x, ("int64" if tokens else "float32", "uint8"))
         problem = problem or _problem_of_array(f"{part}_y", y, ("int64", "float32"))
         if problem:
             return problem
@@ -88,6 +92,20 @@ def _problem_of_clients(task: Task) -> str | None:
     noise_m = task.gradient_noise_m
     if noise_m is not None and np.shape(noise_m) != (task.num_clients,):
         return f"gradient_noise_m has shape {np.shape(noise_m)}, {task.num_clients} clients need ({task.num_clients},)"
+    return _problem_of_test_clients(task)
+
+
+def _problem_of_test_clients(task: Task) -> str | None:
+    if task.test_clients is None:
+        return None
+    client_e, num_rows = np.asarray(task.test_clients), len(task.dataset.test_y)
+    if client_e.shape != (num_rows,) or client_e.dtype.kind not in "iu":
+        return (
+            f"test_clients has shape {client_e.shape} ({client_e.dtype}); it needs one client for {num_rows} test rows"
+        )
+    if client_e.min() < -1 or client_e.max() >= task.num_clients:
+        wrong = client_e.min() if client_e.min() < -1 else client_e.max()
+        return f"test_clients holds {wrong}; clients go from 0 to {task.num_clients - 1}, and -1 stands for nobody"
     return None
 
 
@@ -113,7 +131,13 @@ def _problem_of_model(task: Task, seed: int) -> str | None:
     torch = require_torch()
     x = torch.tensor(task.dataset.train_x[:2])
     y = torch.tensor(task.dataset.train_y[:2])
-    x = x * task.input_scale if x.dtype == torch.uint8 else x
+    if task.tokens:
+        x = x.long()
+    elif x.dtype == torch.uint8:
+        x = x * task.input_scale
+    problem = _problem_of_augment(task, x, seed)
+    if problem:
+        return problem
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(seed, "model").integers(2**63)))
         try:
@@ -138,6 +162,18 @@ def _problem_of_model(task: Task, seed: int) -> str | None:
             return f"the loss failed on output {tuple(output.shape)} and y {tuple(y.shape)}: {told(error)}"
     if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
         return f"the loss must be the minibatch's mean, a tensor of shape (), got {_shape(loss)}"
+    return None
+
+
+def _problem_of_augment(task: Task, x: "torch.Tensor", seed: int) -> str | None:
+    if task.augment is None:
+        return None
+    try:
+        varied = task.augment(x, stream(seed, "augment"))
+    except Exception as error:
+        return f"augment failed: {told(error)}"
+    if not hasattr(varied, "dtype") or (varied.shape, varied.dtype) != (x.shape, x.dtype):
+        return f"augment made {_shape(varied)} of inputs of shape {tuple(x.shape)}; it must keep shape and type"
     return None
 
 

@@ -107,7 +107,7 @@ def dataset_by_user(title: str, column: str, train: Owned, test: Owned, classes:
     owner, test_owner = (np.array([number[user] for user in part.owner]) for part in (train, test))
     users = len(set(train.owner))
     return Dataset(
-        f"{title}, {users} {column}s",
+        f"{title}, {users} clients",
         train.x,
         train.y,
         test.x,

@@ -87,6 +87,7 @@ def make_task(
         loss=cross_entropy,
         input_scale=spec.input_scale,
         augment=spec.augment,
+        tokens=spec.tokens,
         test_clients=_test_clients(dataset, how, column, rows),
     )
 

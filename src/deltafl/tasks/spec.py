@@ -32,11 +32,12 @@ class TaskSpec:
         metric: What is evaluated on the test set; see ``Task.metric``.
         threshold: Value of the metric that a comparison counts the rounds to; None where there is no
             customary one.
-        input_scale: Factor from stored bytes to inputs; None for tokens.
+        input_scale: Factor from stored bytes to inputs.
         dataset: Name of the data set for ``load_dataset``; None if it is the task's own.
         augment: Random variation of the inputs in local training; can be pickled. None for none.
         all_owners: Whether the clients are all owners that the user's files name, however many; ``num_clients`` is then
             an example.
+        tokens: Whether inputs are whole numbers; see ``Task.tokens``.
     """
 
     name: str
@@ -54,7 +55,8 @@ class TaskSpec:
     alpha: float = 0.5
     metric: Literal["accuracy", "loss"] = "accuracy"
     threshold: float | None = None
-    input_scale: float | None = 1 / 255
+    input_scale: float = 1 / 255
     dataset: str | None = None
     augment: "Augment | None" = None
     all_owners: bool = False
+    tokens: bool = False

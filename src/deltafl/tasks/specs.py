@@ -221,7 +221,7 @@ TASKS: dict[str, TaskSpec] = {
             make_model=partial(next_token_lstm, 80),
             partition="natural",
             threshold=0.40,
-            input_scale=None,
+            tokens=True,
             all_owners=True,
         ),
         TaskSpec(
@@ -236,7 +236,7 @@ TASKS: dict[str, TaskSpec] = {
             make_model=partial(next_token_lstm, 65),
             partition="natural",
             threshold=0.40,
-            input_scale=None,
+            tokens=True,
         ),
     )
 }
