@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from conftest import Problem, Recorder, estimate, mean_estimate, same_tree
-from deltafl import SAMPLERS, DeltaflError, Plan, RoundState, init_round, open_round
+from deltafl import SAMPLERS, DeltaflError, Plan, RoundState, broadcast, close_round, init_round, open_round
 from deltafl.estimators import find_estimator
 from deltafl.oracle import KnownUpdates
-from deltafl.round import broadcast, close_round
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.experiment import SimulatedOracle, engine_of, plan_of, run_experiment, run_single
 from deltafl.simulation.records import RunDirectory
 
 #: Few clients, so that all cohorts can be enumerated.
-TINY = {"clients": 5, "sample": 2, "rounds": 3, "local_steps": 3, "batch_size": 8, "checkpoint_every": 2}
+TINY: dict[str, object] = {"clients": 5, "sample": 2, "rounds": 3, "local_steps": 3, "batch_size": 8}
 TINY |= {"partition": "yurochkin2019", "alpha": 0.3}  # sizes between 146 and 525
+TINY |= {"checkpoint_every": 2}
 
-#: What is put around a sampler: settings, and the estimator ("" for unbiased weights). docs/backbones.md says more.
+#: What is put around a sampler: settings, and the estimator ("" for unbiased weights). see docs/backbones.md.
 BACKBONES: dict[str, tuple[dict[str, object], str]] = {
     "plain": ({}, ""),
     "proximal": ({"proximal": 0.1}, ""),

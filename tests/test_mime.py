@@ -6,9 +6,19 @@ import numpy as np
 import pytest
 
 from conftest import Recorder, all_cohorts, estimate, make_problem, mean_estimate, play, same_tree
-from deltafl import DeltaflError, Fixed, Full, Plan, Population, init_round, make_sampler, open_round
+from deltafl import (
+    DeltaflError,
+    Fixed,
+    Full,
+    Plan,
+    Population,
+    broadcast,
+    close_round,
+    init_round,
+    make_sampler,
+    open_round,
+)
 from deltafl.mime import MimeState
-from deltafl.round import broadcast, close_round
 from deltafl.types import FloatArray
 
 SIZES = [10, 15, 20, 25, 30]

@@ -7,7 +7,18 @@ import deltafl
 
 PUBLIC = {
     *("DESIGNS", "ESTIMATORS", "SAMPLERS"),
-    *("Adaptive", "ClusterIS", "Cohort", "Delta", "DeltaflError", "Design", "Estimator", "FedIS", "FedPracIS"),
+    *(
+        "Adaptive",
+        "Broadcast",
+        "ClusterIS",
+        "Cohort",
+        "Delta",
+        "DeltaflError",
+        "Design",
+        "Estimator",
+        "FedIS",
+        "FedPracIS",
+    ),
     *(
         "Fixed",
         "Full",
@@ -21,7 +32,7 @@ PUBLIC = {
         "PracDelta",
     ),
     *("RejectedReply", "Reports", "RoundInfo", "RoundState", "Sampler", "SamplerSettings", "ServerOptimizer", "Sgd"),
-    *("close_round", "draw_cohort", "inclusion_probabilities", "init_round", "make_sampler"),
+    *("broadcast", "close_round", "draw_cohort", "inclusion_probabilities", "init_round", "make_sampler"),
     *("make_server_optimizer", "open_round", "stream", "with_floor"),
 }
 HEAVY = {"torch", "scipy", "sklearn", "matplotlib", "typer", "rich", "pydantic", "flwr", "pandas"}

@@ -10,7 +10,7 @@ from .errors import DeltaflError, MissingExtraError
 from .estimators import ESTIMATORS, Estimator
 from .inclusion import inclusion_probabilities, with_floor
 from .oracle import KnownUpdates
-from .round import Plan, RoundState, close_round, init_round, open_round
+from .round import Broadcast, Plan, RoundState, broadcast, close_round, init_round, open_round
 from .samplers import (
     SAMPLERS,
     ClusterIS,
@@ -35,6 +35,7 @@ __all__ = [
     "ESTIMATORS",
     "SAMPLERS",
     "Adaptive",
+    "Broadcast",
     "ClusterIS",
     "Cohort",
     "Delta",
@@ -61,6 +62,7 @@ __all__ = [
     "SamplerSettings",
     "ServerOptimizer",
     "Sgd",
+    "broadcast",
     "close_round",
     "draw_cohort",
     "inclusion_probabilities",

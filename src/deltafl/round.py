@@ -8,6 +8,8 @@ counts::
         cohort = open_round(plan, state)                                    # who is asked
         updates, reports = host.train(state.params_d, cohort.client_n)      # local work, wherever it happens
         state, info = close_round(plan, state, cohort, updates, reports)    # the estimate, the step, what was learnt
+
+``broadcast(plan, state)`` is all that clients are sent; without ``plan.mime`` it is ``state.params_d`` alone.
 """
 
 from dataclasses import dataclass, field
