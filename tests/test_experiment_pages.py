@@ -125,6 +125,8 @@ def test_page_says_what_was_run(tmp_path: Path) -> None:
     assert run_of[2:5] == ["20", str(sweep.comparisons["one"].sample), "50"]
     assert run_of[7] == "0, 1"
     assert "floor 0.25" in next(row for row in rows_of(page, "Second") if row[1].startswith("digits"))[8]
+    assert ("alpha" in run_of[8]) == ("hsu2019" in run_of[8])
+    assert "5 epochs" in run_of[5] or "1 epoch," in run_of[5]
     assert "- Some CPU, 2 cores; python 3.12, torch 2.9 (8 runs)" in page
     assert "secret" not in page
     assert "First: rounds 50 (paper 500)" in page

@@ -18,9 +18,9 @@ DASH = "–"
 Cells = list[dict[str, Any]]
 
 
-def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, its first column to the left and the others to the right."""
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table, its first ``left`` columns to the left and the others to the right."""
+    lines = [heads, ["---" if i < left else "---:" for i in range(len(heads))], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

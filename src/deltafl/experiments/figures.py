@@ -200,15 +200,28 @@ def _draw_panels(
         for i, (axes, lines, caption) in enumerate(zip(all_axes, panels, captions, strict=True)):
             for line in lines:
                 _draw_line(axes, line)
-            if log and all((line.band.mean_r[np.isfinite(line.band.mean_r)] > 0).all() for line in lines):
-                axes.set_yscale("log")
+            if log:
+                _log_axis(axes, lines)
             if goals and (goal := goals[i]) is not None:
                 axes.axhline(100 * goal, color=GREY, linewidth=0.8, linestyle=(0, (5, 3)), zorder=1.5)
             axes.set_title(caption, fontsize=8)
             axes.set_xlim(left=0)
+            axes.locator_params(axis="x", integer=True)
         for axes in all_axes[-columns:]:
             axes.set_xlabel("rounds")
         _finish(figure, all_axes, note, path)
+
+
+def _log_axis(axes: "Axes", lines: Sequence[Line]) -> None:
+    """A logarithmic axis, unless the numbers are not positive or span less than a factor of 3."""
+    from matplotlib.ticker import FuncFormatter, LogFormatter
+
+    means = np.concatenate([line.band.mean_r for line in lines])
+    means = means[np.isfinite(means)]
+    if len(means) and means.min() > 0 and means.max() >= 3 * means.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.4)))
 
 
 def _draw_line(axes: "Axes", line: Line) -> None:
@@ -229,7 +242,7 @@ def _grid(number: int, columns: int, legend_rows: int) -> tuple["Figure", "list[
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     figure.subplots_adjust(
-        left=0.075, right=0.985, top=1 - 0.3 / height, bottom=below / height, wspace=0.24, hspace=0.35
+        left=0.075, right=0.985, top=1 - 0.3 / height, bottom=below / height, wspace=0.16 + 0.05 * columns, hspace=0.35
     )
     for unused in axes[number:]:
         unused.set_visible(False)
@@ -255,7 +268,7 @@ def _finish(figure: "Figure", panels: "Sequence[Axes]", note: str, path: Path) -
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(str(name), handle)
     height = figure.get_figheight()
-    figure.legend(
+    legend = figure.legend(
         list(handles.values()),
         list(handles),
         loc="lower left",
@@ -266,6 +279,8 @@ def _finish(figure: "Figure", panels: "Sequence[Axes]", note: str, path: Path) -
         columnspacing=1.2,
         handlelength=2.4,
     )
+    for key in legend.get_lines():
+        key.set_linewidth(1.6)
     figure.text(0.012, 0.06 / height, note, fontsize=7, color=GREY)
     path.write_bytes(_small_png(figure))
 

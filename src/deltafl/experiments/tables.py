@@ -148,8 +148,8 @@ def pairs_table(groups: Sequence[Group], measures: dict[str, list[Measure]]) -> 
         for s in ordered_pairs(group, measures[group.part]):
             line = [f"{s.first} before {s.second}", s.measure.name, number_text(s), str(s.pairs), _status(s)]
             lines.append([group.title, *line] if several else line)
-    heads = ["the paper: the first is better", "measure", "the first has [95 %]", "paired seeds", "so it is"]
-    return markdown(["part", *heads] if several else heads, lines) if lines else ""
+    heads = ["the paper's order", "measure", "the first has [95 %]", "paired seeds", "so it is"]
+    return markdown(["part", *heads] if several else heads, lines, left=len(heads) + 1) if lines else ""
 
 
 def _status(statement: Statement) -> str:

@@ -48,7 +48,7 @@ def probes_table(group: Group, view: ProbesView) -> tuple[str, Cells]:
                 bounds = cell.get("bounds")
                 line += [bounds, f"{cell['within']} of {cell['measured']}"] if bounds else [DASH, DASH]
             lines.append(line)
-    return markdown(heads, lines), cells
+    return markdown(heads, lines, left=2), cells
 
 
 def _probe_cells(group: Group, row: Row, view: ProbesView) -> Cells:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..settings import RunSettings
+from ..tasks.partition import PARTITIONS
 from .cells import markdown
 from .groups import Group, full_title
 from .record import RunRecord
@@ -23,37 +24,44 @@ def what_was_run(sweep: Sweep, groups: Sequence[Group]) -> str:
         own = [record for group in groups for record in group.records if record.part == part]
         if own:
             lines.append([full_title(sweep, part), *_setting_cells(own)])
-    return markdown(heads, lines)
+    return markdown(heads, lines, left=len(heads))
 
 
 def _setting_cells(records: Sequence[RunRecord]) -> list[str]:
     settings = records[0].settings
-    work = (
-        f"{settings['local_epochs']} epochs" if "local_epochs" in settings else f"{settings.get('local_steps')} steps"
-    )
-    usual = {name: field.default for name, field in RunSettings.model_fields.items()}
-    also = [
-        f"{key} {value}"
-        for key, value in settings.items()
-        if key not in _COLUMNS | _SILENT
-        and value != usual.get(key)
-        and list(_listed(value)) != list(_listed(usual.get(key)))
-    ]
+    unit = "epoch" if "local_epochs" in settings else "step"
+    number = settings.get(f"local_{unit}s")
+    work = f"{number} {unit}" + ("" if number == 1 else "s")
+    batch = [f"batch {settings['batch_size']}"] if "batch_size" in settings else []
+    also = [f"{key} {value}" for key, value in settings.items() if _is_worth_saying(key, settings)]
     return [
         ", ".join(sorted({record.data for record in records})),
         str(len(records[0].draws)),
         str(settings.get("sample", "?")),
         str(settings.get("rounds", records[0].round[-1])),
-        f"{work}, batch {settings.get('batch_size', '?')}, lr {settings.get('local_lr', '?')}",
+        ", ".join([work, *batch, f"lr {settings.get('local_lr', '?')}"]),
         "w = n_i / N" if settings.get("weights", "data") == "data" else "w = 1 / m",
         _ranges(sorted({record.seed for record in records})),
         ", ".join(also) or "–",
     ]
 
 
-def _listed(value: Any) -> Sequence[Any]:
-    """A value as a sequence: records hold lists where settings have tuples."""
-    return list(value) if isinstance(value, list | tuple) else [value]
+def _is_worth_saying(key: str, settings: dict[str, Any]) -> bool:
+    """Whether a setting has no column of its own, matters, and is not as usual."""
+    if key in _COLUMNS | _SILENT:
+        return False
+    if key == "alpha":
+        partition = PARTITIONS.get(settings.get("partition", ""))
+        return partition is not None and partition.uses_alpha
+    if key in ("noise", "truth"):
+        return bool(settings["task"] == "synthetic")
+    field = RunSettings.model_fields.get(key)
+    return field is None or _listed(settings[key]) != _listed(field.default)
+
+
+def _listed(value: Any) -> Any:
+    """A tuple as a list: records hold lists where settings have tuples."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def smaller(sweep: Sweep, groups: Sequence[Group]) -> list[str]:
