@@ -22,7 +22,7 @@ TINY: dict[str, object] = {"clients": 5, "sample": 2, "rounds": 3, "local_steps"
 TINY |= {"partition": "yurochkin2019", "alpha": 0.3}  # sizes between 146 and 525
 TINY |= {"checkpoint_every": 2}
 
-#: What is put around a sampler: settings, and the estimator ("" for unbiased weights). see docs/backbones.md.
+#: What is put around a sampler: settings, and the estimator ("" for unbiased weights); see docs/backbones.md.
 BACKBONES: dict[str, tuple[dict[str, object], str]] = {
     "plain": ({}, ""),
     "proximal": ({"proximal": 0.1}, ""),
