@@ -16,8 +16,8 @@ from ..errors import DeltaflError, MissingExtraError
 from ..round import Broadcast
 from ..streams import stream
 from ..tasks.base import Task
-from ..types import FloatArray, IntArray, Params
-from .fast import choose_layout, choose_trainer, tell_refusal
+from ..types import BoolArray, FloatArray, IntArray, Params
+from .fast import Augmented, choose_layout, choose_trainer, tell_refusal
 from .local import LocalResult, LocalWork
 from .workers import Job, Workers
 
@@ -53,10 +53,13 @@ class Evaluation(NamedTuple):
     Attributes:
         loss: Mean loss.
         accuracy: Share of right classes; NaN where the task's metric is ``"loss"``.
+        client_accuracy: Mean over clients of the accuracy on their own test examples, each client counting the same;
+            NaN where the task does not say whose they are, or its metric is ``"loss"``.
     """
 
     loss: float
     accuracy: float
+    client_accuracy: float = math.nan
 
 
 class Engine:
@@ -126,9 +129,12 @@ class Engine:
         self._check_shape("params_d", params_d)
         num_examples = len(self.task.dataset.test_x)
         starts = range(0, num_examples, _EVALUATION_BATCH)
-        sums = np.array(self._map("test", params_d, [(start,) for start in starts], [1.0] * len(starts)))
-        loss, accuracy = sums.sum(axis=0) / num_examples
-        return Evaluation(float(loss), float(accuracy) if self.task.metric == "accuracy" else math.nan)
+        found = self._map("test", params_d, [(start,) for start in starts], [1.0] * len(starts))
+        loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
+        if self.task.metric == "loss":
+            return Evaluation(loss, math.nan)
+        hit_e = np.concatenate([hits for _, hits in found])
+        return Evaluation(loss, float(hit_e.mean()), _mean_of_clients(hit_e, self.task.test_clients))
 
     def _map(self, method: str, model: Any, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
         self._workers.load(self._runner)
@@ -164,6 +170,8 @@ class ClientRunner:
         self._client_rows, self._noise_m = task.client_rows, task.gradient_noise_m
         self._make_model, self._loss = task.make_model, task.loss
         self._counts_hits, self._input_scale = task.metric == "accuracy", task.input_scale
+        self._tokens = task.tokens
+        self._augment = task.augment
         self._work, self._seed = work, seed
         self._model: torch.nn.Module | None = None
 
@@ -186,7 +194,15 @@ class ClientRunner:
         rng = stream(self._seed, "batches", round, client)
         noise = 0.0 if self._noise_m is None else float(self._noise_m[client])
         with _seeded(stream(self._seed, "dropout", round, client)):
-            return self._trainer(x, y, sent.params_d, self._work, rng, noise, sent.drift_d)
+            return self._trainer(x, y, sent.params_d, self._work, rng, noise, sent.drift_d, self._variation(round, client))
+
+    def _variation(self, round: int, client: int) -> Augmented | None:
+        """The task's random variation of inputs, with this client's randomness."""
+        augment = self._augment
+        if augment is None:
+            return None
+        rng = stream(self._seed, "augment", round, client)
+        return lambda x: augment(x, rng)
 
     def loss(self, params_d: Params, client: int) -> float:
         """Mean loss of the model on the client's data."""
@@ -196,25 +212,27 @@ class ClientRunner:
             total += self._score(params_d, x_batch, y_batch)[0]
         return total / len(x)
 
-    def test(self, params_d: Params, start: int) -> tuple[float, float]:
-        """Sum of the losses and number of right classes in one stretch of the test set."""
+    def test(self, params_d: Params, start: int) -> tuple[float, BoolArray]:
+        """Sum of the losses, and which classes are right, in one stretch of the test set."""
         stretch = slice(start, start + _EVALUATION_BATCH)
         return self._score(params_d, self._inputs(self._test_x[stretch]), self._test_y[stretch])
 
-    def _score(self, params_d: Params, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
+    def _score(self, params_d: Params, x: torch.Tensor, y: torch.Tensor) -> tuple[float, BoolArray]:
         model = self._build()
         vector_to_parameters(torch.tensor(params_d), model.parameters())
         with torch.no_grad():
             output = self._layout.forward(self._layout.arrange(x))
             loss = self._loss(output, y).item() * len(x)
-            hits = (output.argmax(dim=1) == y).sum().item() if self._counts_hits else 0
-        return loss, float(hits)
+            hits = output.argmax(dim=1) == y if self._counts_hits else torch.zeros(len(x), dtype=torch.bool)
+        return loss, hits.numpy()
 
     def _client(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
         rows = torch.from_numpy(np.asarray(self._client_rows[client]))
         return self._inputs(self._train_x[rows]), self._train_y[rows]
 
     def _inputs(self, stored: torch.Tensor) -> torch.Tensor:
+        if self._tokens:
+            return stored.long()
         return stored * self._input_scale if stored.dtype == torch.uint8 else stored
 
     def _build(self) -> torch.nn.Module:
@@ -225,6 +243,16 @@ class ClientRunner:
             self._model.eval()
             self._layout = choose_layout(self._model, self._test_x)
         return self._model
+
+
+def _mean_of_clients(hit_e: BoolArray, client_e: IntArray | None) -> float:
+    """The mean over clients of the share of hits among their own examples; NaN if no example has a client."""
+    if client_e is None or (client_e < 0).all():
+        return math.nan
+    owned_e = client_e >= 0
+    count_m = np.bincount(client_e[owned_e])
+    share_m = np.bincount(client_e[owned_e], weights=hit_e[owned_e])[count_m > 0] / count_m[count_m > 0]
+    return float(share_m.mean())
 
 
 def _initial_params(task: Task, model: torch.nn.Module) -> Params:
@@ -246,10 +274,18 @@ def _make_model(make: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Modu
 
 @contextmanager
 def _seeded(rng: np.random.Generator) -> Iterator[None]:
-    """Seed torch's global generator, which models read, and put its state back afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.integers(2**63)))
+    """Seed torch's global generator, which models read, and put its state back afterwards.
+
+    Not by ``torch.manual_seed``, which seeds all devices too and formats three tracebacks on a machine without them:
+    half of the time of a small model.
+    """
+    generator = torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(int(rng.integers(2**63)))
+    try:
         yield
+    finally:
+        generator.set_state(before)
 
 
 def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:

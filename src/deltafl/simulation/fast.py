@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+#: A random variation of a minibatch's inputs, bound to its generator.
+Augmented = Callable[[torch.Tensor], torch.Tensor]
+
+
 class Trainer(Protocol):
     """A trainer bound to its model and loss; see ``local.train_serial``."""
 
@@ -48,6 +52,7 @@ class Trainer(Protocol):
         rng: np.random.Generator,
         noise: float = 0.0,
         drift_d: Params | None = None,
+        augment: Augmented | None = None,
     ) -> LocalResult:
         """Train one client."""
         ...
@@ -96,6 +101,7 @@ class FastTrainer:
         rng: np.random.Generator,
         noise: float = 0.0,
         drift_d: Params | None = None,
+        augment: Augmented | None = None,
     ) -> LocalResult:
         """Train one client; arguments and result are those of ``local.train_serial``."""
         self._start_d.copy_(torch.tensor(params_d))
@@ -107,7 +113,7 @@ class FastTrainer:
             self._layout = choose_layout(self._model, x)
         batches = minibatches(len(x), work, rng)
         drift_step_d = None if drift_d is None else torch.tensor(drift_d) / len(batches)
-        for x_batch, y_batch in _examples(self._layout, x, y, batches):
+        for x_batch, y_batch in _examples(self._layout, x, y, batches, augment):
             loss_sum += self._differentiate(self._layout, x_batch, y_batch)
             if noise > 0:
                 self._gradient_d += noise * torch.from_numpy(rng.standard_normal(len(self._gradient_d))).float()
@@ -141,14 +147,17 @@ class FastTrainer:
 
 
 def _examples(
-    layout: Layout, x: torch.Tensor, y: torch.Tensor, batches: list[IntArray]
+    layout: Layout, x: torch.Tensor, y: torch.Tensor, batches: list[IntArray], augment: Augmented | None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The minibatches, cut from rows that are gathered once a pass."""
     size = len(batches[0])
     batches_a_pass = -(-len(x) // size)
     for first in range(0, len(batches), batches_a_pass):
         rows = torch.from_numpy(np.concatenate(batches[first : first + batches_a_pass]))
-        yield from zip(torch.split(layout.arrange(x[rows]), size), torch.split(y[rows], size), strict=True)
+        x_pass = x[rows]
+        if augment is not None:  # minibatch by minibatch, as the twin does
+            x_pass = torch.cat([augment(x_batch) for x_batch in torch.split(x_pass, size)])
+        yield from zip(torch.split(layout.arrange(x_pass), size), torch.split(y[rows], size), strict=True)
 
 
 def choose_layout(model: torch.nn.Module, x: torch.Tensor) -> Layout:

@@ -10,6 +10,7 @@ in every round of every client; *server momentum* (``server_optimizers.Momentum`
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -91,6 +92,7 @@ def train_serial(
     rng: np.random.Generator,
     noise: float = 0.0,
     drift_d: Params | None = None,
+    augment: "Callable[[torch.Tensor], torch.Tensor] | None" = None,
 ) -> LocalResult:
     """Train one client, step by step: the readable twin of ``fast.FastTrainer``, for any model.
 
@@ -104,6 +106,7 @@ def train_serial(
         rng: Draws the minibatches of all steps first, then d normal numbers a step if there is noise.
         noise: Standard deviation of the noise added to each entry of each minibatch gradient, >= 0.
         drift_d: float32 (d,), moves the parameters by drift_d / K in each step, whatever the gradient; None for 0.
+        augment: Varies the inputs of each minibatch, in the order of the steps; None for none.
 
     Returns:
         The update and its statistics. They are not finite if the training diverged; that is the caller's to judge.
@@ -119,7 +122,8 @@ def train_serial(
     drift_step_d = torch.zeros_like(start_d) if drift_d is None else torch.tensor(drift_d) / len(batches)
     for rows in batches:
         vector_to_parameters(current_d, model.parameters())
-        batch_loss = loss(model(x[rows]), y[rows])
+        x_batch = x[rows] if augment is None else augment(x[rows])
+        batch_loss = loss(model(x_batch), y[rows])
         gradient_d = _gradient(model, batch_loss)
         if noise > 0:
             gradient_d += noise * torch.from_numpy(rng.standard_normal(len(start_d))).float()
