@@ -194,7 +194,9 @@ class ClientRunner:
         rng = stream(self._seed, "batches", round, client)
         noise = 0.0 if self._noise_m is None else float(self._noise_m[client])
         with _seeded(stream(self._seed, "dropout", round, client)):
-            return self._trainer(x, y, sent.params_d, self._work, rng, noise, sent.drift_d, self._variation(round, client))
+            return self._trainer(
+                x, y, sent.params_d, self._work, rng, noise, sent.drift_d, self._variation(round, client)
+            )
 
     def _variation(self, round: int, client: int) -> Augmented | None:
         """The task's random variation of inputs, with this client's randomness."""

@@ -71,8 +71,8 @@ def table_task(
             raise unknown_name(f"column of {path.name}", name, columns)
     if label == client:
         raise DeltaflError(f"label and client are both {label!r}; they must be two columns")
-    y, num_classes = _codes(path, label, columns[label])
-    owner, num_clients = _codes(path, client, columns[client])
+    y, num_classes = codes(path.name, label, columns[label])
+    owner, num_clients = codes(path.name, client, columns[client])
     if num_classes < 2:
         raise DeltaflError(f"{path.name}: column {label!r} holds a single class, {columns[label][0]}; two are needed")
     x = _features(path, {name: values for name, values in columns.items() if name not in {label, client}})
@@ -118,31 +118,33 @@ def _numbers(path: Path, name: str, values: npt.NDArray[Any]) -> npt.NDArray[np.
     except (TypeError, ValueError):
         row = next(row for row, value in enumerate(values) if not _is_number(value))
         if _is_missing(values[row]):
-            raise _missing(path, name, row) from None
-        raise DeltaflError(f"{_cell(path, name, row)} holds {str(values[row])!r}; features must be numbers") from None
+            raise _missing(path.name, name, row) from None
+        raise DeltaflError(
+            f"{_cell(path.name, name, row)} holds {str(values[row])!r}; features must be numbers"
+        ) from None
     bad = ~np.isfinite(number)
     if bad.any():
         row = int(np.argwhere(bad)[0][0])
         if bad.ndim == 1 and _is_missing(values[row]):
-            raise _missing(path, name, row)
-        raise DeltaflError(f"{_cell(path, name, row)} is not a finite number; fill it in or leave the row out")
+            raise _missing(path.name, name, row)
+        raise DeltaflError(f"{_cell(path.name, name, row)} is not a finite number; fill it in or leave the row out")
     return number
 
 
-def _codes(path: Path, name: str, values: npt.NDArray[Any]) -> tuple[IntArray, int]:
+def codes(source: str, name: str, values: npt.NDArray[Any]) -> tuple[IntArray, int]:
     """Whole numbers or words as 0, 1, ... in sorted order; and how many different ones there are."""
     if values.ndim != 1:
-        raise DeltaflError(f"{path.name}: {name!r} has shape {values.shape}; label and client need one value a row")
+        raise DeltaflError(f"{source}: {name!r} has shape {values.shape}; label and client need one value a row")
     row = next((row for row, value in enumerate(values) if _is_missing(value)), None)
     if row is not None:
-        raise _missing(path, name, row)
+        raise _missing(source, name, row)
     if values.dtype.kind not in "iub":
         number = [_whole(value) for value in values]
         if all(value is not None for value in number):  # so that 10 comes after 9, in text too
             values = np.array(number)
         elif all(_is_number(value) for value in values):
             row = number.index(None)
-            raise DeltaflError(f"{_cell(path, name, row)} holds {values[row]}; it must be a whole number or a word")
+            raise DeltaflError(f"{_cell(source, name, row)} holds {values[row]}; it must be a whole number or a word")
         else:
             values = values.astype(np.str_)
     different, code = np.unique(values, return_inverse=True)
@@ -171,12 +173,12 @@ def _is_missing(value: object) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def _cell(path: Path, column: str, row: int) -> str:
-    return f"{path.name}: row {row + 1}, column {column!r}"
+def _cell(source: str, column: str, row: int) -> str:
+    return f"{source}: row {row + 1}, column {column!r}"
 
 
-def _missing(path: Path, column: str, row: int) -> DeltaflError:
-    return DeltaflError(f"{_cell(path, column, row)} is missing; fill it in or leave the row out")
+def _missing(source: str, column: str, row: int) -> DeltaflError:
+    return DeltaflError(f"{_cell(source, column, row)} is missing; fill it in or leave the row out")
 
 
 def _read(path: Path) -> Columns:
@@ -221,7 +223,7 @@ def _read_npz(path: Path) -> Columns:
 
 def _read_parquet(path: Path) -> Columns:
     if importlib.util.find_spec("pyarrow") is None:
-        raise MissingExtraError("pyarrow")
+        raise MissingExtraError("pyarrow", "data")
     parquet = importlib.import_module("pyarrow.parquet")
     try:
         table = parquet.read_table(path)
