@@ -16,7 +16,11 @@ from deltafl.tasks.own import load_own
 from deltafl.tasks.partition import make_partition
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_huggingface.py"
-COLUMNS = {"x": [[1, 2], [3, 4], [5, 6], [7, 8]], "kind": ["b", "a", "b", "c"], "who": [10, 9, 10, 9]}
+COLUMNS: dict[str, list[Any]] = {
+    "x": [[1, 2], [3, 4], [5, 6], [7, 8]],
+    "kind": ["b", "a", "b", "c"],
+    "who": [10, 9, 10, 9],
+}
 
 
 class Columns:
@@ -66,7 +70,7 @@ def test_mistakes_are_named() -> None:
         ({"x": []}, "train part has no rows"),
     ):
         with pytest.raises(DeltaflError, match=words):
-            make(**changed)  # type: ignore[arg-type]
+            make(**changed)
     with pytest.raises(DeltaflError, match="unknown column of tiny's train part 'whom': did you mean 'who'"):
         from_huggingface(Columns(**COLUMNS), label="kind", column="whom", inputs="x", name="tiny")
     with pytest.raises(DeltaflError, match="unknown part of the data set 'train'"):

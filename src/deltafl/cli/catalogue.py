@@ -44,7 +44,8 @@ def tasks() -> None:
     console = Console()
     table = _table("task", "clients", "asked", "rounds", "partition", "needs")
     for spec in TASKS.values():
-        numbers = (str(spec.num_clients), str(spec.sample_size), str(spec.rounds))
+        clients = "all" if spec.all_owners else str(spec.num_clients)
+        numbers = (clients, str(spec.sample_size), str(spec.rounds))
         table.add_row(spec.name, *numbers, spec.partition or "its own", ", ".join(spec.needs))
     console.print(table)
     console.print()
