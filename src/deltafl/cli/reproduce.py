@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -29,50 +28,52 @@ def reproduce(
     out: o.Out = None,
     part: Annotated[list[str] | None, typer.Option(help="only this part; may be repeated", metavar="NAME")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="number of seeds, instead of its own", metavar="S")] = None,
-    processes: Annotated[int, typer.Option(min=1, help="runs side by side; all cores", metavar="P")] = os.cpu_count()
-    or 1,
+    processes: Annotated[int | None, typer.Option(min=1, help="runs side by side; all cores", metavar="P")] = None,
     data_dir: o.DataDir = None,
     only_page: Annotated[bool, typer.Option("--only-page", help="run nothing, show what is finished")] = False,
     list_: Annotated[bool, typer.Option("--list", help="all experiments, what they need, how long they take")] = False,
+    index: Annotated[
+        Path | None, typer.Option(help="write the summary of the results below DIR", metavar="DIR")
+    ] = None,
 ) -> None:
     """Run one of the paper's tables or figures, and write its page.
 
     Finished runs are kept and skipped: give the same command again to go on after an interruption.
 
-    Example: deltafl reproduce figure-2 --scale smoke
+    Example: deltafl reproduce figure-11 --scale smoke
     """
     if list_:
         Console().print(_list_table())
-        return
-    if name is None:
+    elif index is not None:
+        _write_index(index)
+    elif name is None:
         raise DeltaflError("which experiment? write for instance: deltafl reproduce toy; --list shows all")
-    folder = out or default_folder(name, scale)
-    request = Request(
-        name,
-        scale,
-        folder,
-        tuple(part) if part else None,
-        seeds,
-        processes or _cores(),
-        data_dir,
-        only_page,
-        _command(name, scale),
-    )
-    with _progress(folder) as on_progress:
-        page = run_reproduce(request, on_progress)
-    Console().print(Markdown(page))
-    typer.echo(f"Results: {folder}/README.md, the pictures, tables and records beside it")
+    else:
+        folder = out or default_folder(name, scale)
+        chosen, side_by_side = tuple(part) if part else None, processes or os.cpu_count() or 1
+        request = Request(name, scale, folder, chosen, seeds, side_by_side, data_dir, only_page)
+        with _progress(folder) as on_progress:
+            page = run_reproduce(request, on_progress)
+        typer.echo(_verdict(page))
+        typer.echo(f"Page: {folder}/README.md, with its tables, pictures and records beside it")
 
 
-def _command(name: str, scale: str) -> str:
-    """The command for the page: without folders, which differ from place to place."""
-    return f"deltafl reproduce {name} --scale {scale}"
+def _verdict(page: str) -> str:
+    """The page's verdict, which is what a person waits for; the tables are too wide for a terminal."""
+    return page.partition("## Verdict\n\n")[2].partition("\n\n")[0]
+
+
+def _write_index(folder: Path) -> None:
+    from ..experiments.index import write_index
+
+    write_index(folder)
+    typer.echo(f"Index: {folder}/README.md")
 
 
 def _list_table() -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("name", "shows", "needs", "time on 2 cores"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
     for row in listing(experiment_names()):
         table.add_row(*row)
     return table
@@ -93,13 +94,14 @@ def _progress(folder: Path) -> Iterator[OnProgress]:
 
     def on_progress(progress: SweepProgress) -> None:
         bars.start()
-        shown = f"{progress.runs_done} of {progress.runs_total} runs; now {', '.join(progress.running)}"
+        now = f"; now {', '.join(progress.running)}" if progress.running else ""
+        shown = f"{progress.runs_done} of {progress.runs_total} runs{now}"
         bars.update(bar, completed=progress.rounds_done, total=progress.rounds_total, shown=shown)
 
     try:
         yield on_progress
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; the same command goes on: finished runs are in {folder}/runs", err=True)
+        typer.echo(f"interrupted; the same command goes on, what is finished is kept in {folder}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
         if bars.live.is_started:

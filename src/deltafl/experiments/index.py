@@ -9,6 +9,11 @@ from ..plain_files import write_atomically
 from .spec import experiment_names
 
 FILE = "verdict.json"
+#: How an index begins; another page is never overwritten by one.
+FIRST_LINES = """# Results
+
+What the paper claims, what these runs measured, and whether the claim holds. The verdicts are made from the
+"""
 
 
 class Finding(BaseModel):
@@ -71,17 +76,18 @@ def write_index(root: Path) -> str:
         The page, Markdown.
 
     Raises:
-        DeltaflError: If no folder below ``root`` has a verdict, or one cannot be read.
+        DeltaflError: If no folder below ``root`` has a verdict, one cannot be read, or another page is in the way.
     """
     findings = {path.parent.name: read_verdict(path) for path in sorted(root.glob(f"*/{FILE}"))}
     if not findings:
         raise DeltaflError(f"{root} has no folder with a {FILE}; run `deltafl reproduce NAME` first")
+    page = root / "README.md"
+    if page.exists() and not page.read_text(encoding="utf-8").startswith(FIRST_LINES):
+        raise DeltaflError(f"{page} is there already and is no index of results: move it away first")
     order = {name: place for place, name in enumerate(experiment_names())}
     folders = sorted(findings, key=lambda folder: (order.get(findings[folder].name, len(order)), folder))
     lines = [
-        "# Results",
-        "",
-        "What the paper claims, what these runs measured, and whether the claim holds. The verdicts are made from the",
+        *FIRST_LINES.splitlines(),
         "intervals of each page, not by hand; the rules are on the pages. Intervals are 95 %, each by itself.",
         "",
         "| experiment | the paper's claim | measured | verdict | runs |",
@@ -98,7 +104,7 @@ def write_index(root: Path) -> str:
         links = ", ".join(f"[{_title(other / 'README.md')}]({other.name}/README.md)" for other in others)
         lines += ["", f"Beside the paper's experiments: {links}."]
     text = "\n".join(lines) + "\n"
-    write_atomically(root / "README.md", text)
+    write_atomically(page, text)
     return text
 
 

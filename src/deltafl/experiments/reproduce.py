@@ -1,12 +1,16 @@
 """``deltafl reproduce``: run an experiment and write its page. Most are sweeps; two have a way of their own."""
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import DeltaflError
-from .spec import Experiment, load_experiment
+from pydantic import ValidationError
+
+from ..errors import DeltaflError, require
+from ..plain_files import write_atomically
+from .spec import SCALES, Experiment, Sweep, load_experiment
 from .sweep import OnProgress, Progress, make_sweep, records_of, run_sweep
 
 
@@ -23,7 +27,6 @@ class Request:
         processes: Runs side by side.
         data_dir: Folder with data sets.
         only_page: Run nothing, write the page from what is there.
-        command: The command as a reader would give it, for the page.
     """
 
     name: str
@@ -34,7 +37,13 @@ class Request:
     processes: int = 1
     data_dir: str | None = None
     only_page: bool = False
-    command: str = ""
+
+    @property
+    def command(self) -> str:
+        """The command for the page, without folders and processes, which differ from place to place."""
+        parts = "".join(f" --part {part}" for part in self.parts or ())
+        seeds = "" if self.seeds is None else f" --seeds {self.seeds}"
+        return f"deltafl reproduce {self.name} --scale {self.scale}{parts}{seeds}"
 
 
 def reproduce(request: Request, on_progress: OnProgress) -> str:
@@ -42,8 +51,12 @@ def reproduce(request: Request, on_progress: OnProgress) -> str:
 
     Returns:
         The page, Markdown; it is ``README.md`` in the folder, beside table, pictures and records.
+
+    Raises:
+        DeltaflError: If the experiment or a part is unknown, data are missing, or the folder holds other runs.
     """
     experiment = load_experiment(request.name)
+    require("matplotlib", "plot")
     if experiment.kind in OWN_WAY:
         return _own_way(experiment, request, on_progress)
     return _sweep(experiment, request, on_progress)
@@ -52,63 +65,107 @@ def reproduce(request: Request, on_progress: OnProgress) -> str:
 def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
     from .pages import write_page
 
-    own: dict[str, Any] = {"data_dir": request.data_dir, "seeds": request.seeds}
+    given = {"data_dir": request.data_dir, "seeds": request.seeds}
+    own = {key: value for key, value in given.items() if value is not None}
     source, folder = experiment, request.out
     if experiment.runs_of is not None:
         source, folder = load_experiment(experiment.runs_of), request.out.parent / experiment.runs_of
-    sweep = make_sweep(
-        source, request.scale, request.parts, **{key: value for key, value in own.items() if value is not None}
-    )
+    sweep = make_sweep(source, request.scale, request.parts, **own)
+    if source is not experiment:
+        sweep = _shown_parts(sweep, experiment)
     not_run = {} if request.only_page else run_sweep(sweep, folder, request.processes, on_progress)
     records = records_of(sweep, folder)
     if not records:
         raise DeltaflError(f"{folder} has no finished run yet; leave out --only-page to run some")
-    request.out.mkdir(parents=True, exist_ok=True)
-    shown = sweep if source is experiment else make_sweep_shown(sweep, experiment)
-    return write_page(shown, records, request.out, not_run, request.command)
+    return write_page(replace(sweep, experiment=experiment), records, request.out, not_run, request.command)
 
 
-def make_sweep_shown(sweep: Any, experiment: Experiment) -> Any:
-    """The sweep of other runs under the experiment that shows them."""
-    from dataclasses import replace
-
+def _shown_parts(sweep: Sweep, experiment: Experiment) -> Sweep:
+    """Of another experiment's runs, those that this one shows: its parts, or all if it names none."""
     parts = {part: settings for part, settings in sweep.comparisons.items() if part in experiment.parts}
-    return replace(sweep, experiment=experiment, comparisons=parts or sweep.comparisons)
+    return replace(sweep, comparisons=parts or sweep.comparisons)
 
 
-def _run_rates(experiment: Experiment, request: Request, on_step: Callable[[int, int], None]) -> str:
+def _run_rates(experiment: Experiment, request: Request, on_step: Callable[[int, int], None]) -> None:
     from .rates import RatesSettings, run_rates
-    from .rates_report import report_rates
+
+    run_rates(RatesSettings.model_validate(experiment.own_settings(request.scale)), request.out, on_step)
+
+
+def _show_rates(experiment: Experiment, request: Request) -> tuple[str, str, str]:
+    from .rates import RatesSettings
+    from .rates_report import report_rates, summarise_rates
 
     settings = RatesSettings.model_validate(experiment.own_settings(request.scale))
-    if not request.only_page:
-        run_rates(settings, request.out, on_step)
-    return report_rates(settings, request.out)
+    return report_rates(settings, request.out), *summarise_rates(settings, request.out)
 
 
-def _run_toy(experiment: Experiment, request: Request, on_step: Callable[[int, int], None]) -> str:
-    from .toy import report_toy, run_toy
+def _run_toy(experiment: Experiment, request: Request, on_step: Callable[[int, int], None]) -> None:
+    from .toy import run_toy
 
-    if not request.only_page:
-        run_toy(request.out, on_step)
-    return report_toy(request.out)
+    run_toy(request.out, on_step)
 
 
+def _show_toy(experiment: Experiment, request: Request) -> tuple[str, str, str]:
+    from .toy import report_toy, summarise_toy
+
+    return report_toy(request.out), *summarise_toy(request.out)
+
+
+Run = Callable[[Experiment, Request, Callable[[int, int], None]], None]
+#: The page's body, what was measured in a line, and the verdict.
+Show = Callable[[Experiment, Request], tuple[str, str, str]]
 #: Kinds of experiment that are no sweep over samplers and seeds.
-OWN_WAY: dict[str, Callable[[Experiment, Request, Callable[[int, int], None]], str]] = {
-    "rates": _run_rates,
-    "toy": _run_toy,
-}
+OWN_WAY: dict[str, tuple[Run, Show]] = {"rates": (_run_rates, _show_rates), "toy": (_run_toy, _show_toy)}
 
 
 def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
-    """Run a kind that is no sweep; its text goes on a page of the same form."""
-    request.out.mkdir(parents=True, exist_ok=True)
+    """Run a kind that is no sweep, and put what it shows on a page like the others."""
+    from ..simulation.records import environment
+    from .index import Finding, write_verdict
 
-    def on_step(done: int, total: int) -> None:
-        on_progress(Progress(done, total, 0, 1, (experiment.name,)))
+    if request.scale not in SCALES:
+        experiment.own_settings(request.scale)  # says which there are
+    if request.parts is not None or request.seeds is not None:
+        raise DeltaflError(f"{experiment.name} has no parts and no seeds to choose; leave out --part and --seeds")
+    run, show = OWN_WAY[experiment.kind]
+    try:
+        if not request.only_page:
+            request.out.mkdir(parents=True, exist_ok=True)
+            run(experiment, request, lambda done, total: on_progress(Progress(done, total, 0, 1, (experiment.name,))))
+            write_atomically(request.out / "environment.json", json.dumps(environment(), indent=1) + "\n")
+        body, measured, verdict = show(experiment, request)
+    except ValidationError as error:
+        raise DeltaflError(f"experiment {experiment.name}: {error.errors()[0]['msg']}") from None
+    page = _page(experiment, request, body, measured, verdict)
+    write_atomically(request.out / "README.md", page)
+    finding = Finding(
+        name=experiment.name,
+        title=experiment.title,
+        claim=experiment.claim,
+        measured=measured,
+        verdict=verdict,
+        scale=request.scale,
+        done=1,
+        total=1,
+        command=request.command,
+    )
+    write_verdict(request.out, finding)
+    return page
 
-    return OWN_WAY[experiment.kind](experiment, request, on_step)
+
+def _page(experiment: Experiment, request: Request, body: str, measured: str, verdict: str) -> str:
+    blocks = [f"# {experiment.title}", f"**The paper:** {experiment.claim}"]
+    blocks += ["## Verdict", f"**{verdict[:1].upper()}{verdict[1:]}.** {measured}", body.strip()]
+    recorded = request.out / "environment.json"
+    if recorded.exists():
+        known: dict[str, Any] = json.loads(recorded.read_text(encoding="utf-8"))
+        names = ("processor", "cores", "python", "numpy", "torch", "scipy", "system")
+        blocks.append("Hardware and versions: " + ", ".join(f"{name} {known[name]}" for name in names) + ".")
+    blocks += [f"Command (scale {request.scale}):", f"```\n{request.command}\n```"]
+    if experiment.notes:
+        blocks += ["## Decisions", "\n".join(f"- {note}" for note in experiment.notes)]
+    return "\n\n".join(blocks) + "\n"
 
 
 def default_folder(name: str, scale: str) -> Path:
@@ -122,11 +179,13 @@ def listing(names: Sequence[str]) -> list[tuple[str, str, str, str]]:
     for name in names:
         experiment = load_experiment(name)
         times = ", ".join(f"{scale} {_duration(minutes)}" for scale, minutes in experiment.minutes.items())
+        if experiment.runs_of is not None:
+            times += f" (the runs of {experiment.runs_of})"
         rows.append((name, experiment.title, experiment.needs, times))
     return rows
 
 
 def _duration(minutes: float) -> str:
-    if minutes < 90:
-        return f"{minutes:.0f} min" if minutes >= 1 else "under 1 min"
-    return f"{minutes / 60:.0f} h"
+    if minutes < 1:
+        return "under 1 min"
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.0f} h"

@@ -1,0 +1,106 @@
+"""``deltafl reproduce`` as a user meets it: the list, pages, an interruption, mistakes, the index."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deltafl.cli.main import app
+from deltafl.errors import DeltaflError
+from deltafl.experiments.index import read_verdict, write_index
+from deltafl.experiments.spec import experiment_names
+
+COMMAND = [sys.executable, "-m", "deltafl", "reproduce"]
+
+
+def told(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["reproduce", *arguments])
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_the_list_names_every_table_and_figure_of_the_paper() -> None:
+    numbers = (2, 4, 6, 7, 9, 10, 11, 12, 13, 14, 15)
+    expected = {"toy", *(f"figure-{k}" for k in numbers), *(f"table-{k}" for k in range(1, 10))}
+    assert expected <= set(experiment_names())
+    listed = {line.split(" ")[0] for line in told("--list").splitlines()}
+    assert set(experiment_names()) <= listed
+
+
+def test_the_toy_leaves_a_page_a_table_a_picture_and_a_line_of_the_index(tmp_path: Path) -> None:
+    output = told("toy", "--out", str(tmp_path / "toy"))
+    assert "Holds in part and is contradicted in part" in output
+    written = {path.name for path in (tmp_path / "toy").iterdir()}
+    assert {"README.md", "table.csv", "toy.png", "verdict.json", "environment.json"} <= written
+    page = (tmp_path / "toy" / "README.md").read_text()
+    assert "0.435" in page
+    assert "deltafl reproduce toy --scale smoke" in page
+    assert str(tmp_path) not in page
+    told("--index", str(tmp_path))
+    assert "[Figures 3 and 5" in (tmp_path / "README.md").read_text()
+    again = (tmp_path / "README.md").read_bytes()
+    assert write_index(tmp_path).encode() == again
+
+
+def test_an_index_overwrites_no_page_of_another_kind(tmp_path: Path) -> None:
+    told("toy", "--out", str(tmp_path / "toy"))
+    (tmp_path / "README.md").write_text("# My thesis\n")
+    with pytest.raises(DeltaflError, match="is no index of results: move it away first"):
+        told("--index", str(tmp_path))
+    assert (tmp_path / "README.md").read_text() == "# My thesis\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "which experiment"),
+        (("table-22",), "unknown experiment 'table-22': did you mean 'table-2'"),
+        (("toy", "--scale", "big"), "unknown scale 'big'"),
+        (("toy", "--part", "a"), "toy has no parts and no seeds to choose"),
+        (("figure-11", "--part", "nu-99"), "unknown part 'nu-99'"),
+        (("figure-11", "--only-page"), "has no finished run yet; leave out --only-page"),
+        (("--index", "nowhere"), "has no folder with a verdict.json"),
+    ],
+)
+def test_a_mistake_is_answered_in_a_sentence_and_writes_nothing(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DeltaflError, match=sentence):
+        told(*arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_sweep_says_how_to_go_on_keeps_what_it_has_and_ends_in_the_same_records(tmp_path: Path) -> None:
+    arguments = ["figure-11", "--part", "nu-20", "--seeds", "1", "--processes", "2"]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments, "--out", str(tmp_path / "a")], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("a/runs/*/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; the same command goes on" in errors
+    assert "Traceback" not in errors
+    kept = {path: path.read_bytes() for path in tmp_path.glob("a/runs/*/*.json")}
+    assert 1 <= len(kept) < 8
+    told(*arguments, "--out", str(tmp_path / "a"))
+    told(*arguments, "--out", str(tmp_path / "b"))
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    names = sorted(path.name for path in tmp_path.glob("a/runs/*/*.json"))
+    assert len(names) == 8
+    for name in names:
+        first, second = (json.loads((tmp_path / out / "runs" / "nu-20" / name).read_text()) for out in "ab")
+        for record in (first, second):
+            del record["seconds"], record["cpu_seconds"]
+        assert first == second
+    assert read_verdict(tmp_path / "a" / "verdict.json").done == 8
