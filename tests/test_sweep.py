@@ -1,6 +1,10 @@
 """Experiments as data and sweeps of runs: what a file means, and that nothing is run twice, lost or mixed up."""
 
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +196,27 @@ def test_a_record_survives_its_file_and_a_broken_one_is_named(tmp_path: Path) ->
     path.write_text('{"part": 1}')
     with pytest.raises(DeltaflError, match=r"is not the record of a run: part: .* delete it to run again"):
         read_record(path)
+
+
+def test_runs_end_when_the_sweep_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "deltafl", "reproduce", "figure-11", "--part", "nu-20", "--processes", "1"]
+    with subprocess.Popen([*command, "--scale", "cpu", "--out", str(tmp_path)], stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: rounds_played(tmp_path / UNFINISHED / "nu-20" / "fedavg-seed0") > 20)
+        process.kill()
+    played = -1
+
+    def stands_still() -> bool:
+        nonlocal played
+        before, played = played, rounds_played(tmp_path / UNFINISHED / "nu-20" / "fedavg-seed0")
+        return before == played
+
+    time.sleep(1)
+    wait_for(stands_still, pause=1)
+    assert played < 2000
+
+
+def wait_for(reached: Callable[[], bool], pause: float = 0.05) -> None:
+    deadline = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < deadline, "it takes too long"
+        time.sleep(pause)

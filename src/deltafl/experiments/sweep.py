@@ -9,12 +9,16 @@
 
 import json
 import multiprocessing
+import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -170,7 +174,8 @@ def _record_of(job: Job, directory: "RunDirectory", task: "Task") -> RunRecord:
 
 def _run_jobs(jobs: Sequence[Job], folder: Path, processes: int, watch: "_Watch") -> None:
     """Hand the jobs out in their order; a failed one ends the sweep, and what is finished stays finished."""
-    with _ended_with_us(ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with _ended_with_us(ProcessPoolExecutor(processes, spawn, initializer=_end_with_parent)) as pool:
         waiting, running = list(reversed(jobs)), dict[Future[None], Job]()
         while waiting or running:
             while waiting and len(running) < processes:
@@ -200,6 +205,19 @@ def _ended_with_us(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
             process.terminate()
         raise
     pool.shutdown()
+
+
+def _end_with_parent() -> None:
+    """In a process of the pool: end when the parent is gone, even killed, or two sweeps would write the same run."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            connection.wait([parent.sentinel])
+            os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class _Watch:
