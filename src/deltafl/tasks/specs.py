@@ -203,7 +203,7 @@ TASKS: dict[str, TaskSpec] = {
             rounds=500,
             local_epochs=1,
             # LEAF's, whose model differs. Measured, one seed: fedavg swings between the two classes for 12 rounds
-            # with 0.1; with 20 clients a round and 0.01 or 0.03 it is no better than one class after 20 rounds.
+            # with 0.1; with 20 clients a round and 0.003, 0.01 or 0.03 it is no better than one class after 20 rounds.
             # Minibatch SGD on the pooled data falls steadily with 0.003. Not settled.
             local_lr=0.1,
             make_model=partial(celeba_cnn, 2),
