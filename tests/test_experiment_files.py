@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from deltafl.errors import DeltaflError
+from deltafl.experiments.pages.views import VIEWS, View, read_view
 from deltafl.experiments.spec import SCALES, Experiment, experiment_names, load_experiment
-from deltafl.experiments.views import VIEWS, View, read_view
 from deltafl.samplers import parse_label
 
 #: Kinds that are no sweep: their settings are their own.

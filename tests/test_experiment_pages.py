@@ -11,13 +11,13 @@ import pytest
 from PIL import Image
 
 from deltafl import DeltaflError
-from deltafl.experiments.figures import curve_band, looks_of
-from deltafl.experiments.groups import gather, readable
-from deltafl.experiments.index import Finding, write_index, write_verdict
-from deltafl.experiments.pages import write_page
+from deltafl.experiments.pages.figures import curve_band, looks_of
+from deltafl.experiments.pages.groups import gather, readable
+from deltafl.experiments.pages.index import Finding, write_index, write_verdict
+from deltafl.experiments.pages.page import write_page
+from deltafl.experiments.pages.views import read_view
 from deltafl.experiments.record import RunRecord, what_is_run
 from deltafl.experiments.spec import Sweep, parse_experiment
-from deltafl.experiments.views import read_view
 
 COMMAND = "deltafl reproduce table-x --scale cpu"
 RNG = np.random.default_rng(5)

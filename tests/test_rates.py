@@ -10,11 +10,19 @@ import pytest
 from pydantic import ValidationError
 
 from deltafl.errors import DeltaflError
-from deltafl.experiments import rates
-from deltafl.experiments.problems import PROBLEMS, Problem, local_work, make_problem, make_quadratics
-from deltafl.experiments.rates import Cell, RatesSettings, cells_path, counter_example, read_cells, run_cell, run_rates
-from deltafl.experiments.rates_report import report_rates, summarise_rates
-from deltafl.experiments.rates_slopes import Estimate, Row, ratio, slope, verdict
+from deltafl.experiments.rates import runs as rates
+from deltafl.experiments.rates.problems import PROBLEMS, Problem, local_work, make_problem, make_quadratics
+from deltafl.experiments.rates.report import report_rates, summarise_rates
+from deltafl.experiments.rates.runs import (
+    Cell,
+    RatesSettings,
+    cells_path,
+    counter_example,
+    read_cells,
+    run_cell,
+    run_rates,
+)
+from deltafl.experiments.rates.slopes import Estimate, Row, ratio, slope, verdict
 from deltafl.types import FloatArray
 
 SMALL = RatesSettings(

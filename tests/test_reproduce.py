@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
-from deltafl.experiments.index import read_verdict, write_index
+from deltafl.experiments.pages.index import read_verdict, write_index
 from deltafl.experiments.spec import experiment_names
 
 COMMAND = [sys.executable, "-m", "deltafl", "reproduce"]

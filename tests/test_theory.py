@@ -7,8 +7,8 @@ import pytest
 
 from deltafl import Cohort, FedIS, FedPracIS, Fixed, Population, Reports
 from deltafl.exact import joint_expectations, support
-from deltafl.experiments.rates import counter_example
-from deltafl.experiments.toy import SCORES, WAYS, enumerate_toy, hand_picked
+from deltafl.experiments.rates.runs import counter_example
+from deltafl.experiments.toy.enumeration import SCORES, WAYS, enumerate_toy, hand_picked
 from deltafl.inclusion import draw_probabilities
 from deltafl.oracle import KnownUpdates
 from deltafl.types import FloatArray

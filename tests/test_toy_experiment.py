@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.experiments.toy import SCORES, WAYS, enumerate_toy, hand_picked, report_toy, run_toy, summarise_toy
+from deltafl.experiments.toy.enumeration import (
+    SCORES,
+    WAYS,
+    enumerate_toy,
+    hand_picked,
+    report_toy,
+    run_toy,
+    summarise_toy,
+)
 
 #: hh, ht, successive, hajek, plain-mean.
 MEAN_SQUARES = {

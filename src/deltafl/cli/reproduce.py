@@ -64,7 +64,7 @@ def _verdict(page: str) -> str:
 
 
 def _write_index(folder: Path) -> None:
-    from ..experiments.index import write_index
+    from ..experiments.pages.index import write_index
 
     write_index(folder)
     typer.echo(f"Index: {folder}/README.md")

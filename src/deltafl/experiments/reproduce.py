@@ -63,7 +63,7 @@ def reproduce(request: Request, on_progress: OnProgress) -> str:
 
 
 def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
-    from .pages import write_page
+    from .pages.page import write_page
 
     given = {"data_dir": request.data_dir, "seeds": request.seeds}
     own = {key: value for key, value in given.items() if value is not None}
@@ -87,27 +87,27 @@ def _shown_parts(sweep: Sweep, experiment: Experiment) -> Sweep:
 
 
 def _run_rates(experiment: Experiment, request: Request, on_step: Callable[[int, int], None]) -> None:
-    from .rates import RatesSettings, run_rates
+    from .rates.runs import RatesSettings, run_rates
 
     run_rates(RatesSettings.model_validate(experiment.own_settings(request.scale)), request.out, on_step)
 
 
 def _show_rates(experiment: Experiment, request: Request) -> tuple[str, str, str]:
-    from .rates import RatesSettings
-    from .rates_report import report_rates, summarise_rates
+    from .rates.report import report_rates, summarise_rates
+    from .rates.runs import RatesSettings
 
     settings = RatesSettings.model_validate(experiment.own_settings(request.scale))
     return report_rates(settings, request.out), *summarise_rates(settings, request.out)
 
 
 def _run_toy(experiment: Experiment, request: Request, on_step: Callable[[int, int], None]) -> None:
-    from .toy import run_toy
+    from .toy.enumeration import run_toy
 
     run_toy(request.out, on_step)
 
 
 def _show_toy(experiment: Experiment, request: Request) -> tuple[str, str, str]:
-    from .toy import report_toy, summarise_toy
+    from .toy.enumeration import report_toy, summarise_toy
 
     return report_toy(request.out), *summarise_toy(request.out)
 
@@ -122,7 +122,7 @@ OWN_WAY: dict[str, tuple[Run, Show]] = {"rates": (_run_rates, _show_rates), "toy
 def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
     """Run a kind that is no sweep, and put what it shows on a page like the others."""
     from ..simulation.records import environment
-    from .index import Finding, write_verdict
+    from .pages.index import Finding, write_verdict
 
     if request.scale not in SCALES:
         experiment.own_settings(request.scale)  # says which there are

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..report.statistics import mean_and_sd
-from ..types import FloatArray
+from ...report.statistics import mean_and_sd
+from ...types import FloatArray
+from ..record import RunRecord
 from .groups import Group, Row
 from .measures import Measure
-from .record import RunRecord
 
 DASH = "–"
 #: Rows of table.csv.

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..settings import RunSettings
-from ..tasks.partition import PARTITIONS
+from ...settings import RunSettings
+from ...tasks.partition import PARTITIONS
+from ..record import RunRecord
+from ..spec import Sweep
 from .cells import markdown
 from .groups import Group, full_title
-from .record import RunRecord
-from .spec import Sweep
 
 #: Settings with a column of their own in "what was run".
 _COLUMNS = {"task", "clients", "sample", "rounds", "local_epochs", "local_steps", "batch_size", "local_lr", "weights"}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..errors import DeltaflError
-from ..plain_files import write_atomically
-from .spec import experiment_names
+from ...errors import DeltaflError
+from ...plain_files import write_atomically
+from ..spec import experiment_names
 
 FILE = "verdict.json"
 #: How an index begins; another page is never overwritten by one.

@@ -17,8 +17,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ..errors import DeltaflError, unknown_name
-from .spec import Experiment
+from ...errors import DeltaflError, unknown_name
+from ..spec import Experiment
 
 Y = Literal["accuracy", "loss", "log10-loss"]
 

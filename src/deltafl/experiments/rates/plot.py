@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..plain_files import write_atomically
-from ..report.plot_style import DPI, GREY, PALE, STYLE, WIDTH, Look, looks
-from ..types import FloatArray
-from .rates import RatesSettings
+from ...plain_files import write_atomically
+from ...report.plot_style import DPI, GREY, PALE, STYLE, WIDTH, Look, looks
+from ...types import FloatArray
+from .runs import RatesSettings
 
 #: (problem, label) -> (2, t, s): least and mean, by horizon and seed.
 Values = dict[tuple[str, str], FloatArray]

@@ -22,14 +22,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..controls import CommonControlState
-from ..errors import DeltaflError, require
-from ..exact import every_cohort
-from ..oracle import KnownUpdates
-from ..plain_files import write_atomically
-from ..round import Plan, RoundState, close_round, init_round
-from ..samplers import make_sampler
-from ..types import Cohort, FloatArray, Params, Population
+from ...controls import CommonControlState
+from ...errors import DeltaflError, require
+from ...exact import every_cohort
+from ...oracle import KnownUpdates
+from ...plain_files import write_atomically
+from ...round import Plan, RoundState, close_round, init_round
+from ...samplers import make_sampler
+from ...types import Cohort, FloatArray, Params, Population
 
 #: Everything below is enumerated; the scale of an experiment changes nothing.
 GRADIENTS = ((2.0, 2.0), (4.0, 1.0), (6.0, -3.0))
@@ -169,7 +169,7 @@ def report_toy(folder: Path) -> str:
         MissingExtraError: Without Matplotlib.
     """
     require("matplotlib", "plot")
-    from .toy_plot import draw_toy
+    from .plot import draw_toy
 
     rows = _read(folder / "cohorts.json")
     write_atomically(folder / "table.csv", _csv(rows))

@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ..report.statistics import first_reach, is_late, mean_interval, mean_of_best, moving_average, ratio_of_means
-from ..types import FloatArray
-from .record import RunRecord
+from ...report.statistics import first_reach, is_late, mean_interval, mean_of_best, moving_average, ratio_of_means
+from ...types import FloatArray
+from ..record import RunRecord
 
 Status = Literal["shown", "contradicted", "open", "no interval"]
 

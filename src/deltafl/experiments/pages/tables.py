@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from ..report.statistics import mean_interval, mean_of_best
-from ..report.table import human_seconds
+from ...report.statistics import mean_interval, mean_of_best
+from ...report.table import human_seconds
+from ..record import RunRecord
+from ..spec import Reported
 from .cells import (
     DASH,
     Cells,
@@ -22,8 +24,6 @@ from .cells import (
 )
 from .groups import Group, Row
 from .measures import Measure, Statement, compare, reach, rounds_to
-from .record import RunRecord
-from .spec import Reported
 from .verdict import number_text, ordered_pairs
 
 

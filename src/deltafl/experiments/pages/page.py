@@ -9,14 +9,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import DeltaflError, require
-from ..plain_files import write_atomically
+from ...errors import DeltaflError, require
+from ...plain_files import write_atomically
+from ..record import RunRecord
+from ..spec import Sweep
 from .cells import csv_text
 from .groups import Group, gather, shown_sweep
 from .index import Finding, write_verdict
-from .record import RunRecord
 from .shows import SHOW, Shown
-from .spec import Sweep
 from .tables import pairs_table
 from .verdict import headline, ordered_pairs, paragraph, sum_up
 from .views import read_view

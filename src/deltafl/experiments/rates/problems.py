@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..errors import unknown_name
-from ..streams import stream
-from ..types import FloatArray, IntArray, Params
+from ...errors import unknown_name
+from ...streams import stream
+from ...types import FloatArray, IntArray, Params
 
 #: Examples of a client of the regression, and of one of its minibatches.
 EXAMPLES, BATCH = 100, 2

@@ -1,6 +1,6 @@
 """The page of table 1: slopes beside the claimed orders, the counter-example; ``table.csv``, ``rates.png``.
 
-The numbers and the claims are in ``rates_slopes.py``.
+The numbers and the claims are in ``slopes.py``.
 """
 
 import csv
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DeltaflError, require
-from ..plain_files import write_atomically
-from ..samplers import parse_label
-from ..types import FloatArray
-from .rates import CounterExample, RatesSettings, cells_path, read_cells
-from .rates_slopes import BASELINE, CLAIMS, SLOWER, TOLERANCE, Estimate, Row, make_row, verdict
+from ...errors import DeltaflError, require
+from ...plain_files import write_atomically
+from ...samplers import parse_label
+from ...types import FloatArray
+from .runs import CounterExample, RatesSettings, cells_path, read_cells
+from .slopes import BASELINE, CLAIMS, SLOWER, TOLERANCE, Estimate, Row, make_row, verdict
 
 
 def report_rates(settings: RatesSettings, folder: Path) -> str:
@@ -29,7 +29,7 @@ def report_rates(settings: RatesSettings, folder: Path) -> str:
     require("matplotlib", "plot")
     values, rows, counter = _read(settings, folder)
     write_atomically(folder / "table.csv", _csv(rows))
-    from .rates_plot import draw_rates
+    from .plot import draw_rates
 
     draw_rates(settings, values, folder / "rates.png")
     parts = [_setting_text(settings)]

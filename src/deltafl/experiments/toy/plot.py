@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..plain_files import write_atomically
-from ..report.plot_style import DPI, GREY, INK, PALE, STYLE, WIDTH
-from .toy import GRADIENTS, IDEAL, SCORES, WAYS, Enumerated, hand_picked
+from ...plain_files import write_atomically
+from ...report.plot_style import DPI, GREY, INK, PALE, STYLE, WIDTH
+from .enumeration import GRADIENTS, IDEAL, SCORES, WAYS, Enumerated, hand_picked
 
 #: The ways that are drawn, one column each.
 SHOWN = ("hh", "ht", "plain-mean", "difference-ht")

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import require
-from ..report.statistics import CONFIDENCE, ratio_of_means
-from ..samplers import parse_label
-from ..types import FloatArray
+from ...errors import require
+from ...report.statistics import CONFIDENCE, ratio_of_means
+from ...samplers import parse_label
+from ...types import FloatArray
 
 #: A slope this near to the claimed order counts as the claimed order: T is finite.
 TOLERANCE = 0.1

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..report.statistics import mean_and_sd
+from ...report.statistics import mean_and_sd
 from .cells import DASH, Cells, head, markdown, over_seeds, plus_minus, plus_minus_short, scaled, short
 from .groups import Group, Row
 from .measures import best_within, centre, late_probe, second_half

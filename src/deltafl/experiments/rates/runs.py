@@ -7,7 +7,7 @@ a *cell* is (problem, method, seed, T). Of each run two numbers are kept, by exa
 - ``mean``   (1/T) sum_t norm(grad f(x_t))^2; its mean over seeds is at least that, and what the paper's proofs bound.
 
 Rounds go through ``open_round`` and ``close_round``. Cells are kept in ``runs/PROBLEM/METHOD.jsonl`` as they finish;
-what is there is not run again. ``rates_report.py`` reads them.
+what is there is not run again. ``report.py`` reads them.
 """
 
 import json
@@ -19,13 +19,13 @@ from typing import Annotated, Any, NamedTuple, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..errors import DeltaflError, unknown_name
-from ..oracle import KnownUpdates
-from ..plain_files import plain_json, write_atomically
-from ..round import Plan, close_round, init_round, open_round
-from ..samplers import make_sampler, parse_label
-from ..server_optimizers import Sgd
-from ..types import Population, Reports
+from ...errors import DeltaflError, unknown_name
+from ...oracle import KnownUpdates
+from ...plain_files import plain_json, write_atomically
+from ...round import Plan, close_round, init_round, open_round
+from ...samplers import make_sampler, parse_label
+from ...server_optimizers import Sgd
+from ...types import Population, Reports
 from .problems import PROBLEMS, Problem, local_work, make_problem
 
 Count = Annotated[int, Field(ge=1)]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..samplers import parse_label
-from .record import RunRecord
-from .spec import Reported, Sweep
+from ...samplers import parse_label
+from ..record import RunRecord
+from ..spec import Reported, Sweep
 from .views import View
 
 #: Names of the samplers as the literature writes them.

@@ -1,0 +1,1 @@
+"""Figures 3 and 5: the toy, with every cohort enumerated."""
