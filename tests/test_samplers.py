@@ -221,7 +221,7 @@ def test_allocation_by_hand() -> None:
 def test_every_cluster_is_represented_and_drawn_by_weight_times_norm() -> None:
     """Norms 1, 1, 10, 30: clusters {0, 1}, {2}, {3} and one draw from each; inside the first by weight (1 : 2)."""
     sampler = ClusterIS(theoretical=False, clusters=3, floor=0.0)
-    state = ClusterState(WEIGHTED.weight_m, np.array([1.0, 1, 10, 30]))
+    state = ClusterState(WEIGHTED.weight_m, np.array([1.0, 1, 10, 30]), np.array(0))
     np.testing.assert_allclose(expectations(sampler, state, 3), [1 / 3, 2 / 3, 1, 1])
     for seed in range(10):
         cohort = sampler.open(state, np.ones(4, dtype=bool), 3, stream(seed, "draw"))
@@ -245,13 +245,13 @@ def test_cluster_memory() -> None:
 def test_small_norms_are_left_out_after_the_given_round_and_the_estimate_is_called_biased() -> None:
     """Norms 1, 1, 30, 30 in two clusters: after two updates nobody of {0, 1} can be drawn, and n stays 2."""
     sampler = ClusterIS(clusters=2, floor=0.0, drop_small_after=2)
-    state = ClusterState(WEIGHTED.weight_m, np.array([1.0, 1, 30, 30]))
+    state = ClusterState(WEIGHTED.weight_m, np.array([1.0, 1, 30, 30]), np.array(0))
     assert not sampler.unbiased
     assert ClusterIS(clusters=2).unbiased
     np.testing.assert_allclose(expectations(sampler, state, 2), [1 / 3, 2 / 3, 3 / 7, 4 / 7])
     for _ in range(2):
         state = sampler.update(state, cohort_of(2, 3), reports([30, 30]))
-    assert state.round == 2
+    assert state.rounds == 2
     cohort = sampler.open(state, np.ones(4, dtype=bool), 2, stream(0, "draw"))
     assert cohort.client_n.tolist() == [2, 3]
     np.testing.assert_allclose(cohort.expected_n, [1, 1])

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, unknown_name
 from ..experiments.reproduce import Request, default_folder, listing
 from ..experiments.reproduce import reproduce as run_reproduce
-from ..experiments.spec import experiment_names
+from ..experiments.spec import SCALES, experiment_names
 from ..experiments.sweep import OnProgress
 from ..experiments.sweep import Progress as SweepProgress
 from . import options as o
@@ -23,7 +24,7 @@ EXIT_INTERRUPTED = 130
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="a table or figure, such as table-2; --list shows all")] = None,
+    name: Annotated[str | None, typer.Argument(help="a table or figure, such as table-2, or all; see --list")] = None,
     scale: Annotated[str, typer.Option(help="smoke (minutes), cpu (hours), paper (a GPU)", metavar="NAME")] = "smoke",
     out: o.Out = None,
     part: Annotated[list[str] | None, typer.Option(help="only this part; may be repeated", metavar="NAME")] = None,
@@ -38,10 +39,13 @@ def reproduce(
 ) -> None:
     """Run one of the paper's tables or figures, and write its page.
 
-    Finished runs are kept and skipped: give the same command again to go on after an interruption.
+    Finished runs are kept and skipped: give the same command again to go on after an interruption. "all" runs every
+    experiment in turn, below --out.
 
     Example: deltafl reproduce figure-11 --scale smoke
     """
+    if scale not in SCALES:
+        raise unknown_name("scale", scale, SCALES)
     if list_:
         Console().print(_list_table())
     elif index is not None:
@@ -49,13 +53,28 @@ def reproduce(
     elif name is None:
         raise DeltaflError("which experiment? write for instance: deltafl reproduce toy; --list shows all")
     else:
-        folder = out or default_folder(name, scale)
         chosen, side_by_side = tuple(part) if part else None, processes or os.cpu_count() or 1
+        folder = out or default_folder("" if name == "all" else name, scale)
         request = Request(name, scale, folder, chosen, seeds, side_by_side, data_dir, only_page)
-        with _progress(folder) as on_progress:
-            page = run_reproduce(request, on_progress)
-        typer.echo(_verdict(page))
-        typer.echo(f"Page: {folder}/README.md, with its tables, pictures and records beside it")
+        (_reproduce_all if name == "all" else _reproduce_one)(request)
+
+
+def _reproduce_one(request: Request) -> None:
+    with _progress(request.out) as on_progress:
+        page = run_reproduce(request, on_progress)
+    typer.echo(_verdict(page))
+    typer.echo(f"Page: {request.out}/README.md, with its tables, pictures and records beside it")
+
+
+def _reproduce_all(request: Request) -> None:
+    """Every experiment in a folder of its own, those that cannot be run named, and the index."""
+    for name in experiment_names():
+        typer.echo(f"== {name}")
+        try:
+            _reproduce_one(replace(request, name=name, out=request.out / name))
+        except DeltaflError as error:
+            typer.echo(f"not run: {error}", err=True)
+    _write_index(request.out)
 
 
 def _verdict(page: str) -> str:

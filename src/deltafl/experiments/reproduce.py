@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ..errors import DeltaflError, require
 from ..plain_files import write_atomically
-from .spec import SCALES, Experiment, Sweep, load_experiment
+from .spec import Experiment, Sweep, load_experiment
 from .sweep import OnProgress, Progress, make_sweep, records_of, run_sweep
 
 
@@ -124,11 +124,10 @@ def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) 
     from ..simulation.records import environment
     from .pages.index import Finding, write_verdict
 
-    if request.scale not in SCALES:
-        experiment.own_settings(request.scale)  # says which there are
     if request.parts is not None or request.seeds is not None:
         raise DeltaflError(f"{experiment.name} has no parts and no seeds to choose; leave out --part and --seeds")
     run, show = OWN_WAY[experiment.kind]
+    experiment.own_settings(request.scale)  # refuses an unknown scale before anything is written
     try:
         if not request.only_page:
             request.out.mkdir(parents=True, exist_ok=True)

@@ -18,11 +18,11 @@ from .importance import update_norm
 
 
 class ClusterState(NamedTuple):
-    """Weights and the last norm of each client (NaN until it is seen), both float64 (m,); rounds done."""
+    """Weights and last norms (NaN until seen), float64 (m,); rounds in which somebody replied, int64 ()."""
 
     weight_m: FloatArray
     norm_m: FloatArray
-    round: int = 0
+    rounds: IntArray
 
 
 def cluster_by_value(value_m: FloatArray, k: int) -> IntArray:
@@ -95,7 +95,7 @@ class ClusterIS:
 
     def init(self, population: Population) -> ClusterState:
         """Nobody was seen."""
-        return ClusterState(population.weight_m, np.full(population.num_clients, np.nan))
+        return ClusterState(population.weight_m, np.full(population.num_clients, np.nan), np.zeros((), dtype=np.int64))
 
     def open(
         self,
@@ -113,7 +113,7 @@ class ClusterIS:
         size = min(n, len(present))
         norm_m = self._norms(state, oracle)
         label_k = cluster_by_value(norm_m[present], min(self.clusters, size))
-        if self.drop_small_after is not None and state.round >= self.drop_small_after:
+        if self.drop_small_after is not None and state.rounds >= self.drop_small_after:
             present, label_k = _without_smallest(present, label_k, size)
         drawn = []
         for cluster, quota in enumerate(allocate(size, np.bincount(label_k))):
@@ -138,7 +138,7 @@ class ClusterIS:
         here = reports.responded_n
         norm_m = state.norm_m.copy()
         norm_m[cohort.client_n[here]] = update_norm(reports)[here]
-        return ClusterState(state.weight_m, norm_m, state.round + 1)
+        return ClusterState(state.weight_m, norm_m, np.asarray(state.rounds + here.any(), dtype=np.int64))
 
 
 def _without_smallest(client_k: IntArray, label_k: IntArray, size: int) -> tuple[IntArray, IntArray]:
