@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from deltafl.experiments.pages.groups import Group, Row
+from deltafl.experiments.pages.groups import Group, Row, split_ties
 from deltafl.experiments.pages.measures import (
     Measure,
     Statement,
@@ -277,3 +277,11 @@ def test_more_pairs_give_a_narrower_interval() -> None:
         assert found.high is not None
         widths.append(found.high - found.low)
     assert all(wide > narrow for wide, narrow in pairwise(widths))
+
+
+def test_methods_that_the_paper_does_not_order_among_themselves_make_no_statement() -> None:
+    assert split_ties(["a", "b = c", "d"]) == [("a",), ("b", "c"), ("d",)]
+    rows = tuple(Row(label, label.upper(), {}) for label in "abcd")
+    group = Group("p", "P", rows, "d", ("a", "b", "c", "d"), None, {}, (("a",), ("b", "c"), ("d",)))
+    pairs = [(s.first, s.second) for s in ordered_pairs(group, [accuracy(5)])]
+    assert pairs == [("A", "B"), ("A", "C"), ("A", "D"), ("B", "D"), ("C", "D")]

@@ -65,7 +65,8 @@ class Experiment(_Model):
         title: What it is.
         claim: What the paper says that it shows, in our words.
         kind: How it is run and shown, see ``kinds.py``.
-        order: The paper's ordering of the samplers, best first; empty if it claims none.
+        order: The paper's ordering of the samplers, best first; ``"a = b"`` for two that it does not order; empty if it
+            claims none.
         notes: Decisions where the paper is silent.
         needs: What it needs beside this package, for people.
         minutes: Measured or estimated minutes on two cores, by scale.

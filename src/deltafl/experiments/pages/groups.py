@@ -45,6 +45,7 @@ class Group(NamedTuple):
         order: The paper's ordering among the rows' labels, best first.
         threshold: What counts as reached; None if nothing does.
         reported: The paper's numbers by label.
+        tied: Labels of the order that the paper does not order among themselves.
     """
 
     part: str
@@ -54,6 +55,7 @@ class Group(NamedTuple):
     order: tuple[str, ...]
     threshold: float | None
     reported: dict[str, Reported]
+    tied: tuple[tuple[str, ...], ...] = ()
 
     @property
     def labels(self) -> list[str]:
@@ -117,13 +119,18 @@ def _group(sweep: Sweep, records: Sequence[RunRecord], view: View, host: str) ->
     if not rows:
         return None
     labels = [row.label for row in rows]
-    paper_order = view.order_by_part.get(host, sweep.experiment.order)
-    order = tuple(label for label in paper_order if label in labels)
+    ranks = split_ties(view.order_by_part.get(host, sweep.experiment.order))
+    order = tuple(label for rank in ranks for label in rank if label in labels)
     first = next(iter(rows[0].records.values()))
     threshold = view.thresholds.get(host, first.settings.get("threshold"))
     reported = sweep.experiment.reported.get(host, {})
     baseline = _baseline(view.baseline, labels, order)
-    return Group(host, title_of(sweep, host), tuple(rows), baseline, order, threshold, reported)
+    return Group(host, title_of(sweep, host), tuple(rows), baseline, order, threshold, reported, tuple(ranks))
+
+
+def split_ties(order: Sequence[str]) -> list[tuple[str, ...]]:
+    """The ranks of an ordering: ``["a", "b = c"]`` says that a is before b and c, and nothing of b and c."""
+    return [tuple(label.strip() for label in entry.split(" = ")) for entry in order]
 
 
 def title_of(sweep: Sweep, part: str) -> str:

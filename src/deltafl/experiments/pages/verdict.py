@@ -28,6 +28,7 @@ def ordered_pairs(group: Group, measures: Sequence[Measure]) -> list[Statement]:
     return [
         _between(group, measure, first, second)
         for first, second in combinations(group.order, 2)
+        if not any({first, second} <= set(rank) for rank in group.tied)
         for measure in measures
     ]
 
@@ -160,8 +161,14 @@ def _relatives(group: Group, label: str) -> list[str]:
 
 
 def _orders(groups: Sequence[Group]) -> list[str]:
-    texts = {" before ".join(group.name(label) for label in group.order): group for group in groups if group.order}
+    texts = dict.fromkeys(_order_text(group) for group in groups if len(group.order) > 1)
     return [f"It is {'; '.join(texts)}."] if texts else []
+
+
+def _order_text(group: Group) -> str:
+    ranks = group.tied or tuple((label,) for label in group.order)
+    names = [[group.name(label) for label in rank if label in group.order] for rank in ranks]
+    return " before ".join(" and ".join(rank) for rank in names if rank)
 
 
 def _counts(statements: Sequence[Statement]) -> list[str]:
