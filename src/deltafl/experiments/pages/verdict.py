@@ -168,7 +168,7 @@ def _orders(groups: Sequence[Group]) -> list[str]:
 def _order_text(group: Group) -> str:
     ranks = group.tied or tuple((label,) for label in group.order)
     names = [[group.name(label) for label in rank if label in group.order] for rank in ranks]
-    return " before ".join(" and ".join(rank) for rank in names if rank)
+    return " before ".join(" and ".join(filter(None, [", ".join(rank[:-1]), rank[-1]])) for rank in names if rank)
 
 
 def _counts(statements: Sequence[Statement]) -> list[str]:
