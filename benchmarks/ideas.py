@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from deltafl import Centred, Plan, Population, Sampler, close_round, init_round, make_sampler, open_round
 from deltafl.controls import Control, Guess, InnovationControl
 from deltafl.damping import DampedControl
 from deltafl.estimators import ESTIMATORS, Estimator, horvitz_thompson
+from deltafl.report.statistics import mean_interval
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.oracle import reports_of
 from deltafl.simulation.records import environment
 from deltafl.simulation.setup import engine_of
-from deltafl.types import FloatArray, IntArray, Params, Reports
+from deltafl.types import FloatArray, IntArray, Params
 
 
 class DeviationState(NamedTuple):
@@ -128,10 +129,7 @@ def play(idea: Idea, settings: RunSettings, engine: Engine) -> list[float]:
     for _ in range(settings.rounds or 1):
         cohort = open_round(plan, state)
         done = engine.train(state.params_d, state.round, cohort.client_n)
-        reports = Reports.make(
-            len(done.update_nd), loss=done.loss_n, step_variance=done.step_variance_n, num_steps=done.num_steps_n
-        )
-        state, _ = close_round(plan, state, cohort, done.update_nd, reports)
+        state, _ = close_round(plan, state, cohort, done.update_nd, reports_of(done))
         accuracy.append(engine.evaluate(state.params_d).accuracy)
     return accuracy
 
@@ -139,12 +137,6 @@ def play(idea: Idea, settings: RunSettings, engine: Engine) -> list[float]:
 def rounds_to(threshold: float, accuracy: list[float]) -> int:
     """The first round at the threshold; one more than there are if none is."""
     return next((i + 1 for i, value in enumerate(accuracy) if value >= threshold), len(accuracy) + 1)
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """Mean and half width of its 95 % interval."""
-    half = stats.sem(values) * stats.t.ppf(0.975, len(values) - 1) if len(values) > 1 else float("nan")
-    return float(np.mean(values)), float(half)
 
 
 def main() -> None:
@@ -186,7 +178,9 @@ def table(found: dict[str, list[list[float]]], settings: RunSettings) -> str:
     gap = reached["uniform"] - reached["full"]
     lines = ["| idea | mean accuracy, points above FedVARP | rounds to the threshold | G |", "|---|---|---|---|"]
     for name in found:
-        mean, half = interval([100 * (a - b) for a, b in zip(area[name], area["fedvarp"], strict=True)])
+        points = np.array([100 * (a - b) for a, b in zip(area[name], area["fedvarp"], strict=True)])
+        mean, _, high = mean_interval(points)
+        half = float("nan") if high is None else high - mean
         closed = (reached["uniform"] - reached[name]) / gap if gap > 0 else float("nan")
         lines.append(f"| {name} | {mean:+.2f} ± {half:.2f} | {reached[name]:.1f} | {closed:.2f} |")
     return "\n".join(lines)

@@ -214,11 +214,8 @@ class InnovationControl:
         coef_n: FloatArray,
     ) -> InnovationControlState:
         """Remember the replies, and follow the estimate."""
-        guess, common_d = self.guess(state, client_n), state.common.control_d
-        if coef_n.sum() > 0:
-            leftover_nd = update_nd - guess.control_nd
-            estimate_d = guess.total_d + weighted_sum(coef_n, leftover_nd, len(common_d))
-            common_d = self.memory * common_d + (1 - self.memory) * estimate_d
+        guess = self.guess(state, client_n)
+        common_d = follow_estimate(state.common.control_d, self.memory, guess, update_nd, coef_n)
         unseen_m = state.unseen_m.copy()
         unseen_m[client_n] = False
         return InnovationControlState(
@@ -227,6 +224,16 @@ class InnovationControl:
             unseen_m=unseen_m,
             unseen_weight=np.asarray(population.weight_m[unseen_m].sum()),
         )
+
+
+def follow_estimate(
+    common_d: FloatArray, memory: float, guess: Guess, update_nd: Params, coef_n: FloatArray
+) -> FloatArray:
+    """C <- memory c + (1 - memory) D, D the undamped estimate of the round; c stays if no reply counts."""
+    if coef_n.sum() <= 0:
+        return common_d
+    estimate_d = guess.total_d + weighted_sum(coef_n, update_nd - guess.control_nd, len(common_d))
+    return memory * common_d + (1 - memory) * estimate_d
 
 
 AnyControl = TypeVar("AnyControl", bound=Control)

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .controls import Guess, weighted_sum
+from .controls import Guess, follow_estimate, weighted_sum
 from .errors import DeltaflError
 from .types import BoolArray, FloatArray, IntArray, Params, Population
 
@@ -90,9 +90,8 @@ class RemoteControl:
         """Add the differences of the replies that were taken."""
         guess, num_params = self.guess(state, client_n), len(state.total_d)
         common_d = state.common_d
-        if self.memory is not None and coef_n.sum() > 0:
-            estimate_d = guess.total_d + weighted_sum(coef_n, update_nd - guess.control_nd, num_params)
-            common_d = self.memory * common_d + (1 - self.memory) * estimate_d
+        if self.memory is not None:
+            common_d = follow_estimate(common_d, self.memory, guess, update_nd, coef_n)
         unseen_m, taken_m = state.unseen_m.copy(), state.taken_m.copy()
         unseen_m[client_n], taken_m[client_n] = False, state.rounds
         return RemoteControlState(

@@ -1,7 +1,15 @@
 """What the pictures have in common: sizes, colours, and one look for each sampler."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import require
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Dots an inch, and the width of a figure in inches.
 DPI, WIDTH = 150, 7.2
@@ -46,3 +54,22 @@ def looks(labels: Sequence[str], baseline: str | None) -> dict[str, Look]:
         for i, label in enumerate(others)
     }
     return chosen if baseline is None else {baseline: Look(_BASELINE_COLOUR, "-", 2.5), **chosen}
+
+
+@contextmanager
+def styled(changes: Mapping[Any, Any] = MappingProxyType({})) -> Iterator[None]:
+    """Matplotlib's defaults with ``STYLE`` and the given changes of it, whatever the user's own settings are."""
+    require("matplotlib", "plot")
+    import matplotlib as mpl
+
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update({**STYLE, **changes})
+        yield
+
+
+def png_of(figure: "Figure") -> bytes:
+    """The figure; without the version of Matplotlib in the file, so that a rebuild elsewhere differs in pixels only."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()

@@ -4,16 +4,15 @@ Figures are made with the object-oriented interface and the Agg canvas, so no wi
 ``matplotlibrc`` of the user plays a part: the same runs give the same bytes.
 """
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import MissingExtraError
+from ..errors import require
 from .curves import Run, by_sampler, check_runs
-from .plot_style import STYLE, looks
+from .plot_style import looks, png_of, styled
 from .schema import Summary
 
 if TYPE_CHECKING:
@@ -39,10 +38,7 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
         MissingExtraError: If Matplotlib is not installed.
         DeltaflError: If the runs cannot be compared.
     """
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plot") from error
+    require("matplotlib", "plot")
     from .plot_curves import curves_figure
     from .plot_selections import selections_figure
 
@@ -52,9 +48,7 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
     groups = by_sampler(runs)
     look_of = looks(list(groups), summary.baseline)
     written = []
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
+    with styled():
         if any(np.isfinite(run.accuracy_r).any() for run in runs):
             written.append(_save(curves_figure(groups, look_of, summary, "accuracy"), directory / "accuracy.png"))
         written.append(_save(curves_figure(groups, look_of, summary, "loss"), directory / "loss.png"))
@@ -63,8 +57,5 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
 
 
 def _save(figure: "Figure", path: Path) -> Path:
-    buffer = io.BytesIO()
-    # Without the version of Matplotlib in the file, a rebuild elsewhere differs in pixels only.
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    path.write_bytes(buffer.getvalue())
+    path.write_bytes(png_of(figure))
     return path

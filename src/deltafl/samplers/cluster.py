@@ -12,9 +12,10 @@ import numpy as np
 
 from ..designs import draw_cohort, find_design
 from ..errors import DeltaflError
-from ..inclusion import check_cohort_size, with_floor
+from ..inclusion import with_floor
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .importance import update_norm
+from .present import present_clients
 
 
 class ClusterState(NamedTuple):
@@ -106,11 +107,7 @@ class ClusterIS:
         oracle: Oracle | None = None,
     ) -> Cohort:
         """Draw from every cluster."""
-        present = np.flatnonzero(available_m)
-        check_cohort_size(n, len(available_m))
-        if len(present) == 0:
-            raise DeltaflError("no client is available this round; wait until at least one is")
-        size = min(n, len(present))
+        present, size = present_clients(available_m, n)
         norm_m = self._norms(state, oracle)
         label_k = cluster_by_value(norm_m[present], min(self.clusters, size))
         if self.drop_small_after is not None and state.rounds >= self.drop_small_after:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .unweighted import places, unweighted_cohort
+from .unweighted import filled_up, places
 
 _EPSILON = 0.1  # stochastic greedy keeps 1 - 1/e - epsilon of the best value, on average
 
@@ -82,9 +82,7 @@ class DivFL:
         able = present_k[state.seen_m[present_k]]
         wanted = min(size - len(new), len(able))
         diverse = able[self._most_diverse(state.sketch_mq[state.seen_m], state.sketch_mq[able], wanted, rng)]
-        chosen = np.concatenate([new, diverse])
-        rest = present_k[~np.isin(present_k, chosen)][: size - len(chosen)]
-        return unweighted_cohort(np.concatenate([chosen, rest]))
+        return filled_up(np.concatenate([new, diverse]), present_k, size)
 
     def _most_diverse(
         self, point_kq: FloatArray, candidate_cq: FloatArray, size: int, rng: np.random.Generator

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import DeltaflError, require
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .unweighted import draw_successively, places, unweighted_cohort
+from .unweighted import draw_successively, filled_up, places
 
 
 class HicsState(NamedTuple):
@@ -122,8 +122,7 @@ class HicsFL:
             with np.errstate(divide="ignore"):
                 drawn = known[draw_successively(np.log(p_k), min(size - len(new), len(known)), rng)]
             chosen = np.concatenate([new, drawn])
-        rest = present_k[~np.isin(present_k, chosen)][: size - len(chosen)]
-        return unweighted_cohort(np.concatenate([chosen, rest]))
+        return filled_up(chosen, present_k, size)
 
     def probabilities(self, state: HicsState, client_k: IntArray, size: int) -> FloatArray:
         """P of each of some clients in one draw of group and client, float64 (k,), sum 1."""

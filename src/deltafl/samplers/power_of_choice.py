@@ -7,6 +7,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, Oracle, Population, Reports
+from .unweighted import unweighted_cohort
 
 
 class NoState(NamedTuple):
@@ -50,8 +51,7 @@ class PowerOfChoice:
             raise DeltaflError(f"candidates is {wanted}; it must be at least the sample size {n}")
         candidate_k = np.sort(rng.choice(present, size=min(wanted, len(present)), replace=False))
         loss_k = np.nan_to_num(oracle.losses(candidate_k), nan=np.inf)
-        client_n = np.sort(candidate_k[np.argsort(-loss_k, kind="stable")[:n]])
-        return Cohort(client_n, np.ones(len(client_n), dtype=np.int64), np.full(len(client_n), np.nan))
+        return unweighted_cohort(candidate_k[np.argsort(-loss_k, kind="stable")[:n]])
 
     def update(self, state: NoState, cohort: Cohort, reports: Reports) -> NoState:
         """Nothing to learn."""

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from ..errors import DeltaflError
-from ..inclusion import check_cohort_size
 from ..types import BoolArray, Cohort, FloatArray, IntArray
+from .present import present_clients
 
 
 def unweighted_cohort(client_n: IntArray) -> Cohort:
@@ -19,11 +18,14 @@ def places(available_m: BoolArray, n: int, rng: np.random.Generator) -> tuple[In
     Raises:
         DeltaflError: For an impossible n, or when nobody is available.
     """
-    check_cohort_size(n, len(available_m))
-    present_k = rng.permutation(np.flatnonzero(available_m))
-    if len(present_k) == 0:
-        raise DeltaflError("no client is available this round; wait until at least one is")
-    return present_k, min(n, len(present_k))
+    present, size = present_clients(available_m, n)
+    return rng.permutation(present), size
+
+
+def filled_up(chosen: IntArray, present_k: IntArray, size: int) -> Cohort:
+    """The chosen clients, and the first of the other present ones until there are ``size``; probabilities unknown."""
+    rest = present_k[~np.isin(present_k, chosen)][: size - len(chosen)]
+    return unweighted_cohort(np.concatenate([chosen, rest]))
 
 
 def draw_successively(log_weight_k: FloatArray, size: int, rng: np.random.Generator) -> IntArray:

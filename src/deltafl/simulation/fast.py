@@ -119,7 +119,7 @@ class FastTrainer:
                 self._gradient_d += noise * torch.from_numpy(rng.standard_normal(len(self._gradient_d))).float()
             square_sum += _squared_norm(self._gradient_d)
             self._gradient_sum_d += self._gradient_d
-            self._step(work, drift_step_d)
+            take_step(self._current_d, self._gradient_d, self._start_d, self._velocity_d, work, drift_step_d)
         return LocalResult(
             update_d=(self._current_d - self._start_d).numpy(),
             loss=loss_sum / len(batches),
@@ -134,16 +134,24 @@ class FastTrainer:
         torch.cat([gradient.reshape(-1) for gradient in gradients], out=self._gradient_d)
         return batch_loss.item()
 
-    def _step(self, work: LocalWork, drift_step_d: torch.Tensor | None) -> None:
-        """Move the parameters; reuses the gradient's vector."""
-        direction_d = self._gradient_d
-        if work.proximal > 0:
-            direction_d.add_(self._current_d, alpha=work.proximal).sub_(self._start_d, alpha=work.proximal)
-        if work.momentum > 0:
-            direction_d = self._velocity_d.mul_(work.momentum).add_(direction_d)
-        self._current_d.sub_(direction_d, alpha=work.rate)
-        if drift_step_d is not None:
-            self._current_d.add_(drift_step_d)
+
+def take_step(
+    current: torch.Tensor,
+    gradient: torch.Tensor,
+    start: torch.Tensor,
+    velocity: torch.Tensor,
+    work: LocalWork,
+    drift_step: torch.Tensor | None,
+) -> None:
+    """Move the parameters along their gradient, in place, all of one shape; reuses the gradient's memory."""
+    direction = gradient
+    if work.proximal > 0:
+        direction.add_(current, alpha=work.proximal).sub_(start, alpha=work.proximal)
+    if work.momentum > 0:
+        direction = velocity.mul_(work.momentum).add_(direction)
+    current.sub_(direction, alpha=work.rate)
+    if drift_step is not None:
+        current.add_(drift_step)
 
 
 def _examples(

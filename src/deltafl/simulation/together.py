@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..errors import MissingExtraError
 from ..types import IntArray, Params
-from .fast import refusal
+from .fast import refusal, take_step
 from .local import LocalResult, LocalWork, minibatches, step_variance
 
 try:
@@ -160,16 +160,11 @@ class _State:
 
     def step(self, active: int, work: LocalWork, drift_nd: torch.Tensor | None) -> None:
         """Move the first clients along their gradients; reuses the memory of these."""
-        current_nd, direction_nd = self.current_nd[:active], self.gradient_nd[:active]
-        self.square_sum_n[:active] += _squared_norms(direction_nd)
-        self.gradient_sum_nd[:active] += direction_nd
-        if work.proximal > 0:
-            direction_nd.add_(current_nd, alpha=work.proximal).sub_(self.start_nd[:active], alpha=work.proximal)
-        if work.momentum > 0:
-            direction_nd = self.velocity_nd[:active].mul_(work.momentum).add_(direction_nd)
-        current_nd.sub_(direction_nd, alpha=work.rate)
-        if drift_nd is not None:
-            current_nd.add_(drift_nd[:active])
+        gradient_nd = self.gradient_nd[:active]
+        self.square_sum_n[:active] += _squared_norms(gradient_nd)
+        self.gradient_sum_nd[:active] += gradient_nd
+        moved = (self.current_nd[:active], gradient_nd, self.start_nd[:active], self.velocity_nd[:active])
+        take_step(*moved, work, None if drift_nd is None else drift_nd[:active])
 
     def results(self, steps_n: IntArray, rate: float) -> list[LocalResult]:
         """What each client returns."""

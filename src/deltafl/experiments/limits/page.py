@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ...errors import DeltaflError
 from ...plain_files import write_atomically
-from ...report.plot_style import DPI, GREY, STYLE, WIDTH, Look, looks
+from ...report.plot_style import DPI, GREY, WIDTH, Look, looks, png_of, styled
+from ...report.statistics import mean_interval
 from .drifting import LimitsSettings, Measured, Point, measure
 
 #: What each picture has on its x-axis.
@@ -102,10 +102,8 @@ def _x(point: Point) -> float:
 
 
 def _interval(error_s: Sequence[float]) -> tuple[float, float]:
-    from scipy import stats
-
-    mean, half = float(np.mean(error_s)), float(stats.sem(error_s) * stats.t.ppf(0.975, len(error_s) - 1))
-    return mean - half, mean + half
+    mean, low, high = mean_interval(np.array(error_s))
+    return (mean, mean) if low is None or high is None else (low, high)
 
 
 def _cell(error_s: Sequence[float]) -> str:
@@ -124,9 +122,7 @@ def _read(path: Path) -> list[Measured]:
 
 def _draw(settings: LimitsSettings, panels: Sequence[Panel], path: Path) -> None:
     chosen = looks([method for method in settings.methods if method != "uniform"], None)
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
+    with styled():
         lines = -(-len(panels) // 2)
         figure = Figure(figsize=(WIDTH, 2.7 * lines + 0.5), dpi=DPI, facecolor="white", layout="constrained")
         grid = np.atleast_1d(figure.subplots(lines, 2, squeeze=False).ravel())
@@ -144,9 +140,8 @@ def _draw(settings: LimitsSettings, panels: Sequence[Panel], path: Path) -> None
         figure.legend(
             *grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8
         )
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-    write_atomically(path, buffer.getvalue())
+        drawn = png_of(figure)
+    write_atomically(path, drawn)
 
 
 def _curve(axes: Axes, rows: Sequence[Measured], look: Look) -> None:

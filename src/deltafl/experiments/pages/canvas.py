@@ -2,17 +2,17 @@
 
 import io
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import require
+from ...report import plot_style
 from ...report.plot_curves import Band
-from ...report.plot_style import DPI, GREY, PALE, STYLE, WIDTH, Look
+from ...report.plot_style import DPI, GREY, PALE, WIDTH, Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,16 +145,9 @@ def small_png(figure: "Figure") -> bytes:
     return small.getvalue()
 
 
-@contextmanager
-def styled() -> Iterator[None]:
-    """Matplotlib's defaults with this package's style, whatever the user's own settings are."""
-    require("matplotlib", "plot")
-    import matplotlib as mpl
-
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update({**STYLE, "font.size": 8.0})
-        yield
+def styled() -> AbstractContextManager[None]:
+    """The style of all pictures, in the size that fits a page's panels."""
+    return plot_style.styled({"font.size": 8.0})
 
 
 def _thin(column: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -1,15 +1,13 @@
 """The picture of table 1: the squared gradient norm against T, one panel a problem and a measure. Needs Matplotlib."""
 
-import io
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ...plain_files import write_atomically
-from ...report.plot_style import DPI, GREY, PALE, STYLE, WIDTH, Look, looks
+from ...report.plot_style import DPI, GREY, PALE, WIDTH, Look, looks, png_of, styled
 from ...types import FloatArray
 from .runs import RatesSettings
 
@@ -20,9 +18,7 @@ _MEASURES = ("min over t", "mean over t")
 
 def draw_rates(settings: RatesSettings, values: Values, path: Path) -> None:
     """Draw means over seeds with bars from the least to the greatest seed, and lines of the slopes -1/2 and -1."""
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
+    with styled():
         rows = len(settings.problems)
         figure = Figure(figsize=(WIDTH, 0.7 + 2.3 * rows), dpi=DPI, facecolor="white", layout="constrained")
         grid = figure.subplots(rows, 2, squeeze=False, sharex=True)
@@ -36,9 +32,8 @@ def draw_rates(settings: RatesSettings, values: Values, path: Path) -> None:
             axes.set_xlabel("rounds T, a run each")
         handles, names = grid[0][1].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=7, frameon=False)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-    write_atomically(path, buffer.getvalue())
+        drawn = png_of(figure)
+    write_atomically(path, drawn)
 
 
 def _curve(axes: Axes, settings: RatesSettings, value_ts: FloatArray, label: str, look_of: dict[str, Look]) -> None:

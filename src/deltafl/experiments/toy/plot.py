@@ -1,16 +1,14 @@
 """The picture of the toy: client gradients, and each method's possible aggregates with their probabilities."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ...plain_files import write_atomically
-from ...report.plot_style import DPI, GREY, INK, PALE, STYLE, WIDTH
+from ...report.plot_style import DPI, GREY, INK, PALE, WIDTH, png_of, styled
 from .enumeration import GRADIENTS, IDEAL, SCORES, WAYS, Enumerated, hand_picked
 
 #: The ways that are drawn, one column each.
@@ -22,9 +20,7 @@ _GAVE = {(1, 2): "uniform", (2, 3): "IS", (1, 3): "DELTA"}
 def draw_toy(rows: Sequence[Enumerated], path: Path) -> None:
     """Left the client gradients with the paper's three pairs; right every aggregate, its area by its probability."""
     by_key = {(row.score, row.way): row for row in rows}
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
+    with styled():
         figure = Figure(figsize=(WIDTH, 7.6), dpi=DPI, facecolor="white", layout="constrained")
         grid = figure.subplots(len(SCORES) + 1, len(SHOWN), sharex=True, sharey=True)
         for axes in [*grid[0][:2], *grid[1:].flat]:
@@ -37,9 +33,8 @@ def draw_toy(rows: Sequence[Enumerated], path: Path) -> None:
         for line, score in zip(grid[1:], SCORES, strict=True):
             for axes, way in zip(line, SHOWN, strict=True):
                 _outcomes(axes, by_key[score, way])
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-    write_atomically(path, buffer.getvalue())
+        drawn = png_of(figure)
+    write_atomically(path, drawn)
 
 
 def _ground(axes: Axes) -> None:
