@@ -1,6 +1,8 @@
 """DeltaStrategy over messages, in one process: who is asked, which replies count, what is refused."""
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +308,25 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.federation.keys == through.federation.keys
     finished = run(tmp_path / "killed", 6)
     assert finished.history == []
+
+
+def test_a_state_belongs_to_one_server_until_that_ends_however(tmp_path: Path) -> None:
+    holder = "import sys, time; from pathlib import Path; from deltafl.flower.saved import sole_owner\n"
+    holder += "with sole_owner(Path(sys.argv[1])): print('mine', flush=True); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", holder, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    try:
+        assert other.stdout.readline() == "mine\n"
+        strategy = DeltaStrategy("uniform", 3, state_path=tmp_path)
+        with pytest.raises(DeltaflError, match=r"another server is using the state in .*; stop it first"):
+            start(strategy, FakeGrid(linear_app(), configs(8)), 1)
+        assert not (tmp_path / "federation.json").exists()
+    finally:
+        other.kill()
+        other.wait()
+        other.stdout.close()
+    start(strategy, FakeGrid(linear_app(), configs(8)), 1)
+    assert (tmp_path / "federation.json").exists()
 
 
 def test_too_few_clients_end_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

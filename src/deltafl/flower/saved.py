@@ -4,16 +4,20 @@
 
     DIR/federation.json              clients (keys, sizes), the model's layout, the settings; names the other
     DIR/federation-N.safetensors     model, scores, controls, counts, buffers after N rounds
+    DIR/federation.lock              held by the server that writes here; its end, however it comes, frees it
 
 A new pair becomes valid by one rename of the JSON file; the old tensors are removed afterwards.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from ..errors import DeltaflError, MissingExtraError
 from ..plain_files import write_atomically
@@ -22,8 +26,33 @@ from ..simulation.records import flatten, unflatten
 from .federation import Federation, Rules
 
 MARK = "federation.json"
+LOCK = "federation.lock"
 _VERSION = 1
 _REST = "rest."
+
+
+@contextmanager
+def sole_owner(folder: Path | None) -> Iterator[None]:
+    """Keep other servers from the folder; does nothing without one.
+
+    Raises:
+        DeltaflError: If another server holds it: two would overwrite each other's rounds.
+    """
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise DeltaflError(
+            f"another server is using the state in {folder}; stop it first, or choose another state_path"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def save(folder: Path, federation: Federation) -> None:

@@ -24,7 +24,7 @@ from .federation import Federation, Rules
 from .identity import check_identity
 from .messages import answer_of, by_request, mean_metrics, metrics_of, to_record
 from .registration import Directory
-from .saved import load, save
+from .saved import load, save, sole_owner
 from .sketched import sketch_seed
 
 #: Seconds that a message outlives its round's timeout, for replies that are under way.
@@ -142,20 +142,21 @@ class DeltaStrategy(Strategy):
 
         ``timeout`` also bounds how long a train message lives: a node that is late does not begin old work.
         """
-        done = self._begin(initial_arrays)
-        self._timeout, self._started = float(timeout), True
-        try:
-            result = super().start(
-                grid,
-                to_record(self._known().arrays()),
-                max(0, num_rounds - done),
-                timeout,
-                train_config,
-                evaluate_config,
-                evaluate_fn and (lambda server_round, arrays: evaluate_fn(server_round + done, arrays)),
-            )
-        finally:
-            self._started = False
+        with sole_owner(self.state_path):
+            done = self._begin(initial_arrays)
+            self._timeout, self._started = float(timeout), True
+            try:
+                result = super().start(
+                    grid,
+                    to_record(self._known().arrays()),
+                    max(0, num_rounds - done),
+                    timeout,
+                    train_config,
+                    evaluate_config,
+                    evaluate_fn and (lambda server_round, arrays: evaluate_fn(server_round + done, arrays)),
+                )
+            finally:
+                self._started = False
         result.arrays = to_record(self._known().arrays())
         for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
             metrics: dict[int, MetricRecord] = getattr(result, name)
