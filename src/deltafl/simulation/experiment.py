@@ -73,7 +73,7 @@ def _play_round(
     """Play and record one round; the next state, and the model's evaluation if there is one."""
     began, began_cpu = time.perf_counter(), time.process_time()
     sent = broadcast(plan, opened)
-    oracle = SimulatedOracle(engine, plan.population, opened.round, sent)
+    oracle = SimulatedOracle(engine, plan.population, opened.round, sent, plan.n, directory.path)
     cohort = open_round(plan, opened, oracle=oracle)
     training = oracle.train(cohort.client_n)
     state, info = close_round(plan, opened, cohort, training.update_nd, reports_of(training))
@@ -89,7 +89,7 @@ def _play_round(
         ended = DivergedError(state.round, directory.kept, f"{symptom}; likely cause: {cause}")
     line = _round_line(state, cohort, info, bytes_of(sent), oracle.traffic, test)
     if ended is None:
-        line |= _probe(settings, plan, opened, engine, training, oracle.training)
+        line |= _probe(settings, plan, opened, engine, training, oracle.everyone)
     else:
         line["diverged"] = {"why": ended.why, "kept": ended.kept}
     directory.append(
@@ -119,7 +119,12 @@ def _watch_of(task: Task, lines: Sequence[dict[str, Any]]) -> Watch:
 
 
 def _probe(
-    settings: RunSettings, plan: Plan, opened: RoundState, engine: Engine, training: Training, everyone: Training | None
+    settings: RunSettings,
+    plan: Plan,
+    opened: RoundState,
+    engine: Engine,
+    training: Training,
+    everyone: Callable[[], Training | None],
 ) -> dict[str, Any]:
     """What a line has beside the round itself: ``probe``, if there are probes."""
     if settings.probe_every is None:
@@ -127,7 +132,7 @@ def _probe(
     lr = filled_in(settings.local_lr)
     probe = probe_selected(training, lr)
     if is_probed(settings.probe_every, opened.round + 1):
-        probe |= probe_everyone(plan, opened, engine, lr, everyone)
+        probe |= probe_everyone(plan, opened, engine, lr, everyone())
     return {"probe": probe}
 
 

@@ -1,0 +1,102 @@
+"""Theoretical samplers without a table of all updates: the same bits, and a block of models in RAM."""
+
+import shutil
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from deltafl.errors import DeltaflError
+from deltafl.round import Broadcast
+from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation import oracle
+from deltafl.simulation.engine import Engine, Training
+from deltafl.simulation.everyone import Everyone
+from deltafl.simulation.experiment import run_single
+from deltafl.simulation.local import LocalWork
+from deltafl.simulation.oracle import SimulatedOracle
+from deltafl.simulation.setup import engine_of
+from deltafl.types import IntArray, Params, Population
+
+TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 3, "local_epochs": 1, "batch_size": 16}
+
+
+def quiet(*_: object) -> None:
+    """Takes progress and says nothing."""
+
+
+@pytest.mark.parametrize("given", [{"sampler": "delta"}, {"sampler": "fedis", "mime": 0.5, "probe_every": 2}])
+def test_a_run_without_the_table_has_the_same_bits(
+    given: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(RunSettings, {**TINY, **given})
+    run_single(settings, tmp_path / "table", quiet)
+    monkeypatch.setattr(oracle, "TABLE_BYTES", 0)
+    run_single(settings, tmp_path / "file", quiet)
+    table, file = ((tmp_path / name / "rounds.jsonl").read_bytes() for name in ("table", "file"))
+    assert table == file
+    assert sorted(path.name for path in (tmp_path / "file").iterdir()) == sorted(
+        path.name for path in (tmp_path / "table").iterdir()
+    )
+
+
+class Poisoned(Engine):
+    """An engine whose client 3 diverges, and which counts who is trained."""
+
+    trained: tuple[int, ...] = ()
+
+    def train(self, params_d: Params, round: int, client_n: IntArray, drift_d: Params | None = None) -> Training:
+        self.trained = (*self.trained, len(client_n))
+        training = super().train(params_d, round, client_n, drift_d)
+        training.update_nd[client_n == 3] = np.nan
+        return training
+
+
+def test_a_client_that_diverges_is_refused_in_both_forms_and_nobody_is_trained_twice() -> None:
+    clean = engine_of(make_settings(RunSettings, TINY))
+    engine = Poisoned(clean.task, LocalWork(lr=0.1, epochs=1), 0)
+    population, sent = engine.task.population("data"), Broadcast(engine.initial_params(), None)
+    in_ram = SimulatedOracle(engine, population, 0, sent)
+    in_file = SimulatedOracle(engine, population, 0, sent, block=5, table_bytes=0)
+    reports = in_file.reports()
+    for table, file in zip(in_ram.reports(), reports, strict=True):
+        np.testing.assert_array_equal(table, file)
+    assert not reports.responded_n[3]
+    drawn = np.array([7, 3, 1, 7])
+    in_both = zip(in_ram.train(drawn)._asdict().values(), in_file.train(drawn)._asdict().values(), strict=True)
+    for ours, theirs in in_both:
+        np.testing.assert_array_equal(ours, theirs)
+    assert engine.trained == (5, 5, 2, 12)
+    assert in_ram.traffic == in_file.traffic
+
+
+def test_ram_holds_a_block_of_updates_and_never_all_of_them(tmp_path: Path) -> None:
+    m, d, block = 400, 5_000, 5
+    rng = np.random.default_rng(0)
+
+    def train(client_k: IntArray) -> Training:
+        k = len(client_k)
+        update_kd = rng.standard_normal((k, d), dtype=np.float32)
+        return Training(update_kd, np.ones(k), np.zeros(k), np.ones(k, dtype=np.int64))
+
+    population = Population.from_sizes(np.ones(m, dtype=np.int64))
+    tracemalloc.start()
+    rows = Everyone(train, population, d, block, tmp_path)
+    reports = rows.reports(None)
+    rows.of(np.arange(block))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    row = 4 * d
+    assert block * row < peak < 8 * block * row < m * row / 5
+    update_md = rows.of(np.arange(m)).update_nd.astype(np.float64)
+    deviation_m = ((update_md - update_md.mean(axis=0)) ** 2).sum(axis=1)
+    np.testing.assert_allclose(reports.squared_deviation_n, deviation_m, rtol=1e-12)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises(DeltaflError, match="10 clients take 4 kB a round and 10 B are free"):
+        Everyone(lambda _: pytest.fail("trained"), Population.from_sizes(np.ones(10, dtype=np.int64)), 100, 4, tmp_path)
