@@ -4,15 +4,19 @@ Both strategies run in one run of the simulation engine with the same clients, i
 of 784-200-10 (159,010 parameters) for some steps in NumPy. DeltaStrategy also writes its state after every round. The
 ratio is that of the median seconds of a round; the spread is over the pairs of turns.
 
-    python benchmarks/flower_overhead.py [--turns 4] [--rounds 3] [--sampler pracdelta]
+    python benchmarks/flower_overhead.py [--turns 4] [--rounds 3] [--sampler pracdelta] [--out result.json]
 """
 
 import argparse
+import json
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -22,6 +26,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.simulation import run_simulation
 
 from deltafl.flower import DeltaStrategy, LocalSteps, delta_mod, register
+from deltafl.simulation.records import environment
 
 SHAPES = {"w1": (200, 784), "b1": (200,), "w2": (10, 200), "b2": (10,)}
 CLIENTS, ASKED, STEPS, LR = 100, 10, 30, 0.005
@@ -85,6 +90,11 @@ def make_server(options: argparse.Namespace, report: Callable[[str], None]) -> S
             report(f"{name:7} median {np.median(turns):.3f} s a round, {np.min(turns):.3f} to {np.max(turns):.3f}")
         ratio = np.median(seconds["delta"]) / np.median(seconds["fedavg"])
         report(f"ratio   {ratio:.3f}, over turns {min(ratios):.3f} to {max(ratios):.3f}")
+        if options.out:
+            versions = {name: version(name) for name in ("flwr", "ray")}
+            about = {**environment(), **versions, "load": os.getloadavg()}
+            record = {"about": about, "seconds": seconds, "ratio": ratio, "ratio_of_turns": ratios}
+            options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
     return server
 
@@ -94,6 +104,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sampler", default="pracdelta")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args()
     lines: list[str] = []
     logging.getLogger("flwr").setLevel(logging.ERROR)
