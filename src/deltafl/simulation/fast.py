@@ -23,6 +23,7 @@ import numpy as np
 
 from ..errors import MissingExtraError
 from ..types import IntArray, Params
+from .devices import autocast
 from .local import LocalResult, LocalWork, minibatches, step_variance, train_serial
 
 try:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+CPU = torch.device("cpu")
 
 #: A random variation of a minibatch's inputs, bound to its generator.
 Augmented = Callable[[torch.Tensor], torch.Tensor]
@@ -76,15 +78,19 @@ class FastTrainer:
     Args:
         model: A module for which ``refusal(model)`` is None; it is copied and left as it was.
         loss: ``loss(output, y)``, the mean loss of a minibatch.
+        device: Where to train; the examples are there already.
+        precision: ``"bfloat16"`` for forward passes in bfloat16; anything else leaves products to ``devices.numerics``.
     """
 
-    def __init__(self, model: torch.nn.Module, loss: "Loss") -> None:
+    def __init__(
+        self, model: torch.nn.Module, loss: "Loss", device: torch.device = CPU, precision: str = "float32"
+    ) -> None:
         keep_freed_memory()
-        self._model = copy.deepcopy(model)
-        self._loss = loss
+        self._model = copy.deepcopy(model).to(device)
+        self._loss, self._device, self._precision = loss, device, precision
         self._params = list(self._model.parameters())
         sizes = [param.numel() for param in self._params]
-        self._current_d = torch.zeros(sum(sizes))
+        self._current_d = torch.zeros(sum(sizes), device=device)
         for param, piece in zip(self._params, torch.split(self._current_d, sizes), strict=True):
             param.data = piece.view(param.shape)
         self._start_d, self._gradient_d, self._gradient_sum_d, self._velocity_d = (
@@ -110,18 +116,19 @@ class FastTrainer:
         self._velocity_d.zero_()
         loss_sum, square_sum = 0.0, 0.0
         if self._layout is None:
-            self._layout = choose_layout(self._model, x)
+            self._layout = choose_layout(self._model, x, self._precision)
         batches = minibatches(len(x), work, rng)
-        drift_step_d = None if drift_d is None else torch.tensor(drift_d) / len(batches)
+        drift_step_d = None if drift_d is None else torch.tensor(drift_d, device=self._device) / len(batches)
         for x_batch, y_batch in _examples(self._layout, x, y, batches, augment):
             loss_sum += self._differentiate(self._layout, x_batch, y_batch)
             if noise > 0:
-                self._gradient_d += noise * torch.from_numpy(rng.standard_normal(len(self._gradient_d))).float()
+                normal_d = torch.from_numpy(rng.standard_normal(len(self._gradient_d)))
+                self._gradient_d += (noise * normal_d.float()).to(self._device)
             square_sum += _squared_norm(self._gradient_d)
             self._gradient_sum_d += self._gradient_d
             take_step(self._current_d, self._gradient_d, self._start_d, self._velocity_d, work, drift_step_d)
         return LocalResult(
-            update_d=(self._current_d - self._start_d).numpy(),
+            update_d=(self._current_d - self._start_d).cpu().numpy(),
             loss=loss_sum / len(batches),
             step_variance=step_variance(square_sum, _squared_norm(self._gradient_sum_d), len(batches), work.rate),
             num_steps=len(batches),
@@ -129,10 +136,17 @@ class FastTrainer:
 
     def _differentiate(self, layout: Layout, x: torch.Tensor, y: torch.Tensor) -> float:
         """Write the minibatch's gradient into the flat vector; returns the minibatch's loss."""
-        batch_loss = self._loss(layout.forward(x), y)
+        batch_loss = self._loss(self._output(layout, x), y)
         gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
         torch.cat([gradient.reshape(-1) for gradient in gradients], out=self._gradient_d)
         return batch_loss.item()
+
+    def _output(self, layout: Layout, x: torch.Tensor) -> torch.Tensor:
+        if self._precision != "bfloat16":
+            return layout.forward(x)
+        with autocast(self._device, self._precision):
+            output = layout.forward(x)
+        return output.float()
 
 
 def take_step(
@@ -168,16 +182,17 @@ def _examples(
         yield from zip(torch.split(layout.arrange(x_pass), size), torch.split(y[rows], size), strict=True)
 
 
-def choose_layout(model: torch.nn.Module, x: torch.Tensor) -> Layout:
+def choose_layout(model: torch.nn.Module, x: torch.Tensor, precision: str = "float32") -> Layout:
     """The fastest way to run a model on inputs like x; all give the same up to rounding.
 
     - Chains of convolutions, max-pools and ReLUs up to a Flatten: the tiles of oneDNN, torch's library for convolutions
       on CPUs. In the other layouts torch converts to them and back around each convolution.
     - Other models of images: channels last, for which torch's pooling is several times faster.
     - Everything else: as it is, with what cannot run otherwise, such as a model that calls ``view`` on feature maps.
+      Also on GPUs, and in bfloat16, which torch does not train in tiles and where channels last gains nothing.
     """
     plain = Layout(lambda x: x, model)
-    if x.dim() != 4:
+    if x.dim() != 4 or x.device.type != "cpu" or precision == "bfloat16":
         return plain
     length = _tiled_length(model)
     if isinstance(model, torch.nn.Sequential) and length > 0:
@@ -223,12 +238,14 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
     return x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
 
 
-def choose_trainer(model: torch.nn.Module, loss: "Loss") -> tuple[Trainer, str]:
+def choose_trainer(
+    model: torch.nn.Module, loss: "Loss", device: torch.device = CPU, precision: str = "float32"
+) -> tuple[Trainer, str]:
     """The trainer for this model, and why: the fast one wherever it is known to equal the twin."""
     reason = tell_refusal(model)
     if reason is None:
-        return FastTrainer(model, loss).train, "fast path"
-    return functools.partial(train_serial, model, loss), reason
+        return FastTrainer(model, loss, device, precision).train, "fast path"
+    return functools.partial(train_serial, copy.deepcopy(model).to(device), loss), reason
 
 
 def tell_refusal(model: torch.nn.Module) -> str | None:

@@ -99,7 +99,7 @@ def train_serial(
     Args:
         model: Any module; a copy of it is trained, so it is left as it was.
         loss: ``loss(output, y)``, the mean loss of a minibatch.
-        x: The client's inputs, (n_i, ...).
+        x: The client's inputs, (n_i, ...), on the model's device.
         y: The client's labels or targets, (n_i,).
         params_d: float32 (d,), the global model x_0, in the order of ``model.parameters()``.
         work: Steps, learning rate, momentum and proximal term.
@@ -115,25 +115,27 @@ def train_serial(
     from torch.nn.utils import vector_to_parameters
 
     model = copy.deepcopy(model)
-    start_d = torch.tensor(params_d)
+    start_d = torch.tensor(params_d, device=x.device)
     current_d, velocity_d = start_d, torch.zeros_like(start_d)
-    loss_sum, square_sum, gradient_sum_d = 0.0, 0.0, torch.zeros(len(start_d), dtype=torch.float64)
+    loss_sum, square_sum, gradient_sum_d = 0.0, 0.0, torch.zeros_like(start_d, dtype=torch.float64)
     batches = minibatches(len(x), work, rng)
-    drift_step_d = torch.zeros_like(start_d) if drift_d is None else torch.tensor(drift_d) / len(batches)
+    drift_step_d = torch.zeros_like(start_d)
+    if drift_d is not None:
+        drift_step_d = torch.tensor(drift_d, device=x.device) / len(batches)
     for rows in batches:
         vector_to_parameters(current_d, model.parameters())
         x_batch = x[rows] if augment is None else augment(x[rows])
         batch_loss = loss(model(x_batch), y[rows])
         gradient_d = _gradient(model, batch_loss)
         if noise > 0:
-            gradient_d += noise * torch.from_numpy(rng.standard_normal(len(start_d))).float()
+            gradient_d += noise * torch.from_numpy(rng.standard_normal(len(start_d))).float().to(x.device)
         loss_sum += batch_loss.item()
         square_sum += gradient_d.double().square().sum().item()
         gradient_sum_d += gradient_d
         velocity_d = work.momentum * velocity_d + gradient_d + work.proximal * (current_d - start_d)
         current_d = current_d - work.rate * velocity_d + drift_step_d
     return LocalResult(
-        update_d=(current_d - start_d).numpy(),
+        update_d=(current_d - start_d).cpu().numpy(),
         loss=loss_sum / len(batches),
         step_variance=step_variance(square_sum, gradient_sum_d.square().sum().item(), len(batches), work.rate),
         num_steps=len(batches),

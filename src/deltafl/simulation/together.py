@@ -12,7 +12,7 @@ first, and those who have done theirs leave the active prefix. Torch must run wi
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,9 @@ import numpy.typing as npt
 from ..errors import MissingExtraError
 from ..types import IntArray, Params
 from .fast import refusal, take_step
-from .local import LocalResult, LocalWork, minibatches, step_variance
+from .local import LocalResult, LocalWork
+from .members import Fetch, Schedule, results_of, schedule_of
+from .members import Member as Member  # noqa: PLC0414, tests and callers take it from here too
 
 try:
     import torch
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
 
 #: ``forward(params, x)``: parameters with a leading axis of n clients, inputs (n, B, ...); output (n, C, B) or (n, B).
 Forward = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
-#: The examples of the given rows: inputs and targets.
-Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 _LANES = 32  # examples: two vectors of 16 floats, the longest stretch that torch's loops take at once
 _ALIGNMENT = 16  # floats: 64 bytes
@@ -43,20 +43,6 @@ _ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
 _WORKING_SET = 4 * 1024**2  # bytes of one group's step: about what stays in a core's caches
 _MOST_TOGETHER = 256
 _CALLS_WORTH = 600_000  # products of an example and a parameter that take as long as the calls of one serial step
-
-
-class Member(NamedTuple):
-    """One of the clients that are trained together.
-
-    Attributes:
-        rows: int64 (n_i,), its examples among those of the task.
-        rng: Draws the minibatches of all steps first, then d normal numbers a step if there is noise.
-        noise: Standard deviation of the noise added to each entry of each minibatch gradient, >= 0.
-    """
-
-    rows: IntArray
-    rng: np.random.Generator
-    noise: float = 0.0
 
 
 class TogetherTrainer:
@@ -96,33 +82,18 @@ class TogetherTrainer:
         Returns:
             What ``local.train_serial`` returns, in the order of the members.
         """
-        batches = [minibatches(len(member.rows), work, member.rng) for member in members]
-        order = sorted(range(len(members)), key=lambda i: -len(batches[i]))
-        members, batches = [members[i] for i in order], [batches[i] for i in order]
-        rows_knb, weight_knb = self._rows(members, batches)
-        steps_n = np.array([len(own) for own in batches])
+        schedule = schedule_of(members, work, self._width)
         state = _State(len(members), self._num_params, params_d)
-        drift_nd = None if drift_d is None else state.wide(torch.tensor(drift_d) / torch.from_numpy(steps_n)[:, None])
-        for step in range(steps_n[0]):
-            active = int(np.searchsorted(-steps_n, -step))
-            x, y = fetch(rows_knb[step, :active].reshape(-1))
-            self._differentiate(state, active, x, y, weight_knb[step, :active])
-            _add_noise(state.gradient_nd[:active, : self._num_params], members)
+        drift_nd = None
+        if drift_d is not None:
+            drift_nd = state.wide(torch.tensor(drift_d) / torch.from_numpy(schedule.steps_n)[:, None])
+        for step in range(schedule.steps_n[0]):
+            active = schedule.active(step)
+            x, y = fetch(schedule.rows_knb[step, :active].reshape(-1))
+            self._differentiate(state, active, x, y, schedule.weight_knb[step, :active])
+            _add_noise(state.gradient_nd[:active, : self._num_params], schedule.members)
             state.step(active, work, drift_nd)
-        results = state.results(steps_n, work.rate)
-        return [results[place] for place in np.argsort(order)]
-
-    def _rows(self, members: Sequence[Member], batches: Sequence[list[IntArray]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows of each step and client, and their weights in the step's mean; padding repeats the first row."""
-        shape = (len(batches[0]), len(members), self._width)
-        rows_knb = np.full(shape, members[0].rows[0], dtype=np.int64)
-        weight_knb = np.zeros(shape, dtype=np.float32)
-        for i, (member, own) in enumerate(zip(members, batches, strict=True)):
-            rows_knb[:, i] = member.rows[0]
-            for step, batch in enumerate(own):
-                rows_knb[step, i, : len(batch)] = member.rows[batch]
-                weight_knb[step, i, : len(batch)] = 1 / len(batch)
-        return torch.from_numpy(rows_knb), torch.from_numpy(weight_knb)
+        return state.results(schedule, work.rate)
 
     def _differentiate(
         self, state: "_State", active: int, x: torch.Tensor, y: torch.Tensor, weight_nb: torch.Tensor
@@ -166,21 +137,11 @@ class _State:
         moved = (self.current_nd[:active], gradient_nd, self.start_nd[:active], self.velocity_nd[:active])
         take_step(*moved, work, None if drift_nd is None else drift_nd[:active])
 
-    def results(self, steps_n: IntArray, rate: float) -> list[LocalResult]:
+    def results(self, schedule: Schedule, rate: float) -> list[LocalResult]:
         """What each client returns."""
         update_nd = (self.current_nd - self.start_nd)[:, : self.num_params].numpy()
-        norms = _squared_norms(self.gradient_sum_nd)
-        return [
-            LocalResult(
-                update_d=update_d,
-                loss=float(loss_sum / steps),
-                step_variance=step_variance(float(square_sum), float(norm), int(steps), rate),
-                num_steps=int(steps),
-            )
-            for update_d, loss_sum, square_sum, norm, steps in zip(
-                update_nd, self.loss_sum_n, self.square_sum_n, norms, steps_n, strict=True
-            )
-        ]
+        norm_n = _squared_norms(self.gradient_sum_nd)
+        return results_of(schedule, update_nd, self.loss_sum_n, self.square_sum_n, norm_n, rate)
 
 
 def group_size(model: nn.Module, task: "Task", work: LocalWork) -> int:

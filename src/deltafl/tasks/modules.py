@@ -61,6 +61,26 @@ class NextToken(torch.nn.Module):
         logits: torch.Tensor = self.head(last[0])
         return logits
 
+    def forward_together(self, params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """The logits (n, tokens, B) of n models with parameters (n, ...), for tokens (n, B, length).
+
+        Gates and states are written out, for ``torch.vmap`` does not know LSTMs; biases are added together as torch's.
+        """
+        table, weight_in, weight_on, bias_in, bias_on, head, head_bias = params
+        clients, size, length = x.shape
+        # A product, for the gradient of a look-up adds up in any order on a GPU.
+        is_token = (x.reshape(clients, -1, 1) == torch.arange(table.shape[1], device=x.device)).to(table.dtype)
+        embedded = torch.bmm(is_token, table)
+        bias = (bias_in + bias_on)[:, None]
+        gates_in = torch.baddbmm(bias, embedded, weight_in.transpose(1, 2)).view(clients, size, length, -1)
+        weight_on = weight_on.transpose(1, 2).contiguous()
+        state = cell = gates_in.new_zeros(clients, size, weight_on.shape[1])
+        for gate in gates_in.unbind(2):
+            enter, forget, new, leave = torch.baddbmm(gate, state, weight_on).chunk(4, dim=2)
+            cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(new)
+            state = torch.sigmoid(leave) * torch.tanh(cell)
+        return torch.baddbmm(head_bias[:, :, None], head, state.transpose(1, 2))
+
 
 class ResidualBlock(torch.nn.Module):
     """ReLU(shortcut(x) + two convolutions 3 x 3 of x), each with GroupNorm (He et al. 2016, Wu and He 2018).
