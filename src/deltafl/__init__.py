@@ -1,33 +1,37 @@
 """deltafl: client sampling for federated learning.
 
 Which few of m clients to ask each round, with which probabilities, and how to weigh their replies so that the result is
-what full participation would have given. Start at ``round.py``; the names below are the public ones. Importing this
-package needs NumPy alone.
+what full participation would have given. Start at ``round.py``; the names below are the public ones. They
+are loaded when they are first used, and need NumPy alone.
 """
 
-from .designs import DESIGNS, Design, draw_cohort
-from .errors import DeltaflError, MissingExtraError
-from .estimators import ESTIMATORS, Estimator
-from .inclusion import inclusion_probabilities, with_floor
-from .oracle import KnownUpdates
-from .round import Broadcast, Plan, RoundState, broadcast, close_round, init_round, open_round
-from .samplers import (
-    SAMPLERS,
-    Centred,
-    ClusterIS,
-    Delta,
-    FedIS,
-    FedPracIS,
-    Fixed,
-    Full,
-    PowerOfChoice,
-    PracDelta,
-    SamplerSettings,
-    make_sampler,
-)
-from .server_optimizers import Adaptive, Momentum, ServerOptimizer, Sgd, make_server_optimizer
-from .streams import stream
-from .types import Cohort, Oracle, Population, RejectedReply, Reports, RoundInfo, Sampler
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .designs import DESIGNS, Design, draw_cohort
+    from .errors import DeltaflError, MissingExtraError
+    from .estimators import ESTIMATORS, Estimator
+    from .inclusion import inclusion_probabilities, with_floor
+    from .oracle import KnownUpdates
+    from .round import Broadcast, Plan, RoundState, broadcast, close_round, init_round, open_round
+    from .samplers import (
+        SAMPLERS,
+        Centred,
+        ClusterIS,
+        Delta,
+        FedIS,
+        FedPracIS,
+        Fixed,
+        Full,
+        PowerOfChoice,
+        PracDelta,
+        SamplerSettings,
+        make_sampler,
+    )
+    from .server_optimizers import Adaptive, Momentum, ServerOptimizer, Sgd, make_server_optimizer
+    from .streams import stream
+    from .types import Cohort, Oracle, Population, RejectedReply, Reports, RoundInfo, Sampler
 
 __version__ = "0.1.0"
 
@@ -75,3 +79,34 @@ __all__ = [
     "stream",
     "with_floor",
 ]
+
+#: Which module a name is loaded from.
+_MODULES = {
+    name: module
+    for module, names in {
+        "designs": "DESIGNS Design draw_cohort",
+        "errors": "DeltaflError MissingExtraError",
+        "estimators": "ESTIMATORS Estimator",
+        "inclusion": "inclusion_probabilities with_floor",
+        "oracle": "KnownUpdates",
+        "round": "Broadcast Plan RoundState broadcast close_round init_round open_round",
+        "samplers": "SAMPLERS Centred ClusterIS Delta FedIS FedPracIS Fixed Full PowerOfChoice PracDelta "
+        "SamplerSettings make_sampler",
+        "server_optimizers": "Adaptive Momentum ServerOptimizer Sgd make_server_optimizer",
+        "streams": "stream",
+        "types": "Cohort Oracle Population RejectedReply Reports RoundInfo Sampler",
+    }.items()
+    for name in names.split()
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name (PEP 562), so that importing the package costs next to nothing."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,16 +3,15 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ..errors import DeltaflError
-from ..samplers import find_sampler
-from ..settings import RunSettings, make_settings
 from . import options as o
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..audit import AuditRow
+    from ..settings import RunSettings
 
 
 def audit(
@@ -36,8 +35,11 @@ def audit(
     """
     names = ("clients", clients), ("sample", sample), ("weights", weights), ("floor", floor), ("data_dir", data_dir)
     given = {"task": task, "seed": seed} | {key: value for key, value in names if value is not None}
+    from ..settings import RunSettings, make_settings
+
     settings = make_settings(RunSettings, given)
     from ..audit import all_samplers
+    from ..samplers import find_sampler
 
     named = _names(samplers)
     chosen = all_samplers() if named is None else named
@@ -54,13 +56,15 @@ def audit(
 
 
 def _print_findings(
-    settings: RunSettings,
+    settings: "RunSettings",
     samplers: list[str],
     designs: list[str] | None,
     estimators: list[str] | None,
     draws: int,
 ) -> "list[AuditRow]":
     """Audit sampler by sampler, each printed when it is done, then the sum of it."""
+    from rich.console import Console
+
     from ..audit import audit as audit_methods
     from ..audit import gram_of
     from ..least import least_mse
@@ -92,8 +96,10 @@ def _print_findings(
     return rows
 
 
-def _table(sampler: str, rows: "list[AuditRow]", least: float) -> Table:
+def _table(sampler: str, rows: "list[AuditRow]", least: float) -> "Table":
     """The findings on one sampler."""
+    from rich.table import Table
+
     table = Table(title=f"[bold]{sampler}[/]", title_justify="left", box=None, pad_edge=False, collapse_padding=True)
     table.add_column("design", no_wrap=True, min_width=13)
     table.add_column("estimator", no_wrap=True, min_width=16)

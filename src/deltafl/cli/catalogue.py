@@ -1,15 +1,12 @@
 """``deltafl samplers``, ``deltafl tasks``, ``deltafl data``: what there is, and getting the data."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from ..samplers import SAMPLERS
-from ..tasks.partition import PARTITIONS
-from ..tasks.registry import TASKS
+if TYPE_CHECKING:
+    from rich.table import Table
 
 data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -24,6 +21,10 @@ def samplers() -> None:
 
     Example: deltafl samplers
     """
+    from rich.console import Console
+
+    from ..samplers import SAMPLERS
+
     console = Console()
     headings = ("sampler", "design", "estimator", "unbiased", "needs")
     wide = console.width >= WIDE
@@ -44,6 +45,11 @@ def tasks() -> None:
 
     Example: deltafl tasks
     """
+    from rich.console import Console
+
+    from ..tasks.partition import PARTITIONS
+    from ..tasks.registry import TASKS
+
     console = Console()
     table = _table("task", "clients", "asked", "rounds", "partition", "needs")
     for spec in TASKS.values():
@@ -67,8 +73,10 @@ def tasks() -> None:
     )
 
 
-def _table(*headings: str) -> Table:
+def _table(*headings: str) -> "Table":
     """A plain table whose last column alone may be folded."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for heading in headings:
         table.add_column(heading, no_wrap=heading != headings[-1])

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..divergence import DivergedError
-from ..settings import CompareSettings, RunSettings
 from . import options as o
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from ..settings import RunSettings
     from ..simulation.engine import Evaluation
     from ..simulation.experiment import OnRound
 
@@ -53,6 +52,10 @@ def compare(
 
     Example: deltafl compare --task digits --samplers full,uniform,pracdelta --seeds 3
     """
+    from rich.console import Console
+
+    from ..settings import CompareSettings
+
     settings, folder = o.settings_from(CompareSettings, ctx.params, "compare")
     from ..report.table import comparison_table
     from ..simulation.comparison import run_comparison
@@ -108,6 +111,8 @@ def run(
 
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """
+    from ..settings import RunSettings
+
     settings, folder = o.settings_from(RunSettings, ctx.params, "run")
     with _interruptible("run", folder), _progress() as progress:
         bar = progress.add_task(settings.sampler, total=settings.rounds, shown="")
@@ -122,8 +127,9 @@ def run(
     typer.echo(f"after {settings.rounds} rounds: {accuracy}loss {last.loss:.4g}; records: {folder}/rounds.jsonl")
 
 
-def _run_or_diverge(settings: RunSettings, folder: Path, on_round: "OnRound") -> "Evaluation":
+def _run_or_diverge(settings: "RunSettings", folder: Path, on_round: "OnRound") -> "Evaluation":
     """The last evaluation; a run that diverges ends with its sentence and an exit code of its own."""
+    from ..divergence import DivergedError
     from ..simulation.experiment import run_single
 
     try:
@@ -164,8 +170,11 @@ def _shown(test: "Evaluation", prefix: str = "") -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def _progress() -> Iterator["Progress"]:
     """Bars that appear with the first round, so that a mistake is answered by its sentence alone."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     progress = Progress(
         TextColumn("{task.description:<18}"),
         BarColumn(bar_width=24),

@@ -7,14 +7,14 @@ import tomllib
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import DeltaflError
-from ..settings import AnySettings, make_settings
-from ..simulation.records import recorded_settings
-from ..tasks.own import short_name
+
+if TYPE_CHECKING:
+    from ..settings import AnySettings
 
 #: Parameters of a command that are not settings.
 NOT_SETTINGS = {"config", "out", "resume", "set_"}
@@ -52,7 +52,7 @@ Out = Annotated[Path | None, typer.Option(help="where results go", metavar="DIR"
 Resume = Annotated[bool, typer.Option("--resume", help="continue what is in --out")]
 
 
-def settings_from(kind: type[AnySettings], params: Mapping[str, Any], command: str) -> tuple[AnySettings, Path]:
+def settings_from(kind: "type[AnySettings]", params: Mapping[str, Any], command: str) -> "tuple[AnySettings, Path]":
     """Settings and output folder of a command, checked against what the folder holds already.
 
     Args:
@@ -63,6 +63,10 @@ def settings_from(kind: type[AnySettings], params: Mapping[str, Any], command: s
     Raises:
         DeltaflError: If a setting is impossible, the folder is in use, or ``--resume`` contradicts its record.
     """
+    from ..settings import make_settings
+    from ..simulation.records import recorded_settings
+    from ..tasks.own import short_name
+
     # Typer before 0.21 leaves paths as text in a context's parameters.
     params = {**params, **{key: Path(params[key]) for key in ("out", "config") if params[key] is not None}}
     given = {key: value for key, value in params.items() if value is not None and key not in NOT_SETTINGS}
@@ -83,9 +87,11 @@ def settings_from(kind: type[AnySettings], params: Mapping[str, Any], command: s
 
 
 def _continued(
-    kind: type[AnySettings], recorded: dict[str, Any], given: dict[str, Any], config: Path | None
-) -> AnySettings:
+    kind: "type[AnySettings]", recorded: dict[str, Any], given: dict[str, Any], config: Path | None
+) -> "AnySettings":
     """The recorded settings, if what is given now does not contradict them."""
+    from ..settings import make_settings
+
     before = make_settings(kind, recorded)
     if not given and config is None:
         return before

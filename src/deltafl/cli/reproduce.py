@@ -5,21 +5,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from ..errors import DeltaflError, unknown_name
-from ..experiments.reproduce import default_folder, listing
-from ..experiments.reproduce import reproduce as run_reproduce
-from ..experiments.request import Request
-from ..experiments.spec import SCALES, experiment_names
-from ..experiments.sweep import OnProgress
-from ..experiments.sweep import Progress as SweepProgress
 from . import options as o
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..experiments.request import Request
+    from ..experiments.sweep import OnProgress
+    from ..experiments.sweep import Progress as SweepProgress
 
 EXIT_INTERRUPTED = 130
 
@@ -45,6 +43,12 @@ def reproduce(
 
     Example: deltafl reproduce figure-11 --scale smoke
     """
+    from rich.console import Console
+
+    from ..experiments.reproduce import default_folder
+    from ..experiments.request import Request
+    from ..experiments.spec import SCALES
+
     if scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
     if list_:
@@ -60,15 +64,19 @@ def reproduce(
         (_reproduce_all if name == "all" else _reproduce_one)(request)
 
 
-def _reproduce_one(request: Request) -> None:
+def _reproduce_one(request: "Request") -> None:
+    from ..experiments.reproduce import reproduce as run_reproduce
+
     with _progress(request.out) as on_progress:
         page = run_reproduce(request, on_progress)
     typer.echo(_verdict(page))
     typer.echo(f"Page: {request.out}/README.md, with its tables, pictures and records beside it")
 
 
-def _reproduce_all(request: Request) -> None:
+def _reproduce_all(request: "Request") -> None:
     """Every experiment in a folder of its own, those that cannot be run named, and the index."""
+    from ..experiments.spec import experiment_names
+
     for name in experiment_names():
         typer.echo(f"== {name}")
         try:
@@ -90,7 +98,12 @@ def _write_index(folder: Path) -> None:
     typer.echo(f"Index: {folder}/README.md")
 
 
-def _list_table() -> Table:
+def _list_table() -> "Table":
+    from rich.table import Table
+
+    from ..experiments.reproduce import listing
+    from ..experiments.spec import experiment_names
+
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("name", "shows", "needs", "time on 2 cores"):
         table.add_column(column, overflow="fold", no_wrap=column == "name")
@@ -100,8 +113,11 @@ def _list_table() -> Table:
 
 
 @contextmanager
-def _progress(folder: Path) -> Iterator[OnProgress]:
+def _progress(folder: Path) -> Iterator["OnProgress"]:
     """A bar for the rounds of all runs; Ctrl-C ends with a sentence that says how to go on."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -112,7 +128,7 @@ def _progress(folder: Path) -> Iterator[OnProgress]:
     )
     bar = bars.add_task("rounds", total=None, shown="")
 
-    def on_progress(progress: SweepProgress) -> None:
+    def on_progress(progress: "SweepProgress") -> None:
         bars.start()
         now = f"; now {', '.join(progress.running)}" if progress.running else ""
         shown = f"{progress.runs_done} of {progress.runs_total} runs{now}"

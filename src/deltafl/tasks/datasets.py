@@ -6,6 +6,7 @@ NumPy archive, ``cifar.py``, ``femnist.py``, ``celeba.py`` and ``text.py`` those
 
 import zipfile
 from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ from .text import load_shakespeare, load_tinyshakespeare
 #: ``digits``: the first 1,500 examples, in scikit-learn's order, are for training and the last 297 for the
 # test.
 DIGITS_TRAIN = 1500
+DIGITS_FILE = "sklearn/datasets/data/digits.csv.gz"
 
 #: The arrays of ``WRITERS_FILE`` that hold the content of MNIST's four files.
 WRITERS_ARRAYS = {TRAIN_IMAGES: "train_x", TRAIN_LABELS: "train_y", TEST_IMAGES: "test_x", TEST_LABELS: "test_y"}
@@ -109,13 +111,9 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
 
 
 def _load_digits() -> Dataset:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingExtraError("scikit-learn", "sim") from error
-    found = load_digits()
-    image = found.images.astype(np.uint8)[:, np.newaxis]
-    label = found.target.astype(np.int64)
+    table = _digits_table()
+    image = table[:, :-1].reshape(-1, 1, 8, 8).astype(np.uint8)
+    label = table[:, -1].astype(np.int64)
     return Dataset(
         name="digits",
         train_x=image[:DIGITS_TRAIN],
@@ -124,6 +122,20 @@ def _load_digits() -> Dataset:
         test_y=label[DIGITS_TRAIN:],
         num_classes=10,
     )
+
+
+def _digits_table() -> npt.NDArray[np.float64]:
+    """scikit-learn's digits (1797, 64 pixels and the label), from its file: importing it takes longer than a round."""
+    try:
+        path = Path(str(distribution("scikit-learn").locate_file(DIGITS_FILE)))
+    except PackageNotFoundError:
+        raise MissingExtraError("scikit-learn", "sim") from None
+    if path.is_file():
+        return np.loadtxt(path, delimiter=",")
+    from sklearn.datasets import load_digits  # an installation of another layout
+
+    pixels, labels = load_digits(return_X_y=True)
+    return np.column_stack([pixels, labels])
 
 
 def _find_raw(name: str, data_dir: Path | None) -> RawFiles:
