@@ -44,6 +44,7 @@ from deltafl import (
 from deltafl.controls import CommonControlState, OwnControlState, weighted_sum
 from deltafl.estimators import find_estimator, hajek, horvitz_thompson, plain_mean
 from deltafl.round import response_rates
+from deltafl.versions import Versioned
 
 SIZES = [10, 15, 20, 25, 30]
 EQUAL_SCORES = {"fedavg", "uniform"}  # only these can use simple random sampling
@@ -61,7 +62,9 @@ EXACT_BY_CHANCE = {
     ("full", None, "fedvarp"),
     # Draws proportional to w_i: the plain mean of a fixed number of draws *is* the weighted one (Li et al. 2020).
     *product(
-        ("md", "md-fixed"), ("systematic", "pivotal", "local-pivotal", "cube", "multinomial"), ("hajek", "plain-mean")
+        ("md", "md-fixed"),
+        ("systematic", "pivotal", "local-pivotal", "cube", "ordered-pivotal", "multinomial"),
+        ("hajek", "plain-mean"),
     ),
     # n draws with mean counts n w_i: dividing by n is what the weights do.
     *product(("clustered-sampling-1", "clustered-sampling-2"), (None,), ("hajek", "plain-mean")),
@@ -186,7 +189,7 @@ def test_common_control_by_hand() -> None:
 
 def known_rates(state: RoundState) -> RoundState:
     """A state whose response rates are (1, .8, .5, .3, .1): (answered + 1) / (asked + 1) with nine times asked."""
-    return state._replace(asked_m=np.full(5, 9), answered_m=np.array([9, 7, 4, 2, 0]))
+    return state._replace(asked_m=Versioned(np.full(5, 9)), answered_m=Versioned(np.array([9, 7, 4, 2, 0])))
 
 
 @pytest.mark.parametrize("estimator", UNBIASED)

@@ -36,8 +36,8 @@ from deltafl.flower.saved import load, save
 from deltafl.flower.sketched import sketch_seed
 from deltafl.remote import RemoteControl
 from deltafl.samplers import parse_label
-from deltafl.simulation.records import flatten
 from deltafl.sketch import count_sketch
+from deltafl.state_file import flatten
 from deltafl.types import FloatArray
 
 MODEL: Arrays = {

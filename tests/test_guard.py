@@ -9,7 +9,8 @@ from conftest import Recorder
 from deltafl import Cohort, DeltaflError, Fixed, Plan, Population, RoundState, close_round, init_round, open_round
 from deltafl.guard import GuardState, NoGuard, init_guard, shorten
 from deltafl.settings import RunSettings
-from deltafl.simulation.records import RunDirectory, flatten
+from deltafl.simulation.records import RunDirectory
+from deltafl.state_file import flatten
 from deltafl.types import RoundInfo
 
 POPULATION = Population.from_sizes([1, 1, 1])

@@ -20,7 +20,8 @@ from deltafl.estimators import ESTIMATORS, find_estimator
 from deltafl.memory import MappedRows, RowFormat, from_bfloat16, human, memory_size, require_room, to_bfloat16
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.experiment import run_single
-from deltafl.simulation.records import RunDirectory, flatten
+from deltafl.simulation.records import RunDirectory
+from deltafl.state_file import flatten
 
 M, N, D = 12, 3, 5
 POPULATION = Population.from_sizes(list(range(1, M + 1)))

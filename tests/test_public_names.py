@@ -53,6 +53,7 @@ def test_names_in_tables_are_pinned() -> None:
         "pivotal",
         "local-pivotal",
         "cube",
+        "ordered-pivotal",
         "simple-random",
         "poisson",
         "multinomial",

@@ -11,7 +11,8 @@ from deltafl import DeltaflError, Plan, Population, PracDelta, RoundState, close
 from deltafl.plain_files import plain_json
 from deltafl.server_optimizers import make_server_optimizer
 from deltafl.settings import RunSettings
-from deltafl.simulation.records import RunDirectory, flatten, recorded_settings, unflatten
+from deltafl.simulation.records import RunDirectory, recorded_settings
+from deltafl.state_file import flatten, unflatten
 
 PLAN = Plan(
     Population.from_sizes([3, 1, 2, 5]),

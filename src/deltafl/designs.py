@@ -10,6 +10,8 @@ systematic     n distinct (the default)               yes                   Mado
 pivotal        n distinct                             yes                   Deville and Tille 1998, in random order
 local-pivotal  n distinct, spread over values x_i     yes                   Grafstrom, Lundstrom, Schelin 2012
 cube           n distinct, sum x_i / pi_i kept        yes                   Deville, Tille 2004; Chauvet, Tille 2006
+ordered-       n distinct, spread over the order of   yes                   Deville and Tille 1998, in fixed order;
+pivotal        the clients; for millions of them                            Chauvet 2012
 simple-random  n distinct, equal expectations only    yes                   textbook
 poisson        a random number, each client alone     yes                   Hajek 1964
 multinomial    n draws with replacement               yes                   Hansen and Hurwitz 1943
@@ -19,6 +21,9 @@ successive     n distinct                             **no**                what
 
 ``local-pivotal`` and ``cube`` (``balanced.py``) use values x_i that ``draw_cohort`` may be given of each client;
 without any, both are the same as ``pivotal``.
+
+``ordered-pivotal`` draws from a sum tree (``ordered.py``), and samplers that keep one (``draw_from_tree``) draw and
+learn in O(n log m); all others read m numbers a round.
 
 ``exact.py`` lists every possible cohort with its probability for small m; the tests hold the two against each other.
 """
@@ -30,7 +35,9 @@ import numpy as np
 
 from .balanced import Dice, Luck, cube, local_pivotal
 from .errors import DeltaflError, unknown_name
-from .inclusion import draw_probabilities, inclusion_probabilities
+from .inclusion import draw_probabilities, inclusion_probabilities, with_floor
+from .ordered import draw, expectations, ordered_pivotal
+from .tree import SumTree
 from .types import BoolArray, Cohort, FloatArray, IntArray
 
 Draw = Callable[[FloatArray, np.random.Generator], IntArray]
@@ -159,6 +166,8 @@ def successive(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
     return np.argpartition(ring_m, n - 1)[:n]
 
 
+#: The design that can draw from a ``SumTree``.
+ORDERED = "ordered-pivotal"
 DESIGNS: dict[str, Design] = {
     design.name: design
     for design in (
@@ -166,6 +175,7 @@ DESIGNS: dict[str, Design] = {
         Design("pivotal", pivotal, exact=True, kind="fixed-size"),
         Design("local-pivotal", pivotal, exact=True, kind="fixed-size", draw_balanced=local_pivotal),
         Design("cube", pivotal, exact=True, kind="fixed-size", draw_balanced=cube),
+        Design(ORDERED, ordered_pivotal, exact=True, kind="fixed-size"),
         Design("simple-random", simple_random, exact=True, kind="fixed-size"),
         Design("poisson", poisson, exact=True, kind="poisson"),
         Design("multinomial", multinomial, exact=True, kind="replacement"),
@@ -223,6 +233,33 @@ def draw_cohort(
         drawn = how.draw_balanced(expected_m, known_mq, Dice(rng))
     row_n, count_n = np.unique(drawn, return_counts=True)
     return Cohort(present[row_n], count_n.astype(np.int64), expected_m[row_n], how.kind)
+
+
+def draw_from_tree(
+    tree: SumTree,
+    n: int,
+    floor: float,
+    rng: np.random.Generator | Chooser,
+    available_m: BoolArray | None = None,
+) -> Cohort:
+    """Draw n clients by the design ``ordered-pivotal`` with scores that are in a sum tree, in O(n log m).
+
+    Args:
+        tree: The scores.
+        n: Cohort size; if fewer clients are available, all of them are asked.
+        floor: g in [0, 1], as in ``inclusion.with_floor``.
+        rng: The round's generator.
+        available_m: bool (m,), who can be asked; None for everyone. Unless that is everyone, the draw reads all scores.
+
+    Raises:
+        DeltaflError: For an impossible n or floor, or when nobody is available.
+    """
+    if available_m is not None and not available_m.all():
+        return draw_cohort(with_floor(np.asarray(tree), floor), n, ORDERED, rng, available_m)
+    expected = expectations(tree, n, floor)
+    drawn = rng.choose(ORDERED, expected.everyone()) if isinstance(rng, Chooser) else draw(expected, rng)
+    client_n = np.sort(drawn)
+    return Cohort(client_n, np.ones(n, dtype=np.int64), expected.of(client_n), "fixed-size")
 
 
 def _usable_values(how: Design, value_mq: FloatArray | None, m: int, present: IntArray) -> FloatArray | None:

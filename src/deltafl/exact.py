@@ -209,7 +209,16 @@ def _systematic(expected: list[float]) -> Support:
 
 
 def _pivotal(expected: list[float]) -> Support:
-    certain, orders = _orders(expected)
+    return _duels(expected, *_orders(expected))
+
+
+def _ordered_pivotal(expected: list[float]) -> Support:
+    certain, _ = _orders(expected)
+    return _duels(expected, certain, [tuple(i for i, e in enumerate(expected) if 0 < e < 1)])
+
+
+def _duels(expected: list[float], certain: tuple[int, ...], orders: list[tuple[int, ...]]) -> Support:
+    """Pivotal draws in one of these orders, each as likely."""
     result: Support = defaultdict(float)
 
     def duel(a: int, strength: float, rest: tuple[int, ...], drawn: tuple[int, ...], probability: float) -> None:
@@ -274,6 +283,7 @@ _ENUMERATE = {
     "pivotal": _pivotal,
     "local-pivotal": _pivotal,  # without values
     "cube": _pivotal,
+    "ordered-pivotal": _ordered_pivotal,
     "simple-random": _simple_random,
     "poisson": _poisson,
     "multinomial": _multinomial,

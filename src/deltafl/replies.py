@@ -82,10 +82,11 @@ def _fault(update: npt.ArrayLike | None, reports: Reports, i: int, num_params: i
         return "update is not a list of numbers"
     if update_d.shape != (num_params,):
         return f"update has shape {update_d.shape}, expected ({num_params},)"
-    if not np.all(np.isfinite(update_d)):
+    largest = np.abs(update_d).max(initial=0.0)  # NaN if there is one
+    if not np.isfinite(largest):
         return "update has NaN or infinite entries"
-    if np.max(np.abs(update_d), initial=0.0) > LARGEST_ENTRY:
-        return f"update has an entry of size {np.max(np.abs(update_d)):.3g}, expected at most {LARGEST_ENTRY:.0e}"
+    if largest > LARGEST_ENTRY:
+        return f"update has an entry of size {largest:.3g}, expected at most {LARGEST_ENTRY:.0e}"
     if not abs(reports.loss_n[i]) <= LARGEST_ENTRY:
         return f"loss is {reports.loss_n[i]}, expected a number of size {LARGEST_ENTRY:.0e} at most"
     if not 0 <= reports.step_variance_n[i] <= LARGEST_ENTRY**2:

@@ -26,7 +26,8 @@ from .guard import init_guard, shorten
 from .inclusion import check_cohort_size
 from .memory import RowFormat
 from .mime import drift, init_mime, remember
-from .replies import Replies, Updates, measure_leftovers, measure_tails, screen_replies
+from .replies import Updates, measure_leftovers, measure_tails, screen_replies
+from .round_info import describe
 from .server_optimizers import ServerOptimizer, Sgd
 from .streams import stream
 from .types import (
@@ -41,7 +42,8 @@ from .types import (
     RoundInfo,
     Sampler,
 )
-from .variance import effective_sample_size, estimate_variance
+from .variance import estimate_variance
+from .versions import Versioned
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,9 @@ class RoundState(NamedTuple):
         optimizer: The server optimizer's memory.
         sampler: The sampler's memory.
         control: The estimator's controls.
-        asked_m: int64 (m,), how often each client was asked so far.
-        answered_m: int64 (m,), how often it answered.
+        asked_m: int16 (m,), how often each client was asked so far; wider once a count needs it. States of several
+            rounds share the memory, and none is seen to change (``versions.py``).
+        answered_m: The same for how often it answered.
         mime: The momentum that is sent to the clients, see ``mime.py``.
         guard: The norms that the norm guard goes by, see ``guard.py``.
     """
@@ -106,8 +109,8 @@ class RoundState(NamedTuple):
     optimizer: Any
     sampler: Any
     control: Any
-    asked_m: IntArray
-    answered_m: IntArray
+    asked_m: Versioned
+    answered_m: Versioned
     mime: Any
     guard: Any
 
@@ -138,8 +141,8 @@ def init_round(plan: Plan, params: npt.ArrayLike) -> RoundState:
         optimizer=plan.server_optimizer.init(d),
         sampler=plan.sampler.init(plan.population),
         control=control.init(plan.population, d),
-        asked_m=np.zeros(m, dtype=np.int64),
-        answered_m=np.zeros(m, dtype=np.int64),
+        asked_m=Versioned(np.zeros(m, dtype=np.int16)),
+        answered_m=Versioned(np.zeros(m, dtype=np.int16)),
         mime=init_mime(plan.mime, d),
         guard=init_guard(plan.norm_guard),
     )
@@ -171,14 +174,21 @@ def open_round(
             f"{type(plan.sampler).__name__} needs every client's update or loss before the draw, which only a "
             "simulation has; choose a practical sampler such as 'pracdelta'"
         )
+    rng = stream(plan.seed, "draw", state.round)
+    return plan.sampler.open(state.sampler, _present(plan, available_m), plan.n, rng, oracle)
+
+
+def _present(plan: Plan, available_m: BoolArray | None) -> Any:
+    """A mask of who can be asked; None for everyone where the sampler takes that for an answer: m numbers saved."""
     m = plan.population.num_clients
-    available_m = np.ones(m, dtype=np.bool_) if available_m is None else np.asarray(available_m, dtype=np.bool_)
+    if available_m is None:
+        return None if getattr(plan.sampler, "takes_everyone", False) else np.ones(m, dtype=np.bool_)
+    available_m = np.asarray(available_m, dtype=np.bool_)
     if available_m.shape != (m,):
         raise DeltaflError(f"available_m has shape {available_m.shape}; it must say of each of {m} clients yes or no")
     if not available_m.any():
         raise DeltaflError("no client is available this round; wait until at least one is")
-    rng = stream(plan.seed, "draw", state.round)
-    return plan.sampler.open(state.sampler, available_m, plan.n, rng, oracle)
+    return available_m
 
 
 def close_round(
@@ -213,71 +223,58 @@ def close_round(
     reports = measure_leftovers(replies.reports, leftover_nd, getattr(plan.sampler, "sketch_size", 0), plan.seed)
     reports = measure_tails(reports, update_nd, getattr(plan.sampler, "tail_size", 0))
     delta_d = total_d + weighted_sum(coef_n, leftover_nd, len(state.params_d))
+    control = estimator.control.update(state.control, plan.population, heard.client_n, update_nd, coef_n)
+    following, delta_d, shortened = advance(plan, state, cohort, reports, delta_d, control)
+
+    variance = estimate_variance(heard, plan.population.weight_m[heard.client_n][:, None] * leftover_nd)
+    left_n = np.einsum("nd,nd->n", leftover_nd, leftover_nd)
+    info = describe(state.round, heard, reports, coef_n, left_n, variance, delta_d)
+    beta = trust(estimator.control, state.control)
+    return following, info._replace(rejected=replies.rejected, shortened=shortened, control_coefficient=beta)
+
+
+def advance(
+    plan: Plan, state: RoundState, cohort: Cohort, reports: Reports, delta_d: FloatArray, control: Any
+) -> tuple[RoundState, FloatArray, float]:
+    """The rest of closing a round, once the updates are summed up: the model moves, the sampler learns, counts go up.
+
+    From the estimate without the drift of ``mime.py`` and the controls after the round to the next state, the estimate
+    as it was used, and the norm guard's factor.
+    """
+    drift_d = broadcast(plan, state).drift_d
     if drift_d is not None:
         delta_d = drift_d + delta_d
     delta_d, shortened, guard = shorten(plan.norm_guard, state.guard, delta_d)
-
     params_d, optimizer = plan.server_optimizer.step(state.params_d, delta_d, state.optimizer)
-    asked_m, answered_m = state.asked_m.copy(), state.answered_m.copy()
-    asked_m[cohort.client_n] += 1
-    answered_m[heard.client_n] += 1
     following = RoundState(
         round=state.round + 1,
         params_d=params_d,
         optimizer=optimizer,
         sampler=plan.sampler.update(state.sampler, cohort, reports),
-        control=estimator.control.update(state.control, plan.population, heard.client_n, update_nd, coef_n),
-        asked_m=asked_m,
-        answered_m=answered_m,
+        control=control,
+        asked_m=state.asked_m.plus_one(cohort.client_n),
+        answered_m=state.answered_m.plus_one(cohort.client_n[reports.responded_n]),
         mime=remember(state.mime, delta_d),
         guard=guard,
     )
-    info = _describe(plan, state, heard, replies, coef_n, leftover_nd, delta_d)
-    return following, info._replace(shortened=shortened, control_coefficient=trust(estimator.control, state.control))
+    return following, delta_d, shortened
 
 
 def coefficients(plan: Plan, state: RoundState, heard: Cohort) -> FloatArray:
     """What each reply counts in the estimate, float64 (n,), for the clients of a cohort that replied."""
     weight_n = plan.population.weight_m[heard.client_n]
-    response_n = response_rates(plan, state)[heard.client_n]
+    response_n = response_rates(plan, state, heard.client_n)
     return find_estimator(plan.estimator).coefficients(heard, weight_n, response_n)
 
 
-def response_rates(plan: Plan, state: RoundState) -> FloatArray:
-    """q_i = max(floor, (answered_i + 1) / (asked_i + 1)), float64 (m,): exactly 1 for who always answered.
+def response_rates(plan: Plan, state: RoundState, client_k: IntArray | None = None) -> FloatArray:
+    """q_i = max(floor, (answered_i + 1) / (asked_i + 1)): exactly 1 for who always answered.
 
-    From earlier rounds only, hence known before the draw; dividing by q_i instead of by the number of replies keeps the
-    estimate right when failures depend on the client.
+    Float64 (k,) of the clients ``client_k``; without, (m,) of everyone. From earlier rounds only, hence known before
+    the draw; dividing by q_i instead of by the number of replies keeps the estimate right when failures depend on the
+    client.
     """
-    return np.maximum(plan.response_floor, (state.answered_m + 1) / (state.asked_m + 1))
-
-
-def _describe(
-    plan: Plan,
-    state: RoundState,
-    heard: Cohort,
-    replies: Replies,
-    coef_n: FloatArray,
-    leftover_nd: FloatArray,
-    delta_d: FloatArray,
-) -> RoundInfo:
-    here = replies.reports.responded_n
-    zeta_n = np.sqrt(replies.reports.squared_deviation_n[here])
-    norm = float(np.linalg.norm(delta_d))
-    total = float(coef_n.sum())
-    left = coef_n @ np.einsum("nd,nd->n", leftover_nd, leftover_nd)
-    whole = coef_n @ replies.reports.squared_norm_n[here]
-    return RoundInfo(
-        round=state.round,
-        num_asked=len(here),
-        num_responded=len(heard.client_n),
-        rejected=replies.rejected,
-        estimate_norm=norm,
-        variance=estimate_variance(heard, plan.population.weight_m[heard.client_n][:, None] * leftover_nd),
-        effective_sample_size=effective_sample_size(coef_n),
-        largest_weight=float(coef_n.max(initial=0.0)),
-        sum_of_weights=total,
-        mean_over_diversity=norm / float(zeta_n.mean()) if zeta_n.any() else float("nan"),
-        loss=float(coef_n @ replies.reports.loss_n[here]) / total if total > 0 else float("nan"),
-        leftover=float(left / whole) if whole > 0 else float("nan"),
-    )
+    which = slice(None) if client_k is None else client_k
+    answered_k, asked_k = (count_m[which].astype(np.float64) for count_m in (state.answered_m, state.asked_m))
+    rate_k: FloatArray = np.maximum(plan.response_floor, (answered_k + 1) / (asked_k + 1))
+    return rate_k

@@ -11,6 +11,7 @@ import numpy as np
 
 from .streams import stream
 from .types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports, Sampler, State
+from .versions import Versioned
 
 #: A mean may lie this many of its standard errors from 1 before it is called wrong.
 _STANDARD_ERRORS = 5.0
@@ -99,7 +100,8 @@ def _check_state(state: State) -> None:
         if isinstance(value, tuple):
             _check_state(value)
         else:
-            _require(isinstance(value, np.ndarray), f"{name} in the state is a {type(value)}, not an array")
+            array = isinstance(value, np.ndarray | Versioned)
+            _require(array, f"{name} in the state is a {type(value)}, not an array")
 
 
 def _check_cohort(cohort: Cohort, available_m: BoolArray) -> None:

@@ -177,7 +177,8 @@ class Sampler(Protocol):
 
     A sampler of your own needs these five members and nothing else: no base class, no registration. One that looks at
     the directions of updates also has ``sketch_size``, a whole number, and finds ``reports.sketch_nq`` filled; one that
-    looks at the update of the output layer's bias has ``tail_size``, and finds ``reports.tail_nk`` filled.
+    looks at the update of the output layer's bias has ``tail_size``, and finds ``reports.tail_nk`` filled. One with
+    ``takes_everyone = True`` is given None in place of ``available_m`` if everyone can be asked.
     """
 
     @property

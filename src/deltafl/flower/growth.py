@@ -14,6 +14,7 @@ from ..errors import DeltaflError
 from ..memory import read_rows
 from ..round import Plan, RoundState, init_round
 from ..types import FloatArray
+from ..versions import alike
 
 _PER_CLIENT = re.compile(r"_m[a-z]?$")
 #: Arrays that follow from the population alone: they are made anew.
@@ -46,7 +47,7 @@ def _grown(old: Any, fresh: Any, name: str = "") -> Any:
     if name in _FROM_POPULATION:
         return fresh
     if name == "p_m":
-        return np.concatenate([old * (len(old) / len(fresh)), fresh[len(old) :]])
+        return alike(fresh, np.concatenate([old * (len(old) / len(fresh)), fresh[len(old) :]]))
     return _rows(old, fresh) if _PER_CLIENT.search(name) else old
 
 
@@ -54,7 +55,7 @@ def _rows(old: Any, fresh: Any) -> Any:
     """The old rows, then what newcomers begin with."""
     if isinstance(fresh, tuple):
         return (*old, *fresh[len(old) :])
-    return np.concatenate([old, fresh[len(old) :]])
+    return alike(fresh, np.concatenate([old, fresh[len(old) :]]))
 
 
 def _resummed(control: Any, weight_m: FloatArray) -> Any:

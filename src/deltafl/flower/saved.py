@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from ..errors import DeltaflError, MissingExtraError
 from ..plain_files import write_atomically
 from ..round import init_round
-from ..simulation.records import flatten, unflatten
+from ..state_file import flatten, unflatten
 from .federation import Federation, Rules
 
 MARK = "federation.json"

@@ -5,14 +5,15 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..designs import draw_cohort, find_design
+from ..designs import ORDERED, draw_cohort, draw_from_tree, find_design
+from ..tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
 
 
 class FixedState(NamedTuple):
-    """The scores, float64 (m,)."""
+    """The scores, float64 (m,); in a sum tree for the design ``ordered-pivotal``."""
 
-    score_m: FloatArray
+    score_m: FloatArray | SumTree
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Fixed:
     design: str = "systematic"
 
     needs_oracle: ClassVar[bool] = False
+    takes_everyone: ClassVar[bool] = True
 
     @property
     def unbiased(self) -> bool:
@@ -64,17 +66,20 @@ class Fixed:
 
     def init(self, population: Population) -> FixedState:
         """The scores, once and for all."""
-        return FixedState(population.weight_m.copy() if self.by_weight else np.ones(population.num_clients))
+        score_m = population.weight_m.copy() if self.by_weight else np.ones(population.num_clients)
+        return FixedState(SumTree(score_m) if self.design == ORDERED else score_m)
 
     def open(
         self,
         state: FixedState,
-        available_m: BoolArray,
+        available_m: BoolArray | None,
         n: int,
         rng: np.random.Generator,
         oracle: Oracle | None = None,
     ) -> Cohort:
         """Draw n clients by the fixed scores."""
+        if isinstance(state.score_m, SumTree):
+            return draw_from_tree(state.score_m, n, 0.0, rng, available_m)
         return draw_cohort(state.score_m, n, self.design, rng, available_m)
 
     def update(self, state: FixedState, cohort: Cohort, reports: Reports) -> FixedState:

@@ -14,9 +14,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..designs import draw_cohort, find_design
+from ..designs import ORDERED, draw_cohort, draw_from_tree, find_design
 from ..errors import DeltaflError
 from ..inclusion import with_floor
+from ..tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
 
 
@@ -27,9 +28,9 @@ class WeightState(NamedTuple):
 
 
 class PracticalState(NamedTuple):
-    """The draw probabilities p, float64 (m,), sum 1."""
+    """The draw probabilities p, float64 (m,), sum 1; in a sum tree for the design ``ordered-pivotal``."""
 
-    p_m: FloatArray
+    p_m: FloatArray | SumTree
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Practical(ABC):
     floor: float = 0.1
 
     needs_oracle: ClassVar[bool] = False
+    takes_everyone: ClassVar[bool] = True
 
     @abstractmethod
     def score(self, reports: Reports) -> FloatArray:
@@ -106,17 +108,20 @@ class Practical(ABC):
 
     def init(self, population: Population) -> PracticalState:
         """p_i = 1 / m at round 0."""
-        return PracticalState(np.full(population.num_clients, 1 / population.num_clients))
+        p_m = np.full(population.num_clients, 1 / population.num_clients)
+        return PracticalState(SumTree(p_m) if self.design == ORDERED else p_m)
 
     def open(
         self,
         state: PracticalState,
-        available_m: BoolArray,
+        available_m: BoolArray | None,
         n: int,
         rng: np.random.Generator,
         oracle: Oracle | None = None,
     ) -> Cohort:
         """Draw with the remembered p, mixed with an equal share."""
+        if isinstance(state.p_m, SumTree):
+            return draw_from_tree(state.p_m, n, self.floor, rng, available_m)
         return draw_cohort(with_floor(state.p_m, self.floor), n, self.design, rng, available_m)
 
     def update(self, state: PracticalState, cohort: Cohort, reports: Reports) -> PracticalState:
@@ -125,6 +130,10 @@ class Practical(ABC):
         client_n, score_n = cohort.client_n[here], self.score(reports)[here]
         if score_n.sum() <= 0:
             return state
+        # In a tree the sum is kept up to rounding only; it is divided by when clients are drawn.
+        p_n = score_n / score_n.sum() * state.p_m[client_n].sum()
+        if isinstance(state.p_m, SumTree):
+            return PracticalState(state.p_m.replaced(client_n, p_n))
         p_m = state.p_m.copy()
-        p_m[client_n] = score_n / score_n.sum() * state.p_m[client_n].sum()
+        p_m[client_n] = p_n
         return PracticalState(p_m / p_m.sum())

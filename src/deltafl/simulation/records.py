@@ -20,7 +20,7 @@ import platform
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,11 @@ import numpy as np
 import tomli_w
 
 from ..divergence import DivergedError
-from ..errors import DeltaflError, MissingExtraError
-from ..memory import MappedRows
+from ..errors import MissingExtraError
 from ..plain_files import plain_json, write_atomically
 from ..round import RoundState
 from ..settings import Settings, read_toml
+from ..state_file import flatten, settled, unflatten
 
 LINE_FILES = ("rounds.jsonl", "timings.jsonl")
 
@@ -63,42 +63,6 @@ def _processor() -> str:
     except OSError:
         return platform.processor() or "unknown"
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def flatten(state: Any, prefix: str = "state") -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """The arrays of nested NamedTuples with their dotted names, in order."""
-    if hasattr(state, "_fields"):
-        for field in state._fields:
-            yield from flatten(getattr(state, field), f"{prefix}.{field}")
-    elif isinstance(state, MappedRows):
-        for name, array in state.journal().items():
-            yield f"{prefix}.{name}", array
-    else:
-        yield prefix, np.asarray(state)
-
-
-def unflatten(template: Any, arrays: Mapping[str, np.ndarray[Any, Any]], prefix: str = "state") -> Any:
-    """Put arrays back into the shape of a template; a whole number stays one.
-
-    Raises:
-        DeltaflError: If an array is missing or has another shape: the checkpoint belongs to other settings.
-    """
-    if hasattr(template, "_fields"):
-        return type(template)(
-            *(unflatten(getattr(template, field), arrays, f"{prefix}.{field}") for field in template._fields)
-        )
-    if isinstance(template, MappedRows) and all(f"{prefix}.{name}" in arrays for name in template.journal()):
-        return template.restored({name: arrays[f"{prefix}.{name}"] for name in template.journal()})
-    if prefix not in arrays or arrays[prefix].shape != np.shape(template):
-        raise DeltaflError(f"the checkpoint does not fit these settings ({prefix} differs); start in a new folder")
-    return int(arrays[prefix]) if isinstance(template, int) else arrays[prefix]
-
-
-def settled(state: Any) -> Any:
-    """The state with its changed rows in their files (``memory.py``): for states that a checkpoint holds."""
-    if hasattr(state, "_fields"):
-        return type(state)(*(settled(part) for part in state))
-    return state.settled() if isinstance(state, MappedRows) else state
 
 
 def write_header(path: Path, settings: Settings) -> None:

@@ -1,0 +1,132 @@
+"""The ordered pivotal design, drawn from a sum tree: O(n log m) a cohort, whatever the scores.
+
+The clients duel in the order of their indices (Deville and Tille 1998): of a pair, one is decided, drawn or not, the
+other fights on with the rest. In a fixed order this is also known as Deville's systematic sampling (Chauvet 2012).
+
+- Every inclusion probability is exact, and the size is fixed: what an unbiased estimate needs.
+- Laid end to end, each as long as its pi_i, the clients fill n intervals of length 1. Each has one draw, except for
+  clients who lie across a border: clients of one interval never meet, and cohorts are spread evenly over the order.
+  Where neighbours are alike, the estimate is better than with a random order; in random order it is the same.
+- No order makes it worse than draws with replacement (Chauvet and Ruiz-Gazen 2017). Systematic draws in a fixed order,
+  with one start for all intervals, have no such bound: an order with a period can ruin them.
+
+Duels among clients of one interval need no client after client: the champion of a stretch is client i with probability
+pi_i over the stretch's sum, hence one search in the tree. What is left is one decision a border, n of them in turn.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .errors import DeltaflError
+from .inclusion import check_cohort_size
+from .tree import Mass, SumTree
+from .types import FloatArray, IntArray
+
+#: Keeps a place inside an interval off the client on its border, whatever the rounding.
+_SHORT = 1 - 1e-12
+_NOBODY = np.zeros(0, dtype=np.int64)
+
+
+class Expectations(NamedTuple):
+    """pi_i = min(1, c s_i) of all clients, sum n, without m numbers: for scores s with a floor mixed in.
+
+    Attributes:
+        tree: The scores, 0 for the clients that are certain.
+        mass: pi_i of the others, as slope score_i + base.
+        size: How many of the others are drawn.
+    """
+
+    tree: SumTree
+    mass: Mass
+    size: int
+
+    @property
+    def certain_c(self) -> IntArray:
+        """The clients with pi_i = 1, in increasing order."""
+        return self.mass.without_c
+
+    def of(self, client_k: IntArray) -> FloatArray:
+        """pi_i of some clients, float64 (k,)."""
+        expected_k: FloatArray = self.mass.slope * self.tree[client_k] + self.mass.base
+        expected_k[np.isin(client_k, self.certain_c)] = 1.0
+        return expected_k
+
+    def everyone(self) -> FloatArray:
+        """pi_i of all clients, float64 (m,); reads all scores."""
+        return self.of(np.arange(len(self.tree)))
+
+
+def expectations(tree: SumTree, n: int, floor: float = 0.0) -> Expectations:
+    """What ``inclusion_probabilities(with_floor(scores, floor), n)`` says, in O(n log m).
+
+    Clients within rounding of certainty, 1 - pi_i <= max(1e-12, 64 n eps), count as certain.
+
+    Args:
+        tree: The scores; if all are 0, they count as equal.
+        n: Cohort size, 1 <= n <= m.
+        floor: g in [0, 1], the share of the cohort that is drawn evenly.
+
+    Raises:
+        DeltaflError: If n is not in 1..m, or the floor is outside [0, 1].
+    """
+    m = len(tree)
+    check_cohort_size(n, m)
+    if not 0 <= floor <= 1:
+        raise DeltaflError(f"floor is {floor}; it must be between 0 (scores only) and 1 (no scores)")
+    share, even = ((1 - floor) / tree.total, floor / m) if tree.total > 0 else (0.0, 1 / m)
+    almost = 1 - max(1e-12, 64 * n * float(np.finfo(np.float64).eps))
+    rest, certain_c = tree, _NOBODY
+    while True:
+        size, others = n - len(certain_c), m - len(certain_c)
+        if size >= others:
+            return Expectations(rest, Mass(0.0, 0.0, np.arange(m)), 0)
+        if size == 0:
+            return Expectations(rest, Mass(0.0, 0.0, certain_c), 0)
+        total = share * rest.total + even * others
+        if total <= 0:  # fewer than n scores are positive: the rest of the cohort is spread evenly
+            share, even, total = 0.0, 1.0, float(others)
+        mass = Mass(size * share / total, size * even / total, certain_c)
+        newly = rest.at_least((almost - mass.base) / mass.slope) if mass.slope > 0 else _NOBODY
+        if len(newly) == 0:
+            return Expectations(rest, mass, size)
+        certain_c, rest = np.union1d(certain_c, newly), rest.replaced(newly, 0)
+
+
+def draw(expected: Expectations, rng: np.random.Generator) -> IntArray:
+    """Draw a cohort: n distinct client ids, in no particular order; 2 n uniform numbers, O(n log m)."""
+    size = expected.size
+    if size == 0:
+        return expected.certain_c
+    tree, mass = expected.tree, expected.mass
+    where_n, coin_n = rng.random((2, size))
+    # Who lies across the border between interval i and the next, and how long on either side of it. No border follows
+    # the last interval.
+    border_n, before_n, after_n = np.full(size, -1), np.zeros(size), np.zeros(size)
+    border_n[:-1], before_n[:-1] = tree.find(np.arange(1.0, size), mass)
+    across = expected.of(border_n[:-1])
+    after_n[:-1] = np.maximum(across - before_n[:-1], 0.0)
+    # The champion of interval i, before it meets the client on the border: who came in from the interval before, or
+    # one of those inside.
+    came_n = np.concatenate([[0.0], after_n[:-1]])
+    place_n = where_n * (1 - before_n) * _SHORT
+    inside_n, _ = tree.find(np.arange(size) + place_n, mass)
+    left_n = np.concatenate([[-1], border_n[:-1]])
+    stays_n = (place_n < came_n) | (inside_n == left_n) | (inside_n == border_n)
+    stays_n[0] = False
+    # The champion is drawn with probability (1 - pi) / (1 - after), else the client on the border; the other goes on.
+    wins_n = np.append(coin_n[:-1] * (1 - after_n[:-1]) < 1 - across, True)
+    drawn, incoming = expected.certain_c.tolist(), -1
+    for inside, stays, wins, border in zip(
+        inside_n.tolist(), stays_n.tolist(), wins_n.tolist(), border_n.tolist(), strict=True
+    ):
+        champion = incoming if stays else inside
+        drawn.append(champion if wins else border)
+        incoming = border if wins else champion
+    return np.array(drawn, dtype=np.int64)
+
+
+def ordered_pivotal(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
+    """The same for expectations in an array, which is put into a tree: O(m)."""
+    n = round(float(expected_m.sum()))
+    return draw(expectations(SumTree(np.array(expected_m, dtype=np.float64)), n), rng)

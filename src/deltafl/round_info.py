@@ -1,0 +1,46 @@
+"""What a person wants to see of a round, from what its replies were worth."""
+
+import numpy as np
+
+from .types import Cohort, FloatArray, Reports, RoundInfo
+from .variance import effective_sample_size
+
+
+def describe(
+    round: int,
+    heard: Cohort,
+    reports: Reports,
+    coef_n: FloatArray,
+    squared_leftover_n: FloatArray,
+    variance: float,
+    delta_d: FloatArray,
+) -> RoundInfo:
+    """Describe a round in which nobody was rejected and nothing shortened.
+
+    Args:
+        round: Its index.
+        heard: The clients that replied.
+        reports: Of the whole cohort.
+        coef_n: What each reply counts.
+        squared_leftover_n: norm(u_i - c_i)^2 of the replies.
+        variance: Estimated variance of the estimate.
+        delta_d: float64 (d,), the estimate as it was used.
+    """
+    here = reports.responded_n
+    zeta_n = np.sqrt(reports.squared_deviation_n[here])
+    norm, total = float(np.linalg.norm(delta_d)), float(coef_n.sum())
+    left, whole = coef_n @ squared_leftover_n, coef_n @ reports.squared_norm_n[here]
+    return RoundInfo(
+        round=round,
+        num_asked=len(here),
+        num_responded=len(heard.client_n),
+        rejected=(),
+        estimate_norm=norm,
+        variance=variance,
+        effective_sample_size=effective_sample_size(coef_n),
+        largest_weight=float(coef_n.max(initial=0.0)),
+        sum_of_weights=total,
+        mean_over_diversity=norm / float(zeta_n.mean()) if zeta_n.any() else float("nan"),
+        loss=float(coef_n @ reports.loss_n[here]) / total if total > 0 else float("nan"),
+        leftover=float(left / whole) if whole > 0 else float("nan"),
+    )
