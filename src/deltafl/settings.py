@@ -4,8 +4,8 @@ What is left out is filled from the task's own defaults by ``resolve``, so that 
 All mistakes end in one sentence (``DeltaflError``) before anything is written.
 """
 
-import tomllib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from math import ceil, isnan
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .errors import DeltaflError, unknown_name
+from .reading import read_toml as read_toml  # noqa: PLC0414, a name of this module as well
+from .reading import sentence
 from .samplers import SamplerSettings, parse_label, theory_constants
 from .server_optimizers import DEFAULT_MOMENTUM, make_server_optimizer
 from .tasks.fitting import require_sendable
@@ -75,6 +77,12 @@ class Settings(BaseModel):
     evaluate_every: Count = Field(1, description="rounds between two evaluations")
     test_examples: Count | None = Field(None, description="evaluate on so many test examples; all if not set")
     workers: Count = Field(1, description="processes that train clients")
+    device: str = Field("cpu", description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)")
+    precision: Literal["float32", "tf32", "bfloat16"] = Field("float32", description="of products in local training")
+    engine: Literal["auto", "loop", "batched", "unfolded", "measured"] = Field(
+        "auto",
+        description="one client after the other, or a cohort together; measured: what a short trial finds faster",
+    )
     data_dir: str | None = Field(None, description="folder with data sets; DELTAFL_DATA does the same")
     delta_alpha: Positive | Literal["theory"] = Field(0.5, description="DELTA's a1 = a2, or the paper's theory")
     sigma_scale: Literal["step", "update"] = Field("step", description="DELTA's sigma^2 counted once, or K times")
@@ -124,6 +132,7 @@ class Settings(BaseModel):
         resolved = self.model_copy(update=missing)
         resolved._check_names()
         resolved._check_ranges(spec)
+        resolved._check_computation()
         return resolved
 
     def _first_seed(self) -> int:
@@ -166,6 +175,20 @@ class Settings(BaseModel):
         if isnan(self.threshold) or (spec.metric == "accuracy" and not 0 < self.threshold <= 1):
             raise DeltaflError(
                 f"threshold is {self.threshold:g}; accuracy is a share between 0 and 1, write 0.7 for 70 %"
+            )
+
+    def _check_computation(self) -> None:
+        """Whether device, precision, engine and workers go together; if the device is there, the engine will see."""
+        if re.fullmatch(r"cpu|auto|cuda(:\d+)?", self.device) is None:
+            raise DeltaflError(
+                f"device is {self.device!r}; write 'cpu', 'cuda', 'cuda:1' for the second GPU, or 'auto'"
+            )
+        if self.precision == "tf32" and self.device == "cpu":
+            raise DeltaflError("precision is 'tf32', which CPUs do not have; write 'float32' or 'bfloat16'")
+        if self.workers > 1 and (self.device != "cpu" or self.engine not in ("auto", "loop")):
+            raise DeltaflError(
+                f"workers is {self.workers}, but with device = {self.device!r} and engine = {self.engine!r} one process "
+                "trains the whole cohort; write workers = 1"
             )
 
     def sampler_settings(
@@ -262,29 +285,4 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
     try:
         return kind.model_validate(values).resolve()
     except ValidationError as error:
-        raise DeltaflError(_sentence(error.errors()[0])) from None
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a dict, or one sentence about why not."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DeltaflError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DeltaflError(f"{path} is not valid TOML: {error}") from None
-
-
-def _sentence(error: Any) -> str:
-    """One of pydantic's errors as a sentence with the option's name, what was given and what is allowed."""
-    where = error["loc"]
-    name = str(where[0]) if where else "settings"
-    message = str(error["msg"])
-    message = message[0].lower() + message[1:]
-    message = message.replace("input should", "it must")
-    return f"{name} is {_shown(error['input'])}; {message}"
-
-
-def _shown(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else repr(value)
-    return text or "empty"
+        raise DeltaflError(sentence(error.errors()[0])) from None

@@ -149,7 +149,7 @@ def run_job(job: Job, folder: Path) -> None:
     from ..simulation.setup import check_memory, engine_of
 
     directory = RunDirectory(folder / UNFINISHED / job.key)
-    engine = engine_of(job.settings)
+    engine = engine_of(job.settings, folder=directory.path)
     check_memory(job.settings, engine, folder)
     if not directory.started:
         directory.start(job.settings)

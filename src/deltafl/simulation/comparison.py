@@ -47,7 +47,8 @@ def run_comparison(settings: CompareSettings, out: Path, on_round: OnCompareRoun
     runs: list[Run] = []
     with Workers(settings.workers) as workers:
         for seed in range(settings.seeds):
-            engine = engine_of(settings.run(settings.samplers[0], seed), workers)
+            first = out / "runs" / f"{settings.samplers[0]}-seed0"  # all runs take the route of this one
+            engine = engine_of(settings.run(settings.samplers[0], seed), workers, first)
             if seed == 0:
                 for sampler in settings.samplers:
                     check_memory(settings.run(sampler, seed), engine, out)

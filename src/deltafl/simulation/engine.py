@@ -1,7 +1,8 @@
 """The engine: the clients' local training and the evaluation of one task, on one process or several.
 
 Every result is a pure function of (global model, round, client): the same to the last bit with one worker or two,
-whoever else is in the cohort, and after a resume.
+whoever else is in the cohort, and after a resume. Where a cohort is trained as a batch (``batched.py``), the rounding
+of a client's numbers depends on the cohort as well; that is the same after a resume.
 """
 
 import math
@@ -19,6 +20,8 @@ from ..tasks.base import Task
 from ..types import BoolArray, FloatArray, IntArray, Params
 from .fast import tell_refusal
 from .local import LocalResult, LocalWork
+from .measuring import measure_routes
+from .routes import Computation, Route, choose_route
 from .runner import ClientRunner, new_model
 from .workers import Job, Workers
 
@@ -68,20 +71,41 @@ class Engine:
         work: What each client does in a round.
         seed: The experiment's seed, >= 0: initial model, minibatches, noise, random layers.
         workers: Processes to train with; None for this process. They may be shared by engines and are not closed here.
+        how: Device, precision and engine; what trains best on CPUs if it is left out.
+        kept: The route that the run has taken so far, which it goes on with; None to choose one.
+        cohort: About how many clients are asked a round, for ``engine = "measured"``.
+
+    Attributes:
+        route: The way that was chosen.
 
     Raises:
-        DeltaflError: If the task's fixed initial parameters do not fit its model.
+        DeltaflError: If the task's fixed initial parameters do not fit its model, or it cannot be computed as asked.
     """
 
-    def __init__(self, task: Task, work: LocalWork, seed: int, workers: Workers | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        work: LocalWork,
+        seed: int,
+        workers: Workers | None = None,
+        how: Computation | None = None,
+        kept: Route | None = None,
+        cohort: int = 20,
+    ) -> None:
         self.task = task
         self._workers = workers if workers is not None else Workers(1)
         model = new_model(task.make_model, seed)
-        self._runner = ClientRunner(task, work, seed, model)
-        if self._workers.count > 1:
+        self._initial_d = _initial_params(task, model)
+
+        def measure(routes: list[Route]) -> list[float]:
+            return measure_routes(routes, task, work, seed, model, self._initial_d, cohort)
+
+        count = self._workers.count
+        self.route = kept or choose_route(model, task, work, how or Computation(), measure, count)
+        self._runner = ClientRunner(task, work, seed, model, self.route)
+        if count > 1:
             self._runner.share()
             tell_refusal(model)  # the processes that train have no log
-        self._initial_d = _initial_params(task, model)
         self.num_params: int = len(self._initial_d)
 
     def initial_params(self) -> Params:

@@ -23,6 +23,7 @@ from .engine import Engine, Evaluation, Training
 from .oracle import BYTES_OF_STATISTICS, BYTES_PER_PARAMETER, SimulatedOracle, Traffic, bytes_of, reports_of
 from .probes import is_probed, probe_everyone, probe_selected
 from .records import RunDirectory
+from .routes import keep_route
 from .setup import check_memory, engine_of, filled_in, method_of, plan_of
 from .workers import Workers
 
@@ -51,6 +52,7 @@ def run_experiment(settings: RunSettings, engine: Engine, directory: RunDirector
     if ended is not None:
         raise ended
     population = engine.task.population(settings.weights)
+    keep_route(engine.route, directory.path)
     plan = plan_of(settings, population, engine.task, directory.memory_folder(settings.memory_path))
     state = directory.load(init_round(plan, engine.initial_params()))
     total = filled_in(settings.rounds)
@@ -157,7 +159,7 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound) -> Evalua
     require("safetensors", "sim")
     directory = RunDirectory(folder)
     with Workers(settings.workers) as workers:
-        engine = engine_of(settings, workers)
+        engine = engine_of(settings, workers, folder)
         plan_of(settings, engine.task.population(settings.weights), engine.task)
         check_memory(settings, engine, folder)
         if not directory.started:

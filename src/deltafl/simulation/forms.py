@@ -129,11 +129,11 @@ def batched_size(model: nn.Module, task: "Task", work: LocalWork, width: int) ->
     A pure function of its arguments, for groups are part of what decides the last bits of a result.
     """
     num_params = sum(param.numel() for param in model.parameters())
-    numbers = _numbers_an_example(model, task)
+    numbers = numbers_an_example(model, task)
     return max(1, min(_MOST_TOGETHER, _MEMORY // (4 * (6 * num_params + 3 * width * numbers))))
 
 
-def _numbers_an_example(model: nn.Module, task: "Task") -> int:
+def numbers_an_example(model: nn.Module, task: "Task") -> int:
     """Numbers that the layers put out for one example, and the patches of unfolded convolutions."""
     shape = task.dataset.train_x.shape[1:]
     counted = [math.prod(shape)]

@@ -19,6 +19,7 @@ from ..tasks.registry import make_task
 from ..types import Population
 from .engine import Engine
 from .local import LocalWork
+from .routes import Computation, kept_route
 from .workers import Workers
 
 T = TypeVar("T")
@@ -48,8 +49,14 @@ def _whole_task(settings: RunSettings) -> Task:
     )
 
 
-def engine_of(settings: RunSettings, workers: Workers | None = None) -> Engine:
-    """The engine that trains the clients of a run's task, in this process or in workers."""
+def engine_of(settings: RunSettings, workers: Workers | None = None, folder: Path | None = None) -> Engine:
+    """The engine that trains the clients of a run's task, in this process or in workers.
+
+    Args:
+        settings: Resolved settings.
+        workers: Processes to train with; None for this process.
+        folder: A run's folder: what was chosen when it was started is taken again.
+    """
     work = LocalWork(
         lr=filled_in(settings.local_lr),
         epochs=settings.local_epochs,
@@ -59,7 +66,9 @@ def engine_of(settings: RunSettings, workers: Workers | None = None) -> Engine:
         proximal=settings.proximal,
         mime=settings.mime,
     )
-    return Engine(task_of(settings), work, settings.seed, workers)
+    how = Computation(settings.device, settings.precision, settings.engine)
+    kept, cohort = kept_route(folder), filled_in(settings.sample)
+    return Engine(task_of(settings), work, settings.seed, workers, how, kept, cohort)
 
 
 def plan_of(

@@ -1,0 +1,150 @@
+"""Which of the ways to train takes a run's clients, on which device; chosen by rule, or by a short measurement.
+
+A rule is a pure function of model, task, local work and settings, so that a run can be repeated. A measurement is not:
+its choice is kept in the run's folder (``engine.json``), and a resume takes it from there.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ..errors import DeltaflError
+from ..plain_files import write_atomically
+from .devices import device_name, find_device
+from .fast import refusal
+from .forms import batched_refusal, has_unfolded
+from .local import LocalWork
+from .together import group_size
+
+if TYPE_CHECKING:
+    from ..tasks.base import Task
+
+_log = logging.getLogger(__name__)
+
+_NOTE = "engine.json"
+
+
+class Computation(NamedTuple):
+    """What the settings say about how a run is computed.
+
+    Attributes:
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
+        precision: ``"float32"``, ``"tf32"`` or ``"bfloat16"``.
+        engine: ``"auto"``, ``"loop"``, ``"batched"``, ``"unfolded"`` or ``"measured"``.
+    """
+
+    device: str = "cpu"
+    precision: str = "float32"
+    engine: str = "auto"
+
+
+class Route(NamedTuple):
+    """The way that was chosen.
+
+    Attributes:
+        path: ``"loop"`` (one client after the other), ``"together"`` (``together.py``), ``"batched"`` (``batched.py``)
+            or ``"unfolded"``, which is batched with products for convolutions.
+        device: ``"cpu"`` or ``"cuda:N"``.
+        precision: As in ``Computation``.
+        why: The reason, for people.
+    """
+
+    path: str = "loop"
+    device: str = "cpu"
+    precision: str = "float32"
+    why: str = "the rule for CPUs"
+
+
+#: Measures routes: seconds of a short training by each.
+Measure = Callable[[list[Route]], list[float]]
+
+
+def choose_route(
+    model: torch.nn.Module, task: "Task", work: LocalWork, how: Computation, measure: Measure, count: int = 1
+) -> Route:
+    """The route of a run.
+
+    Args:
+        model: The task's model.
+        task: Data, clients and loss.
+        work: What each client does.
+        how: The settings.
+        measure: Used if ``how.engine`` is ``"measured"``.
+        count: Worker processes.
+
+    Raises:
+        DeltaflError: If the device is not there, or what is asked for cannot be.
+    """
+    device = find_device(how.device)
+    _check(model, how, device, count)
+    if how == Computation() or (how.engine == "auto" and device.type == "cpu"):
+        together = how.precision == "float32" and group_size(model, task, work) > 1
+        return Route("together" if together else "loop", str(device), how.precision)
+    route = _asked(model, task, work, how, device, measure)
+    _log.info("local training: %s on %s in %s, for %s", route.path, device_name(device), route.precision, route.why)
+    return route
+
+
+def _asked(
+    model: torch.nn.Module, task: "Task", work: LocalWork, how: Computation, device: torch.device, measure: Measure
+) -> Route:
+    def route(path: str, why: str) -> Route:
+        return Route(path, str(device), how.precision, why)
+
+    if how.engine == "loop":
+        return route("loop", "engine = 'loop'")
+    no_batch = batched_refusal(model, task)
+    if how.engine != "measured":
+        if no_batch is not None:
+            return route("loop", no_batch)
+        unfolds = how.engine == "unfolded" and has_unfolded(model)
+        return route("unfolded" if unfolds else "batched", f"engine = {how.engine!r}")
+    paths = ["loop"]
+    if device.type == "cpu" and how.precision == "float32" and group_size(model, task, work) > 1:
+        paths.append("together")
+    if no_batch is None:
+        paths += ["batched", "unfolded"] if has_unfolded(model) else ["batched"]
+    routes = [route(path, "engine = 'measured'") for path in paths]
+    if len(routes) == 1:
+        return route("loop", str(no_batch))
+    seconds = measure(routes)
+    best = min(range(len(routes)), key=seconds.__getitem__)
+    told = ", ".join(f"{path} {second:.3g} s" for path, second in zip(paths, seconds, strict=True))
+    return route(paths[best], f"measured: {told}")
+
+
+def _check(model: torch.nn.Module, how: Computation, device: torch.device, count: int) -> None:
+    if how.precision == "tf32" and device.type == "cpu":
+        raise DeltaflError("precision is 'tf32', which CPUs do not have; write 'float32' or 'bfloat16'")
+    if how.precision == "bfloat16" and refusal(model) is not None:
+        raise DeltaflError(f"precision is 'bfloat16', but {refusal(model)}; write 'float32'")
+    if count > 1 and (device.type != "cpu" or how.engine not in ("auto", "loop")):
+        raise DeltaflError(
+            f"workers is {count}, but one process trains the whole cohort with device = {how.device!r} and "
+            f"engine = {how.engine!r}; write workers = 1"
+        )
+
+
+def kept_route(folder: Path | None) -> Route | None:
+    """The route that a run in this folder took; None if there is no note of one."""
+    note = None if folder is None else folder / _NOTE
+    if note is None or not note.exists():
+        return None
+    content: Mapping[str, str] = json.loads(note.read_text(encoding="utf-8"))
+    route = Route(*(content[field] for field in Route._fields))
+    found = device_name(find_device(route.device))
+    if found != content["hardware"]:
+        _log.warning("this run began on %s and goes on with %s: last bits will differ", content["hardware"], found)
+    return route
+
+
+def keep_route(route: Route, folder: Path) -> None:
+    """Note a route that was not taken by the rule for CPUs alone; one that is there already stays."""
+    note = folder / _NOTE
+    if (route.why != Route().why or route.precision != "float32") and not note.exists():
+        hardware = device_name(find_device(route.device))
+        write_atomically(note, json.dumps({**route._asdict(), "hardware": hardware}, indent=1) + "\n")
