@@ -142,11 +142,13 @@ def measure_tails(reports: Reports, update_nd: Params, tail_size: int) -> Report
     return reports._replace(tail_nk=tail_nk)
 
 
-def measure(update_nd: Params, reports: Reports, weight_n: npt.NDArray[np.float64] | None = None) -> Reports:
+def measure(
+    update_nd: Params | FloatArray, reports: Reports, weight_n: npt.NDArray[np.float64] | None = None
+) -> Reports:
     """Fill norm(u_i)^2 and norm(u_i - mean)^2 of the clients that responded.
 
     Args:
-        update_nd: (n, d); rows of clients that did not respond are ignored.
+        update_nd: (n, d), updates or their sketches; rows of clients that did not respond are ignored.
         reports: Whose columns are replaced.
         weight_n: Weights of the mean; None for the plain mean, as the paper's practical algorithm prints it.
     """

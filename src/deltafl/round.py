@@ -214,7 +214,7 @@ def close_round(
     drift_d = broadcast(plan, state).drift_d
     replies = screen_replies(cohort, updates, reports, len(state.params_d), known_d=drift_d)
     here = np.flatnonzero(replies.reports.responded_n)
-    heard = Cohort(cohort.client_n[here], cohort.count_n[here], cohort.expected_n[here], cohort.kind)
+    heard = cohort.part(here)
     update_nd = replies.update_nd[here]
 
     coef_n = coefficients(plan, state, heard)

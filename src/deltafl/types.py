@@ -91,6 +91,10 @@ class Cohort(NamedTuple):
     expected_n: FloatArray
     kind: str = "unknown"
 
+    def part(self, which_n: Any) -> "Cohort":
+        """The rows that an index or a mask names, such as those of the clients that replied."""
+        return Cohort(self.client_n[which_n], self.count_n[which_n], self.expected_n[which_n], self.kind)
+
 
 class Reports(NamedTuple):
     """What the clients of a cohort sent beside their updates; all columns are aligned with ``cohort.client_n``.

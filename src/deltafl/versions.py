@@ -150,5 +150,5 @@ class Versioned(NDArrayOperatorsMixin):
 
 
 def alike(template: Any, array: Array) -> Any:
-    """An array as the template is: with versions, or plain."""
-    return type(template)(array) if isinstance(template, Versioned) else array
+    """An array as the template is: plain, or a copy of it with versions."""
+    return type(template)(np.array(array)) if isinstance(template, Versioned) else array

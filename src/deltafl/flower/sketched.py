@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 
 from ..estimators import find_estimator
+from ..replies import measure
 from ..round import Plan, RoundState
 from ..sketch import count_sketch
 from ..streams import stream
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports, Sampler
-
-#: Numbers of a sketch when sketches are asked for.
-SKETCH_SIZE = 64
 
 
 def sketch_seed(seed: int) -> int:
@@ -67,17 +65,10 @@ class BySketch:
 
     def update(self, state: Any, cohort: Cohort, reports: Reports) -> Any:
         """Learn from norms of sketches."""
-        here = reports.responded_n
-        norm_n, deviation_n, leftover_n = (np.zeros(len(here)) for _ in range(3))
-        if here.any():
-            sketch_nq = self.sketch_nq[here]
-            norm_n[here] = np.sum(sketch_nq**2, axis=1)
-            deviation_n[here] = np.sum((sketch_nq - sketch_nq.mean(axis=0)) ** 2, axis=1)
-            leftover_n[here] = np.sum((sketch_nq - self.control_nq[here]) ** 2, axis=1)
+        leftover_n = np.sum((self.sketch_nq - self.control_nq) ** 2, axis=1)
+        measured = measure(self.sketch_nq, reports)
         return self.inner.update(
-            state,
-            cohort,
-            reports._replace(squared_norm_n=norm_n, squared_deviation_n=deviation_n, squared_leftover_n=leftover_n),
+            state, cohort, measured._replace(squared_leftover_n=np.where(reports.responded_n, leftover_n, 0.0))
         )
 
 

@@ -1,0 +1,189 @@
+"""A round closed one update at a time: 2 models in memory and some numbers a client, in place of n models.
+
+::
+
+    cohort = open_round(plan, state)
+    round = Aggregation(plan, state, cohort)
+    for client, update_d, loss in replies_as_they_arrive():
+        round.add(client, update_d, loss=loss)          # update_d can be thrown away now
+    state, info = round.close()
+
+The model moves as ``close_round`` would move it: with the same bits if the updates come in the cohort's order and an
+update's coefficient does not depend on who else replies, and up to rounding in float64 otherwise. Norms of updates and
+of leftovers u_i - c_i, sketches and tails are measured on each update as it comes.
+
+What needs all updates at once is measured on sketches of 64 numbers instead: norm(u_i - mean)^2, which DELTA's scores
+are made of, and ``info.variance``. Both have the right mean; the standard deviation of a squared norm is at most
+sqrt(2 / 64) = 18 % of it (``sketch.py``). Scores steer the draw and are no part of the estimate, which stays unbiased.
+Updates of at most 64 parameters are kept as they are; so are all where the estimator remembers one a client, for its
+memory holds them anyway.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from .controls import CommonControl, Control, NoControl, remembers
+from .damping import trust
+from .errors import DeltaflError
+from .estimators import find_estimator
+from .replies import measure, measure_leftovers, measure_tails, screen_replies
+from .round import Plan, RoundState, advance, broadcast, coefficients
+from .round_info import describe
+from .sketch import SKETCH_SIZE, count_sketch
+from .types import Cohort, FloatArray, Params, RejectedReply, Reports, RoundInfo
+from .variance import estimate_variance
+
+
+class Aggregation:
+    """The closing of one round, update by update.
+
+    Args:
+        plan: The plan.
+        state: The state the round was opened with; it is not changed.
+        cohort: What ``open_round`` returned.
+
+    Raises:
+        DeltaflError: If the estimator's control learns from all updates together, and keeps none: ``close_round`` is
+            for these.
+    """
+
+    def __init__(self, plan: Plan, state: RoundState, cohort: Cohort) -> None:
+        self.plan, self.state, self.cohort = plan, state, cohort
+        n, d = len(cohort.client_n), len(state.params_d)
+        self._control, self._drift_d = _streaming_control(plan.estimator), broadcast(plan, state).drift_d
+        self._row_nd = np.zeros((n if remembers(self._control) else 0, d), dtype=np.float32)
+        self._coef_n = coefficients(plan, state, cohort)
+        self._place = {client: i for i, client in enumerate(cohort.client_n.tolist())}
+        self._waiting, self._rejected = set(self._place), dict[int, str]()
+        self._sum_d = np.zeros(d)
+        said = Reports.make(n, responded=np.zeros(n))
+        self._reports = said._replace(
+            sketch_nq=np.zeros((n, getattr(plan.sampler, "sketch_size", 0))),
+            tail_nk=np.zeros((n, getattr(plan.sampler, "tail_size", 0))),
+        )
+        kept = min(d, SKETCH_SIZE)
+        self._update_nq = np.zeros((n, kept), dtype=np.float32 if d <= SKETCH_SIZE else np.float64)
+        self._leftover_nq = np.zeros((n, kept))
+        self._closed = False
+
+    def add(
+        self,
+        client: int,
+        update: npt.ArrayLike | None,
+        *,
+        loss: float = 0.0,
+        step_variance: float = 0.0,
+        num_steps: int = 1,
+    ) -> RejectedReply | None:
+        """Take one reply in; the columns are those of ``types.Reports``.
+
+        Args:
+            client: Index of a client of the cohort, in any order, once each.
+            update: (d,), u_i = x_K - x_0; None for a client that gave up.
+            loss: Mean training loss.
+            step_variance: Variance of one local step.
+            num_steps: Local steps.
+
+        Returns:
+            None; or why the reply was refused, which then counts as non-response.
+
+        Raises:
+            DeltaflError: If the client is not of this cohort or replied before, or the round is closed.
+        """
+        i = self._free_place(client)
+        plan, only = self.plan, self.cohort.part([i])
+        said = Reports.make(1, loss=[loss], step_variance=[step_variance], num_steps=[num_steps])
+        replies = screen_replies(only, [update], said, len(self._sum_d), known_d=self._drift_d)
+        if replies.rejected:
+            self._rejected[client] = replies.rejected[0].reason
+            return replies.rejected[0]
+        update_1d = replies.update_nd
+        leftover_1d = update_1d.astype(np.float64) - self._control.guess(self.state.control, only.client_n).control_nd
+        self._sum_d += self._coef_n[i] * leftover_1d[0]
+        row = measure_leftovers(replies.reports, leftover_1d, self._reports.sketch_nq.shape[1], plan.seed)
+        row = measure_tails(row, update_1d, self._reports.tail_nk.shape[1])
+        for column, entry in zip(self._reports, row, strict=True):
+            column[i] = entry[0]
+        self._update_nq[i], self._leftover_nq[i] = self._short(update_1d)[0], self._short(leftover_1d)[0]
+        if len(self._row_nd):
+            self._row_nd[i] = update_1d[0]
+        return None
+
+    def close(self) -> tuple[RoundState, RoundInfo]:
+        """The next state, and what a person wants to see; clients that were not added did not reply.
+
+        Raises:
+            DeltaflError: If the round is closed already.
+        """
+        self._refuse_if_closed()
+        self._closed = True
+        plan, state, here = self.plan, self.state, self._reports.responded_n
+        heard = self.cohort.part(here)
+        coef_n, ratio = self._final_coefficients(heard)
+        total_d, control_nd = self._control.guess(state.control, heard.client_n[:0])
+        delta_d = total_d + (self._sum_d if ratio == 1.0 else ratio * self._sum_d)
+        measured = measure(self._update_nq, self._reports)
+        reports = measured._replace(squared_norm_n=self._reports.squared_norm_n)
+        control = state.control
+        if len(self._row_nd):
+            control = self._control.update(control, plan.population, heard.client_n, self._row_nd[here], coef_n)
+        elif isinstance(self._control, CommonControl) and coef_n.sum() > 0:
+            # It learns the mean of the updates, which stands for them all.
+            mean_1d = (ratio * self._sum_d / coef_n.sum() + control_nd[0])[None]
+            total_1 = coef_n.sum(keepdims=True)
+            control = self._control.update(control, plan.population, heard.client_n[:1], mean_1d, total_1)
+        following, delta_d, shortened = advance(plan, state, self.cohort, reports, delta_d, control)
+        weight_n = plan.population.weight_m[heard.client_n]
+        variance = estimate_variance(heard, weight_n[:, None] * self._leftover_nq[here])
+        info = describe(state.round, heard, reports, coef_n, reports.squared_leftover_n[here], variance, delta_d)
+        beta = trust(find_estimator(plan.estimator).control, state.control)
+        faults = sorted((self._rejected | dict.fromkeys(self._waiting, "no reply")).items())
+        rejected = [RejectedReply(client, fault) for client, fault in faults]
+        return following, info._replace(rejected=rejected, shortened=shortened, control_coefficient=beta)
+
+    def _free_place(self, client: int) -> int:
+        self._refuse_if_closed()
+        if client not in self._place:
+            raise DeltaflError(
+                f"client {client} is not of this round's cohort; add replies of {len(self._place)} clients"
+            )
+        if client not in self._waiting:
+            raise DeltaflError(f"client {client} has replied already; add each reply once")
+        self._waiting.remove(client)
+        return self._place[client]
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise DeltaflError("this round is closed; open the next one and make another Aggregation")
+
+    def _short(self, row_1d: Params | FloatArray) -> Params | FloatArray:
+        """A row as it is if it is short, else its sketch."""
+        return row_1d if len(self._sum_d) <= SKETCH_SIZE else count_sketch(row_1d, SKETCH_SIZE, self.plan.seed)
+
+    def _final_coefficients(self, heard: Cohort) -> tuple[FloatArray, float]:
+        """The coefficients of those who replied, and what they are times those that the updates were added with."""
+        coef_n, added_n = coefficients(self.plan, self.state, heard), self._coef_n[self._reports.responded_n]
+        if np.array_equal(coef_n, added_n):
+            return coef_n, 1.0
+        ratio = float(coef_n.sum() / added_n.sum())
+        if not np.allclose(coef_n, ratio * added_n, rtol=1e-9, atol=0.0):
+            raise DeltaflError(
+                f"the coefficients of {self.plan.estimator!r} depend on who else replied in another way than by a "
+                "common factor; close this round with close_round"
+            )
+        return coef_n, ratio
+
+
+def _streaming_control(estimator: str) -> Control:
+    """The control of an estimator, if it can learn without seeing all updates, or keeps them in any case.
+
+    Raises:
+        DeltaflError: If it cannot.
+    """
+    control = find_estimator(estimator).control
+    if not (isinstance(control, NoControl | CommonControl) or remembers(control)):
+        raise DeltaflError(
+            f"the control of {estimator!r} learns from all updates of a round together; use close_round, or an "
+            "estimator such as 'horvitz-thompson', 'difference' or 'innovation'"
+        )
+    return control

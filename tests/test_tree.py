@@ -1,0 +1,219 @@
+"""The sum tree and the ordered pivotal design: against arrays, against the enumeration, and against theory."""
+
+from collections import defaultdict
+from math import log
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from deltafl import DeltaflError, draw_cohort, inclusion_probabilities, make_sampler, with_floor
+from deltafl.designs import draw_from_tree
+from deltafl.exact import every_cohort, joint_expectations
+from deltafl.ordered import draw, expectations
+from deltafl.streams import stream
+from deltafl.tree import WIDTH, Mass, SumTree, TreeBuffer
+from deltafl.types import FloatArray, IntArray, Population
+from deltafl.versions import Array
+
+#: Sizes around whole blocks and whole levels.
+SIZES = [1, 2, WIDTH - 1, WIDTH, WIDTH + 1, WIDTH**2, WIDTH**2 + 1, 3 * WIDTH**2 - 5]
+
+
+def wide_scores(m: int, seed: int = 0) -> FloatArray:
+    """Scores over ten orders of magnitude, some of them zero."""
+    rng = stream(seed, "audit", m)
+    return np.where(rng.random(m) < 0.1, 0.0, rng.lognormal(sigma=3, size=m))
+
+
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_changed_tree_is_the_tree_of_the_changed_scores(m: int, dtype: type) -> None:
+    """Bit for bit after many changes: nothing drifts."""
+    rng, score_m = stream(1, "audit", m), wide_scores(m).astype(dtype)
+    tree = SumTree(score_m.copy())
+    for _ in range(30):
+        index_k = rng.choice(m, size=int(rng.integers(0, min(m, 20) + 1)), replace=False)
+        score_m[index_k] = rng.lognormal(sigma=3, size=len(index_k)) * (rng.random(len(index_k)) < 0.8)
+        tree = tree.replaced(index_k, score_m[index_k])
+    assert np.array_equal(np.asarray(tree), score_m)
+    assert np.array_equal(tree.inner, SumTree(score_m.copy()).inner)
+    assert tree.total == pytest.approx(score_m.astype(np.float64).sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize(("slope", "base"), [(1.0, 0.0), (0.0, 2.0), (0.7, 0.4)])
+@pytest.mark.parametrize("leave_out", [0.0, 0.3])
+def test_search_finds_who_a_running_sum_finds(m: int, slope: float, base: float, leave_out: float) -> None:
+    rng, score_m = stream(2, "audit", m), wide_scores(m)
+    out_m = rng.random(m) < leave_out
+    score_m[out_m] = 0
+    mass_m = np.where(out_m, 0.0, slope * score_m + base)
+    if mass_m.sum() == 0:
+        return
+    end_m = np.cumsum(mass_m)
+    position_k = rng.random(500) * end_m[-1]
+    client_k, offset_k = SumTree(score_m).find(position_k, Mass(slope, base, np.flatnonzero(out_m)))
+    expected_k = np.searchsorted(end_m, position_k, side="right")
+    away_k = np.abs(position_k[:, None] - end_m).min(axis=1) > 1e-9 * end_m[-1]  # rounding decides on a border
+    assert away_k.sum() > 200 or slope == 1.0
+    assert np.array_equal(client_k[away_k], expected_k[away_k])
+    np.testing.assert_allclose(offset_k, position_k - (end_m - mass_m)[client_k], atol=1e-9 * end_m[-1])
+    assert np.all(mass_m[client_k] > 0)
+
+
+def test_positions_at_and_beyond_the_end_find_the_last_client_with_mass() -> None:
+    tree = SumTree(np.array([1.0, 0.0, 2.0, 0.0]))
+    client_k, offset_k = tree.find(np.array([0.0, 1.0, 3.0, 9.0]), Mass(1.0, 0.0))
+    assert client_k.tolist() == [0, 2, 2, 2]
+    np.testing.assert_allclose(offset_k, [0, 0, 2, 2])
+
+
+@pytest.mark.parametrize("m", SIZES)
+def test_all_large_scores_are_found(m: int) -> None:
+    score_m = wide_scores(m)
+    for least in (1e-3, 1.0, 50.0, 1e9):
+        assert SumTree(score_m.copy()).at_least(least).tolist() == np.flatnonzero(score_m >= least).tolist()
+
+
+SCORES = arrays(np.float64, st.integers(1, 100), elements=st.floats(0, 1) | st.sampled_from([0.0, 1e-30, 1e6]))
+
+
+@settings(max_examples=200)
+@given(SCORES, st.integers(1, 100), st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+def test_expectations_are_those_of_the_code_for_arrays(score_m: FloatArray, n: int, floor: float) -> None:
+    """Capping, floors, zeros: pi_i of the tree is ``inclusion_probabilities(with_floor(scores))`` to 1e-12."""
+    assume(n <= len(score_m))
+    expected = expectations(SumTree(score_m.copy()), n, floor)
+    pi_m = inclusion_probabilities(with_floor(score_m, floor) if floor else score_m, n)
+    np.testing.assert_allclose(expected.everyone(), pi_m, rtol=0, atol=2e-12)
+    drawn = draw(expected, stream(n, "draw"))
+    assert len(drawn) == len(set(drawn.tolist())) == n
+    assert np.all(pi_m[drawn] > 0)
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+@pytest.mark.parametrize("shape", ["even", "wide", "a few giants", "nearly certain"])
+def test_cohorts_are_distinct_and_of_the_exact_size(shape: str, floor: float) -> None:
+    """Also where rounding is worst: many clients within rounding of certainty, n near m."""
+    rng, m = stream(3, "audit"), 3000
+    score_m = {
+        "even": np.ones(m),
+        "wide": rng.lognormal(sigma=4, size=m),
+        "a few giants": np.where(np.arange(m) % 700 == 3, 1e12, rng.random(m)),
+        "nearly certain": 1 + 1e-10 * rng.random(m),
+    }[shape]
+    for n in (1, 2, 1000, m // 2, m - 1, m):
+        cohort = draw_from_tree(SumTree(score_m.copy()), n, floor, rng)
+        assert np.all(np.diff(cohort.client_n) > 0)
+        assert len(cohort.client_n) == n
+        pi_m = inclusion_probabilities(with_floor(score_m, floor), n)
+        np.testing.assert_allclose(cohort.expected_n, pi_m[cohort.client_n], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("scores", [[1.0, 2, 3, 4, 5, 1], [9.0, 1, 2, 2, 0, 1], [1.0] * 6], ids=str)
+def test_pairs_and_clients_at_the_enumerated_rates(scores: list[float]) -> None:
+    """First and second order of the tree's own draw, floor included, within 4.5 standard errors."""
+    tree, n, floor, draws = SumTree(np.array(scores)), 3, 0.2, 8000
+    expected, rng = expectations(tree, n, floor), stream(5, "draw")
+    count_tm = np.zeros((draws, 6))
+    for count_m in count_tm:
+        count_m[draw(expected, rng)] = 1
+    joint_mm = joint_expectations("ordered-pivotal", expected.everyone())
+    error_mm = np.sqrt(joint_mm * (1 - joint_mm) / draws)
+    assert np.all(np.abs(count_tm.T @ count_tm / draws - joint_mm) <= 4.5 * error_mm + 1e-12)
+
+
+@settings(max_examples=40)
+@given(arrays(np.float64, 6, elements=st.floats(0.01, 1)), st.integers(2, 5))
+def test_no_order_makes_it_worse_than_draws_with_replacement(score_m: FloatArray, n: int) -> None:
+    """Chauvet and Ruiz-Gazen 2017, for whatever the clients' updates are: a difference of matrices is semi-definite."""
+    pi_m = inclusion_probabilities(score_m, n)
+    assume(pi_m.max() < 1)
+
+    def weights_covariance(design: str) -> FloatArray:
+        return joint_expectations(design, pi_m) / np.outer(pi_m, pi_m) - 1
+
+    excess_mm = weights_covariance("multinomial") - weights_covariance("ordered-pivotal")
+    assert np.linalg.eigvalsh(excess_mm).min() > -1e-9
+
+
+def test_a_periodic_order_ruins_a_common_start_but_not_this() -> None:
+    """12 clients, 4 asked, every third of another kind: with one start for all intervals all four would be alike."""
+    kind_m, m, n = np.where(np.arange(12) % 3 == 0, 1.0, 0.0), 12, 4
+    tree, rng = SumTree(np.ones(m)), stream(6, "draw")
+    estimates = [kind_m[draw(expectations(tree, n), rng)].mean() for _ in range(4000)]
+    common_start = np.array([1.0, 0.0, 0.0])  # every start gives all of one kind
+    replacement = kind_m.var() / n
+    assert np.var(estimates) < 1.1 * replacement
+    assert common_start.var() > 3.9 * replacement
+
+
+def test_neighbours_that_are_alike_make_it_better_than_a_random_order() -> None:
+    value_m, n, rng = np.arange(60.0), 6, stream(7, "draw")
+    variance = {
+        design: np.var([value_m[draw_cohort(np.ones(60), n, design, rng).client_n].mean() for _ in range(1500)])
+        for design in ("systematic", "ordered-pivotal")
+    }
+    assert variance["ordered-pivotal"] < 0.2 * variance["systematic"]
+
+
+def test_a_samplers_own_code_is_enumerated_over_its_tree() -> None:
+    """``every_cohort`` works on trees: the mean count is pi_i, floor and capping included."""
+    sampler = make_sampler("pracdelta@ordered-pivotal")
+    state = sampler.init(Population.from_sizes([1] * 6))
+    state = type(state)(state.p_m.replaced(np.array([0, 4]), np.array([5.0, 0.0])))
+    mean_m: dict[int, float] = defaultdict(float)
+    for probability, cohort in every_cohort(lambda rng: sampler.open(state, np.ones(6, dtype=bool), 3, rng)):
+        for client, expected in zip(cohort.client_n.tolist(), cohort.expected_n.tolist(), strict=True):
+            mean_m[client] += probability / expected
+    assert [mean_m[i] for i in range(6)] == pytest.approx([1.0] * 6)
+
+
+class Counted:
+    """How many numbers of trees are read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.numbers, real = 0, TreeBuffer.children
+
+        def children(buffer: TreeBuffer, level: int, node_k: IntArray) -> tuple[IntArray, Array]:
+            child_kb, value_kb = real(buffer, level, node_k)
+            self.numbers += value_kb.size
+            return child_kb, value_kb
+
+        monkeypatch.setattr(TreeBuffer, "children", children)
+
+    def round(self, m: int, n: int) -> int:
+        """Numbers read in one draw and one change of n scores, the tree being there."""
+        rng = stream(8, "draw", m)
+        tree = SumTree(rng.lognormal(size=m))
+        self.numbers = 0
+        drawn = draw(expectations(tree, n, 0.1), rng)
+        tree.replaced(drawn, rng.lognormal(size=n))
+        return self.numbers
+
+
+def test_a_round_reads_n_log_m_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most a few searches of n paths of log m / log WIDTH blocks; a thousandth of m at the larger size."""
+    counted = Counted(monkeypatch)
+    for m in (10**4, 10**6):
+        levels = np.ceil(log(m) / log(WIDTH))
+        assert counted.round(m, 20) <= 5 * 20 * WIDTH * levels
+    assert counted.round(10**6, 20) < 10**6 / 50
+    assert counted.round(10**6, 80) < 5 * counted.round(10**6, 20)
+
+
+def test_refusals() -> None:
+    tree = SumTree(np.ones(4))
+    with pytest.raises(DeltaflError, match="cannot sample 5 of 4"):
+        expectations(tree, 5)
+    with pytest.raises(DeltaflError, match=r"floor is 1\.5"):
+        expectations(tree, 2, 1.5)
+    with pytest.raises(DeltaflError, match="scores must be a list"):
+        SumTree(np.ones((2, 2)))
+    with pytest.raises(DeltaflError, match="the sums of a tree over 4 scores"):
+        SumTree(np.ones(4), np.zeros(3))
+    with pytest.raises(DeltaflError, match="no client is available"):
+        draw_from_tree(tree, 2, 0.0, stream(0, "draw"), np.zeros(4, dtype=bool))

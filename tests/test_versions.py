@@ -1,0 +1,105 @@
+"""Arrays that share their memory with older ones, against plain copies."""
+
+import copy
+import pickle
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltafl.tree import SumTree
+from deltafl.types import FloatArray
+from deltafl.versions import Versioned, alike
+
+SIZE = 40
+#: (which version to start from, where to write, which version to read afterwards)
+STEPS = st.lists(
+    st.tuples(st.integers(0, 99), st.sets(st.integers(0, SIZE - 1), max_size=12), st.integers(0, 99)), max_size=30
+)
+
+
+@given(STEPS, st.sampled_from([Versioned, SumTree]))
+def test_all_versions_read_as_copies_would(steps: list[tuple[int, set[int], int]], kind: type[Versioned]) -> None:
+    """Branches and old versions, in any order; every version is read again at the end."""
+    plain: list[FloatArray] = [np.arange(float(SIZE))]
+    shared = [kind(plain[0].copy())]
+    for step, (start, places, read) in enumerate(steps):
+        index_k = np.array(sorted(places), dtype=np.int64)
+        value_k = 1000.0 * (step + 1) + index_k
+        old = start % len(plain)
+        changed = plain[old].copy()
+        changed[index_k] = value_k
+        plain.append(changed)
+        shared.append(shared[old].replaced(index_k, value_k))
+        any_other = read % len(plain)
+        assert shared[any_other].tolist() == plain[any_other].tolist()
+    for array, version in zip(plain, shared, strict=True):
+        assert version.tolist() == array.tolist()
+        if isinstance(version, SumTree):
+            assert np.array_equal(version.inner, SumTree(array.copy()).inner)  # a function of the scores, bit for bit
+
+
+def test_it_takes_part_in_arithmetic_as_the_array_it_stands_for() -> None:
+    count_m = Versioned(np.array([3, 1, 2], dtype=np.int16))
+    assert (count_m.shape, len(count_m), count_m.dtype, count_m.sum(), count_m.min(), count_m.max()) == (
+        (3,), 3, np.int16, 6, 1, 3
+    )  # fmt: skip
+    assert (count_m + 1).tolist() == [4, 2, 3]
+    assert (count_m - count_m.plus_one(np.array([1]))).tolist() == [0, -1, 0]
+    assert np.flatnonzero(count_m == 1).tolist() == [1]
+    assert np.concatenate([count_m, [9]]).tolist() == [3, 1, 2, 9]
+    assert [int(count) for count in count_m] == [3, 1, 2]
+    assert count_m[1] == 1
+    assert count_m[np.array([2, 0])].tolist() == [2, 3]
+    assert repr(count_m) == "Versioned(array([3, 1, 2], dtype=int16))"
+
+
+def test_nobody_can_change_it() -> None:
+    before = Versioned(np.zeros(4))
+    for part in (np.asarray(before), before[:], before[1:3], before[np.array([0])]):
+        part[:] = 5
+    assert before.tolist() == [0, 0, 0, 0]
+    with pytest.raises(TypeError, match="use replaced"):
+        np.add(before, 1, out=before)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        before[0] = 1.0  # type: ignore[index]
+    with pytest.raises(ValueError, match="only be read by copying"):
+        np.asarray(before, copy=False)  # type: ignore[call-overload]
+
+
+def test_copies_share_nothing() -> None:
+    first = SumTree(np.arange(1.0, 100))
+    second = first.replaced(np.array([3]), [50.0])
+    for twin in (copy.deepcopy(first), pickle.loads(pickle.dumps(first)), alike(first, np.asarray(first))):  # noqa: S301
+        assert isinstance(twin, SumTree)
+        assert twin.tolist() == first.tolist() == list(range(1, 100))
+        assert twin.replaced(np.array([0]), [7.0])[0] == 7
+    assert second[3] == 50
+    assert alike(np.zeros(3), np.ones(3)).tolist() == [1, 1, 1]
+
+
+def test_counts_become_wider_before_they_overflow() -> None:
+    count_m = Versioned(np.array([32766, 5, 0], dtype=np.int16))
+    at_most = count_m.plus_one(np.array([0, 1]))
+    assert at_most.dtype == np.int16
+    beyond = at_most.plus_one(np.array([0, 2]))
+    assert beyond.dtype == np.int32
+    assert beyond.tolist() == [32768, 6, 1]
+    assert at_most.tolist() == [32767, 6, 0]
+    assert beyond.plus_one(np.array([0])).tolist() == [32769, 6, 1]
+
+
+def test_a_version_kept_for_ever_costs_one_array_and_not_its_whole_future() -> None:
+    """20,000 changes of 10,000 numbers: the differences from the first version must not pile up beside it."""
+    rng = np.random.default_rng(0)
+    first = newest = Versioned(np.zeros(10_000, dtype=np.int64))
+    tracemalloc.start()
+    for _ in range(200):
+        newest = newest.plus_one(rng.choice(10_000, size=100, replace=False))
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 4 * 80_000
+    assert first.sum() == 0
+    assert newest.sum() == 20_000
