@@ -187,8 +187,8 @@ class Settings(BaseModel):
             raise DeltaflError("precision is 'tf32', which CPUs do not have; write 'float32' or 'bfloat16'")
         if self.workers > 1 and (self.device != "cpu" or self.engine not in ("auto", "loop")):
             raise DeltaflError(
-                f"workers is {self.workers}, but with device = {self.device!r} and engine = {self.engine!r} one process "
-                "trains the whole cohort; write workers = 1"
+                f"workers is {self.workers}, but with device = {self.device!r} and engine = {self.engine!r} one "
+                "process trains the whole cohort; write workers = 1"
             )
 
     def sampler_settings(

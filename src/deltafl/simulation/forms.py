@@ -16,14 +16,13 @@ from torch import nn
 from torch.nn import functional
 
 from .fast import refusal
-from .local import LocalWork
 from .together import Forward, forward_of, losses_of
 
 if TYPE_CHECKING:
     from ..tasks.base import Task
 
 _MOST_TOGETHER = 256
-_MEMORY = 16 * 1024**3  # bytes of a group's step, on the devices that this is made for
+_CPU_MEMORY = 4 * 1024**3  # bytes of a group's step
 
 
 class UnfoldedConv2d(nn.Module):
@@ -123,14 +122,17 @@ def batched_refusal(model: nn.Module, task: "Task") -> str | None:
     return None
 
 
-def batched_size(model: nn.Module, task: "Task", work: LocalWork, width: int) -> int:
-    """How many clients fit into one batch, by an estimate of the memory of a step; at most 256.
+def batched_size(model: nn.Module, task: "Task", width: int, device: torch.device) -> int:
+    """How many clients fit into one batch, at most 256: a step takes half of a GPU's memory, by an estimate.
 
-    A pure function of its arguments, for groups are part of what decides the last bits of a result.
+    It depends on the GPU's model, never on what is free there, for groups are part of what decides last bits.
     """
+    memory = _CPU_MEMORY
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory // 2
     num_params = sum(param.numel() for param in model.parameters())
     numbers = numbers_an_example(model, task)
-    return max(1, min(_MOST_TOGETHER, _MEMORY // (4 * (6 * num_params + 3 * width * numbers))))
+    return max(1, min(_MOST_TOGETHER, memory // (4 * (6 * num_params + 3 * width * numbers))))
 
 
 def numbers_an_example(model: nn.Module, task: "Task") -> int:

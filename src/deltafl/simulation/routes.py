@@ -81,9 +81,10 @@ def choose_route(
     """
     device = find_device(how.device)
     _check(model, how, device, count)
-    if how == Computation() or (how.engine == "auto" and device.type == "cpu"):
+    if how.engine == "auto" and device.type == "cpu":
         together = how.precision == "float32" and group_size(model, task, work) > 1
-        return Route("together" if together else "loop", str(device), how.precision)
+        why = "no GPU was found" if how.device == "auto" else Route().why
+        return Route("together" if together else "loop", str(device), how.precision, why)
     route = _asked(model, task, work, how, device, measure)
     _log.info("local training: %s on %s in %s, for %s", route.path, device_name(device), route.precision, route.why)
     return route

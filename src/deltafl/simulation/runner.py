@@ -78,7 +78,7 @@ class ClientRunner:
             return 1
         if self._route.path == "together":
             return group_size(model, task, self._work)
-        return batched_size(self._formed(model), task, self._work, self._largest_batch())
+        return batched_size(self._formed(model), task, self._largest_batch(), self._device)
 
     def share(self) -> None:
         """Move the examples into memory that worker processes see without a copy."""
