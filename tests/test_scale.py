@@ -1,0 +1,271 @@
+"""A million clients: rounds that read what they need, states that are shared, saved and mapped into memory."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltafl import (
+    DeltaflError,
+    Plan,
+    Population,
+    Reports,
+    RoundState,
+    close_round,
+    init_round,
+    make_sampler,
+    make_server_optimizer,
+    open_round,
+)
+from deltafl.memory import RowFormat
+from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation.experiment import run_single
+from deltafl.simulation.records import RunDirectory
+from deltafl.state_file import flatten, load_state, save_state
+from deltafl.streams import stream
+from deltafl.tree import TreeBuffer
+from deltafl.types import IntArray
+from deltafl.versions import Array, Buffer, Versioned
+
+D = 6
+LABELS = ["pracdelta", "fedpracis", "uniform", "md-fixed"]
+
+
+def plan_of(m: int, label: str = "pracdelta@ordered-pivotal", n: int = 50, **options: Any) -> Plan:
+    sizes = 1 + np.arange(m) % 7
+    return Plan(Population.from_sizes(sizes), make_sampler(label), n, **options)
+
+
+def play(plan: Plan, state: RoundState, rounds: int, d: int = D) -> RoundState:
+    """Rounds in which a tenth of the clients does not answer; everything from the state's own round number."""
+    for _ in range(rounds):
+        rng = stream(1, "audit", state.round)
+        cohort = open_round(plan, state)
+        n = len(cohort.client_n)
+        update_nd = (rng.normal(size=(n, d)) * (1 + cohort.client_n[:, None] % 5)).astype(np.float32)
+        said = Reports.make(n, responded=rng.random(n) < 0.9, step_variance=rng.exponential(size=n))
+        state, _ = close_round(plan, state, cohort, update_nd, said)
+    return state
+
+
+def same(a: RoundState, b: RoundState) -> bool:
+    pairs = zip(flatten(a), flatten(b), strict=True)
+    return all(name == other and x.dtype == y.dtype and x.tobytes() == y.tobytes() for (name, x), (other, y) in pairs)
+
+
+def numbers_touched(monkeypatch: pytest.MonkeyPatch, m: int) -> int:
+    """Numbers of arrays with one row a client that a round reads in trees, or writes, once the state is there."""
+    plan = plan_of(m)
+    state = play(plan, init_round(plan, np.zeros(D)), 2)
+    count, read, write, copy = [0], TreeBuffer.children, Buffer.write, Versioned.__array__
+
+    def children(buffer: TreeBuffer, level: int, node_k: IntArray) -> tuple[IntArray, Array]:
+        child_kb, value_kb = read(buffer, level, node_k)
+        count[0] += value_kb.size
+        return child_kb, value_kb
+
+    def written(buffer: Buffer, index_k: IntArray, value_k: Array) -> None:
+        count[0] += len(index_k)
+        write(buffer, index_k, value_k)
+
+    def copied(version: Versioned, *rest: Any, **more: Any) -> Array:
+        count[0] += len(version)
+        return copy(version, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TreeBuffer, "children", children)
+        patch.setattr(Buffer, "write", written)
+        patch.setattr(Versioned, "__array__", copied)
+        play(plan, state, 1)
+    return count[0]
+
+
+def test_a_round_among_a_million_touches_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = (numbers_touched(monkeypatch, m) for m in (10**4, 10**6))
+    assert large < 2 * small
+    assert large < 10**6 / 10
+
+
+def test_sixteen_bytes_a_client_are_enough() -> None:
+    m = 10**6
+    state = init_round(plan_of(m), np.zeros(D))
+    per_client = [state.sampler.p_m.current(), state.asked_m.current(), state.answered_m.current()]
+    total = sum(buffer.array_m.nbytes for buffer in per_client) + per_client[0].inner.nbytes
+    assert total <= 16 * m
+    _, *rest = flatten(state._replace(sampler=None, asked_m=None, answered_m=None))  # type: ignore[arg-type]
+    assert sum(array.nbytes for _, array in rest if array.dtype != object) < 1000
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_the_arrays_design_and_the_tree_learn_the_same(name: str) -> None:
+    """From the same cohorts, the state of a tree and that of an array agree: two ways to keep one p."""
+    tree_plan, array_plan = (plan_of(500, f"{name}{design}") for design in ("@ordered-pivotal", ""))
+    tree = array = init_round(tree_plan, np.zeros(D)).sampler
+    array = init_round(array_plan, np.zeros(D)).sampler
+    for round in range(20):
+        rng = stream(3, "audit", round)
+        cohort = tree_plan.sampler.open(tree, np.ones(500, dtype=bool), 50, rng)
+        reports = Reports.make(50, step_variance=rng.exponential(size=50), responded=rng.random(50) < 0.8)
+        reports = reports._replace(
+            squared_norm_n=rng.exponential(size=50), squared_deviation_n=rng.exponential(size=50)
+        )
+        tree = tree_plan.sampler.update(tree, cohort, reports)
+        array = array_plan.sampler.update(array, cohort, reports)
+    np.testing.assert_allclose(np.asarray(tree[0]), np.asarray(array[0]), rtol=1e-11)
+
+
+def test_a_round_can_be_opened_and_closed_again_from_any_earlier_state() -> None:
+    plan = plan_of(2000)
+    states = [init_round(plan, np.zeros(D))]
+    for _ in range(6):
+        states.append(play(plan, states[-1], 1))
+    for i in (3, 0, 5, 2):
+        assert same(play(plan, states[i], 1), states[i + 1])
+
+
+@pytest.mark.parametrize("label", ["pracdelta@ordered-pivotal", "uniform@ordered-pivotal", "pracdelta"])
+def test_a_checkpointed_run_goes_on_bit_for_bit(tmp_path: Path, label: str) -> None:
+    plan = plan_of(300, label)
+    directory = RunDirectory(tmp_path / "run")
+    directory.start(RunSettings())
+    state = play(plan, init_round(plan, np.zeros(D)), 5)
+    directory.save(state)
+    back = directory.load(init_round(plan, np.zeros(D)))
+    assert type(back.sampler[0]) is type(state.sampler[0])
+    assert same(back, state)
+    assert same(play(plan, back, 5), play(plan, state, 5))
+
+
+def test_an_experiment_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+    """The digits task through the simulator, stopped in the middle."""
+    given = {"task": "digits", "clients": 12, "sample": 4, "rounds": 5, "local_epochs": 1, "checkpoint_every": 2}
+    settings = make_settings(RunSettings, {**given, "sampler": "pracdelta@ordered-pivotal"})
+
+    def stop(done: int, total: int, test: object) -> None:
+        if done == 3:
+            raise InterruptedError
+
+    run_single(settings, tmp_path / "unbroken", lambda *_: None)
+    with pytest.raises(InterruptedError):
+        run_single(settings, tmp_path / "broken", stop)
+    run_single(settings, tmp_path / "broken", lambda *_: None)
+    for name in ("rounds.jsonl", json.loads((tmp_path / "broken" / "checkpoint.json").read_text())["tensors"]):
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+
+
+# --- state files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ["horvitz-thompson", "innovation-damped"])
+@pytest.mark.parametrize(
+    "label", ["pracdelta@ordered-pivotal", "uniform@ordered-pivotal", "pracdelta", "delta-centred"]
+)
+def test_a_saved_state_goes_on_bit_for_bit(tmp_path: Path, label: str, estimator: str) -> None:
+    plan = plan_of(300, label, estimator=estimator, server_optimizer=make_server_optimizer("adam"))
+    state = play(plan, init_round(plan, np.zeros(D)), 4)
+    path = tmp_path / "state.safetensors"
+    save_state(path, state)
+    content = path.read_bytes()
+    back = load_state(path, plan)
+    assert isinstance(back.round, int)
+    assert same(back, state)
+    further = play(plan, back, 4)
+    assert same(further, play(plan, state, 4))
+    assert path.read_bytes() == content  # what changed stayed in memory
+    save_state(path, further)  # over the file that it is mapped from
+    assert same(load_state(path, plan), further)
+    assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    plan = plan_of(300)
+    state = play(plan, init_round(plan, np.zeros(D)), 2)
+    save_state(tmp_path / "state.safetensors", state)
+    arrays = load_file(tmp_path / "state.safetensors")
+    for name, array in flatten(state):
+        assert np.array_equal(arrays[name], array)
+    assert set(arrays) - {name for name, _ in flatten(state)} == {"state.sampler.p_m.inner"}
+
+
+def test_a_loaded_million_is_not_read_by_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither loading nor the round after it sums the scores up anew."""
+    plan = plan_of(10**6)
+    state = play(plan, init_round(plan, np.zeros(D)), 1)
+    save_state(tmp_path / "state.safetensors", state)
+    sums = [0]
+    add_up = TreeBuffer._add_up
+
+    def counted(buffer: TreeBuffer, level: int, node_k: IntArray) -> None:
+        sums[0] += len(node_k)
+        add_up(buffer, level, node_k)
+
+    monkeypatch.setattr(TreeBuffer, "_add_up", counted)
+    following = play(plan, load_state(tmp_path / "state.safetensors", plan), 1)
+    assert sums[0] <= 50 * 5
+    assert same(following, play(plan, state, 1))
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    plan, path = plan_of(300), tmp_path / "state.safetensors"
+    save_state(path, init_round(plan, np.zeros(D)))
+    with pytest.raises(DeltaflError, match=r"does not fit this plan \(state.sampler.p_m differs\)"):
+        load_state(path, plan_of(299))
+    with pytest.raises(DeltaflError, match=r"state.sampler.score_m differs"):
+        load_state(path, plan_of(300, "uniform"))
+    content = path.read_bytes()
+    for bad in (b"", b"abc", content[:100], content[:-8], b"\xff" * 400):
+        path.write_bytes(bad)
+        with pytest.raises(DeltaflError, match=r"is no state file|does not fit"):
+            load_state(path, plan)
+    with pytest.raises(DeltaflError, match="no state file"):
+        load_state(tmp_path / "nothing", plan)
+    rows = RowFormat(folder=str(tmp_path / "rows"))
+    with pytest.raises(DeltaflError, match="rows in a file of their own"):
+        save_state(path, init_round(replace(plan, estimator="difference-own", memory=rows), np.zeros(D)))
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, path = plan_of(300), tmp_path / "state.safetensors"
+    old = init_round(plan, np.zeros(D))
+    save_state(path, old)
+
+    def full(file: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        save_state(path, play(plan, old, 1))
+    assert same(load_state(path, plan), old)
+    assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_samplers_that_do_not_say_so_are_still_given_a_mask() -> None:
+    """``takes_everyone`` is an offer: a sampler of one's own sees what it always saw."""
+    seen = []
+
+    class Watching:
+        unbiased, needs_oracle = True, False
+
+        def __init__(self) -> None:
+            self.inner = make_sampler("uniform")
+
+        def init(self, population: Population) -> Any:
+            return self.inner.init(population)
+
+        def open(self, state: Any, available_m: Any, n: int, rng: Any, oracle: Any = None) -> Any:
+            seen.append(available_m)
+            return self.inner.open(state, available_m, n, rng, oracle)
+
+        def update(self, state: Any, cohort: Any, reports: Any) -> Any:
+            return state
+
+    plan = replace(plan_of(20, n=3), sampler=Watching())
+    masked = open_round(plan, init_round(plan, np.zeros(D)))
+    plain = replace(plan, sampler=make_sampler("uniform"))
+    assert np.array_equal(masked.client_n, open_round(plain, init_round(plain, np.zeros(D))).client_n)
+    assert seen[0].tolist() == [True] * 20
