@@ -28,7 +28,7 @@ from deltafl import (
     open_round,
 )
 from deltafl.controls import CommonControlState
-from deltafl.replies import screen_replies
+from deltafl.replies import measure, screen_replies
 from deltafl.server_optimizers import SERVER_OPTIMIZERS
 
 SIZES = [10, 15, 20, 25, 30, 35]
@@ -331,3 +331,31 @@ def test_rows_of_missing_clients_are_neutral_for_samplers() -> None:
     assert replies.reports.squared_norm_n.tolist() == [5, 0, 0]
     assert replies.reports.squared_deviation_n.tolist() == [0, 0, 0]
     assert replies.update_nd.tolist() == [[1, 2], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("d", [1, 3, 10, 127, 129, 4097, 70001])
+def test_norms_have_the_same_bits_however_many_are_measured_at_once(d: int) -> None:
+    rng = np.random.default_rng(d)
+    update_nd = (rng.normal(size=(9, d)) * 10 ** rng.uniform(-3, 3, size=(9, 1))).astype(np.float32)
+    reports = measure(update_nd, Reports.make(9))
+    wide_nd, mean_d = update_nd.astype(np.float64), np.average(update_nd, axis=0)
+    assert reports.squared_norm_n.tolist() == [row_d @ row_d for row_d in wide_nd]
+    assert reports.squared_deviation_n.tolist() == [np.sum((row_d - mean_d) ** 2) for row_d in wide_nd]
+
+
+def test_replies_in_a_table_are_screened_as_one_by_one() -> None:
+    """Tables are looked at as a whole, lists reply by reply: the same rows, the same reasons."""
+    table_nd = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float64)
+    for row, entry in ((1, np.nan), (2, np.inf), (3, 1e19), (4, 1e300)):
+        table_nd[row, 2] = entry
+    loss, variance, steps = np.zeros(9), np.zeros(9), np.ones(9, dtype=int)
+    loss[5], variance[6], steps[7] = np.nan, -1, 0
+    reports = Reports.make(9, loss=loss, step_variance=variance, num_steps=steps, responded=np.arange(9) != 8)
+    cohort = Cohort(np.arange(9), np.ones(9, dtype=np.int64), np.ones(9))
+    known_d = np.ones(4, dtype=np.float32)
+    table = screen_replies(cohort, table_nd, reports, 4, known_d=known_d)
+    listed = screen_replies(cohort, list(table_nd), reports, 4, known_d=known_d)
+    assert [reply.client for reply in table.rejected] == [1, 2, 3, 4, 5, 6, 7]
+    assert table.rejected == listed.rejected
+    assert np.array_equal(table.update_nd, listed.update_nd)
+    assert all(np.array_equal(x, y) for x, y in zip(table.reports, listed.reports, strict=True))

@@ -12,6 +12,8 @@ from .types import Cohort, FloatArray, Params, RejectedReply, Reports
 
 #: A finite entry beyond this could still overflow the float32 model once it is weighted, or a score once it is squared.
 LARGEST_ENTRY = 1e18
+#: Numbers in float64 that are measured at once.
+_BLOCK = 2**16
 
 Updates = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
 
@@ -59,7 +61,13 @@ def screen_replies(
     update_nd = np.zeros((n, num_params), dtype=np.float32)
     responded_n = reports.responded_n.copy()
     rejected: list[RejectedReply] = []
-    for i in np.flatnonzero(responded_n).tolist():
+    sound_n = _sound(updates, reports, num_params)
+    at_once = np.flatnonzero(responded_n & sound_n)
+    if len(at_once):
+        update_nd[at_once] = np.asarray(updates)[at_once]
+        if known_d is not None:
+            update_nd[at_once] -= known_d
+    for i in np.flatnonzero(responded_n & ~sound_n).tolist():
         fault = _fault(updates[i], reports, i, num_params)
         if fault is None:
             update_nd[i] = np.asarray(updates[i], dtype=np.float32)
@@ -69,6 +77,25 @@ def screen_replies(
             responded_n[i] = False
             rejected.append(RejectedReply(int(cohort.client_n[i]), fault))
     return Replies(update_nd, measure(update_nd, _neutral(reports, responded_n), weight_n), rejected)
+
+
+def _sound(updates: Updates, reports: Reports, num_params: int) -> npt.NDArray[np.bool_]:
+    """The rows in which all is well, seen at once; none where updates are no table, so that each is looked at."""
+    n = len(reports.responded_n)
+    if not isinstance(updates, np.ndarray) or updates.dtype.kind != "f" or updates.shape != (n, num_params):
+        return np.zeros(n, dtype=np.bool_)
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow_nd = updates.astype(np.float32, copy=False)
+    largest_n = np.maximum(
+        narrow_nd.max(axis=1, initial=0.0), -narrow_nd.min(axis=1, initial=0.0)
+    )  # NaN if there is one
+    return (
+        (largest_n <= LARGEST_ENTRY)
+        & (np.abs(reports.loss_n) <= LARGEST_ENTRY)
+        & (reports.step_variance_n >= 0)
+        & (reports.step_variance_n <= LARGEST_ENTRY**2)
+        & (reports.num_steps_n >= 1)
+    )
 
 
 def _fault(update: npt.ArrayLike | None, reports: Reports, i: int, num_params: int) -> str | None:
@@ -156,8 +183,11 @@ def measure(
     squared_norm_n, squared_deviation_n = np.zeros(len(update_nd)), np.zeros(len(update_nd))
     if len(here):
         mean_d = np.average(update_nd[here], axis=0, weights=None if weight_n is None else weight_n[here])
-        for i in here:
-            update_d = update_nd[i].astype(np.float64)
-            squared_norm_n[i] = update_d @ update_d
-            squared_deviation_n[i] = np.sum((update_d - mean_d) ** 2)
+        rows = max(1, _BLOCK // max(1, update_nd.shape[1]))
+        for first in range(0, len(here), rows):
+            block = here[first : first + rows]
+            wide_bd = update_nd[block].astype(np.float64)
+            # The same bits as row @ row, whatever the block.
+            squared_norm_n[block] = (wide_bd[:, None, :] @ wide_bd[:, :, None])[:, 0, 0]
+            squared_deviation_n[block] = np.sum((wide_bd - mean_d) ** 2, axis=1)
     return reports._replace(squared_norm_n=squared_norm_n, squared_deviation_n=squared_deviation_n)
