@@ -72,7 +72,8 @@ JOBS = {
 VARIANTS: dict[str, tuple[str, str] | None] = {
     "plain loop": None,
     "plain loop, float32": None,
-    "loop": ("loop", "float32"),
+    "loop, float32": ("loop", "float32"),
+    "loop, bfloat16": ("loop", "bfloat16"),
     **{
         f"{engine}, {precision}": (engine, precision)
         for engine in ("batched", "unfolded")

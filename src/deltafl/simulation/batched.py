@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from ..types import Params
-from .devices import autocast
 from .fast import take_step
 from .local import LocalResult, LocalWork
 from .members import Fetch, Member, Schedule, results_of, schedule_of
@@ -42,7 +42,8 @@ class BatchedTrainer:
         width: The largest minibatch of any client.
         fetch: Gives the examples of rows, both on the device.
         device: Where to train.
-        precision: ``"bfloat16"`` for forward passes in bfloat16; anything else leaves products to ``devices.numerics``.
+        precision: ``"bfloat16"`` for forward and backward passes in bfloat16, with parameters, losses and sums in
+            float32; anything else leaves products to ``devices.numerics``.
         varied: Gives the inputs of rows on the CPU, for members with a variation of their inputs; None if none has.
         noisy: Whether members may have gradient noise.
     """
@@ -61,7 +62,8 @@ class BatchedTrainer:
         noisy: bool = False,
     ) -> None:
         self._forward, self._losses, self._work, self._width, self._fetch = forward, losses, work, width, fetch
-        self._device, self._precision, self._varied, self._noisy = device, precision, varied, noisy
+        self._device, self._varied, self._noisy = device, varied, noisy
+        self._dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self._shapes = [param.shape for param in model.parameters()]
         self._num_params = sum(shape.numel() for shape in self._shapes)
         self._slots: _Slots | None = None
@@ -86,7 +88,10 @@ class BatchedTrainer:
             unfinished = active
             slots.rows_nb[:active].copy_(rows_knb[step, :active])
             slots.weight_nb[:active].copy_(weight_knb[step, :active])
-            self._add_chance(slots, schedule, step, active)
+            if self._noisy:
+                self._add_noise(slots, schedule.members[:active])
+            if slots.x_nb is not None:
+                self._vary(slots.x_nb, schedule, step, active)
             self._run(rounded_up(active))
         slots.keep(0, unfinished)
         return slots.results(schedule, self._work.rate)
@@ -101,21 +106,23 @@ class BatchedTrainer:
             self._slots = _Slots(capacity, self._num_params, self._width, self._work, self._device, inputs, self._noisy)
         return self._slots
 
-    def _add_chance(self, slots: "_Slots", schedule: Schedule, step: int, active: int) -> None:
-        """Write what is drawn for this step: the noise of the gradients, and varied inputs."""
-        for i, member in enumerate(schedule.members[:active]):
-            if self._noisy:
-                noise_d = member.noise * member.rng.standard_normal(self._num_params) if member.noise > 0 else 0.0
-                slots.noise_nd[i] = torch.as_tensor(noise_d, dtype=torch.float32)
-        if self._varied is None or slots.x_nb is None:
-            return
+    def _add_noise(self, slots: "_Slots", members: Sequence[Member]) -> None:
+        """Draw what is added to the gradients of this step."""
+        for i, member in enumerate(members):
+            if member.noise > 0:
+                noise_d = member.noise * torch.from_numpy(member.rng.standard_normal(self._num_params)).float()
+                slots.noise_nd[i].copy_(noise_d)
+
+    def _vary(self, x_nb: torch.Tensor, schedule: Schedule, step: int, active: int) -> None:
+        """Vary the inputs of this step, on the CPU, while the device may still be at the step before."""
+        assert self._varied is not None
         varied_n = []
         for i, member in enumerate(schedule.members[:active]):
             size = int((schedule.weight_knb[step, i] > 0).sum())
             x = self._varied(schedule.rows_knb[step, i, :size])
             x = x if member.vary is None else member.vary(x)
-            varied_n.append(torch.cat([x, x.new_zeros(self._width - size, *x.shape[1:])]))
-        slots.x_nb[:active].copy_(torch.stack(varied_n))
+            varied_n.append(functional.pad(x.flatten(1), (0, 0, 0, self._width - size)).view(-1, *x.shape[1:]))
+        x_nb[:active].copy_(torch.stack(varied_n))
 
     def _run(self, count: int) -> None:
         graph = self._graphs.get(count)
@@ -128,11 +135,12 @@ class BatchedTrainer:
         """One step of the first clients, from memory that stays where it is into memory that stays where it is."""
         slots = self._slots
         assert slots is not None
-        params = [part.detach().requires_grad_() for part in self._parts(slots.current_nd[:count])]
+        # Not by autocast, which does not reach into torch.vmap: what is cast is one vector.
+        source_nd = slots.current_nd[:count].to(self._dtype)
+        params = [part.detach().requires_grad_() for part in self._parts(source_nd)]
         x, y = self._fetch(slots.rows_nb[:count].reshape(-1))
         x = x.view(count, self._width, *x.shape[1:]) if slots.x_nb is None else slots.x_nb[:count]
-        with autocast(self._device, self._precision):
-            output = self._forward(params, x)
+        output = self._forward(params, x.to(self._dtype) if x.is_floating_point() else x)
         losses_nb = self._losses(output.float(), y.view(count, self._width, *y.shape[1:])) * slots.weight_nb[:count]
         gradients = torch.autograd.grad(losses_nb.sum(), params, materialize_grads=True)
         gradient_nd = slots.gradient_nd[:count]

@@ -57,7 +57,7 @@ def numerics(device: torch.device, precision: str) -> Iterator[None]:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Forward passes in bfloat16 where the precision says so; parameters, losses and sums stay float32.
+    """Products of the forward pass in bfloat16 where the precision says so; parameters, losses and sums stay float32.
 
     Without a cache of cast parameters: they change in every step.
     """
