@@ -156,6 +156,22 @@ def test_an_experiment_is_resumed_bit_for_bit(tmp_path: Path) -> None:
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
 
 
+def test_clients_join_a_tree_with_the_mean_score() -> None:
+    """Flower's federations grow: scores of those who were there keep their proportions, newcomers get the mean."""
+    pytest.importorskip("flwr")
+    from deltafl.flower.growth import grow_state
+
+    small, large = plan_of(40, n=8), plan_of(60, n=8)
+    state = play(small, init_round(small, np.zeros(D)), 5)
+    grown = grow_state(large, state)
+    assert type(grown.sampler.p_m) is type(state.sampler.p_m)
+    before_m, after_m = np.asarray(state.sampler.p_m), np.asarray(grown.sampler.p_m)
+    np.testing.assert_allclose(after_m, np.concatenate([before_m * 40 / 60, np.full(20, 1 / 60)]))
+    assert grown.sampler.p_m.total == pytest.approx(1)
+    assert grown.asked_m.tolist() == state.asked_m.tolist() + [0] * 20
+    assert play(large, grown, 3).asked_m.sum() == 8 * 8
+
+
 # --- state files ------------------------------------------------------------------------------------------------------
 
 
@@ -269,3 +285,13 @@ def test_samplers_that_do_not_say_so_are_still_given_a_mask() -> None:
     plain = replace(plan, sampler=make_sampler("uniform"))
     assert np.array_equal(masked.client_n, open_round(plain, init_round(plain, np.zeros(D))).client_n)
     assert seen[0].tolist() == [True] * 20
+
+
+def test_the_example_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "scale.md").read_text()
+    block = text[text.index("```python\n") + len("```python\n") :]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(block[: block.index("```")], "scale.md", "exec"), names)
+    assert names["info"].round == 3
+    assert names["state"].asked_m.sum() == 4000

@@ -89,13 +89,14 @@ def _sound(updates: Updates, reports: Reports, num_params: int) -> npt.NDArray[n
     largest_n = np.maximum(
         narrow_nd.max(axis=1, initial=0.0), -narrow_nd.min(axis=1, initial=0.0)
     )  # NaN if there is one
-    return (
+    sound_n: npt.NDArray[np.bool_] = (
         (largest_n <= LARGEST_ENTRY)
         & (np.abs(reports.loss_n) <= LARGEST_ENTRY)
         & (reports.step_variance_n >= 0)
         & (reports.step_variance_n <= LARGEST_ENTRY**2)
         & (reports.num_steps_n >= 1)
     )
+    return sound_n
 
 
 def _fault(update: npt.ArrayLike | None, reports: Reports, i: int, num_params: int) -> str | None:

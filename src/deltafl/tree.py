@@ -18,7 +18,7 @@ from .types import FloatArray, IntArray
 from .versions import Array, Buffer, Versioned
 
 #: Children of a node.
-WIDTH = 32
+WIDTH = 16
 #: Nodes that are summed at once while a tree is built.
 _CHUNK = 2**14
 
