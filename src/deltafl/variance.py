@@ -7,8 +7,8 @@
 - fixed size:       V = n/(n-1) sum_S (1 - pi_i) norm(y_i / pi_i - B)^2, B the (1 - pi)-weighted mean of y_i / pi_i
                     (Deville 1999 after Hajek 1964). Exact for simple random sampling; close for systematic and pivotal
                     draws in random order; conservative for stratified ones. Balanced draws (local-pivotal, cube)
-                    count as fixed size: an over-estimate, as the formula knows nothing of the values they spread over. So do
-                    ordered-pivotal draws: an over-estimate where neighbours in the order are alike.
+                    count as fixed size: an over-estimate, as the formula knows nothing of the values they spread over;
+                    ordered-pivotal draws too, an over-estimate where neighbours in the order are alike.
 
 NaN where one cohort cannot tell (fewer than two undecided clients, unknown expectations).
 """
