@@ -9,6 +9,10 @@ class DeltaflError(ValueError):
     """A mistake in what was given; the message says what was given, what is allowed and what to write instead."""
 
 
+class ToldElsewhere(DeltaflError):
+    """What went wrong in another process of the same run, which says so itself."""
+
+
 class MissingExtraError(DeltaflError):
     """A part of deltafl needs a package that is not installed."""
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..settings import RunSettings
     from ..simulation.engine import Evaluation
     from ..simulation.experiment import OnRound
+    from ..simulation.ranks import Ranks
 
 EXIT_INTERRUPTED = 130
 #: A run that diverged: not 1 (a check that failed) and not 2 (bad input).
@@ -55,7 +56,9 @@ def compare(
     from rich.console import Console
 
     from ..settings import CompareSettings
+    from ..simulation.ranks import refuse_ranks
 
+    refuse_ranks("compare")
     settings, folder = o.settings_from(CompareSettings, ctx.params, "compare")
     from ..report.table import comparison_table
     from ..simulation.comparison import run_comparison
@@ -111,32 +114,43 @@ def run(
 
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """
+    from ..simulation.ranks import joined_ranks
+
+    with joined_ranks() as ranks:
+        _run(ctx, ranks)
+
+
+def _run(ctx: typer.Context, ranks: "Ranks") -> None:
+    """``deltafl run`` in one of the processes that play it; the first of them does the talking."""
     from ..settings import RunSettings
 
-    settings, folder = o.settings_from(RunSettings, ctx.params, "run")
+    settings, folder = ranks.from_first(lambda: o.settings_from(RunSettings, ctx.params, "run"))
     with _interruptible("run", folder), _progress() as progress:
         bar = progress.add_task(settings.sampler, total=settings.rounds, shown="")
 
         def on_round(done: int, rounds: int, test: "Evaluation") -> None:
-            progress.start()
-            progress.update(bar, completed=done, shown=_shown(test))
+            if ranks.first:
+                progress.start()
+                progress.update(bar, completed=done, shown=_shown(test))
 
-        last = _run_or_diverge(settings, folder, on_round)
-    _tell_refusals(folder)
-    accuracy = "" if isnan(last.accuracy) else f"accuracy {last.accuracy:.2%}, "
-    typer.echo(f"after {settings.rounds} rounds: {accuracy}loss {last.loss:.4g}; records: {folder}/rounds.jsonl")
+        last = _run_or_diverge(settings, folder, on_round, ranks)
+    if ranks.first:
+        _tell_refusals(folder)
+        accuracy = "" if isnan(last.accuracy) else f"accuracy {last.accuracy:.2%}, "
+        typer.echo(f"after {settings.rounds} rounds: {accuracy}loss {last.loss:.4g}; records: {folder}/rounds.jsonl")
 
 
-def _run_or_diverge(settings: "RunSettings", folder: Path, on_round: "OnRound") -> "Evaluation":
+def _run_or_diverge(settings: "RunSettings", folder: Path, on_round: "OnRound", ranks: "Ranks") -> "Evaluation":
     """The last evaluation; a run that diverges ends with its sentence and an exit code of its own."""
     from ..divergence import DivergedError
     from ..simulation.experiment import run_single
 
     try:
-        return run_single(settings, folder, on_round)
+        return run_single(settings, folder, on_round, ranks)
     except DivergedError as error:
-        _tell_refusals(folder)
-        typer.echo(f"deltafl: {error} in {folder}", err=True)
+        if ranks.first:
+            _tell_refusals(folder)
+            typer.echo(f"deltafl: {error} in {folder}", err=True)
         raise typer.Exit(EXIT_DIVERGED) from None
 
 

@@ -5,7 +5,7 @@ import sys
 import typer
 
 from .. import __version__
-from ..errors import DeltaflError
+from ..errors import DeltaflError, ToldElsewhere
 from . import audit, catalogue, experiments, reproduce
 from .log import show_log
 
@@ -45,6 +45,8 @@ def main() -> None:
     show_log()
     try:
         app()
+    except ToldElsewhere:
+        sys.exit(2)
     except DeltaflError as error:
         typer.echo(f"deltafl: {error}", err=True)
         sys.exit(2)

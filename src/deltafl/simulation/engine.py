@@ -173,9 +173,13 @@ class Engine:
 
     def _groups(self, clients: list[int]) -> list[list[int]]:
         """Places in the cohort of those who are trained together, those with equally much to do side by side."""
-        size = max(1, min(self._runner.group_size, -(-len(clients) // self._workers.count)))
+        size = max(1, min(self._runner.group_size, -(-len(clients) // self._workers.width)))
         order = sorted(range(len(clients)), key=lambda place: -self._runner.cost(clients[place]))
         return [order[first : first + size] for first in range(0, len(order), size)]
+
+    def costs(self, client_n: IntArray) -> list[float]:
+        """How much there is to do for each client in a round, in any unit."""
+        return self._costs(self._checked(client_n))
 
     def _costs(self, clients: list[int]) -> list[float]:
         return [self._runner.cost(client) for client in clients]

@@ -17,11 +17,14 @@ from ..divergence import DivergedError, Watch
 from ..errors import require
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
 from ..settings import RunSettings
+from ..shared import can_share, close_shared_round
 from ..tasks.base import Task
 from ..types import Cohort, RoundInfo
+from .distributed import SharedDirectory, SharedWorkers, refuse_undividable
 from .engine import Engine, Evaluation, Training
 from .oracle import BYTES_OF_STATISTICS, BYTES_PER_PARAMETER, SimulatedOracle, Traffic, bytes_of, reports_of
 from .probes import is_probed, probe_everyone, probe_selected
+from .ranks import Ranks, shared_out
 from .records import RunDirectory
 from .routes import keep_route
 from .setup import check_memory, engine_of, filled_in, method_of, plan_of
@@ -31,7 +34,9 @@ from .workers import Workers
 OnRound = Callable[[int, int, Evaluation], None]
 
 
-def run_experiment(settings: RunSettings, engine: Engine, directory: RunDirectory, on_round: OnRound) -> RoundState:
+def run_experiment(
+    settings: RunSettings, engine: Engine, directory: RunDirectory, on_round: OnRound, ranks: Ranks | None = None
+) -> RoundState:
     """Play the rounds that are not recorded yet.
 
     Args:
@@ -39,6 +44,7 @@ def run_experiment(settings: RunSettings, engine: Engine, directory: RunDirector
         engine: ``engine_of(settings, workers)``; runs that differ in their sampler alone share it.
         directory: Where the record is; started already. Rounds after its last checkpoint are played again.
         on_round: Told after every round.
+        ranks: The processes that play this run together (``distributed.py``); this one alone if left out.
 
     Returns:
         The state after the last round. Interrupt it at any moment: the next call goes on from the last checkpoint and
@@ -52,7 +58,9 @@ def run_experiment(settings: RunSettings, engine: Engine, directory: RunDirector
     if ended is not None:
         raise ended
     population = engine.task.population(settings.weights)
-    keep_route(engine.route, directory.path)
+    ranks = ranks or Ranks()
+    if ranks.first:
+        keep_route(engine.route, directory.path)
     plan = plan_of(settings, population, engine.task, directory.memory_folder(settings.memory_path))
     state = directory.load(init_round(plan, engine.initial_params()))
     total = filled_in(settings.rounds)
@@ -62,7 +70,7 @@ def run_experiment(settings: RunSettings, engine: Engine, directory: RunDirector
         state = directory.save(state)
     watch = _watch_of(engine.task, directory.lines("rounds.jsonl"))
     while state.round < total:
-        state, test = _play_round(settings, plan, engine, directory, watch, state)
+        state, test = _play_round(settings, plan, engine, directory, watch, ranks, state)
         if state.round % settings.checkpoint_every == 0 or state.round == total:
             state = directory.save(state)
         on_round(state.round, total, test or Evaluation(nan, nan))
@@ -70,15 +78,28 @@ def run_experiment(settings: RunSettings, engine: Engine, directory: RunDirector
 
 
 def _play_round(
-    settings: RunSettings, plan: Plan, engine: Engine, directory: RunDirectory, watch: Watch, opened: RoundState
+    settings: RunSettings,
+    plan: Plan,
+    engine: Engine,
+    directory: RunDirectory,
+    watch: Watch,
+    ranks: Ranks,
+    opened: RoundState,
 ) -> tuple[RoundState, Evaluation | None]:
     """Play and record one round; the next state, and the model's evaluation if there is one."""
     began, began_cpu = time.perf_counter(), time.process_time()
     sent = broadcast(plan, opened)
-    oracle = SimulatedOracle(engine, plan.population, opened.round, sent, plan.n, directory.path)
+    oracle = SimulatedOracle(engine, plan.population, opened.round, sent, plan.n, directory.scratch)
     cohort = open_round(plan, opened, oracle=oracle)
-    training = oracle.train(cohort.client_n)
-    state, info = close_round(plan, opened, cohort, training.update_nd, reports_of(training))
+    if ranks.count > 1 and settings.probe_every is None and can_share(plan):
+        place_k = np.array(shared_out(engine.costs(cohort.client_n), ranks.count)[ranks.rank], dtype=np.int64)
+        with ranks.apart():
+            training = oracle.train(cohort.client_n[place_k])
+        own = reports_of(training)
+        state, info = close_shared_round(plan, opened, cohort, place_k, training.update_nd, own, ranks)
+    else:
+        training = oracle.train(cohort.client_n)
+        state, info = close_round(plan, opened, cohort, training.update_nd, reports_of(training))
     trained, trained_cpu = time.perf_counter(), time.process_time()
     due = state.round % settings.evaluate_every == 0 or state.round == filled_in(settings.rounds)
     test = engine.evaluate(state.params_d) if due or watch.suspects(info) else None
@@ -154,17 +175,24 @@ def _round_line(
     return line if test is None else {**line, "test": test._asdict()}
 
 
-def run_single(settings: RunSettings, folder: Path, on_round: OnRound) -> Evaluation:
-    """``deltafl run``: one experiment in its own folder, started or continued; returns its last evaluation."""
+def run_single(settings: RunSettings, folder: Path, on_round: OnRound, ranks: Ranks | None = None) -> Evaluation:
+    """``deltafl run``: one experiment in its own folder, started or continued; returns its last evaluation.
+
+    ``ranks`` are the processes that play it together; this one alone if left out.
+    """
     require("safetensors", "sim")
-    directory = RunDirectory(folder)
-    with Workers(settings.workers) as workers:
+    ranks = ranks or Ranks()
+    if ranks.count > 1:
+        refuse_undividable(settings)
+        ranks.use(settings.device)
+    directory = RunDirectory(folder) if ranks.count == 1 else SharedDirectory(folder, ranks)
+    with Workers(settings.workers) if ranks.count == 1 else SharedWorkers(settings.workers, ranks) as workers:
         engine = engine_of(settings, workers, folder)
         plan_of(settings, engine.task.population(settings.weights), engine.task)
         check_memory(settings, engine, folder)
         if not directory.started:
             directory.start(settings)
-        state = run_experiment(settings, engine, directory, on_round)
+        state = run_experiment(settings, engine, directory, on_round, ranks)
         return engine.evaluate(state.params_d)
 
 

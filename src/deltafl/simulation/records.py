@@ -135,6 +135,11 @@ class RunDirectory:
             shutil.rmtree(json.loads(note.read_text(encoding="utf-8"))["folder"], ignore_errors=True)
 
     @property
+    def scratch(self) -> Path | None:
+        """Where files go that are gone with the round; None for the system's folder for these."""
+        return self.path
+
+    @property
     def kept(self) -> int:
         """The round of the last checkpoint."""
         return int(json.loads((self.path / "checkpoint.json").read_text(encoding="utf-8"))["round"])

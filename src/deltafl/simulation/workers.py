@@ -62,6 +62,11 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def width(self) -> int:
+        """How many jobs run at the same time."""
+        return self.count
+
     def close(self) -> None:
         """End the processes; a closed pool cannot be used again."""
         self._closed = True

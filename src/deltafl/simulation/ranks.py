@@ -1,0 +1,193 @@
+"""The processes of one run, on one machine or many, as ``torchrun`` starts them.
+
+Every process (*rank*) plays the same rounds with the same state: only local work is divided. ``Ranks`` is what they
+have to say to each other; the plain class is one process alone, and nothing has to be said. torch is loaded only where
+there are several.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..errors import DeltaflError, ToldElsewhere, require
+from ..types import FloatArray
+
+T = TypeVar("T")
+#: A process that waits so long for another gives up: longer than any share of a round should take.
+PATIENCE = timedelta(minutes=30)
+_FAILURE = "failure"
+
+
+class Ranks:
+    """One process alone.
+
+    Attributes:
+        rank: Number of this process, from 0; the first one writes the record.
+        count: Number of processes.
+    """
+
+    rank = 0
+    count = 1
+    is_apart = False
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes files and talks to people."""
+        return self.rank == 0
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives, or raises, in the first process; it is not called in the others."""
+        return make()
+
+    def add_up(self, vector: FloatArray) -> FloatArray:
+        """The sum of float64 vectors over all processes, the same bits in all of them."""
+        return vector
+
+    def gathered(self, item: T) -> list[T]:
+        """Everybody's items, in the order of ranks."""
+        return [item]
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Work that is this process's own share already is not shared out again."""
+        self.is_apart = True
+        try:
+            yield
+        finally:
+            self.is_apart = False
+
+    def use(self, device: str) -> None:
+        """Take this process's GPU if the run is on GPUs: the one with its number on its machine."""
+
+
+class TorchRanks(Ranks):
+    """Several processes: torch.distributed with gloo, and with nccl between GPUs.
+
+    Raises:
+        DeltaflError: From all methods, if another process has ended.
+    """
+
+    def __init__(self) -> None:
+        require("torch", "sim")
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.rendezvous import rendezvous
+
+        self._torch, self._dist, self._device = torch, dist, torch.device("cpu")
+        try:
+            store, self.rank, self.count = next(rendezvous("env://", timeout=PATIENCE))
+            self._notes = dist.distributed_c10d.PrefixStore("deltafl", store)
+            gpus = torch.cuda.is_available() and dist.is_nccl_available()
+            backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.count, timeout=PATIENCE)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise DeltaflError(f"the processes of this run did not find each other ({error}); use torchrun") from error
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives, or raises, in the first process; it is not called in the others."""
+        message: list[Any] = [None, None]
+        failure: DeltaflError | None = None
+        if self.first:
+            try:
+                message[0] = make()
+            except DeltaflError as error:
+                failure, message[1] = error, str(error)
+        self._together(lambda: self._dist.broadcast_object_list(message, src=0))
+        made, sentence = message
+        if sentence is not None:
+            raise failure or ToldElsewhere(sentence)
+        found: T = made
+        return found
+
+    def add_up(self, vector: FloatArray) -> FloatArray:
+        """The sum of float64 vectors over all processes, the same bits in all of them."""
+        total = self._torch.tensor(vector, dtype=self._torch.float64, device=self._device)
+        self._together(lambda: self._dist.all_reduce(total))
+        summed: FloatArray = total.cpu().numpy()
+        return summed
+
+    def gathered(self, item: T) -> list[T]:
+        """Everybody's items, in the order of ranks."""
+        items: list[Any] = [None] * self.count
+        self._together(lambda: self._dist.all_gather_object(items, item))
+        return items
+
+    def use(self, device: str) -> None:
+        """Take this process's GPU if the run is on GPUs: the one with its number on its machine."""
+        if device == "cuda" or (device == "auto" and self._torch.cuda.is_available()):
+            number = int(os.environ.get("LOCAL_RANK", self.rank)) % self._torch.cuda.device_count()
+            self._torch.cuda.set_device(number)
+            self._device = self._torch.device("cuda", number)
+
+    def leave(self, error: BaseException | None) -> None:
+        """The end, and to the others a word of why if it is an early one."""
+        if error is not None:
+            try:
+                said = str(error) if isinstance(error, DeltaflError) else f"{type(error).__name__}: {error}"
+                self._notes.set(_FAILURE, f"process {self.rank} failed: {said}")
+            except RuntimeError:  # whoever keeps the notes is gone
+                pass
+        self._dist.destroy_process_group()
+
+    def _together(self, talk: Callable[[], object]) -> None:
+        try:
+            talk()
+        except RuntimeError as error:
+            raise DeltaflError(self._reason()) from error
+
+    def _reason(self) -> str:
+        try:
+            self._notes.set_timeout(timedelta(seconds=3))
+            return str(self._notes.get(_FAILURE).decode())
+        except RuntimeError:
+            return (
+                "another process of this run ended without a word (killed, or its machine lost); "
+                "go on from the last checkpoint with --resume"
+            )
+
+
+def refuse_ranks(command: str) -> None:
+    """Refuse a command that several processes cannot do together.
+
+    Raises:
+        DeltaflError: If torchrun started this process beside others.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise DeltaflError(f"several processes cannot do 'deltafl {command}' together; start it once, without torchrun")
+
+
+@contextmanager
+def joined_ranks() -> Iterator[Ranks]:
+    """The processes that torchrun started beside this one; alone if it was not started by it."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield Ranks()
+        return
+    ranks = TorchRanks()
+    try:
+        yield ranks
+    except BaseException as error:
+        ranks.leave(error)
+        raise
+    ranks.leave(None)
+
+
+def shared_out(costs: Sequence[float], count: int) -> list[list[int]]:
+    """Places of jobs for each of ``count`` processes, balanced: the longest first, each to who has least to do.
+
+    At most 4/3 of the best longest share (Graham 1969). The same everywhere: ties go to the first.
+
+    Example:
+        >>> shared_out([1.0, 5.0, 2.0, 2.0], 2)
+        [[1], [2, 3, 0]]
+    """
+    shares: list[list[int]] = [[] for _ in range(count)]
+    load = np.zeros(count)
+    for place in sorted(range(len(costs)), key=lambda place: -costs[place]):
+        least = int(load.argmin())
+        shares[least].append(place)
+        load[least] += costs[place]
+    return shares
