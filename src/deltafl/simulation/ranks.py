@@ -127,7 +127,7 @@ class TorchRanks(Ranks):
         """The end, and to the others a word of why if it is an early one."""
         if error is not None:
             try:
-                said = str(error) if isinstance(error, DeltaflError) else f"{type(error).__name__}: {error}"
+                said = str(error) if isinstance(error, DeltaflError) else f"{type(error).__name__} {error}".strip()
                 self._notes.set(_FAILURE, f"process {self.rank} failed: {said}")
             except RuntimeError:  # whoever keeps the notes is gone
                 pass

@@ -1,0 +1,79 @@
+"""A process of several that play runs together, as torchrun starts it: ``python rank_processes.py END FOLDER``."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from deltafl.errors import DeltaflError
+from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation import oracle
+from deltafl.simulation.experiment import run_single
+from deltafl.simulation.ranks import Ranks, joined_ranks
+
+Runs = dict[str, dict[str, object]]
+TINY = {"task": "digits", "clients": 12, "sample": 5, "rounds": 3, "batch_size": 16, "checkpoint_every": 2}
+#: Runs by name: those whose updates are summed, then those whose updates are gathered.
+SUMMED: Runs = {"plain": {"sampler": "pracdelta"}, "common": {"sampler": "uniform@poisson@difference", "mime": 0.5}}
+GATHERED: Runs = {
+    "own": {"sampler": "uniform@pivotal@difference-own"},
+    "probed": {"sampler": "pracdelta", "probe_every": 2},
+    "losses": {"sampler": "power-of-choice@@fedvarp"},
+}
+#: A theoretical sampler: everybody's updates are gathered, those of the cohort summed.
+THEORY: Runs = {"theory": {"sampler": "delta"}}
+
+#: Runs that are also broken off and resumed.
+RESUMED = ("common", "own")
+
+
+class StopError(Exception):
+    """Stands for whatever ends a run early in all processes."""
+
+
+def settings_of(given: dict[str, object]) -> RunSettings:
+    return make_settings(RunSettings, {**TINY, **given})
+
+
+def quiet(*_: object) -> None:
+    """Takes progress and says nothing."""
+
+
+def stop_after_one(done: int, *_: object) -> None:
+    if done == 1:
+        raise StopError
+
+
+def play(folder: Path, ranks: Ranks) -> None:
+    for name, given in (SUMMED | GATHERED | THEORY).items():
+        # Only the first process's machine has the folder.
+        run_single(settings_of(given), folder / name if ranks.first else Path("nowhere"), quiet, ranks)
+    oracle.TABLE_BYTES = 0
+    run_single(settings_of(THEORY["theory"]), folder / "theory-file" if ranks.first else Path("nowhere"), quiet, ranks)
+    for name in RESUMED:
+        settings, where = settings_of((SUMMED | GATHERED)[name]), folder / f"{name}-again"
+        try:
+            run_single(settings, where, stop_after_one, ranks)
+        except StopError:
+            run_single(settings, where, quiet, ranks)
+
+
+def main(end: str, folder: Path) -> None:
+    def on_round(done: int, *_: object) -> None:
+        if done == 2 and ranks.rank == 1:
+            if end == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise DeltaflError("the second process is out of luck")
+
+    try:
+        with joined_ranks() as ranks:
+            if end == "fails":
+                play(folder, ranks)
+            run_single(settings_of({"sampler": "pracdelta"}), folder / end, on_round, ranks)
+    except DeltaflError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,141 @@
+"""Two processes play one run (gloo, CPU): the record of one process, also after a resume; no hanging after a crash."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltafl.errors import DeltaflError
+from deltafl.simulation.distributed import refuse_undividable
+from deltafl.simulation.experiment import run_single
+from deltafl.simulation.ranks import Ranks, joined_ranks, refuse_ranks, shared_out
+from rank_processes import GATHERED, RESUMED, SUMMED, THEORY, quiet, settings_of
+
+
+def two_processes(end: str, folder: Path) -> list[tuple[int, str]]:
+    """Exit codes and last words of two processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, str(Path(__file__).with_name("rank_processes.py")), end, str(folder)]
+    processes = [
+        subprocess.Popen(program, env={**os.environ, **place, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=60)[1] for process in processes]
+    return [(process.returncode, words) for process, words in zip(processes, said, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[tuple[int, str]]]]:
+    """All runs by two processes, the last of which fails in the second one; and the same runs by one process."""
+    folder = tmp_path_factory.mktemp("ranks")
+    ends = two_processes("fails", folder)
+    for name, settings in (SUMMED | GATHERED | THEORY).items():
+        run_single(settings_of(settings), folder / f"{name}-alone", quiet)
+    yield folder, ends
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:
+    """The numbers and texts of a line of a record by name."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from flat(part, f"{name}.{key}")
+    elif isinstance(value, list):
+        for place, part in enumerate(value):
+            yield from flat(part, f"{name}[{place}]")
+    else:
+        yield name, value
+
+
+@pytest.mark.parametrize("name", [*SUMMED, *THEORY])
+def test_summed_rounds_are_those_of_one_process_up_to_rounding(
+    played: tuple[Path, list[tuple[int, str]]], name: str
+) -> None:
+    one, two = lines_of(played[0] / f"{name}-alone"), lines_of(played[0] / name)
+    assert len(one) == len(two) == 4
+    for line, shared in zip(one, two, strict=True):
+        assert shared.get("cohort") == line.get("cohort")
+        for (key, value), (_, found) in zip(flat(line), flat(shared), strict=True):
+            assert found == (value if value is None else pytest.approx(value, rel=1e-6)), key
+    assert any(line != shared for line, shared in zip(one, two, strict=True))  # summed, and in another order
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_gathered_rounds_have_the_bits_of_one_process(played: tuple[Path, list[tuple[int, str]]], name: str) -> None:
+    assert (played[0] / name / "rounds.jsonl").read_bytes() == (
+        played[0] / f"{name}-alone" / "rounds.jsonl"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_resumed_run_ends_in_the_same_bits(played: tuple[Path, list[tuple[int, str]]], name: str) -> None:
+    for file in ("rounds.jsonl", "checkpoint-3.safetensors"):
+        assert (played[0] / name / file).read_bytes() == (played[0] / f"{name}-again" / file).read_bytes()
+
+
+def test_updates_in_a_file_change_nothing(played: tuple[Path, list[tuple[int, str]]]) -> None:
+    folder, _ = played
+    assert (folder / "theory" / "rounds.jsonl").read_bytes() == (folder / "theory-file" / "rounds.jsonl").read_bytes()
+    assert not Path("nowhere").exists()
+
+
+def test_a_failure_is_told_in_the_other_process(played: tuple[Path, list[tuple[int, str]]]) -> None:
+    (code, words), (other_code, other_words) = played[1]
+    assert (code, other_code) == (2, 2)
+    assert "process 1 failed: the second process is out of luck" in words
+    assert other_words == "the second process is out of luck\n"
+
+
+def test_after_a_kill_the_others_end_and_the_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    (code, words), (killed, _) = two_processes("killed", tmp_path)
+    assert (code, killed) == (2, -9)
+    assert "another process of this run ended without a word" in words
+    settings = settings_of({"sampler": "pracdelta"})
+    run_single(settings, tmp_path / "killed", quiet)  # by one process
+    run_single(settings, tmp_path / "alone", quiet)
+    for shared, line in zip(lines_of(tmp_path / "killed"), lines_of(tmp_path / "alone"), strict=True):
+        assert shared["test"]["loss"] == pytest.approx(line["test"]["loss"], rel=1e-6)
+
+
+@given(st.lists(st.floats(0.1, 100.0), max_size=30), st.integers(1, 5))
+def test_shares_are_balanced_and_complete(costs: list[float], count: int) -> None:
+    shares = shared_out(costs, count)
+    assert sorted(place for share in shares for place in share) == list(range(len(costs)))
+    loads = [sum(costs[place] for place in share) for share in shares]
+    least_possible = max(sum(costs) / count, *islice(sorted(costs, reverse=True), 1), 0.0)
+    assert max(loads) <= (4 / 3) * least_possible + max(costs, default=0.0)
+    assert max(loads) - min(loads) <= max(costs, default=0.0) + 1e-9
+    np.testing.assert_array_equal(np.concatenate([[0], *shares]), np.concatenate([[0], *shared_out(costs, count)]))
+
+
+def test_one_process_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with joined_ranks() as ranks:
+        assert type(ranks) is Ranks
+        assert (ranks.first, ranks.gathered(3), ranks.from_first(lambda: 4)) == (True, [3], 4)
+    refuse_ranks("compare")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(DeltaflError, match="several processes cannot do 'deltafl compare' together"):
+        refuse_ranks("compare")
+
+
+@pytest.mark.parametrize("given_", [{"memory_path": "rows", "sampler": "innovation"}, {"engine": "measured"}])
+def test_settings_for_one_process_are_refused(given_: dict[str, object]) -> None:
+    with pytest.raises(DeltaflError, match="this run has several"):
+        refuse_undividable(settings_of(given_))
