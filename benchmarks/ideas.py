@@ -11,14 +11,14 @@ the rounds to a threshold), paired with that of FedVARP, and the rounds to the t
 import argparse
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from deltafl import Centred, Plan, Population, Sampler, close_round, init_round, make_sampler, open_round
-from deltafl.controls import Control, Guess, InnovationControl
+from deltafl import Centred, Plan, Sampler, close_round, init_round, make_sampler, open_round
+from deltafl.controls import Control, InnovationControl
 from deltafl.damping import DampedControl
 from deltafl.estimators import ESTIMATORS, Estimator, horvitz_thompson
 from deltafl.report.statistics import mean_interval
@@ -27,49 +27,7 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.oracle import reports_of
 from deltafl.simulation.records import environment
 from deltafl.simulation.setup import engine_of
-from deltafl.types import FloatArray, IntArray, Params
-
-
-class DeviationState(NamedTuple):
-    """The clients' deviations from the common c at their last visits, their weighted sum, and c."""
-
-    deviation_md: FloatArray
-    total_d: FloatArray
-    common_d: FloatArray
-
-
-@dataclass(frozen=True)
-class DeviationControl:
-    """c_i = c now + (u_i - c) when client i was last seen: the part that all have in common is kept fresh.
-
-    Attributes:
-        memory: How slowly c follows the rounds.
-        decay: Factor a round of the deviations, 1 for none.
-    """
-
-    memory: float = 0.7
-    decay: float = 1.0
-
-    def init(self, population: Population, num_params: int) -> DeviationState:
-        """All zero."""
-        return DeviationState(
-            np.zeros((population.num_clients, num_params)), np.zeros(num_params), np.zeros(num_params)
-        )
-
-    def guess(self, state: DeviationState, client_n: IntArray) -> Guess:
-        """The common part of today and the client's own of its last visit."""
-        return Guess(state.total_d + state.common_d, state.common_d + state.deviation_md[client_n])
-
-    def update(
-        self, state: DeviationState, population: Population, client_n: IntArray, update_nd: Params, coef_n: FloatArray
-    ) -> DeviationState:
-        """Follow the round's estimate; what the replies have beside it is their own."""
-        total_d, control_nd = self.guess(state, client_n)
-        estimate_d = total_d + coef_n @ (update_nd - control_nd)
-        common_d = self.memory * state.common_d + (1 - self.memory) * estimate_d
-        deviation_md = self.decay * state.deviation_md
-        deviation_md[client_n] = update_nd - common_d
-        return DeviationState(deviation_md, population.weight_m @ deviation_md, common_d)
+from idea_parts import DeviationControl, EndpointControl, TourFirst
 
 
 class Idea(NamedTuple):
@@ -88,6 +46,7 @@ def ideas() -> dict[str, Idea]:
         "first visits not told from others": ({"own_memory": False}, "innovation-damped"),
         "explore 2": ({"explore": 2.0}, "innovation-damped"),
         "explore 4": ({"explore": 4.0}, "innovation-damped"),
+        "explore 16, floor 0.1": ({"explore": 16.0, "floor": 0.1}, "innovation-damped"),
         "shrink 0": ({"shrink": 0.0}, "innovation-damped"),
         "shrink 0.5": ({"shrink": 0.5}, "innovation-damped"),
         "shrink 1 (no own scores)": ({"shrink": 1.0}, "innovation-damped"),
@@ -101,6 +60,7 @@ def ideas() -> dict[str, Idea]:
         "common c: memory 0.3": ({}, DampedControl(InnovationControl(memory=0.3))),
         "memory of deviations from c": ({}, DeviationControl()),
         "memory of deviations, 2 % lost a round": ({}, DeviationControl(decay=0.98)),
+        "memory of where clients ended": ({}, EndpointControl()),
         "spread: local pivotal": ({"design": "local-pivotal"}, "innovation-damped"),
         "balanced: cube": ({"design": "cube"}, "innovation-damped"),
         "local pivotal, sketch of 32": ({"design": "local-pivotal", "sketch": 32}, "innovation-damped"),
@@ -115,7 +75,12 @@ def ideas() -> dict[str, Idea]:
         "delta-centred, local pivotal": Idea(make_sampler("delta-centred@local-pivotal"), "difference"),
         "delta-centred, cube": Idea(make_sampler("delta-centred@cube"), "difference"),
     }
-    return rivals | {name: Idea(replace(ours, **changes), est) for name, (changes, est) in variants.items()}  # type: ignore[arg-type]
+    tours = {
+        "a tour of everybody first (biased)": Idea(TourFirst(ours), "innovation-damped"),
+        "the same, then local pivotal": Idea(TourFirst(replace(ours, design="local-pivotal")), "innovation-damped"),
+    }
+    rivals["divfl (biased)"] = Idea(make_sampler("divfl"), "plain-mean")
+    return rivals | tours | {name: Idea(replace(ours, **changes), est) for name, (changes, est) in variants.items()}  # type: ignore[arg-type]
 
 
 def play(idea: Idea, settings: RunSettings, engine: Engine) -> list[float]:
@@ -146,6 +111,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of deltafl run")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file for all accuracies, JSON")
     parser.add_argument("--show", type=Path, help="run nothing, print the table of such a file")
     given = parser.parse_args()
@@ -157,7 +123,7 @@ def main() -> None:
     chosen: dict[str, Idea] = ideas()
     found: dict[str, list[list[float]]] = {}
     began = time.perf_counter()
-    for seed in range(given.seeds):
+    for seed in range(given.first_seed, given.first_seed + given.seeds):
         settings = make_settings(RunSettings, {**own, "sampler": "uniform", "seed": seed})
         engine = engine_of(settings)
         for name, idea in chosen.items():
@@ -166,7 +132,12 @@ def main() -> None:
     print(table(found, settings))
     if given.out:
         rounded = {name: [[round(value, 5) for value in run] for run in runs] for name, runs in found.items()}
-        content = {"settings": own, "seeds": given.seeds, "environment": environment(), "accuracy": rounded}
+        content = {
+            "settings": own,
+            "seeds": [given.first_seed, given.first_seed + given.seeds],
+            "environment": environment(),
+            "accuracy": rounded,
+        }
         given.out.write_text(json.dumps(content) + "\n")
 
 

@@ -1,0 +1,103 @@
+"""Why a method stays behind full participation: minibatch noise, the memory's age, or the first tour.
+
+    python benchmarks/noise_floor.py [--sampler innovation] [--rates 0.1 0.4 0.8 1.6] [--seeds 3] [--out result.json]
+
+The method is played, and before some of its rounds all clients are trained beside it, twice with different minibatches:
+half of norm(u_i - u_i')^2 is the noise s_i^2 that no memory can know. Everything is for even draws, whose error is
+(m/n - 1) sum w_i^2 x_i^2, over norm(ubar)^2: x_i = norm(u_i - ubar) without a memory ("no memory"); x_i = s_i, the
+floor of every memory ("noise"); what the method's controls leave of clients that were seen ("seen") and not ("unseen").
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from deltafl import close_round, init_round, open_round
+from deltafl.estimators import find_estimator
+from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation.engine import Engine
+from deltafl.simulation.oracle import reports_of
+from deltafl.simulation.records import environment
+from deltafl.simulation.setup import engine_of, plan_of
+from deltafl.types import FloatArray
+
+ROUNDS = (3, 6, 10, 15, 20, 30)
+COLUMNS = ("no memory", "noise", "seen", "unseen", "share seen", "accuracy")
+#: The digits of the benchmark's first part.
+DIGITS = {"task": "digits", "clients": 100, "sample": 10, "partition": "hsu2019", "alpha": 0.1, "local_epochs": 5}
+_OTHER_MINIBATCHES = 1_000_000  # added to a round's number: other streams
+
+
+def play(settings: RunSettings, engine: Engine) -> list[list[float]]:
+    """One row of ``COLUMNS`` before each of ``ROUNDS``."""
+    plan = plan_of(settings, engine.task.population(settings.weights), engine.task)
+    state, rows = init_round(plan, engine.initial_params()), []
+    control, weight_m = find_estimator(plan.estimator).control, plan.population.weight_m
+    everyone = np.arange(len(weight_m))
+    for done in range(max(ROUNDS)):
+        if done + 1 in ROUNDS:
+            update_md, other_md = (
+                engine.train(state.params_d, label, everyone).update_nd.astype(np.float64)
+                for label in (state.round, state.round + _OTHER_MINIBATCHES)
+            )
+            control_md = control.guess(state.control, everyone).control_nd
+            seen_m = state.answered_m > 0
+            ubar_d = weight_m @ update_md
+            scale = (len(weight_m) / plan.n - 1) / float(ubar_d @ ubar_d)
+
+            def error(square_m: FloatArray, factor: float = scale) -> float:
+                return float(factor * (weight_m**2 @ square_m))
+
+            left_m = np.sum((update_md - control_md) ** 2, axis=1)
+            rows.append(
+                [
+                    error(np.sum((update_md - ubar_d) ** 2, axis=1)),
+                    error(np.sum((update_md - other_md) ** 2, axis=1) / 2),
+                    error(np.where(seen_m, left_m, 0.0)),
+                    error(np.where(seen_m, 0.0, left_m)),
+                    float(seen_m.mean()),
+                    engine.evaluate(state.params_d).accuracy,
+                ]
+            )
+        cohort = open_round(plan, state)
+        training = engine.train(state.params_d, state.round, cohort.client_n)
+        state, _ = close_round(plan, state, cohort, training.update_nd, reports_of(training))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sampler", default="innovation")
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.4, 0.8, 1.6])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    given = parser.parse_args()
+    tables: dict[str, list[list[float]]] = {}
+    for rate in given.rates:
+        runs = []
+        for seed in range(given.seeds):
+            own = {**DIGITS, "batch_size": 5, "rounds": max(ROUNDS), "local_lr": rate}
+            settings = make_settings(RunSettings, {**own, "sampler": given.sampler, "seed": seed})
+            runs.append(play(settings, engine_of(settings)))
+        tables[f"{rate:g}"] = np.mean(runs, axis=0).round(4).tolist()
+        print(f"local rate {rate:g}\n\n| round | " + " | ".join(COLUMNS) + " |\n|" + "---|" * (len(COLUMNS) + 1))
+        for label, row in zip(ROUNDS, tables[f"{rate:g}"], strict=True):
+            print(f"| {label} | " + " | ".join(f"{value:.2f}" for value in row) + " |")
+        print(flush=True)
+    if given.out:
+        content = {
+            "settings": DIGITS | {"batch_size": 5},
+            "sampler": given.sampler,
+            "seeds": given.seeds,
+            "environment": environment(),
+            "columns": COLUMNS,
+            "rounds": ROUNDS,
+            "rates": tables,
+        }
+        given.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
