@@ -1,11 +1,7 @@
 """A cohort trained as a batch: equal to the twin for every kind of model, the same bits again, and after a resume."""
 
-import json
-import logging
-import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,131 +9,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn import functional
 
-from deltafl.errors import DeltaflError
-from deltafl.settings import RunSettings, make_settings
+from batch_tools import BATCHED, CLASSES, DEVICES, MODELS, SIZES, WORKS, OwnNet, drift_of, task_of, twin_of
 from deltafl.simulation.batched import rounded_up
 from deltafl.simulation.engine import Engine, Training
-from deltafl.simulation.experiment import run_single
-from deltafl.simulation.forms import UnfoldedConv2d, batched_forward, batched_refusal, batched_size, unfolded
-from deltafl.simulation.local import LocalResult, LocalWork, train_serial
-from deltafl.simulation.measuring import measure_routes
-from deltafl.simulation.routes import Computation, Route, choose_route, keep_route, kept_route
-from deltafl.simulation.workers import Workers, one_thread
-from deltafl.streams import stream
+from deltafl.simulation.forms import UnfoldedConv2d, batched_forward, unfolded
+from deltafl.simulation.local import LocalWork
+from deltafl.simulation.routes import Computation
+from deltafl.simulation.workers import one_thread
 from deltafl.tasks.augment import crop_and_flip
-from deltafl.tasks.base import Dataset, Task
-from deltafl.tasks.models import cross_entropy, mlp, next_token_lstm, two_layer_cnn
-from deltafl.tasks.modules import ResidualBlock
+from deltafl.tasks.models import next_token_lstm
 from deltafl.tasks.synthetic import make_synthetic_task
-from deltafl.tasks.toy import make_toy_task
-
-SIZES = (9, 40, 21, 33, 5, 16)
-CLASSES = 5
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
-]
-BATCHED = [Computation(engine=engine) for engine in ("batched", "unfolded")]
 
 
 @pytest.fixture(autouse=True)
 def as_the_workers_do() -> Iterator[None]:
     with one_thread():
         yield
-
-
-def four_layers() -> nn.Module:
-    """FEMNIST's CNN with few filters."""
-    layers: list[nn.Module] = []
-    for before, after in ((1, 3), (3, 4), (4, 4)):
-        layers += [nn.Conv2d(before, after, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, CLASSES))
-
-
-def tiny_resnet() -> nn.Module:
-    blocks = (ResidualBlock(4, 4, 1, 2), ResidualBlock(4, 8, 2, 2))
-    first = (nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.GroupNorm(2, 4), nn.ReLU())
-    return nn.Sequential(*first, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES))
-
-
-class OwnNet(nn.Module):
-    """No chain of layers: a module of one's own, with an odd convolution and a layer that is not used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 4, (3, 2), stride=(2, 1), padding=(0, 1), dilation=(1, 2))
-        self.head = nn.Linear(4, CLASSES)
-        self.unused = nn.Linear(2, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        features: torch.Tensor = self.head(torch.tanh(self.conv(x)).mean(dim=(2, 3)))
-        return features
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "two-layer cnn": (lambda: two_layer_cnn((3, 4), side=16, classes=CLASSES), (1, 16, 16)),
-    "four-layer cnn": (four_layers, (1, 16, 16)),
-    "resnet": (tiny_resnet, (3, 8, 8)),
-    "mlp": (lambda: mlp(17, [9], CLASSES), (17,)),
-    "lstm": (lambda: next_token_lstm(CLASSES, 3, 6), (7,)),
-    "own": (OwnNet, (1, 9, 9)),
-}
-WORKS = {
-    "epochs": LocalWork(lr=0.05, epochs=2, batch_size=8),
-    "whole data": LocalWork(lr=0.05, steps=2, batch_size=None),
-    "everything": LocalWork(lr=0.05, epochs=1, batch_size=12, momentum=0.5, proximal=0.1, mime=0.3),
-}
-
-
-def task_of(name: str = "two-layer cnn", **changes: object) -> Task:
-    make_model, shape = MODELS[name]
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, CLASSES if name == "lstm" else 256, (sum(SIZES), *shape), dtype=np.uint8)
-    y = rng.integers(0, CLASSES, len(x))
-    rows = np.split(rng.permutation(len(x)), np.cumsum(SIZES)[:-1])
-    parts: dict[str, object] = {
-        "name": name,
-        "dataset": Dataset("random", x, y, x[:50], y[:50], CLASSES),
-        "client_rows": rows,
-        "make_model": make_model,
-        "loss": cross_entropy,
-        "tokens": name == "lstm",
-    }
-    return Task(**(parts | changes))  # type: ignore[arg-type]
-
-
-def drift_of(engine: Engine, work: LocalWork) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
-    if work.mime == 0:
-        return None
-    return (0.01 * np.random.default_rng(3).normal(size=engine.num_params)).astype(np.float32)
-
-
-def twin_of(engine: Engine, work: LocalWork, client: int, round: int = 2) -> LocalResult:
-    """The readable twin on the CPU, from the streams that the engine documents."""
-    task, rows = engine.task, engine.task.client_rows[client]
-    x = torch.tensor(task.dataset.train_x[rows])
-    if task.tokens:
-        x = x.long()
-    elif x.dtype == torch.uint8:
-        x = x * task.input_scale
-    y = torch.tensor(task.dataset.train_y[rows])
-    noise = 0.0 if task.gradient_noise_m is None else float(task.gradient_noise_m[client])
-    augment, rng = task.augment, stream(0, "augment", round, client)
-    vary = None if augment is None else lambda inputs: augment(inputs, rng)
-    return train_serial(
-        task.make_model(),
-        task.loss,
-        x,
-        y,
-        engine.initial_params(),
-        work,
-        stream(0, "batches", round, client),
-        noise,
-        drift_of(engine, work),
-        vary,
-    )
 
 
 def assert_equal_to_twins(engine: Engine, work: LocalWork) -> Training:
@@ -255,60 +143,6 @@ def test_many_lstms_are_the_function_of_one() -> None:
     torch.testing.assert_close(together, one_by_one)
 
 
-def own_loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(output, y).square()
-
-
-class Looks(nn.Module):
-    """What it computes depends on its numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(17, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.head(x if bool((x >= 0).all()) else -x)
-        return output
-
-
-@pytest.mark.parametrize(
-    ("model", "changes", "word"),
-    [
-        (nn.Sequential(nn.Flatten(), nn.Linear(17, 5), nn.BatchNorm1d(5)), {}, "buffers"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(17, 5), nn.Dropout(0.5)), {}, "random"),
-        (MODELS["mlp"][0](), {"loss": own_loss}, "loss"),
-        (Looks(), {}, "vmap"),
-    ],
-    ids=["batch norm", "dropout", "own loss", "data-dependent"],
-)
-def test_what_is_no_batch_is_trained_one_by_one(
-    model: nn.Module, changes: dict[str, object], word: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    task = task_of("mlp", make_model=lambda: model, **changes)
-    reason = batched_refusal(model, task)
-    assert reason is not None
-    assert word in reason
-    with caplog.at_level(logging.INFO, logger="deltafl"):
-        engine = Engine(task, WORKS["epochs"], 0, how=Computation(engine="batched"))
-    assert engine.route.path == "loop"
-    assert reason in caplog.text
-    assert engine.train(engine.initial_params(), 0, np.arange(1, 3)).num_steps_n.tolist() == [10, 6]
-
-
-def test_batches_are_as_large_as_memory_allows() -> None:
-    cpu, task = torch.device("cpu"), task_of()
-    small, large = task.make_model(), mlp(256, [30_000, 3_000], CLASSES)
-    assert batched_size(small, task, 32, cpu) == 256
-    assert batched_size(large, task, 32, cpu) == 1
-    assert batched_size(unfolded(small), task, 5000, cpu) < batched_size(small, task, 5000, cpu)
-
-
-def test_the_rule_for_cpus_stays_as_it_was() -> None:
-    for name, path in (("two-layer cnn", "loop"), ("mlp", "together"), ("lstm", "loop")):
-        assert Engine(task_of(name), WORKS["epochs"], 0).route == Route(path)
-    assert Engine(make_toy_task(), LocalWork(lr=0.1, steps=2), 0).route.path == "loop"
-
-
 @pytest.mark.parametrize(
     ("name", "least", "most"), [("mlp", 5e-4, 0.01), ("two-layer cnn", 0.002, 0.3), ("four-layer cnn", 0.005, 0.3)]
 )
@@ -324,110 +158,6 @@ def test_bfloat16_is_near_and_not_equal(name: str, least: float, most: float, en
     assert found_nd.dtype == np.float32
     assert least < np.linalg.norm(found_nd - update_nd) / np.linalg.norm(update_nd) < most
     assert rough.evaluate(params_d).loss == pytest.approx(exact.evaluate(params_d).loss, rel=1e-6)  # in float32
-
-
-def test_bfloat16_is_not_for_the_serial_path() -> None:
-    task = task_of("mlp", make_model=lambda: nn.Sequential(nn.Linear(17, CLASSES), nn.Dropout(0.5)))
-    with pytest.raises(DeltaflError, match="random layers"):
-        Engine(task, WORKS["epochs"], 0, how=Computation(precision="bfloat16"))
-
-
-@pytest.mark.parametrize("winner", ["loop", "together", "batched"])
-def test_the_fastest_in_a_trial_is_taken(winner: str, caplog: pytest.LogCaptureFixture) -> None:
-    task, work = task_of("mlp"), WORKS["epochs"]
-
-    def measure(routes: list[Route]) -> list[float]:
-        return [1.0 if route.path == winner else 2.0 for route in routes]
-
-    with caplog.at_level(logging.INFO, logger="deltafl"):
-        route = choose_route(task.make_model(), task, work, Computation(engine="measured"), measure)
-    assert route.path == winner
-    assert f"{winner} 1 s" in caplog.text
-
-
-def test_a_trial_trains_by_every_route(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter(range(10_000))
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(now)))
-    task = task_of()
-    routes = [Route(path) for path in ("loop", "batched", "unfolded")]
-    model = task.make_model()
-    params_d = Engine(task, WORKS["epochs"], 0).initial_params()
-    assert measure_routes(routes, task, WORKS["epochs"], 0, model, params_d, 3) == [1.0, 1.0, 1.0]
-
-
-def settings(rounds: int, **changes: object) -> RunSettings:
-    given = {"task": "digits", "clients": 12, "sample": 4, "rounds": rounds, "checkpoint_every": 2, "test_examples": 50}
-    return make_settings(RunSettings, {**given, **changes})
-
-
-@pytest.mark.parametrize("engine", ["batched", "measured"])
-def test_a_run_goes_on_bit_for_bit(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tell(done: int, total: int, test: object) -> None:
-        if done == 3 and total == 5:
-            raise KeyboardInterrupt
-
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    run_single(settings(6, engine=engine), whole, lambda *_: None)
-    note = json.loads((whole / "engine.json").read_text())
-    if engine == "measured":  # the trial of the second run finds the same, whatever this machine does meanwhile
-        names = ["loop", "together", "batched"]
-        best = [0.0 if name == note["path"] else 1.0 for name in names]
-        monkeypatch.setattr("deltafl.simulation.engine.measure_routes", lambda *_: best)
-    with pytest.raises(KeyboardInterrupt):
-        run_single(settings(5, engine=engine), cut, tell)
-    if engine == "measured":
-        monkeypatch.setattr("deltafl.simulation.engine.measure_routes", lambda *_: pytest.fail("measured again"))
-    run_single(settings(6, engine=engine), cut, lambda *_: None)
-    assert (cut / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
-    assert json.loads((cut / "engine.json").read_text())["path"] == note["path"]
-
-
-def test_a_route_is_kept_beside_the_run(tmp_path: Path) -> None:
-    assert kept_route(None) is None
-    assert kept_route(tmp_path) is None
-    keep_route(Route(), tmp_path)
-    assert kept_route(tmp_path) is None  # the rule for CPUs needs no note
-    route = Route("batched", "cpu", "bfloat16", "measured: batched 1 s")
-    keep_route(route, tmp_path)
-    keep_route(Route("loop", "cpu", "float32", "later"), tmp_path)
-    assert kept_route(tmp_path) == route
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"device": "gpu"}, ["device", "'gpu'", "'cuda'", "'auto'"]),
-        ({"device": "cuda:x"}, ["device", "'cuda:x'"]),
-        ({"device": "cuda", "workers": 2}, ["workers is 2", "workers = 1"]),
-        ({"engine": "batched", "workers": 2}, ["workers is 2", "'batched'", "workers = 1"]),
-        ({"precision": "tf32"}, ["tf32", "'bfloat16'"]),
-        ({"precision": "float16"}, ["precision", "'float32'", "'bfloat16'"]),
-        ({"engine": "fast"}, ["engine", "'loop'", "'measured'"]),
-    ],
-)
-def test_mistakes_end_in_one_sentence(given: dict[str, object], words: list[str]) -> None:
-    with pytest.raises(DeltaflError) as error:
-        make_settings(RunSettings, {"task": "digits", **given})
-    assert all(word in str(error.value) for word in words), error.value
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu(tmp_path: Path) -> None:
-    with pytest.raises(DeltaflError, match=r"'cuda'.*'auto'"):
-        run_single(settings(2, device="cuda"), tmp_path / "refused", lambda *_: None)
-    assert not (tmp_path / "refused").exists()
-    run_single(settings(2, device="auto"), tmp_path / "auto", lambda *_: None)
-    run_single(settings(2), tmp_path / "cpu", lambda *_: None)
-    lines = [(tmp_path / name / "rounds.jsonl").read_bytes() for name in ("auto", "cpu")]
-    assert lines[0] == lines[1]
-    assert json.loads((tmp_path / "auto" / "engine.json").read_text())["device"] == "cpu"  # a later GPU changes nothing
-    with pytest.raises(DeltaflError, match="tf32"):
-        Engine(task_of(), WORKS["epochs"], 0, how=Computation("auto", "tf32"))
-
-
-def test_several_workers_are_refused_where_one_process_trains() -> None:
-    with Workers(2) as workers, pytest.raises(DeltaflError, match="workers = 1"):
-        Engine(task_of(), WORKS["epochs"], 0, workers, Computation(engine="batched"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -454,16 +184,3 @@ def test_the_loop_runs_on_the_device_too(device: str, make: Callable[[], nn.Modu
     task = task_of("two-layer cnn", make_model=make, gradient_noise_m=np.linspace(0, 0.1, 6))
     engine = Engine(task, work, 0, how=Computation(device, engine="loop"))
     assert_equal_to_twins(engine, work)
-
-
-def test_the_benchmark_runs_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    variants = "plain loop;loop, float32;batched, float32;batched, bfloat16;cpu 1"
-    options = ["--device", "cpu", "--quick", "--jobs", "cnn", "--passes", "1", "--rounds", "1", "--variants", variants]
-    out = tmp_path / "gpu.json"
-    monkeypatch.setattr("sys.argv", ["gpu.py", *options, "--out", str(out)])
-    runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "gpu.py"), run_name="__main__")
-    rows = json.loads(out.read_text())["jobs"]["cnn"]["variants"]
-    assert set(rows) == set(variants.split(";"))
-    assert all(row["rounds_per_s"] > 0 for row in rows.values())
-    assert rows["batched, float32"]["error_after_4"] < 1e-4 < rows["batched, bfloat16"]["error_after_4"] < 0.5
-    assert rows["batched, float32"]["repeats"]

@@ -245,7 +245,7 @@ def choose_trainer(
     reason = tell_refusal(model)
     if reason is None:
         return FastTrainer(model, loss, device, precision).train, "fast path"
-    return functools.partial(train_serial, copy.deepcopy(model).to(device), loss), reason
+    return functools.partial(train_serial, model.to(device), loss), reason
 
 
 def tell_refusal(model: torch.nn.Module) -> str | None:

@@ -1,0 +1,116 @@
+"""What the tests of batched training share: small models of every kind, their task, and the twin of a client."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from deltafl.simulation.engine import Engine
+from deltafl.simulation.local import LocalResult, LocalWork, train_serial
+from deltafl.simulation.routes import Computation
+from deltafl.streams import stream
+from deltafl.tasks.base import Dataset, Task
+from deltafl.tasks.models import cross_entropy, mlp, next_token_lstm, two_layer_cnn
+from deltafl.tasks.modules import ResidualBlock
+
+SIZES = (9, 40, 21, 33, 5, 16)
+CLASSES = 5
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+]
+BATCHED = [Computation(engine=engine) for engine in ("batched", "unfolded")]
+
+
+def four_layers() -> nn.Module:
+    """FEMNIST's CNN with few filters."""
+    layers: list[nn.Module] = []
+    for before, after in ((1, 3), (3, 4), (4, 4)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def tiny_resnet() -> nn.Module:
+    blocks = (ResidualBlock(4, 4, 1, 2), ResidualBlock(4, 8, 2, 2))
+    first = (nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.GroupNorm(2, 4), nn.ReLU())
+    return nn.Sequential(*first, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES))
+
+
+class OwnNet(nn.Module):
+    """No chain of layers: a module of one's own, with an odd convolution and a layer that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, (3, 2), stride=(2, 1), padding=(0, 1), dilation=(1, 2))
+        self.head = nn.Linear(4, CLASSES)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.head(torch.tanh(self.conv(x)).mean(dim=(2, 3)))
+        return features
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "two-layer cnn": (lambda: two_layer_cnn((3, 4), side=16, classes=CLASSES), (1, 16, 16)),
+    "four-layer cnn": (four_layers, (1, 16, 16)),
+    "resnet": (tiny_resnet, (3, 8, 8)),
+    "mlp": (lambda: mlp(17, [9], CLASSES), (17,)),
+    "lstm": (lambda: next_token_lstm(CLASSES, 3, 6), (7,)),
+    "own": (OwnNet, (1, 9, 9)),
+}
+WORKS = {
+    "epochs": LocalWork(lr=0.05, epochs=2, batch_size=8),
+    "whole data": LocalWork(lr=0.05, steps=2, batch_size=None),
+    "everything": LocalWork(lr=0.05, epochs=1, batch_size=12, momentum=0.5, proximal=0.1, mime=0.3),
+}
+
+
+def task_of(name: str = "two-layer cnn", **changes: object) -> Task:
+    make_model, shape = MODELS[name]
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, CLASSES if name == "lstm" else 256, (sum(SIZES), *shape), dtype=np.uint8)
+    y = rng.integers(0, CLASSES, len(x))
+    rows = np.split(rng.permutation(len(x)), np.cumsum(SIZES)[:-1])
+    parts: dict[str, object] = {
+        "name": name,
+        "dataset": Dataset("random", x, y, x[:50], y[:50], CLASSES),
+        "client_rows": rows,
+        "make_model": make_model,
+        "loss": cross_entropy,
+        "tokens": name == "lstm",
+    }
+    return Task(**(parts | changes))  # type: ignore[arg-type]
+
+
+def drift_of(engine: Engine, work: LocalWork) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
+    if work.mime == 0:
+        return None
+    return (0.01 * np.random.default_rng(3).normal(size=engine.num_params)).astype(np.float32)
+
+
+def twin_of(engine: Engine, work: LocalWork, client: int, round: int = 2) -> LocalResult:
+    """The readable twin on the CPU, from the streams that the engine documents."""
+    task, rows = engine.task, engine.task.client_rows[client]
+    x = torch.tensor(task.dataset.train_x[rows])
+    if task.tokens:
+        x = x.long()
+    elif x.dtype == torch.uint8:
+        x = x * task.input_scale
+    y = torch.tensor(task.dataset.train_y[rows])
+    noise = 0.0 if task.gradient_noise_m is None else float(task.gradient_noise_m[client])
+    augment, rng = task.augment, stream(0, "augment", round, client)
+    vary = None if augment is None else lambda inputs: augment(inputs, rng)
+    return train_serial(
+        task.make_model(),
+        task.loss,
+        x,
+        y,
+        engine.initial_params(),
+        work,
+        stream(0, "batches", round, client),
+        noise,
+        drift_of(engine, work),
+        vary,
+    )
