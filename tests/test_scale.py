@@ -177,7 +177,8 @@ def test_clients_join_a_tree_with_the_mean_score() -> None:
 
 @pytest.mark.parametrize("estimator", ["horvitz-thompson", "innovation-damped"])
 @pytest.mark.parametrize(
-    "label", ["pracdelta@ordered-pivotal", "uniform@ordered-pivotal", "pracdelta", "delta-centred"]
+    "label",
+    ["pracdelta@ordered-pivotal", "uniform@ordered-pivotal", "pracdelta", "innovation", "osmd", "clustered-sampling-2"],
 )
 def test_a_saved_state_goes_on_bit_for_bit(tmp_path: Path, label: str, estimator: str) -> None:
     plan = plan_of(300, label, estimator=estimator, server_optimizer=make_server_optimizer("adam"))

@@ -164,14 +164,14 @@ def _mapped(path: Path) -> dict[str, Array]:
 
 
 def _filled(template: Any, arrays: Mapping[str, Array], prefix: str, m: int) -> Any:
-    """The arrays in the form of the state of a single client; those with one row a client have m rows."""
+    """The arrays in the form of the state of a single client; those with one row a client must have m rows."""
     if hasattr(template, "_fields"):
         return type(template)(
             *(_filled(getattr(template, field), arrays, f"{prefix}.{field}", m) for field in template._fields)
         )
     per_client = _PER_CLIENT.search(prefix) is not None
-    shape = (m, *np.shape(template)[1:]) if per_client else np.shape(template)
-    if prefix not in arrays or arrays[prefix].shape != shape:
+    fits = prefix in arrays and arrays[prefix].ndim == np.ndim(template)
+    if not fits or (per_client and len(arrays[prefix]) != m):
         raise DeltaflError(f"the state file does not fit this plan ({prefix} differs); load it with the plan it had")
     if isinstance(template, SumTree):
         return SumTree(arrays[prefix], arrays.get(prefix + _INNER))
