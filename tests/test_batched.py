@@ -1,5 +1,6 @@
 """A cohort trained as a batch: equal to the twin for every kind of model, the same bits again, and after a resume."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -161,12 +162,14 @@ def test_bfloat16_is_near_and_not_equal(name: str, least: float, most: float, en
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_steps_are_graphs_and_evaluation_is_the_cpus() -> None:
+def test_on_a_gpu_steps_are_graphs_and_evaluation_is_the_cpus(caplog: pytest.LogCaptureFixture) -> None:
     gpu, cpu = (
         Engine(task_of("four-layer cnn"), WORKS["epochs"], 0, how=Computation(name)) for name in ("cuda", "cpu")
     )
     params_d = gpu.initial_params()
-    gpu.train(params_d, 0, np.arange(6))
+    with caplog.at_level(logging.INFO, logger="deltafl"):
+        gpu.train(params_d, 0, np.arange(6))
+    assert "without CUDA graphs" not in caplog.text
     assert gpu.route.path == "batched"
     found, expected = gpu.evaluate(params_d), cpu.evaluate(params_d)
     assert found.loss == pytest.approx(expected.loss, rel=1e-5)
