@@ -152,6 +152,23 @@ def test_a_model_of_zeros_has_loss_log_3_and_the_accuracy_of_the_first_class() -
     np.testing.assert_allclose(engine.losses(zero_d, np.arange(6)), math.log(3), rtol=1e-6)
 
 
+def test_dropout_is_on_while_clients_train_and_statistics_of_batches_are_not() -> None:
+    def without() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(144, 16), nn.ReLU(), nn.Dropout(0.0), nn.Linear(16, 3))
+
+    dropping, keeping = Engine(make_task(dropout_net), WORK, 3), Engine(make_task(without), WORK, 3)
+    params_d, everyone = dropping.initial_params(), np.arange(6)
+    np.testing.assert_array_equal(params_d, keeping.initial_params())
+    ratio = np.linalg.norm(dropping.train(params_d, 0, everyone).update_nd) / np.linalg.norm(
+        keeping.train(params_d, 0, everyone).update_nd
+    )
+    assert abs(ratio - 1) > 0.02
+    assert dropping.evaluate(params_d) == keeping.evaluate(params_d)
+
+    normed = Engine(make_task(batch_norm_net), WORK, 3)  # one client has a minibatch of one example
+    assert np.isfinite(normed.train(normed.initial_params(), 0, everyone).update_nd).all()
+
+
 def test_evaluation_is_the_mean_over_all_examples_of_the_model_without_dropout() -> None:
     task = make_task(dropout_net)
     data, rows = task.dataset, task.client_rows[1]

@@ -114,7 +114,7 @@ def train_serial(
     import torch
     from torch.nn.utils import vector_to_parameters
 
-    model = copy.deepcopy(model)
+    model = _in_training(copy.deepcopy(model))
     start_d = torch.tensor(params_d, device=x.device)
     current_d, velocity_d = start_d, torch.zeros_like(start_d)
     loss_sum, square_sum, gradient_sum_d = 0.0, 0.0, torch.zeros_like(start_d, dtype=torch.float64)
@@ -146,6 +146,17 @@ def step_variance(square_sum: float, squared_norm_of_sum: float, num_steps: int,
     """lr^2 (sum_k norm(g_k)^2 / K - norm(sum_k g_k)^2 / K^2), not below 0; NaN if the training diverged."""
     variance = lr * lr * (square_sum / num_steps - squared_norm_of_sum / (num_steps * num_steps))
     return 0.0 if variance < 0 or num_steps == 1 else variance
+
+
+def _in_training(model: "torch.nn.Module") -> "torch.nn.Module":
+    """Random layers on; batch normalisation with the statistics it was made with, which are those of evaluation."""
+    import torch
+
+    model.train()
+    for part in model.modules():
+        if isinstance(part, torch.nn.modules.batchnorm._NormBase):
+            part.eval()
+    return model
 
 
 def _gradient(model: "torch.nn.Module", batch_loss: "torch.Tensor") -> "torch.Tensor":
