@@ -9,19 +9,11 @@ The textbook loop is what most scripts do: DataLoader, conv-ReLU-pool, torch.opt
 """
 
 import argparse
-import json
-import multiprocessing
-import os
-import platform
-import resource
 import statistics
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,15 +28,13 @@ from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.models import cross_entropy, two_layer_cnn
 from deltafl.tasks.registry import make_task
+from timing import Round, Variant, machine, matrix_product_rate, ratios_of, take_turns, versions, write_record
 
 COHORT = 20
 EPOCHS = 5
 WORK = LocalWork(lr=0.01, epochs=EPOCHS)
 #: Multiply-adds of one example: forward and gradients of the weights in all layers, of the input in all but the first.
 MULTIPLY_ADDS = 2 * 24 * 24 * 16 * 25 + 3 * (8 * 8 * 32 * 400 + 512 * 10)
-VARIANTS = ("textbook", "serial", "fast, 1 worker", "fast, 2 workers")
-
-Round = Callable[[], object]
 
 
 def fashion_task() -> Task:
@@ -124,75 +114,16 @@ def fast(count: int, task: Task) -> Iterator[Round]:
         yield lambda: engine.train(params_d, 0, np.arange(COHORT))
 
 
-def serve(variant: str, pipe: "Connection[Any, Any]") -> None:
-    """Run a round whenever asked; answer with wall seconds, CPU seconds and the largest process's peak memory."""
-    torch.set_num_threads(1)
-    makers = (textbook, serial, partial(fast, 1), partial(fast, 2))
-    with makers[VARIANTS.index(variant)](fashion_task()) as one_round:
-        one_round()  # warm up
-        while pipe.recv():
-            wall, cpu = time.perf_counter(), cpu_seconds()
-            one_round()
-            pipe.send((time.perf_counter() - wall, cpu_seconds() - cpu, peak_memory()))
+def on_task(variant: Callable[[Task], AbstractContextManager[Round]]) -> AbstractContextManager[Round]:
+    return variant(fashion_task())
 
 
-def cpu_seconds() -> float:
-    """CPU time so far of this process and its workers, which a busy machine changes less than the wall clock."""
-    total = time.process_time()
-    for child in multiprocessing.active_children():
-        status = Path(f"/proc/{child.pid}/stat")
-        if status.exists():
-            user, system = status.read_text().rsplit(")", 1)[1].split()[11:13]
-            total += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-    return total
-
-
-def peak_memory() -> float:
-    """The peak resident memory in GiB, of this process or of a worker of it, whichever is larger."""
-    peaks = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]
-    for child in multiprocessing.active_children():
-        status = Path(f"/proc/{child.pid}/status")
-        if status.exists():
-            peaks += [int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")]
-    return max(peaks) / 1024**2
-
-
-def matrix_product_rate(size: int = 1024) -> float:
-    """Multiply-adds a second of a large float32 matrix product, one thread: what the cores can do at best."""
-    torch.set_num_threads(1)
-    a, seconds = torch.rand(size, size), []
-    for _ in range(15):
-        start = time.perf_counter()
-        torch.mm(a, a)
-        seconds.append(time.perf_counter() - start)
-    return size**3 / min(seconds)
-
-
-def measure(repeats: int) -> dict[str, list[tuple[float, float, float]]]:
-    context = multiprocessing.get_context("spawn")
-    pipes: dict[str, Connection[Any, Any]] = {}
-    processes = []
-    for variant in VARIANTS:
-        pipes[variant], theirs = context.Pipe()
-        processes.append(context.Process(target=serve, args=(variant, theirs)))
-        processes[-1].start()
-        theirs.close()
-    times: dict[str, list[tuple[float, float, float]]] = {variant: [] for variant in VARIANTS}
-    for _ in range(repeats):
-        for variant, pipe in pipes.items():
-            pipe.send(True)
-            times[variant].append(pipe.recv())
-    for pipe in pipes.values():
-        pipe.send(False)
-    for process in processes:
-        process.join()
-    return times
-
-
-def cpu_model() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+VARIANTS: dict[str, Variant] = {
+    "textbook": partial(on_task, textbook),
+    "serial": partial(on_task, serial),
+    "fast, 1 worker": partial(on_task, partial(fast, 1)),
+    "fast, 2 workers": partial(on_task, partial(fast, 2)),
+}
 
 
 def main() -> None:
@@ -203,15 +134,13 @@ def main() -> None:
     task = fashion_task()
     examples = EPOCHS * sum(len(rows) for rows in task.client_rows[:COHORT])
     rate = matrix_product_rate()
-    times = measure(options.repeats)
-    base = times["textbook"]
-    print(f"{task.dataset.name}; {examples} examples; {cpu_model()}, {os.cpu_count()} cores; load {os.getloadavg()}")
-    print(f"torch {torch.__version__}, numpy {np.__version__}, Python {platform.python_version()}")
+    times = take_turns(VARIANTS, options.repeats)
+    print(f"{task.dataset.name}; {examples} examples; {machine()}; {versions()}")
     print(f"{'':16}{'median s':>9}{'min':>7}{'max':>7}{'CPU s':>7}{'ratio':>7}{'min-max':>14}{'peak':>7}{'GiB':>7}")
     rows = {}
-    for variant, triples in times.items():
-        wall, cpu, memory = (list(column) for column in zip(*triples, strict=True))
-        ratios = sorted(plain[0] / own for plain, own in zip(base, wall, strict=True))
+    for variant, samples in times.items():
+        wall, cpu, memory = (list(column) for column in zip(*samples, strict=True))
+        ratios, _ = ratios_of(times["textbook"], samples)
         share = examples * MULTIPLY_ADDS / rate / statistics.median(wall)
         print(
             f"{variant:16}{statistics.median(wall):9.2f}{min(wall):7.2f}{max(wall):7.2f}{statistics.median(cpu):7.2f}"
@@ -219,11 +148,7 @@ def main() -> None:
         )
         rows[variant] = {"wall_s": wall, "cpu_s": cpu, "ratios": ratios, "peak_share": share, "peak_gib": max(memory)}
     print("ratio: textbook's seconds / own, paired by repeat; peak: share of one core's matrix product rate")
-    if options.out:
-        about = {"data": task.dataset.name, "cpu": cpu_model(), "cores": os.cpu_count(), "load": os.getloadavg()}
-        versions = {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
-        record = {"about": about, "versions": versions, "gmacs_per_s": rate / 1e9, "variants": rows}
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(options.out, {"data": task.dataset.name, "gmacs_per_s": rate / 1e9}, rows)
 
 
 if __name__ == "__main__":
