@@ -60,6 +60,7 @@ class EndpointState(NamedTuple):
     regression of u_i on (a_i, b_i - moved_d).
     """
 
+    weight_m: FloatArray
     update_md: FloatArray
     place_md: FloatArray
     unseen_m: BoolArray
@@ -91,16 +92,24 @@ class EndpointControl:
         m, zero_d = population.num_clients, np.zeros(num_params)
         rows = np.zeros((m, num_params))
         return EndpointState(
-            rows, rows, np.ones(m, dtype=np.bool_), zero_d, zero_d, zero_d, np.zeros((2, 2)), np.zeros(2)
+            population.weight_m,
+            rows,
+            rows,
+            np.ones(m, dtype=np.bool_),
+            zero_d,
+            zero_d,
+            zero_d,
+            np.zeros((2, 2)),
+            np.zeros(2),
         )
 
     def guess(self, state: EndpointState, client_n: IntArray) -> Guess:
-        """Update and place, each with its coefficient; the total with even weights."""
+        """Update and place, each with its coefficient."""
         beta, gamma = _box_least_squares(state.gram, state.cross)
         everyone = np.arange(len(state.unseen_m))
         a_md, b_md = self._remembered(state, everyone)
         control_md = beta * a_md + gamma * b_md
-        return Guess(control_md.mean(axis=0), control_md[client_n])
+        return Guess(state.weight_m @ control_md, control_md[client_n])
 
     def update(
         self, state: EndpointState, population: Population, client_n: IntArray, update_nd: Params, coef_n: FloatArray
@@ -115,6 +124,7 @@ class EndpointControl:
         update_md, place_md, unseen_m = state.update_md.copy(), state.place_md.copy(), state.unseen_m.copy()
         update_md[client_n], place_md[client_n], unseen_m[client_n] = update_nd, state.moved_d, False
         return EndpointState(
+            state.weight_m,
             update_md,
             place_md,
             unseen_m,
