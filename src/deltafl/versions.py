@@ -5,15 +5,16 @@ a round to keep it so costs more than all the rest once there are millions of cl
 buffer, and each older one holds only what differs from the next newer. Reading an older version brings the buffer back
 to it and turns the differences around (Baker, "Shallow binding makes functional arrays fast", SIGPLAN Notices 1991).
 
-In the usual run, in which states are dropped once the next is there, nothing is ever brought back. After as many
-changes as the array has entries, the next version gets a buffer of its own: O(1) a change on average, and a state that
-is held for ever never costs more than one array beside its own.
+In the usual run, in which states are dropped once the next is there, nothing is ever brought back or copied. Where an
+older one is held, the next version gets a buffer of its own after as many changes as the array has entries: O(1) a
+change on average, and a state that is held for ever never costs more than one array beside its own.
 
 Versions of one array share their buffer, so that they must not be read in two threads at once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +25,22 @@ from .types import IntArray
 Array = npt.NDArray[Any]
 
 
+def _nobody() -> None:
+    """There is no version before."""
+
+
+def _somebody() -> bool:
+    """There may be other versions."""
+    return True
+
+
 class Buffer:
     """Where the entries of the newest version are, and how many changes it has seen."""
 
     def __init__(self, array_m: Array) -> None:
         self.array_m, self.changes = array_m, 0
+        #: The version before the newest, if it is still there; True once there may be others.
+        self.before: Callable[[], object] = _nobody
 
     def write(self, index_k: IntArray, value_k: Array) -> None:
         """Change entries."""
@@ -59,10 +71,12 @@ class Versioned(NDArrayOperatorsMixin):
         index_k = np.array(index_k, dtype=np.int64)
         buffer, newer = self.current(), object.__new__(type(self))
         newer._difference = None
+        if buffer.before() is None:  # who holds an older version holds, by the chain of differences, the one before
+            buffer.changes = 0
         if buffer.changes + len(index_k) > len(self):
             newer._buffer = buffer.copy()
         else:
-            newer._buffer = buffer
+            newer._buffer, buffer.before = buffer, ref(self)
             self._difference = (index_k, buffer.array_m[index_k], newer)
         newer._buffer.changes += len(index_k)
         newer._buffer.write(index_k, np.asarray(value_k, dtype=self.dtype))
@@ -82,6 +96,8 @@ class Versioned(NDArrayOperatorsMixin):
         while version._difference is not None:
             path.append(version)
             version = version._difference[2]
+        if path:
+            self._buffer.before = _somebody
         for older in reversed(path):
             index_k, value_k, newer = older._difference  # type: ignore[misc]  # all on the path have one
             newer._difference = (index_k, self._buffer.array_m[index_k], older)
