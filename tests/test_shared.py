@@ -48,9 +48,9 @@ class Thread:
         return items
 
 
-def plan_of(sampler: str, estimator: str, **given: float) -> Plan:
+def plan_of(sampler: str, estimator: str, n: int = N, **given: float) -> Plan:
     sizes = np.random.default_rng(1).integers(5, 50, M)
-    return Plan(Population.from_sizes(sizes), make_sampler(sampler), N, estimator, seed=3, **given)  # type: ignore[arg-type]
+    return Plan(Population.from_sizes(sizes), make_sampler(sampler), n, estimator, seed=3, **given)  # type: ignore[arg-type]
 
 
 def played(plan: Plan, rounds: int, lost: int | None, shares: bool) -> tuple[list[RoundState], list[RoundInfo]]:
@@ -64,15 +64,16 @@ def played(plan: Plan, rounds: int, lost: int | None, shares: bool) -> tuple[lis
             update_nd = np.array(
                 [stream(0, "noise", state.round, i).normal(i / M, 1.0, D) for i in cohort.client_n.tolist()]
             ).astype(np.float32)
+            update_nd = update_nd.reshape(-1, D)
             n = len(update_nd)
-            if lost is not None:
+            if lost is not None and n > 0:
                 update_nd[lost % n] = np.nan
             reports = Reports.make(n, loss=1.0 + cohort.client_n, step_variance=np.full(n, 0.5), num_steps=[7] * n)
             if shares:
                 mine = np.arange(n)[rank::COUNT][::-1]
                 own = Reports._make(column[mine] for column in reports)
                 state, info = close_shared_round(plan, state, cohort, mine, update_nd[mine], own, peer)
-                assert max(peer.talks) < 3 * D + n * 80
+                assert max(peer.talks) < 3 * D + N * 80
             else:
                 state, info = close_round(plan, state, cohort, update_nd, reports)
             infos.append(info)
@@ -107,6 +108,16 @@ def test_shared_rounds_are_those_of_one_process(sampler: str, estimator: str, lo
         assert shared.rejected == info.rejected
         for field in set(RoundInfo._fields) - {"rejected"}:
             np.testing.assert_allclose(getattr(shared, field), getattr(info, field), rtol=1e-5, err_msg=field)
+
+
+@pytest.mark.parametrize("sampler", ["pracdelta", "uniform@poisson"])
+def test_processes_without_a_client_take_part(sampler: str) -> None:
+    plan = plan_of(sampler, "difference", n=1)
+    (alone,), infos = played(plan, 8, None, shares=False)
+    together, shared = played(plan, 8, None, shares=True)
+    np.testing.assert_allclose(together[0].params_d, alone.params_d, rtol=1e-6, atol=1e-7)
+    assert [info.num_asked for info in shared] == [info.num_asked for info in infos]
+    assert min(info.num_asked for info in infos) == (1 if sampler == "pracdelta" else 0)
 
 
 def test_drift_and_guard_come_through() -> None:
