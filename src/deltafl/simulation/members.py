@@ -57,7 +57,7 @@ class Schedule(NamedTuple):
 
     def active(self, step: int) -> int:
         """How many clients take this step."""
-        return int(np.searchsorted(-self.steps_n, -step))
+        return len(self.members) if step < self.steps_n[-1] else int(np.searchsorted(-self.steps_n, -step))
 
 
 def schedule_of(members: Sequence[Member], work: LocalWork, width: int) -> Schedule:

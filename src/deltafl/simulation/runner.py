@@ -161,7 +161,7 @@ class ClientRunner:
     def _inputs(self, stored: torch.Tensor) -> torch.Tensor:
         if self._tokens:
             return stored.long()
-        return stored * self._input_scale if stored.dtype == torch.uint8 else stored
+        return stored.float().mul_(self._input_scale) if stored.dtype == torch.uint8 else stored
 
     def _build(self) -> torch.nn.Module:
         """Make the model and its trainer, in the process that uses them."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ..errors import MissingExtraError
 from ..types import IntArray, Params
+from .dense import ALIGNMENT, DenseChain
 from .fast import refusal, take_step
 from .local import LocalResult, LocalWork
 from .members import Fetch, Schedule, results_of, schedule_of
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 Forward = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
 
 _LANES = 32  # examples: two vectors of 16 floats, the longest stretch that torch's loops take at once
-_ALIGNMENT = 16  # floats: 64 bytes
-_ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
 _WORKING_SET = 4 * 1024**2  # bytes of one group's step: about what stays in a core's caches
 _MOST_TOGETHER = 256
 _CALLS_WORTH = 600_000  # products of an example and a parameter that take as long as the calls of one serial step
@@ -59,6 +58,7 @@ class TogetherTrainer:
         if forward is None or losses is None:
             raise TypeError("clients of this model or loss cannot be trained together; ask group_size first")
         self._forward, self._losses, self._width = forward, losses, width
+        self._chain = forward if isinstance(forward, DenseChain) and _is_cross_entropy(loss) else None
         self._shapes = [param.shape for param in model.parameters()]
         self._num_params = sum(shape.numel() for shape in self._shapes)
 
@@ -87,11 +87,13 @@ class TogetherTrainer:
         drift_nd = None
         if drift_d is not None:
             drift_nd = state.wide(torch.tensor(drift_d) / torch.from_numpy(schedule.steps_n)[:, None])
+        noisy = any(member.noise > 0 for member in members)
         for step in range(schedule.steps_n[0]):
             active = schedule.active(step)
             x, y = fetch(schedule.rows_knb[step, :active].reshape(-1))
             self._differentiate(state, active, x, y, schedule.weight_knb[step, :active])
-            _add_noise(state.gradient_nd[:active, : self._num_params], schedule.members)
+            if noisy:
+                _add_noise(state.gradient_nd[:active, : self._num_params], schedule.members)
             state.step(active, work, drift_nd)
         return state.results(schedule, work.rate)
 
@@ -99,31 +101,47 @@ class TogetherTrainer:
         self, state: "_State", active: int, x: torch.Tensor, y: torch.Tensor, weight_nb: torch.Tensor
     ) -> None:
         """Write the gradients of the first clients' minibatch losses, and add up these losses."""
-        params = [part.detach().requires_grad_() for part in self._parts(state.current_nd[:active])]
+        params, gradients = state.parts(active, self._shapes)
         shape = (active, self._width)
-        output = self._forward(params, x.view(*shape, *x.shape[1:]))
-        weighted_nb = self._losses(output, y.view(*shape, *y.shape[1:])) * weight_nb
-        gradients = torch.autograd.grad(weighted_nb.sum(), params, materialize_grads=True)
-        for part, gradient in zip(self._parts(state.gradient_nd[:active]), gradients, strict=True):
-            part.copy_(gradient)
+        x, y = x.view(*shape, *x.shape[1:]), y.view(*shape, *y.shape[1:])
+        if self._chain is not None:
+            weighted_nb = self._chain.differentiate(params, x, y, weight_nb, gradients)
+        else:
+            params = [part.detach().requires_grad_() for part in params]
+            weighted_nb = self._losses(self._forward(params, x), y) * weight_nb
+            for own, found in zip(
+                gradients, torch.autograd.grad(weighted_nb.sum(), params, materialize_grads=True), strict=True
+            ):
+                own.copy_(found)
         state.loss_sum_n[:active] += weighted_nb.detach().double().numpy().sum(axis=1)
-
-    def _parts(self, vector_nd: torch.Tensor) -> list[torch.Tensor]:
-        """Views of (n, D) in the shapes of the parameters."""
-        sizes = [shape.numel() for shape in self._shapes]
-        pieces = torch.split(vector_nd[:, : self._num_params], sizes, dim=1)
-        return [piece.view(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
 
 class _State:
     """Where the clients of a group are; rows are padded to D numbers, which stay 0, so that all are aligned alike."""
 
     def __init__(self, n: int, num_params: int, params_d: Params) -> None:
-        self.num_params, self._wide = num_params, -(-num_params // _ALIGNMENT) * _ALIGNMENT
+        self.num_params, self._wide = num_params, -(-num_params // ALIGNMENT) * ALIGNMENT
         self.start_nd = self.wide(torch.tensor(params_d).expand(n, num_params))
         self.current_nd = self.start_nd.clone()
         self.gradient_nd, self.gradient_sum_nd, self.velocity_nd = (torch.zeros(n, self._wide) for _ in range(3))
         self.loss_sum_n, self.square_sum_n = np.zeros(n), np.zeros(n)
+        self._parts: tuple[int, list[torch.Tensor], list[torch.Tensor]] = (0, [], [])
+
+    def parts(self, active: int, shapes: Sequence[torch.Size]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Views of the first clients' parameters and gradients in the shapes of the model."""
+        if self._parts[0] != active:
+            sizes = [shape.numel() for shape in shapes]
+            params, gradients = (
+                [
+                    piece.view(-1, *shape)
+                    for piece, shape in zip(
+                        torch.split(whole_nd[:active, : self.num_params], sizes, dim=1), shapes, strict=True
+                    )
+                ]
+                for whole_nd in (self.current_nd, self.gradient_nd)
+            )
+            self._parts = active, params, gradients
+        return self._parts[1:]
 
     def wide(self, vector_nd: torch.Tensor) -> torch.Tensor:
         """A copy, padded with zeros."""
@@ -178,55 +196,29 @@ def width_of(client_rows: Sequence[IntArray], batch_size: int | None) -> int:
 def forward_of(model: nn.Module) -> Forward | None:
     """The model for several clients at once, or None if there is no such form of it.
 
-    Chains of linear layers and activations that begin with a Flatten have one, and modules with a method
-    ``forward_together`` of the form ``Forward``.
+    Dense chains have one (``dense.py``), and modules with a method ``forward_together`` of the form ``Forward``.
     """
     own: Forward | None = getattr(model, "forward_together", None)
     if own is not None:
         return own
-    if type(model) is not nn.Sequential or len(model) == 0:
-        return None
-    first, *layers = model
-    if type(first) is not nn.Flatten or (first.start_dim, first.end_dim) != (1, -1):
-        return None
-    if not all(type(layer) is nn.Linear or type(layer) in _ACTIVATIONS for layer in layers):
-        return None
-
-    def forward(params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        h = x.flatten(2).transpose(1, 2)  # (n, features, B): the fastest order of both products, here and backward
-        remaining = iter(params)
-        for layer in layers:
-            if not isinstance(layer, nn.Linear):
-                h = layer(h)
-                continue
-            weight, bias = next(remaining), layer._parameters["bias"]
-            weight, h = _aligned(weight, h)
-            h = torch.bmm(weight, h) if bias is None else torch.baddbmm(next(remaining)[:, :, None], weight, h)
-        return h
-
-    return forward
-
-
-def _aligned(weight: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights (n, C, F) and inputs (n, F, B), with features of 0 appended where C F is no multiple of 64 bytes.
-
-    The gradient in the weights is a product of its own, whose rounding depends on where a client's matrix begins.
-    """
-    if weight[0].numel() % _ALIGNMENT == 0:
-        return weight, h
-    more = -weight.shape[2] % _ALIGNMENT
-    return functional.pad(weight, (0, more)), functional.pad(h, (0, 0, 0, more))
+    return DenseChain.of(model)
 
 
 def losses_of(loss: "Loss") -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
     """The loss of each example, (n, B), from outputs (n, C, B) or (n, B) and targets (n, B); None if not known."""
-    from ..tasks.models import cross_entropy, squared_error
+    from ..tasks.models import squared_error
 
-    if loss in (cross_entropy, functional.cross_entropy):
+    if _is_cross_entropy(loss):
         return lambda output, y: functional.cross_entropy(output, y, reduction="none")
     if loss is squared_error:
         return lambda output, y: (output - y).square()
     return None
+
+
+def _is_cross_entropy(loss: "Loss") -> bool:
+    from ..tasks.models import cross_entropy
+
+    return loss in (cross_entropy, functional.cross_entropy)
 
 
 def _add_noise(gradient_nd: torch.Tensor, members: Sequence[Member]) -> None:
