@@ -33,10 +33,10 @@ import torch
 
 from deltafl.errors import DeltaflError
 from deltafl.settings import RunSettings, make_settings
-from deltafl.simulation.devices import device_name, find_device, numerics
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.local import LocalWork, minibatches, train_serial
-from deltafl.simulation.routes import Computation
+from deltafl.simulation.training.devices import device_name, find_device, numerics
+from deltafl.simulation.training.local import LocalWork, minibatches, train_serial
+from deltafl.simulation.training.routes import Computation
 from deltafl.simulation.workers import Workers
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from deltafl import Centred, Population
-from deltafl.controls import Guess
+from deltafl.estimators.controls import Guess
 from deltafl.samplers.centred import CentredState
 from deltafl.types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Reports
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from deltafl import Centred, Plan, Sampler, close_round, init_round, make_sampler, open_round
-from deltafl.controls import Control, InnovationControl
-from deltafl.damping import DampedControl
-from deltafl.estimators import ESTIMATORS, Estimator, horvitz_thompson
+from deltafl.estimators.controls import Control, InnovationControl
+from deltafl.estimators.damping import DampedControl
+from deltafl.estimators.table import ESTIMATORS, Estimator, horvitz_thompson
 from deltafl.report.statistics import mean_interval
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.engine import Engine

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.local import LocalWork, train_serial
+from deltafl.simulation.training.local import LocalWork, train_serial
 from deltafl.simulation.workers import Workers
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task

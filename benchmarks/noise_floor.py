@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from deltafl import close_round, init_round, open_round
-from deltafl.estimators import find_estimator
+from deltafl.estimators.table import find_estimator
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.oracle import reports_of

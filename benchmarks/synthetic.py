@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.fast import keep_freed_memory
-from deltafl.simulation.local import LocalWork
+from deltafl.simulation.training.fast import keep_freed_memory
+from deltafl.simulation.training.local import LocalWork
 from deltafl.tasks.synthetic import BAND, START, make_synthetic_task
 from timing import Round, Variant, report, take_turns, write_record
 

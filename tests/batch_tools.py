@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.local import LocalResult, LocalWork, train_serial
-from deltafl.simulation.routes import Computation
+from deltafl.simulation.training.local import LocalResult, LocalWork, train_serial
+from deltafl.simulation.training.routes import Computation
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.models import cross_entropy, mlp, next_token_lstm, two_layer_cnn

@@ -22,7 +22,7 @@ from deltafl import (
     open_round,
     stream,
 )
-from deltafl.exact import every_cohort
+from deltafl.designs.exact import every_cohort
 from deltafl.oracle import KnownUpdates
 from deltafl.round import response_rates
 from deltafl.types import FloatArray, IntArray, Params, State

@@ -3,7 +3,7 @@
 import numpy as np
 
 from deltafl import Cohort, Population, Reports, Sampler
-from deltafl.exact import every_cohort
+from deltafl.designs.exact import every_cohort
 from deltafl.oracle import KnownUpdates
 from deltafl.types import FloatArray, State
 

@@ -21,8 +21,8 @@ from deltafl import (
     open_round,
 )
 from deltafl.aggregation import Aggregation
+from deltafl.estimators.sketch import SKETCH_SIZE
 from deltafl.round import broadcast
-from deltafl.sketch import SKETCH_SIZE
 from deltafl.state_file import flatten
 from deltafl.streams import stream
 from deltafl.types import Params

@@ -8,7 +8,7 @@ from deltafl import SAMPLERS, Cohort, Population, SamplerSettings, inclusion_pro
 from deltafl.audit import AuditRow, Subject, all_samplers, audit, gram_of
 from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
-from deltafl.estimators import ESTIMATORS, horvitz_thompson
+from deltafl.estimators.table import ESTIMATORS, horvitz_thompson
 from deltafl.least import least_mse, least_over_designs, lower_bound
 from deltafl.types import FloatArray
 

@@ -10,7 +10,7 @@ import pytest
 
 from conftest import Problem, Recorder, estimate, mean_estimate, same_tree
 from deltafl import SAMPLERS, DeltaflError, Plan, RoundState, broadcast, close_round, init_round, open_round
-from deltafl.estimators import find_estimator
+from deltafl.estimators.table import find_estimator
 from deltafl.oracle import KnownUpdates
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.engine import Engine, Evaluation

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from conftest import same_tree
-from deltafl import DESIGNS, Cohort, DeltaflError, balanced, draw_cohort, inclusion_probabilities, stream
-from deltafl.exact import Support, every_cohort, every_path, joint_expectations, support
+from deltafl import DESIGNS, Cohort, DeltaflError, draw_cohort, inclusion_probabilities, stream
+from deltafl.designs import balanced
+from deltafl.designs.exact import Support, every_cohort, every_path, joint_expectations, support
+from deltafl.estimators.variance import estimate_variance
 from deltafl.types import FloatArray
-from deltafl.variance import estimate_variance
 
 NAMES = ["local-pivotal", "cube"]
 DRAWS = {"local-pivotal": balanced.local_pivotal, "cube": balanced.cube}

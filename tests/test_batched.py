@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from batch_tools import BATCHED, CLASSES, DEVICES, MODELS, SIZES, WORKS, OwnNet, drift_of, task_of, twin_of
-from deltafl.simulation.batched import rounded_up
 from deltafl.simulation.engine import Engine, Training
-from deltafl.simulation.forms import UnfoldedConv2d, batched_forward, unfolded
-from deltafl.simulation.local import LocalWork
-from deltafl.simulation.routes import Computation
+from deltafl.simulation.training.batched import rounded_up
+from deltafl.simulation.training.forms import UnfoldedConv2d, batched_forward, unfolded
+from deltafl.simulation.training.local import LocalWork
+from deltafl.simulation.training.routes import Computation
 from deltafl.simulation.workers import one_thread
 from deltafl.tasks.augment import crop_and_flip
 from deltafl.tasks.models import next_token_lstm

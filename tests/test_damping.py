@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from conftest import Problem, Recorder, make_problem, mean_estimate
 from deltafl import DeltaflError, Fixed, Plan, Population, close_round, init_round, open_round, stream
-from deltafl.controls import CommonControl, InnovationControl, OwnControl, OwnControlState
-from deltafl.damping import DampedControl, DampedControlState, ScaledControl
-from deltafl.estimators import find_estimator
-from deltafl.exact import every_cohort
+from deltafl.designs.exact import every_cohort
+from deltafl.estimators.controls import CommonControl, InnovationControl, OwnControl, OwnControlState
+from deltafl.estimators.damping import DampedControl, DampedControlState, ScaledControl
+from deltafl.estimators.table import find_estimator
 from deltafl.types import Cohort, FloatArray, Params
 
 SIZES = [10, 15, 20, 25, 30, 12, 9]

@@ -8,8 +8,8 @@ from hypothesis.extra.numpy import arrays
 
 from conftest import same_tree
 from deltafl import DESIGNS, Cohort, DeltaflError, draw_cohort, inclusion_probabilities, stream
-from deltafl.designs import cohort_size, find_design
-from deltafl.exact import support
+from deltafl.designs.exact import support
+from deltafl.designs.table import cohort_size, find_design
 from deltafl.types import FloatArray
 
 EXACT = [name for name, design in DESIGNS.items() if design.exact]

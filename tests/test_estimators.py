@@ -41,8 +41,8 @@ from deltafl import (
     open_round,
     stream,
 )
-from deltafl.controls import CommonControlState, OwnControlState, weighted_sum
-from deltafl.estimators import find_estimator, hajek, horvitz_thompson, plain_mean
+from deltafl.estimators.controls import CommonControlState, OwnControlState, weighted_sum
+from deltafl.estimators.table import find_estimator, hajek, horvitz_thompson, plain_mean
 from deltafl.round import response_rates
 from deltafl.versions import Versioned
 

@@ -15,9 +15,9 @@ from deltafl.simulation import oracle
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.everyone import Everyone
 from deltafl.simulation.experiment import run_single
-from deltafl.simulation.local import LocalWork
 from deltafl.simulation.oracle import SimulatedOracle
 from deltafl.simulation.setup import engine_of
+from deltafl.simulation.training.local import LocalWork
 from deltafl.types import IntArray, Params, Population
 
 TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 3, "local_epochs": 1, "batch_size": 16}

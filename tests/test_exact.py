@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from deltafl import DESIGNS, Cohort, DeltaflError, draw_cohort, inclusion_probabilities
-from deltafl.exact import MAX_CLIENTS, Support, as_cohort, every_cohort, joint_expectations, support
+from deltafl.designs.exact import MAX_CLIENTS, Support, as_cohort, every_cohort, joint_expectations, support
 from deltafl.types import FloatArray
 
 PAIRS = [(1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 1), (0, 1, 1, 0), (0, 1, 0, 1), (0, 0, 1, 1)]

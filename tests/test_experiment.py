@@ -19,9 +19,9 @@ from deltafl.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.comparison import run_comparison
 from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.experiment import run_experiment, run_single, subject_of
-from deltafl.simulation.local import LocalWork
 from deltafl.simulation.records import RunDirectory
 from deltafl.simulation.setup import engine_of
+from deltafl.simulation.training.local import LocalWork
 from deltafl.tasks.base import Task
 
 TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 6, "local_epochs": 1, "batch_size": 16}

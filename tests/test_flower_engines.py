@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from deltafl import Plan, Population, Reports, close_round, init_round, make_sampler, open_round
 from deltafl.samplers import parse_label
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.local import LocalWork
+from deltafl.simulation.training.local import LocalWork
 from deltafl.tasks.registry import make_task
 from flower_processes import Processes, wait_until
 

@@ -25,7 +25,9 @@ from deltafl import (
     make_sampler,
     stream,
 )
-from deltafl.estimators import find_estimator
+from deltafl.estimators.remote import RemoteControl
+from deltafl.estimators.sketch import count_sketch
+from deltafl.estimators.table import find_estimator
 from deltafl.flower import WeightedClipping
 from deltafl.flower.arrays import Arrays, Layout, mean_rest
 from deltafl.flower.federation import Answer, Federation, Rules
@@ -34,9 +36,7 @@ from deltafl.flower.identity import Node, Registration, check_registration, iden
 from deltafl.flower.local_steps import LocalSteps
 from deltafl.flower.saved import load, save
 from deltafl.flower.sketched import sketch_seed
-from deltafl.remote import RemoteControl
 from deltafl.samplers import parse_label
-from deltafl.sketch import count_sketch
 from deltafl.state_file import flatten
 from deltafl.types import FloatArray
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from deltafl import DeltaflError, inclusion_probabilities, with_floor
-from deltafl.inclusion import draw_probabilities
+from deltafl.designs.inclusion import draw_probabilities
 from deltafl.types import FloatArray
 
 TINY = 1e-12

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
-from deltafl.simulation.fast import FastTrainer, channels_last, choose_layout, choose_trainer, refusal
-from deltafl.simulation.local import LocalResult, LocalWork, minibatches, train_serial
+from deltafl.simulation.training.fast import FastTrainer, channels_last, choose_layout, choose_trainer, refusal
+from deltafl.simulation.training.local import LocalResult, LocalWork, minibatches, train_serial
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray, Params
 

@@ -14,10 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltafl import DeltaflError, Fixed, Plan, Population, RoundState, close_round, init_round, open_round, stream
-from deltafl import memory as memory_module
-from deltafl.controls import remembers, with_memory
-from deltafl.estimators import ESTIMATORS, find_estimator
-from deltafl.memory import MappedRows, RowFormat, from_bfloat16, human, memory_size, require_room, to_bfloat16
+from deltafl.estimators import memory as memory_module
+from deltafl.estimators.controls import remembers, with_memory
+from deltafl.estimators.memory import (
+    MappedRows,
+    RowFormat,
+    from_bfloat16,
+    human,
+    memory_size,
+    require_room,
+    to_bfloat16,
+)
+from deltafl.estimators.table import ESTIMATORS, find_estimator
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.experiment import run_single
 from deltafl.simulation.records import RunDirectory
@@ -197,7 +205,7 @@ PLAY = """
 import sys, numpy as np
 from pathlib import Path
 from deltafl import Fixed, Plan, Population, close_round, init_round, open_round, stream
-from deltafl.memory import RowFormat
+from deltafl.estimators.memory import RowFormat
 from deltafl.settings import RunSettings
 from deltafl.simulation.records import RunDirectory
 out, rounds = Path(sys.argv[1]), int(sys.argv[2])

@@ -20,8 +20,8 @@ from deltafl import (
     open_round,
     stream,
 )
-from deltafl.estimators import find_estimator
-from deltafl.remote import ClientMemory, RemoteControl
+from deltafl.estimators.remote import ClientMemory, RemoteControl
+from deltafl.estimators.table import find_estimator
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of
 from deltafl.types import FloatArray, Params

@@ -21,7 +21,7 @@ from deltafl import (
     open_round,
     stream,
 )
-from deltafl.exact import support
+from deltafl.designs.exact import support
 from deltafl.samplers import ActiveFL, DivFL, Oort, parse_label
 from deltafl.samplers.active_fl import ActiveState
 from deltafl.samplers.divfl import DivState, distances, greedy

@@ -17,7 +17,8 @@ from deltafl import (
     init_round,
 )
 from deltafl import make_sampler as make
-from deltafl.exact import every_cohort
+from deltafl.designs.exact import every_cohort
+from deltafl.estimators.variance import estimate_variance
 from deltafl.round import coefficients
 from deltafl.samplers import (
     ClusteredBySimilarity,
@@ -33,7 +34,6 @@ from deltafl.samplers.clustered import (
 )
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray, State
-from deltafl.variance import estimate_variance
 from rival_tools import SIX, cohort_of, counts, mean_counts
 
 # --- clustered sampling -----------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from deltafl import (
     make_sampler,
     open_round,
 )
-from deltafl.damping import ScaledControl
-from deltafl.estimators import find_estimator
+from deltafl.estimators.damping import ScaledControl
+from deltafl.estimators.table import find_estimator
 from deltafl.samplers import NewFirst, parse_label
 
 

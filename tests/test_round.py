@@ -27,7 +27,7 @@ from deltafl import (
     make_server_optimizer,
     open_round,
 )
-from deltafl.controls import CommonControlState
+from deltafl.estimators.controls import CommonControlState
 from deltafl.replies import measure, screen_replies
 from deltafl.server_optimizers import SERVER_OPTIMIZERS
 

@@ -17,10 +17,10 @@ from deltafl.errors import DeltaflError
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.experiment import run_single
-from deltafl.simulation.forms import batched_refusal, batched_size, unfolded
-from deltafl.simulation.local import LocalWork
-from deltafl.simulation.measuring import measure_routes
-from deltafl.simulation.routes import Computation, Route, choose_route, keep_route, kept_route
+from deltafl.simulation.training.forms import batched_refusal, batched_size, unfolded
+from deltafl.simulation.training.local import LocalWork
+from deltafl.simulation.training.measuring import measure_routes
+from deltafl.simulation.training.routes import Computation, Route, choose_route, keep_route, kept_route
 from deltafl.simulation.workers import Workers, one_thread
 from deltafl.tasks.models import mlp
 from deltafl.tasks.toy import make_toy_task

@@ -29,7 +29,7 @@ from deltafl import (
     open_round,
     stream,
 )
-from deltafl.exact import every_cohort
+from deltafl.designs.exact import every_cohort
 from deltafl.oracle import KnownUpdates
 from deltafl.samplers import parse_label
 from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value

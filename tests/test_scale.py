@@ -20,13 +20,13 @@ from deltafl import (
     make_server_optimizer,
     open_round,
 )
-from deltafl.memory import RowFormat
+from deltafl.designs.tree import TreeBuffer
+from deltafl.estimators.memory import RowFormat
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.experiment import run_single
 from deltafl.simulation.records import RunDirectory
 from deltafl.state_file import flatten, load_state, save_state
 from deltafl.streams import stream
-from deltafl.tree import TreeBuffer
 from deltafl.types import IntArray
 from deltafl.versions import Array, Buffer, Versioned
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from deltafl import sketch
 from deltafl.errors import DeltaflError
+from deltafl.estimators import sketch
+from deltafl.estimators.sketch import count_sketch
 from deltafl.round import Plan, close_round, init_round, open_round
 from deltafl.samplers import Fixed
-from deltafl.sketch import count_sketch
 from deltafl.types import Cohort, Population, Reports
 
 

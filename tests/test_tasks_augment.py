@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.fast import FastTrainer
-from deltafl.simulation.local import LocalWork, train_serial
+from deltafl.simulation.training.fast import FastTrainer
+from deltafl.simulation.training.local import LocalWork, train_serial
 from deltafl.streams import stream
 from deltafl.tasks.augment import PAD, crop_and_flip
 from deltafl.tasks.base import Dataset, Task

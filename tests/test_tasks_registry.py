@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deltafl.errors import DeltaflError, MissingExtraError
-from deltafl.simulation.local import LocalWork
+from deltafl.simulation.training.local import LocalWork
 from deltafl.tasks.base import Task
 from deltafl.tasks.models import cross_entropy, mlp, require_torch, softmax_regression, squared_error, two_layer_cnn
 from deltafl.tasks.partition import PARTITIONS

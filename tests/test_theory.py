@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from deltafl import Cohort, FedIS, FedPracIS, Fixed, Population, Reports
-from deltafl.exact import joint_expectations, support
+from deltafl.designs.exact import joint_expectations, support
+from deltafl.designs.inclusion import draw_probabilities
 from deltafl.experiments.rates.runs import counter_example
 from deltafl.experiments.toy.enumeration import SCORES, WAYS, enumerate_toy, hand_picked
-from deltafl.inclusion import draw_probabilities
 from deltafl.oracle import KnownUpdates
 from deltafl.types import FloatArray
 

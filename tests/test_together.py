@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
-from deltafl.simulation.local import LocalResult, LocalWork, train_serial
-from deltafl.simulation.together import Member, TogetherTrainer, forward_of, group_size, losses_of, width_of
+from deltafl.simulation.training.local import LocalResult, LocalWork, train_serial
+from deltafl.simulation.training.together import Member, TogetherTrainer, forward_of, group_size, losses_of, width_of
 from deltafl.simulation.workers import one_thread
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task

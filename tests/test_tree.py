@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from deltafl import DeltaflError, draw_cohort, inclusion_probabilities, make_sampler, with_floor
-from deltafl.designs import draw_from_tree
-from deltafl.exact import every_cohort, joint_expectations
-from deltafl.ordered import draw, expectations
+from deltafl.designs.exact import every_cohort, joint_expectations
+from deltafl.designs.ordered import draw, expectations
+from deltafl.designs.table import draw_from_tree
+from deltafl.designs.tree import WIDTH, Mass, SumTree, TreeBuffer
 from deltafl.streams import stream
-from deltafl.tree import WIDTH, Mass, SumTree, TreeBuffer
 from deltafl.types import FloatArray, IntArray, Population
 from deltafl.versions import Array
 

@@ -8,8 +8,8 @@ from hypothesis.extra.numpy import arrays
 
 from conftest import Recorder, all_cohorts, make_problem, mean_square
 from deltafl import Cohort, Fixed, Full, Plan, Population, close_round, init_round, make_sampler, open_round
+from deltafl.estimators.variance import effective_sample_size, estimate_variance
 from deltafl.types import FloatArray
-from deltafl.variance import effective_sample_size, estimate_variance
 
 SIZES = [10, 12, 14, 16, 18, 20]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltafl.tree import SumTree
+from deltafl.designs.tree import SumTree
 from deltafl.types import FloatArray
 from deltafl.versions import Buffer, Versioned, alike
 

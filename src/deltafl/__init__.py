@@ -9,10 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .designs import DESIGNS, Design, draw_cohort
+    from .aggregation import Aggregation
+    from .designs.inclusion import inclusion_probabilities, with_floor
+    from .designs.table import DESIGNS, Design, draw_cohort
     from .errors import DeltaflError, MissingExtraError
-    from .estimators import ESTIMATORS, Estimator
-    from .inclusion import inclusion_probabilities, with_floor
+    from .estimators.table import ESTIMATORS, Estimator
     from .oracle import KnownUpdates
     from .round import Broadcast, Plan, RoundState, broadcast, close_round, init_round, open_round
     from .samplers import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         make_sampler,
     )
     from .server_optimizers import Adaptive, Momentum, ServerOptimizer, Sgd, make_server_optimizer
+    from .state_file import load_state, save_state
     from .streams import stream
     from .types import Cohort, Oracle, Population, RejectedReply, Reports, RoundInfo, Sampler
 
@@ -40,6 +42,7 @@ __all__ = [
     "ESTIMATORS",
     "SAMPLERS",
     "Adaptive",
+    "Aggregation",
     "Broadcast",
     "Centred",
     "ClusterIS",
@@ -73,9 +76,11 @@ __all__ = [
     "draw_cohort",
     "inclusion_probabilities",
     "init_round",
+    "load_state",
     "make_sampler",
     "make_server_optimizer",
     "open_round",
+    "save_state",
     "stream",
     "with_floor",
 ]
@@ -84,15 +89,17 @@ __all__ = [
 _MODULES = {
     name: module
     for module, names in {
-        "designs": "DESIGNS Design draw_cohort",
+        "aggregation": "Aggregation",
+        "designs.table": "DESIGNS Design draw_cohort",
         "errors": "DeltaflError MissingExtraError",
-        "estimators": "ESTIMATORS Estimator",
-        "inclusion": "inclusion_probabilities with_floor",
+        "estimators.table": "ESTIMATORS Estimator",
+        "designs.inclusion": "inclusion_probabilities with_floor",
         "oracle": "KnownUpdates",
         "round": "Broadcast Plan RoundState broadcast close_round init_round open_round",
         "samplers": "SAMPLERS Centred ClusterIS Delta FedIS FedPracIS Fixed Full PowerOfChoice PracDelta "
         "SamplerSettings make_sampler",
         "server_optimizers": "Adaptive Momentum ServerOptimizer Sgd make_server_optimizer",
+        "state_file": "load_state save_state",
         "streams": "stream",
         "types": "Cohort Oracle Population RejectedReply Reports RoundInfo Sampler",
     }.items()

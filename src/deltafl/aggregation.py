@@ -22,16 +22,16 @@ memory holds them anyway.
 import numpy as np
 import numpy.typing as npt
 
-from .controls import CommonControl, Control, NoControl, remembers
-from .damping import trust
 from .errors import DeltaflError
-from .estimators import find_estimator
+from .estimators.controls import CommonControl, Control, NoControl, remembers
+from .estimators.damping import trust
+from .estimators.sketch import SKETCH_SIZE, count_sketch
+from .estimators.table import find_estimator
+from .estimators.variance import estimate_variance
 from .replies import measure, measure_leftovers, measure_tails, screen_replies
 from .round import Plan, RoundState, advance, broadcast, coefficients
 from .round_info import describe
-from .sketch import SKETCH_SIZE, count_sketch
 from .types import Cohort, FloatArray, Params, RejectedReply, Reports, RoundInfo
-from .variance import estimate_variance
 
 
 class Aggregation:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .designs import DESIGNS, find_design
+from .designs.exact import MAX_CLIENTS, every_cohort
+from .designs.table import DESIGNS, find_design
 from .errors import DeltaflError
-from .estimators import ESTIMATORS, Estimator, find_estimator
-from .exact import MAX_CLIENTS, every_cohort
+from .estimators.table import ESTIMATORS, Estimator, find_estimator
 from .oracle import KnownUpdates
 from .round import Plan, RoundState, close_round, coefficients, init_round
 from .samplers import SAMPLERS, SamplerSettings, find_sampler

@@ -17,8 +17,8 @@ from math import comb
 
 import numpy as np
 
+from .designs.inclusion import inclusion_probabilities
 from .errors import MissingExtraError
-from .inclusion import inclusion_probabilities
 from .types import FloatArray
 
 try:

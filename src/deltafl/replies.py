@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import DeltaflError
-from .sketch import count_sketch
+from .estimators.sketch import count_sketch
 from .types import Cohort, FloatArray, Params, RejectedReply, Reports
 
 #: A finite entry beyond this could still overflow the float32 model once it is weighted, or a score once it is squared.

@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .controls import weighted_sum, with_memory
-from .damping import trust
+from .designs.inclusion import check_cohort_size
 from .errors import DeltaflError
-from .estimators import find_estimator
+from .estimators.controls import weighted_sum, with_memory
+from .estimators.damping import trust
+from .estimators.memory import RowFormat
+from .estimators.table import find_estimator
+from .estimators.variance import estimate_variance
 from .guard import init_guard, shorten
-from .inclusion import check_cohort_size
-from .memory import RowFormat
 from .mime import drift, init_mime, remember
 from .replies import Updates, measure_leftovers, measure_tails, screen_replies
 from .round_info import describe
@@ -42,7 +43,6 @@ from .types import (
     RoundInfo,
     Sampler,
 )
-from .variance import estimate_variance
 from .versions import Versioned
 
 
@@ -54,7 +54,7 @@ class Plan:
         population: Who there is, and how much each client counts in the target.
         sampler: Who is asked.
         n: Cohort size, 1 <= n <= m.
-        estimator: A name in ``estimators.ESTIMATORS``: what each reply counts.
+        estimator: A name in ``deltafl.ESTIMATORS``: what each reply counts.
         server_optimizer: How the model moves along the estimate.
         seed: Seed of the draws.
         response_floor: Least response rate q assumed of a client, in (0, 1]: no reply counts more than 1 / floor times.

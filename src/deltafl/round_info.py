@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from .estimators.variance import effective_sample_size
 from .types import Cohort, FloatArray, Reports, RoundInfo
-from .variance import effective_sample_size
 
 
 def describe(

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .controls import CommonControl, NoControl
-from .damping import trust
 from .errors import DeltaflError
-from .estimators import find_estimator
+from .estimators.controls import CommonControl, NoControl
+from .estimators.damping import trust
+from .estimators.table import find_estimator
+from .estimators.variance import variance_form
 from .replies import Replies, Updates, measure_leftovers, measure_tails, screen_replies
 from .round import Plan, RoundState, advance, broadcast, coefficients
 from .round_info import describe
 from .types import BoolArray, Cohort, FloatArray, IntArray, RejectedReply, Reports, RoundInfo
-from .variance import variance_form
 
 #: The digests of states are so long that their squares are added up exactly.
 _DIGEST_BITS = 20

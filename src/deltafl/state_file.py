@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from .designs.tree import SumTree
 from .errors import DeltaflError
-from .memory import MappedRows
+from .estimators.memory import MappedRows
 from .round import Plan, RoundState, init_round
-from .tree import SumTree
 from .types import Population
 from .versions import Versioned, alike
 

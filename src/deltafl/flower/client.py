@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from ..errors import DeltaflError
-from ..sketch import count_sketch
+from ..estimators.sketch import count_sketch
 from .arrays import Arrays
 from .local_steps import LOSS, NUM_STEPS, STEP_VARIANCE
 

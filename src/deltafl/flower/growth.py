@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..controls import OwnControlState, weighted_sum
 from ..errors import DeltaflError
-from ..memory import read_rows
+from ..estimators.controls import OwnControlState, weighted_sum
+from ..estimators.memory import read_rows
 from ..round import Plan, RoundState, init_round
 from ..types import FloatArray
 from ..versions import alike

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..estimators import find_estimator
+from ..estimators.sketch import count_sketch
+from ..estimators.table import find_estimator
 from ..replies import measure
 from ..round import Plan, RoundState
-from ..sketch import count_sketch
 from ..streams import stream
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports, Sampler
 

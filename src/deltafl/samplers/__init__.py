@@ -6,9 +6,9 @@ DELTA paper's own draws and weights) or ``pracdelta@pivotal@difference``.
 
 from typing import NamedTuple
 
-from ..designs import find_design
+from ..designs.table import find_design
 from ..errors import DeltaflError, unknown_name
-from ..estimators import ESTIMATORS, find_estimator
+from ..estimators.table import ESTIMATORS, find_estimator
 from ..types import Sampler
 from .active_fl import ActiveFL
 from .centred import Centred

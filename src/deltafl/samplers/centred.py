@@ -21,9 +21,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..designs import draw_cohort, find_design
+from ..designs.inclusion import with_floor
+from ..designs.table import draw_cohort, find_design
 from ..errors import DeltaflError
-from ..inclusion import with_floor
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 
 _PRIOR_VISITS = 5  # second visits that the guess of 1/2 counts as much as
@@ -58,7 +58,7 @@ class Centred:
         own_memory: Whether the control remembers each client's own update. What it leaves is then of another size at
             the first visit, where it knows nothing of the client, than at later ones, and it grows with the memory's
             age, by (1 + age n / m) / 2: 1 at the mean time between two visits.
-        design: A name in ``designs.DESIGNS``; those that spread cohorts by values are given the sketches.
+        design: A name in ``deltafl.DESIGNS``; those that spread cohorts by values are given the sketches.
         floor: g in [0, 1], the share of the cohort that is drawn evenly.
         shrink: In [0, 1], how far each a_i^2 is drawn towards the mean of all.
         forgetting: In (0, 1], the share of the newest value in the exponential means.

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..designs import draw_cohort, find_design
+from ..designs.inclusion import with_floor
+from ..designs.table import draw_cohort, find_design
 from ..errors import DeltaflError
-from ..inclusion import with_floor
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .importance import update_norm
 from .present import present_clients
@@ -58,7 +58,7 @@ class ClusterIS:
     Attributes:
         theoretical: Norms of all clients of this round (needs the oracle) instead of the last ones seen.
         clusters: Number of clusters k >= 1; fewer if the cohort or the number of distinct norms is smaller.
-        design: A name in ``designs.DESIGNS``, used inside each cluster.
+        design: A name in ``deltafl.DESIGNS``, used inside each cluster.
         floor: g in [0, 1], inside each cluster.
         drop_small_after: Rounds, >= 1, after which nobody of the cluster of smallest norms is asked; None for never.
     """

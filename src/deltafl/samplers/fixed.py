@@ -5,8 +5,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..designs import ORDERED, draw_cohort, draw_from_tree, find_design
-from ..tree import SumTree
+from ..designs.table import ORDERED, draw_cohort, draw_from_tree, find_design
+from ..designs.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
 
 
@@ -50,7 +50,7 @@ class Fixed:
 
     Attributes:
         by_weight: Score w_i instead of 1. ``md`` with ``design="multinomial"`` is that of Li et al. 2020 (FedProx).
-        design: A name in ``designs.DESIGNS``.
+        design: A name in ``deltafl.DESIGNS``.
     """
 
     by_weight: bool = False

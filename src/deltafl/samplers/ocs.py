@@ -15,9 +15,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..designs import Chooser, find_design
+from ..designs.inclusion import check_cohort_size, draw_probabilities
+from ..designs.table import Chooser, find_design
 from ..errors import DeltaflError
-from ..inclusion import check_cohort_size, draw_probabilities
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
 from .importance import update_norm
 from .present import present_clients

@@ -23,7 +23,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..designs import draw_cohort, find_design
+from ..designs.table import draw_cohort, find_design
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .present import present_clients
@@ -66,7 +66,7 @@ class VarianceBandit:
     first round that anybody answered; before that all are alike.
 
     Attributes:
-        design: A name in ``designs.DESIGNS``; ``"poisson"`` is K-Vib, ``"multinomial"`` is Vrb.
+        design: A name in ``deltafl.DESIGNS``; ``"poisson"`` is K-Vib, ``"multinomial"`` is Vrb.
         mixing: theta in (0, 1]; None for the papers' choice.
         horizon: T >= 1, the rounds that theta is chosen for.
     """
@@ -164,7 +164,7 @@ class MirrorDescent:
     know it; and g is applied in units where abar = 1, for as printed it would change with the units of the updates.
 
     Attributes:
-        design: A name in ``designs.DESIGNS``; ``"multinomial"`` is the paper's.
+        design: A name in ``deltafl.DESIGNS``; ``"multinomial"`` is the paper's.
         alpha: in (0, 1]; no p falls below alpha / m. 0.4 in the paper's experiments.
     """
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from ..designs.inclusion import check_cohort_size
 from ..errors import DeltaflError
-from ..inclusion import check_cohort_size
 from ..types import BoolArray, IntArray
 
 

@@ -14,10 +14,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..designs import ORDERED, draw_cohort, draw_from_tree, find_design
+from ..designs.inclusion import with_floor
+from ..designs.table import ORDERED, draw_cohort, draw_from_tree, find_design
+from ..designs.tree import SumTree
 from ..errors import DeltaflError
-from ..inclusion import with_floor
-from ..tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
 
 
@@ -38,7 +38,7 @@ class Theoretical(ABC):
     """Draws with scores w_i R_i of all clients, as the oracle reports them for this round.
 
     Attributes:
-        design: A name in ``designs.DESIGNS``; ``"multinomial"`` is the paper's.
+        design: A name in ``deltafl.DESIGNS``; ``"multinomial"`` is the paper's.
         floor: g in [0, 1], the share of the cohort that is drawn evenly.
     """
 
@@ -87,7 +87,7 @@ class Practical(ABC):
     """Draws with remembered probabilities, which it re-divides by the scores of those who replied.
 
     Attributes:
-        design: A name in ``designs.DESIGNS``; ``"multinomial"`` is the paper's.
+        design: A name in ``deltafl.DESIGNS``; ``"multinomial"`` is the paper's.
         floor: g in [0, 1], the share of the cohort that is drawn evenly; 0 is the paper to the letter.
     """
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..estimators import find_estimator
+from ..estimators.table import find_estimator
 from ..types import Sampler
 from .active_fl import ActiveFL
 from .centred import Centred

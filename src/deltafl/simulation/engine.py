@@ -18,11 +18,11 @@ from ..errors import DeltaflError, MissingExtraError
 from ..round import Broadcast
 from ..tasks.base import Task
 from ..types import BoolArray, FloatArray, IntArray, Params
-from .fast import tell_refusal
-from .local import LocalResult, LocalWork
-from .measuring import measure_routes
-from .routes import Computation, Route, choose_route
 from .runner import ClientRunner, new_model
+from .training.fast import tell_refusal
+from .training.local import LocalResult, LocalWork
+from .training.measuring import measure_routes
+from .training.routes import Computation, Route, choose_route
 from .workers import Job, Workers
 
 try:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DeltaflError
-from ..memory import human
+from ..estimators.memory import human
 from ..replies import screen_replies
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Params, Population, Reports
 from .engine import Training

@@ -26,8 +26,8 @@ from .oracle import BYTES_OF_STATISTICS, BYTES_PER_PARAMETER, SimulatedOracle, T
 from .probes import is_probed, probe_everyone, probe_selected
 from .ranks import Ranks, shared_out
 from .records import RunDirectory
-from .routes import keep_route
 from .setup import check_memory, engine_of, filled_in, method_of, plan_of
+from .training.routes import keep_route
 from .workers import Workers
 
 #: Called after every round: rounds done, rounds in all, the last evaluation.

@@ -13,14 +13,14 @@ from ..round import Broadcast
 from ..streams import stream
 from ..tasks.base import Task
 from ..types import BoolArray, Params
-from .batched import BatchedTrainer
-from .devices import numerics
-from .fast import Augmented, choose_layout, choose_trainer, keep_freed_memory
-from .forms import batched_forward, batched_size, numbers_an_example, unfolded
-from .local import LocalResult, LocalWork
-from .members import Member
-from .routes import Route
-from .together import TogetherTrainer, group_size, losses_of, width_of
+from .training.batched import BatchedTrainer
+from .training.devices import numerics
+from .training.fast import Augmented, choose_layout, choose_trainer, keep_freed_memory
+from .training.forms import batched_forward, batched_size, numbers_an_example, unfolded
+from .training.local import LocalResult, LocalWork
+from .training.members import Member
+from .training.routes import Route
+from .training.together import TogetherTrainer, group_size, losses_of, width_of
 
 try:
     import torch

@@ -4,11 +4,11 @@ import logging
 from pathlib import Path
 from typing import TypeVar
 
-from ..controls import remembers
 from ..divergence import Method
 from ..errors import DeltaflError
-from ..estimators import REMOTE_ESTIMATORS, find_estimator
-from ..memory import RowFormat, human, memory_size, require_room
+from ..estimators.controls import remembers
+from ..estimators.memory import RowFormat, human, memory_size, require_room
+from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
 from ..round import Plan
 from ..samplers import make_sampler, parse_label
 from ..server_optimizers import make_server_optimizer
@@ -18,8 +18,8 @@ from ..tasks.own import is_own, load_own
 from ..tasks.registry import make_task
 from ..types import Population
 from .engine import Engine
-from .local import LocalWork
-from .routes import Computation, kept_route
+from .training.local import LocalWork
+from .training.routes import Computation, kept_route
 from .workers import Workers
 
 T = TypeVar("T")

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...designs import find_design
-from ...estimators import find_estimator
+from ...designs.table import find_design
+from ...estimators.table import find_estimator
 from ...report.statistics import mean_interval
 from ...samplers import SAMPLERS, SamplerSettings, parse_label
 from ...types import FloatArray

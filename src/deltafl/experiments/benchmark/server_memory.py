@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...controls import NoControlState
+from ...estimators.controls import NoControlState
 from ...round import Plan, init_round
 from ...samplers import make_sampler, parse_label
 from ...server_optimizers import make_server_optimizer

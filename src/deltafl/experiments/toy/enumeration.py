@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...controls import CommonControlState
-from ...exact import every_cohort
+from ...designs.exact import every_cohort
+from ...estimators.controls import CommonControlState
 from ...oracle import KnownUpdates
 from ...round import Plan, RoundState, close_round, init_round
 from ...samplers import make_sampler

@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import DeltaflError
+from ..types import BoolArray, FloatArray, IntArray, Params, Population
 from .controls import Guess, follow_estimate, weighted_sum
-from .errors import DeltaflError
-from .types import BoolArray, FloatArray, IntArray, Params, Population
 
 
 class RemoteControlState(NamedTuple):

@@ -33,12 +33,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import DeltaflError, unknown_name
+from ..types import BoolArray, Cohort, FloatArray, IntArray
 from .balanced import Dice, Luck, cube, local_pivotal
-from .errors import DeltaflError, unknown_name
 from .inclusion import draw_probabilities, inclusion_probabilities, with_floor
 from .ordered import draw, expectations, ordered_pivotal
 from .tree import SumTree
-from .types import BoolArray, Cohort, FloatArray, IntArray
 
 Draw = Callable[[FloatArray, np.random.Generator], IntArray]
 BalancedDraw = Callable[[FloatArray, FloatArray, Luck], IntArray]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import MissingExtraError
-from ..types import IntArray, Params
+from ...errors import MissingExtraError
+from ...types import IntArray, Params
 from .dense import ALIGNMENT, DenseChain
 from .fast import refusal, take_step
 from .local import LocalResult, LocalWork
@@ -33,7 +33,7 @@ except ImportError as error:
     raise MissingExtraError("torch", "sim") from error
 
 if TYPE_CHECKING:
-    from ..tasks.base import Loss, Task
+    from ...tasks.base import Loss, Task
 
 #: ``forward(params, x)``: parameters with a leading axis of n clients, inputs (n, B, ...); output (n, C, B) or (n, B).
 Forward = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
@@ -206,7 +206,7 @@ def forward_of(model: nn.Module) -> Forward | None:
 
 def losses_of(loss: "Loss") -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
     """The loss of each example, (n, B), from outputs (n, C, B) or (n, B) and targets (n, B); None if not known."""
-    from ..tasks.models import squared_error
+    from ...tasks.models import squared_error
 
     if _is_cross_entropy(loss):
         return lambda output, y: functional.cross_entropy(output, y, reduction="none")
@@ -216,7 +216,7 @@ def losses_of(loss: "Loss") -> Callable[[torch.Tensor, torch.Tensor], torch.Tens
 
 
 def _is_cross_entropy(loss: "Loss") -> bool:
-    from ..tasks.models import cross_entropy
+    from ...tasks.models import cross_entropy
 
     return loss in (cross_entropy, functional.cross_entropy)
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .types import BoolArray, FloatArray, IntArray
+from ..types import BoolArray, FloatArray, IntArray
 
 #: Up to so many clients all distances are computed; more are cut into cells of at most this size.
 CELL_SIZE = 256

@@ -1,6 +1,6 @@
 """Every possible cohort with its probability: the designs' exact distributions for small m.
 
-Written from the definitions and independently of ``designs.py``, which it checks: ``designs.py`` draws, this module
+Written from the definitions and independently of ``table.py``, which it checks: ``table.py`` draws, this module
 enumerates. Only the balanced designs have no definition shorter than their code: that code itself is run through all
 of its random decisions (``every_path``). The audit and the tests use it to compute expectations without any simulation
 error.
@@ -15,10 +15,10 @@ from typing import TypeVar, cast
 
 import numpy as np
 
+from ..errors import DeltaflError
+from ..types import Cohort, FloatArray, IntArray
 from .balanced import Luck, cube, duel, places, squared_distances
-from .designs import Chooser, find_design
-from .errors import DeltaflError
-from .types import Cohort, FloatArray, IntArray
+from .table import Chooser, find_design
 
 #: Count of each client -> probability.
 Support = dict[tuple[int, ...], float]
@@ -33,7 +33,7 @@ def support(design: str, expected_m: FloatArray, value_mq: FloatArray | None = N
     """All cohorts a design can draw, as counts (m,), with their probabilities (sum 1).
 
     Args:
-        design: A name in ``designs.DESIGNS``.
+        design: A name in ``deltafl.DESIGNS``.
         expected_m: (m,) expectations, m <= ``MAX_CLIENTS``.
         value_mq: (m, q) values, q >= 1, for a design that uses them; None if there are none.
 

@@ -11,8 +11,8 @@ Undefined cases are defined: n > m, NaN or negative scores are errors; all-zero 
 
 import numpy as np
 
-from .errors import DeltaflError
-from .types import FloatArray
+from ..errors import DeltaflError
+from ..types import FloatArray
 
 
 def check_scores(score_m: FloatArray) -> FloatArray:

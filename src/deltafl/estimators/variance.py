@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .types import Cohort, FloatArray
+from ..types import Cohort, FloatArray
 
 
 class VarianceForm(NamedTuple):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import MissingExtraError
-from ..types import FloatArray, IntArray
+from ...errors import MissingExtraError
+from ...types import FloatArray, IntArray
 from .local import LocalResult, LocalWork, minibatches, step_variance
 
 try:

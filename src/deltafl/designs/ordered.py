@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .errors import DeltaflError
+from ..errors import DeltaflError
+from ..types import FloatArray, IntArray
 from .inclusion import check_cohort_size
 from .tree import Mass, SumTree
-from .types import FloatArray, IntArray
 
 #: Keeps a place inside an interval off the client on its border, whatever the rounding.
 _SHORT = 1 - 1e-12

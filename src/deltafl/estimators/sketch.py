@@ -8,9 +8,9 @@ sqrt(2 / q) norm(u) norm(v), and s is linear. Source: Charikar, Chen and Farach-
 import numpy as np
 import numpy.typing as npt
 
-from .errors import DeltaflError
-from .streams import stream
-from .types import FloatArray
+from ..errors import DeltaflError
+from ..streams import stream
+from ..types import FloatArray
 
 #: Numbers of a sketch where norms are to be measured on it: a squared norm is right to sqrt(2 / 64) = 18 %.
 SKETCH_SIZE = 64

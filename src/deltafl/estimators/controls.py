@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from ..types import BoolArray, FloatArray, IntArray, Params, Population
 from .memory import RowFormat, Rows, read_rows, replace_rows
-from .types import BoolArray, FloatArray, IntArray, Params, Population
 
 
 class Guess(NamedTuple):

@@ -19,7 +19,7 @@ from .fast import refusal
 from .together import Forward, forward_of, losses_of
 
 if TYPE_CHECKING:
-    from ..tasks.base import Task
+    from ...tasks.base import Task
 
 _MOST_TOGETHER = 256
 _CPU_MEMORY = 4 * 1024**3  # bytes of a group's step

@@ -32,11 +32,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import DeltaflError, unknown_name
+from ..types import Cohort, FloatArray
 from .controls import CommonControl, Control, InnovationControl, NoControl, OwnControl
 from .damping import DampedControl, ScaledControl
-from .errors import DeltaflError, unknown_name
 from .remote import RemoteControl
-from .types import Cohort, FloatArray
 
 Coefficients = Callable[[Cohort, FloatArray, FloatArray], FloatArray]
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ..round import Broadcast
-from ..tasks.base import Task
-from ..types import Params
+from ...round import Broadcast
+from ...tasks.base import Task
+from ...types import Params
+from ..runner import ClientRunner
+from ..workers import one_thread
 from .local import LocalWork
 from .routes import Route
-from .runner import ClientRunner
-from .workers import one_thread
 
 #: Local steps of a trial, and timed trials; the first one, in which libraries choose and graphs are captured, is not.
 _STEPS = 6

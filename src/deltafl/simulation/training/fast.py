@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from ..errors import MissingExtraError
-from ..types import IntArray, Params
+from ...errors import MissingExtraError
+from ...types import IntArray, Params
 from .devices import autocast
 from .local import LocalResult, LocalWork, minibatches, step_variance, train_serial
 
@@ -32,7 +32,7 @@ except ImportError as error:
     raise MissingExtraError("torch", "sim") from error
 
 if TYPE_CHECKING:
-    from ..tasks.base import Loss
+    from ...tasks.base import Loss
 
 _log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import DeltaflError
+from ..types import FloatArray, IntArray, Params, Population
 from .controls import Control, Guess
-from .errors import DeltaflError
-from .types import FloatArray, IntArray, Params, Population
 
 #: Below this share of sum_S mass norm(coef c)^2 what centring leaves is rounding, not spread.
 _SPREAD = 1e-9

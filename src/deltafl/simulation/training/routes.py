@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ..errors import DeltaflError
-from ..plain_files import write_atomically
+from ...errors import DeltaflError
+from ...plain_files import write_atomically
 from .devices import device_name, find_device
 from .fast import refusal
 from .forms import batched_refusal, has_unfolded
@@ -21,7 +21,7 @@ from .local import LocalWork
 from .together import group_size
 
 if TYPE_CHECKING:
-    from ..tasks.base import Task
+    from ...tasks.base import Task
 
 _log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..errors import DeltaflError, MissingExtraError
+from ...errors import DeltaflError, MissingExtraError
 
 try:
     import torch

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import DeltaflError
-from .types import FloatArray, IntArray
-from .versions import Array, Buffer, Versioned
+from ..errors import DeltaflError
+from ..types import FloatArray, IntArray
+from ..versions import Array, Buffer, Versioned
 
 #: Children of a node.
 WIDTH = 16

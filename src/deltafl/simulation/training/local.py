@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..types import IntArray, Params
+from ...types import IntArray, Params
 
 if TYPE_CHECKING:
     import torch
 
-    from ..tasks.base import Loss
+    from ...tasks.base import Loss
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ..types import Params
+from ...types import Params
 from .fast import take_step
 from .local import LocalResult, LocalWork
 from .members import Fetch, Member, Schedule, results_of, schedule_of

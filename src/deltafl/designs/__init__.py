@@ -1,0 +1,1 @@
+"""Sampling designs: scores become expectations, expectations become a cohort; ``table.py`` lists them."""
