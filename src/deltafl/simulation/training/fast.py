@@ -124,8 +124,7 @@ class FastTrainer:
             if noise > 0:
                 normal_d = torch.from_numpy(rng.standard_normal(len(self._gradient_d)))
                 self._gradient_d += (noise * normal_d.float()).to(self._device)
-            square_sum += _squared_norm(self._gradient_d)
-            self._gradient_sum_d += self._gradient_d
+            square_sum += self._measure()
             take_step(self._current_d, self._gradient_d, self._start_d, self._velocity_d, work, drift_step_d)
         return LocalResult(
             update_d=(self._current_d - self._start_d).cpu().numpy(),
@@ -140,6 +139,11 @@ class FastTrainer:
         gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
         torch.cat([gradient.reshape(-1) for gradient in gradients], out=self._gradient_d)
         return batch_loss.item()
+
+    def _measure(self) -> float:
+        """The squared norm of a step's gradient, which is also added to the sum of all: for the minibatch variance."""
+        self._gradient_sum_d += self._gradient_d
+        return _squared_norm(self._gradient_d)
 
     def _output(self, layout: Layout, x: torch.Tensor) -> torch.Tensor:
         if self._precision != "bfloat16":
