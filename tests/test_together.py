@@ -13,7 +13,8 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
 from deltafl.simulation.training.local import LocalResult, LocalWork, train_serial
-from deltafl.simulation.training.together import Member, TogetherTrainer, forward_of, group_size, losses_of, width_of
+from deltafl.simulation.training.members import Member
+from deltafl.simulation.training.together import TogetherTrainer, forward_of, group_size, losses_of, width_of
 from deltafl.simulation.workers import one_thread
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task

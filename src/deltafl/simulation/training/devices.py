@@ -3,12 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ...errors import DeltaflError, MissingExtraError
+import torch
 
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError("torch", "sim") from error
+from ...errors import DeltaflError
 
 
 def find_device(name: str) -> torch.device:

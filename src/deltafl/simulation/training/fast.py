@@ -20,16 +20,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
+import torch
 
-from ...errors import MissingExtraError
 from ...types import IntArray, Params
 from .devices import autocast
 from .local import LocalResult, LocalWork, minibatches, step_variance, train_serial
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError("torch", "sim") from error
 
 if TYPE_CHECKING:
     from ...tasks.base import Loss

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
+from torch.nn.utils import vector_to_parameters
 
 from ...types import IntArray, Params
 
 if TYPE_CHECKING:
-    import torch
-
     from ...tasks.base import Loss
 
 
@@ -83,16 +83,16 @@ def minibatches(num_examples: int, work: LocalWork, rng: np.random.Generator) ->
 
 
 def train_serial(
-    model: "torch.nn.Module",
+    model: torch.nn.Module,
     loss: "Loss",
-    x: "torch.Tensor",
-    y: "torch.Tensor",
+    x: torch.Tensor,
+    y: torch.Tensor,
     params_d: Params,
     work: LocalWork,
     rng: np.random.Generator,
     noise: float = 0.0,
     drift_d: Params | None = None,
-    augment: "Callable[[torch.Tensor], torch.Tensor] | None" = None,
+    augment: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> LocalResult:
     """Train one client, step by step: the readable twin of ``fast.FastTrainer``, for any model.
 
@@ -111,9 +111,6 @@ def train_serial(
     Returns:
         The update and its statistics. They are not finite if the training diverged; that is the caller's to judge.
     """
-    import torch
-    from torch.nn.utils import vector_to_parameters
-
     model = _in_training(copy.deepcopy(model))
     start_d = torch.tensor(params_d, device=x.device)
     current_d, velocity_d = start_d, torch.zeros_like(start_d)
@@ -148,10 +145,8 @@ def step_variance(square_sum: float, squared_norm_of_sum: float, num_steps: int,
     return 0.0 if variance < 0 or num_steps == 1 else variance
 
 
-def _in_training(model: "torch.nn.Module") -> "torch.nn.Module":
+def _in_training(model: torch.nn.Module) -> torch.nn.Module:
     """Random layers on; batch normalisation with the statistics it was made with, which are those of evaluation."""
-    import torch
-
     model.train()
     for part in model.modules():
         if isinstance(part, torch.nn.modules.batchnorm._NormBase):
@@ -159,10 +154,8 @@ def _in_training(model: "torch.nn.Module") -> "torch.nn.Module":
     return model
 
 
-def _gradient(model: "torch.nn.Module", batch_loss: "torch.Tensor") -> "torch.Tensor":
+def _gradient(model: torch.nn.Module, batch_loss: torch.Tensor) -> torch.Tensor:
     """The gradient in all parameters as one vector, 0 in those that are frozen or not used."""
-    import torch
-
     model.zero_grad()
     batch_loss.backward()  # type: ignore[no-untyped-call]
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]

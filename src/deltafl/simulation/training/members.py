@@ -8,15 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from ...errors import MissingExtraError
 from ...types import FloatArray, IntArray
 from .local import LocalResult, LocalWork, minibatches, step_variance
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError("torch", "sim") from error
 
 #: The examples of the given rows: inputs and targets.
 Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

@@ -16,21 +16,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
 
-from ...errors import MissingExtraError
 from ...types import IntArray, Params
 from .dense import ALIGNMENT, DenseChain
 from .fast import refusal, take_step
 from .local import LocalResult, LocalWork
-from .members import Fetch, Schedule, results_of, schedule_of
-from .members import Member as Member  # noqa: PLC0414, tests and callers take it from here too
-
-try:
-    import torch
-    from torch import nn
-    from torch.nn import functional
-except ImportError as error:
-    raise MissingExtraError("torch", "sim") from error
+from .members import Fetch, Member, Schedule, results_of, schedule_of
 
 if TYPE_CHECKING:
     from ...tasks.base import Loss, Task
