@@ -5,7 +5,7 @@ from math import log
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -82,6 +82,9 @@ SCORES = arrays(np.float64, st.integers(1, 100), elements=st.floats(0, 1) | st.s
 
 
 @settings(max_examples=200)
+@example(np.array([1.0, 2e-311, 0.0]), 2, 0.0)
+@example(np.array([2e-311, 4e-311]), 1, 0.0)
+@example(np.array([2e-311, 4e-311, 0.0]), 1, 0.1)
 @given(SCORES, st.integers(1, 100), st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 def test_expectations_are_those_of_the_code_for_arrays(score_m: FloatArray, n: int, floor: float) -> None:
     """Capping, floors, zeros: pi_i of the tree is ``inclusion_probabilities(with_floor(scores))`` to 1e-12."""

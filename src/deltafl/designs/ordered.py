@@ -24,6 +24,7 @@ from .inclusion import check_cohort_size
 from .tree import Mass, SumTree
 
 #: Keeps a place inside an interval off the client on its border, whatever the rounding.
+_LIFT = 2.0**900  # what the sums of very small scores are multiplied by
 _SHORT = 1 - 1e-12
 _NOBODY = np.zeros(0, dtype=np.int64)
 
@@ -74,6 +75,7 @@ def expectations(tree: SumTree, n: int, floor: float = 0.0) -> Expectations:
     check_cohort_size(n, m)
     if not 0 <= floor <= 1:
         raise DeltaflError(f"floor is {floor}; it must be between 0 (scores only) and 1 (no scores)")
+    tree = _readable(tree)
     share, even = ((1 - floor) / tree.total, floor / m) if tree.total > 0 else (0.0, 1 / m)
     almost = 1 - max(1e-12, 64 * n * float(np.finfo(np.float64).eps))
     rest, certain_c = tree, _NOBODY
@@ -83,6 +85,8 @@ def expectations(tree: SumTree, n: int, floor: float = 0.0) -> Expectations:
             return Expectations(rest, Mass(0.0, 0.0, np.arange(m)), 0)
         if size == 0:
             return Expectations(rest, Mass(0.0, 0.0, certain_c), 0)
+        if even == 0:  # what is left may be tiny beside those that are certain
+            rest, share = _readable(rest), 1.0
         total = share * rest.total + even * others
         if total <= 0:  # fewer than n scores are positive: the rest of the cohort is spread evenly
             share, even, total = 0.0, 1.0, float(others)
@@ -91,6 +95,11 @@ def expectations(tree: SumTree, n: int, floor: float = 0.0) -> Expectations:
         if len(newly) == 0:
             return Expectations(rest, mass, size)
         certain_c, rest = np.union1d(certain_c, newly), rest.replaced(newly, 0)
+
+
+def _readable(tree: SumTree) -> SumTree:
+    """The tree, times a power of 2 where its sum is so small that nothing can be divided by it; O(m) then."""
+    return SumTree(np.array(tree) * _LIFT) if 0 < tree.total < 1 / _LIFT else tree
 
 
 def draw(expected: Expectations, rng: np.random.Generator) -> IntArray:
