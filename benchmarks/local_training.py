@@ -30,7 +30,7 @@ from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.models import cross_entropy, two_layer_cnn
 from deltafl.tasks.registry import make_task
-from peers.cnn import TextbookNet
+from jobs.cnn import TextbookNet
 from timing import Round, Variant, machine, matrix_product_rate, ratios_of, take_turns, versions, write_record
 
 COHORT = 20

@@ -3,7 +3,7 @@
     python benchmarks/peers.py [--repeats 5] [--rounds 4] [--home .peers] [--out result.json]
 
 20 clients with 200 images each train 5 epochs of the two-layer CNN, minibatches of 32: 700 local steps a round. Flower
-and pfl are installed once, in environments of their own under ``--home``; the jobs are the scripts in ``peers/``. Every
+and pfl are installed once, in environments of their own under ``--home``; the jobs are the scripts in ``jobs/``. Every
 variant of a repeat is a fresh set of processes on the same one or two cores; the first round warms up. Measured are
 wall and processor seconds a round, the latter of all processes that the job started, and the time to the first round.
 All have glibc's malloc tuned by the environment (it keeps freed blocks) but for one row.
@@ -26,7 +26,7 @@ import numpy as np
 from deltafl.simulation.records import environment
 from deltafl.tasks.registry import make_task
 
-JOBS = Path(__file__).parent / "peers"
+JOBS = Path(__file__).parent / "jobs"
 CLIENTS = 20
 PEERS = {"pfl": ["pfl==0.6.0"], "flower": ["flwr[simulation]==1.41.0"]}
 TORCH = "torch==2.13.0"
