@@ -65,9 +65,10 @@ def schedule_of(members: Sequence[Member], work: LocalWork, width: int) -> Sched
     weight_knb = np.zeros(shape, dtype=np.float32)
     for i, (member, own) in enumerate(zip(members, drawn, strict=True)):
         rows_knb[:, i] = member.rows[0]
-        for step, batch in enumerate(own):
-            rows_knb[step, i, : len(batch)] = member.rows[batch]
-            weight_knb[step, i, : len(batch)] = 1 / len(batch)
+        size_k = np.array([len(batch) for batch in own])
+        used_kb = np.arange(width) < size_k[:, None]
+        rows_knb[: len(own), i][used_kb] = member.rows[np.concatenate(own)]
+        weight_knb[: len(own), i][used_kb] = np.repeat((1 / size_k).astype(np.float32), size_k)
     steps_n = np.array([len(own) for own in drawn])
     return Schedule(list(members), order, steps_n, torch.from_numpy(rows_knb), torch.from_numpy(weight_knb))
 

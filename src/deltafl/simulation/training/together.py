@@ -77,7 +77,7 @@ class TogetherTrainer:
             What ``local.train_serial`` returns, in the order of the members.
         """
         schedule = schedule_of(members, work, self._width)
-        state = _State(len(members), self._num_params, params_d)
+        state = _State(len(members), self._num_params, params_d, work.momentum > 0)
         drift_nd = None
         if drift_d is not None:
             drift_nd = state.wide(torch.tensor(drift_d) / torch.from_numpy(schedule.steps_n)[:, None])
@@ -113,11 +113,12 @@ class TogetherTrainer:
 class _State:
     """Where the clients of a group are; rows are padded to D numbers, which stay 0, so that all are aligned alike."""
 
-    def __init__(self, n: int, num_params: int, params_d: Params) -> None:
+    def __init__(self, n: int, num_params: int, params_d: Params, rolls: bool) -> None:
         self.num_params, self._wide = num_params, -(-num_params // ALIGNMENT) * ALIGNMENT
-        self.start_nd = self.wide(torch.tensor(params_d).expand(n, num_params))
-        self.current_nd = self.start_nd.clone()
-        self.gradient_nd, self.gradient_sum_nd, self.velocity_nd = (torch.zeros(n, self._wide) for _ in range(3))
+        self.start_nd = self.wide(torch.tensor(params_d)).expand(n, self._wide)
+        self.current_nd = self.start_nd.clone(memory_format=torch.contiguous_format)
+        self.gradient_nd, self.gradient_sum_nd = (torch.zeros(n, self._wide) for _ in range(2))
+        self.velocity_nd = torch.zeros(n, self._wide if rolls else 0)
         self.loss_sum_n, self.square_sum_n = np.zeros(n), np.zeros(n)
         self._parts: tuple[int, list[torch.Tensor], list[torch.Tensor]] = (0, [], [])
 
