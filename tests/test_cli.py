@@ -163,6 +163,9 @@ def test_the_options_are_those_that_were_promised(tmp_path: Path) -> None:
 def test_samplers_and_tasks_are_listed(tmp_path: Path) -> None:
     samplers = deltafl("samplers", cwd=tmp_path).stdout
     assert all(word in samplers for word in ("pracdelta", "cluster-is-oracle", "power-of-choice", "DELTA"))
+    for columns in ("80", "160"):  # needs, bias and source of each, however wide the terminal is
+        lines = deltafl("samplers", cwd=tmp_path, COLUMNS=columns).stdout
+        assert all(word in lines for word in ("oracle", "no", "Lai et al. 2021", "Jhunjhunwala et al. 2022"))
     tasks = deltafl("tasks", cwd=tmp_path).stdout
     assert all(word in tasks for word in ("fashion-mnist", "hsu2019", "synthetic"))
 

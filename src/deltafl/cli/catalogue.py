@@ -28,12 +28,16 @@ def samplers() -> None:
     console = Console()
     headings = ("sampler", "design", "estimator", "unbiased", "needs")
     wide = console.width >= WIDE
-    table = _table(*headings, "source") if wide else _table(*headings)
+    table, sources = _table(*headings, "source") if wide else _table(*headings), _table("sampler", "source")
     for entry in SAMPLERS.values():
         verdict = "yes" if entry.unbiased else "no"
         row = (entry.name, entry.design or "its own", entry.estimator, verdict, entry.needs)
         table.add_row(*row, entry.source) if wide else table.add_row(*row)
+        sources.add_row(entry.name, entry.source)
     console.print(table)
+    if not wide:
+        console.print()
+        console.print(sources)
     console.print("\nAnother design or estimator: name@design@estimator, such as fedis@multinomial", highlight=False)
     console.print(
         "With the setting norm_guard none of them is unbiased: it shortens steps that are too long", highlight=False
