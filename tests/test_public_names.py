@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import deltafl
 
@@ -90,3 +92,15 @@ def test_errors_are_value_errors() -> None:
     error = deltafl.MissingExtraError("torch", "sim")
     assert isinstance(error, deltafl.DeltaflError)
     assert str(error) == "this needs the package 'torch': pip install 'deltafl[sim]'"
+
+
+def test_everything_is_in_the_wheel() -> None:
+    """What is not Python goes into a wheel only if the project file names it; an editable install hides that."""
+    root = Path(deltafl.__file__).parent
+    project = tomllib.loads((root.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    named = {
+        path for pattern in project["tool"]["setuptools"]["package-data"]["deltafl"] for path in root.glob(pattern)
+    }
+    others = {path for path in root.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}}
+    assert others == named
+    assert len(others) > 20
