@@ -7,11 +7,8 @@ The plain loop is what most scripts do: nn.Module, DataLoader, torch.optim.SGD, 
 and once with the settings that our engine makes.
 """
 
-import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,7 +21,7 @@ from deltafl.simulation.training.local import LocalWork
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.models import cross_entropy, softmax_regression
-from timing import Round, Variant, report, take_turns, write_record
+from timing import Round, beside_plain_loops
 
 CLIENTS, EXAMPLES, COHORT, STEPS, BATCH = 200, 300, 10, 5, 32
 WORK = LocalWork(lr=0.1, steps=STEPS, batch_size=BATCH)
@@ -80,22 +77,6 @@ def ours() -> Iterator[Round]:
     yield lambda: engine.train(params_d, 0, np.arange(COHORT))
 
 
-VARIANTS: dict[str, Variant] = {
-    "plain loop": partial(plain, False),
-    "plain loop, tuned malloc": partial(plain, True),
-    "deltafl, 1 worker": ours,
-}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Time a round of logistic regression.")
-    parser.add_argument("--repeats", type=int, default=9, help="turns, >= 1")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    options = parser.parse_args()
-    rows = report(take_turns(VARIANTS, options.repeats, ROUNDS), "plain loop, tuned malloc", ROUNDS)
-    about = {"clients": CLIENTS, "cohort": COHORT, "steps": STEPS, "batch": BATCH, "parameters": 7850}
-    write_record(options.out, {**about, "rounds_a_turn": ROUNDS}, rows)
-
-
 if __name__ == "__main__":
-    main()
+    about = {"clients": CLIENTS, "cohort": COHORT, "steps": STEPS, "batch": BATCH, "parameters": 7850}
+    beside_plain_loops("Time a round of logistic regression.", plain, ours, ROUNDS, about)

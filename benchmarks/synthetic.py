@@ -7,11 +7,8 @@ gradients: a round of a theoretical sampler on the task of the paper's figure 11
 do: nn.Module, DataLoader, torch.optim.SGD, one thread; once with malloc as it is, and once with our engine's settings.
 """
 
-import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,7 +19,7 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.fast import keep_freed_memory
 from deltafl.simulation.training.local import LocalWork
 from deltafl.tasks.synthetic import BAND, START, make_synthetic_task
-from timing import Round, Variant, report, take_turns, write_record
+from timing import Round, beside_plain_loops
 
 CLIENTS = 200
 WORK = LocalWork(lr=0.001, steps=1, batch_size=None)
@@ -78,21 +75,6 @@ def ours() -> Iterator[Round]:
     yield lambda: engine.train(params_d, 0, np.arange(CLIENTS))
 
 
-VARIANTS: dict[str, Variant] = {
-    "plain loop": partial(plain, False),
-    "plain loop, tuned malloc": partial(plain, True),
-    "deltafl, 1 worker": ours,
-}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Time the training of all clients of the synthetic task.")
-    parser.add_argument("--repeats", type=int, default=9, help="turns, >= 1")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    options = parser.parse_args()
-    rows = report(take_turns(VARIANTS, options.repeats, ROUNDS), "plain loop, tuned malloc", ROUNDS)
-    write_record(options.out, {"clients": CLIENTS, "samples_a_client": 1000, "rounds_a_turn": ROUNDS}, rows)
-
-
 if __name__ == "__main__":
-    main()
+    about = {"clients": CLIENTS, "samples_a_client": 1000}
+    beside_plain_loops("Time the training of all clients of the synthetic task.", plain, ours, ROUNDS, about)

@@ -4,6 +4,7 @@ A process of its own means that none profits from another's malloc settings or c
 slows all of them.
 """
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,6 +148,36 @@ def report(samples: Mapping[str, list[Sample]], base: str, rounds: int) -> dict[
         }
     print(f"ratio: seconds of {base!r} / own, paired by turn")
     return rows
+
+
+def beside_plain_loops(
+    description: str,
+    plain: Callable[[bool], AbstractContextManager[Round]],
+    ours: Variant,
+    rounds: int,
+    about: Mapping[str, Any],
+) -> None:
+    """The whole program of a benchmark: our engine beside a plain loop, with malloc as it is and with ours.
+
+    Args:
+        description: For ``--help``.
+        plain: The plain loop, given whether malloc is to be tuned; a function at the top of a module.
+        ours: The engine.
+        rounds: Rounds in one turn.
+        about: What the record says of the job.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--repeats", type=int, default=9, help="turns, >= 1")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    options = parser.parse_args()
+    base = "plain loop, tuned malloc"
+    variants: dict[str, Variant] = {
+        "plain loop": partial(plain, False),
+        base: partial(plain, True),
+        "deltafl, 1 worker": ours,
+    }
+    rows = report(take_turns(variants, options.repeats, rounds), base, rounds)
+    write_record(options.out, {**about, "rounds_a_turn": rounds}, rows)
 
 
 def write_record(path: Path | None, about: Mapping[str, Any], variants: Mapping[str, Any]) -> None:

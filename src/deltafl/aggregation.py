@@ -128,15 +128,12 @@ class Aggregation:
         if len(self._row_nd):
             control = self._control.update(control, plan.population, heard.client_n, self._row_nd[here], coef_n)
         elif isinstance(self._control, CommonControl) and coef_n.sum() > 0:
-            # It learns the mean of the updates, which stands for them all.
-            mean_1d = (ratio * self._sum_d / coef_n.sum() + control_nd[0])[None]
-            total_1 = coef_n.sum(keepdims=True)
-            control = self._control.update(control, plan.population, heard.client_n[:1], mean_1d, total_1)
+            control = self._control.follow(control, ratio * self._sum_d / coef_n.sum() + control_nd[0])
         following, delta_d, shortened = advance(plan, state, self.cohort, reports, delta_d, control)
         weight_n = plan.population.weight_m[heard.client_n]
         variance = estimate_variance(heard, weight_n[:, None] * self._leftover_nq[here])
         info = describe(state.round, heard, reports, coef_n, reports.squared_leftover_n[here], variance, delta_d)
-        beta = trust(find_estimator(plan.estimator).control, state.control)
+        beta = trust(self._control, state.control)
         faults = sorted((self._rejected | dict.fromkeys(self._waiting, "no reply")).items())
         rejected = [RejectedReply(client, fault) for client, fault in faults]
         return following, info._replace(rejected=rejected, shortened=shortened, control_coefficient=beta)

@@ -150,11 +150,9 @@ class _Share:
         heard = self.cohort.part(here)
         coef_n = coefficients(plan, state, heard)
         reports, variance = self._measured(sums, heard, peers)
-        control, total = state.control, coef_n.sum(keepdims=True)
-        if isinstance(self.control, CommonControl) and total[0] > 0:
-            # It learns the ratio mean of the updates, which one row with all the weight has.
-            mean_1d = sums.leftover_d / total + self.control_1d
-            control = self.control.update(control, plan.population, heard.client_n[:1], mean_1d, total)
+        control, total = state.control, coef_n.sum()
+        if isinstance(self.control, CommonControl) and total > 0:
+            control = self.control.follow(control, sums.leftover_d / total + self.control_1d[0])
         following, delta_d, shortened = advance(
             plan, state, self.cohort, reports, self.total_d + sums.leftover_d, control
         )

@@ -106,7 +106,10 @@ class CommonControl:
         total = coef_n.sum()
         if total <= 0:
             return state
-        mean_d = weighted_sum(coef_n / total, update_nd, len(state.control_d))
+        return self.follow(state, weighted_sum(coef_n / total, update_nd, len(state.control_d)))
+
+    def follow(self, state: CommonControlState, mean_d: FloatArray) -> CommonControlState:
+        """Move towards the ratio mean of a round, for who has formed it already."""
         return CommonControlState(self.memory * state.control_d + (1 - self.memory) * mean_d)
 
 
