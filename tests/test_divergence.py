@@ -134,8 +134,13 @@ def test_likely_causes() -> None:
     )
     harmless = info(1.0, largest_weight=2.5)  # a large weight, but the norm grew in another round
     assert "fewer local steps" in likely_cause([*quiet_rounds, harmless, info(50.0)], method)
-    stale = [info(norm, leftover=1.7) for norm in (1.0, 1.1, 9.0)]
-    assert "asked for after 100 rounds on average, and what it leaves is 1.7 times" in likely_cause(stale, method)
+    stale = [info(norm, round=round, leftover=1.7) for round, norm in ((98, 1.0), (99, 1.1), (100, 9.0))]
+    said = likely_cause(stale, method)
+    assert "asked for after 100 rounds on average, and what it leaves is 1.7 times" in said
+    assert "use a damped estimator, ask more clients" in said
+    assert "norms): ask more clients" in likely_cause(stale, method._replace(damped=True))
+    assert "fewer local steps" in likely_cause([i._replace(round=50) for i in stale], method)  # nobody was asked twice
+    assert "fewer local steps" in likely_cause([i._replace(leftover=1.0) for i in stale], method)  # it knows nothing
     assert "fewer local steps" in likely_cause(stale, method._replace(remembers=False))
 
 
@@ -155,6 +160,22 @@ def test_a_run_ends_at_its_last_checkpoint_and_says_why(tmp_path: Path) -> None:
         run_single(settings, tmp_path / "run", quiet)
     assert str(again.value) == str(caught.value)
     assert (tmp_path / "run" / "rounds.jsonl").read_bytes() == before
+
+
+def test_no_state_is_kept_while_the_loss_is_high(tmp_path: Path) -> None:
+    """The loss is high for thirty evaluations before the run is ended; three checkpoints were due meanwhile."""
+    given = {"task": "digits", "clients": 100, "sample": 5, "local_epochs": 1, "local_lr": 0.5, "server_lr": 100.0}
+    with pytest.raises(DivergedError) as caught:
+        run_single(make_settings(RunSettings, {**given, "rounds": 60}), tmp_path / "run", quiet)
+    losses = [line["test"]["loss"] for line in RunDirectory(tmp_path / "run").lines("rounds.jsonl")]
+    assert caught.value.round > 30
+    assert losses[caught.value.kept] < 10 * losses[0] < min(losses[1:])
+
+
+def test_a_memory_is_not_blamed_for_the_first_round(tmp_path: Path) -> None:
+    given = {"task": "digits", "clients": 60, "sample": 6, "local_lr": 3000.0, "rounds": 5, "sampler": "innovation"}
+    with pytest.raises(DivergedError, match=r"in round 1: .*local training goes too far"):
+        run_single(make_settings(RunSettings, given), tmp_path / "run", quiet)
 
 
 def test_cut_off_while_it_was_recorded_it_is_played_again_to_the_same_bytes(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ FIRST = 5
 REFUSED = 3
 #: A reply that counts so many times an equal share is a large weight.
 LARGE_WEIGHT = 5.0
+#: A memory that leaves more than so many times the updates does harm; one that knows nothing leaves 1.
+HARMFUL = 1.2
 
 
 class DivergedError(DeltaflError):
@@ -65,11 +67,13 @@ class Method(NamedTuple):
     Attributes:
         num_clients: m.
         remembers: Whether the estimator keeps a memory of one update a client.
+        damped: Whether it learns how far to trust that memory.
         cure: What to lower, and what it is now.
     """
 
     num_clients: int
     remembers: bool
+    damped: bool = False
     cure: str = "lower the local learning rate"
 
 
@@ -96,6 +100,11 @@ class Watch:
         if len(self._first) <= FIRST:
             return float("inf")
         return max(self._first[0], float(np.median(self._first[1:])))
+
+    @property
+    def calm(self) -> bool:
+        """Whether a state may be kept as good: the last evaluated loss was not high."""
+        return not self._high
 
     def suspects(self, info: RoundInfo) -> bool:
         """Whether the model should be evaluated now, due or not: a very long step, or a lost local loss."""
@@ -146,8 +155,8 @@ def likely_cause(infos: Sequence[RoundInfo], method: Method) -> str:
     """The likely cause of a divergence, from what is known of the rounds before it.
 
     In this order: replies were refused for numbers that are not finite or too large (local training itself overflows);
-    in the round whose estimate grew most one reply counted more than five equal shares; the memory's leftovers are as
-    large as the updates themselves; else the local rate.
+    in the round whose estimate grew most one reply counted more than five equal shares; clients were asked again, and
+    the memory leaves clearly more than the updates themselves; else the local rate.
     """
     refused = sum(len(info.rejected) for info in infos)
     if refused:
@@ -161,11 +170,12 @@ def likely_cause(infos: Sequence[RoundInfo], method: Method) -> str:
             f"{worst.round + 1}: raise floor, draw by size (md-fixed), or {method.cure}"
         )
     left = float(np.median([info.leftover for info in infos]))
-    if method.remembers and left >= 1:
-        age = method.num_clients / max(worst.num_asked, 1)
+    age = method.num_clients / max(worst.num_asked, 1)
+    if method.remembers and left > HARMFUL and infos[-1].round >= age:
+        damp = "" if method.damped else "use a damped estimator, "
         return (
             f"the memory is stale: it is asked for after {age:.3g} rounds on average, and what it leaves is {left:.2g} "
-            f"times the updates (squared norms): use a damped estimator, ask more clients, or {method.cure}"
+            f"times the updates (squared norms): {damp}ask more clients, or {method.cure}"
         )
     return f"local training goes too far in one round: {method.cure}, or take fewer local steps"
 

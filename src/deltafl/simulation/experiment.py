@@ -71,7 +71,8 @@ def run_experiment(
     watch = _watch_of(engine.task, directory.lines("rounds.jsonl"))
     while state.round < total:
         state, test = _play_round(settings, plan, engine, directory, watch, ranks, state)
-        if state.round % settings.checkpoint_every == 0 or state.round == total:
+        due = state.round % settings.checkpoint_every == 0 and watch.calm
+        if due or state.round == total:
             state = directory.save(state)
         on_round(state.round, total, test or Evaluation(nan, nan))
     return state

@@ -7,6 +7,7 @@ from typing import TypeVar
 from ..divergence import Method
 from ..errors import DeltaflError
 from ..estimators.controls import remembers
+from ..estimators.damping import DampedControl
 from ..estimators.memory import RowFormat, human, memory_size, require_room
 from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
 from ..round import Plan
@@ -146,7 +147,7 @@ def method_of(settings: RunSettings, plan: Plan) -> Method:
     cure = f"lower local_lr, now {settings.local_lr:g}"
     if settings.server_lr is not None and settings.server_lr > 1:
         cure = f"lower server_lr, now {settings.server_lr:g}"
-    return Method(plan.population.num_clients, remembers(control), cure)
+    return Method(plan.population.num_clients, remembers(control), isinstance(control, DampedControl), cure)
 
 
 def filled_in(value: T | None) -> T:
