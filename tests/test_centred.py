@@ -50,7 +50,7 @@ def test_delta_centred_by_hand() -> None:
     state = sampler.update(state, cohort(1), report([12.0]))
     square_m = np.array([16.0, 8.0])
     leftover_m = np.sqrt(0.8 * square_m + 0.2 * 12)
-    unseen = np.sqrt((16 + 4) / 2)  # what first visits left on average
+    unseen = np.sqrt(square_m.mean())  # as if they were like those seen
     score_m = POPULATION.weight_m * np.array([*leftover_m, unseen, unseen])
     np.testing.assert_allclose(expectations(sampler, state), 2 * score_m / score_m.sum())
 
@@ -94,7 +94,7 @@ def test_clients_that_stand_still_are_estimated_exactly_once_all_were_seen() -> 
         drawn = open_round(plan, state)
         state, info = close_round(plan, state, drawn, update_md[drawn.client_n])
         seen |= set(drawn.client_n.tolist())
-    assert state.round <= 8, "clients never seen are asked first: blind draws need 12 rounds on average"
+    assert state.round <= 8, "clients never seen are asked early: blind draws need 12 rounds on average"
     drawn = open_round(plan, state)
     after, info = close_round(plan, state, drawn, update_md[drawn.client_n])
     np.testing.assert_allclose(after.params_d - state.params_d, ubar_d, atol=1e-5)

@@ -267,20 +267,38 @@ def test_small_norms_are_left_out_after_the_given_round_and_the_estimate_is_call
 
 
 def test_power_of_choice_takes_the_largest_losses() -> None:
+    """Candidates of equal weight; then by their shares of the data, as in Cho et al. 2022, section 3."""
+    even = Population.from_sizes(np.full(6, 5))
     loss_m = np.array([0.1, 0.9, 0.5, 0.7, np.nan, 0.2])
     oracle = KnownUpdates(np.ones((6, 1)), np.full(6, 1 / 6), loss_m=loss_m)
     everyone = np.ones(6, dtype=bool)
     all_six = PowerOfChoice(candidates=6)
-    assert all_six.open(all_six.init(WEIGHTED), everyone, 3, stream(0, "draw"), oracle).client_n.tolist() == [1, 3, 4]
+    assert all_six.open(all_six.init(even), everyone, 3, stream(0, "draw"), oracle).client_n.tolist() == [1, 3, 4]
     asked = np.zeros(6)
     for seed in range(600):
-        cohort = PowerOfChoice().open(all_six.init(WEIGHTED), everyone, 2, stream(seed, "draw"), oracle)
+        cohort = PowerOfChoice().open(all_six.init(even), everyone, 2, stream(seed, "draw"), oracle)
         assert np.all(np.isnan(cohort.expected_n))
         asked[cohort.client_n] += 1 / 600
     # Of 4 candidates the 2 largest: NaN first (a candidate with 2/3), then 1; the two smallest are never asked.
     np.testing.assert_allclose(asked[[4, 0, 5]], [2 / 3, 0, 0], atol=4 * np.sqrt(2 / 9 / 600))
     with pytest.raises(DeltaflError, match="candidates is 1"):
-        PowerOfChoice(1).open(all_six.init(WEIGHTED), everyone, 2, stream(0, "draw"), oracle)
+        PowerOfChoice(1).open(all_six.init(even), everyone, 2, stream(0, "draw"), oracle)
+
+
+def test_power_of_choice_draws_its_candidates_by_size() -> None:
+    """Sizes 6, 3, 1; two candidates, one taken: the pair {0, 1} has 0.6 * 3/4 + 0.3 * 6/7, {0, 2} and {1, 2} alike."""
+    sizes = Population.from_sizes([6, 3, 1])
+    oracle = KnownUpdates(np.ones((3, 1)), np.full(3, 1 / 3), loss_m=np.array([0.1, 0.5, 0.9]))
+    sampler, runs = PowerOfChoice(2), 4000
+    asked = np.zeros(3)
+    for seed in range(runs):
+        drawn = sampler.open(sampler.init(sizes), np.ones(3, dtype=bool), 1, stream(seed, "draw"), oracle)
+        asked[drawn.client_n] += 1 / runs
+    pair_01 = 0.6 * 3 / 4 + 0.3 * 6 / 7  # client 1 is asked, unless client 2 is a candidate
+    np.testing.assert_allclose(asked, [0, pair_01, 1 - pair_01], atol=4 * np.sqrt(0.25 / runs))
+    idle = Population(np.array([0.6, 0.4, 0.0]), np.array([6, 4, 1]))
+    drawn = sampler.open(sampler.init(idle), np.array([False, True, True]), 1, stream(0, "draw"), oracle)
+    assert drawn.client_n.tolist() == [1]  # a client without weight is no candidate
 
 
 # --- names and settings -----------------------------------------------------------------------------------------------

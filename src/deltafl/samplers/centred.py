@@ -132,13 +132,9 @@ class Centred:
         once_m = first_m * self._remaining(state)
         square_m = np.where(again_m, state.square_m, once_m) * self._growth(state, n / m)
         mean = square_m[seen_m].mean()
-        leftover_m: FloatArray = np.sqrt(
-            np.where(
-                seen_m,
-                (1 - self.shrink) * square_m + self.shrink * mean,
-                self.explore * first_m[seen_m].mean(),
-            )
-        )
+        unseen = first_m[seen_m].mean() if self.own_memory else mean
+        expected_m = np.where(seen_m, (1 - self.shrink) * square_m + self.shrink * mean, self.explore * unseen)
+        leftover_m: FloatArray = np.sqrt(expected_m)
         return leftover_m
 
     def _remaining(self, state: CentredState) -> float:

@@ -6,19 +6,26 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, Oracle, Population, Reports
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .unweighted import unweighted_cohort
 
 
-class NoState(NamedTuple):
-    """Nothing to remember."""
+class Shares(NamedTuple):
+    """What the server knows.
+
+    Attributes:
+        weight_m: float64 (m,), the clients' shares of the data.
+    """
+
+    weight_m: FloatArray
 
 
 @dataclass(frozen=True)
 class PowerOfChoice:
     """Of d random candidates take the n with the largest loss of the current global model.
 
-    Which clients those are depends on losses of clients that were not asked, so inclusion probabilities are unknown
+    Candidates are drawn one after the other without replacement, client k with a probability proportional to its
+    weight, its share of the data (their section 3). Which clients those are depends on losses of clients that were not asked, so inclusion probabilities are unknown
     (NaN) and only the plain mean can follow.
 
     Attributes:
@@ -30,13 +37,13 @@ class PowerOfChoice:
     unbiased: ClassVar[bool] = False
     needs_oracle: ClassVar[bool] = True
 
-    def init(self, population: Population) -> NoState:
-        """No memory."""
-        return NoState()
+    def init(self, population: Population) -> Shares:
+        """The weights; nothing else is remembered."""
+        return Shares(population.weight_m)
 
     def open(
         self,
-        state: NoState,
+        state: Shares,
         available_m: BoolArray,
         n: int,
         rng: np.random.Generator,
@@ -45,14 +52,22 @@ class PowerOfChoice:
         """Draw candidates, ask for their losses, keep the largest n."""
         if oracle is None:
             raise DeltaflError("power-of-choice needs the losses of its candidates before the draw")
-        present = np.flatnonzero(available_m)
         wanted = 2 * n if self.candidates is None else self.candidates
         if wanted < n:
             raise DeltaflError(f"candidates is {wanted}; it must be at least the sample size {n}")
-        candidate_k = np.sort(rng.choice(present, size=min(wanted, len(present)), replace=False))
+        candidate_k = np.sort(_candidates(state.weight_m, available_m, wanted, rng))
         loss_k = np.nan_to_num(oracle.losses(candidate_k), nan=np.inf)
         return unweighted_cohort(candidate_k[np.argsort(-loss_k, kind="stable")[:n]])
 
-    def update(self, state: NoState, cohort: Cohort, reports: Reports) -> NoState:
+    def update(self, state: Shares, cohort: Cohort, reports: Reports) -> Shares:
         """Nothing to learn."""
         return state
+
+
+def _candidates(weight_m: FloatArray, available_m: BoolArray, wanted: int, rng: np.random.Generator) -> IntArray:
+    """Successive draws by weight among those present; plain random ones if all weigh the same."""
+    present = np.flatnonzero(available_m & (weight_m > 0))
+    weight_k = weight_m[present]
+    even = len(present) == 0 or bool(np.all(weight_k == weight_k[0]))
+    chance_k = None if even else weight_k / weight_k.sum()
+    return rng.choice(present, size=min(wanted, len(present)), replace=False, p=chance_k)
