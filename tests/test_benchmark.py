@@ -17,11 +17,13 @@ from deltafl.errors import DeltaflError
 from deltafl.experiments import sweep
 from deltafl.experiments.benchmark import run as benchmark
 from deltafl.experiments.benchmark.gap import closed, room
-from deltafl.experiments.benchmark.judge import is_ours, is_unbiased
+from deltafl.experiments.benchmark.judge import is_ours, is_unbiased, measures
 from deltafl.experiments.benchmark.numbers import bounded_rounds, last_accuracy, mean_accuracy, rounds_to_threshold
 from deltafl.experiments.benchmark.parts import Part, parts_of
 from deltafl.experiments.benchmark.server_memory import model_size, server_memory
+from deltafl.experiments.benchmark.target import holm, p_value
 from deltafl.experiments.benchmark.tuning import Score, score, search
+from deltafl.experiments.pages.measures import compare
 from deltafl.experiments.record import RunRecord, what_is_run, write_record
 from deltafl.experiments.request import Request
 from deltafl.experiments.spec import SCALES, Experiment, Job, load_experiment, parse_experiment
@@ -177,8 +179,8 @@ def test_rounds_that_were_not_evaluated_count_as_the_evaluation_before() -> None
 # The search for a rate
 
 
-def best_at(optimum: float) -> Callable[[float], Score]:
-    return lambda rate: Score(abs(math.log2(rate / optimum)), 0.0)
+def best_at(**optimum: float) -> Callable[[str, float], Score]:
+    return lambda label, rate: Score(abs(math.log2(rate / optimum[label])), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -195,15 +197,38 @@ def best_at(optimum: float) -> Callable[[float], Score]:
 def test_the_grid_grows_where_the_best_rate_is_at_its_edge(
     optimum: float, rates: tuple[float, ...], best: float, edge: str
 ) -> None:
-    found = search((0.1, 0.2, 0.4), 3, best_at(optimum))
+    found = search((0.1, 0.2, 0.4), 3, ("one",), best_at(one=optimum))["one"]
     assert found.rates == pytest.approx(rates)
     assert found.best == pytest.approx(best)
     assert found.edge == edge
 
 
 def test_no_rate_is_chosen_while_runs_of_the_grid_are_missing() -> None:
-    found = search((0.1, 0.2), 3, lambda rate: Score(-rate, 0.0) if rate < 0.3 else None)
-    assert found == ((0.1, 0.2, 0.4), None, "", None)
+    found = search((0.1, 0.2), 3, ("one",), lambda _, rate: Score(-rate, 0.0) if rate < 0.3 else None)
+    assert found == {"one": ((0.1, 0.2, 0.4), None, "", None)}
+
+
+def test_all_methods_search_the_same_grid() -> None:
+    """One method wants a higher rate, another a lower one: the third has all of them to choose from."""
+    found = search((0.1, 0.2, 0.4), 3, ("a", "b", "c"), best_at(a=0.4, b=0.05, c=0.2))
+    assert {search.rates for search in found.values()} == {(0.025, 0.05, 0.1, 0.2, 0.4, 0.8)}
+    assert [found[label].best for label in "abc"] == [0.4, 0.05, 0.2]
+    assert {search.edge for search in found.values()} == {""}
+
+
+def test_a_method_whose_runs_are_missing_does_not_hold_up_the_others() -> None:
+    best = best_at(a=0.8, b=0.2)
+    found = search((0.1, 0.2, 0.4), 3, ("a", "b"), lambda label, rate: best(label, rate) if label == "a" else None)
+    assert found["a"].best == 0.8
+    assert found["b"].best is None
+    assert found["b"].rates == found["a"].rates
+
+
+def test_tuning_runs_can_be_shorter() -> None:
+    part = part_of(tuning_rounds=3, rounds_of={"full": 2})
+    rounds = [part.tuning_job(label, 0.1, 1000).settings.rounds for label in ("uniform", "full")]
+    assert rounds == [3, 2]
+    assert (part.tuning_horizon, part.horizon, part.test_job("uniform", 0.1, 0).settings.rounds) == (2, 2, 4)
 
 
 def test_a_rate_that_never_reaches_counts_twice_its_rounds_and_ties_go_to_accuracy() -> None:
@@ -268,7 +293,7 @@ def test_the_real_file(scale: str) -> None:
     if scale == "cpu":
         every = [part for part in parts_of(experiment, scale) if part.tier == "every"]
         core = [part for part in parts_of(experiment, scale) if part.tier == "core"]
-        assert len(every) == 4
+        assert len(every) == 5
         assert len(core) == 3
         assert all(set(SAMPLERS) <= set(part.methods) and part.seeds >= 10 for part in every)
         assert all(set(experiment.view["core"]) == set(part.methods) and part.seeds >= 5 for part in core)
@@ -371,7 +396,22 @@ def test_a_rival_ahead_misses_the_target(tmp_path: Path) -> None:
     write_runs(tmp_path, made_up(), MADE_UP | {"pracdelta": [6, 7, 5, 7, 6]})
     page = shown(tmp_path, made_up())
     assert "**The target is missed.**" in page
-    assert "ahead of it: pracdelta" in page
+    assert "ahead of it: pracdelta (×1.32 fewer, p = " in page
+
+
+def test_p_values_are_those_of_the_paired_t_and_hold_for_all_rivals_together() -> None:
+    part = part_of(rounds=40)
+    runs = [
+        {seed: record(part.test_job("uniform", 0.1, seed), curve(40, at, 40)) for seed, at in enumerate(reached)}
+        for reached in ([6, 9, 5, 8, 6], [9, 12, 9, 9, 7])
+    ]
+    statement = compare("here", measures(part)[0], ("a", runs[0]), ("b", runs[1]))
+    one_s, two_s = np.array([6, 9, 5, 8, 6]), np.array([9, 12, 9, 9, 7])
+    influence_s = two_s / two_s.mean() - one_s / one_s.mean() + math.log(two_s.mean() / one_s.mean())
+    assert p_value(statement) == pytest.approx(stats.ttest_1samp(influence_s, 0).pvalue)
+    assert p_value(statement._replace(low=None)) == 1.0
+    assert holm([0.01, 0.5, 0.02, 0.03]) == pytest.approx([0.04, 0.5, 0.06, 0.06])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
 
 
 def test_runs_that_never_reach_are_marked_and_decide_nothing_in_their_favour(tmp_path: Path) -> None:
@@ -379,6 +419,7 @@ def test_runs_that_never_reach_are_marked_and_decide_nothing_in_their_favour(tmp
     page = shown(tmp_path, made_up())
     assert "≥ 14.6 ± 14.2 (1 of 5 never)" in page
     assert "is reached: `delta-centred`" not in page
+    assert "| `delta-centred` | ≥ 14.6 | 1 |" in page  # 8 + 9 + 7 + 9 + all 40 rounds, a megabyte each
 
 
 def test_without_a_gap_the_page_gives_no_number(tmp_path: Path) -> None:

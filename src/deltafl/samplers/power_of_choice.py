@@ -25,8 +25,8 @@ class PowerOfChoice:
     """Of d random candidates take the n with the largest loss of the current global model.
 
     Candidates are drawn one after the other without replacement, client k with a probability proportional to its
-    weight, its share of the data (their section 3). Which clients those are depends on losses of clients that were not asked, so inclusion probabilities are unknown
-    (NaN) and only the plain mean can follow.
+    weight, its share of the data (their section 3). Which clients are asked depends on losses of clients that were not,
+    so inclusion probabilities are unknown (NaN) and only the plain mean can follow.
 
     Attributes:
         candidates: d >= n; None for 2 n, the DELTA paper's choice (20 candidates for 10).

@@ -84,7 +84,7 @@ def closed(gained_s: FloatArray, gap_s: FloatArray) -> Gap:
         return Gap(None, None, None, num_seeds)
     if num_seeds == 1:
         return Gap(a / b, None, None, 1)
-    factor = _quantile(num_seeds) ** 2 / num_seeds
+    factor = quantile(num_seeds) ** 2 / num_seeds
     (v_aa, v_ab), (_, v_bb) = factor * np.cov(gained_s, gap_s)
     square = b * b - v_bb
     if square <= 0:
@@ -97,11 +97,12 @@ def closed(gained_s: FloatArray, gap_s: FloatArray) -> Gap:
 
 def _interval(value_s: FloatArray) -> tuple[float, float]:
     mean, num = float(np.mean(value_s)), len(value_s)
-    margin = _quantile(num) * float(np.std(value_s, ddof=1)) / math.sqrt(num)
+    margin = quantile(num) * float(np.std(value_s, ddof=1)) / math.sqrt(num)
     return mean - margin, mean + margin
 
 
-def _quantile(num_seeds: int) -> float:
+def quantile(num_seeds: int) -> float:
+    """The quantile of Student's t for a two-sided 95 % interval of a mean over so many seeds."""
     require("scipy", "sim")
     from scipy.special import stdtrit
 

@@ -32,6 +32,15 @@ def bytes_to_threshold(record: RunRecord, threshold: float) -> float | None:
     return None if at is None else record.bytes[at]
 
 
+def bounded_bytes(record: RunRecord, threshold: float) -> float:
+    """Bytes down and up in ``bounded_rounds``: those of all rounds of the run if it never reached the threshold.
+
+    Of a run that diverged, those of its rounds, and as many again for each round that was not played.
+    """
+    reached = bytes_to_threshold(record, threshold)
+    return bytes_a_round(record) * float(record.settings["rounds"]) if reached is None else reached
+
+
 def mean_accuracy(record: RunRecord, horizon: int) -> float:
     """Mean test accuracy over rounds 1 to ``horizon``: the area under the curve. 0 if it was never measured.
 

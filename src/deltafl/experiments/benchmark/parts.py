@@ -11,6 +11,7 @@ Later ones win: settings, tier, part, scale, the scale's change of the part. Set
 
 - ``methods``: labels, or ``"every"`` for each sampler of ``deltafl samplers``; ``more``: labels beside them;
 - ``rates``: the grid of local learning rates, each twice the one before; ``extensions``: how often it may grow a side;
+- ``tuning_rounds``: rounds of a run that helps to choose the rate, all of them if left out;
 - ``tuning_seeds``: seeds that choose the rate; ``seeds``: how many others, 0, 1, ..., measure;
 - ``rounds_of``: rounds by label, where one needs fewer (full participation is dear);
 - ``probe_every``: rounds between two probes of seed 0.
@@ -43,6 +44,7 @@ class _Table(BaseModel):
     more: tuple[str, ...] = ()
     rates: tuple[Rate, ...] = Field(min_length=1)
     extensions: Annotated[int, Field(ge=0)] = 3
+    tuning_rounds: Count | None = None
     tuning_seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     seeds: Count
     rounds_of: dict[str, Count] = {}
@@ -73,6 +75,7 @@ class Part:
         methods: Labels.
         rates: The grid of local learning rates, increasing.
         extensions: How often the grid may grow on each side.
+        tuning_rounds: The most rounds of a tuning run; None for those of a test run.
         tuning_seeds: Seeds that choose the rate.
         seeds: Test seeds are 0, 1, ..., seeds - 1.
         rounds_of: Rounds by label where they differ from the part's.
@@ -86,6 +89,7 @@ class Part:
     methods: tuple[str, ...]
     rates: tuple[float, ...]
     extensions: int
+    tuning_rounds: int | None
     tuning_seeds: tuple[int, ...]
     seeds: int
     rounds_of: dict[str, int]
@@ -116,19 +120,27 @@ class Part:
         """The rounds that a method plays."""
         return self.rounds_of.get(label, self.common.rounds or 1)
 
+    @property
+    def tuning_horizon(self) -> int:
+        """The rounds over which tuning runs are averaged."""
+        return min(self.horizon, self.tuning_rounds or self.horizon)
+
     def tuning_job(self, label: str, rate: float, seed: int) -> Job:
         """A run that helps to choose the rate."""
-        return Job(f"{self.name}-tuning-{rate:g}", self._run(label, rate, seed))
+        rounds = min(self.rounds(label), self.tuning_rounds or self.rounds(label))
+        return Job(f"{self.name}-tuning-{rate:g}", self._run(label, rate, seed, rounds))
 
     def test_job(self, label: str, rate: float, seed: int) -> Job:
         """A run that is reported; that of seed 0 has probes, which change nothing else."""
         probe = self.probe_every if seed == 0 and label != FULL else None
-        return Job(self.name, self._run(label, rate, seed, probe))
+        return Job(self.name, self._run(label, rate, seed, self.rounds_of.get(label), probe))
 
-    def _run(self, label: str, rate: float, seed: int, probe: int | None = None) -> RunSettings:
+    def _run(
+        self, label: str, rate: float, seed: int, rounds: int | None = None, probe: int | None = None
+    ) -> RunSettings:
         given = {**self.settings, "sampler": label, "local_lr": rate, "seed": seed, "probe_every": probe}
-        if label in self.rounds_of:
-            given["rounds"] = self.rounds_of[label]
+        if rounds is not None:
+            given["rounds"] = rounds
         return make_settings(RunSettings, given)
 
 
@@ -173,6 +185,7 @@ def _part(experiment: Experiment, scale: str, name: str, own: dict[str, Any]) ->
         methods=methods,
         rates=table.rates,
         extensions=table.extensions,
+        tuning_rounds=table.tuning_rounds,
         tuning_seeds=table.tuning_seeds,
         seeds=table.seeds,
         rounds_of=table.rounds_of,

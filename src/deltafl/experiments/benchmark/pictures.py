@@ -69,7 +69,7 @@ def _bytes_at(method: Method, round_r: Any) -> FloatArray:
 
 
 def draw_methods(result: Result, path: Path) -> None:
-    """All methods of a part, best first: G with its interval, and the one-round error beside the least possible."""
+    """All methods of a part, best first: G with its interval, and the error beside the least without a control."""
     from matplotlib.figure import Figure
 
     methods = by_rounds(result)
@@ -86,7 +86,7 @@ def draw_methods(result: Result, path: Path) -> None:
         left.set_yticks(range(len(methods)), [method.label for method in methods], fontsize=7)
         left.set_ylim(len(methods) - 0.4, -0.6)
         left.set_title("gap closed, G", fontsize=8)
-        right.set_title("one-round error (bar: least possible)", fontsize=8)
+        right.set_title("one-round error (bar: least without a control)", fontsize=8)
         note = f"{result.part.title}. Hollow: biased. Line: 95 % interval (Fieller). Dashed: the target."
         figure.text(0.012, 0.06 / height, note, fontsize=7, color=GREY)
         path.write_bytes(small_png(figure))
@@ -141,7 +141,7 @@ def _gap_axis(axes: "Axes", gaps: Sequence[Gap], unbiased: Sequence[bool]) -> No
 
 
 def _error_axis(axes: "Axes", errors: Sequence[tuple[float | None, float | None]]) -> None:
-    """Dots for the error, bars for the least possible, on a log axis; errors of 0 are left out."""
+    """Dots for the error, bars for the least without a control, on a log axis; errors of 0 are left out."""
     known = [value for pair in errors for value in pair if value is not None and value > 0]
     for place, (error, least) in enumerate(errors):
         if error is not None and error > 0:

@@ -33,26 +33,26 @@ class Store:
         return self._known.get(job.key)
 
 
-def find_rate(part: Part, label: str, store: Store) -> Search:
-    """How far the search for a method's learning rate is."""
+def find_rates(part: Part, methods: tuple[str, ...], store: Store) -> dict[str, Search]:
+    """How far the search for the methods' learning rates is."""
 
-    def score_of(rate: float) -> Score | None:
+    def score_of(label: str, rate: float) -> Score | None:
         records = [store.get(part.tuning_job(label, rate, seed)) for seed in part.tuning_seeds]
         found = [record for record in records if record is not None]
-        return score(found, part.threshold, part.horizon) if len(found) == len(records) else None
+        return score(found, part.threshold, part.tuning_horizon) if len(found) == len(records) else None
 
-    return search(part.rates, part.extensions, score_of)
+    return search(part.rates, part.extensions, methods, score_of)
 
 
 def tuning(part: Part, methods: tuple[str, ...], store: Store) -> list[Job]:
-    """The tuning runs of the grids as they are now, finished ones included, seed by seed."""
-    grids = {label: find_rate(part, label, store).rates for label in methods}
+    """The tuning runs of the grid as it is now, finished ones included, seed by seed."""
+    grids = {label: found.rates for label, found in find_rates(part, methods, store).items()}
     return [part.tuning_job(label, r, seed) for seed in part.tuning_seeds for label in methods for r in grids[label]]
 
 
 def tests(part: Part, methods: tuple[str, ...], store: Store) -> list[Job]:
     """The runs that are reported, of the methods whose rate is chosen; seed by seed, so that a stop is fair to all."""
-    rates = {label: find_rate(part, label, store).best for label in methods}
+    rates = {label: found.best for label, found in find_rates(part, methods, store).items()}
     chosen = {label: rate for label, rate in rates.items() if rate is not None}
     return [part.test_job(label, rate, seed) for seed in range(part.seeds) for label, rate in chosen.items()]
 
@@ -111,8 +111,7 @@ def gather(part: Part, store: Store) -> Result | None:
     from .server_memory import model_size
 
     methods = []
-    for label in part.methods:
-        found = find_rate(part, label, store)
+    for label, found in find_rates(part, part.methods, store).items():
         rate, runs = found.best, {}
         if rate is not None:
             records = {seed: store.get(part.test_job(label, rate, seed)) for seed in range(part.seeds)}

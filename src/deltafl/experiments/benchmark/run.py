@@ -65,7 +65,7 @@ def run_parts(
 
 
 def _run_part(part: Part, methods: tuple[str, ...], store: Store, processes: int, progress: "_Whole") -> None:
-    """Tune until no grid grows any more, then measure."""
+    """Tune until the grid grows no more, then measure."""
     while not _finished(jobs := tuning(part, methods, store), store):
         run_jobs(jobs, store.folder, processes, progress.of(jobs))
     progress.add(jobs)
@@ -110,13 +110,13 @@ class _Whole:
     def __init__(self, parts: Sequence[Part], on_progress: OnProgress) -> None:
         self._on_progress = on_progress
         self._rounds = self._runs = 0
-        planned = [
-            (part.rounds(label), len(part.rates) * len(part.tuning_seeds) + part.seeds)
-            for part in parts
-            for label in part.methods
-        ]
-        self._total_rounds = sum(rounds * runs for rounds, runs in planned)
-        self._total_runs = sum(runs for _, runs in planned)
+        self._total_rounds = self._total_runs = 0
+        for part in parts:
+            for label in part.methods:
+                tuning_job = part.tuning_job(label, part.rates[0], part.tuning_seeds[0])
+                tried = len(part.rates) * len(part.tuning_seeds)
+                self._total_rounds += tried * (tuning_job.settings.rounds or 0) + part.seeds * part.rounds(label)
+                self._total_runs += tried + part.seeds
 
     def of(self, jobs: Sequence[Job]) -> OnProgress:
         """What one stage tells, as part of the whole."""
@@ -152,7 +152,8 @@ def _write_config(experiment: Experiment, request: "Request", parts: Sequence[Pa
             run.pop(name)
         grid = {"methods": part.methods, "rates": part.rates, "extensions": part.extensions, "seeds": part.seeds}
         grid |= {"tuning_seeds": part.tuning_seeds, "rounds_of": part.rounds_of}
-        return grid | ({} if part.probe_every is None else {"probe_every": part.probe_every}) | run
+        perhaps = {"tuning_rounds": part.tuning_rounds, "probe_every": part.probe_every}
+        return grid | {name: value for name, value in perhaps.items() if value is not None} | run
 
     content = {
         "experiment": experiment.name,

@@ -14,6 +14,7 @@ from .gap import Gap
 from .judge import against, gap_by_seed, gap_of, interval, is_unbiased, measures, needs, never, value_s
 from .numbers import (
     MB,
+    bounded_bytes,
     bounded_rounds,
     bytes_a_round,
     bytes_to_threshold,
@@ -69,11 +70,12 @@ def main_table(result: Result) -> str:
 def cost_table(result: Result) -> str:
     """What it costs: bytes, the server's memory, processor time."""
     heads = ["method", "MB to the threshold", "MB a round", "server: models", "numbers a client", "MB"]
-    heads += ["CPU seconds a round", "one-round MSE", "least possible"]
+    heads += ["CPU seconds a round", "one-round MSE", "least without a control"]
     lines = []
     for method in by_rounds(result):
         cell = cost_cells(result, method)
-        line = [name_of(method.label), _short(cell["mb_to_threshold"]), _short(cell["mb_a_round"])]
+        bound = "≥ " if never(method, result.part) else ""
+        line = [name_of(method.label), bound + _short(cell["mb_to_threshold"]), _short(cell["mb_a_round"])]
         line += [str(cell["models"]), _short(cell["numbers_a_client"]), _short(cell["server_mb"])]
         line += [_short(cell["cpu_seconds_a_round"]), _short(cell["mse"]), _short(cell["least_mse"])]
         lines.append(line)
@@ -103,12 +105,11 @@ def edges(results: Sequence[Result]) -> list[str]:
 def cost_cells(result: Result, method: Method) -> dict[str, Any]:
     """Bytes, memory, time and probes of a method."""
     part = result.part
-    to_threshold = value_s(method, lambda record: bytes_to_threshold(record, part.threshold))
-    reached = to_threshold[np.isfinite(to_threshold)]
+    to_threshold = value_s(method, lambda record: bounded_bytes(record, part.threshold))
     settings = part.test_job(method.label, part.rates[0], 0).settings
     memory = server_memory(settings, result.num_clients, result.num_params)
     return {
-        "mb_to_threshold": float(np.mean(reached)) / MB if len(reached) else None,
+        "mb_to_threshold": float(np.mean(to_threshold)) / MB,
         "mb_a_round": float(np.mean(value_s(method, bytes_a_round))) / MB,
         "models": memory.models,
         "numbers_a_client": memory.numbers,
@@ -188,7 +189,7 @@ def tuning_cells(results: Sequence[Result], store: Store) -> Cells:
                 found = [store.get(part.tuning_job(method.label, rate, seed)) for seed in part.tuning_seeds]
                 records = [record for record in found if record is not None]
                 if records:
-                    rounds, minus = score(records, part.threshold, part.horizon)
+                    rounds, minus = score(records, part.threshold, part.tuning_horizon)
                     cell = {"part": part.name, "method": method.label, "rate": rate, "seeds": len(records)}
                     cell |= {"rounds": rounds, "mean_accuracy": -100 * minus}
                     cells.append(cell | {"diverged": sum(record.diverged is not None for record in records)})

@@ -3,14 +3,18 @@
 The best method is chosen on the tuning seeds (fewest rounds there), so that its result on the test seeds is not the
 luckiest of several. A rival is a method of somebody else that needs no more than a practical server has: nothing, the
 clients' sizes, or what the cohort sent. It is ahead if the 95 % interval of the ratio of mean rounds, paired over
-seeds, says so. Everything here is made from intervals, each 95 % by itself.
+seeds, says so. Everything here is made from intervals, each 95 % by itself. As there are many rivals, a sentence that
+names one as ahead gives its p-value after Holm's correction for all of them; the verdict does not make use of it.
+
+Source of the correction: Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 1979.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ..pages.measures import Statement
-from ..pages.verdict import by_chance
-from .gap import LEAST, Gap, Room
+from .gap import LEAST, Gap, Room, quantile
 from .judge import PRACTICAL, against, gap_of, is_ours, is_unbiased, measures, needs, never, room_of
 from .parts import BASELINE, FULL
 from .results import Result
@@ -108,15 +112,42 @@ def sentence(judgement: Judgement) -> str:
         return f"{title}: not measured yet (needs {FULL}, {BASELINE} and a method of ours)."
     texts = [_goal_text(judgement)]
     if judgement.ahead:
-        names = ", ".join(f"{pair.second} (×{1 / (pair.estimate or 1):.2f} fewer)" for pair in judgement.ahead)
-        texts.append(f"ahead of it: {names}")
+        texts.append(f"ahead of it: {_ahead_text(judgement)}")
     else:
         texts.append(f"no rival is ahead ({len(judgement.behind)} behind, {len(judgement.level)} not told apart)")
-    number = sum(len(group) for group in (judgement.ahead, judgement.level, judgement.behind))
-    if judgement.ahead and len(judgement.ahead) <= by_chance(number):
-        texts.append("as many as chance gives where nothing differs")
     outside = "" if judgement.counts else f" (m / n = {judgement.ratio:.3g}, beyond the target's range)"
     return f"{title}{outside}: {'; '.join(texts)}."
+
+
+def _ahead_text(judgement: Judgement) -> str:
+    every = [*judgement.ahead, *judgement.level, *judgement.behind]
+    chance_of = dict(zip((pair.second for pair in every), holm([p_value(pair) for pair in every]), strict=True))
+    texts = [
+        f"{pair.second} (×{1 / (pair.estimate or 1):.2f} fewer, p = {chance_of[pair.second]:.2g} among {len(every)})"
+        for pair in judgement.ahead
+    ]
+    return ", ".join(texts)
+
+
+def p_value(statement: Statement) -> float:
+    """The two-sided p-value of the paired t on the log scale that a ratio's interval is made from; 1 without one."""
+    from scipy.special import stdtr
+
+    low, high = statement.low, statement.high
+    if not statement.estimate or not low or not high or not high > low:
+        return 1.0
+    half = math.log(high / low) / 2
+    t = abs(math.log(statement.estimate)) / half * quantile(statement.pairs)
+    return float(2 * stdtr(statement.pairs - 1, -t))
+
+
+def holm(p_k: Sequence[float]) -> list[float]:
+    """P-values that hold for all of them together: the k-th smallest of K times K - k + 1, not falling, at most 1."""
+    adjusted, worst = [0.0] * len(p_k), 0.0
+    for place, index in enumerate(sorted(range(len(p_k)), key=lambda index: p_k[index])):
+        worst = max(worst, min(1.0, (len(p_k) - place) * p_k[index]))
+        adjusted[index] = worst
+    return adjusted
 
 
 def _goal_text(judgement: Judgement) -> str:

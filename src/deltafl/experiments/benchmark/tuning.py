@@ -1,8 +1,10 @@
 """Choosing each method's learning rate on seeds that are not reported.
 
 A rate is better with fewer rounds to the threshold, averaged over the tuning seeds; a run that never reaches it, or
-diverged, counts as twice its rounds. Ties go to the higher mean accuracy over the rounds. Where the best rate is at an
-edge of its grid, the grid grows by a factor of 2 on that side, so that the best rate has a worse one on each side.
+diverged, counts as twice its rounds. Ties go to the higher mean accuracy over the rounds.
+
+All methods of a part search the same grid, so that none of them wins by a finer or a longer one. Where the best rate of
+any method is at an edge, the grid grows by a factor of 2 on that side, for all of them, as often as the part allows.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,25 +56,36 @@ def score(records: Sequence[RunRecord], threshold: float, horizon: int) -> Score
     return Score(float(np.mean(counted)), -float(np.mean([mean_accuracy(record, horizon) for record in records])))
 
 
-def search(rates: Sequence[float], extensions: int, score_of: Callable[[float], Score | None]) -> Search:
+def search(
+    rates: Sequence[float],
+    extensions: int,
+    labels: Sequence[str],
+    score_of: Callable[[str, float], Score | None],
+) -> dict[str, Search]:
     """Go as far as the finished runs allow.
 
     Args:
         rates: The first grid, increasing by a factor of 2.
         extensions: How often it may grow on each side.
-        score_of: The score of a rate; None if its runs are not finished.
+        labels: The methods that share it.
+        score_of: The score of a method at a rate; None if its runs are not finished.
     """
     grid, up, down = list(rates), extensions, extensions
     while True:
-        scores = {rate: score_of(rate) for rate in grid}
-        known = {rate: found for rate, found in scores.items() if found is not None}
-        if len(known) < len(grid):
-            return Search(tuple(grid), None, "", None)
-        best = min(grid, key=lambda rate: known[rate])
-        if best == grid[-1] and up > 0:
-            grid, up = [*grid, 2 * best], up - 1
-        elif best == grid[0] and down > 0:
-            grid, down = [best / 2, *grid], down - 1
-        else:
-            edge: Edge = "high" if best == grid[-1] else "low" if best == grid[0] else ""
-            return Search(tuple(grid), best, edge, known[best])
+        found = {label: _best(grid, label, score_of) for label in labels}
+        edges = {search.edge for search in found.values()}
+        grows_up, grows_down = "high" in edges and up > 0, "low" in edges and down > 0
+        if not (grows_up or grows_down):
+            return found
+        grid = [grid[0] / 2] * grows_down + grid + [2 * grid[-1]] * grows_up
+        up, down = up - grows_up, down - grows_down
+
+
+def _best(grid: Sequence[float], label: str, score_of: Callable[[str, float], Score | None]) -> Search:
+    """The best rate of one method on a grid."""
+    known = {rate: found for rate in grid if (found := score_of(label, rate)) is not None}
+    if len(known) < len(grid):
+        return Search(tuple(grid), None, "", None)
+    best = min(grid, key=lambda rate: known[rate])
+    edge: Edge = "high" if best == grid[-1] else "low" if best == grid[0] else ""
+    return Search(tuple(grid), best, edge, known[best])
