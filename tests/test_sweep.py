@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.experiments.record import RunRecord, read_record, write_record
+from deltafl.experiments.lock import only_one
+from deltafl.experiments.record import RunRecord, read_record, record_of, write_record
 from deltafl.experiments.spec import Experiment, parse_experiment
 from deltafl.experiments.sweep import (
     UNFINISHED,
@@ -221,3 +223,60 @@ def wait_for(reached: Callable[[], bool], pause: float = 0.05) -> None:
     while not reached():
         assert time.monotonic() < deadline, "it takes too long"
         time.sleep(pause)
+
+
+def test_two_sweeps_on_one_folder_share_the_runs(tmp_path: Path) -> None:
+    """Without a lock both play the same run in the same folder: a record of too many draws, or a crash."""
+    sweep = make_sweep(experiment(), "smoke", ["a"], seeds=1)
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(run_sweep, sweep, tmp_path, 1, quietly) for _ in range(2)]
+    assert [one.result() for one in both] == [{}, {}]
+    records = records_of(sweep, tmp_path)
+    assert [sum(record.draws) for record in records] == [3 * 2] * 2
+    assert not (tmp_path / UNFINISHED).exists()
+
+
+def test_a_run_of_another_process_is_left_to_it_and_taken_over_when_it_ends(tmp_path: Path) -> None:
+    sweep = make_sweep(experiment(), "smoke", ["a"], seeds=1)
+    job = next(sweep.jobs())
+    told: list[Progress] = []
+    with ThreadPoolExecutor(1) as thread:
+        with only_one(tmp_path / UNFINISHED / f"{job.key}.lock") as held:
+            assert held
+            assert not run_job(job, tmp_path)
+            waits = thread.submit(run_sweep, sweep, tmp_path, 1, told.append)
+            wait_for(lambda: waits.done() or (bool(told) and (told[-1].runs_done, told[-1].running) == (1, (job.key,))))
+            assert not waits.done()
+        assert waits.result() == {}
+    assert record_path(job, tmp_path).exists()
+
+
+def test_the_lock_of_a_killed_process_holds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.lock"
+    text = (
+        "import sys, time, pathlib; from deltafl.experiments.lock import only_one\n"
+        "with only_one(pathlib.Path(sys.argv[1])) as ours: print(ours, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", text, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        with only_one(path) as ours:
+            assert not ours
+        process.kill()
+    assert path.exists()
+    with only_one(path) as ours:
+        assert ours
+    assert not path.parent.exists()
+
+
+def test_a_run_that_two_processes_played_never_becomes_a_record(tmp_path: Path) -> None:
+    job = next(make_sweep(experiment(), "smoke", ["a"]).jobs())
+    directory = RunDirectory(tmp_path / UNFINISHED / job.key)
+    directory.start(job.settings)
+    engine = engine_of(job.settings)
+    run_experiment(job.settings, engine, directory, lambda *_: None)
+    for name in ("rounds.jsonl", "timings.jsonl"):
+        lines = (directory.path / name).read_text().splitlines(keepends=True)
+        (directory.path / name).write_text("".join([*lines[:3], *lines[2:]]))
+    with pytest.raises(DeltaflError, match="does not hold every round once and in order"):
+        record_of(job, directory, engine.task)

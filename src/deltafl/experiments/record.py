@@ -116,10 +116,15 @@ def what_is_run(settings: RunSettings) -> dict[str, Any]:
 
 
 def record_of(job: "Job", directory: "RunDirectory", task: "Task") -> RunRecord:
-    """The record of a finished run from its directory."""
+    """The record of a finished run from its directory.
+
+    Raises:
+        DeltaflError: If the directory does not hold every round once, which two processes that wrote there leave.
+    """
     from ..simulation.comparison import read_run
     from ..simulation.probes import probe_columns
 
+    _require_every_round_once(directory)
     run = read_run(directory, job.settings.sampler, job.settings.seed, task.metric, task.num_clients)
     lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
     cpu_seconds = np.cumsum([timing["cpu_seconds"] for timing in timings])  # by round; the first entry is round 0
@@ -145,6 +150,15 @@ def record_of(job: "Job", directory: "RunDirectory", task: "Task") -> RunRecord:
         diverged_why="" if run.diverged is None else lines[-1]["diverged"]["why"],
         probes=probe_columns(lines),
     )
+
+
+def _require_every_round_once(directory: "RunDirectory") -> None:
+    rounds, timed = ([line["round"] for line in directory.lines(f"{name}.jsonl")] for name in ("rounds", "timings"))
+    if not rounds == timed == list(range(len(rounds))):
+        raise DeltaflError(
+            f"{directory.path} does not hold every round once and in order, so two processes wrote there; "
+            "delete it and give the same command again"
+        )
 
 
 def write_record(record: RunRecord, path: Path) -> None:

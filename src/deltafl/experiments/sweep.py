@@ -5,9 +5,12 @@
     DIR/config.toml                           every setting of every part
     DIR/runs/PART/SAMPLER-seedN.json          the record of a finished run (record.py); what has one is skipped
     DIR/unfinished/PART/SAMPLER-seedN/        the run directory of one that is not finished; goes on from its checkpoint
+    DIR/unfinished/PART/SAMPLER-seedN.lock    held by the process that runs it: several sweeps can share a folder
+    DIR/unfinished/files.lock                 held while one of them writes a file of the whole folder
 """
 
 import json
+import logging
 import multiprocessing
 import os
 import shutil
@@ -20,7 +23,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import tomli_w
 
@@ -28,11 +31,11 @@ from ..divergence import DivergedError
 from ..errors import DeltaflError, require
 from ..plain_files import write_atomically
 from ..settings import CompareSettings, RunSettings
+from .lock import in_turn, only_one
 from .record import RunRecord, read_record, record_of, what_is_run, write_record
 from .spec import Experiment, Job, Sweep
 
-if TYPE_CHECKING:
-    pass
+_log = logging.getLogger(__name__)
 
 UNFINISHED = "unfinished"
 _POLL_SECONDS = 1.0
@@ -96,6 +99,8 @@ def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgres
 def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnProgress) -> None:
     """Run those of the jobs that have no record yet, in their order.
 
+    What another process is running in this folder is left to it and waited for, or taken over if that process ends.
+
     Args:
         jobs: What to run; their data are at hand.
         folder: Where the records are and go.
@@ -110,8 +115,8 @@ def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnP
     watch.tell(())
     if waiting:
         _run_jobs(waiting, folder, min(processes, len(waiting)), watch)
-    if (folder / UNFINISHED).is_dir() and not any((folder / UNFINISHED).rglob("config.toml")):
-        shutil.rmtree(folder / UNFINISHED)
+    with suppress(OSError):  # there is none, or it is not empty
+        (folder / UNFINISHED).rmdir()
 
 
 def is_done(job: Job, folder: Path) -> bool:
@@ -120,12 +125,12 @@ def is_done(job: Job, folder: Path) -> bool:
     Raises:
         DeltaflError: If there is a record or an unfinished run of other settings in its place.
     """
+    from ..simulation.records import recorded_settings
+
     path = record_path(job, folder)
     if path.exists():
         _require_same(read_record(path).settings, job, path)
         return True
-    from ..simulation.records import recorded_settings
-
     begun = recorded_settings(folder / UNFINISHED / job.key)
     if begun is not None:
         _require_same(begun, job, folder / UNFINISHED / job.key)
@@ -142,8 +147,19 @@ def records_of(sweep: Sweep, folder: Path) -> list[RunRecord]:
     return [read_record(record_path(job, folder)) for job in sweep.jobs() if is_done(job, folder)]
 
 
-def run_job(job: Job, folder: Path) -> None:
-    """Run one job in this process, from its last checkpoint if there is one, and write its record."""
+def run_job(job: Job, folder: Path) -> bool:
+    """Run one job in this process, from its last checkpoint if there is one, and write its record.
+
+    Returns:
+        Whether it has a record now; False if another process is running it.
+    """
+    with only_one(folder / UNFINISHED / f"{job.key}.lock") as ours:
+        if ours and not is_done(job, folder):  # another process may have finished it before we got the lock
+            _run_alone(job, folder)
+    return ours
+
+
+def _run_alone(job: Job, folder: Path) -> None:
     from ..simulation.experiment import run_experiment
     from ..simulation.records import RunDirectory
     from ..simulation.setup import check_memory, engine_of
@@ -164,22 +180,31 @@ def _run_jobs(jobs: Sequence[Job], folder: Path, processes: int, watch: "_Watch"
     """Hand the jobs out in their order; a failed one ends the sweep, and what is finished stays finished."""
     spawn = multiprocessing.get_context("spawn")
     with _ended_with_us(ProcessPoolExecutor(processes, spawn, initializer=_end_with_parent)) as pool:
-        waiting, running = list(reversed(jobs)), dict[Future[None], Job]()
-        while waiting or running:
+        waiting, elsewhere, running = list(jobs), list[Job](), dict[Future[bool], Job]()
+        while waiting or running or elsewhere:
+            if not waiting and not running:
+                time.sleep(_POLL_SECONDS)
+                waiting, elsewhere = elsewhere, []
             while waiting and len(running) < processes:
-                job = waiting.pop()
+                job = waiting.pop(0)
                 running[pool.submit(run_job, job, folder)] = job
             done, _ = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
                 job = running.pop(future)
-                try:
-                    future.result()
-                except BrokenProcessPool:
-                    raise DeltaflError(
-                        f"the process that ran {job.key} died; if it was killed, memory may have run out: "
-                        "use fewer processes and give the same command again"
-                    ) from None
-            watch.tell([job.key for job in running.values()])
+                if not _result(future, job):
+                    elsewhere.append(job)
+                    watch.leave(job)
+            watch.tell([job.key for job in [*running.values(), *elsewhere]])
+
+
+def _result(future: Future[bool], job: Job) -> bool:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        raise DeltaflError(
+            f"the process that ran {job.key} died; if it was killed, memory may have run out: "
+            "use fewer processes and give the same command again"
+        ) from None
 
 
 @contextmanager
@@ -213,8 +238,14 @@ class _Watch:
 
     def __init__(self, jobs: Sequence[Job], folder: Path, on_progress: OnProgress) -> None:
         self._jobs, self._folder, self._on_progress = jobs, folder, on_progress
-        self._done: set[str] = set()
+        self._done, self._left = set[str](), set[str]()
         self._told = 0.0
+
+    def leave(self, job: Job) -> None:
+        """Say once that another process is running the job."""
+        if job.key not in self._left:
+            self._left.add(job.key)
+            _log.info("another process is running %s in %s: this one leaves it to that one", job.key, self._folder)
 
     def tell(self, running: Sequence[str]) -> None:
         """Tell how far it is, at most once in a while."""
@@ -267,7 +298,8 @@ def _write_config(sweep: Sweep, folder: Path) -> None:
         "scale": sweep.scale,
         "parts": {part: plain(settings) for part, settings in sweep.comparisons.items()},
     }
-    write_atomically(folder / "config.toml", tomli_w.dumps(content))
+    with in_turn(folder / UNFINISHED / "files.lock"):
+        write_atomically(folder / "config.toml", tomli_w.dumps(content))
 
 
 def _require_same(recorded: dict[str, Any], job: Job, place: Path) -> None:
