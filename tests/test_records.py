@@ -11,6 +11,7 @@ from deltafl import DeltaflError, Plan, Population, PracDelta, RoundState, close
 from deltafl.plain_files import plain_json
 from deltafl.server_optimizers import make_server_optimizer
 from deltafl.settings import RunSettings
+from deltafl.simulation.comparison import read_run
 from deltafl.simulation.records import RunDirectory, recorded_settings
 from deltafl.state_file import flatten, unflatten
 
@@ -56,10 +57,10 @@ def test_lines_after_the_checkpoint_are_cut_off_even_half_ones(tmp_path: Path) -
     directory = RunDirectory(tmp_path / "run")
     directory.start(RunSettings())
     state = played(2)
-    directory.append({"round": 1}, {"round": 1, "seconds": 0.1})
-    directory.append({"round": 2}, {"round": 2, "seconds": 0.1})
+    directory.append({"round": 1}, {"round": 1, "seconds": 0.1, "cpu_seconds": 0.1})
+    directory.append({"round": 2}, {"round": 2, "seconds": 0.1, "cpu_seconds": 0.1})
     directory.save(state)
-    directory.append({"round": 3}, {"round": 3, "seconds": 0.1})
+    directory.append({"round": 3}, {"round": 3, "seconds": 0.1, "cpu_seconds": 0.1})
     with (directory.path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 4, "coh')
     assert same(directory.load(init_round(PLAN, np.zeros(3))), state)
@@ -99,3 +100,63 @@ def test_settings_are_recorded_as_toml(tmp_path: Path) -> None:
 
 def test_json_has_no_nan() -> None:
     assert plain_json({"a": [float("nan"), 1.0, (float("inf"),)]}) == {"a": [None, 1.0, [None]]}
+
+
+def test_a_reader_can_tell_which_file_is_damaged(tmp_path: Path) -> None:
+    """Every file of a record, cut, of other bytes, or of another form: one sentence that names it, and nothing lost."""
+    directory = RunDirectory(tmp_path / "run")
+    directory.start(RunSettings())
+    for round in (0, 1):
+        line = {"round": round, "cohort": [0, 1], "counts": [1, 1], "test": {"loss": 1.0, "accuracy": 0.5}}
+        directory.append(line, {"round": round, "seconds": 0.1, "cpu_seconds": 0.1})
+    directory.save(played(2))
+    directory.memory_folder(str(tmp_path / "memory"))
+    start = init_round(PLAN, np.zeros(3))
+    readers = {
+        "checkpoint.json": lambda: directory.load(start),
+        "checkpoint-2.safetensors": lambda: directory.load(start),
+        "rounds.jsonl": lambda: read_run(directory, "pracdelta", 0, "accuracy", 4),
+        "timings.jsonl": lambda: read_run(directory, "pracdelta", 0, "accuracy", 4),
+        "environment.json": directory.environment,
+        "memory.json": lambda: directory.memory_folder("any"),
+        "config.toml": lambda: directory.started,
+    }
+    for name, read in readers.items():
+        file = directory.path / name
+        good = file.read_bytes()
+        read()
+        other = b'"other"\n' if name == "environment.json" else b'{"round": []}\n'
+        for bad in (b"\xff\xfe{}", b"[" * 100_000, b'{"round": ', b"5\n", other):
+            file.write_bytes(bad)
+            before = {path.name: path.read_bytes() for path in directory.path.iterdir()}
+            with pytest.raises(DeltaflError) as caught:
+                read()
+            assert (name in str(caught.value), "\n" in str(caught.value)) == (True, False), caught.value
+            assert {path.name: path.read_bytes() for path in directory.path.iterdir()} == before
+        file.unlink()
+        if name not in {"checkpoint.json", "memory.json", "config.toml"}:  # these say what there is
+            with pytest.raises(DeltaflError, match=f"cannot read .*{name}"):
+                read()
+        file.write_bytes(good)
+    with (directory.path / "rounds.jsonl").open("a") as lines:
+        lines.write('{"round": 2, "cohort": [4], "counts": [1]}\n')
+    with (directory.path / "timings.jsonl").open("a") as lines:
+        lines.write('{"round": 2, "seconds": 1, "cpu_seconds": 1}\n')
+    with pytest.raises(DeltaflError, match=r"round 2 needs one count for each of its clients, which go from 0 to 3"):
+        read_run(directory, "pracdelta", 0, "accuracy", 4)
+
+
+def test_lines_that_are_shorter_than_at_the_checkpoint_are_not_filled_up(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.start(RunSettings())
+    directory.append({"round": 1}, {"round": 1})
+    directory.save(played(1))
+    (directory.path / "rounds.jsonl").write_bytes(b"")
+    with pytest.raises(DeltaflError, match=r"rounds\.jsonl has 0 bytes, 13 at the last checkpoint"):
+        directory.load(init_round(PLAN, np.zeros(3)))
+    assert (directory.path / "rounds.jsonl").read_bytes() == b""
+
+
+def test_the_name_of_the_data_is_recorded(tmp_path: Path) -> None:
+    RunDirectory(tmp_path / "run").start(RunSettings(), "digits")
+    assert RunDirectory(tmp_path / "run").environment()["data"] == "digits"

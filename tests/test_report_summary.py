@@ -236,7 +236,7 @@ def test_models_refuse_nan_and_unknown_fields() -> None:
 
 
 def test_read_summary_explains(tmp_path: Path) -> None:
-    with pytest.raises(DeltaflError, match="cannot read the summary"):
+    with pytest.raises(DeltaflError, match=r"cannot read .*none\.json"):
         read_summary(tmp_path / "none.json")
     path = tmp_path / "summary.json"
     write_summary(summarise(runs_of(fedavg=[3]), 0.7), path)

@@ -138,6 +138,7 @@ def _run(ctx: typer.Context, ranks: "Ranks") -> None:
         _tell_refusals(folder)
         accuracy = "" if isnan(last.accuracy) else f"accuracy {last.accuracy:.2%}, "
         typer.echo(f"after {settings.rounds} rounds: {accuracy}loss {last.loss:.4g}; records: {folder}/rounds.jsonl")
+        _tell_data(folder)
 
 
 def _run_or_diverge(settings: "RunSettings", folder: Path, on_round: "OnRound", ranks: "Ranks") -> "Evaluation":
@@ -150,8 +151,18 @@ def _run_or_diverge(settings: "RunSettings", folder: Path, on_round: "OnRound", 
     except DivergedError as error:
         if ranks.first:
             _tell_refusals(folder)
+            _tell_data(folder)
             typer.echo(f"deltafl: {error} in {folder}", err=True)
         raise typer.Exit(EXIT_DIVERGED) from None
+
+
+def _tell_data(folder: Path) -> None:
+    """Say which data a run read; one that an older version started does not know it."""
+    from ..simulation.records import RunDirectory
+
+    data = RunDirectory(folder).environment().get("data")
+    if data is not None:
+        typer.echo(f"Data: {data}")
 
 
 def _tell_divergence(folder: Path) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from ..errors import DeltaflError, unknown_name
 from ..plain_files import write_atomically
+from ..reading import checked, read_json
 from ..types import FloatArray
 from .curves import Run, by_sampler, check_runs, find_sampler
 from .schema import GapClosed, MeanSd, Reach, SamplerSummary, SeedSummary, SpeedUp, Summary, ToThreshold
@@ -86,15 +86,8 @@ def read_summary(path: Path | str) -> Summary:
     Raises:
         DeltaflError: If the file does not exist or is not a summary of this schema version.
     """
-    path = Path(path)
-    try:
-        return Summary.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DeltaflError(f"cannot read the summary {path}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise DeltaflError(f"{path} is not a summary of this version: {where}: {first['msg']}") from error
+    where = f"{path} is not a summary of this version"
+    return checked(Summary, read_json(Path(path)), where, "write it again with this version")
 
 
 def _baseline(given: str | None, labels: Sequence[str]) -> str | None:

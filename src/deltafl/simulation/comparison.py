@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..divergence import DivergedError
-from ..errors import require
+from ..errors import DeltaflError, require
 from ..report.curves import Run
 from ..report.plots import draw_plots
 from ..report.schema import Summary
@@ -26,7 +26,7 @@ from ..settings import CompareSettings
 from ..types import IntArray
 from .engine import Evaluation
 from .experiment import run_experiment
-from .records import RunDirectory, environment, recorded_settings, write_header
+from .records import CURE, RunDirectory, environment, recorded_settings, write_header
 from .setup import check_memory, engine_of, plan_of
 from .workers import Workers
 
@@ -54,12 +54,12 @@ def run_comparison(settings: CompareSettings, out: Path, on_round: OnCompareRoun
                     check_memory(settings.run(sampler, seed), engine, out)
                     plan_of(settings.run(sampler, seed), engine.task.population(settings.weights), engine.task)
                 if recorded_settings(out) is None:
-                    write_header(out, settings)
+                    write_header(out, settings, engine.task.dataset.name)
             for sampler in settings.samplers:
                 own = settings.run(sampler, seed)
                 directory = RunDirectory(out / "runs" / f"{sampler}-seed{seed}")
                 if not directory.started:
-                    directory.start(own)
+                    directory.start(own, engine.task.dataset.name)
 
                 def report(done: int, total: int, test: Evaluation, who: str = sampler, which: int = seed) -> None:
                     on_round(who, which, done, total, test)
@@ -82,8 +82,15 @@ def run_comparison(settings: CompareSettings, out: Path, on_round: OnCompareRoun
 def read_run(
     directory: RunDirectory, sampler: str, seed: int, metric: Literal["accuracy", "loss"], num_clients: int
 ) -> Run:
-    """The curves of a recorded run."""
+    """The curves of a recorded run.
+
+    Raises:
+        DeltaflError: If its files are damaged.
+    """
     lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
+    if len(lines) != len(timings):
+        many = f"has {len(lines)} lines, timings.jsonl beside it {len(timings)}"
+        raise DeltaflError(f"{directory.path / 'rounds.jsonl'} {many}; {CURE}")
     seconds = np.cumsum([line["seconds"] for line in timings])
     moved = np.cumsum([line.get("bytes_down", 0) + line.get("bytes_up", 0) for line in lines], dtype=np.float64)
     at = [i for i, line in enumerate(lines) if i > 0 and "test" in line]
@@ -101,14 +108,20 @@ def read_run(
         loss_r=column("loss"),
         seconds_r=seconds[at],
         bytes_r=moved[at],
-        draws_m=_draws(lines, num_clients),
+        draws_m=_draws(lines, num_clients, directory.path),
         diverged=next((line["round"] for line in lines if "diverged" in line), None),
     )
 
 
-def _draws(lines: list[dict[str, Any]], num_clients: int) -> IntArray:
+def _draws(lines: list[dict[str, Any]], num_clients: int, path: Path) -> IntArray:
     """How often each client was drawn over the recorded rounds."""
     draws_m = np.zeros(num_clients, dtype=np.int64)
     for line in lines:
-        np.add.at(draws_m, np.asarray(line.get("cohort", []), dtype=np.int64), line.get("counts", []))
+        client_n, count_n = line.get("cohort", []), line.get("counts", [])
+        if len(client_n) != len(count_n) or not all(0 <= client < num_clients for client in client_n):
+            raise DeltaflError(
+                f"{path / 'rounds.jsonl'}: round {line['round']} needs one count for each of its clients, "
+                f"which go from 0 to {num_clients - 1}; {CURE}"
+            )
+        np.add.at(draws_m, np.asarray(client_n, dtype=np.int64), count_n)
     return draws_m

@@ -77,9 +77,13 @@ class SharedDirectory(RunDirectory):
         super().__init__(path)
         self._ranks = ranks
 
-    def start(self, settings: Settings) -> None:
+    def start(self, settings: Settings, data: str | None = None) -> None:
         """Make the folder."""
-        self._ranks.from_first(lambda: RunDirectory.start(self, settings))
+        self._ranks.from_first(lambda: RunDirectory.start(self, settings, data))
+
+    def environment(self) -> dict[str, Any]:
+        """Versions, hardware and data, as they were when the run was started."""
+        return self._ranks.from_first(lambda: RunDirectory(self.path).environment())
 
     @property
     def started(self) -> bool:

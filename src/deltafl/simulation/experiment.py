@@ -4,6 +4,7 @@ The simulator is a host of ``open_round`` and ``close_round`` (see ``round.py``)
 theoretical samplers it plays the oracle, training everyone.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from math import nan
@@ -14,7 +15,7 @@ import numpy as np
 
 from ..audit import Subject
 from ..divergence import DivergedError, Watch
-from ..errors import require
+from ..errors import DeltaflError, require
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
 from ..settings import RunSettings
 from ..shared import can_share, close_shared_round
@@ -25,10 +26,12 @@ from .engine import Engine, Evaluation, Training
 from .oracle import BYTES_OF_STATISTICS, BYTES_PER_PARAMETER, SimulatedOracle, Traffic, bytes_of, reports_of
 from .probes import is_probed, probe_everyone, probe_selected
 from .ranks import Ranks, shared_out
-from .records import RunDirectory
+from .records import CURE, RunDirectory
 from .setup import check_memory, engine_of, filled_in, method_of, plan_of
 from .training.routes import keep_route
 from .workers import Workers
+
+_log = logging.getLogger(__name__)
 
 #: Called after every round: rounds done, rounds in all, the last evaluation.
 OnRound = Callable[[int, int, Evaluation], None]
@@ -132,6 +135,8 @@ def _play_round(
 
 def _watch_of(task: Task, lines: Sequence[dict[str, Any]]) -> Watch:
     """The watch over a run that has these lines already."""
+    if "test" not in lines[0]:
+        raise DeltaflError(f"the first line of rounds.jsonl has no evaluation; {CURE}")
     first = lines[0]["test"]["loss"]
     watch = Watch(nan if first is None else first, log_loss=task.metric == "accuracy")
     for line in lines[1:]:
@@ -192,9 +197,18 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, ranks: Ra
         plan_of(settings, engine.task.population(settings.weights), engine.task)
         check_memory(settings, engine, folder)
         if not directory.started:
-            directory.start(settings)
+            directory.start(settings, engine.task.dataset.name)
+        else:
+            _tell_other_data(directory, engine.task.dataset.name)
         state = run_experiment(settings, engine, directory, on_round, ranks)
         return engine.evaluate(state.params_d)
+
+
+def _tell_other_data(directory: RunDirectory, data: str) -> None:
+    """Warn of a run that goes on with data of another name than those it began with."""
+    before = directory.environment().get("data", data)
+    if before != data:
+        _log.warning("this run began on the data %s and goes on with %s", before, data)
 
 
 class Refusal(NamedTuple):

@@ -3,7 +3,7 @@
 ::
 
     DIR/config.toml          every setting that was used
-    DIR/environment.json     versions and hardware
+    DIR/environment.json     versions and hardware, and the name of the data that were read
     DIR/rounds.jsonl         one line a round: cohort, estimate, evaluation; the same bytes for the same settings
     DIR/timings.jsonl        one line a round: wall clock
     DIR/checkpoint.json      the last checkpoint: which tensors, and how long the two files above were then
@@ -23,19 +23,27 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tomli_w
+from pydantic import BaseModel
 
 from ..divergence import DivergedError
-from ..errors import MissingExtraError
+from ..errors import DeltaflError, MissingExtraError
 from ..plain_files import plain_json, write_atomically
+from ..reading import checked, read_json, read_json_lines, read_toml
 from ..round import RoundState
-from ..settings import Settings, read_toml
+from ..settings import Settings
 from ..state_file import flatten, settled, unflatten
+from .recorded import Mark, Note, RoundLine, TimingLine
+
+T = TypeVar("T")
 
 LINE_FILES = ("rounds.jsonl", "timings.jsonl")
+
+#: What to do about a damaged file.
+CURE = "it is damaged, so run it again in another folder"
 
 
 def environment() -> dict[str, str | int]:
@@ -65,10 +73,14 @@ def _processor() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def write_header(path: Path, settings: Settings) -> None:
-    """Write environment and settings; the latter last, for their presence says that something was started here."""
+def write_header(path: Path, settings: Settings, data: str | None = None) -> None:
+    """Write environment, with the name of the data, and settings.
+
+    These come last, for their presence says that something was started here.
+    """
     path.mkdir(parents=True, exist_ok=True)
-    write_atomically(path / "environment.json", json.dumps(environment(), indent=1) + "\n")
+    known = environment() if data is None else {**environment(), "data": data}
+    write_atomically(path / "environment.json", json.dumps(known, indent=1) + "\n")
     write_atomically(path / "config.toml", tomli_w.dumps(settings.model_dump(exclude_none=True)))
 
 
@@ -84,14 +96,14 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def start(self, settings: Settings) -> None:
-        """Make the folder and write what is known before the first round."""
+    def start(self, settings: Settings, data: str | None = None) -> None:
+        """Make the folder and write what is known before the first round; ``data`` is the name of what was read."""
         self.path.mkdir(parents=True, exist_ok=True)
         for name in LINE_FILES:
             (self.path / name).write_bytes(b"")
         for name in ("checkpoint.json", "memory.json"):
             (self.path / name).unlink(missing_ok=True)
-        write_header(self.path, settings)
+        write_header(self.path, settings, data)
 
     @property
     def started(self) -> bool:
@@ -126,13 +138,13 @@ class RunDirectory:
         if not note.exists():
             own = Path(memory_path).absolute() / f"{self.path.name}-{secrets.token_hex(4)}"
             write_atomically(note, json.dumps({"folder": str(own)}) + "\n")
-        return Path(json.loads(note.read_text(encoding="utf-8"))["folder"])
+        return Path(self._read("memory.json", Note).folder)
 
     def forget_memory(self) -> None:
         """Delete what the run kept in that folder; it cannot be continued then."""
         note = self.path / "memory.json"
         if note.exists():
-            shutil.rmtree(json.loads(note.read_text(encoding="utf-8"))["folder"], ignore_errors=True)
+            shutil.rmtree(self._read("memory.json", Note).folder, ignore_errors=True)
 
     @property
     def scratch(self) -> Path | None:
@@ -142,7 +154,7 @@ class RunDirectory:
     @property
     def kept(self) -> int:
         """The round of the last checkpoint."""
-        return int(json.loads((self.path / "checkpoint.json").read_text(encoding="utf-8"))["round"])
+        return self._read("checkpoint.json", Mark).round
 
     def divergence(self) -> DivergedError | None:
         """How the run ended before its last round, if it did: its last line says so."""
@@ -156,23 +168,59 @@ class RunDirectory:
         return DivergedError(lines[-1]["round"], ended["kept"], ended["why"])
 
     def load(self, template: RoundState) -> RoundState:
-        """The state of the last checkpoint (the template itself if there is none); later lines are cut off."""
-        mark_path = self.path / "checkpoint.json"
-        mark = json.loads(mark_path.read_text()) if mark_path.exists() else None
+        """The state of the last checkpoint (the template itself if there is none); later lines are cut off.
+
+        Raises:
+            DeltaflError: If a file is damaged; then nothing is cut off.
+        """
+        mark = self._read("checkpoint.json", Mark) if (self.path / "checkpoint.json").exists() else None
+        arrays = None if mark is None else self._arrays(mark)
         for name in LINE_FILES:
             file = self.path / name
             file.touch()
-            os.truncate(file, mark["lengths"][name] if mark else 0)
-        if mark is None:
+            os.truncate(file, mark.lengths[name] if mark else 0)
+        if arrays is None:
             return template
-        arrays = _safetensors().load((self.path / mark["tensors"]).read_bytes())
         state: RoundState = settled(unflatten(template, arrays))
         return state
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """The lines of ``rounds.jsonl`` or ``timings.jsonl``."""
-        text = (self.path / name).read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()]
+        """The lines of ``rounds.jsonl`` or ``timings.jsonl``.
+
+        Raises:
+            DeltaflError: If the file cannot be read or is damaged; the sentence names line and entry.
+        """
+        kind: type[BaseModel] = RoundLine if name == "rounds.jsonl" else TimingLine
+        lines: list[dict[str, Any]] = read_json_lines(self.path / name)
+        for number, line in enumerate(lines, start=1):
+            checked(kind, line, f"{self.path / name}, line {number}", CURE)
+        return lines
+
+    def environment(self) -> dict[str, Any]:
+        """Versions, hardware and data, as they were when the run was started."""
+        return self._read("environment.json", dict[str, Any])
+
+    def _read(self, name: str, kind: type[T]) -> T:
+        return checked(kind, read_json(self.path / name), str(self.path / name), CURE)
+
+    def _arrays(self, mark: Mark) -> dict[str, Any]:
+        """The tensors of a checkpoint, once all that it speaks of is known to be there."""
+        for name in LINE_FILES:
+            file, length = self.path / name, mark.lengths.get(name)
+            size = file.stat().st_size if file.exists() else 0
+            if length is None or size < length:
+                raise DeltaflError(f"{file} has {size} bytes, {length} at the last checkpoint; {CURE}")
+        tensors = self.path / mark.tensors
+        load = _safetensors().load
+        from safetensors import SafetensorError
+
+        try:
+            arrays: dict[str, Any] = load(tensors.read_bytes())
+        except OSError as error:
+            raise DeltaflError(f"cannot read {tensors}: {error.strerror}; {CURE}") from None
+        except SafetensorError as error:
+            raise DeltaflError(f"{tensors} is no checkpoint: {error}; {CURE}") from None
+        return arrays
 
 
 def _safetensors() -> Any:

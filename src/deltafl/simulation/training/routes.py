@@ -6,7 +6,7 @@ its choice is kept in the run's folder (``engine.json``), and a resume takes it 
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 
 from ...errors import DeltaflError
 from ...plain_files import write_atomically
+from ...reading import checked, read_json
 from .devices import device_name, find_device
 from .fast import refusal
 from .forms import batched_refusal, has_unfolded
@@ -135,7 +136,10 @@ def kept_route(folder: Path | None) -> Route | None:
     note = None if folder is None else folder / _NOTE
     if note is None or not note.exists():
         return None
-    content: Mapping[str, str] = json.loads(note.read_text(encoding="utf-8"))
+    content = checked(dict[str, str], read_json(note), str(note), "it is damaged, so run it again in another folder")
+    absent = {*Route._fields, "hardware"} - content.keys()
+    if absent:
+        raise DeltaflError(f"{note} lacks {', '.join(sorted(absent))}; run it again in another folder")
     route = Route(*(content[field] for field in Route._fields))
     found = device_name(find_device(route.device))
     if found != content["hardware"]:
