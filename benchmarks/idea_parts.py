@@ -167,6 +167,65 @@ def _box_least_squares(gram: FloatArray, cross: FloatArray) -> tuple[float, floa
     return float(best[0]), float(best[1])
 
 
+class NeighbourState(NamedTuple):
+    """The guess for each client, who was never seen, and the common guess for those."""
+
+    weight_m: FloatArray
+    control_md: FloatArray
+    unseen_m: BoolArray
+    common_d: FloatArray
+
+
+@dataclass(frozen=True)
+class NeighbourControl:
+    """Memories that follow what their neighbours' updates have done since: c_j moves with u_k - c_k of clients asked.
+
+    Asked clients are remembered as they are, u_k. Each other memory moves by sum_k K_jk (u_k - c_k) / (ridge + sum_k
+    K_jk) over the clients that were asked again, with K_jk = max(0, cos(c_j, c_k))^power: kernel regression of the
+    drift. It needs all memories in every round, m d numbers.
+
+    Attributes:
+        power: How near a neighbour must be.
+        ridge: The weight of "it did not move".
+        memory: How slowly the guess for unseen clients follows the estimates.
+    """
+
+    power: float = 4.0
+    ridge: float = 1.0
+    memory: float = 0.7
+
+    def init(self, population: Population, num_params: int) -> NeighbourState:
+        """Nobody was seen."""
+        m = population.num_clients
+        return NeighbourState(
+            population.weight_m, np.zeros((m, num_params)), np.ones(m, dtype=np.bool_), np.zeros(num_params)
+        )
+
+    def guess(self, state: NeighbourState, client_n: IntArray) -> Guess:
+        """Memories as they have moved, the common guess for the others."""
+        every_md = np.where(state.unseen_m[:, None], state.common_d, state.control_md)
+        return Guess(state.weight_m @ every_md, every_md[client_n])
+
+    def update(
+        self, state: NeighbourState, population: Population, client_n: IntArray, update_nd: Params, coef_n: FloatArray
+    ) -> NeighbourState:
+        """Move the memories with their neighbours, remember the replies."""
+        guess = self.guess(state, client_n)
+        estimate_d = guess.total_d + coef_n @ (update_nd - guess.control_nd)
+        again_n = ~state.unseen_m[client_n]
+        drift_kd, before_kd = (update_nd - guess.control_nd)[again_n], guess.control_nd[again_n]
+        kernel_mk = np.clip(_rows_of_length_1(state.control_md) @ _rows_of_length_1(before_kd).T, 0, 1) ** self.power
+        control_md = state.control_md + kernel_mk @ drift_kd / (self.ridge + kernel_mk.sum(axis=1, keepdims=True))
+        unseen_m = state.unseen_m.copy()
+        control_md[client_n], unseen_m[client_n] = update_nd, False
+        common_d = self.memory * state.common_d + (1 - self.memory) * estimate_d
+        return NeighbourState(state.weight_m, control_md, unseen_m, common_d)
+
+
+def _rows_of_length_1(row_nd: FloatArray) -> FloatArray:
+    return np.asarray(row_nd / np.maximum(np.linalg.norm(row_nd, axis=1, keepdims=True), 1e-12))
+
+
 @dataclass(frozen=True)
 class TourFirst:
     """Everybody once, in random order, before the draws begin. **Biased** in the tour: who was asked cannot be again.

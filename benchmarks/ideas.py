@@ -27,7 +27,7 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.oracle import reports_of
 from deltafl.simulation.records import environment
 from deltafl.simulation.setup import engine_of
-from idea_parts import DeviationControl, EndpointControl, TourFirst
+from idea_parts import DeviationControl, EndpointControl, NeighbourControl, TourFirst
 
 
 class Idea(NamedTuple):
@@ -61,6 +61,7 @@ def ideas() -> dict[str, Idea]:
         "memory of deviations from c": ({}, DeviationControl()),
         "memory of deviations, 2 % lost a round": ({}, DeviationControl(decay=0.98)),
         "memory of where clients ended": ({}, EndpointControl()),
+        "memories that move with their neighbours": ({}, DampedControl(NeighbourControl(power=8.0))),
         "spread: local pivotal": ({"design": "local-pivotal"}, "innovation-damped"),
         "balanced: cube": ({"design": "cube"}, "innovation-damped"),
         "local pivotal, sketch of 32": ({"design": "local-pivotal", "sketch": 32}, "innovation-damped"),

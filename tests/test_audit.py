@@ -195,3 +195,12 @@ def test_settings_reach_the_samplers() -> None:
         for g in (0.0, 1.0)
     ]
     assert [row.mse * 16 for row in rows] == pytest.approx([0.435, 1.833], abs=6e-4)
+
+
+def test_the_command_names_samplers_that_it_could_not_audit() -> None:
+    """hics-fl looks at the labels of an output layer, which the toy has not."""
+    result = CliRunner().invoke(app, ["audit", "--samplers", "uniform,hics-fl", "--draws", "100"])
+    assert result.exit_code == 0
+    assert "cannot be drawn on these updates or with these designs and estimators: hics-fl." in " ".join(
+        result.output.split()
+    )

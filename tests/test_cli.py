@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from deltafl.samplers import SAMPLERS
+from deltafl.samplers.table import NEEDS
+
 #: The options of the main job, which scripts rely on.
 PROMISED = """
     --task --clients --sample --rounds --local-epochs --local-steps --batch-size --local-lr --server-lr
@@ -163,6 +166,8 @@ def test_the_options_are_those_that_were_promised(tmp_path: Path) -> None:
 def test_samplers_and_tasks_are_listed(tmp_path: Path) -> None:
     samplers = deltafl("samplers", cwd=tmp_path).stdout
     assert all(word in samplers for word in ("pracdelta", "cluster-is-oracle", "power-of-choice", "DELTA"))
+    assert {entry.needs for entry in SAMPLERS.values()} == set(NEEDS)
+    assert all(f"\n{word} " in samplers for word in NEEDS)  # each is explained
     for columns in ("80", "160"):  # needs, bias and source of each, however wide the terminal is
         lines = deltafl("samplers", cwd=tmp_path, COLUMNS=columns).stdout
         assert all(word in lines for word in ("oracle", "no", "Lai et al. 2021", "Jhunjhunwala et al. 2022"))

@@ -77,7 +77,7 @@ def _print_findings(
     relative = least / float(mean_d @ mean_d)
     mean_examples = float(population.num_examples_m.mean())
     shared = settings.sampler_settings(population.num_clients, mean_examples, None, subject.num_classes or None)
-    console, rows = Console(), list["AuditRow"]()
+    console, rows, left_out = Console(), list["AuditRow"](), list[str]()
     for name in samplers:
         found = audit_methods(
             subject, [name], designs=designs, estimators=estimators, settings=shared, draws=draws, seed=settings.seed
@@ -85,12 +85,20 @@ def _print_findings(
         mine = list(found)
         if mine:
             console.print(_table(name, mine, relative), "")
+        else:
+            left_out.append(name)
         rows += mine
     kind = "least MSE of any design of fixed size" if over_designs else "a lower bound for any unbiased scheme"
     if rows:
         console.print(
             f"{len(rows)} methods, {population.num_clients} clients, {subject.n} asked; "
             f"{sum(not row.passes for row in rows)} claims fail. Ratio: to {relative:.4g}, {kind}, without controls.",
+            highlight=False,
+        )
+    if rows and left_out:
+        console.print(
+            f"Not audited, as it cannot be drawn on these updates or with these designs and estimators: "
+            f"{', '.join(left_out)}. For samplers that look at labels write --task digits.",
             highlight=False,
         )
     return rows

@@ -24,6 +24,7 @@ def samplers() -> None:
     from rich.console import Console
 
     from ..samplers import SAMPLERS
+    from ..samplers.table import NEEDS
 
     console = Console()
     headings = ("sampler", "design", "estimator", "unbiased", "needs")
@@ -38,6 +39,10 @@ def samplers() -> None:
     if not wide:
         console.print()
         console.print(sources)
+    legend = _table("needs", "what the server must know")
+    for word, meaning in NEEDS.items():
+        legend.add_row(word, meaning)
+    console.print("", legend)
     console.print("\nAnother design or estimator: name@design@estimator, such as fedis@multinomial", highlight=False)
     console.print(
         "With the setting norm_guard none of them is unbiased: it shortens steps that are too long", highlight=False

@@ -22,6 +22,17 @@ from .options import SamplerSettings
 from .power_of_choice import PowerOfChoice
 
 
+#: What a server must know for a sampler, in the words of the table.
+NEEDS = {
+    "nothing": "who is there",
+    "sizes": "every client's number of examples",
+    "cohort": "sizes, and what those asked before have sent: updates, for active-fl and oort their losses",
+    "losses": "the losses of candidates on the current model, before the draw",
+    "oracle": "all clients' updates of this round, before the draw: for simulations",
+    "everyone": "nothing, for it asks everyone",
+}
+
+
 class SamplerEntry(NamedTuple):
     """A row of the table of methods.
 
@@ -31,8 +42,7 @@ class SamplerEntry(NamedTuple):
         design: Default design; None where no design is involved.
         estimator: Default estimator.
         scores: ``"equal"`` for ever, ``"unequal"``, or ``"unknown"``: then no design and no weight fit.
-        needs: What the server must know: ``"nothing"``, ``"sizes"`` of all clients, what the ``"cohort"`` sent,
-            ``"losses"`` of candidates, or an ``"oracle"``: all clients' updates of this round.
+        needs: What the server must know: a word of ``NEEDS``.
         source: The paper.
     """
 
