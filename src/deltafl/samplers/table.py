@@ -21,7 +21,6 @@ from .oort import Oort
 from .options import SamplerSettings
 from .power_of_choice import PowerOfChoice
 
-
 #: What a server must know for a sampler, in the words of the table.
 NEEDS = {
     "nothing": "who is there",
