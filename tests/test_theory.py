@@ -1,7 +1,5 @@
 """The numbers that docs/theory.md states, each computed here and looked up there."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,23 +9,7 @@ from deltafl.designs.inclusion import draw_probabilities
 from deltafl.experiments.rates.runs import counter_example
 from deltafl.experiments.toy.enumeration import SCORES, WAYS, enumerate_toy, hand_picked
 from deltafl.oracle import KnownUpdates
-from deltafl.types import FloatArray
-
-TEXT = (Path(__file__).parent.parent / "docs" / "theory.md").read_text()
-#: On one line, so that a number may follow a line break.
-FLAT = " ".join(TEXT.split())
-
-
-def states(*parts: str) -> None:
-    for part in parts:
-        assert part in FLAT, f"docs/theory.md does not say {part!r}"
-
-
-def variance(gradient_md: FloatArray, p_m: FloatArray, n: int = 1) -> float:
-    """One-round variance of the mean's Hansen-Hurwitz estimate, equal weights."""
-    m = len(gradient_md)
-    square_m = (gradient_md**2).sum(axis=1)
-    return float((np.sum(square_m / p_m) / m**2 - np.sum(gradient_md.mean(axis=0) ** 2)) / n)
+from theory_tools import TEXT, states, variance
 
 
 def test_a_round_may_climb() -> None:
