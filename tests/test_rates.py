@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from deltafl.errors import DeltaflError
+from deltafl.experiments import environments
 from deltafl.experiments.rates import runs as rates
 from deltafl.experiments.rates.problems import PROBLEMS, Problem, local_work, make_problem, make_quadratics
 from deltafl.experiments.rates.report import report_rates, summarise_rates
@@ -177,6 +178,47 @@ def test_page_table_and_picture(tmp_path: Path) -> None:
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(DeltaflError, match="missing"):
         report_rates(SMALL.model_copy(update={"seeds": 3}), tmp_path)
+
+
+def test_two_methods_are_told_apart_by_their_paired_ratio(tmp_path: Path) -> None:
+    """Seeds differ by a factor of ten and methods by 5 %: their intervals overlap, that of the ratio is away from 1."""
+    settings = SMALL.model_copy(update={"problems": ("quadratics",), "methods": ("uniform", "fedpracis", "pracdelta")})
+    settings = settings.model_copy(update={"seeds": 6})
+    level_s = np.array([1.0, 1.4, 2.0, 4.0, 7.0, 10.0])
+    run_rates(settings.model_copy(update={"methods": ("uniform",)}), tmp_path, lambda done, total: None)
+    for label, factor_s in (("fedpracis", np.ones(6)), ("pracdelta", np.array([1.05, 1.06, 1.04, 1.05, 1.05, 1.06]))):
+        cells = {
+            (horizon, seed): Cell(horizon, seed, 0.1, float(level_s[seed] * factor_s[seed]) / horizon)
+            for horizon in settings.horizons
+            for seed in range(6)
+        }
+        rates._write_cells(cells_path(tmp_path, "quadratics", label), cells)
+    page = report_rates(settings, tmp_path)
+    assert "pracdelta is above fedpracis: ×1.05" in page
+    (tmp_path / "counter-example.json").unlink()
+    with pytest.raises(DeltaflError, match=r"counter-example\.json is missing; run the experiment first"):
+        report_rates(settings, tmp_path)
+
+
+def test_cells_name_the_machine_that_computed_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SMALL.model_copy(update={"problems": ("quadratics",), "methods": ("uniform",)})
+    for processor, seeds in (("A", 1), ("B", 3), ("C", 3), ("A", 4)):
+        machine = {"processor": processor, "cores": 2}
+        monkeypatch.setattr(environments, "_here", lambda machine=machine: machine)
+        run_rates(settings.model_copy(update={"seeds": seeds}), tmp_path, lambda done, total: None)
+    assert environments.told(tmp_path)[1] == "- processor A, cores 2 (4 cells)\n- processor B, cores 2 (4 cells)"
+
+
+def test_cells_from_before_there_was_a_list_are_of_the_machine_that_was_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SMALL.model_copy(update={"problems": ("quadratics",), "methods": ("uniform",), "seeds": 1})
+    run_rates(settings, tmp_path, lambda done, total: None)
+    (tmp_path / "environment.json").write_text('{"processor": "old", "command": "deltafl"}')
+    assert environments.told(tmp_path) == ["Hardware and versions: processor old."]
+    monkeypatch.setattr(environments, "_here", lambda: {"processor": "new"})
+    run_rates(settings.model_copy(update={"seeds": 2}), tmp_path, lambda done, total: None)
+    assert environments.told(tmp_path)[1] == "- processor old (2 cells)\n- processor new (2 cells)"
 
 
 def test_slope_of_a_power_law() -> None:

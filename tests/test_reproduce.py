@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
+from deltafl.experiments.lock import only_one
 from deltafl.experiments.pages.index import read_verdict, write_index
 from deltafl.experiments.spec import experiment_names
 
@@ -57,6 +58,44 @@ def test_an_index_overwrites_no_page_of_another_kind(tmp_path: Path) -> None:
     assert (tmp_path / "README.md").read_text() == "# My thesis\n"
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["toy", "figure-11", "benchmark", "table-8"])
+def test_a_page_of_somebody_else_is_not_overwritten(name: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# My own\n")
+    with pytest.raises(DeltaflError, match=rf"README\.md is not of {name}, .* move it away or choose another --out"):
+        told(name, "--out", str(tmp_path))
+    assert contents(tmp_path) == {tmp_path / "README.md": b"# My own\n"}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        ("verdict.json", '{"name": "figure-4"}', "holds results of figure-4, not of toy"),
+        ("verdict.json", "[3]", "holds something else, not of toy, as verdict.json says"),
+        ("config.toml", 'experiment = "table-2"', "holds results of table-2, not of toy"),
+        ("config.toml", 'task = "digits"', "holds something else, not of toy, as config.toml says"),
+    ],
+)
+def test_results_of_another_experiment_are_not_overwritten(file: str, text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text(text)
+    for more in ((), ("--only-page",)):
+        with pytest.raises(DeltaflError, match=sentence):
+            told("toy", "--out", str(tmp_path), *more)
+    assert contents(tmp_path) == {tmp_path / file: text.encode()}
+
+
+def test_an_experiment_that_another_process_runs_there_is_refused(tmp_path: Path) -> None:
+    with (
+        only_one(tmp_path / "unfinished" / "files.lock"),
+        pytest.raises(DeltaflError, match="another process is running toy in"),
+    ):
+        told("toy", "--out", str(tmp_path))
+    assert contents(tmp_path) == {}
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -66,6 +105,7 @@ def test_an_index_overwrites_no_page_of_another_kind(tmp_path: Path) -> None:
         (("toy", "--part", "a"), "toy has no parts and no seeds to choose"),
         (("figure-11", "--part", "nu-99"), "unknown part 'nu-99'"),
         (("figure-11", "--only-page"), "has no finished run yet; leave out --only-page"),
+        (("toy", "--only-page"), "has no finished run yet; leave out --only-page"),
         (("--index", "nowhere"), "has no folder with a verdict.json"),
     ],
 )

@@ -1,18 +1,19 @@
 """``deltafl reproduce``: run an experiment and write its page. Most are sweeps; two have a way of their own."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from ..errors import DeltaflError, require
 from ..plain_files import write_atomically
+from .environments import only_here, told
+from .folders import require_ours
+from .lock import in_turn, only_one
 from .request import Request
 from .spec import Experiment, Sweep, load_experiment
-from .sweep import OnProgress, Progress, make_sweep, records_of, run_sweep
+from .sweep import UNFINISHED, OnProgress, Progress, make_sweep, records_of, run_sweep
 
 
 def reproduce(request: Request, on_progress: OnProgress) -> str:
@@ -22,10 +23,11 @@ def reproduce(request: Request, on_progress: OnProgress) -> str:
         The page, Markdown; it is ``README.md`` in the folder, beside table, pictures and records.
 
     Raises:
-        DeltaflError: If the experiment or a part is unknown, data are missing, or the folder holds other runs.
+        DeltaflError: If the experiment or a part is unknown, data are missing, or the folder holds something else.
     """
     experiment = load_experiment(request.name)
     require("matplotlib", "plot")
+    require_ours(request.out, experiment.name)
     if experiment.kind == "benchmark":
         from .benchmark.run import reproduce_benchmark
 
@@ -43,6 +45,7 @@ def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) ->
     source, folder = experiment, request.out
     if experiment.runs_of is not None:
         source, folder = load_experiment(experiment.runs_of), request.out.parent / experiment.runs_of
+        require_ours(folder, source.name)
     sweep = make_sweep(source, request.scale, request.parts, **own)
     if source is not experiment:
         sweep = _shown_parts(sweep, experiment)
@@ -50,7 +53,8 @@ def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) ->
     records = records_of(sweep, folder)
     if not records:
         raise DeltaflError(f"{folder} has no finished run yet; leave out --only-page to run some")
-    return write_page(replace(sweep, experiment=experiment), records, request.out, not_run, request.command)
+    with in_turn(request.out / UNFINISHED / "files.lock"):
+        return write_page(replace(sweep, experiment=experiment), records, request.out, not_run, request.command)
 
 
 def _shown_parts(sweep: Sweep, experiment: Experiment) -> Sweep:
@@ -77,6 +81,7 @@ def _run_toy(experiment: Experiment, request: Request, on_step: Callable[[int, i
     from .toy.page import run_toy
 
     run_toy(request.out, on_step)
+    only_here(request.out)
 
 
 def _show_toy(experiment: Experiment, request: Request) -> tuple[str, str, str]:
@@ -90,6 +95,7 @@ def _run_limits(experiment: Experiment, request: Request, on_step: Callable[[int
     from .limits.page import run_limits
 
     run_limits(LimitsSettings.model_validate(experiment.own_settings(request.scale)), request.out, on_step)
+    only_here(request.out)
 
 
 def _show_limits(experiment: Experiment, request: Request) -> tuple[str, str, str]:
@@ -113,23 +119,30 @@ OWN_WAY: dict[str, tuple[Run, Show]] = {
 
 def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
     """Run a kind that is no sweep, and put what it shows on a page like the others."""
-    from ..simulation.records import environment
-    from .pages.index import Finding, write_verdict
-
     if request.parts is not None or request.seeds is not None:
         raise DeltaflError(f"{experiment.name} has no parts and no seeds to choose; leave out --part and --seeds")
     run, show = OWN_WAY[experiment.kind]
     experiment.own_settings(request.scale)  # refuses an unknown scale before anything is written
-    try:
-        if not request.only_page:
-            request.out.mkdir(parents=True, exist_ok=True)
-            run(experiment, request, lambda done, total: on_progress(Progress(done, total, 0, 1, (experiment.name,))))
-            write_atomically(request.out / "environment.json", json.dumps(environment(), indent=1) + "\n")
-        body, measured, verdict = show(experiment, request)
-    except ValidationError as error:
-        raise DeltaflError(f"experiment {experiment.name}: {error.errors()[0]['msg']}") from None
-    page = _page(experiment, request, body, measured, verdict)
-    write_atomically(request.out / "README.md", page)
+    if request.only_page and not request.out.is_dir():
+        raise DeltaflError(f"{request.out} has no finished run yet; leave out --only-page to run some")
+    with only_one(request.out / UNFINISHED / "files.lock") as ours:
+        if not ours:
+            raise DeltaflError(f"another process is running {experiment.name} in {request.out}; choose another --out")
+        try:
+            if not request.only_page:
+                run(experiment, request, lambda i, n: on_progress(Progress(i, n, 0, 1, (experiment.name,))))
+            body, measured, verdict = show(experiment, request)
+        except ValidationError as error:
+            raise DeltaflError(f"experiment {experiment.name}: {error.errors()[0]['msg']}") from None
+        _write_finding(experiment, request, measured, verdict)
+        page = _page(experiment, request, body, measured, verdict)
+        write_atomically(request.out / "README.md", page)
+    return page
+
+
+def _write_finding(experiment: Experiment, request: Request, measured: str, verdict: str) -> None:
+    from .pages.index import Finding, write_verdict
+
     finding = Finding(
         name=experiment.name,
         title=experiment.title,
@@ -142,17 +155,12 @@ def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) 
         command=request.command,
     )
     write_verdict(request.out, finding)
-    return page
 
 
 def _page(experiment: Experiment, request: Request, body: str, measured: str, verdict: str) -> str:
     blocks = [f"# {experiment.title}", f"**The paper:** {experiment.claim}"]
     blocks += ["## Verdict", f"**{verdict[:1].upper()}{verdict[1:]}.** {measured}", body.strip()]
-    recorded = request.out / "environment.json"
-    if recorded.exists():
-        known: dict[str, Any] = json.loads(recorded.read_text(encoding="utf-8"))
-        names = ("processor", "cores", "python", "numpy", "torch", "scipy", "system")
-        blocks.append("Hardware and versions: " + ", ".join(f"{name} {known[name]}" for name in names) + ".")
+    blocks += told(request.out)
     blocks += [f"Command (scale {request.scale}):", f"```\n{request.command}\n```"]
     if experiment.notes:
         blocks += ["## Decisions", "\n".join(f"- {note}" for note in experiment.notes)]

@@ -52,8 +52,6 @@ def write_page(sweep: Sweep, records: Sequence[RunRecord], folder: Path, not_run
     expected, missing = missing_runs(sweep, groups)
     done = expected - sum(map(len, missing.values()))
     page = _page(sweep, groups, shown, (done, expected), missing, not_run, command)
-    write_atomically(folder / "table.csv", csv_text(shown.cells))
-    write_atomically(folder / "README.md", page)
     statements = [s for group in groups for s in ordered_pairs(group, shown.measures[group.part])]
     experiment = sweep.experiment
     finding = Finding(
@@ -67,7 +65,9 @@ def write_page(sweep: Sweep, records: Sequence[RunRecord], folder: Path, not_run
         total=expected,
         command=command,
     )
-    write_verdict(folder, finding)
+    write_verdict(folder, finding)  # first: a page with no verdict beside it is taken for somebody else's
+    write_atomically(folder / "table.csv", csv_text(shown.cells))
+    write_atomically(folder / "README.md", page)
     return page
 
 

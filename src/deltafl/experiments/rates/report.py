@@ -16,7 +16,7 @@ from ...plain_files import write_atomically
 from ...samplers import parse_label
 from ...types import FloatArray
 from .runs import CounterExample, RatesSettings, cells_path, read_cells
-from .slopes import BASELINE, CLAIMS, SLOWER, TOLERANCE, Estimate, Row, make_row, verdict
+from .slopes import BASELINE, CLAIMS, SLOWER, TOLERANCE, Estimate, Row, make_row, ratio, verdict
 
 
 def report_rates(settings: RatesSettings, folder: Path) -> str:
@@ -36,7 +36,7 @@ def report_rates(settings: RatesSettings, folder: Path) -> str:
     for problem in settings.problems:
         parts.append(f"### {problem}\n\n{_table([row for row in rows if row.problem == problem])}")
     parts += [
-        _summary(rows),
+        _summary(rows, values),
         "![Decay of the gradient with T](rates.png)",
         _claims_text(settings),
         _counter_text(counter),
@@ -75,7 +75,10 @@ Values = dict[tuple[str, str], FloatArray]
 def _read(settings: RatesSettings, folder: Path) -> tuple[Values, list[Row], list[CounterExample]]:
     values = {(p, label): _values(settings, folder, p, label) for p in settings.problems for label in settings.methods}
     rows = [make_row(settings.horizons, values, problem, label) for problem, label in values]
-    counter = [CounterExample(**row) for row in json.loads((folder / "counter-example.json").read_text())]
+    path = folder / "counter-example.json"
+    if not path.exists():
+        raise DeltaflError(f"{path} is missing; run the experiment first")
+    counter = [CounterExample(**row) for row in json.loads(path.read_text())]
     return values, rows, counter
 
 
@@ -124,7 +127,7 @@ def _table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def _summary(rows: list[Row]) -> str:
+def _summary(rows: list[Row], values: Values) -> str:
     """What the intervals say, problem by problem."""
     lines = ["### What the intervals say", ""]
     for problem in dict.fromkeys(row.problem for row in rows):
@@ -137,19 +140,20 @@ def _summary(rows: list[Row]) -> str:
             f"- {problem}: slower than claimed: {_names(slow)}. Mean gradient at T = {here[0].horizon} below "
             f"{BASELINE}'s: {_names(better)}; above: {_names(worse)}; not told apart: {_names(even)}."
         )
-        lines += _duel(here)
+        lines += _duel(problem, values)
     return "\n".join(lines)
 
 
-def _duel(rows: list[Row]) -> list[str]:
-    """Whether DELTA is below IS in the same form, as far as the two intervals tell."""
-    by_method = {row.method: row.ratio for row in rows}
+def _duel(problem: str, values: Values) -> list[str]:
+    """Whether DELTA's mean gradient at the longest T is below that of IS in the same form, by their paired ratio."""
     lines = []
     for delta, rival in (("delta@multinomial", "fedis@multinomial"), ("delta", "fedis"), ("pracdelta", "fedpracis")):
-        if delta in by_method and rival in by_method and not isnan(by_method[delta].value):
-            ours, theirs = by_method[delta], by_method[rival]
-            word = "below" if ours.high < theirs.low else "above" if ours.low > theirs.high else "not told apart from"
-            lines.append(f"  - {delta} is {word} {rival} ({_number(ours)} and {_number(theirs)} of {BASELINE}).")
+        if (problem, delta) in values and (problem, rival) in values:
+            ours, theirs = (values[problem, label][1][-1] for label in (delta, rival))
+            found = ratio(ours, theirs)
+            word = "below" if found.high < 1 else "above" if found.low > 1 else "not told apart from"
+            text = f"×{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+            lines.append(f"  - {delta} is {word} {rival}: {text} of it, over the same {len(ours)} seeds.")
     return lines
 
 

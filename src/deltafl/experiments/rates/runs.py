@@ -26,6 +26,7 @@ from ...round import Plan, close_round, init_round, open_round
 from ...samplers import make_sampler, parse_label
 from ...server_optimizers import Sgd
 from ...types import Population, Reports
+from ..environments import place_here
 from .problems import PROBLEMS, Problem, local_work, make_problem
 
 Count = Annotated[int, Field(ge=1)]
@@ -72,12 +73,13 @@ class RatesSettings(BaseModel):
 
 
 class Cell(NamedTuple):
-    """One finished run; see the module's text."""
+    """One finished run; see the module's text. ``environment``: its machine's place, see ``environments.py``."""
 
     horizon: int
     seed: int
     least: float
     mean: float
+    environment: int = 0
 
 
 class RatesResult(NamedTuple):
@@ -108,7 +110,8 @@ def run_rates(settings: RatesSettings, folder: Path, on_step: Callable[[int, int
         cells = read_cells(path)
         for horizon, seed in wanted:
             if (horizon, seed) not in cells:
-                cells[horizon, seed] = run_cell(settings, problem, label, seed, horizon)
+                here = place_here(folder)
+                cells[horizon, seed] = run_cell(settings, problem, label, seed, horizon)._replace(environment=here)
                 _write_cells(path, cells)
                 computed += 1
             done += horizon
@@ -215,7 +218,7 @@ def read_cells(path: Path) -> dict[tuple[int, int], Cell]:
         try:
             cells.append(Cell(**json.loads(line)))
         except (TypeError, ValueError) as error:
-            raise DeltaflError(f"{path.name} has a line that is no cell: {line[:80]!r}; delete the file") from error
+            raise DeltaflError(f"{path} has a line that is no cell: {line[:80]!r}; delete the file") from error
     return {(cell.horizon, cell.seed): cell for cell in cells}
 
 
