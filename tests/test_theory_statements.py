@@ -12,7 +12,8 @@ from theory_tools import TABLE, TEXT, states, variance
 
 
 def zeta(gradient_m: FloatArray) -> FloatArray:
-    return np.abs(gradient_m - gradient_m.mean())
+    zeta_m: FloatArray = np.abs(gradient_m - gradient_m.mean())
+    return zeta_m
 
 
 def surrogate_square(x: float, p: float = 0.5) -> float:
