@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from deltafl import DeltaflError
+from deltafl.cli.experiments import _interruptible
 from deltafl.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.experiment import run_single
 from deltafl.simulation.setup import task_of
@@ -144,6 +145,8 @@ def test_a_function_may_take_nothing(tmp_path: Path) -> None:
         ("import no_such_package\n", "", ["cannot be imported", "no_such_package", "line 1"]),
         ("def make_task(:\n", "", ["cannot be imported", "SyntaxError"]),
         ("def make_task(seed):\n    return {}['key']\n", "", ["failed: KeyError", "'key'", "line 2"]),
+        ("import sys\nsys.exit(3)\n", "", ["cannot be imported", "SystemExit: 3", "line 2"]),
+        ("def make_task(seed):\n    raise SystemExit(3)\n", "", ["failed: SystemExit: 3", "line 2"]),
         ("def make_task(seed):\n    return 5\n", "", ["returned int", "deltafl.tasks.base.Task"]),
         ("def make_task(seed, size):\n    return 5\n", "", ["needs size"]),
         (SOURCE.replace("range(25)", "range(0)"), "", ["client_rows is empty"]),
@@ -209,6 +212,33 @@ def test_the_command_line_tells_and_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+class Two(torch.nn.Linear):
+    """Answers with one more tensor: always, in training alone, or ends the program."""
+
+    def __init__(self, when: int) -> None:
+        super().__init__(3, 2)
+        self.when = when
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.when == 0:
+            sys.exit(3)
+        output = super().forward(x)
+        return (output, output) if self.training or self.when == 2 else output
+
+
+class Refusing(torch.autograd.Function):
+    """The sum, whose gradient cannot be computed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no")
+
+
+refusing: Any = Refusing.apply
 X, Y = good().dataset.train_x, good().dataset.train_y
 BROKEN_DATA: dict[str, dict[str, Any]] = {
     "train_x has 9 rows but train_y has 10": {"train_x": X[:9]},
@@ -221,6 +251,7 @@ BROKEN_DATA: dict[str, dict[str, Any]] = {
     "train_y holds the label 2": {"train_y": Y * 2},
     "num_classes is 0": {"num_classes": 0},
     "accuracy needs (2, 3)": {"num_classes": 3},
+    "num_classes is None; it must be a whole number": {"num_classes": None},
     "train_y is float32": {"train_y": Y.astype(np.float32), "test_y": Y[:4].astype(np.float32)},
 }
 BROKEN_TASK: dict[str, dict[str, Any]] = {
@@ -236,6 +267,34 @@ BROKEN_TASK: dict[str, dict[str, Any]] = {
     "the loss failed on output (2, 2) and y (2,)": {"loss": torch.nn.functional.mse_loss},
     "got shape (2, 2)": {"loss": lambda output, y: output},
     "got float": {"loss": lambda output, y: 1.0},
+    "dataset is None; it must be a deltafl.tasks.base.Dataset": {"dataset": None},
+    "client_rows is None; it must be a list": {"client_rows": None},
+    "client_rows is 5; it must be a list": {"client_rows": 5},
+    "client_rows is <generator": {"client_rows": (np.arange(3) for _ in range(2))},
+    "client_rows[0] must be a list of row numbers, got [[1, 2], [3]]": {"client_rows": [[[1, 2], [3]]]},
+    "client_rows[1] must be a list of row numbers, got shape () (int64)": {"client_rows": [[0, 1], 2]},
+    "input_scale is 'a'; it must be a finite number": {"input_scale": "a"},
+    "input_scale is inf; it must be a finite number": {"input_scale": float("inf")},
+    "tokens is 'no'; it must be True or False": {"tokens": "no"},
+    "augment is 3; it must be a function": {"augment": 3},
+    "initial_params is [0.0, 1.0]; it must be a NumPy array": {"initial_params": [0.0, 1.0]},
+    "initial_params is 'zero'; it must be a NumPy array": {"initial_params": "zero"},
+    "initial_params[1] is nan": {"initial_params": np.array([0, np.nan])},
+    "gradient_noise_m[1] is nan; it must be a finite number": {"gradient_noise_m": np.array([0, np.nan])},
+    "gradient_noise_m[0] is -1.0; a standard deviation": {"gradient_noise_m": np.array([-1.0, 0])},
+    "test_clients is [0, 0, 1, 1]; it must be a NumPy array": {"test_clients": [0, 0, 1, 1]},
+    "the model has lazy modules": {"make_model": lambda: torch.nn.LazyLinear(2)},
+    "all parameters of the model are frozen": {"make_model": lambda: torch.nn.Linear(3, 2).requires_grad_(False)},
+    "the model returned tuple in evaluation; it must return one tensor": {"make_model": lambda: Two(2)},
+    "the model returned tuple in training": {"make_model": lambda: Two(1)},
+    "the loss has no gradient; compute it": {"loss": lambda output, y: output.detach().mean()},
+    "the loss does not depend on the model's parameters": {
+        "loss": lambda output, y: torch.zeros((), requires_grad=True)
+    },
+    "make_model failed: SystemExit: 3": {"make_model": lambda: sys.exit(3)},
+    "the model does not take inputs of shape (2, 3): SystemExit": {"make_model": lambda: Two(0)},
+    "the loss failed on output (2, 2) and y (2,): SystemExit": {"loss": lambda output, y: sys.exit()},
+    "the gradient of the loss failed: RuntimeError": {"loss": lambda output, y: refusing(output)},
 }
 
 
@@ -264,3 +323,20 @@ def test_regression_and_bytes_fit_too() -> None:
     x = np.arange(30, dtype=np.uint8).reshape(10, 3)
     data = Dataset("numbers", x, y, x, y, 0)
     require_fitting(Task("n", data, [np.arange(10)], lambda: torch.nn.Linear(3, 1), regression, "loss"), "n.py", 0)
+
+
+def test_a_task_that_ends_the_program_later_does_not_choose_its_exit_code(tmp_path: Path) -> None:
+    """3 says that a run diverged."""
+    settings = make_settings(RunSettings, {"task": str(write(tmp_path)), "rounds": 2})
+    with (
+        pytest.raises(DeltaflError, match=r"own code ended the program by sys\.exit\(3\)"),
+        _interruptible("run", tmp_path),
+    ):
+        run_single(settings, tmp_path / "run", lambda *_: sys.exit(3))
+
+
+def test_lists_of_any_whole_numbers_are_rows(tmp_path: Path) -> None:
+    rows = "[np.arange(2 * k, 2 * k + 2, dtype=np.uint8) for k in range(24)] + [[48, 49]], Net, loss)"
+    path = write(tmp_path, SOURCE[: SOURCE.index("[np.arange(2 * k")] + rows)
+    settings = make_settings(RunSettings, {"task": str(path), "rounds": 2, "sampler": "full"})
+    assert np.isfinite(run_single(settings, tmp_path / "run", lambda *_: None).loss)

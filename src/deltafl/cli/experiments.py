@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import DeltaflError
 from . import options as o
 
 if TYPE_CHECKING:
@@ -223,3 +224,7 @@ def _interruptible(command: str, folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo(f"interrupted; go on with: deltafl {command} --resume --out {folder}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    except SystemExit as error:  # of a task's own code, whose exit code could be taken for one of ours
+        raise DeltaflError(
+            f"the task's own code ended the program by sys.exit({error.code!r}); take that out"
+        ) from None

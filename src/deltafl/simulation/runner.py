@@ -103,7 +103,7 @@ class ClientRunner:
 
     def _member(self, round: int, client: int) -> Member:
         return Member(
-            np.asarray(self._client_rows[client]),
+            np.asarray(self._client_rows[client], dtype=np.int64),
             stream(self._seed, "batches", round, client),
             self._noise(client),
             self._variation(round, client, torch.device("cpu")),
@@ -152,7 +152,7 @@ class ClientRunner:
 
     def _client(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
         self._build()
-        return self._examples(torch.from_numpy(np.asarray(self._client_rows[client])).to(self._device))
+        return self._examples(torch.from_numpy(np.asarray(self._client_rows[client], dtype=np.int64)).to(self._device))
 
     def _examples(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         data = self._data

@@ -1,18 +1,46 @@
 """Does a task that somebody made fit together? Every misfit is one sentence, before an experiment starts."""
 
 import pickle
-import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from reprlib import repr as shown
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..streams import stream
 from .base import Dataset, Task
-from .models import require_torch
+from .trial import problem_of_model, told
 
-if TYPE_CHECKING:
-    import torch
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool) and isfinite(value)
+
+
+def _is_list(value: object) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+#: What the fields of a task and of its data set must be, beside arrays: a check, and its words.
+_TASK: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "name": (lambda value: isinstance(value, str), "a text"),
+    "dataset": (lambda value: isinstance(value, Dataset), "a deltafl.tasks.base.Dataset"),
+    "make_model": (callable, "a function that makes the model"),
+    "loss": (callable, "a function of output and y"),
+    "metric": (lambda value: isinstance(value, str) and value in {"accuracy", "loss"}, "'accuracy' or 'loss'"),
+    "input_scale": (_is_real, "a finite number, such as 1 / 255"),
+    "augment": (lambda value: value is None or callable(value), "a function of x and rng, or None"),
+    "tokens": (lambda value: isinstance(value, bool), "True or False"),
+    "client_rows": (_is_list, "a list with the rows of each client"),
+}
+_DATASET: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "name": (lambda value: isinstance(value, str), "a text"),
+    "num_classes": (
+        lambda value: isinstance(value, int | np.integer) and not isinstance(value, bool),
+        "a whole number",
+    ),
+}
 
 
 def require_fitting(task: Task, name: str, seed: int) -> None:
@@ -26,8 +54,10 @@ def require_fitting(task: Task, name: str, seed: int) -> None:
     Raises:
         DeltaflError: For the first misfit, in one sentence.
     """
-    problem = _problem_of_data(task.dataset, task.tokens) or _problem_of_clients(task) or _problem_of_labels(task)
-    problem = problem or _problem_of_model(task, seed)
+    problem = _problem_of_types(task, _TASK) or _problem_of_types(task.dataset, _DATASET)
+    problem = problem or _problem_of_data(task.dataset, task.tokens)
+    problem = problem or _problem_of_clients(task) or _problem_of_numbers(task) or _problem_of_labels(task)
+    problem = problem or problem_of_model(task, seed)
     if problem:
         raise DeltaflError(f"{name}: {problem}")
 
@@ -45,6 +75,14 @@ def require_sendable(task: Task, name: str) -> None:
             f"{name}: its model, loss or augment cannot be sent to worker processes ({told(error)}); "
             "define it at the top of the file, or use --workers 1"
         ) from None
+
+
+def _problem_of_types(part: object, fields: Mapping[str, tuple[Callable[[object], bool], str]]) -> str | None:
+    for name, (fits, needed) in fields.items():
+        value = getattr(part, name)
+        if not fits(value):
+            return f"{name} is {' '.join(shown(value).split())}; it must be {needed}"
+    return None
 
 
 def _problem_of_data(data: Dataset, tokens: bool) -> str | None:
@@ -81,7 +119,10 @@ def _problem_of_clients(task: Task) -> str | None:
         return "client_rows is empty; a task needs one client or more"
     num_rows = len(task.dataset.train_x)
     for client, rows in enumerate(task.client_rows):
-        row_n = np.asarray(rows)
+        try:
+            row_n = np.asarray(rows)
+        except ValueError:  # lists of different lengths
+            return f"client_rows[{client}] must be a list of row numbers, got {shown(rows)}"
         if row_n.size == 0:
             return f"client {client} holds no examples; leave it out"
         if row_n.ndim != 1 or row_n.dtype.kind not in "iu":
@@ -89,16 +130,35 @@ def _problem_of_clients(task: Task) -> str | None:
         if row_n.min() < 0 or row_n.max() >= num_rows:
             wrong = row_n.min() if row_n.min() < 0 else row_n.max()
             return f"client {client} holds row {wrong}, but train_x has rows 0 to {num_rows - 1}"
-    noise_m = task.gradient_noise_m
-    if noise_m is not None and np.shape(noise_m) != (task.num_clients,):
-        return f"gradient_noise_m has shape {np.shape(noise_m)}, {task.num_clients} clients need ({task.num_clients},)"
     return _problem_of_test_clients(task)
 
 
+def _problem_of_numbers(task: Task) -> str | None:
+    """Misfits of the arrays of real numbers that a task may have."""
+    noise_m = task.gradient_noise_m
+    arrays: Mapping[str, object] = {"gradient_noise_m": noise_m, "initial_params": task.initial_params}
+    for name, number_k in arrays.items():
+        if number_k is None:
+            continue
+        if not isinstance(number_k, np.ndarray) or number_k.dtype.kind not in "fiu" or number_k.ndim != 1:
+            return f"{name} is {' '.join(shown(number_k).split())}; it must be a NumPy array of numbers with one axis"
+        bad = ~np.isfinite(number_k)
+        if bad.any():
+            return f"{name}[{bad.argmax()}] is {number_k[bad.argmax()]}; it must be a finite number"
+    if noise_m is not None and noise_m.shape != (task.num_clients,):
+        return f"gradient_noise_m has shape {noise_m.shape}, {task.num_clients} clients need ({task.num_clients},)"
+    if noise_m is not None and noise_m.min() < 0:
+        return f"gradient_noise_m[{noise_m.argmin()}] is {noise_m.min()}; a standard deviation is 0 or more"
+    return None
+
+
 def _problem_of_test_clients(task: Task) -> str | None:
-    if task.test_clients is None:
+    client_e: object = task.test_clients
+    num_rows = len(task.dataset.test_y)
+    if client_e is None:
         return None
-    client_e, num_rows = np.asarray(task.test_clients), len(task.dataset.test_y)
+    if not isinstance(client_e, np.ndarray):
+        return f"test_clients is {shown(client_e)}; it must be a NumPy array"
     if client_e.shape != (num_rows,) or client_e.dtype.kind not in "iu":
         return (
             f"test_clients has shape {client_e.shape} ({client_e.dtype}); it needs one client for {num_rows} test rows"
@@ -110,8 +170,6 @@ def _problem_of_test_clients(task: Task) -> str | None:
 
 
 def _problem_of_labels(task: Task) -> str | None:
-    if task.metric not in {"accuracy", "loss"}:
-        return f"metric is {task.metric!r}; it must be 'accuracy' or 'loss'"
     data = task.dataset
     if task.metric == "loss":
         return None
@@ -124,63 +182,3 @@ def _problem_of_labels(task: Task) -> str | None:
             wrong = label.min() if label.min() < 0 else label.max()
             return f"{name} holds the label {wrong}; labels go from 0 to num_classes - 1 = {data.num_classes - 1}"
     return None
-
-
-def _problem_of_model(task: Task, seed: int) -> str | None:
-    """Make the model as the engine will, and score two examples."""
-    torch = require_torch()
-    x = torch.tensor(task.dataset.train_x[:2])
-    y = torch.tensor(task.dataset.train_y[:2])
-    if task.tokens:
-        x = x.long()
-    elif x.dtype == torch.uint8:
-        x = x * task.input_scale
-    problem = _problem_of_augment(task, x, seed)
-    if problem:
-        return problem
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(stream(seed, "model").integers(2**63)))
-        try:
-            model = task.make_model()
-        except Exception as error:
-            return f"make_model failed: {told(error)}"
-        if not isinstance(model, torch.nn.Module) or not list(model.parameters()):
-            return f"make_model made {type(model).__name__}; it must make a torch.nn.Module with parameters"
-        try:
-            output = model.eval()(x)
-        except Exception as error:
-            return f"the model does not take inputs of shape {tuple(x.shape)}: {told(error)}"
-        if task.metric == "accuracy":
-            shape, needed = tuple(output.shape), (len(x), task.dataset.num_classes)
-            if shape != needed:
-                return f"the model's output for {len(x)} examples has shape {shape}; accuracy needs {needed}"
-        try:
-            with warnings.catch_warnings():  # (B, 1) against (B,) becomes (B, B), and nothing is learnt
-                warnings.filterwarnings("error", message="Using a target size")
-                loss = task.loss(output, y)
-        except Exception as error:
-            return f"the loss failed on output {tuple(output.shape)} and y {tuple(y.shape)}: {told(error)}"
-    if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
-        return f"the loss must be the minibatch's mean, a tensor of shape (), got {_shape(loss)}"
-    return None
-
-
-def _problem_of_augment(task: Task, x: "torch.Tensor", seed: int) -> str | None:
-    if task.augment is None:
-        return None
-    try:
-        varied = task.augment(x, stream(seed, "augment"))
-    except Exception as error:
-        return f"augment failed: {told(error)}"
-    if not hasattr(varied, "dtype") or (varied.shape, varied.dtype) != (x.shape, x.dtype):
-        return f"augment made {_shape(varied)} of inputs of shape {tuple(x.shape)}; it must keep shape and type"
-    return None
-
-
-def _shape(value: object) -> str:
-    return f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
-
-
-def told(error: Exception) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -9,16 +9,16 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 from ..errors import DeltaflError, unknown_name
 from .base import Task
-from .fitting import require_fitting, told
+from .fitting import require_fitting
 from .registry import TaskSpec
 from .table import TABLE_SUFFIXES, table_task
+from .trial import OWN_ERRORS, told
 
 DEFAULT_FUNCTION = "make_task"
 
@@ -30,7 +30,7 @@ def is_own(name: str) -> bool:
 
 def is_table(name: str) -> bool:
     """Whether a task's name is that of a table: ``.csv``, ``.npz`` or ``.parquet``."""
-    return Path(name).suffix in TABLE_SUFFIXES
+    return Path(name).suffix.lower() in TABLE_SUFFIXES
 
 
 def short_name(name: str) -> str:
@@ -107,8 +107,8 @@ def _import(path: Path) -> ModuleType:
         return importlib.import_module(path.stem)
     except DeltaflError:
         raise
-    except Exception as error:
-        raise DeltaflError(f"{path.name} cannot be imported: {_told(error, path)}") from error
+    except OWN_ERRORS as error:
+        raise DeltaflError(f"{path.name} cannot be imported: {told(error, path)}") from error
 
 
 def _function_of(module: ModuleType, name: str, path: Path) -> Callable[..., object]:
@@ -130,12 +130,5 @@ def _call(function: Callable[..., object], seed: int, path: Path, name: str) -> 
         return function(seed=seed) if "seed" in parameters else function()
     except DeltaflError:
         raise
-    except Exception as error:
-        raise DeltaflError(f"{path}:{name} failed: {_told(error, path.resolve())}") from error
-
-
-def _told(error: Exception, path: Path) -> str:
-    """An error with the line of the user's file that it came from, in one line."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    where = f" (line {lines[-1]})" if lines else ""
-    return f"{told(error)}{where}"
+    except OWN_ERRORS as error:
+        raise DeltaflError(f"{path}:{name} failed: {told(error, path.resolve())}") from error
