@@ -1,6 +1,7 @@
 """A memory that the clients keep: the same models as one that the server keeps, whatever gets lost."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,19 +9,24 @@ import pytest
 from conftest import Recorder
 from deltafl import (
     Broadcast,
+    ClientMemory,
     DeltaflError,
     Fixed,
     Plan,
     Population,
+    RemoteReply,
     RoundState,
+    Sampler,
     Sgd,
     broadcast,
     close_round,
     init_round,
+    make_sampler,
     open_round,
     stream,
 )
-from deltafl.estimators.remote import ClientMemory, RemoteControl
+from deltafl.designs.exact import every_cohort
+from deltafl.estimators.remote import begin_anew
 from deltafl.estimators.table import find_estimator
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of
@@ -57,24 +63,32 @@ class Clients:
 
     def play(self, plan: Plan, state: RoundState, update: Update, failing: bool = True) -> RoundState:
         """One round in which replies may fail."""
-        sent, cohort, replies = broadcast(plan, state), open_round(plan, state), list[Params | None]()
+        sent, cohort, replies = broadcast(plan, state), open_round(plan, state), list[Any]()
         for client in cohort.client_n.tolist():
             what = fate(state.round, client) if failing else "taken"
-            update_d = update(sent, state.round, client)
-            if what != "silent" and plan.estimator.endswith("-remote"):
+            reply: Any = update(sent, state.round, client)
+            broken: Any = np.full(D, np.nan, dtype=np.float32)
+            if plan.estimator.endswith("-remote"):
                 taken = int(state.control.taken_m[client])
-                update_d = self.memories[client].reply(update_d, state.round, taken, sent.drift_d)
-            broken_d = np.full(D, np.nan, dtype=np.float32)
-            replies.append({"taken": update_d, "broken": broken_d}.get(what))
+                reply = self.memories[client].reply(reply, taken, sent.drift_d) if what != "silent" else None
+                broken = RemoteReply(broken, taken)
+            replies.append({"taken": reply, "broken": broken}.get(what))
         return close_round(plan, state, cohort, replies)[0]
+
+    def settle(self, state: RoundState) -> FloatArray:
+        """All c_i, once every client has heard what became of its last reply."""
+        for memory, taken in zip(self.memories, state.control.taken_m.tolist(), strict=True):
+            memory.reply(np.zeros(D, dtype=np.float32), taken)
+        return np.array([memory.control_d for memory in self.memories])
 
 
 FORMS = ("difference-own", "innovation")
 
 
-def both(form: str, update: Update, mime: float = 0.0) -> list[tuple[Params, Params]]:
+def both(form: str, update: Update, mime: float = 0.0, sampler: Sampler | None = None) -> list[tuple[Params, Params]]:
     """Models of both forms after each of 40 rounds."""
-    plans = [Plan(POPULATION, Fixed(), N, name, Sgd(), mime=mime) for name in (form, f"{form}-remote")]
+    sampler = sampler or Fixed()
+    plans = [Plan(POPULATION, sampler, N, name, Sgd(), mime=mime) for name in (form, f"{form}-remote")]
     states, models, clients = [init_round(plan, np.zeros(D)) for plan in plans], [], Clients()
     for _ in range(40):
         states = [clients.play(plan, state, update) for plan, state in zip(plans, states, strict=True)]
@@ -95,16 +109,45 @@ def test_both_forms_give_the_same_models_up_to_the_rounding_of_what_is_sent(form
         np.testing.assert_allclose(kept, sent, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("label", ["innovation", "innovation@local-pivotal", "spread", "delta-centred"])
+def test_both_forms_draw_the_same_cohorts_where_scores_are_learnt(form: str, label: str) -> None:
+    """Scores and sketches of u_i - c_i are those of what was sent: the draws do not tell the forms apart."""
+    sampler = make_sampler(label)
+    for kept, sent in both(form, smooth, sampler=sampler):
+        np.testing.assert_allclose(kept, sent, rtol=5e-6, atol=5e-6)
+
+
+@pytest.mark.parametrize("label", ["innovation", "md-fixed", "md"])
+def test_every_cohort_of_a_round_on_average_is_full_participation(label: str) -> None:
+    """E[D] over all cohorts, enumerated through the sampler's own code, in a state with memories and newcomers."""
+    sampler, few = make_sampler(label), Population.from_sizes([1, 2, 3, 4, 5, 6])
+    plan = Plan(few, sampler, 2, "innovation-remote", Recorder())
+    state, clients = init_round(plan, np.zeros(D)), Clients()
+    for _ in range(3):
+        state = clients.play(plan, state, smooth)
+    assert 0 < state.control.unseen_m.sum() < 6
+    sent, everyone = broadcast(plan, state), np.ones(6, dtype=np.bool_)
+    update_md = np.array([smooth(sent, state.round, client) for client in range(6)])
+    reply_m = [
+        memory.reply(update_d, int(taken))
+        for memory, update_d, taken in zip(clients.memories[:6], update_md, state.control.taken_m, strict=True)
+    ]
+    asked_once = state._replace(asked_m=state.answered_m)  # response rates of 1: nobody fails in this round
+    mean_d = np.zeros(D)
+    for probability, cohort in every_cohort(lambda rng: sampler.open(state.sampler, everyone, 2, rng)):
+        after, _ = close_round(plan, asked_once, cohort, [reply_m[client] for client in cohort.client_n])
+        mean_d += probability * after.optimizer.delta_d
+    np.testing.assert_allclose(mean_d, few.weight_m @ update_md.astype(np.float64), rtol=1e-6)
+
+
 def test_the_sum_is_that_of_the_clients_memories() -> None:
     """After any number of lost and broken replies, once every client has heard what became of its last one."""
     plan = Plan(POPULATION, Fixed(), N, "innovation-remote", Recorder())
     state, clients = init_round(plan, np.zeros(D)), Clients()
     for _ in range(60):
         state = clients.play(plan, state, smooth)
-    for client, memory in enumerate(clients.memories):
-        memory.reply(np.zeros(D, dtype=np.float32), state.round, int(state.control.taken_m[client]))
-    control_md = np.array([memory.control_d for memory in clients.memories])
-    np.testing.assert_allclose(state.control.total_d, POPULATION.weight_m @ control_md, rtol=1e-10)
+    np.testing.assert_allclose(state.control.total_d, POPULATION.weight_m @ clients.settle(state), rtol=1e-10)
 
 
 def test_innovation_against_a_twin_with_a_dictionary() -> None:
@@ -126,33 +169,128 @@ def test_innovation_against_a_twin_with_a_dictionary() -> None:
         np.testing.assert_allclose(state.optimizer.delta_d, expected_d, rtol=1e-5, atol=1e-6)
 
 
+class Server:
+    """The names that a server gives to the memory of one client, whose replies it sees as they are sent."""
+
+    def __init__(self) -> None:
+        self.plan = Plan(Population.from_sizes([1]), Fixed(), 1, "difference-own-remote", Recorder())
+        self.state = init_round(self.plan, np.zeros(1))
+
+    @property
+    def taken(self) -> int:
+        return int(self.state.control.taken_m[0])
+
+    def take(self, reply: RemoteReply) -> float:
+        self.state, _ = close_round(self.plan, self.state, open_round(self.plan, self.state), [reply])
+        return float(reply.difference_d[0])
+
+
+def one(number: float) -> Params:
+    return np.array([number], dtype=np.float32)
+
+
 def test_a_reply_that_was_lost_moves_nothing() -> None:
-    memory = ClientMemory(1)
-
-    def reply(update: float, round: int, taken: int) -> float:
-        return float(memory.reply(np.array([update], dtype=np.float32), round, taken)[0])
-
-    assert reply(2.0, 0, -1) == 2.0  # taken
-    assert reply(5.0, 4, 0) == 3.0  # lost
+    memory, server = ClientMemory(1), Server()
+    assert server.take(memory.reply(one(2.0), server.taken)) == 2.0
+    assert memory.reply(one(5.0), server.taken).difference_d == 3.0  # lost
     assert memory.control_d.tolist() == [2.0]
-    assert reply(6.0, 7, 0) == 4.0  # taken
-    assert reply(6.5, 9, 7) == 0.5
+    assert server.take(memory.reply(one(6.0), server.taken)) == 4.0
+    assert server.take(memory.reply(one(6.5), server.taken)) == 0.5
     assert memory.control_d.tolist() == [6.0]
 
 
 def test_clients_follow_a_server_that_goes_back() -> None:
     """To the last c_i but one; further back it needs a new start, which -1 is."""
-    memory = ClientMemory(1, keep=2)
-    one_d = np.ones(1, dtype=np.float32)
-    for round, taken in ((0, -1), (1, 0), (2, 1), (3, 2)):
-        memory.reply((round + 1) * one_d, round, taken)
+    memory, server = ClientMemory(1, keep=2), Server()
+    names = []
+    for number in (1.0, 2.0, 3.0, 4.0):
+        server.take(memory.reply(one(number), server.taken))
+        names.append(server.taken)
     assert memory.control_d.tolist() == [3.0]
-    assert memory.reply(9 * one_d, 2, 1).tolist() == [7.0]  # the server restarted from before round 2
-    with pytest.raises(DeltaflError, match=r"took this client's reply of round 0, .* rounds 1, 2 only"):
-        memory.reply(9 * one_d, 3, 0)
-    assert memory.reply(9 * one_d, 0, -1).tolist() == [9.0]
+    assert memory.reply(one(9.0), names[1]).difference_d == 7.0  # the server restarted from before the third reply
+    assert not memory.follows(names[0])
+    with pytest.raises(DeltaflError, match=r"a c_i that this client does not have: .* more than the last 2"):
+        memory.reply(one(9.0), names[0])
+    assert memory.reply(one(9.0), -1).difference_d == 9.0
     with pytest.raises(DeltaflError, match="keep is 0"):
         ClientMemory(1, keep=0)
+
+
+def test_sides_that_disagree_notice_it() -> None:
+    """A reply that changed on its way, and one of another client's memory, have other names than the client knows."""
+    memory, server = ClientMemory(1), Server()
+    reply = memory.reply(one(2.0), server.taken)
+    server.take(reply._replace(difference_d=one(2.5)))
+    assert not memory.follows(server.taken)
+    other = ClientMemory(1)
+    stranger = Server()
+    stranger.take(other.reply(one(2.0), stranger.taken))
+    assert memory.follows(stranger.taken)  # the same history is the same c_i
+    stranger.take(other.reply(one(2.0), stranger.taken))
+    assert not memory.follows(stranger.taken)  # c_i = 2 as well, but after two replies
+
+
+def test_what_arrived_otherwise_than_sent_can_be_put_right() -> None:
+    memory, server = ClientMemory(1), Server()
+    reply = memory.reply(one(2.0), server.taken)
+    memory.sent_as(one(2.5))
+    server.take(reply._replace(difference_d=one(2.5)))
+    assert memory.reply(one(4.0), server.taken).difference_d == 1.5
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_memory_goes_on_from_its_arrays(size: int) -> None:
+    memory, server = ClientMemory(1), Server()
+    for number in (1.0, 2.0):
+        server.take(memory.reply(one(number), server.taken))
+    again = ClientMemory(size)
+    again.restore(memory.arrays())
+    assert again.follows(server.taken) == (size == 1)
+    if size == 1:
+        assert again.reply(one(5.0), server.taken).difference_d == 3.0
+
+
+def test_a_client_that_lost_its_memory_is_refused_until_the_server_begins_anew() -> None:
+    plan = Plan(POPULATION, Fixed(), N, "innovation-remote", Recorder())
+    state, clients = init_round(plan, np.zeros(D)), Clients()
+    for _ in range(6):
+        state = clients.play(plan, state, smooth, failing=False)
+    cohort = open_round(plan, state)
+    client = next(i for i in cohort.client_n.tolist() if not state.control.unseen_m[i])
+    clients.memories[client] = ClientMemory(D)
+    update_d, sent = np.ones(D, dtype=np.float32), state.control.taken_m
+    replies = [
+        clients.memories[i].reply(update_d, -1 if i == client else int(sent[i])) for i in cohort.client_n.tolist()
+    ]
+    after, info = close_round(plan, state, cohort, replies)
+    assert [(reply.client, "lost its memory" in reply.reason) for reply in info.rejected] == [(client, True)]
+    assert info.num_responded == len(cohort.client_n) - 1
+    state = after._replace(control=begin_anew(after.control))
+    for _ in range(30):
+        state = clients.play(plan, state, smooth)
+    np.testing.assert_allclose(state.control.total_d, POPULATION.weight_m @ clients.settle(state), rtol=1e-10)
+
+
+def test_replies_of_the_wrong_kind_are_an_error_of_the_host() -> None:
+    """Plain updates under a remote estimator would be an estimate that grows without bound, under a flag 'unbiased'."""
+    update_nd = np.ones((N, D), dtype=np.float32)
+    replies = [RemoteReply(update_d, -1) for update_d in update_nd]
+    for estimator, given, message in (
+        ("innovation-remote", update_nd, "is a plain update, .* deltafl.ClientMemory.reply"),
+        ("innovation-remote", [replies[0], None, update_nd[0]], "is a plain update"),
+        ("innovation", replies, "write 'difference-own-remote' or 'innovation-remote'"),
+        ("horvitz-thompson", [update_nd[0], None, replies[0]], "a difference from what its client keeps"),
+        ("innovation-remote", replies[:2], "must have 3 rows"),
+    ):
+        plan = Plan(POPULATION, Fixed(), N, estimator, Recorder())
+        state = init_round(plan, np.zeros(D))
+        with pytest.raises(DeltaflError, match=message):
+            close_round(plan, state, open_round(plan, state), given)
+
+
+def test_samplers_that_look_at_the_updates_own_entries_are_refused() -> None:
+    with pytest.raises(DeltaflError, match="HicsFL looks at the last entries of updates"):
+        Plan(POPULATION, make_sampler("hics-fl"), N, "innovation-remote")
 
 
 def test_a_new_start_of_the_server_is_one_of_all_clients() -> None:
@@ -160,13 +298,10 @@ def test_a_new_start_of_the_server_is_one_of_all_clients() -> None:
     state, clients = init_round(plan, np.zeros(D)), Clients()
     for _ in range(10):
         state = clients.play(plan, state, dyadic)
-    state = state._replace(control=RemoteControl().init(POPULATION, D), round=0)
+    state = state._replace(control=begin_anew(state.control), round=0)
     for _ in range(40):
         state = clients.play(plan, state, dyadic)
-    for client, memory in enumerate(clients.memories):
-        memory.reply(np.zeros(D, dtype=np.float32), state.round, int(state.control.taken_m[client]))
-    control_md = np.array([memory.control_d for memory in clients.memories])
-    np.testing.assert_allclose(state.control.total_d, POPULATION.weight_m @ control_md, rtol=1e-10)
+    np.testing.assert_allclose(state.control.total_d, POPULATION.weight_m @ clients.settle(state), rtol=1e-10)
 
 
 def test_the_server_keeps_one_sum() -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .designs.inclusion import inclusion_probabilities, with_floor
     from .designs.table import DESIGNS, Design, draw_cohort
     from .errors import DeltaflError, MissingExtraError
+    from .estimators.remote import ClientMemory, RemoteReply
     from .estimators.table import ESTIMATORS, Estimator
     from .oracle import KnownUpdates
     from .round import Broadcast, Plan, RoundState, broadcast, close_round, init_round, open_round
@@ -45,6 +46,7 @@ __all__ = [
     "Aggregation",
     "Broadcast",
     "Centred",
+    "ClientMemory",
     "ClusterIS",
     "Cohort",
     "Delta",
@@ -64,6 +66,7 @@ __all__ = [
     "PowerOfChoice",
     "PracDelta",
     "RejectedReply",
+    "RemoteReply",
     "Reports",
     "RoundInfo",
     "RoundState",
@@ -92,6 +95,7 @@ _MODULES = {
         "aggregation": "Aggregation",
         "designs.table": "DESIGNS Design draw_cohort",
         "errors": "DeltaflError MissingExtraError",
+        "estimators.remote": "ClientMemory RemoteReply",
         "estimators.table": "ESTIMATORS Estimator",
         "designs.inclusion": "inclusion_probabilities with_floor",
         "oracle": "KnownUpdates",

@@ -12,6 +12,7 @@ counts::
 ``broadcast(plan, state)`` is all that clients are sent; without ``plan.mime`` it is ``state.params_d`` alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from .errors import DeltaflError
 from .estimators.controls import weighted_sum, with_memory
 from .estimators.damping import trust
 from .estimators.memory import RowFormat
+from .estimators.remote import RemoteControl, RemoteReply, differences
 from .estimators.table import find_estimator
 from .estimators.variance import estimate_variance
 from .guard import init_guard, shorten
@@ -54,7 +56,8 @@ class Plan:
         population: Who there is, and how much each client counts in the target.
         sampler: Who is asked.
         n: Cohort size, 1 <= n <= m.
-        estimator: A name in ``deltafl.ESTIMATORS``: what each reply counts.
+        estimator: A name in ``deltafl.ESTIMATORS``: what each reply counts. With ``innovation-remote`` or
+            ``difference-own-remote`` clients reply with what their ``ClientMemory`` makes of their update.
         server_optimizer: How the model moves along the estimate.
         seed: Seed of the draws.
         response_floor: Least response rate q assumed of a client, in (0, 1]: no reply counts more than 1 / floor times.
@@ -81,7 +84,12 @@ class Plan:
         weight_m = self.population.weight_m
         if not (np.all(weight_m >= 0) and abs(weight_m.sum() - 1) <= 1e-6):
             raise DeltaflError("the weights of the population must be >= 0 with sum 1; see Population.from_sizes")
-        find_estimator(self.estimator)
+        control = find_estimator(self.estimator).control
+        if isinstance(control, RemoteControl) and getattr(self.sampler, "tail_size", 0):
+            raise DeltaflError(
+                f"{type(self.sampler).__name__} looks at the last entries of updates, which clients that keep their "
+                "memory do not send; write the estimator without '-remote'"
+            )
         if not 0 < self.response_floor <= 1:
             raise DeltaflError(f"response_floor is {self.response_floor}; it must be above 0 and at most 1")
         init_mime(self.mime, 0)
@@ -192,7 +200,11 @@ def _present(plan: Plan, available_m: BoolArray | None) -> Any:
 
 
 def close_round(
-    plan: Plan, state: RoundState, cohort: Cohort, updates: Updates, reports: Reports | None = None
+    plan: Plan,
+    state: RoundState,
+    cohort: Cohort,
+    updates: Updates | Sequence[RemoteReply | None],
+    reports: Reports | None = None,
 ) -> tuple[RoundState, RoundInfo]:
     """Turn the replies into an estimate of the full-participation update, move the model, let the sampler learn.
 
@@ -200,7 +212,8 @@ def close_round(
         plan: The plan.
         state: The state the round was opened with.
         cohort: What ``open_round`` returned.
-        updates: One update u_i = x_K - x_0 a client, in the cohort's order; None where no reply came. (n, d) or a list.
+        updates: One update u_i = x_K - x_0 a client, in the cohort's order; None where no reply came. (n, d) or a list;
+            with a ``-remote`` estimator a list of ``RemoteReply``.
         reports: What the clients said of their work; None if nothing.
 
     Returns:
@@ -208,11 +221,14 @@ def close_round(
         wrong length counts as non-response and is named in ``info.rejected``.
 
     Raises:
-        DeltaflError: If the numbers of updates or report rows differ from the cohort's.
+        DeltaflError: If the numbers of updates or report rows differ from the cohort's, or updates come where the
+            estimator needs ``RemoteReply``, or the other way round.
     """
     estimator = find_estimator(plan.estimator)
     drift_d = broadcast(plan, state).drift_d
-    replies = screen_replies(cohort, updates, reports, len(state.params_d), known_d=drift_d)
+    rows, refused = differences(estimator.control, state.control, cohort.client_n, updates)
+    replies = screen_replies(cohort, rows, reports, len(state.params_d), known_d=drift_d)
+    rejected = [reply._replace(reason=refused.get(reply.client, reply.reason)) for reply in replies.rejected]
     here = np.flatnonzero(replies.reports.responded_n)
     heard = cohort.part(here)
     update_nd = replies.update_nd[here]
@@ -230,7 +246,7 @@ def close_round(
     left_n = np.einsum("nd,nd->n", leftover_nd, leftover_nd)
     info = describe(state.round, heard, reports, coef_n, left_n, variance, delta_d)
     beta = trust(estimator.control, state.control)
-    return following, info._replace(rejected=replies.rejected, shortened=shortened, control_coefficient=beta)
+    return following, info._replace(rejected=rejected, shortened=shortened, control_coefficient=beta)
 
 
 def advance(

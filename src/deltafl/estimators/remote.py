@@ -4,32 +4,53 @@
 server can do with one model however many clients there are, and keeps no client's update. The price: both sides
 must agree on c_i although replies get lost. The protocol::
 
-    server -> client   the model, the round, and taken_i: the round of client i's last reply that was taken; -1 for none
-    client             settles: if taken_i is the round of its last reply, that reply was taken and c_i <- c_i + what it
-                       sent; if it is an older one, the reply was lost and c_i stays; -1: c_i <- 0
-    client -> server   v_i = u_i - c_i, rounded to float32
-    server             D with v_i; for each reply taken: sum <- sum + w_i v_i, taken_i <- this round
+    server -> client   the model, and taken_i, which names the c_i that the server counts on; -1 for c_i = 0
+    client             settles: if taken_i names c_i + what it sent last, that reply was taken and c_i <- c_i + what it
+                       sent; if it names an older c_i, the reply was lost and c_i is that one; -1: c_i <- 0
+    client -> server   v_i = u_i - c_i, rounded to float32, and taken_i again: which c_i that is
+    server             D with v_i; for each reply taken: sum <- sum + w_i v_i, taken_i <- name(taken_i, v_i)
 
 c_i changes only when the server says that it took the reply: one lost on its way, late or refused leaves both sides as
 they were. A client adds what it *sent*, rounding included, in float64, as the server does: the sum stays
-sum_j w_j c_j up to float64 rounding. If the server goes back to an earlier checkpoint, clients go back with it, as far
-as they keep older c_i; beyond that the server starts the memory anew (``init``), and every client with it.
+sum_j w_j c_j up to float64 rounding. A name is a 63-bit digest of all v_i that c_i is the sum of. So two sides that
+disagree for whatever reason (a lost disk, a reply changed on its way, another client's memory, a server that went back)
+notice it before a wrong c_i is used. If the server goes back to an earlier checkpoint, clients go back with it, as far
+as they keep older c_i; beyond that the server starts the memory anew (``begin_anew``), and every client with it. It has
+to be everyone: a sum does not tell what a single c_i was.
 
 ``difference-own-remote`` is ``difference-own`` and ``innovation-remote`` is ``innovation``, up to one float32 rounding
-of what is sent; bit for bit where u_i - c_i is a float32 number.
+of what is sent; bit for bit where u_i - c_i is a float32 number. The damped forms have no such twin: beta is learnt
+from the products of u_i with c_i, and the estimate needs u_i - beta c_i = v_i + (1 - beta) c_i. The server has neither.
 
 Norms that samplers are told are those of what was sent: ``squared_norm_n`` is norm(u_i - c_i)^2, as
 ``squared_leftover_n`` is for clients seen before.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import DeltaflError
 from ..types import BoolArray, FloatArray, IntArray, Params, Population
-from .controls import Guess, follow_estimate, weighted_sum
+from .controls import Control, Guess, follow_estimate, weighted_sum
+
+#: taken_i of c_i = 0.
+NOTHING = -1
+
+
+class RemoteReply(NamedTuple):
+    """What a client that keeps its memory sends; ``ClientMemory.reply`` makes it.
+
+    Attributes:
+        difference_d: float32 (d,), v_i = u_i - c_i.
+        since: taken_i of the c_i that was subtracted; the server refuses a reply that subtracts another than its own.
+    """
+
+    difference_d: Params
+    since: int
 
 
 class RemoteControlState(NamedTuple):
@@ -40,8 +61,7 @@ class RemoteControlState(NamedTuple):
         common_d: float64 (d,), the guess for clients never seen.
         unseen_m: bool (m,), clients none of whose replies was taken.
         unseen_weight: float64 (), the sum of their weights.
-        taken_m: int64 (m,), the round of the last reply that was taken; -1 for none. To be sent with the model.
-        rounds: int64 (), rounds closed.
+        taken_m: int64 (m,), the name of c_i, see the module; -1 for c_i = 0. To be sent with the model.
     """
 
     total_d: FloatArray
@@ -49,12 +69,11 @@ class RemoteControlState(NamedTuple):
     unseen_m: BoolArray
     unseen_weight: FloatArray
     taken_m: IntArray
-    rounds: IntArray
 
 
 @dataclass(frozen=True)
 class RemoteControl:
-    """The server's part: the sum of all c_i, and who was taken when.
+    """The server's part: the sum of all c_i, and the name of each.
 
     Attributes:
         memory: In [0, 1), how slowly the guess for clients never seen follows the estimates; None for the guess 0.
@@ -70,8 +89,7 @@ class RemoteControl:
             common_d=np.zeros(num_params),
             unseen_m=np.ones(m, dtype=np.bool_),
             unseen_weight=np.array(1.0),
-            taken_m=np.full(m, -1, dtype=np.int64),
-            rounds=np.zeros((), dtype=np.int64),
+            taken_m=np.full(m, NOTHING, dtype=np.int64),
         )
 
     def guess(self, state: RemoteControlState, client_n: IntArray) -> Guess:
@@ -93,19 +111,91 @@ class RemoteControl:
         if self.memory is not None:
             common_d = follow_estimate(common_d, self.memory, guess, update_nd, coef_n)
         unseen_m, taken_m = state.unseen_m.copy(), state.taken_m.copy()
-        unseen_m[client_n], taken_m[client_n] = False, state.rounds
+        unseen_m[client_n] = False
+        for client, difference_d in zip(client_n.tolist(), update_nd, strict=True):
+            taken_m[client] = _name(int(taken_m[client]), difference_d)
         return RemoteControlState(
             total_d=state.total_d + weighted_sum(population.weight_m[client_n], update_nd, num_params),
             common_d=common_d,
             unseen_m=unseen_m,
             unseen_weight=np.asarray(population.weight_m[unseen_m].sum()),
             taken_m=taken_m,
-            rounds=np.asarray(state.rounds + 1),
         )
 
 
+def begin_anew(state: RemoteControlState) -> RemoteControlState:
+    """All c_i = 0 from now on, as after ``init``: for a client that lost its c_i, or weights w_i that changed.
+
+    The guess for clients never seen stays: it is the server's own, and serves everybody now.
+    """
+    return state._replace(
+        total_d=np.zeros_like(state.total_d),
+        unseen_m=np.ones_like(state.unseen_m),
+        unseen_weight=np.array(1.0),
+        taken_m=np.full_like(state.taken_m, NOTHING),
+    )
+
+
+def differences(
+    control: Control, state: Any, client_n: IntArray, updates: Sequence[Any]
+) -> tuple[Sequence[Any], dict[int, str]]:
+    """What ``close_round`` was given, as plain rows: v_i of clients that keep their memory, u_i where none do.
+
+    Args:
+        control: The plan's control.
+        state: Its memory.
+        client_n: The cohort.
+        updates: One reply a client; None for no reply.
+
+    Returns:
+        The rows, and client -> why its reply is refused (its row is None), where both sides do not agree on c_i.
+
+    Raises:
+        DeltaflError: If the host mixes up the two kinds of replies: the estimate would be wrong without a sign of it.
+    """
+    if not isinstance(control, RemoteControl):
+        wrong = () if isinstance(updates, np.ndarray) else [u for u in updates if isinstance(u, RemoteReply)]
+        if wrong:
+            raise DeltaflError(
+                "a reply is a difference from what its client keeps, and only '-remote' estimators can use that: send "
+                "the update itself, or write 'difference-own-remote' or 'innovation-remote'"
+            )
+        return updates, {}
+    rows: list[Any] = []
+    refused: dict[int, str] = {}
+    for client, reply in zip(client_n.tolist(), updates, strict=False):
+        if reply is not None and not isinstance(reply, RemoteReply):
+            raise DeltaflError(
+                f"the reply of client {client} is a plain update, and with a '-remote' estimator clients subtract "
+                "their own c_i: send what deltafl.ClientMemory.reply returns, or write the estimator without '-remote'"
+            )
+        agreed = reply is not None and reply.since == state.taken_m[client]
+        rows.append(reply.difference_d if agreed else None)
+        if reply is not None and not agreed:
+            refused[client] = "the reply subtracts another c_i than the server counts on: the client lost its memory"
+    rows += [None] * (len(updates) - len(rows))
+    return rows, refused
+
+
+def _name(before: int, difference_d: Params) -> int:
+    """The name of c_i + v_i: 63 bits of a digest of v_i and the name of c_i. Zero has one sign."""
+    row_d = np.asarray(difference_d, dtype="<f4") + np.float32(0)
+    digest = blake2b(row_d.tobytes(), digest_size=8, key=before.to_bytes(8, "little", signed=True)).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
 class ClientMemory:
-    """The client's part: keeps c_i, and says what to send.
+    """The client's part of a ``...-remote`` estimator: keeps c_i, and says what to send.
+
+    ::
+
+        memory = ClientMemory(num_params)                        # on each client, once; arrays() and restore() keep it
+        taken = int(state.control.taken_m[client])               # on the server, sent to the client with the model
+        reply = memory.reply(train(params_d), taken)             # on the client: a RemoteReply, sent back
+        state, info = close_round(plan, state, cohort, replies)  # on the server: these replies and nothing else
+
+    Memory: ``keep`` models in float64, and the last reply in float32. A client that lost its memory cannot reply until
+    the server begins anew: ``state._replace(control=begin_anew(state.control))``, from ``deltafl.estimators.remote``.
 
     Args:
         num_params: d.
@@ -117,50 +207,73 @@ class ClientMemory:
         if keep < 1:
             raise DeltaflError(f"keep is {keep}; a client must keep at least its newest c_i: write 1 or more")
         self._keep = keep
-        self._versions: list[tuple[int, FloatArray]] = [(-1, np.zeros(num_params))]
-        self._pending: tuple[int, Params] | None = None
+        self._versions: list[tuple[int, FloatArray]] = [(NOTHING, np.zeros(num_params))]
+        self._pending: Params | None = None
 
     @property
     def control_d(self) -> FloatArray:
         """c_i as it is known to be taken, float64 (d,)."""
         return self._versions[-1][1]
 
-    def reply(self, update_d: Params, round: int, taken: int, drift_d: Params | None = None) -> Params:
+    def follows(self, taken: int) -> bool:
+        """Whether it has the c_i that the server counts on; if not, ``reply`` is an error."""
+        return taken == NOTHING or taken in [name for name, _ in self._candidates()]
+
+    def reply(self, update_d: Params, taken: int, drift_d: Params | None = None) -> RemoteReply:
         """What to send for an update.
 
         Args:
             update_d: float32 (d,), u_i of this round.
-            round: The round, as the server counts (``RemoteControlState.rounds`` before it is closed).
             taken: taken_i, as the server sent it with the model.
             drift_d: What the server sent beside the model (``mime.py``); it takes it off the reply again.
 
         Returns:
-            float32 (d,): u_i - c_i.
+            float32 (d,), u_i - c_i, and which c_i that is.
 
         Raises:
-            DeltaflError: If the server's last reply of this client is one whose c_i is not kept any more.
+            DeltaflError: If the server counts on a c_i that is not kept (any more).
         """
         self._settle(taken)
-        known_d = np.zeros(len(self.control_d), dtype=np.float32) if drift_d is None else drift_d
-        kept_d = self.control_d
-        sent_d: Params = (update_d.astype(np.float64) - kept_d).astype(np.float32)
-        self._pending = (round, sent_d - known_d)  # in float32, as the server does it
-        return sent_d
+        difference_d: Params = (update_d.astype(np.float64) - self.control_d).astype(np.float32)
+        self.sent_as(difference_d if drift_d is None else difference_d - drift_d)  # in float32, as the server does it
+        return RemoteReply(difference_d, taken)
+
+    def sent_as(self, difference_d: Params) -> None:
+        """Put right what the server sees of the last reply, float32 (d,): for a way of sending that rounds."""
+        self._pending = difference_d
+
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """What it keeps, as named arrays, for ``restore``."""
+        kept: dict[str, np.ndarray[Any, Any]] = {
+            "taken_k": np.array([name for name, _ in self._versions], dtype=np.int64),
+            "control_kd": np.array([control_d for _, control_d in self._versions]),
+        }
+        return kept if self._pending is None else {**kept, "pending_d": self._pending}
+
+    def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Go on from ``arrays()``; those of a model of another size are left out, as if the memory was lost."""
+        if arrays["control_kd"].shape[1:] == self.control_d.shape:
+            self._versions = list(zip(arrays["taken_k"].tolist(), arrays["control_kd"], strict=True))
+            self._pending = arrays.get("pending_d")
+
+    def _candidates(self) -> list[tuple[int, FloatArray]]:
+        """All c_i that it can go on from; the last one if the pending reply was taken."""
+        if self._pending is None:
+            return self._versions
+        name, control_d = self._versions[-1]
+        return [*self._versions, (_name(name, self._pending), control_d + self._pending)]
 
     def _settle(self, taken: int) -> None:
-        """Go on from the c_i that belongs to the reply that the server took last."""
-        versions = list(self._versions)
-        if self._pending is not None:
-            round, sent_d = self._pending
-            versions.append((round, self.control_d + sent_d))
-        rounds = [round for round, _ in versions]
-        if taken == -1:
-            versions = [(-1, np.zeros(len(self.control_d)))]
-        elif taken in rounds:
-            versions = versions[: rounds.index(taken) + 1]
+        """Go on from the c_i that the server counts on."""
+        candidates = self._candidates()
+        names = [name for name, _ in candidates]
+        if taken == NOTHING:
+            candidates = [(NOTHING, np.zeros(len(self.control_d)))]
+        elif taken in names:
+            candidates = candidates[: names.index(taken) + 1]
         else:
             raise DeltaflError(
-                f"the server last took this client's reply of round {taken}, the client keeps its memory of rounds "
-                f"{', '.join(map(str, rounds))} only: start the server's memory anew, or keep more of them"
+                "the server counts on a c_i that this client does not have: begin the server's memory anew, or let "
+                f"clients keep more than the last {self._keep}"
             )
-        self._versions, self._pending = versions[-self._keep :], None
+        self._versions, self._pending = candidates[-self._keep :], None

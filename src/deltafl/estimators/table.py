@@ -18,6 +18,8 @@ innovation         w_i a_i                             own c_i, yes      the sam
 ...-damped         w_i a_i                             beta c   yes      the last three with a learnt beta, `damping.py`
 fedstale           w_i a_i                             beta     yes      FedStale (Rodio and Neglia 2024); beta is 0.5,
                                                        own c_i           or another as in ``fedstale-0.8``
+...-remote         w_i a_i                             as above yes      the same as ``difference-own`` and
+                                                                         ``innovation``; clients keep c_i, `remote.py`
 fedvarp            w_i                                 own c_i  **no**   FedVARP as the DELTA paper combines it (app. on
                                                                          further experiments), see ``average_of_all``
 ================== =================================== ======== ======== ==============================================
