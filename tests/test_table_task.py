@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltafl import DeltaflError, MissingExtraError
+from deltafl.settings import RunSettings, make_settings
 from deltafl.tasks.base import Task
 from deltafl.tasks.own import load_own
 from deltafl.tasks.table import table_task
@@ -112,6 +113,14 @@ def test_parquet_gives_the_same_task_as_csv(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
     with pytest.raises(DeltaflError, match="row 4, column 'a' is"):
         table_task(tmp_path / "t.parquet")
+    for name, value in (("label", [1, 2]), ("client", [3])):
+        lists = {**columns, "a": [0] * 35, name: [*[[0]] * 2, value, *[[0]] * 32]}
+        parquet.write_table(pyarrow.table(lists), tmp_path / "t.parquet")
+        with pytest.raises(DeltaflError, match=rf"row 1, column '{name}' holds \[0\]; it must be a whole number or"):
+            table_task(tmp_path / "t.parquet")
+    parquet.write_table(pyarrow.table({**columns, "a": [[1.0]] * 35}), tmp_path / "t.parquet")
+    with pytest.raises(DeltaflError, match=r"row 1, column 'a' holds \[1.0\]; features must be numbers"):
+        table_task(tmp_path / "t.parquet")
     (tmp_path / "t.parquet").write_bytes(b"none")
     with pytest.raises(DeltaflError, match="is not a Parquet file"):
         table_task(tmp_path / "t.parquet")
@@ -151,7 +160,13 @@ def changed(row: int, column: int, value: object) -> list[tuple[object, ...]]:
         ([(1, 2.5, 3, "x"), (1, 2, 3, "x")], "t.csv: row 1, column 'label' holds 2.5; it must be a whole number"),
         ([(1, "yes", 3, "x")] * 20, "t.csv: column 'label' holds a single class, yes; two are needed"),
         ([(1, 0, 3, "x"), (1, 0, 3)], "t.csv: row 2 has 3 values, the header 4 names"),
-        ([(1, 0, 3, "x"), (1, 1, 3, "y")], "no client has enough rows for a test share of 0.1; raise it"),
+        ([(1, 0, 3, "x"), (1, 1, 3, "y")], "t.csv: every client has a single row, which it keeps"),
+        (
+            [(1, 0, 3, "x")] * 2 + [(1, 1, 3, "y")] * 3,
+            "0.1, for the largest has 3; call table_task with test_share=0.17",
+        ),
+        (changed(6, 0, "1e300"), "t.csv: row 7, column 'a' holds 1e+300, which float32 cannot hold"),
+        (changed(6, 0, "9" * 400), "t.csv: row 7, column 'a' is not a finite number"),
         ([], "t.csv has no rows"),
     ],
 )
@@ -188,6 +203,22 @@ def test_bad_columns_and_files_are_told(tmp_path: Path) -> None:
     refused("z.npz: row 3, column 'a' is missing", tmp_path / "z.npz")
     np.savez(tmp_path / "p.npz", a=np.zeros(3), label=np.zeros((3, 2)), client=np.zeros(3))
     refused("'label' has shape (3, 2)", tmp_path / "p.npz")
+    np.save(tmp_path / "q.npy", np.zeros(3))
+    (tmp_path / "q.npy").rename(tmp_path / "q.npz")
+    refused("q.npz is not an NPZ file of plain arrays: it is a single array", tmp_path / "q.npz")
+    time = np.array(["2020-01-01", "2021-01-01", "NaT"], dtype="datetime64[s]")
+    for name, column, words in (
+        ("a", time, "row 3, column 'a' is missing"),
+        ("a", np.column_stack([time[::-1], time]), "row 1, column 'a' is missing"),
+        ("label", time, "row 3, column 'label' is missing"),
+        ("client", time, "row 3, column 'client' is missing"),
+        ("a", np.array([1, 2, 3j]), "column 'a' holds complex numbers; write two columns"),
+        ("label", np.array([1, 2, 3j]), "row 1, column 'label' holds (1+0j); it must be a whole number"),
+        ("a", np.array([[0, 1], [0, -1e300], [1, 1]]), "row 2, column 'a' holds -1e+300, which float32 cannot hold"),
+    ):
+        plain = {"a": np.zeros(3), "label": np.arange(3), "client": np.zeros(3)}
+        np.savez(tmp_path / "r.npz", **{**plain, name: column})
+        refused(f"r.npz: {words}", tmp_path / "r.npz")
 
 
 def test_a_table_from_the_command_line(tmp_path: Path) -> None:
@@ -204,6 +235,13 @@ def test_a_table_from_the_command_line(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_a_table_is_a_task_by_its_name(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.csv", example())
+@pytest.mark.parametrize("name", ["t.csv", "t.CSV"])
+def test_a_table_is_a_task_by_its_name(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, example())
     np.testing.assert_array_equal(load_own(str(path), 3).dataset.test_x, table_task(path, seed=3).dataset.test_x)
+
+
+@pytest.mark.parametrize("name", ["t.tsv", "data/t.xlsx", "t.csv.gz"])
+def test_other_files_are_told_which_tables_can_be_read(name: str) -> None:
+    with pytest.raises(DeltaflError, match=r"unknown task '.*t\..*': tables end in \.csv, \.npz, \.parquet"):
+        make_settings(RunSettings, {"task": name})

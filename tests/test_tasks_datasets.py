@@ -150,16 +150,16 @@ def test_mnist_with_writers(tmp_path: Path) -> None:
 def test_broken_files_with_writers_are_named(tmp_path: Path) -> None:
     path = tmp_path / "mnist_writers.npz"
     changes: list[tuple[dict[str, npt.NDArray[Any]], str]] = [
-        ({"train_writer": np.zeros(29, np.int16)}, "29 entries for 30 labels"),
+        ({"train_writer": np.zeros(29, np.int16)}, "needs a whole number for each of 30 labels"),
         ({"test_x": np.zeros((20, 28, 28))}, "test_x is float64"),
-        ({"test_x": np.array([None])}, "is not MNIST with writers"),
+        ({"test_x": np.array([None])}, "is not an archive with the arrays"),
     ]
     for changed, words in changes:
         write_writers(path, changed)
         with pytest.raises(DeltaflError, match=rf"mnist_writers\.npz.*{words}"):
             load_dataset("mnist", tmp_path)
     path.write_bytes(b"PK not a zip")
-    with pytest.raises(DeltaflError, match="is not MNIST with writers"):
+    with pytest.raises(DeltaflError, match="is not an archive with the arrays"):
         load_dataset("mnist", tmp_path)
 
 

@@ -64,17 +64,39 @@ def test_mistakes_are_named() -> None:
         ({"x": [[1, 2], [3], [4, 5], [6, 7]]}, r"tiny's train part: row 2, column 'x' has shape \(1,\)"),
         ({"x": [[1, 2], ["a", "b"], [4, 5], [6, 7]]}, "row 2, column 'x' has shape"),
         ({"x": [[1, 2], [1, float("nan")], [4, 5], [6, 7]]}, "row 2, column 'x' holds a value that is not a finite"),
-        ({"kind": ["a", None, "b", "a"]}, "tiny: row 2, column 'kind' is missing"),
-        ({"who": [1, 2, None, 3]}, "tiny: row 3, column 'who' is missing"),
+        ({"kind": ["a", None, "b", "a"]}, "tiny's train part: row 2, column 'kind' is missing"),
+        ({"who": [1, 2, None, 3]}, "tiny's train part: row 3, column 'who' is missing"),
         ({"who": [1, 2, 2.5, 3]}, "row 3, column 'who' holds 2.5"),
         ({"x": []}, "train part has no rows"),
+        ({"x": [[1, 2], None, [4, 5], [6, 7]]}, r"row 2, column 'x' has shape \(\) \(object\)"),
+        ({"x": [[[1], [2, 3]], [1, 2], [4, 5], [6, 7]]}, r"row 1, column 'x' has shape \(\) \(object\)"),
+        ({"x": [np.zeros((2, 2, 2, 2))] * 4}, r"row 1, column 'x' has shape \(2, 2, 2, 2\); pictures have height"),
+        ({"x": [[1, 2], [1, -1e300], [4, 5], [6, 7]]}, "row 2, column 'x' holds a value that float32 cannot hold"),
+        ({"x": [[1, 2], [1, 2j], [4, 5], [6, 7]]}, r"row 2, column 'x' has shape \(2,\) \(complex128\)"),
+        ({"kind": ["a", ["b"], "b", "a"]}, r"row 2, column 'kind' holds \['b'\]; it must be a whole number or a word"),
+        ({"who": [1, 2, np.datetime64("NaT"), 3]}, "row 3, column 'who' is missing"),
     ):
         with pytest.raises(DeltaflError, match=words):
             make(**changed)
     with pytest.raises(DeltaflError, match="unknown column of tiny's train part 'whom': did you mean 'who'"):
         from_huggingface(Columns(**COLUMNS), label="kind", column="whom", inputs="x", name="tiny")
+    for data, words in (
+        ([1, 2], "tiny's train part is list; it must be a datasets.Dataset"),
+        (None, "tiny's train part is NoneType; it must be"),
+        ({"train": Columns(**COLUMNS), "test": [1]}, "tiny's test part is list"),
+    ):
+        with pytest.raises(DeltaflError, match=words):
+            from_huggingface(data, label="kind", column="who", inputs="x", name="tiny")
     with pytest.raises(DeltaflError, match="unknown part of the data set 'train'"):
         from_huggingface({"test": Columns(**COLUMNS)}, label="kind", column="who", inputs="x")
+
+
+@pytest.mark.parametrize("column", ["kind", "who"])
+def test_a_gap_in_the_test_part_is_told_by_its_row_there(column: str) -> None:
+    test = {**COLUMNS, column: ["a", "b", None, "c"]}
+    data = {"train": Columns(**COLUMNS), "test": Columns(**test)}
+    with pytest.raises(DeltaflError, match=f"^tiny's test part: row 3, column '{column}' is missing"):
+        from_huggingface(data, label="kind", column="who", inputs="x", name="tiny")
 
 
 def test_the_example_is_a_real_datasets_object() -> None:

@@ -18,7 +18,7 @@ from .reading import sentence
 from .samplers import SamplerSettings, parse_label, theory_constants
 from .server_optimizers import DEFAULT_MOMENTUM, make_server_optimizer
 from .tasks.fitting import require_sendable
-from .tasks.own import is_own, is_table, load_own, own_spec
+from .tasks.own import is_own, is_table, load_own, own_spec, unknown_task
 from .tasks.partition import PARTITIONS
 from .tasks.registry import TASKS, TaskSpec
 
@@ -145,7 +145,7 @@ class Settings(BaseModel):
             raise DeltaflError(f"label is a setting of tables, not of the task {self.task!r}: leave it out")
         if not is_own(self.task):
             if self.task not in TASKS:
-                raise unknown_name("task", self.task, TASKS)
+                raise unknown_task(self.task, TASKS)
             return TASKS[self.task]
         for setting in ("clients", "partition", "alpha", *(() if is_table(self.task) else ("column",))):
             if getattr(self, setting) is not None:

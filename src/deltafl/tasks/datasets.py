@@ -4,11 +4,10 @@ Here are those of four IDX files, and the table of the others: ``images.py`` and
 NumPy archive, ``cifar.py``, ``femnist.py``, ``celeba.py`` and ``text.py`` those in the forms of other projects.
 """
 
-import zipfile
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ from .celeba import load_celeba
 from .cifar import load_cifar10
 from .femnist import load_femnist
 from .idx import idx_header, read_idx
-from .images import Found, load_celeba_subset, load_cifar10_jpeg, load_unipen62, open_archive
+from .images import Found, load_celeba_subset, load_cifar10_jpeg, load_unipen62, open_archive, read_arrays
 from .sources import (
     ARCHIVES,
     SOURCES,
@@ -162,17 +161,17 @@ def read_writers(path: Path) -> RawFiles:
     Raises:
         DeltaflError: If it is no such archive or an array is missing.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays: dict[str, Bytes] = {file: archive[key] for file, key in WRITERS_ARRAYS.items()}
-            writer: npt.NDArray[Any] = archive["train_writer"]
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DeltaflError(f"{path} is not MNIST with writers: {error}") from error
+    found = read_arrays(path, (*WRITERS_ARRAYS.values(), "train_writer"))
+    arrays: dict[str, Bytes] = {file: found[key] for file, key in WRITERS_ARRAYS.items()}
+    writer = found["train_writer"]
     for file, array in arrays.items():
         if array.dtype != np.uint8 or array.ndim != _num_axes(file):
             raise DeltaflError(f"{path}: {WRITERS_ARRAYS[file]} is {array.dtype} with {array.ndim} axes, needs uint8")
-    if writer.shape != arrays[TRAIN_LABELS].shape:
-        raise DeltaflError(f"{path}: train_writer has {len(writer)} entries for {len(arrays[TRAIN_LABELS])} labels")
+    if writer.shape != arrays[TRAIN_LABELS].shape or writer.dtype.kind not in "iu":
+        raise DeltaflError(
+            f"{path}: train_writer is {writer.dtype} {writer.shape}, needs a whole number for each of "
+            f"{len(arrays[TRAIN_LABELS])} labels"
+        )
     return RawFiles(arrays, {"writer": writer.astype(np.int64)}, path)
 
 

@@ -144,18 +144,26 @@ def split_owners(owner_e: IntArray, fewest: int = 1, most: int | None = None) ->
     return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
 
 
-def read_arrays(path: Path, keys: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
-    """Read some arrays of a NumPy archive.
+def read_arrays(path: Path, keys: tuple[str, ...] | None = None) -> dict[str, npt.NDArray[Any]]:
+    """Read some arrays of a NumPy archive, or all of them.
 
     Raises:
         DeltaflError: If it is no such archive or lacks one of them.
     """
     try:
         # A file opened here is closed whatever happens; NumPy leaves its own open if the archive is broken.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in keys}
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("it is a single array, as .npy files are")
+            arrays = {key: archive[key] for key in keys or archive.files}
+        other = next((key for key, array in arrays.items() if not isinstance(array, np.ndarray)), None)
+        if other is not None:
+            raise ValueError(f"{other!r} in it is no array")
     except (OSError, KeyError, ValueError, EOFError, TypeError, zlib.error, zipfile.BadZipFile) as error:
-        raise DeltaflError(f"{path} is not an archive with the arrays {', '.join(keys)}: {error}") from error
+        what = "an NPZ file of plain arrays" if keys is None else f"an archive with the arrays {', '.join(keys)}"
+        raise DeltaflError(f"{path} is not {what}: {error}") from error
+    return arrays
 
 
 def file_sha256(path: Path) -> str:

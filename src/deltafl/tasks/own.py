@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -31,6 +31,14 @@ def is_own(name: str) -> bool:
 def is_table(name: str) -> bool:
     """Whether a task's name is that of a table: ``.csv``, ``.npz`` or ``.parquet``."""
     return Path(name).suffix.lower() in TABLE_SUFFIXES
+
+
+def unknown_task(name: str, known: Iterable[str]) -> DeltaflError:
+    """The error for a name that is no task's; one that looks like a file's is told which files can be one."""
+    if Path(name).suffix:
+        tables = ", ".join(sorted(TABLE_SUFFIXES))
+        return DeltaflError(f"unknown task {name!r}: tables end in {tables}, a task of your own is FILE.py:FUNCTION")
+    return unknown_name("task", name, known)
 
 
 def short_name(name: str) -> str:

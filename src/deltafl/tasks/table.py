@@ -8,10 +8,10 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from functools import partial
-from math import isnan
+from math import ceil
 from pathlib import Path
+from reprlib import repr as shown
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from ..errors import DeltaflError, MissingExtraError, unknown_name
 from ..streams import stream
 from ..types import BoolArray, IntArray
 from .base import Dataset, Task
+from .images import read_arrays
 from .models import cross_entropy, softmax_regression
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def table_task(
     x = _features(path, {name: values for name, values in columns.items() if name not in {label, client}})
     test = _test_rows(owner, num_clients, seed, test_share)
     if not test.any():
-        raise DeltaflError(f"{path.name}: no client has enough rows for a test share of {test_share:g}; raise it")
+        raise _no_test(path.name, int(np.bincount(owner).max()), test_share)
     if standardize:
         scale = x[~test].std(axis=0)
         x = (x - x[~test].mean(axis=0)) / np.where(scale > 0, scale, 1.0)
@@ -89,6 +90,19 @@ def table_task(
         client_rows=_rows_of(owner[~test], num_clients),
         make_model=partial(model, x.shape[1], num_classes),
         loss=cross_entropy,
+    )
+
+
+def _no_test(source: str, largest: int, share: float) -> DeltaflError:
+    """Why nothing is in the test set, where the largest client has so many rows."""
+    if largest == 1:
+        return DeltaflError(
+            f"{source}: every client has a single row, which it keeps, so nothing is left for a test set; "
+            "name a column of clients that have two rows or more"
+        )
+    return DeltaflError(
+        f"{source}: no client has enough rows for a test share of {share:g}, for the largest has {largest}; "
+        f"call table_task with test_share={ceil(50 / largest) / 100:g} in a file of your own"
     )
 
 
@@ -113,14 +127,18 @@ def _features(path: Path, columns: Columns) -> npt.NDArray[np.float64]:
 
 
 def _numbers(path: Path, name: str, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    if values.dtype.kind == "c":
+        raise DeltaflError(f"{path.name}: column {name!r} holds complex numbers; write two columns of real ones")
+    if values.dtype.kind in "mM" and np.isnat(values).any():
+        raise _missing(path.name, name, int(np.argwhere(np.isnat(values))[0][0]))
     try:
         number = values.astype(np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         row = next(row for row, value in enumerate(values) if not _is_number(value))
         if _is_missing(values[row]):
             raise _missing(path.name, name, row) from None
         raise DeltaflError(
-            f"{_cell(path.name, name, row)} holds {str(values[row])!r}; features must be numbers"
+            f"{_cell(path.name, name, row)} holds {shown(_plain(values[row]))}; features must be numbers"
         ) from None
     bad = ~np.isfinite(number)
     if bad.any():
@@ -128,6 +146,13 @@ def _numbers(path: Path, name: str, values: npt.NDArray[Any]) -> npt.NDArray[np.
         if bad.ndim == 1 and _is_missing(values[row]):
             raise _missing(path.name, name, row)
         raise DeltaflError(f"{_cell(path.name, name, row)} is not a finite number; fill it in or leave the row out")
+    large = np.abs(number) > np.finfo(np.float32).max
+    if large.any():
+        place = tuple(np.argwhere(large)[0])
+        raise DeltaflError(
+            f"{_cell(path.name, name, int(place[0]))} holds {number[place]:g}, which float32 cannot hold (3.4e38 at "
+            "most); write the column in another unit"
+        )
     return number
 
 
@@ -138,6 +163,11 @@ def codes(source: str, name: str, values: npt.NDArray[Any]) -> tuple[IntArray, i
     row = next((row for row, value in enumerate(values) if _is_missing(value)), None)
     if row is not None:
         raise _missing(source, name, row)
+    row = next((row for row, value in enumerate(values) if not _is_one(value)), None)
+    if row is not None:
+        raise DeltaflError(
+            f"{_cell(source, name, row)} holds {shown(_plain(values[row]))}; it must be a whole number or a word"
+        )
     if values.dtype.kind not in "iub":
         number = [_whole(value) for value in values]
         if all(value is not None for value in number):  # so that 10 comes after 9, in text too
@@ -159,18 +189,28 @@ def _whole(value: Any) -> int | None:
         return None
 
 
+def _is_one(value: object) -> bool:
+    """Whether a value is a single one, and real: cells of Parquet files can hold lists, arrays complex numbers."""
+    return not isinstance(value, list | tuple | dict | set | np.ndarray | complex | np.complexfloating)
+
+
+def _plain(value: object) -> object:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
 def _is_number(value: object) -> bool:
     try:
         float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
-    return True
+    return _is_one(value)
 
 
 def _is_missing(value: object) -> bool:
-    if isinstance(value, float):
-        return isnan(value)
-    return value is None or (isinstance(value, str) and not value.strip())
+    """Nothing, blank, NaN or, for a time, NaT: the last two are no value that equals itself."""
+    if value is None or isinstance(value, str):
+        return value is None or not value.strip()
+    return _is_one(value) and bool(value != value)  # noqa: PLR0124
 
 
 def _cell(source: str, column: str, row: int) -> str:
@@ -183,11 +223,11 @@ def _missing(source: str, column: str, row: int) -> DeltaflError:
 
 def _read(path: Path) -> Columns:
     """The columns by name, each (N,) or (N, k), N >= 1."""
-    if path.suffix not in READERS:
+    if path.suffix.lower() not in READERS:
         raise DeltaflError(f"{path.name} is no table that can be read; give one of {', '.join(READERS)}")
     if not path.is_file():
         raise DeltaflError(f"there is no table {path}")
-    columns = READERS[path.suffix](path)
+    columns = READERS[path.suffix.lower()](path)
     sizes = {name: len(values) if values.ndim else 0 for name, values in columns.items()}
     if not sizes or min(sizes.values()) == 0:
         raise DeltaflError(f"{path.name} has no rows; a table needs one example or more")
@@ -213,24 +253,16 @@ def _read_csv(path: Path) -> Columns:
     return {name: np.array([row[k] for row in rows], dtype=object) for k, name in enumerate(header)}
 
 
-def _read_npz(path: Path) -> Columns:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
-    except (BadZipFile, ValueError, EOFError) as error:
-        raise DeltaflError(f"{path.name} is not an NPZ file of plain arrays: {error}") from None
-
-
 def _read_parquet(path: Path) -> Columns:
     if importlib.util.find_spec("pyarrow") is None:
         raise MissingExtraError("pyarrow", "data")
     parquet = importlib.import_module("pyarrow.parquet")
     try:
         table = parquet.read_table(path)
-    except ValueError as error:  # pyarrow's ArrowInvalid is one
-        raise DeltaflError(f"{path.name} is not a Parquet file: {error}") from None
-    return {name: table[name].to_numpy() for name in table.column_names}
+        return {name: table[name].to_numpy() for name in table.column_names}
+    except (ValueError, OSError, KeyError, NotImplementedError) as error:  # pyarrow's errors are of these kinds
+        raise DeltaflError(f"{path.name} is not a Parquet file that can be read: {error}") from None
 
 
-READERS: dict[str, Callable[[Path], Columns]] = {".csv": _read_csv, ".npz": _read_npz, ".parquet": _read_parquet}
+READERS: dict[str, Callable[[Path], Columns]] = {".csv": _read_csv, ".npz": read_arrays, ".parquet": _read_parquet}
 TABLE_SUFFIXES = frozenset(READERS)
