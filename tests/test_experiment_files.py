@@ -1,12 +1,13 @@
 """The experiment files: all load, every scale gives possible settings, and the paper's numbers are the paper's."""
 
 import itertools
+import re
 from collections.abc import Sequence
 
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.experiments.pages.groups import split_ties
+from deltafl.experiments.pages.groups import STAND_INS, split_ties
 from deltafl.experiments.pages.views import VIEWS, View, read_view
 from deltafl.experiments.spec import SCALES, Experiment, experiment_names, load_experiment
 from deltafl.samplers import parse_label
@@ -175,3 +176,16 @@ def test_a_part_that_does_not_exist_is_refused() -> None:
 
 def labels_of(order: Sequence[str]) -> list[str]:
     return [label for rank in split_ties(order) for label in rank]
+
+
+@pytest.mark.parametrize("name", [name for name in SWEEPS if load_experiment(name).runs_of is None])
+def test_no_title_names_data_that_stand_for_others_and_no_note_is_of_another_setting(name: str) -> None:
+    """The data that are really read are named by the page, from the task; see ``groups.title_of``."""
+    experiment = load_experiment(name)
+    assert not any(ours in experiment.part_title(part) for part in experiment.parts for _, ours in STAND_INS.values())
+    settings = [experiment.comparison(part, scale) for scale in SCALES for part in experiment.part_names(scale)]
+    assert any(one.proximal for one in settings) == any("Proximal" in note for note in experiment.notes)
+    counts = {str(one.test_examples) for one in settings}
+    for note in experiment.notes:
+        found = re.search(r"(\d+) of the test images", note)
+        assert found is None or found[1] in counts

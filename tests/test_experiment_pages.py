@@ -92,7 +92,7 @@ def table_csv(folder: Path) -> list[dict[str, str]]:
 def test_table_holds_the_papers_form_and_its_numbers(tmp_path: Path) -> None:
     reported = {
         "one": {
-            "fedavg": {"accuracy": 70.35, "sd": 0.51, "rounds": 426},
+            "fedavg": {"accuracy": 70.35, "sd": 0.51, "rounds": 426, "seconds": 1795.12},
             "pracdelta": {"accuracy": 72.1, "sd": 0.49, "rounds": 322},
         }
     }
@@ -101,11 +101,12 @@ def test_table_holds_the_papers_form_and_its_numbers(tmp_path: Path) -> None:
     assert page == (tmp_path / "README.md").read_text(encoding="utf-8")
     fedavg, delta = rows_of(page, "FedAvg")[0], rows_of(page, "FedPracDELTA")[0]
     assert fedavg[1:6] == ["79.95 ± 0.07", "70.35 ± 0.51", "31.0", "426", "35.0"]
-    assert fedavg[6:] == ["62.0", "baseline", "baseline"]
+    assert fedavg[6:] == ["279", "62.0", "1,795", "baseline", "baseline"]
     assert delta[1:5] == ["83.95 ± 0.07", "72.10 ± 0.49", "15.5", "322"]
-    assert delta[6] == "31.0"
-    assert delta[7].startswith("2.00")
-    assert delta[8] == "1.32"
+    assert delta[6:9] == ["140", "31.0", "–"]
+    assert delta[9].startswith("2.00")
+    assert delta[10] == "1.32"
+    assert "The paper's seconds are those of one RTX 3090." in page
     first = table_csv(tmp_path)[1]
     assert (first["part"], first["sampler"], first["rounds"], first["speedup"]) == ("one", "pracdelta", "15.5", "2.0")
     assert float(first["paper_speedup"]) == pytest.approx(426 / 322, rel=1e-5)
@@ -130,6 +131,40 @@ def test_page_says_what_was_run(tmp_path: Path) -> None:
     assert "- Some CPU, 2 cores; python 3.12, torch 2.9 (8 runs)" in page
     assert "secret" not in page
     assert "First: rounds 50 (paper 500)" in page
+
+
+def test_local_work_of_another_unit_is_set_against_the_papers(tmp_path: Path) -> None:
+    sweep = sweep_of("table", paper={"local_steps": 7})
+    page = write_page(sweep, records_of(sweep), tmp_path, {}, COMMAND)
+    assert "First: local work 5 epochs (paper 7 steps);" in page
+    assert "as many as there are" not in page
+
+
+def test_titles_and_the_page_name_the_data_that_stand_in(tmp_path: Path) -> None:
+    settings = {"task": "unipen62", "samplers": ["fedavg", "pracdelta"], "seeds": 2, "rounds": 50}
+    parts = {"one": {"title": "FEMNIST, Adam"}, "two": {"title": "CelebA", "task": "celeba-subset"}}
+    sweep = sweep_of("table", settings=settings, parts=parts, cpu={}, paper={"task": "femnist"})
+    page = write_page(sweep, records_of(sweep), tmp_path, {}, COMMAND)
+    assert "## UNIPEN-62 (for FEMNIST), Adam" in page
+    assert "## a subset of CelebA (for CelebA)" in page
+    assert "**Data:** UNIPEN-62 stands in for FEMNIST. A subset of CelebA stands in for CelebA." in page
+    assert "UNIPEN-62 stands in for FEMNIST." in json.loads((tmp_path / "verdict.json").read_text())["measured"]
+    full = Sweep(sweep.experiment, "paper", {"one": sweep.experiment.comparison("one", "paper")})
+    page = write_page(full, records_of(full), tmp_path / "paper", {}, COMMAND)
+    assert "## FEMNIST, Adam" in page
+    assert "UNIPEN" not in page
+
+
+def test_delta_is_set_against_uniform_draws_and_against_its_rival(tmp_path: Path) -> None:
+    samplers = ["fedavg", "uniform", "fedis", "delta", "delta@pivotal", "fedis@pivotal"]
+    settings = {"task": "digits", "samplers": samplers, "seeds": 2, "rounds": 50, "threshold": 0.7}
+    sweep = sweep_of("table", settings=settings, parts={"one": {"title": "First"}}, order=["delta", "fedis", "fedavg"])
+    page = write_page(sweep, records_of(sweep), tmp_path, {}, COMMAND)
+    lines = page.partition("DELTA against uniform draws and against importance sampling")[2].splitlines()[2:4]
+    assert lines[0].startswith("- First, FedDELTA: against Uniform rounds to 70 % speed-up ×2.71 [")
+    assert "FedIS" not in lines[0]  # a pair of the paper's ordering
+    assert lines[1].startswith("- First, FedDELTA (pivotal draws): against Uniform rounds to 70 % speed-up ×2.71 [")
+    assert ", and against FedIS (pivotal draws) rounds to 70 % speed-up ×1.95 [" in lines[1]
 
 
 def test_every_environment_is_named(tmp_path: Path) -> None:
@@ -166,7 +201,7 @@ def test_runs_that_never_reach_the_threshold_are_counted(tmp_path: Path) -> None
     ]
     page = write_page(sweep, records, tmp_path, {}, COMMAND)
     assert rows_of(page, "FedAvg")[0][2] == "32.0 (1 of 2 never)"
-    assert rows_of(page, "FedPracDELTA")[0][5].startswith("2.00\\*")
+    assert rows_of(page, "FedPracDELTA")[0][6].startswith("2.00\\*")
     assert "FedAvg never reached 70 % in 1 seed in which FedPracDELTA did not fail (First)" in page
 
 
@@ -244,6 +279,24 @@ def test_probes_without_an_order_judge_the_bounds(tmp_path: Path) -> None:
     sweep = sweep_of("probes", view=view, order=[])
     write_page(sweep, probed(sweep), tmp_path, {}, COMMAND)
     assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == "the bounds hold"
+
+
+def test_bounds_are_judged_part_by_part(tmp_path: Path) -> None:
+    view = {"columns": {"largest": "high", "least": "low"}, "bounds": {"high": [0.0, 100.0], "low": [0.5, 100.0]}}
+    sweep = sweep_of("probes", view=view, order=[])
+    records = [
+        run.model_copy(update={"probes": {**run.probes, "low": [0.4, 1.0, 1.0, 1.0]}})
+        if (run.part, run.sampler) == ("two", "fedavg")
+        else run
+        for run in probed(sweep)
+    ]
+    page = write_page(sweep, records, tmp_path, {}, COMMAND)
+    expected = "bounds hold on First, and do not on Second (FedAvg, least: within in 6 of 8 measured rounds)"
+    finding = json.loads((tmp_path / "verdict.json").read_text())
+    assert finding["verdict"] == f"the {expected}"
+    assert f"**The {expected}.** No ordering is claimed." in page
+    assert "none is judged" not in page
+    assert ".;" not in finding["measured"]
 
 
 def test_pictures_of_long_runs_stay_small(tmp_path: Path) -> None:
@@ -330,6 +383,10 @@ def test_index_has_a_line_for_each_page(tmp_path: Path) -> None:
     assert any("FedPracDELTA against FedAvg: rounds to 70 % speed-up ×2.00" in line for line in lines)
     assert "8 of 8, scale cpu" in text
     assert "[How fast it is](speed/README.md)" in text
+    assert "Not run yet: `limits`, `figure-2`" in text
+    assert "`toy`" not in text
+    (tmp_path / "table-2" / "runs").mkdir(parents=True)
+    assert "Begun, without a page yet: `table-2`. Not run yet: `limits`" in write_index(tmp_path)
     with pytest.raises(DeltaflError, match=r"no folder with a verdict\.json"):
         write_index(tmp_path / "nowhere")
 

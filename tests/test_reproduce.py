@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
+from deltafl.experiments import spec
 from deltafl.experiments.lock import only_one
 from deltafl.experiments.pages.index import read_verdict, write_index
 from deltafl.experiments.spec import experiment_names
@@ -104,6 +105,9 @@ def test_an_experiment_that_another_process_runs_there_is_refused(tmp_path: Path
         (("toy", "--scale", "big"), "unknown scale 'big'"),
         (("toy", "--part", "a"), "toy has no parts and no seeds to choose"),
         (("figure-11", "--part", "nu-99"), "unknown part 'nu-99'"),
+        (("figure-3",), "figure-3 is shown by toy; write: deltafl reproduce toy"),
+        (("figure-11", "--seeds", "0"), "--seeds is 0; write 1 or more"),
+        (("figure-11", "--processes", "0"), "--processes is 0; write 1 or more"),
         (("figure-11", "--only-page"), "has no finished run yet; leave out --only-page"),
         (("toy", "--only-page"), "has no finished run yet; leave out --only-page"),
         (("--index", "nowhere"), "has no folder with a verdict.json"),
@@ -147,3 +151,24 @@ def test_an_interrupted_sweep_says_how_to_go_on_keeps_what_it_has_and_ends_in_th
             del record["seconds"], record["cpu_seconds"]
         assert first == second
     assert read_verdict(tmp_path / "a" / "verdict.json").done == 8
+
+
+def test_all_goes_through_every_experiment_names_what_cannot_run_and_writes_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no-data").mkdir()
+    monkeypatch.setenv("DELTAFL_DATA", str(tmp_path / "no-data"))
+    monkeypatch.setattr(spec, "experiment_names", lambda: ("table-7", "toy"))
+    output = told("all", "--scale", "smoke", "--out", str(tmp_path / "out"))
+    places = [output.index(text) for text in ("== table-7", "not run: ", "celeba", "== toy", "Index: ")]
+    assert places == sorted(places)
+    index = (tmp_path / "out" / "README.md").read_text()
+    assert "(toy/README.md)" in index
+    assert "`table-7`" in index.partition("Not run yet: ")[2]
+
+
+def test_all_refuses_at_once_where_its_index_would_overwrite_a_page(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# My own\n")
+    with pytest.raises(DeltaflError, match="is no index of results: move it away first"):
+        told("all", "--out", str(tmp_path))
+    assert contents(tmp_path) == {tmp_path / "README.md": b"# My own\n"}

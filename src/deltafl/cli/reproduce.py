@@ -24,11 +24,16 @@ EXIT_INTERRUPTED = 130
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="a table or figure, such as table-2, or all; see --list")] = None,
-    scale: Annotated[str, typer.Option(help="smoke (minutes), cpu (hours), paper (a GPU)", metavar="NAME")] = "smoke",
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="smoke (minutes; the default), cpu (hours), paper (a GPU)", metavar="NAME", show_default=False
+        ),
+    ] = "smoke",
     out: o.Out = None,
     part: Annotated[list[str] | None, typer.Option(help="only this part; may be repeated", metavar="NAME")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="number of seeds, instead of its own", metavar="S")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="runs side by side; all cores", metavar="P")] = None,
+    seeds: Annotated[int | None, typer.Option(help="number of seeds, instead of its own", metavar="S")] = None,
+    processes: Annotated[int | None, typer.Option(help="runs side by side; all cores", metavar="P")] = None,
     data_dir: o.DataDir = None,
     only_page: Annotated[bool, typer.Option("--only-page", help="run nothing, show what is finished")] = False,
     list_: Annotated[bool, typer.Option("--list", help="all experiments, what they need, how long they take")] = False,
@@ -39,7 +44,8 @@ def reproduce(
     """Run one of the paper's tables or figures, and write its page.
 
     Finished runs are kept and skipped: give the same command again to go on after an interruption. "all" runs every
-    experiment in turn, below --out.
+    experiment in turn, each in a folder of its own below --out, names those whose data are not at hand, and writes an
+    index.
 
     Example: deltafl reproduce figure-11 --scale smoke
     """
@@ -51,6 +57,9 @@ def reproduce(
 
     if scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
+    for option, number in (("seeds", seeds), ("processes", processes)):
+        if number is not None and number < 1:
+            raise DeltaflError(f"--{option} is {number}; write 1 or more")
     if list_:
         Console().print(_list_table())
     elif index is not None:
@@ -75,8 +84,10 @@ def _reproduce_one(request: "Request") -> None:
 
 def _reproduce_all(request: "Request") -> None:
     """Every experiment in a folder of its own, those that cannot be run named, and the index."""
+    from ..experiments.pages.index import require_index
     from ..experiments.spec import experiment_names
 
+    require_index(request.out)
     for name in experiment_names():
         typer.echo(f"== {name}")
         try:

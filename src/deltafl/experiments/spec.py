@@ -27,6 +27,8 @@ from ..errors import DeltaflError, unknown_name
 from ..settings import CompareSettings, RunSettings, make_settings
 
 SCALES = ("smoke", "cpu", "paper")
+#: Figures of the paper that another experiment shows.
+SHOWN_BY = {"figure-3": "toy", "figure-5": "toy"}
 Scale = Literal["smoke", "cpu", "paper"]
 
 
@@ -173,8 +175,10 @@ def load_experiment(name: str) -> Experiment:
     """Read an experiment's file.
 
     Raises:
-        DeltaflError: If there is none of this name, or its file is wrong.
+        DeltaflError: If there is none of this name, another one shows it, or its file is wrong.
     """
+    if name in SHOWN_BY:
+        raise DeltaflError(f"{name} is shown by {SHOWN_BY[name]}; write: deltafl reproduce {SHOWN_BY[name]}")
     if name not in experiment_names():
         raise unknown_name("experiment", name, experiment_names())
     content = tomllib.loads((_files() / f"{name}.toml").read_text(encoding="utf-8"))

@@ -43,6 +43,13 @@ NAMES = {
     "hics-fl": "HiCS-FL",
 }
 
+#: Tasks whose data stand in for those of the paper: what a title calls the paper's, and what is really read.
+STAND_INS = {
+    "unipen62": ("FEMNIST", "UNIPEN-62"),
+    "cifar10-jpeg": ("CIFAR-10", "CIFAR-10 as JPEG"),
+    "celeba-subset": ("CelebA", "a subset of CelebA"),
+}
+
 
 class Row(NamedTuple):
     """One method: its label (``SAMPLER`` or ``SAMPLER+PART``), its name, its finished runs by seed."""
@@ -153,8 +160,21 @@ def split_ties(order: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def title_of(sweep: Sweep, part: str) -> str:
-    """A part's name for people, also of a part that only another experiment knows."""
-    return sweep.experiment.part_title(part) if part in sweep.experiment.parts else part
+    """A part's name for people, with the data that it really reads: ``UNIPEN-62 (for FEMNIST), momentum``."""
+    title = sweep.experiment.part_title(part) if part in sweep.experiment.parts else part
+    paper, ours = STAND_INS.get(_task(sweep, part), ("", ""))
+    return title.replace(paper, f"{ours} (for {paper})", 1) if paper else title
+
+
+def _task(sweep: Sweep, part: str) -> str:
+    return sweep.comparisons[part].task if part in sweep.comparisons else ""
+
+
+def data_note(groups: Sequence[Group]) -> str:
+    """Which data stand in for the paper's in what is shown, a sentence; empty if none do."""
+    tasks = dict.fromkeys(str(record.settings["task"]) for group in groups for record in group.records)
+    pairs = [STAND_INS[task] for task in tasks if task in STAND_INS]
+    return " ".join(f"{ours[:1].upper()}{ours[1:]} stands in for {paper}." for paper, ours in pairs)
 
 
 def full_title(sweep: Sweep, part: str) -> str:

@@ -81,9 +81,7 @@ def write_index(root: Path) -> str:
     findings = {path.parent.name: read_verdict(path) for path in sorted(root.glob(f"*/{FILE}"))}
     if not findings:
         raise DeltaflError(f"{root} has no folder with a {FILE}; run `deltafl reproduce NAME` first")
-    page = root / "README.md"
-    if page.exists() and not page.read_text(encoding="utf-8").startswith(FIRST_LINES):
-        raise DeltaflError(f"{page} is there already and is no index of results: move it away first")
+    require_index(root)
     order = {name: place for place, name in enumerate(experiment_names())}
     folders = sorted(findings, key=lambda folder: (order.get(findings[folder].name, len(order)), folder))
     lines = [
@@ -99,13 +97,35 @@ def write_index(root: Path) -> str:
         cells += [f"**{finding.verdict}**", f"{finding.done} of {finding.total}, scale {finding.scale}"]
         lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
     lines += ["", "Commands:", "", "```", *(findings[folder].command for folder in folders), "```"]
+    lines += _not_run(root, {finding.name for finding in findings.values()})
     others = [path.parent for path in sorted(root.glob("*/README.md")) if path.parent.name not in findings]
     if others:
         links = ", ".join(f"[{_title(other / 'README.md')}]({other.name}/README.md)" for other in others)
         lines += ["", f"Beside the paper's experiments: {links}."]
     text = "\n".join(lines) + "\n"
-    write_atomically(page, text)
+    write_atomically(root / "README.md", text)
     return text
+
+
+def require_index(root: Path) -> None:
+    """Refuse a folder whose page is no index, which would be overwritten.
+
+    Raises:
+        DeltaflError: If there is such a page.
+    """
+    page = root / "README.md"
+    if page.exists() and not page.read_text(encoding="utf-8").startswith(FIRST_LINES):
+        raise DeltaflError(f"{page} is there already and is no index of results: move it away first")
+
+
+def _not_run(root: Path, shown: set[str]) -> list[str]:
+    """The experiments without a page: those that have runs, and those that have none."""
+    left = [name for name in experiment_names() if name not in shown]
+    begun = [name for name in left if (root / name / "runs").is_dir()]
+    groups = (("Begun, without a page yet", begun), ("Not run yet", [name for name in left if name not in begun]))
+    hint = "`deltafl reproduce --list` says what each needs and how long it takes."
+    lines = [f"{words}: {', '.join(f'`{name}`' for name in names)}." for words, names in groups if names]
+    return ["", " ".join([*lines, hint])] if lines else []
 
 
 def _cell(text: str) -> str:

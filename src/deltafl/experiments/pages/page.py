@@ -14,7 +14,7 @@ from ...plain_files import write_atomically
 from ..record import RunRecord
 from ..spec import Sweep
 from .cells import csv_text
-from .groups import Group, gather, shown_sweep
+from .groups import Group, data_note, gather, shown_sweep
 from .index import Finding, write_verdict
 from .shows import SHOW, Shown
 from .tables import pairs_table
@@ -54,11 +54,13 @@ def write_page(sweep: Sweep, records: Sequence[RunRecord], folder: Path, not_run
     page = _page(sweep, groups, shown, (done, expected), missing, not_run, command)
     statements = [s for group in groups for s in ordered_pairs(group, shown.measures[group.part])]
     experiment = sweep.experiment
+    measured = headline(groups, shown.measures)
+    measured = f"{measured}." if measured else " ".join(shown.remarks)
     finding = Finding(
         name=experiment.name,
         title=experiment.title,
         claim=experiment.claim,
-        measured=headline(groups, shown.measures) or "; ".join(shown.remarks),
+        measured=" ".join(filter(None, [measured, data_note(groups)])),
         verdict=sum_up(statements) if statements else shown.verdict or sum_up(statements),
         scale=sweep.scale,
         done=done,
@@ -83,7 +85,9 @@ def _page(
     experiment = sweep.experiment
     pairs = pairs_table(groups, shown.measures)
     blocks = [f"# {experiment.title}", f"**The paper:** {experiment.claim}"]
-    blocks += ["## Verdict", paragraph(groups, shown.measures, *counts), *shown.remarks, *diverged_runs(groups)]
+    blocks += [f"**Data:** {note}"] if (note := data_note(groups)) else []
+    verdict = paragraph(groups, shown.measures, *counts, shown.verdict)
+    blocks += ["## Verdict", verdict, *shown.remarks, *diverged_runs(groups)]
     for heading, table in shown.tables:
         blocks += [f"## {heading}", table]
     blocks += ["## Picture", f"![{experiment.title}]({shown.picture})"]

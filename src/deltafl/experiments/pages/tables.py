@@ -1,7 +1,7 @@
 """The tables of a page: Markdown for people, and the same numbers as rows of ``table.csv``."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,7 +43,9 @@ def paper_table(group: Group, best: int, value: Measure) -> tuple[str, Cells]:
     if group.threshold is not None:
         heads += [rounds_to(group.threshold, group.metric).name]
         heads += ["paper's rounds"] if has_paper else []
-        heads += ["by 5-evaluation mean", "CPU seconds", "speed-up [95 %]"]
+        heads += ["by 5-evaluation mean", "seconds", "CPU seconds"]
+        heads += ["paper's seconds"] if any(cell["paper_seconds"] is not None for cell in cells) else []
+        heads += ["speed-up [95 %]"]
         heads += ["paper's speed-up"] if has_paper else []
     lines = [_paper_line(group, cell, row, heads, has_paper) for cell, row in zip(cells, group.rows, strict=True)]
     return markdown(heads, lines), cells
@@ -58,13 +60,14 @@ def _paper_cells(group: Group, row: Row, best: int, value: Measure) -> dict[str,
         cell["client_accuracy"] = 100 * float(np.mean(client_s))
     paper = group.reported.get(row.label, Reported())
     cell |= {"paper_accuracy": paper.accuracy, "paper_sd": paper.sd, "paper_rounds": paper.rounds}
+    cell["paper_seconds"] = paper.seconds
     if group.threshold is None:
         return cell
     rounds, smoothed = (rounds_to(group.threshold, group.metric, smooth) for smooth in (False, True))
     cell |= {"rounds": over_seeds(rounds, row.records)[0], "never": over_seeds(rounds, row.records)[2]}
     cell |= {"rounds_smoothed": over_seeds(smoothed, row.records)[0]}
     cell |= {"never_smoothed": over_seeds(smoothed, row.records)[2]}
-    cell["cpu_seconds"] = _seconds(group.threshold, row.records)
+    cell |= {name: _seconds(group.threshold, row.records, name) for name in ("seconds", "cpu_seconds")}
     base = group.row(group.baseline)
     if row.label != base.label:
         speedup = compare(group.title, rounds, (row.name, row.records), (base.name, base.records))
@@ -92,7 +95,8 @@ def _paper_line(group: Group, cell: dict[str, Any], row: Row, heads: Sequence[st
     line.append(_rounds(cell["rounds"], cell["never"], seeds))
     line += [fixed(cell["paper_rounds"], 0)] if has_paper else []
     line.append(_rounds(cell["rounds_smoothed"], cell["never_smoothed"], seeds))
-    line.append(DASH if cell["cpu_seconds"] is None else human_seconds(cell["cpu_seconds"]))
+    names = ["seconds", "cpu_seconds", *(["paper_seconds"] if "paper's seconds" in heads else [])]
+    line += [DASH if cell[name] is None else human_seconds(cell[name]) for name in names]
     line.append("baseline" if row.label == group.baseline else _speedup(cell))
     if has_paper:
         line.append("baseline" if row.label == group.baseline else fixed(cell["paper_speedup"], 2))
@@ -168,9 +172,9 @@ def _client_accuracy(record: RunRecord, best: int) -> float | None:
     return None if np.isnan(mean) else mean
 
 
-def _seconds(threshold: float, records: dict[int, RunRecord]) -> float | None:
+def _seconds(threshold: float, records: dict[int, RunRecord], clock: Literal["seconds", "cpu_seconds"]) -> float | None:
     found = [(record, reach(record, threshold)) for record in records.values()]
-    seconds = [record.cpu_seconds[at] for record, at in found if at is not None]
+    seconds = [getattr(record, clock)[at] for record, at in found if at is not None]
     known = [number for number in seconds if number is not None]
     return float(np.mean(known)) if known else None
 

@@ -1,5 +1,6 @@
 """The tables of figures: best accuracies, and what probes measured."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -101,15 +102,27 @@ def probe_remarks(group: Group, view: ProbesView, cells: Cells) -> list[str]:
     return sentences
 
 
-def bounds_verdict(cells: Cells) -> str | None:
-    """Whether the paper's bounds hold: in all measured rounds, in some, in none; None where it states none."""
+def bounds_verdict(groups: Sequence[Group], cells: Cells) -> str | None:
+    """Where the paper's bounds hold in every measured round, and where not, how often; None if it states none."""
     bounded = [cell for cell in cells if "bounds" in cell]
     if not bounded:
         return None
-    within, measured = (sum(cell[key] for cell in bounded) for key in ("within", "measured"))
-    if within == measured:
+    broken = [cell for cell in bounded if cell["within"] < cell["measured"]]
+    if not broken:
         return "the bounds hold"
-    return f"the bounds hold in {within} of {measured} measurements" if within else "the bounds do not hold"
+    titles = {group.part: group.title for group in groups}
+    parts = list(dict.fromkeys(cell["part"] for cell in bounded))
+    held = [titles[part] for part in parts if all(cell["part"] != part for cell in broken)]
+    texts = []
+    for part in parts:
+        counts = [
+            f"{cell['method']}, {cell['value']}: within in {cell['within']} of {cell['measured']} measured rounds"
+            for cell in broken
+            if cell["part"] == part
+        ]
+        texts += [f"{titles[part]} ({'; '.join(counts)})"] if counts else []
+    start = f"the bounds hold on {' and '.join(held)}, and do not on" if held else "the bounds do not hold on"
+    return f"{start} {', nor on '.join(texts)}"
 
 
 def _ratio_title(view: ProbesView) -> str | None:

@@ -60,7 +60,9 @@ def by_chance(number: int) -> int:
     return k
 
 
-def paragraph(groups: Sequence[Group], measures: dict[str, list[Measure]], done: int, total: int) -> str:
+def paragraph(
+    groups: Sequence[Group], measures: dict[str, list[Measure]], done: int, total: int, other: str | None = None
+) -> str:
     """The verdict in words.
 
     Args:
@@ -68,21 +70,30 @@ def paragraph(groups: Sequence[Group], measures: dict[str, list[Measure]], done:
         measures: What is compared, by part.
         done: Finished runs.
         total: Runs of the experiment at this scale.
+        other: The verdict where the paper claims no ordering but something else.
     """
     statements = [s for group in groups for s in ordered_pairs(group, measures[group.part])]
     result = sum_up(statements)
     if not statements:
-        sentences = [f"**For these runs {NO_ORDER}**, so none is judged."]
+        claim = f"**For these runs {NO_ORDER}**, so none is judged."
+        sentences = [claim if other is None else f"**{_sentence(other)}** {_sentence(NO_ORDER)}"]
     else:
         sentences = [f"**The paper's ordering {result}.**", *_orders(groups), *_counts(statements)]
         sentences += _named("Shown", statements, "shown") + _named("Contradicted", statements, "contradicted")
         sentences += _missing_numbers(statements)
     if done < total:
         sentences.append(f"Only {done} of {total} runs are done; this is the verdict of those.")
-    others = [f"- {sentence}" for group in groups for sentence in variants(group, measures[group.part])]
-    if others:
-        sentences.append("Outside the paper's ordering:\n\n" + "\n".join(others))
-    return " ".join(sentences)
+    blocks = [" ".join(sentences)]
+    for heading, rows in (
+        ("Outside the paper's ordering:", variants),
+        (
+            "DELTA against uniform draws and against importance sampling in the same form, under the same weights:",
+            duels,
+        ),
+    ):
+        lines = [f"- {sentence}" for group in groups for sentence in rows(group, measures[group.part])]
+        blocks += [heading, "\n".join(lines)] if lines else []
+    return "\n\n".join(blocks)
 
 
 def headline(groups: Sequence[Group], measures: dict[str, list[Measure]]) -> str:
@@ -111,6 +122,31 @@ def variants(group: Group, measures: Sequence[Measure]) -> list[str]:
             effects = "; ".join(effect(_between(group, measure, label, other)) for measure in measures)
             texts.append(f"against {group.name(other)} {effects}")
         sentences.append(f"{group.title}, {group.name(label)}: {', and '.join(texts)}.")
+    return sentences
+
+
+#: DELTA's names, and importance sampling in the same form.
+_RIVALS = {"delta": "fedis", "pracdelta": "fedpracis"}
+_UNIFORM = ("uniform", "md-fixed")
+
+
+def duels(group: Group, measures: Sequence[Measure]) -> list[str]:
+    """A sentence for each row of DELTA: against uniform draws, and against IS where no other sentence says it."""
+    sentences = []
+    for label in group.labels:
+        name = base_name(label)
+        if name not in _RIVALS:
+            continue
+        others = [other for other in group.labels if base_name(other) in _UNIFORM]
+        others += [other for other in group.labels if other == label.replace(name, _RIVALS[name], 1)]
+        texts = []
+        for other in others:
+            if {label, other} <= set(group.order) or (label not in group.order and other == group.baseline):
+                continue  # among the ordered pairs, or the variants
+            effects = "; ".join(effect(_between(group, measure, label, other)) for measure in measures)
+            texts.append(f"against {group.name(other)} {effects}")
+        if texts:
+            sentences.append(f"{group.title}, {group.name(label)}: {', and '.join(texts)}.")
     return sentences
 
 
@@ -219,6 +255,10 @@ def _missing_numbers(statements: Sequence[Statement]) -> list[str]:
         f"Left out of the intervals, which flatters the one that failed: {'; '.join(texts[:_MOST_NAMED])}{rest}. "
         "A method that fails where the other does not is never called better."
     ]
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _count(number: int, noun: str) -> str:

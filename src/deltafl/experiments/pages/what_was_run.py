@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...report.remarks import DIVERGED
-from ...settings import RunSettings
+from ...settings import CompareSettings, RunSettings
 from ...tasks.partition import PARTITIONS
 from ..record import RunRecord
 from ..spec import Sweep
@@ -80,18 +80,21 @@ def smaller(sweep: Sweep, groups: Sequence[Group]) -> list[str]:
             lines.append(f"{full_title(sweep, part)} is run beside the paper's")
             continue
         paper = experiment.comparison(part, "paper")
-        changed = [
-            f"{name} {_some(getattr(settings, name))} (paper {_some(getattr(paper, name))})"
-            for name in ("task", "clients", "sample", "rounds", "local_epochs", "local_steps", "batch_size", "seeds")
-            if getattr(settings, name) != getattr(paper, name)
+        pairs = [
+            (name, str(getattr(settings, name)), str(getattr(paper, name)))
+            for name in ("task", "sample", "rounds", "batch_size", "seeds")
         ]
+        pairs.insert(1, ("clients", *(str(one.clients or "all that the data name") for one in (settings, paper))))
+        pairs.append(("local work", _local_work(settings), _local_work(paper)))
+        changed = [f"{name} {here} (paper {there})" for name, here, there in pairs if here != there]
         if changed:
             lines.append(f"{full_title(sweep, part)}: {', '.join(changed)}")
     return [f"Smaller than, or other than, the scale `paper`: {'; '.join(lines)}."] if lines else []
 
 
-def _some(value: Any) -> str:
-    return "as many as there are" if value is None else str(value)
+def _local_work(settings: CompareSettings) -> str:
+    number, unit = (settings.local_steps, "step") if settings.local_epochs is None else (settings.local_epochs, "epoch")
+    return f"{number} {unit}" + ("" if number == 1 else "s")
 
 
 def diverged_runs(groups: Sequence[Group]) -> list[str]:
