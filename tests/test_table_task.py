@@ -5,6 +5,7 @@ import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -216,7 +217,7 @@ def test_bad_columns_and_files_are_told(tmp_path: Path) -> None:
         ("label", np.array([1, 2, 3j]), "row 1, column 'label' holds (1+0j); it must be a whole number"),
         ("a", np.array([[0, 1], [0, -1e300], [1, 1]]), "row 2, column 'a' holds -1e+300, which float32 cannot hold"),
     ):
-        plain = {"a": np.zeros(3), "label": np.arange(3), "client": np.zeros(3)}
+        plain: dict[str, Any] = {"a": np.zeros(3), "label": np.arange(3), "client": np.zeros(3)}
         np.savez(tmp_path / "r.npz", **{**plain, name: column})
         refused(f"r.npz: {words}", tmp_path / "r.npz")
 

@@ -108,6 +108,15 @@ def test_broken_json_of_femnist_is_named(tmp_path: Path) -> None:
         ({"f1": ([good], [1])}, {"num_samples": [4]}, "num_samples says 4"),
         ({"f1": ([good], [1])}, {"num_samples": [1, 1]}, "1 users but 2 num_samples"),
         ({"f1": ([good], [1])}, {"users": ["f7"]}, "user 'f7' has no lists x and y"),
+        ({"f1": ([good, [10**400, *good[1:]]], [1, 2])}, {}, "user 'f1', row 2: x must hold numbers only, from 0"),
+        ({"f1": ([good], [10**400])}, {}, r"user 'f1', row 1: y is 10+\.\.\.0+; it must be a whole"),
+        ({"f1": ([good], [1])}, {"users": 3}, "users and num_samples must be lists, got 3 and"),
+        ({"f1": ([good], [1])}, {"users": {"f1": 1}}, "users and num_samples must be lists"),
+        ({"f1": ([good], [1])}, {"num_samples": {"f1": 1}}, "users and num_samples must be lists"),
+        ({"f1": ([good], [1])}, {"num_samples": [[1]]}, r"user 'f1' with \[1\] samples: needs a name and a whole"),
+        ({"f1": ([good], [1])}, {"num_samples": [{}]}, r"user 'f1' with \{\} samples"),
+        ({"f1": ([good], [1])}, {"users": [["f1"]]}, r"user \['f1'\] with 1 samples: needs a name"),
+        ({"f1": ([good], [1])}, {"users": ["f1"] * 4, "num_samples": [1] * 4}, "user 'f1' is there twice"),
         ({"f1": ([good], [1])}, {"user_data": 3}, "user 'f1' has no lists x and y"),
     ]
     for users, changed, words in changes:
@@ -116,7 +125,13 @@ def test_broken_json_of_femnist_is_named(tmp_path: Path) -> None:
             load_dataset("femnist", tmp_path)
         assert str(path) in str(caught.value)
     path.write_text("{")
-    with pytest.raises(DeltaflError, match="is not a JSON file"):
+    with pytest.raises(DeltaflError, match="is not valid JSON"):
+        load_dataset("femnist", tmp_path)
+    path.write_text('{"users": ' + "[" * 100_000)
+    with pytest.raises(DeltaflError, match="is not valid JSON: it has too many brackets"):
+        load_dataset("femnist", tmp_path)
+    path.write_bytes(b'{"users": ["\xff"]}')
+    with pytest.raises(DeltaflError, match="is not text in UTF-8"):
         load_dataset("femnist", tmp_path)
     path.write_text("[]")
     with pytest.raises(DeltaflError, match="is not a file of LEAF"):
@@ -150,8 +165,22 @@ def test_femnist_in_the_h5_of_tensorflow_federated(tmp_path: Path) -> None:
     with pytest.raises(DeltaflError, match=r"fed_emnist_train\.h5: writer 'f0_1', row 2: needs pixels 0 to 1"):
         load_dataset("femnist", tmp_path)
     write_h5(tmp_path / "fed_emnist_train.h5", {"f0_1": (image, label[:2])})
-    with pytest.raises(DeltaflError, match=r"writer 'f0_1' has pixels \(3, 28, 28\) and labels \(2,\)"):
+    with pytest.raises(DeltaflError, match=r"writer 'f0_1' has pixels \(3, 28, 28\) \(float32\) and labels \(2,\)"):
         load_dataset("femnist", tmp_path)
+    h5py = pytest.importorskip("h5py")
+    for content, words in (
+        ({"examples": label}, "has no group 'examples'"),
+        ({"examples/f0_1": label}, "writer 'f0_1' lacks the arrays pixels and label"),
+        ({"examples/f0_1/pixels": image}, "writer 'f0_1' lacks the arrays pixels and label"),
+        ({"examples/f0_1/pixels": image, "examples/f0_1/label/a": label}, "writer 'f0_1' lacks the arrays"),
+        ({"examples/f0_1/pixels": image, "examples/f0_1/label": 1}, r"and labels \(\) \(int64\); needs"),
+        ({"examples/f0_1/pixels": image.astype("S3"), "examples/f0_1/label": label}, r"pixels \(3, 28, 28\) \(\|S3\)"),
+    ):
+        with h5py.File(tmp_path / "fed_emnist_train.h5", "w") as file:
+            for name, values in content.items():
+                file.create_dataset(name, data=values)
+        with pytest.raises(DeltaflError, match=rf"fed_emnist_train\.h5.* {words}"):
+            load_dataset("femnist", tmp_path)
     (tmp_path / "fed_emnist_train.h5").write_bytes(b"no")
     with pytest.raises(DeltaflError, match="is not a whole HDF5 file"):
         load_dataset("femnist", tmp_path)

@@ -73,6 +73,10 @@ def _grey(level_nd: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return image.reshape(-1, 1, SIDE, SIDE)
 
 
+def _is_level(pixel: object) -> bool:
+    return isinstance(pixel, int | float) and 0 <= pixel <= 1
+
+
 def _in_range(level_nd: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Which rows hold numbers from 0 to 1 only; NaN is not one."""
     row_nk = level_nd.reshape(len(level_nd), -1)
@@ -85,9 +89,9 @@ def _of_leaf(share: Share) -> Writing:
             raise share.error(row, f"x must be a list of {SIDE * SIDE} numbers from 0 to 1")
     try:
         level_nd = np.array(share.x, dtype=np.float64)
-    except (TypeError, ValueError):
-        bad = next(row for row, pixels in enumerate(share.x) if not all(isinstance(p, int | float) for p in pixels))
-        raise share.error(bad, "x must hold numbers only") from None
+    except (TypeError, ValueError, OverflowError):  # the last for whole numbers of hundreds of digits
+        bad = next(row for row, pixels in enumerate(share.x) if not all(map(_is_level, pixels)))
+        raise share.error(bad, "x must hold numbers only, from 0 (ink) to 1 (paper)") from None
     good_n = _in_range(level_nd)
     if not good_n.all():
         raise share.error(int(np.argmin(good_n)), "x must hold numbers from 0 (ink) to 1 (paper)")
@@ -102,16 +106,26 @@ def _of_h5(path: Path) -> Iterator[Writing]:
     except OSError as error:
         raise DeltaflError(f"{path} is not a whole HDF5 file: {error}") from error
     with file:
-        if "examples" not in file:
+        examples = file.get("examples")
+        if not isinstance(examples, h5py.Group):
             raise DeltaflError(f"{path} has no group 'examples': it is not TensorFlow Federated's FEMNIST")
-        for writer in file["examples"]:
-            group = file["examples"][writer]
+        for writer in examples:
+            group = examples.get(writer)
+            found: list[Any] = [
+                group.get(name) if isinstance(group, h5py.Group) else None for name in ("pixels", "label")
+            ]
+            if not all(isinstance(part, h5py.Dataset) for part in found):
+                raise DeltaflError(f"{path}: writer {writer!r} lacks the arrays pixels and label")
             try:
-                level, label = np.asarray(group["pixels"][()]), np.asarray(group["label"][()])
-            except (KeyError, OSError, TypeError) as error:
-                raise DeltaflError(f"{path}: writer {writer!r} lacks pixels or label: {error}") from error
-            if level.shape != (len(label), SIDE, SIDE) or label.ndim != 1 or label.dtype.kind not in "iu":
-                raise DeltaflError(f"{path}: writer {writer!r} has pixels {level.shape} and labels {label.shape}")
+                level, label = (np.asarray(part[()]) for part in found)
+            except (OSError, TypeError, ValueError) as error:
+                raise DeltaflError(f"{path}: writer {writer!r}: pixels or label cannot be read: {error}") from error
+            kinds = level.dtype.kind in "fiu" and label.dtype.kind in "iu"
+            if label.ndim != 1 or level.shape != (len(label), SIDE, SIDE) or not kinds:
+                raise DeltaflError(
+                    f"{path}: writer {writer!r} has pixels {level.shape} ({level.dtype}) and labels {label.shape} "
+                    f"({label.dtype}); needs numbers (n, {SIDE}, {SIDE}) and whole numbers (n,)"
+                )
             good_n = _in_range(level) & (label >= 0) & (label < CLASSES)
             if not good_n.all():
                 row = int(np.argmin(good_n)) + 1

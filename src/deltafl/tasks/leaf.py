@@ -8,15 +8,16 @@ the whole repository.
 Source: Caldas et al., "LEAF: a benchmark for federated settings", arXiv:1812.01097.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
+from ..reading import read_json
 from ..types import IntArray
 from .base import Dataset
 
@@ -60,26 +61,39 @@ def read_shares(root: Path, part: str) -> Iterator[Share]:
         DeltaflError: If a file is not as described above; the sentence names file and user.
     """
     for path in sorted((root / part).glob("*.json")):
-        try:
-            content = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise DeltaflError(f"{path} is not a JSON file: {error}") from error
+        content = read_json(path)
         if not isinstance(content, dict) or not {"users", "user_data"} <= content.keys():
             raise DeltaflError(f"{path} is not a file of LEAF: needs 'users', 'num_samples' and 'user_data'")
-        counts = content.get("num_samples") or [None] * len(content["users"])
-        if len(counts) != len(content["users"]):
-            raise DeltaflError(f"{path}: {len(content['users'])} users but {len(counts)} num_samples")
-        for user, count in zip(content["users"], counts, strict=True):
+        for user, count in _users(path, content["users"], content.get("num_samples")):
             share = _share(path, user, content["user_data"], count)
             if share.y:
                 yield share
 
 
-def _share(path: Path, user: object, data: Any, count: int | None) -> Share:
-    found = data.get(user) if isinstance(data, dict) and isinstance(user, str) else None
+def _users(path: Path, users: object, counts: object) -> list[tuple[str, int | None]]:
+    """The users of a file, each with the number of samples that it says."""
+    if not isinstance(users, list) or not isinstance(counts, list | None):
+        raise DeltaflError(f"{path}: users and num_samples must be lists, got {shown(users)} and {shown(counts)}")
+    counts = counts or [None] * len(users)
+    if len(counts) != len(users):
+        raise DeltaflError(f"{path}: {len(users)} users but {len(counts)} num_samples")
+    known: dict[str, int | None] = {}
+    for user, count in zip(users, counts, strict=True):
+        if not isinstance(user, str) or not (count is None or isinstance(count, int)):
+            raise DeltaflError(
+                f"{path}: user {shown(user)} with {shown(count)} samples: needs a name and a whole number"
+            )
+        if user in known:
+            raise DeltaflError(f"{path}: user {user!r} is there twice; list each once")
+        known[user] = count
+    return list(known.items())
+
+
+def _share(path: Path, user: str, data: Any, count: int | None) -> Share:
+    found = data.get(user) if isinstance(data, dict) else None
     if not isinstance(found, dict) or not all(isinstance(found.get(key), list) for key in ("x", "y")):
         raise DeltaflError(f"{path}: user {user!r} has no lists x and y in user_data")
-    share = Share(path, str(user), found["x"], found["y"])
+    share = Share(path, user, found["x"], found["y"])
     if len(share.x) != len(share.y) or count not in {None, len(share.y)}:
         said = "" if count is None else f", num_samples says {count}"
         raise DeltaflError(f"{path}: user {user!r} has {len(share.x)} x and {len(share.y)} y{said}")
@@ -91,7 +105,7 @@ def labels_of(share: Share, classes: int) -> IntArray:
     for row, label in enumerate(share.y):
         whole = isinstance(label, int | float) and label == label // 1
         if not whole or not 0 <= label < classes:
-            raise share.error(row, f"y is {label!r}; it must be a whole number from 0 to {classes - 1}")
+            raise share.error(row, f"y is {shown(label)}; it must be a whole number from 0 to {classes - 1}")
     return np.array(share.y, dtype=np.int64)
 
 
