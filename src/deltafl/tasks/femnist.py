@@ -18,6 +18,7 @@ import importlib
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,27 +111,28 @@ def _of_h5(path: Path) -> Iterator[Writing]:
         if not isinstance(examples, h5py.Group):
             raise DeltaflError(f"{path} has no group 'examples': it is not TensorFlow Federated's FEMNIST")
         for writer in examples:
-            group = examples.get(writer)
-            found: list[Any] = [
-                group.get(name) if isinstance(group, h5py.Group) else None for name in ("pixels", "label")
-            ]
-            if not all(isinstance(part, h5py.Dataset) for part in found):
-                raise DeltaflError(f"{path}: writer {writer!r} lacks the arrays pixels and label")
-            try:
-                level, label = (np.asarray(part[()]) for part in found)
-            except (OSError, TypeError, ValueError) as error:
-                raise DeltaflError(f"{path}: writer {writer!r}: pixels or label cannot be read: {error}") from error
-            kinds = level.dtype.kind in "fiu" and label.dtype.kind in "iu"
-            if label.ndim != 1 or level.shape != (len(label), SIDE, SIDE) or not kinds:
-                raise DeltaflError(
-                    f"{path}: writer {writer!r} has pixels {level.shape} ({level.dtype}) and labels {label.shape} "
-                    f"({label.dtype}); needs numbers (n, {SIDE}, {SIDE}) and whole numbers (n,)"
-                )
-            good_n = _in_range(level) & (label >= 0) & (label < CLASSES)
-            if not good_n.all():
-                row = int(np.argmin(good_n)) + 1
-                raise DeltaflError(f"{path}: writer {writer!r}, row {row}: needs pixels 0 to 1 and a label 0 to 61")
-            yield Writing(str(writer), _grey(level.astype(np.float64)), label.astype(np.int64))
+            yield _writing(h5py, f"{path}: writer {writer!r}", str(writer), examples.get(writer))
+
+
+def _writing(h5py: ModuleType, where: str, writer: str, group: Any) -> Writing:
+    """What the group of one writer holds."""
+    found: list[Any] = [group.get(name) if isinstance(group, h5py.Group) else None for name in ("pixels", "label")]
+    if not all(isinstance(part, h5py.Dataset) for part in found):
+        raise DeltaflError(f"{where} lacks the arrays pixels and label")
+    try:
+        level, label = (np.asarray(part[()]) for part in found)
+    except (OSError, TypeError, ValueError) as error:
+        raise DeltaflError(f"{where}: pixels or label cannot be read: {error}") from error
+    kinds = level.dtype.kind in "fiu" and label.dtype.kind in "iu"
+    if label.ndim != 1 or level.shape != (len(label), SIDE, SIDE) or not kinds:
+        raise DeltaflError(
+            f"{where} has pixels {level.shape} ({level.dtype}) and labels {label.shape} ({label.dtype}); "
+            f"needs numbers (n, {SIDE}, {SIDE}) and whole numbers (n,)"
+        )
+    good_n = _in_range(level) & (label >= 0) & (label < CLASSES)
+    if not good_n.all():
+        raise DeltaflError(f"{where}, row {int(np.argmin(good_n)) + 1}: needs pixels 0 to 1 and a label 0 to 61")
+    return Writing(writer, _grey(level.astype(np.float64)), label.astype(np.int64))
 
 
 def _gathered(writings: Sequence[Writing]) -> Owned:
