@@ -81,20 +81,22 @@ def smaller(sweep: Sweep, groups: Sequence[Group]) -> list[str]:
             continue
         paper = experiment.comparison(part, "paper")
         pairs = [
-            (name, str(getattr(settings, name)), str(getattr(paper, name)))
-            for name in ("task", "sample", "rounds", "batch_size", "seeds")
+            (name, _size(name, settings), _size(name, paper))
+            for name in ("task", "clients", "sample", "rounds", "local work", "batch_size", "seeds")
         ]
-        pairs.insert(1, ("clients", *(str(one.clients or "all that the data name") for one in (settings, paper))))
-        pairs.append(("local work", _local_work(settings), _local_work(paper)))
         changed = [f"{name} {here} (paper {there})" for name, here, there in pairs if here != there]
         if changed:
             lines.append(f"{full_title(sweep, part)}: {', '.join(changed)}")
     return [f"Smaller than, or other than, the scale `paper`: {'; '.join(lines)}."] if lines else []
 
 
-def _local_work(settings: CompareSettings) -> str:
-    number, unit = (settings.local_steps, "step") if settings.local_epochs is None else (settings.local_epochs, "epoch")
-    return f"{number} {unit}" + ("" if number == 1 else "s")
+def _size(name: str, settings: CompareSettings) -> str:
+    if name == "local work":
+        unit = "step" if settings.local_epochs is None else "epoch"
+        number = settings.local_steps if settings.local_epochs is None else settings.local_epochs
+        return f"{number} {unit}" + ("" if number == 1 else "s")
+    value = getattr(settings, name)
+    return "all that the data name" if name == "clients" and value is None else str(value)
 
 
 def diverged_runs(groups: Sequence[Group]) -> list[str]:
