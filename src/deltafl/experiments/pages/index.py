@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from ...errors import DeltaflError
 from ...plain_files import write_atomically
+from ...reading import checked, read_json, read_text
 from ..spec import experiment_names
 
 FILE = "verdict.json"
@@ -56,15 +57,7 @@ def read_verdict(path: Path) -> Finding:
     Raises:
         DeltaflError: If the file cannot be read or is something else.
     """
-    try:
-        return Finding.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DeltaflError(f"cannot read {path}: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise DeltaflError(
-            f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; write the page again"
-        ) from None
+    return checked(Finding, read_json(path), str(path), "write the page again")
 
 
 def write_index(root: Path) -> str:
@@ -114,7 +107,7 @@ def require_index(root: Path) -> None:
         DeltaflError: If there is such a page.
     """
     page = root / "README.md"
-    if page.exists() and not page.read_text(encoding="utf-8").startswith(FIRST_LINES):
+    if page.exists() and not read_text(page).startswith(FIRST_LINES):
         raise DeltaflError(f"{page} is there already and is no index of results: move it away first")
 
 
@@ -133,5 +126,5 @@ def _cell(text: str) -> str:
 
 
 def _title(page: Path) -> str:
-    first = page.read_text(encoding="utf-8").partition("\n")[0]
+    first = read_text(page).partition("\n")[0]
     return first.removeprefix("# ").strip() or page.parent.name

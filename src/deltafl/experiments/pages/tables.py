@@ -43,7 +43,7 @@ def paper_table(group: Group, best: int, value: Measure) -> tuple[str, Cells]:
     if group.threshold is not None:
         heads += [rounds_to(group.threshold, group.metric).name]
         heads += ["paper's rounds"] if has_paper else []
-        heads += ["by 5-evaluation mean", "seconds", "CPU seconds"]
+        heads += ["by 5-evaluation mean", "wall seconds", "CPU seconds"]
         heads += ["paper's seconds"] if any(cell["paper_seconds"] is not None for cell in cells) else []
         heads += ["speed-up [95 %]"]
         heads += ["paper's speed-up"] if has_paper else []
