@@ -25,13 +25,13 @@ from deltafl import (
     make_sampler,
     stream,
 )
-from deltafl.estimators.remote import RemoteControl
 from deltafl.estimators.sketch import count_sketch
 from deltafl.estimators.table import find_estimator
 from deltafl.flower import WeightedClipping
+from deltafl.flower.answers import Answer
 from deltafl.flower.arrays import Arrays, Layout, mean_rest
-from deltafl.flower.federation import Answer, Federation, Rules
-from deltafl.flower.growth import _resummed, grow_state
+from deltafl.flower.federation import Federation, Rules
+from deltafl.flower.growth import grow_state
 from deltafl.flower.identity import Node, Registration, check_registration, identify
 from deltafl.flower.local_steps import LocalSteps
 from deltafl.flower.saved import load, save
@@ -151,7 +151,7 @@ def test_bad_arrays_are_non_response_and_named(fault: str) -> None:
 
 def test_weights_that_clients_send_do_not_count() -> None:
     """Sizes are those of the registration, whatever a reply says: there is no place to say it."""
-    assert set(Answer._fields) == {"arrays", "fault", "loss", "step_variance", "num_steps", "sketch"}
+    assert set(Answer._fields) == {"arrays", "fault", "loss", "step_variance", "num_steps", "sketch", "since"}
 
 
 def test_a_missing_reply_is_not_a_refused_one() -> None:
@@ -243,13 +243,6 @@ def test_every_practical_sampler_lets_clients_join(label: str) -> None:
     play(fed, 4)
 
 
-def test_a_sum_without_its_parts_cannot_follow_new_weights() -> None:
-    plan = Plan(Population.from_sizes([1, 2]), make_sampler("uniform"), 1)
-    state = init_round(plan, np.zeros(3))._replace(control=RemoteControl().init(plan.population, 3))
-    with pytest.raises(DeltaflError, match="must be there from the first round"):
-        _resummed(state.control, plan.population.weight_m)
-
-
 class Tally(NamedTuple):
     counts: FloatArray
 
@@ -264,7 +257,7 @@ class Counting(Fixed):
 def test_a_sampler_whose_memory_cannot_grow_is_refused() -> None:
     two, three = (Plan(Population.from_sizes([1] * m), Counting(), 1) for m in (2, 3))
     with pytest.raises(DeltaflError, match="'counts' with shape"):
-        grow_state(three, init_round(two, np.zeros(2)))
+        grow_state(three, init_round(two, np.zeros(2)), two.population.weight_m)
 
 
 def test_absent_clients_keep_their_probabilities() -> None:

@@ -9,14 +9,18 @@
 from collections.abc import Callable
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from ..errors import DeltaflError
+from ..estimators.remote import NOTHING, ClientMemory
 from ..estimators.sketch import count_sketch
+from ..types import Params
 from .arrays import Arrays
+from .client_memory import keep, recall, subtracted, update_of
 from .local_steps import LOSS, NUM_STEPS, STEP_VARIANCE
+from .remembering import SINCE, TAKEN
 
 #: The record that the mod adds if it must, and the action of the registration query (``query.deltafl``).
 RECORD = "deltafl"
@@ -35,18 +39,33 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     ``squared-norm`` is measured here, from the arrays sent and received; ``loss``, ``step-variance`` and ``num-steps``
     are taken from the client's own metrics if they are there (see ``LocalSteps``); ``sketch`` is added when the server
     asks for it. Other messages, and replies with an error, pass as they are.
+
+    If the server asks for it (estimators ``...-remote``), the mod also keeps this client's last update and sends the
+    difference from it, see ``client_memory.py``. Then it must be the first of the app's mods: one that stands before it
+    and changes the arrays makes the server remember something else than the client, and the memory is lost.
     """
     # Before the client works: it may write into the arrays that it was given.
     is_train = message.metadata.message_type.split(".")[0] == "train"
     sent = _arrays(message) if is_train else None
     config = next(iter(message.content.config_records.values()), ConfigRecord()) if is_train else ConfigRecord()
+    memory, taken = _memory(context, config, sent)
+    if memory is not None and not memory.follows(taken):
+        # No work in vain: the server cannot use an update whose c_i it does not know.
+        return Message(RecordDict({RECORD: MetricRecord({SINCE: NOTHING})}), reply_to=message)
     reply = call_next(message, context)
     if sent is None or reply.has_error():
         return reply
     statistics = _said(reply)
     received = _arrays(reply)
-    if received is not None:
-        statistics |= _measured(config, sent, received)
+    trained = None if received is None else _trained(config, sent, received)
+    if trained is not None:
+        old, new = trained
+        if memory is not None:
+            new = subtracted(memory, taken, old, new)
+            _put(reply, new)
+            keep(context, memory)
+            statistics[SINCE] = taken
+        statistics |= _measured(config, update_of(old, new))
     records = list(reply.content.metric_records.values())
     if len(records) != 1:
         reply.content[RECORD] = MetricRecord(statistics)
@@ -111,21 +130,46 @@ def _said(reply: Message) -> dict[str, int | float | list[int] | list[float]]:
     return said
 
 
-def _measured(config: ConfigRecord, sent: ArrayRecord, received: ArrayRecord) -> dict[str, float | list[float]]:
-    """What the arrays show: norm(u)^2, and a sketch of u if the server wants one."""
+def _memory(context: Context, config: ConfigRecord, sent: ArrayRecord | None) -> tuple[ClientMemory | None, int]:
+    """What the client remembers, if the server counts on it, and the name of what it counts on."""
+    taken = config.get(TAKEN)
+    if sent is None or not isinstance(taken, int):
+        return None, NOTHING
+    size = sum(array.size for array in _numpy(sent, _names(config, sent)).values())
+    return recall(context, size), taken
+
+
+def _names(config: ConfigRecord, sent: ArrayRecord) -> list[str]:
+    """The trained arrays."""
     trained = config.get(TRAINED)
-    names = [str(name) for name in trained] if isinstance(trained, list) else list(sent)
+    return [str(name) for name in trained] if isinstance(trained, list) else list(sent)
+
+
+def _trained(config: ConfigRecord, sent: ArrayRecord, received: ArrayRecord) -> tuple[Arrays, Arrays] | None:
+    """The trained arrays, sent and received; None if they do not fit together: the server will say why."""
+    names = _names(config, sent)
     if not set(names) <= set(received) or not names:
-        return {}
+        return None
     old, new = (_numpy(record, names) for record in (sent, received))
     if any(old[name].shape != new[name].shape or old[name].dtype.kind != "f" for name in names):
-        return {}
-    update_d = np.concatenate([(new[n].astype(np.float64) - old[n]).astype(np.float32).ravel() for n in names])
+        return None
+    return old, new
+
+
+def _measured(config: ConfigRecord, update_d: Params) -> dict[str, float | list[float]]:
+    """What the arrays show: norm(u)^2, and a sketch of u if the server wants one."""
     measured: dict[str, float | list[float]] = {SQUARED_NORM: float(np.sum(update_d.astype(np.float64) ** 2))}
     size, seed = config.get(SKETCH_NUMBERS), config.get(SKETCH_SEED)
     if isinstance(size, int) and isinstance(seed, int) and size > 0:
         measured[SKETCH] = [float(value) for value in count_sketch(update_d[None], size, seed)[0]]
     return measured
+
+
+def _put(reply: Message, arrays: Arrays) -> None:
+    """Replace arrays of the reply's one array record."""
+    ((name, record),) = reply.content.array_records.items()
+    changed = {key: Array(array) for key, array in arrays.items()}
+    reply.content[name] = ArrayRecord({key: changed.get(key, array) for key, array in record.items()})
 
 
 def _numpy(record: ArrayRecord, names: list[str]) -> Arrays:

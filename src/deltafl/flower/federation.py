@@ -4,20 +4,22 @@ No Flower here, so that all of it can be tested and reasoned about without messa
 outlives connections and restarts; its index in the population is the order in which keys were admitted.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..replies import LARGEST_ENTRY
+from ..estimators.remote import RemoteControl, RemoteReply
+from ..estimators.table import find_estimator
 from ..round import Plan, RoundState, close_round, coefficients, init_round, open_round, response_rates
 from ..server_optimizers import ServerOptimizer, Sgd
-from ..types import Cohort, Params, Population, RejectedReply, Reports, RoundInfo, Sampler
+from ..types import Cohort, Params, Population, RejectedReply, RoundInfo, Sampler
+from .answers import Answer, reports_of, screen
 from .arrays import Arrays, Layout, mean_rest
 from .clipping import WeightedClipping, WithNoise
 from .growth import grow_state
+from .remembering import after_loss, expected_of, lost_memory
 from .sketched import by_sketch
 
 _LARGEST_SIZE = 2**40
@@ -61,6 +63,11 @@ class Rules:
             raise DeltaflError(f"{name} looks at the directions of updates on the server; sketches cannot replace them")
         if self.n < 1:
             raise DeltaflError(f"n is {self.n}; at least one client must be asked")
+        if self.clipping is not None and isinstance(find_estimator(self.estimator).control, RemoteControl):
+            raise DeltaflError(
+                f"with {self.estimator!r} clients remember what they sent, and clipping on the server would change it; "
+                "write the estimator 'horvitz-thompson' or leave the clipping out"
+            )
         noisy = self.clipping is not None and self.clipping.noise_multiplier > 0
         if noisy and self.estimator not in {"horvitz-thompson", "hansen-hurwitz"}:
             raise DeltaflError(
@@ -81,26 +88,6 @@ class Rules:
         )
 
 
-class Answer(NamedTuple):
-    """What came back from a client.
-
-    Attributes:
-        arrays: Its model after training; None if there is none.
-        fault: Why it cannot be used, if that is known already; it then counts as non-response.
-        loss: Mean training loss.
-        step_variance: Variance of one local step, see ``types.Reports``.
-        num_steps: Local steps.
-        sketch: The update's sketch, if the client sent one.
-    """
-
-    arrays: Arrays | None
-    fault: str | None = None
-    loss: float = 0.0
-    step_variance: float = 0.0
-    num_steps: int = 1
-    sketch: Sequence[float] | None = None
-
-
 class Federation:
     """Clients, the model and the state of the rounds.
 
@@ -111,6 +98,7 @@ class Federation:
         layout: The model's arrays.
         rest: Its buffers and counters.
         state: The state of the rounds; None before anybody was admitted.
+        news: Sentences for the log; who writes them there empties the list.
     """
 
     def __init__(self, rules: Rules, arrays: Arrays, layout: Layout) -> None:
@@ -119,6 +107,7 @@ class Federation:
         self.sizes: list[int] = []
         self.rest: Arrays = layout.rest(arrays)
         self.state: RoundState | None = None
+        self.news: list[str] = []
         self._plan: Plan | None = None
         self._initial_d = layout.flatten(arrays)
 
@@ -167,14 +156,21 @@ class Federation:
             else:
                 self.keys.append(key)
                 self.sizes.append(num_examples[key])
-        self._plan = self.rules.plan(self.sizes)
-        begun = self.state is not None
-        self.state = grow_state(self._plan, self.current) if begun else init_round(self._plan, self._initial_d)
+        before, self._plan = self._plan, self.rules.plan(self.sizes)
+        if self.state is None or before is None:
+            self.state = init_round(self._plan, self._initial_d)
+            return
+        self.state, news = grow_state(self._plan, self.state, before.population.weight_m)
+        self.news += news
 
     def restore(self, keys: list[str], sizes: list[int], state: RoundState, rest: Arrays) -> None:
         """Go on from a saved state."""
         self.keys, self.sizes, self.state, self.rest = keys, sizes, state, rest
         self._plan = self.rules.plan(sizes)
+
+    def expected(self, client: int) -> int | None:
+        """The memory of its own that a client is asked to subtract; None if the estimator needs none."""
+        return expected_of(self.current.control, client)
 
     def open(self, present: Collection[str]) -> Cohort:
         """Decide who of the clients that are present is asked; the same answer until the round is closed."""
@@ -193,14 +189,17 @@ class Federation:
             What a person wants to see; refused replies are named in ``rejected``.
         """
         plan, state, sent = self.plan, self.current, self.arrays()
-        screened = [self._screened(answers.get(client)) for client in cohort.client_n.tolist()]
+        screened = [
+            screen(answers.get(client), self.layout, self.rules.sketch, self.expected(client))
+            for client in cohort.client_n.tolist()
+        ]
         update_n = [self._update(answer, sent) for answer in screened]
         largest = float(coefficients(plan, state, cohort).max(initial=0.0)) if self.rules.clipping else 0.0
         closing = self._sketched(self._noisy(plan, largest, rng), state, cohort, screened)
-        following, info = close_round(closing, state, cohort, update_n, _reports_of(screened, update_n))
+        following, info = close_round(closing, state, cohort, update_n, reports_of(screened, update_n))
         used = set(np.flatnonzero(following.answered_m - state.answered_m).tolist())
         self.rest = self._mean_rest(plan, state, cohort, used, answers, sent)
-        self.state = following
+        self.state = self._agreed(following, cohort, screened)
         faults = [
             RejectedReply(client, answer.fault)
             for client, answer in zip(cohort.client_n.tolist(), screened, strict=True)
@@ -212,19 +211,25 @@ class Federation:
         """Each client's share of answers, as the next round will assume it."""
         return dict(zip(self.keys, response_rates(self.plan, self.current).tolist(), strict=True))
 
-    def _screened(self, answer: Answer | None) -> Answer | None:
-        """The answer with what is wrong with its arrays, if anything."""
-        if answer is None or answer.fault is not None:
-            return answer
-        if answer.arrays is None:
-            return answer._replace(fault="the reply has no arrays")
-        fault = self.layout.fault(answer.arrays) or _sketch_fault(answer.sketch, self.rules.sketch)
-        return answer._replace(fault=fault)
+    def _agreed(self, state: RoundState, cohort: Cohort, answers: list[Answer | None]) -> RoundState:
+        """The state, with everybody's memory begun anew if a client does not have its part of it."""
+        lost = [
+            self.keys[client]
+            for client, answer in zip(cohort.client_n.tolist(), answers, strict=True)
+            if answer is not None and lost_memory(answer.since, self.expected(client))
+        ]
+        if not lost:
+            return state
+        control, news = after_loss(state.control, lost)
+        self.news.append(news)
+        return state._replace(control=control)
 
-    def _update(self, answer: Answer | None, sent: Arrays) -> Params | None:
+    def _update(self, answer: Answer | None, sent: Arrays) -> Params | RemoteReply | None:
         if answer is None or answer.fault is not None or answer.arrays is None:
             return None
         update_d = self.layout.update(answer.arrays, sent)
+        if answer.since is not None:
+            return RemoteReply(update_d, answer.since)
         return self.rules.clipping.clip(update_d) if self.rules.clipping else update_d
 
     def _noisy(self, plan: Plan, largest_coef: float, rng: np.random.Generator | None) -> Plan:
@@ -260,28 +265,3 @@ class Federation:
         heard = Cohort(cohort.client_n[here], cohort.count_n[here], cohort.expected_n[here], cohort.kind)
         received = [answers[client].arrays or {} for client in heard.client_n.tolist()]
         return mean_rest(self.layout, sent, received, coefficients(plan, state, heard))
-
-
-def _reports_of(answers: list[Answer | None], updates: list[Params | None]) -> Reports:
-    """What the clients said; rows without a usable update say nothing."""
-    blank = Answer(None)
-    said = [a if a is not None and u is not None else blank for a, u in zip(answers, updates, strict=True)]
-    return Reports.make(
-        len(said),
-        responded=[u is not None for u in updates],
-        loss=[answer.loss for answer in said],
-        step_variance=[answer.step_variance for answer in said],
-        num_steps=[min(answer.num_steps, 2**62) for answer in said],
-    )
-
-
-def _sketch_fault(sketch: Sequence[float] | None, size: int) -> str | None:
-    """What is wrong with a client's sketch, or None."""
-    if size == 0:
-        return None
-    if sketch is None:
-        return "the reply has no sketch of the update; add delta_mod to the ClientApp's mods"
-    sketch_q = np.asarray(sketch, dtype=np.float64)
-    if sketch_q.shape != (size,) or not np.all(np.abs(sketch_q) <= LARGEST_ENTRY):
-        return f"the sketch must be {size} finite numbers"
-    return None

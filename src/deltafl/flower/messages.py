@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from math import isfinite
 
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ..types import RoundInfo
+from .answers import Answer
 from .arrays import Arrays
 from .client import RECORD, SKETCH
-from .federation import Answer
 from .local_steps import LOSS, NUM_STEPS, STEP_VARIANCE
+from .remembering import SINCE, TAKEN
 
 
 def by_request(messages: Iterable[Message], replies: Iterable[Message]) -> dict[str, Message]:
@@ -39,14 +40,16 @@ def answer_of(reply: Message) -> Answer:
     fault = fault_of(reply)
     if fault is not None:
         return Answer(None, fault)
+    said = _statistics(reply)
+    since = said.get(SINCE)
+    since = since if isinstance(since, int) else None
     records = list(reply.content.array_records.values())
     if len(records) != 1:
-        return Answer(None, f"the reply has {len(records)} array records, expected one")
+        return Answer(None, f"the reply has {len(records)} array records, expected one", since=since)
     try:
         arrays = _arrays(records[0])
     except Exception as error:  # whatever a client's bytes can make NumPy raise
         return Answer(None, f"the reply's arrays cannot be read ({type(error).__name__})")
-    said = _statistics(reply)
     steps = said.get(NUM_STEPS, 1)
     if not isinstance(steps, int | float) or not isfinite(steps):
         return Answer(None, f"number of local steps is {steps}, expected a whole number >= 1")
@@ -54,7 +57,16 @@ def answer_of(reply: Message) -> Answer:
     loss, variance = said.get(LOSS, 0.0), said.get(STEP_VARIANCE, 0.0)
     if isinstance(loss, list) or isinstance(variance, list):
         return Answer(None, "loss and step variance must be one number each")
-    return Answer(arrays, None, float(loss), float(variance), int(steps), sketch if isinstance(sketch, list) else None)
+    sketch = sketch if isinstance(sketch, list) else None
+    return Answer(arrays, None, float(loss), float(variance), int(steps), sketch, since)
+
+
+def for_client(content: RecordDict, expected: int | None) -> RecordDict:
+    """What one client is sent: the same for all, and the memory of its own that it is to subtract, if there is any."""
+    if expected is None:
+        return content
+    config = ConfigRecord({**content.config_records["config"], TAKEN: expected})
+    return RecordDict({**content, "config": config})
 
 
 def to_record(arrays: Arrays) -> ArrayRecord:

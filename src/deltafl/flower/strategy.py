@@ -14,6 +14,7 @@ from flwr.supercore import log
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from ..errors import DeltaflError
+from ..estimators.remote import RemoteControlState
 from ..samplers import make_sampler, parse_label
 from ..server_optimizers import ServerOptimizer, make_server_optimizer
 from ..types import Cohort, RoundInfo, Sampler
@@ -22,7 +23,7 @@ from .client import SKETCH_NUMBERS, SKETCH_SEED, TRAINED
 from .clipping import WeightedClipping
 from .federation import Federation, Rules
 from .identity import check_identity
-from .messages import answer_of, by_request, mean_metrics, metrics_of, to_record
+from .messages import answer_of, by_request, for_client, mean_metrics, metrics_of, to_record
 from .registration import Directory
 from .saved import load, save, sole_owner
 from .sketched import sketch_seed
@@ -180,6 +181,7 @@ class DeltaStrategy(Strategy):
         present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=first)
         joined = [key for key in present if key not in federation.keys]
         federation.admit(present)
+        self._log_news()
         if joined:
             log(INFO, "%d clients joined, %d are known", len(joined), len(federation.keys))
         cohort = federation.open(present)
@@ -187,7 +189,7 @@ class DeltaStrategy(Strategy):
         nodes = self.directory.nodes()
         messages = [
             Message(
-                content,
+                for_client(content, federation.expected(client)),
                 nodes[federation.keys[client]],
                 MessageType.TRAIN,
                 ttl=self._timeout + TTL_GRACE,
@@ -279,11 +281,16 @@ class DeltaStrategy(Strategy):
         # A copy: Flower hands the same config to every round.
         sent = ConfigRecord(dict(config.items()))
         sent["server-round"] = federation.current.round + 1
-        if federation.rest:
+        if federation.rest or isinstance(federation.current.control, RemoteControlState):
             sent[TRAINED] = [entry.name for entry in federation.layout.trained]
         if self.rules.sketch:
             sent[SKETCH_NUMBERS], sent[SKETCH_SEED] = self.rules.sketch, sketch_seed(self.rules.seed)
         return RecordDict({"arrays": to_record(federation.arrays()), "config": sent})
+
+    def _log_news(self) -> None:
+        news = self._known().news
+        while news:
+            log(WARNING, "\t%s", news.pop(0))
 
     def _log(self, info: RoundInfo) -> None:
         keys = self._known().keys
@@ -298,3 +305,4 @@ class DeltaStrategy(Strategy):
             info.largest_weight,
             info.effective_sample_size if isfinite(info.effective_sample_size) else 0.0,
         )
+        self._log_news()
