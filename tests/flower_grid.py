@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -41,6 +42,8 @@ class FakeGrid(Grid):
     fail: dict[int, Handler] = field(default_factory=dict)
     sent: list[Message] = field(default_factory=list)
     keys: dict[int, bytes] = field(default_factory=dict)
+    #: What Flower keeps for each node between messages of a run.
+    states: dict[int, RecordDict] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._ids = count(1)
@@ -81,7 +84,7 @@ class FakeGrid(Grid):
 
     def _reply(self, message: Message) -> Message | None:
         node_id = message.metadata.dst_node_id
-        context = Context(1, node_id, self.configs.get(node_id, {}), RecordDict(), {})
+        context = Context(1, node_id, self.configs.get(node_id, {}), self.states.setdefault(node_id, RecordDict()), {})
         if message.metadata.message_type == "train" and node_id in self.fail:
             return self.fail[node_id](message, context)
         if node_id not in self.configs:
@@ -92,9 +95,9 @@ class FakeGrid(Grid):
             return Message(Error(2, str(error)), reply_to=message)
 
 
-def linear_app(lr: float = 0.5) -> ClientApp:
+def linear_app(lr: float = 0.5, mods: list[Mod] | None = None) -> ClientApp:
     """Clients that pull x towards their own number, ``target``, and b's running mean towards it too."""
-    app = ClientApp(mods=[delta_mod])
+    app = ClientApp(mods=[delta_mod] if mods is None else mods)
     register(app, num_examples=lambda context: int(context.node_config["examples"]))
 
     @app.train()
