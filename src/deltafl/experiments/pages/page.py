@@ -52,25 +52,29 @@ def write_page(sweep: Sweep, records: Sequence[RunRecord], folder: Path, not_run
     expected, missing = missing_runs(sweep, groups)
     done = expected - sum(map(len, missing.values()))
     page = _page(sweep, groups, shown, (done, expected), missing, not_run, command)
-    statements = [s for group in groups for s in ordered_pairs(group, shown.measures[group.part])]
+    finding = _finding(sweep, groups, shown, (done, expected), command)
+    write_verdict(folder, finding)  # first: a page with no verdict beside it is taken for somebody else's
+    write_atomically(folder / "table.csv", csv_text(shown.cells))
+    write_atomically(folder / "README.md", page)
+    return page
+
+
+def _finding(sweep: Sweep, groups: Sequence[Group], shown: Shown, counts: tuple[int, int], command: str) -> Finding:
     experiment = sweep.experiment
+    statements = [s for group in groups for s in ordered_pairs(group, shown.measures[group.part])]
     measured = headline(groups, shown.measures)
     measured = f"{measured}." if measured else " ".join(shown.remarks)
-    finding = Finding(
+    return Finding(
         name=experiment.name,
         title=experiment.title,
         claim=experiment.claim,
         measured=" ".join(filter(None, [measured, data_note(groups)])),
         verdict=sum_up(statements) if statements else shown.verdict or sum_up(statements),
         scale=sweep.scale,
-        done=done,
-        total=expected,
+        done=counts[0],
+        total=counts[1],
         command=command,
     )
-    write_verdict(folder, finding)  # first: a page with no verdict beside it is taken for somebody else's
-    write_atomically(folder / "table.csv", csv_text(shown.cells))
-    write_atomically(folder / "README.md", page)
-    return page
 
 
 def _page(
