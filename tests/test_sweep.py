@@ -157,6 +157,22 @@ def test_a_record_from_before_a_setting_existed_counts_as_run_with_its_default(t
         records_of(sweep, tmp_path)
 
 
+def test_a_record_of_impossible_settings_is_named(tmp_path: Path) -> None:
+    sweep = make_sweep(experiment(), "smoke", ["a"], seeds=1)
+    run_sweep(sweep, tmp_path, 1, quietly)
+    path = record_path(next(sweep.jobs()), tmp_path)
+    for changed, words in (({"rounds": "many"}, "rounds: Input should be"), ({"no_such": 1}, "no_such: Extra inputs")):
+        content = json.loads(path.read_text())
+        content["settings"] |= changed
+        path.write_text(json.dumps(content))
+        with pytest.raises(
+            DeltaflError, match=rf"{path.name} has impossible settings: {words}.*delete it to run it again"
+        ):
+            records_of(sweep, tmp_path)
+        content["settings"].pop(next(iter(changed)))
+        path.write_text(json.dumps(content))
+
+
 def test_parts_without_data_are_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("DELTAFL_DATA", str(tmp_path / "empty"))

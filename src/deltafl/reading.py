@@ -71,8 +71,8 @@ def checked(kind: type[T], value: Any, where: str, cure: str) -> T:
         found: T = _adapter(cast(Any, kind)).validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
-        entry = ".".join(map(str, first["loc"])) or "all of it"
-        raise DeltaflError(f"{where}: {entry}: {first['msg']}; {cure}") from None
+        entry = "".join(f"{part}." for part in first["loc"]).removesuffix(".") + (": " if first["loc"] else "")
+        raise DeltaflError(f"{where}: {entry}{first['msg'].removeprefix('Value error, ')}; {cure}") from None
     return found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plain_files import write_atomically
+from ..reading import checked, read_json, read_json_lines
 
 FILE = "environment.json"
 _SHOWN = ("processor", "cores", "python", "numpy", "torch", "scipy", "system")
@@ -34,7 +35,7 @@ def told(folder: Path) -> list[str]:
     known = [", ".join(f"{name} {found[name]}" for name in _SHOWN if name in found) for found in _known(folder)]
     if len(known) < 2:
         return [f"Hardware and versions: {text}." for text in known]
-    cells = [json.loads(line) for path in folder.glob("runs/*/*.jsonl") for line in path.read_text().splitlines()]
+    cells = [cell for path in folder.glob("runs/*/*.jsonl") for cell in read_json_lines(path)]
     count = Counter(cell.get("environment", 0) for cell in cells)
     lines = (f"- {text} ({count[i]} {'cell' if count[i] == 1 else 'cells'})" for i, text in enumerate(known))
     return ["Hardware and versions:", "\n".join(lines)]
@@ -47,11 +48,12 @@ def _here() -> dict[str, Any]:
 
 
 def _known(folder: Path) -> list[dict[str, Any]]:
-    try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    path = folder / FILE
+    if not path.exists():
         return []
-    known = content if isinstance(content, list) else [content]
+    content = read_json(path)
+    kind, cure = list[dict[str, Any]], "delete it, and the page will not name what it named"
+    known = checked(kind, content if isinstance(content, list) else [content], str(path), cure)
     return [{key: value for key, value in found.items() if key != "command"} for found in known]
 
 

@@ -1,11 +1,10 @@
 """Whose a folder is: results are written only where nobody else's are."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ..errors import DeltaflError
-from ..reading import read_toml
+from ..reading import read_json, read_toml
 
 #: What a page overwrites; it is this package's only where a verdict lies beside it.
 _PAGE = ("README.md", "table.csv")
@@ -39,7 +38,7 @@ def _content(path: Path) -> dict[str, Any]:
     if path.suffix == ".toml":
         return read_toml(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = read_json(path)
+    except DeltaflError:
         return {}
     return content if isinstance(content, dict) else {}

@@ -5,14 +5,16 @@ is what stays, is committed, and lets a sweep go on elsewhere. Numbers keep the 
 """
 
 import json
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from ..errors import DeltaflError
 from ..plain_files import plain_json, write_atomically
+from ..reading import checked, read_json
 from ..report.curves import Run
 from ..settings import RunSettings
 from ..types import FloatArray
@@ -69,6 +71,25 @@ class RunRecord(BaseModel):
     diverged: int | None = None
     diverged_why: str = ""
     probes: dict[str, Column] = {}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        """Columns that belong together are equally long, and rounds rise."""
+        columns = {name: getattr(self, name) for name in ("accuracy", "loss", "seconds", "cpu_seconds", "bytes")}
+        if self.client_accuracy:
+            columns["client_accuracy"] = self.client_accuracy
+        lengths = {name: (len(column), len(self.round)) for name, column in columns.items()}
+        lengths |= {f"probes.{n}": (len(c), len(self.probes.get("round", []))) for n, c in self.probes.items()}
+        for name, (length, needed) in lengths.items():
+            if length != needed:
+                raise ValueError(f"{name} has {length} entries for {needed} rounds")
+        if not self.round or not self.draws:
+            raise ValueError("it has no round or no client")
+        if any(after <= before for before, after in pairwise(self.round)):
+            raise ValueError("its rounds do not rise")
+        if not isinstance(self.settings.get("sampler"), str) or not isinstance(self.settings.get("seed"), int):
+            raise ValueError("its settings lack sampler or seed")
+        return self
 
     @property
     def sampler(self) -> str:
@@ -127,16 +148,15 @@ def record_of(job: "Job", directory: "RunDirectory", task: "Task") -> RunRecord:
     _require_every_round_once(directory)
     run = read_run(directory, job.settings.sampler, job.settings.seed, task.metric, task.num_clients)
     lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
-    cpu_seconds = np.cumsum([timing["cpu_seconds"] for timing in timings])  # by round; the first entry is round 0
+    cpu_seconds = np.cumsum([timing.get("cpu_seconds", np.nan) for timing in timings])  # by round; the first entry is round 0
     tests = [line["test"] for line in lines[1:] if "test" in line]
     by_client = [test.get("client_accuracy") for test in tests]
-    environment = json.loads((directory.path / "environment.json").read_text(encoding="utf-8"))
     return RunRecord(
         part=job.part,
         settings=what_is_run(job.settings),
         data=task.dataset.name,
         metric=task.metric,
-        environment={key: value for key, value in environment.items() if key != "command"},
+        environment={key: value for key, value in directory.environment().items() if key not in {"command", "data"}},
         round=run.round_r.tolist(),
         accuracy=run.accuracy_r.tolist(),
         client_accuracy=by_client if any(value is not None for value in by_client) else [],
@@ -182,16 +202,7 @@ def read_record(path: Path) -> RunRecord:
     Raises:
         DeltaflError: If the file is missing or is no record.
     """
-    try:
-        return RunRecord.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DeltaflError(f"cannot read the record {path}: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise DeltaflError(
-            f"{path} is not the record of a run: {where}: {first['msg']}; delete it to run again"
-        ) from None
+    return checked(RunRecord, read_json(path), f"{path} is not the record of a run", "delete it to run again")
 
 
 def read_records(folder: Path) -> list[RunRecord]:

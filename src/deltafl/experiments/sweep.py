@@ -30,6 +30,7 @@ import tomli_w
 from ..divergence import DivergedError
 from ..errors import DeltaflError, require
 from ..plain_files import write_atomically
+from ..reading import checked
 from ..settings import CompareSettings, RunSettings
 from .lock import in_turn, only_one
 from .record import RunRecord, read_record, record_of, what_is_run, write_record
@@ -304,11 +305,11 @@ def _write_config(sweep: Sweep, folder: Path) -> None:
 
 def _require_same(recorded: dict[str, Any], job: Job, place: Path) -> None:
     """Refuse a record of other settings. One that a newer version of this package added had its default."""
-    before = what_is_run(RunSettings.model_validate(recorded))
+    cure = "delete it to run it again"
+    before = what_is_run(checked(RunSettings, recorded, f"{place} has impossible settings", cure))
     now = what_is_run(job.settings)
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):
             raise DeltaflError(
-                f"{place} was run with {key} = {before.get(key)}, not {now.get(key)}: "
-                "choose another --out, or delete it to run it again"
+                f"{place} was run with {key} = {before.get(key)}, not {now.get(key)}: choose another --out, or {cure}"
             )

@@ -35,11 +35,11 @@ class RoundLine(BaseModel):
 
 
 class TimingLine(BaseModel):
-    """A line of ``timings.jsonl``."""
+    """A line of ``timings.jsonl``; old ones lack the processor time."""
 
     round: int
     seconds: float
-    cpu_seconds: float
+    cpu_seconds: float | None = None
 
 
 class Mark(BaseModel):

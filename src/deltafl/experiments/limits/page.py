@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pydantic import BaseModel
 
 from ...errors import DeltaflError
 from ...plain_files import write_atomically
+from ...reading import checked, read_json
 from ...report.plot_style import DPI, GREY, WIDTH, Look, looks, png_of, styled
 from ...report.statistics import mean_interval
 from .drifting import LimitsSettings, Measured, Point, measure
@@ -111,13 +113,23 @@ def _cell(error_s: Sequence[float]) -> str:
     return f"{(low + high) / 2:.3f} [{low:.3f}, {high:.3f}]" if high > low else f"{low:.3f}"
 
 
+class _Row(BaseModel):
+    """A line of the file."""
+
+    picture: str
+    clients: int
+    drift: float
+    spread: float
+    grouped: float
+    method: str
+    error: tuple[float, ...]
+
+
 def _read(path: Path) -> list[Measured]:
     if not path.exists():
         raise DeltaflError(f"there is no {path.name}; run the experiment first")
-    return [
-        Measured(Point(**{name: row[name] for name in Point._fields}), row["method"], tuple(row["error"]))
-        for row in json.loads(path.read_text(encoding="utf-8"))
-    ]
+    rows = checked(list[_Row], read_json(path), str(path), "run the experiment again")
+    return [Measured(Point(*(getattr(row, name) for name in Point._fields)), row.method, row.error) for row in rows]
 
 
 def _draw(settings: LimitsSettings, panels: Sequence[Panel], path: Path) -> None:

@@ -5,7 +5,6 @@ The numbers and the claims are in ``slopes.py``.
 
 import csv
 import io
-import json
 from math import isnan
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from ...errors import DeltaflError, require
 from ...plain_files import write_atomically
+from ...reading import checked, read_json
 from ...samplers import parse_label
 from ...types import FloatArray
 from .runs import CounterExample, RatesSettings, cells_path, read_cells
@@ -78,7 +78,7 @@ def _read(settings: RatesSettings, folder: Path) -> tuple[Values, list[Row], lis
     path = folder / "counter-example.json"
     if not path.exists():
         raise DeltaflError(f"{path} is missing; run the experiment first")
-    counter = [CounterExample(**row) for row in json.loads(path.read_text())]
+    counter = checked(list[CounterExample], read_json(path), str(path), "run the experiment again")
     return values, rows, counter
 
 

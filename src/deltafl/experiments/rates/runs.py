@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ...errors import DeltaflError, unknown_name
 from ...oracle import KnownUpdates
 from ...plain_files import plain_json, write_atomically
+from ...reading import checked, read_json, read_text
 from ...round import Plan, close_round, init_round, open_round
 from ...samplers import make_sampler, parse_label
 from ...server_optimizers import Sgd
@@ -214,10 +215,10 @@ def read_cells(path: Path) -> dict[tuple[int, int], Cell]:
     if not path.exists():
         return {}
     cells = []
-    for line in path.read_text().splitlines():
+    for line in read_text(path).splitlines():
         try:
             cells.append(Cell(**json.loads(line)))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise DeltaflError(f"{path} has a line that is no cell: {line[:80]!r}; delete the file") from error
     return {(cell.horizon, cell.seed): cell for cell in cells}
 
@@ -232,7 +233,7 @@ def _claim_folder(settings: RatesSettings, folder: Path) -> None:
     ours: dict[str, Any] = settings.model_dump(mode="json", exclude=CHOOSING | {"counter_rounds"})
     path = folder / "runs" / "cells.json"
     if path.exists():
-        theirs = json.loads(path.read_text())
+        theirs = checked(dict[str, Any], read_json(path), str(path), "choose another folder")
         if theirs != ours:
             changed = sorted(key for key in ours | theirs if ours.get(key) != theirs.get(key))
             raise DeltaflError(f"{folder} holds cells with another {', '.join(changed)}; choose another folder")

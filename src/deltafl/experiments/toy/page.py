@@ -10,7 +10,8 @@ import numpy as np
 
 from ...errors import DeltaflError, require
 from ...plain_files import write_atomically
-from .enumeration import IDEAL, SCORES, WAYS, Enumerated, Outcome, enumerate_toy, hand_picked
+from ...reading import checked, read_json
+from .enumeration import IDEAL, SCORES, WAYS, Enumerated, enumerate_toy, hand_picked
 
 
 def run_toy(folder: Path, on_step: Callable[[int, int], None]) -> None:
@@ -79,13 +80,11 @@ Rows = dict[tuple[str, str], Enumerated]
 def _read(path: Path) -> Rows:
     if not path.exists():
         raise DeltaflError(f"there is no {path.name}; run the experiment first")
-    rows: Rows = {}
-    for row in json.loads(path.read_text()):
-        outcomes = tuple(
-            Outcome(tuple(o["clients"]), o["probability"], (o["aggregate"][0], o["aggregate"][1]))
-            for o in row["outcomes"]
-        )
-        rows[row["score"], row["way"]] = Enumerated(row["score"], row["way"], row["mse"], row["bias"], outcomes)
+    cure = "run the experiment again"
+    rows = {(row.score, row.way): row for row in checked(list[Enumerated], read_json(path), str(path), cure)}
+    missing = [f"{score} {way}" for score in SCORES for way in WAYS if (score, way) not in rows]
+    if missing:
+        raise DeltaflError(f"{path} lacks {', '.join(missing)}; {cure}")
     return rows
 
 

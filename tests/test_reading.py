@@ -1,0 +1,118 @@
+"""Files that earlier runs or people left: whatever is in them, the answer is one sentence that names the file."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltafl import DeltaflError
+from deltafl.experiments import environments, folders
+from deltafl.experiments.limits import page as limits
+from deltafl.experiments.pages.index import Finding, read_verdict, write_index, write_verdict
+from deltafl.experiments.rates.runs import read_cells
+from deltafl.experiments.record import RunRecord, read_record
+from deltafl.experiments.toy import page as toy
+from deltafl.reading import checked, read_json, read_json_lines, read_text, read_toml
+from deltafl.report.summary import read_summary
+
+#: Bytes that no reader takes: not UTF-8, brackets without end, half a value, a number of another kind.
+BAD = [b"\xff\xfe{}", b"[" * 100_000, b'{"round": ', b"5", b'[{"score": 1}]']
+
+
+def read_index(path: Path) -> object:
+    write_verdict(path.parent / "toy", Finding(**dict.fromkeys(Finding.model_fields, "x") | {"done": 1, "total": 1}))
+    return write_index(path.parent)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "record.json": read_record,
+    "summary.json": read_summary,
+    "verdict.json": read_verdict,
+    "cohorts.json": toy._read,
+    "errors.json": limits._read,
+    "uniform.jsonl": read_cells,
+    "environment.json": lambda path: environments.told(path.parent),
+    "README.md": read_index,
+}
+
+
+@pytest.mark.parametrize("bad", BAD, ids=["bytes", "brackets", "half", "number", "other"])
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_answers_damage_with_a_sentence(tmp_path: Path, name: str, bad: bytes) -> None:
+    if name == "environment.json" and bad == BAD[4]:
+        pytest.skip("any entries will do there")
+    path = tmp_path / name
+    path.write_bytes(bad)
+    with pytest.raises(DeltaflError) as caught:
+        READERS[name](path)
+    assert (str(path) in str(caught.value), "\n" in str(caught.value)) == (True, False), caught.value
+    assert path.read_bytes() == bad
+
+
+def test_a_page_beside_the_index_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "README.md").write_bytes(b"\xff")
+    with pytest.raises(DeltaflError, match=r"other/README\.md is not text in UTF-8"):
+        read_index(tmp_path / "README.md")
+
+
+def test_a_folder_of_somebody_elses_is_told_whatever_its_verdict_holds(tmp_path: Path) -> None:
+    (tmp_path / "verdict.json").write_bytes(b"\xff")
+    with pytest.raises(DeltaflError, match="holds something else, not of toy"):
+        folders.require_ours(tmp_path, "toy")
+
+
+def test_what_is_not_there_and_which_line_or_entry_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for read in (read_text, read_json, read_json_lines, read_toml):
+        with pytest.raises(DeltaflError, match=r"^cannot read .*a\.jsonl: No such file"):
+            read(path)
+    path.write_text('{"a": 1}\n{"a": \n')
+    with pytest.raises(DeltaflError, match=r"a\.jsonl, line 2, is not valid JSON"):
+        read_json_lines(path)
+    with pytest.raises(DeltaflError, match=r"^here: b\.1: Input should be a valid integer.*; mend it$"):
+        checked(dict[str, list[int]], {"b": [1, "x"]}, "here", "mend it")
+    assert checked(dict[str, list[int]], {"b": [1]}, "here", "mend it") == {"b": [1]}
+
+
+RECORD: dict[str, Any] = {
+    "part": "a",
+    "settings": {"sampler": "uniform", "seed": 0},
+    "data": "toy",
+    "metric": "loss",
+    "environment": {},
+    "round": [1, 2],
+    "accuracy": [None, None],
+    "loss": [2.0, 1.0],
+    "seconds": [0.1, 0.2],
+    "cpu_seconds": [0.1, 0.2],
+    "bytes": [8.0, 16.0],
+    "draws": [2, 1],
+    "probes": {"round": [2.0], "norm_max": [3.0]},
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"loss": [1.0]}, "loss has 1 entries for 2 rounds"),
+        ({"client_accuracy": [0.5]}, "client_accuracy has 1 entries for 2 rounds"),
+        ({"probes": {"round": [1.0], "norm_max": []}}, r"probes\.norm_max has 0 entries for 1 rounds"),
+        ({"probes": {"norm_max": [1.0]}}, r"probes\.norm_max has 1 entries for 0 rounds"),
+        ({"round": [2, 1]}, "its rounds do not rise"),
+        ({name: [] for name in ("round", "accuracy", "loss", "seconds", "cpu_seconds", "bytes")}, "it has no round"),
+        ({"draws": []}, "it has no round or no client"),
+        ({"settings": {"sampler": "uniform"}}, "its settings lack sampler or seed"),
+        ({"settings": {"sampler": 1, "seed": 0}}, "its settings lack sampler or seed"),
+        ({"metric": "f1"}, "metric: Input should be"),
+    ],
+)
+def test_a_record_that_does_not_fit_together_is_none(tmp_path: Path, changed: dict[str, Any], words: str) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(RECORD))
+    assert read_record(path) == RunRecord(**RECORD)
+    path.write_text(json.dumps({**RECORD, **changed}))
+    with pytest.raises(DeltaflError, match=rf"r\.json is not the record of a run: {words}.*; delete it to run again"):
+        read_record(path)
