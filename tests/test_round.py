@@ -71,7 +71,7 @@ def test_a_bad_update_counts_as_no_answer(fault: str, label: str) -> None:
     state, cohort = opened(plan)
     reports = reports_of(PROBLEM, cohort)
     updates = list(PROBLEM.update_md[cohort.client_n])
-    bad, info = close_round(plan, state, cohort, [updates[0], BAD_UPDATES[fault], *updates[2:]], reports)  # type: ignore[list-item]
+    bad, info = close_round(plan, state, cohort, [updates[0], BAD_UPDATES[fault], *updates[2:]], reports)
     silent = reports._replace(responded_n=np.arange(len(updates)) != 1)
     quiet, quiet_info = close_round(plan, state, cohort, [updates[0], None, *updates[2:]], silent)
     assert same_tree(bad, quiet)

@@ -85,7 +85,7 @@ class Plan:
         if not (np.all(weight_m >= 0) and abs(weight_m.sum() - 1) <= 1e-6):
             raise DeltaflError("the weights of the population must be >= 0 with sum 1; see Population.from_sizes")
         control = find_estimator(self.estimator).control
-        if isinstance(control, RemoteControl) and getattr(self.sampler, "tail_size", 0):
+        if isinstance(control, RemoteControl) and getattr(self.sampler, "tail_size", 0) > 0:
             raise DeltaflError(
                 f"{type(self.sampler).__name__} looks at the last entries of updates, which clients that keep their "
                 "memory do not send; write the estimator without '-remote'"
@@ -203,7 +203,7 @@ def close_round(
     plan: Plan,
     state: RoundState,
     cohort: Cohort,
-    updates: Updates | Sequence[RemoteReply | None],
+    updates: Updates | Sequence[Params | RemoteReply | None],
     reports: Reports | None = None,
 ) -> tuple[RoundState, RoundInfo]:
     """Turn the replies into an estimate of the full-participation update, move the model, let the sampler learn.

@@ -32,6 +32,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import DeltaflError
 from ..types import BoolArray, FloatArray, IntArray, Params, Population
@@ -137,8 +138,8 @@ def begin_anew(state: RemoteControlState) -> RemoteControlState:
 
 
 def differences(
-    control: Control, state: Any, client_n: IntArray, updates: Sequence[Any]
-) -> tuple[Sequence[Any], dict[int, str]]:
+    control: Control, state: Any, client_n: IntArray, updates: Sequence[Any] | npt.NDArray[np.floating]
+) -> tuple[Sequence[Any] | npt.NDArray[np.floating], dict[int, str]]:
     """What ``close_round`` was given, as plain rows: v_i of clients that keep their memory, u_i where none do.
 
     Args:
@@ -154,8 +155,7 @@ def differences(
         DeltaflError: If the host mixes up the two kinds of replies: the estimate would be wrong without a sign of it.
     """
     if not isinstance(control, RemoteControl):
-        wrong = () if isinstance(updates, np.ndarray) else [u for u in updates if isinstance(u, RemoteReply)]
-        if wrong:
+        if not isinstance(updates, np.ndarray) and any(isinstance(reply, RemoteReply) for reply in updates):
             raise DeltaflError(
                 "a reply is a difference from what its client keeps, and only '-remote' estimators can use that: send "
                 "the update itself, or write 'difference-own-remote' or 'innovation-remote'"
@@ -170,7 +170,7 @@ def differences(
                 "their own c_i: send what deltafl.ClientMemory.reply returns, or write the estimator without '-remote'"
             )
         agreed = reply is not None and reply.since == state.taken_m[client]
-        rows.append(reply.difference_d if agreed else None)
+        rows.append(reply.difference_d if reply is not None and agreed else None)
         if reply is not None and not agreed:
             refused[client] = "the reply subtracts another c_i than the server counts on: the client lost its memory"
     rows += [None] * (len(updates) - len(rows))

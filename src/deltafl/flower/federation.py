@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..errors import DeltaflError
-from ..estimators.remote import RemoteControl, RemoteReply
+from ..estimators.remote import RemoteControl, RemoteReply, begin_anew
 from ..estimators.table import find_estimator
 from ..round import Plan, RoundState, close_round, coefficients, init_round, open_round, response_rates
 from ..server_optimizers import ServerOptimizer, Sgd
@@ -19,7 +19,7 @@ from .answers import Answer, reports_of, screen
 from .arrays import Arrays, Layout, mean_rest
 from .clipping import WeightedClipping, WithNoise
 from .growth import grow_state
-from .remembering import after_loss, expected_of, lost_memory
+from .remembering import expected_of, forgot, lost_memory
 from .sketched import by_sketch
 
 _LARGEST_SIZE = 2**40
@@ -160,8 +160,9 @@ class Federation:
         if self.state is None or before is None:
             self.state = init_round(self._plan, self._initial_d)
             return
-        self.state, news = grow_state(self._plan, self.state, before.population.weight_m)
-        self.news += news
+        old, self.state = self.state, grow_state(self._plan, self.state, before.population.weight_m)
+        if forgot(old.control, self.state.control):
+            self.news.append("the sizes of known clients changed: the memories that all clients keep begin anew")
 
     def restore(self, keys: list[str], sizes: list[int], state: RoundState, rest: Arrays) -> None:
         """Go on from a saved state."""
@@ -220,9 +221,10 @@ class Federation:
         ]
         if not lost:
             return state
-        control, news = after_loss(state.control, lost)
-        self.news.append(news)
-        return state._replace(control=control)
+        self.news.append(
+            f"{', '.join(lost)} lost the memory that the server counts on: those of all clients begin anew"
+        )
+        return state._replace(control=begin_anew(state.control))
 
     def _update(self, answer: Answer | None, sent: Arrays) -> Params | RemoteReply | None:
         if answer is None or answer.fault is not None or answer.arrays is None:

@@ -22,19 +22,17 @@ _PER_CLIENT = re.compile(r"_m[a-z]?$")
 _FROM_POPULATION = {"weight_m", "score_m", "size_m", "num_examples_m"}
 
 
-def grow_state(plan: Plan, state: RoundState, weight_m: FloatArray) -> tuple[RoundState, list[str]]:
+def grow_state(plan: Plan, state: RoundState, weight_m: FloatArray) -> RoundState:
     """The state for ``plan.population``, whose first clients are those of ``state``, in the same order.
 
     p_m, the draw probabilities of the practical samplers, are scaled so that each newcomer gets the mean. Sums over
-    clients that a control keeps are formed again with the new weights.
+    clients that a control keeps are formed again with the new weights; where clients keep their memory themselves, and
+    its sum cannot follow the weights, it begins anew.
 
     Args:
         plan: The plan for the larger population.
         state: The state of the smaller one.
         weight_m: Its weights.
-
-    Returns:
-        The state, and sentences for the log.
 
     Raises:
         DeltaflError: If a sampler keeps an array per client under another name than ``..._m``.
@@ -42,18 +40,16 @@ def grow_state(plan: Plan, state: RoundState, weight_m: FloatArray) -> tuple[Rou
     fresh = init_round(plan, state.params_d)
     sampler, control = _grown(state.sampler, fresh.sampler), _grown(state.control, fresh.control)
     _check_shapes(type(plan.sampler).__name__, sampler, fresh.sampler)
-    news = list[str]()
     if isinstance(control, RemoteControlState):
-        control, news = _reweighed(control, weight_m, plan.population.weight_m)
+        control = _reweighed(control, weight_m, plan.population.weight_m)
     else:
         control = _resummed(control, plan.population.weight_m)
-    grown = state._replace(
+    return state._replace(
         sampler=sampler,
         control=control,
         asked_m=_rows(state.asked_m, fresh.asked_m),
         answered_m=_rows(state.answered_m, fresh.answered_m),
     )
-    return grown, news
 
 
 def _grown(old: Any, fresh: Any, name: str = "") -> Any:
@@ -73,17 +69,14 @@ def _rows(old: Any, fresh: Any) -> Any:
     return alike(fresh, np.concatenate([old, fresh[len(old) :]]))
 
 
-def _reweighed(
-    control: RemoteControlState, old_weight_m: FloatArray, weight_m: FloatArray
-) -> tuple[RemoteControlState, list[str]]:
+def _reweighed(control: RemoteControlState, old_weight_m: FloatArray, weight_m: FloatArray) -> RemoteControlState:
     """The sum of what clients keep, with the new weights: by one factor if there is one, else all begin anew."""
     known_m = weight_m[: len(old_weight_m)]
     factor = known_m.sum() / old_weight_m.sum()
-    if np.allclose(known_m, factor * old_weight_m, rtol=1e-12, atol=0):
-        unseen_weight = np.array(weight_m[control.unseen_m].sum())
-        return control._replace(total_d=factor * control.total_d, unseen_weight=unseen_weight), []
-    news = "clients' weights changed, and the sum of what they keep cannot follow: all clients' memories begin anew"
-    return begin_anew(control), [news]
+    if not np.allclose(known_m, factor * old_weight_m, rtol=1e-12, atol=0):
+        return begin_anew(control)
+    unseen_weight = np.array(weight_m[control.unseen_m].sum())
+    return control._replace(total_d=factor * control.total_d, unseen_weight=unseen_weight)
 
 
 def _resummed(control: Any, weight_m: FloatArray) -> Any:

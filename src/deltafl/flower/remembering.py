@@ -4,10 +4,11 @@ With a ``...-remote`` estimator (``estimators/remote.py``) the server names, in 
 counts on; the client says in its reply which one it subtracted. No Flower here.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
-from ..estimators.remote import NOTHING, RemoteControlState, begin_anew
+import numpy as np
+
+from ..estimators.remote import NOTHING, RemoteControlState
 
 #: In a train message's config: the name of c_i that the server counts on, taken_i.
 TAKEN = "deltafl-taken"
@@ -36,12 +37,12 @@ def memory_fault(since: int | None, expected: int | None) -> str | None:
     return "the client does not have the memory that the server counts on"
 
 
-def after_loss(control: RemoteControlState, lost: Iterable[str]) -> tuple[RemoteControlState, str]:
-    """The control once clients have lost their memory, and a sentence for the log."""
-    named = ", ".join(lost)
-    return begin_anew(control), f"{named} lost the memory that the server counts on: all clients' memories begin anew"
-
-
 def lost_memory(since: int | None, expected: int | None) -> bool:
     """Whether the server counts on a c_i that the client says it does not have."""
     return expected not in (None, NOTHING) and since is not None and since != expected
+
+
+def forgot(before: Any, after: Any) -> bool:
+    """Whether clients' memories began anew between two states of a control, though there were any."""
+    remote = isinstance(before, RemoteControlState) and isinstance(after, RemoteControlState)
+    return remote and bool(np.any(before.taken_m != NOTHING) and np.all(after.taken_m == NOTHING))
