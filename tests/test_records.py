@@ -1,6 +1,7 @@
 """Records: what is written can be read, and survives being cut anywhere."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_a_reader_can_tell_which_file_is_damaged(tmp_path: Path) -> None:
     directory.save(played(2))
     directory.memory_folder(str(tmp_path / "memory"))
     start = init_round(PLAN, np.zeros(3))
-    readers = {
+    readers: dict[str, Callable[[], object]] = {
         "checkpoint.json": lambda: directory.load(start),
         "checkpoint-2.safetensors": lambda: directory.load(start),
         "rounds.jsonl": lambda: read_run(directory, "pracdelta", 0, "accuracy", 4),

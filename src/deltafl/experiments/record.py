@@ -148,7 +148,8 @@ def record_of(job: "Job", directory: "RunDirectory", task: "Task") -> RunRecord:
     _require_every_round_once(directory)
     run = read_run(directory, job.settings.sampler, job.settings.seed, task.metric, task.num_clients)
     lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
-    cpu_seconds = np.cumsum([timing.get("cpu_seconds", np.nan) for timing in timings])  # by round; the first entry is round 0
+    # By round; the first entry is round 0.
+    cpu_seconds = np.cumsum([timing.get("cpu_seconds", np.nan) for timing in timings])
     tests = [line["test"] for line in lines[1:] if "test" in line]
     by_client = [test.get("client_accuracy") for test in tests]
     return RunRecord(
