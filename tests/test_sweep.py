@@ -19,6 +19,7 @@ from deltafl.experiments.spec import Experiment, parse_experiment
 from deltafl.experiments.sweep import (
     UNFINISHED,
     Progress,
+    is_done,
     make_sweep,
     record_path,
     records_of,
@@ -155,6 +156,14 @@ def test_a_record_from_before_a_setting_existed_counts_as_run_with_its_default(t
     path.write_text(json.dumps(content))
     with pytest.raises(DeltaflError, match=r"proximal = 0\.1, not 0\.0"):
         records_of(sweep, tmp_path)
+
+
+def test_a_run_counts_on_whatever_device_it_was_made(tmp_path: Path) -> None:
+    """Sweeps go on on another machine: with a GPU, or without one."""
+    job = next(make_sweep(experiment(), "smoke", ["a"], seeds=1).jobs())
+    run_job(job, tmp_path)
+    assert is_done(next(make_sweep(experiment(), "smoke", ["a"], seeds=1, device="auto").jobs()), tmp_path)
+    assert "device" not in read_record(record_path(job, tmp_path)).settings
 
 
 def test_a_record_of_impossible_settings_is_named(tmp_path: Path) -> None:

@@ -33,8 +33,11 @@ def reproduce(
     out: o.Out = None,
     part: Annotated[list[str] | None, typer.Option(help="only this part; may be repeated", metavar="NAME")] = None,
     seeds: Annotated[int | None, typer.Option(help="number of seeds, instead of its own", metavar="S")] = None,
-    processes: Annotated[int | None, typer.Option(help="runs side by side; all cores", metavar="P")] = None,
+    processes: Annotated[int | None, typer.Option(help="runs side by side; all cores, 1 on a GPU", metavar="P")] = None,
     data_dir: o.DataDir = None,
+    device: Annotated[
+        str | None, typer.Option(help="where clients train: cpu, cuda, cuda:N, auto", metavar="NAME")
+    ] = None,
     only_page: Annotated[bool, typer.Option("--only-page", help="run nothing, show what is finished")] = False,
     list_: Annotated[bool, typer.Option("--list", help="all experiments, what they need, how long they take")] = False,
     index: Annotated[
@@ -67,9 +70,11 @@ def reproduce(
     elif name is None:
         raise DeltaflError("which experiment? write for instance: deltafl reproduce toy; --list shows all")
     else:
-        chosen, side_by_side = tuple(part) if part else None, processes or os.cpu_count() or 1
+        # A GPU is shared out by one process; of cores each has its own.
+        side_by_side = processes or (os.cpu_count() if device in (None, "cpu") else 1) or 1
         folder = out or default_folder("" if name == "all" else name, scale)
-        request = Request(name, scale, folder, chosen, seeds, side_by_side, data_dir, only_page)
+        chosen = tuple(part) if part else None
+        request = Request(name, scale, folder, chosen, seeds, side_by_side, data_dir, device, only_page)
         (_reproduce_all if name == "all" else _reproduce_one)(request)
 
 

@@ -128,7 +128,7 @@ class RunRecord(BaseModel):
 
 
 #: Settings that say where and how a run is computed, not what; they are not compared and not recorded.
-HOW = {"workers", "data_dir", "checkpoint_every", "memory_path"}
+HOW = {"workers", "data_dir", "checkpoint_every", "memory_path", "device"}
 
 
 def what_is_run(settings: RunSettings) -> dict[str, Any]:
@@ -144,12 +144,14 @@ def record_of(job: "Job", directory: "RunDirectory", task: "Task") -> RunRecord:
     """
     from ..simulation.comparison import read_run
     from ..simulation.probes import probe_columns
+    from ..simulation.training.routes import hardware_of
 
     _require_every_round_once(directory)
     run = read_run(directory, job.settings.sampler, job.settings.seed, task.metric, task.num_clients)
     lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
     # By round; the first entry is round 0.
     cpu_seconds = np.cumsum([timing.get("cpu_seconds", np.nan) for timing in timings])
+    places = {"device": hardware} if (hardware := hardware_of(directory.path)) else {}
     tests = [line["test"] for line in lines[1:] if "test" in line]
     by_client = [test.get("client_accuracy") for test in tests]
     return RunRecord(
@@ -157,7 +159,8 @@ def record_of(job: "Job", directory: "RunDirectory", task: "Task") -> RunRecord:
         settings=what_is_run(job.settings),
         data=task.dataset.name,
         metric=task.metric,
-        environment={key: value for key, value in directory.environment().items() if key not in {"command", "data"}},
+        environment=places
+        | {key: value for key, value in directory.environment().items() if key not in {"command", "data"}},
         round=run.round_r.tolist(),
         accuracy=run.accuracy_r.tolist(),
         client_accuracy=by_client if any(value is not None for value in by_client) else [],

@@ -40,13 +40,11 @@ def reproduce(request: Request, on_progress: OnProgress) -> str:
 def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
     from .pages.page import write_page
 
-    given = {"data_dir": request.data_dir, "seeds": request.seeds}
-    own = {key: value for key, value in given.items() if value is not None}
     source, folder = experiment, request.out
     if experiment.runs_of is not None:
         source, folder = load_experiment(experiment.runs_of), request.out.parent / experiment.runs_of
         require_ours(folder, source.name)
-    sweep = make_sweep(source, request.scale, request.parts, **own)
+    sweep = make_sweep(source, request.scale, request.parts, **request.own)
     if source is not experiment:
         sweep = _shown_parts(sweep, experiment)
     not_run = {} if request.only_page else run_sweep(sweep, folder, request.processes, on_progress)

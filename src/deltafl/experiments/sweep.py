@@ -33,7 +33,7 @@ from ..plain_files import write_atomically
 from ..reading import checked
 from ..settings import CompareSettings, RunSettings
 from .lock import in_turn, only_one
-from .record import RunRecord, read_record, record_of, what_is_run, write_record
+from .record import HOW, RunRecord, read_record, record_of, what_is_run, write_record
 from .spec import Experiment, Job, Sweep
 
 _log = logging.getLogger(__name__)
@@ -292,7 +292,7 @@ def _write_config(sweep: Sweep, folder: Path) -> None:
     """Every setting of every part, as TOML."""
 
     def plain(settings: CompareSettings) -> dict[str, Any]:
-        return settings.model_dump(mode="json", exclude_none=True, exclude={"data_dir", "workers", "memory_path"})
+        return settings.model_dump(mode="json", exclude_none=True, exclude=HOW)
 
     content = {
         "experiment": sweep.experiment.name,

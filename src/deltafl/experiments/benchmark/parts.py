@@ -144,19 +144,17 @@ class Part:
         return make_settings(RunSettings, given)
 
 
-def parts_of(experiment: Experiment, scale: str, data_dir: str | None = None, seeds: int | None = None) -> list[Part]:
+def parts_of(experiment: Experiment, scale: str, **own: Any) -> list[Part]:
     """The parts of a scale.
 
     Args:
         experiment: The benchmark.
         scale: One of ``spec.SCALES``.
-        data_dir: Folder with data sets.
-        seeds: Number of test seeds, instead of the file's.
+        own: Settings of the user that win, such as ``data_dir``, or ``seeds``, the number of test seeds.
 
     Raises:
         DeltaflError: If a name is unknown or a setting impossible; one sentence.
     """
-    own = {"data_dir": data_dir} | ({} if seeds is None else {"seeds": seeds})
     return [_part(experiment, scale, name, own) for name in experiment.part_names(scale)]
 
 

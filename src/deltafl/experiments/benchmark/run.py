@@ -8,9 +8,10 @@ import tomli_w
 
 from ...errors import DeltaflError, require, unknown_name
 from ...plain_files import write_atomically
+from ..lock import in_turn
 from ..record import what_is_run
 from ..spec import Experiment, Job
-from ..sweep import OnProgress, Progress, run_jobs
+from ..sweep import UNFINISHED, OnProgress, Progress, run_jobs
 from .parts import Part, parts_of
 from .results import Reasons, Store, gather, tests, tuning
 
@@ -29,7 +30,7 @@ def reproduce_benchmark(experiment: Experiment, request: "Request", on_progress:
     from .page import write_page
 
     require("scipy", "sim")
-    parts = parts_of(experiment, request.scale, request.data_dir, request.seeds)
+    parts = parts_of(experiment, request.scale, **request.own)
     chosen = _chosen(parts, request.parts)
     reasons: Reasons = {}
     if not request.only_page:
@@ -40,7 +41,8 @@ def reproduce_benchmark(experiment: Experiment, request: "Request", on_progress:
         why = "; ".join(reasons.values()) or "leave out --only-page to run some"
         raise DeltaflError(f"{request.out} has no finished run yet: {why}")
     command = replace(request, parts=None).command
-    return write_page(experiment, request.scale, parts, results, request.out, reasons, command)
+    with in_turn(request.out / UNFINISHED / "files.lock"):
+        return write_page(experiment, request.scale, parts, results, request.out, reasons, command)
 
 
 def run_parts(

@@ -16,9 +16,9 @@ from ...errors import DeltaflError
 from ...plain_files import write_atomically
 from ...reading import checked, read_json
 from .devices import device_name, find_device
-from .fast import refusal
 from .forms import batched_refusal, has_unfolded
 from .local import LocalWork
+from .refusal import example_of, refusal
 from .together import group_size
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _NOTE = "engine.json"
+_DAMAGED = "it is damaged, so run it again in another folder"
 
 
 class Computation(NamedTuple):
@@ -81,7 +82,7 @@ def choose_route(
         DeltaflError: If the device is not there, or what is asked for cannot be.
     """
     device = find_device(how.device)
-    _check(model, how, device, count)
+    _check(model, task, how, device, count)
     if how.engine == "auto" and device.type == "cpu":
         together = how.precision == "float32" and group_size(model, task, work) > 1
         why = "no GPU was found" if how.device == "auto" else Route().why
@@ -119,11 +120,12 @@ def _asked(
     return route(paths[best], f"measured: {told}")
 
 
-def _check(model: torch.nn.Module, how: Computation, device: torch.device, count: int) -> None:
+def _check(model: torch.nn.Module, task: "Task", how: Computation, device: torch.device, count: int) -> None:
     if how.precision == "tf32" and device.type == "cpu":
         raise DeltaflError("precision is 'tf32', which CPUs do not have; write 'float32' or 'bfloat16'")
-    if how.precision == "bfloat16" and refusal(model) is not None:
-        raise DeltaflError(f"precision is 'bfloat16', but {refusal(model)}; write 'float32'")
+    reason = None if how.precision != "bfloat16" else refusal(model, example_of(task))
+    if reason is not None:
+        raise DeltaflError(f"precision is 'bfloat16', but {reason}; write 'float32'")
     if count > 1 and (device.type != "cpu" or how.engine not in ("auto", "loop")):
         raise DeltaflError(
             f"workers is {count}, but one process trains the whole cohort with device = {how.device!r} and "
@@ -131,12 +133,21 @@ def _check(model: torch.nn.Module, how: Computation, device: torch.device, count
         )
 
 
+def hardware_of(folder: Path) -> str | None:
+    """The device that a run in this folder trained on, if it is not a CPU and there is a note of it."""
+    note = folder / _NOTE
+    if not note.exists():
+        return None
+    hardware = checked(dict[str, str], read_json(note), str(note), _DAMAGED).get("hardware", "cpu")
+    return None if hardware == "cpu" else hardware
+
+
 def kept_route(folder: Path | None) -> Route | None:
     """The route that a run in this folder took; None if there is no note of one."""
     note = None if folder is None else folder / _NOTE
     if note is None or not note.exists():
         return None
-    content = checked(dict[str, str], read_json(note), str(note), "it is damaged, so run it again in another folder")
+    content = checked(dict[str, str], read_json(note), str(note), _DAMAGED)
     absent = {*Route._fields, "hardware"} - content.keys()
     if absent:
         raise DeltaflError(f"{note} lacks {', '.join(sorted(absent))}; run it again in another folder")
