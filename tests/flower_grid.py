@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -42,7 +43,7 @@ class FakeGrid(Grid):
     fail: dict[int, Handler] = field(default_factory=dict)
     sent: list[Message] = field(default_factory=list)
     keys: dict[int, bytes] = field(default_factory=dict)
-    #: What Flower keeps for each node between messages of a run.
+    #: What Flower keeps for each node between messages of a run, as it keeps it: sent to the app's process and back.
     states: dict[int, RecordDict] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -84,13 +85,15 @@ class FakeGrid(Grid):
 
     def _reply(self, message: Message) -> Message | None:
         node_id = message.metadata.dst_node_id
-        context = Context(1, node_id, self.configs.get(node_id, {}), self.states.setdefault(node_id, RecordDict()), {})
+        context = Context(1, node_id, self.configs.get(node_id, {}), self.states.get(node_id, RecordDict()), {})
         if message.metadata.message_type == "train" and node_id in self.fail:
             return self.fail[node_id](message, context)
         if node_id not in self.configs:
             return None
         try:
-            return self.app(message, context)
+            reply = self.app(message, context)
+            self.states[node_id] = recorddict_from_proto(recorddict_to_proto(context.state))
+            return reply
         except Exception as error:
             return Message(Error(2, str(error)), reply_to=message)
 
