@@ -37,6 +37,19 @@ def dropout_net() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(144, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
 
 
+class FunctionalDropout(nn.Module):
+    """A network for images that drops by a function, not by a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps, self.head = nn.Conv2d(1, 4, 3), nn.Linear(400, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = nn.functional.dropout(torch.relu(self.maps(x)).flatten(1), 0.5, self.training)
+        output: torch.Tensor = self.head(kept)
+        return output
+
+
 def batch_norm_net() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(400, 3))
 
@@ -87,7 +100,7 @@ def two() -> Iterator[Workers]:
         yield workers
 
 
-@pytest.mark.parametrize("make_model", [cnn, dropout_net, batch_norm_net, softmax_net])
+@pytest.mark.parametrize("make_model", [cnn, dropout_net, FunctionalDropout, batch_norm_net, softmax_net])
 def test_one_and_two_workers_agree_to_the_last_bit(make_model: object, two: Workers) -> None:
     task = make_task(make_model)
     alone, pair = Engine(task, WORK, 3), Engine(task, WORK, 3, two)
@@ -105,7 +118,7 @@ def test_one_and_two_workers_agree_to_the_last_bit(make_model: object, two: Work
     assert alone.evaluate(moved_d) == pair.evaluate(moved_d)
 
 
-@pytest.mark.parametrize("make_model", [cnn, dropout_net, softmax_net])
+@pytest.mark.parametrize("make_model", [cnn, dropout_net, FunctionalDropout, softmax_net])
 def test_a_client_does_the_same_in_every_cohort(make_model: object) -> None:
     engine = Engine(make_task(make_model), WORK, 3)
     params_d = engine.initial_params()

@@ -16,8 +16,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
-from deltafl.simulation.training.fast import FastTrainer, channels_last, choose_layout, choose_trainer, refusal
+from deltafl.simulation.training.fast import FastTrainer, channels_last, choose_layout, choose_trainer
 from deltafl.simulation.training.local import LocalResult, LocalWork, minibatches, train_serial
+from deltafl.simulation.training.refusal import refusal
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray, Params
 
@@ -241,7 +242,8 @@ def frozen() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), "buffers"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), "batch normalisation does not look at batches"),
+        (lambda: nn.LSTM(3, 3, num_layers=2, dropout=0.1), "random layers (LSTM)"),
         (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)), "random"),
         (lambda: nn.Sequential(nn.Linear(3, 3), nn.RReLU()), "random"),
         (tied, "shared"),
@@ -261,6 +263,25 @@ def test_plain_models_take_the_fast_path() -> None:
     trainer, _ = choose_trainer(cnn(), cross_entropy)
     assert isinstance(getattr(trainer, "__self__", None), FastTrainer)
     assert refusal(ViewNet()) is None
+
+
+class FunctionalDropout(nn.Linear):
+    """Draws without a layer that says so."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+def test_a_model_that_draws_is_found_by_trying_it() -> None:
+    model, linear, lstm = FunctionalDropout(3, 3), nn.Linear(3, 3), nn.LSTM(3, 3)
+    before = torch.get_rng_state()
+    assert "draws random numbers" in str(refusal(model, torch.zeros(1, 3)))
+    assert refusal(linear, torch.zeros(1, 3)) is None
+    assert refusal(lstm, torch.zeros(1, 2, 3)) is None
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
+    assert refusal(model.eval(), torch.zeros(1, 3)) is not None
+    assert not model.training
 
 
 def test_frozen_parameters_do_not_move() -> None:

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.training.fast import refusal
 from deltafl.simulation.training.local import LocalWork, train_serial
+from deltafl.simulation.training.refusal import refusal
 from deltafl.tasks.models import celeba_cnn, cross_entropy, femnist_cnn, resnet18
 
 MODELS = {

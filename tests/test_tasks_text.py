@@ -11,8 +11,8 @@ import torch
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.training.fast import refusal
 from deltafl.simulation.training.local import LocalWork, train_serial
+from deltafl.simulation.training.refusal import refusal
 from deltafl.streams import stream
 from deltafl.tasks.datasets import load_dataset
 from deltafl.tasks.fitting import require_fitting

@@ -19,9 +19,9 @@ from ..round import Broadcast
 from ..tasks.base import Task
 from ..types import BoolArray, FloatArray, IntArray, Params
 from .runner import ClientRunner, new_model
-from .training.fast import tell_refusal
 from .training.local import LocalResult, LocalWork
 from .training.measuring import measure_routes
+from .training.refusal import example_of, tell_refusal
 from .training.routes import Computation, Route, choose_route
 from .workers import Job, Workers
 
@@ -105,7 +105,7 @@ class Engine:
         self._runner = ClientRunner(task, work, seed, model, self.route)
         if count > 1:
             self._runner.share()
-            tell_refusal(model)  # the processes that train have no log
+            tell_refusal(model, example_of(task))  # the processes that train have no log
         self.num_params: int = len(self._initial_d)
 
     def initial_params(self) -> Params:

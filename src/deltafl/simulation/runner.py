@@ -170,7 +170,8 @@ class ClientRunner:
             self._data = _Data(*(part.to(self._device) for part in self._stored))
             self._train_group = self._group_trainer(model)
             if self._route.path == "loop":
-                self._trainer, _ = choose_trainer(model, self._loss, self._device, self._route.precision)
+                example = self._inputs(self._data.train_x[:1])
+                self._trainer, _ = choose_trainer(model, self._loss, self._device, self._route.precision, example)
             self._model = model.eval()
             self._layout = choose_layout(model, self._data.test_x)
         return self._model

@@ -14,7 +14,6 @@ What makes it faster, on one core (``benchmarks/local_training.py`` measures it)
 import copy
 import ctypes
 import functools
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -25,11 +24,10 @@ import torch
 from ...types import IntArray, Params
 from .devices import autocast
 from .local import LocalResult, LocalWork, minibatches, step_variance, train_serial
+from .refusal import tell_refusal
 
 if TYPE_CHECKING:
     from ...tasks.base import Loss
-
-_log = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 
@@ -71,7 +69,7 @@ class FastTrainer:
     """Trains one client after another with one copy of the model.
 
     Args:
-        model: A module for which ``refusal(model)`` is None; it is copied and left as it was.
+        model: A module for which ``refusal.refusal`` is None; it is copied and left as it was.
         loss: ``loss(output, y)``, the mean loss of a minibatch.
         device: Where to train; the examples are there already.
         precision: ``"bfloat16"`` for forward passes in bfloat16; anything else leaves products to ``devices.numerics``.
@@ -238,38 +236,20 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
 
 
 def choose_trainer(
-    model: torch.nn.Module, loss: "Loss", device: torch.device = CPU, precision: str = "float32"
+    model: torch.nn.Module,
+    loss: "Loss",
+    device: torch.device = CPU,
+    precision: str = "float32",
+    example: torch.Tensor | None = None,
 ) -> tuple[Trainer, str]:
-    """The trainer for this model, and why: the fast one wherever it is known to equal the twin."""
-    reason = tell_refusal(model)
+    """The trainer for this model, and why: the fast one wherever it is known to equal the twin.
+
+    ``example`` is for ``refusal``.
+    """
+    reason = tell_refusal(model, example)
     if reason is None:
         return FastTrainer(model, loss, device, precision).train, "fast path"
     return functools.partial(train_serial, model.to(device), loss), reason
-
-
-def tell_refusal(model: torch.nn.Module) -> str | None:
-    """``refusal(model)``, also put into the log if there is one."""
-    reason = refusal(model)
-    if reason is not None:
-        _log.info("local training uses the serial path, which is slower: %s", reason)
-    return reason
-
-
-def refusal(model: torch.nn.Module) -> str | None:
-    """Why the fast path does not take this model, or None if it does."""
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    params = list(model.parameters())
-    buffers = [name for name, _ in model.named_buffers()]
-    random = [type(part).__name__ for part in model.modules() if _is_random(part)]
-    if buffers:
-        return f"the model has buffers ({buffers[0]}); they stay as they were made and are not averaged"
-    if random:
-        return f"the model has random layers ({random[0]})"
-    if len(names) != len(params):
-        return "the model has shared parameters"
-    if any(not param.requires_grad or param.dtype != torch.float32 for param in params):
-        return "the model has parameters that are frozen or not float32"
-    return None
 
 
 def keep_freed_memory() -> None:
@@ -289,7 +269,3 @@ def keep_freed_memory() -> None:
 def _squared_norm(vector_d: torch.Tensor) -> float:
     norm = float(torch.linalg.vector_norm(vector_d, dtype=torch.float64).item())
     return norm * norm
-
-
-def _is_random(part: torch.nn.Module) -> bool:
-    return isinstance(part, torch.nn.RReLU | torch.nn.modules.dropout._DropoutNd)

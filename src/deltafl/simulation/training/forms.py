@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .fast import refusal
+from .refusal import example_of, refusal
 from .together import Forward, forward_of, losses_of
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def batched_forward(model: nn.Module) -> Forward:
 
 def batched_refusal(model: nn.Module, task: "Task") -> str | None:
     """Why the clients of a task cannot be trained as a batch, or None if they can; tried on two of them."""
-    reason = refusal(model)
+    reason = refusal(model, example_of(task))
     if reason is not None:
         return reason
     if losses_of(task.loss) is None:

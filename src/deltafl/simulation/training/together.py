@@ -22,9 +22,10 @@ from torch.nn import functional
 
 from ...types import IntArray, Params
 from .dense import ALIGNMENT, DenseChain
-from .fast import refusal, take_step
+from .fast import take_step
 from .local import LocalResult, LocalWork
 from .members import Fetch, Member, Schedule, results_of, schedule_of
+from .refusal import refusal
 
 if TYPE_CHECKING:
     from ...tasks.base import Loss, Task
