@@ -63,6 +63,9 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
     done = deltafl("run", "--config", "my.toml", "--set", "proximal=0.5", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "out/rounds.jsonl" in done.stdout
+    data = json.loads((tmp_path / "out" / "environment.json").read_text())["data"]
+    assert "toy" in data
+    assert f"Data: {data}" in done.stdout
     config = (tmp_path / "out" / "config.toml").read_text()
     assert 'sampler = "fedis@multinomial"' in config
     assert "proximal = 0.5" in config
