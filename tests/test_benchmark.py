@@ -23,11 +23,12 @@ from deltafl.experiments.benchmark.parts import Part, parts_of
 from deltafl.experiments.benchmark.server_memory import model_size, server_memory
 from deltafl.experiments.benchmark.target import holm, p_value
 from deltafl.experiments.benchmark.tuning import Score, score, search
+from deltafl.experiments.kept import is_done, record_path
 from deltafl.experiments.pages.measures import compare
 from deltafl.experiments.record import RunRecord, what_is_run, write_record
 from deltafl.experiments.request import Request
 from deltafl.experiments.spec import SCALES, Experiment, Job, load_experiment, parse_experiment
-from deltafl.experiments.sweep import Progress, record_path
+from deltafl.experiments.sweep import Progress
 from deltafl.samplers import SAMPLERS
 from deltafl.settings import RunSettings, make_settings
 
@@ -457,7 +458,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def serial(jobs: Sequence[Job], folder: Path, processes: int, on_progress: Callable[[Progress], None]) -> None:
         for job in jobs:
-            if not sweep.is_done(job, folder):
+            if not is_done(job, folder):
                 sweep.run_job(job, folder)
                 done.append(job.key)
         rounds = sum(job.settings.rounds or 0 for job in jobs)

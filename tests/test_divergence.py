@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from deltafl.cli.main import app
 from deltafl.divergence import DivergedError, Method, Watch, likely_cause
+from deltafl.experiments.kept import is_done
 from deltafl.experiments.pages.cells import over_seeds
 from deltafl.experiments.pages.groups import gather
 from deltafl.experiments.pages.measures import accuracy, late_loss
@@ -16,7 +17,7 @@ from deltafl.experiments.pages.page import write_page
 from deltafl.experiments.pages.views import read_view
 from deltafl.experiments.record import read_record
 from deltafl.experiments.spec import Sweep, parse_experiment
-from deltafl.experiments.sweep import is_done, records_of, run_job
+from deltafl.experiments.sweep import records_of, run_job
 from deltafl.report.curves import Run
 from deltafl.report.plots import draw_plots
 from deltafl.report.remarks import remarks

@@ -13,17 +13,14 @@ import numpy as np
 import pytest
 
 from deltafl.errors import DeltaflError
+from deltafl.experiments.kept import UNFINISHED, is_done, record_path, rounds_played
 from deltafl.experiments.lock import only_one
 from deltafl.experiments.record import RunRecord, read_record, record_of, write_record
 from deltafl.experiments.spec import Experiment, parse_experiment
 from deltafl.experiments.sweep import (
-    UNFINISHED,
     Progress,
-    is_done,
     make_sweep,
-    record_path,
     records_of,
-    rounds_played,
     run_job,
     run_sweep,
 )

@@ -10,10 +10,11 @@ from ..errors import DeltaflError, require
 from ..plain_files import write_atomically
 from .environments import only_here, told
 from .folders import require_ours
+from .kept import UNFINISHED
 from .lock import in_turn, only_one
 from .request import Request
 from .spec import Experiment, Sweep, load_experiment
-from .sweep import UNFINISHED, OnProgress, Progress, make_sweep, records_of, run_sweep
+from .sweep import OnProgress, Progress, make_sweep, records_of, run_sweep
 
 
 def reproduce(request: Request, on_progress: OnProgress) -> str:

@@ -9,7 +9,6 @@
     DIR/unfinished/files.lock                 held while one of them writes a file of the whole folder
 """
 
-import json
 import logging
 import multiprocessing
 import os
@@ -30,17 +29,15 @@ import tomli_w
 from ..divergence import DivergedError
 from ..errors import DeltaflError, require
 from ..plain_files import write_atomically
-from ..reading import checked
-from ..settings import CompareSettings, RunSettings
+from ..settings import CompareSettings
+from .kept import UNFINISHED, is_done, record_path, rounds_played
 from .lock import in_turn, only_one
-from .record import HOW, RunRecord, read_record, record_of, what_is_run, write_record
+from .record import HOW, RunRecord, read_record, record_of, write_record
 from .spec import Experiment, Job, Sweep
 
 _log = logging.getLogger(__name__)
 
-UNFINISHED = "unfinished"
 _POLL_SECONDS = 1.0
-_TAIL_BYTES = 65536
 
 
 class Progress(NamedTuple):
@@ -118,29 +115,6 @@ def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnP
         _run_jobs(waiting, folder, min(processes, len(waiting)), watch)
     with suppress(OSError):  # there is none, or it is not empty
         (folder / UNFINISHED).rmdir()
-
-
-def is_done(job: Job, folder: Path) -> bool:
-    """Whether the job has a record in the folder, and with these settings.
-
-    Raises:
-        DeltaflError: If there is a record or an unfinished run of other settings in its place.
-    """
-    from ..simulation.records import recorded_settings
-
-    path = record_path(job, folder)
-    if path.exists():
-        _require_same(read_record(path).settings, job, path)
-        return True
-    begun = recorded_settings(folder / UNFINISHED / job.key)
-    if begun is not None:
-        _require_same(begun, job, folder / UNFINISHED / job.key)
-    return False
-
-
-def record_path(job: Job, folder: Path) -> Path:
-    """Where a finished run's record goes."""
-    return folder / "runs" / f"{job.key}.json"
 
 
 def records_of(sweep: Sweep, folder: Path) -> list[RunRecord]:
@@ -263,17 +237,6 @@ class _Watch:
         self._on_progress(Progress(rounds, total, len(self._done), len(self._jobs), tuple(running)))
 
 
-def rounds_played(path: Path) -> int:
-    """The last round in an unfinished run's ``timings.jsonl``; 0 if there is none."""
-    try:
-        with (path / "timings.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-            lines = [line for line in file.read().split(b"\n") if line.endswith(b"}")]
-        return int(json.loads(lines[-1])["round"]) if lines else 0
-    except (OSError, ValueError):  # not there, or a line that is being written
-        return 0
-
-
 def _missing_data(sweep: Sweep, parts: set[str]) -> dict[str, str]:
     """The parts whose task cannot be made here, with the sentence why."""
     from ..simulation.setup import task_of
@@ -301,15 +264,3 @@ def _write_config(sweep: Sweep, folder: Path) -> None:
     }
     with in_turn(folder / UNFINISHED / "files.lock"):
         write_atomically(folder / "config.toml", tomli_w.dumps(content))
-
-
-def _require_same(recorded: dict[str, Any], job: Job, place: Path) -> None:
-    """Refuse a record of other settings. One that a newer version of this package added had its default."""
-    cure = "delete it to run it again"
-    before = what_is_run(checked(RunSettings, recorded, f"{place} has impossible settings", cure))
-    now = what_is_run(job.settings)
-    for key in sorted({*before, *now}):
-        if before.get(key) != now.get(key):
-            raise DeltaflError(
-                f"{place} was run with {key} = {before.get(key)}, not {now.get(key)}: choose another --out, or {cure}"
-            )

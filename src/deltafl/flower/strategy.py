@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from logging import INFO, WARNING
-from math import isfinite
+from logging import INFO
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +26,7 @@ from .messages import answer_of, by_request, for_client, mean_metrics, metrics_o
 from .registration import Directory
 from .saved import load, save, sole_owner
 from .sketched import sketch_seed
+from .telling import tell_news, tell_round
 
 #: Seconds that a message outlives its round's timeout, for replies that are under way.
 TTL_GRACE = 10.0
@@ -181,7 +181,7 @@ class DeltaStrategy(Strategy):
         present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=first)
         joined = [key for key in present if key not in federation.keys]
         federation.admit(present)
-        self._log_news()
+        tell_news(federation.news)
         if joined:
             log(INFO, "%d clients joined, %d are known", len(joined), len(federation.keys))
         cohort = federation.open(present)
@@ -219,7 +219,8 @@ class DeltaStrategy(Strategy):
         self._open = _Open(opened.cohort, [])
         if self.state_path is not None:
             save(self.state_path, federation)
-        self._log(info)
+        tell_round(info, federation.keys)
+        tell_news(federation.news)
         return to_record(federation.arrays()), MetricRecord(metrics_of(info))
 
     def configure_evaluate(
@@ -286,23 +287,3 @@ class DeltaStrategy(Strategy):
         if self.rules.sketch:
             sent[SKETCH_NUMBERS], sent[SKETCH_SEED] = self.rules.sketch, sketch_seed(self.rules.seed)
         return RecordDict({"arrays": to_record(federation.arrays()), "config": sent})
-
-    def _log_news(self) -> None:
-        news = self._known().news
-        while news:
-            log(WARNING, "\t%s", news.pop(0))
-
-    def _log(self, info: RoundInfo) -> None:
-        keys = self._known().keys
-        for client, reason in info.rejected:
-            log(WARNING, "\tno use of the reply of %s: %s", keys[client], reason)
-        log(
-            INFO,
-            "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f",
-            info.num_responded,
-            info.num_asked,
-            info.sum_of_weights,
-            info.largest_weight,
-            info.effective_sample_size if isfinite(info.effective_sample_size) else 0.0,
-        )
-        self._log_news()

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from ..kept import is_done, record_path
 from ..record import RunRecord, read_record
 from ..spec import Job
-from ..sweep import is_done, record_path
 from .parts import Part
 from .tuning import Score, Search, score, search
 

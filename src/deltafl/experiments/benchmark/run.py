@@ -8,10 +8,11 @@ import tomli_w
 
 from ...errors import DeltaflError, require, unknown_name
 from ...plain_files import write_atomically
+from ..kept import UNFINISHED
 from ..lock import in_turn
 from ..record import what_is_run
 from ..spec import Experiment, Job
-from ..sweep import UNFINISHED, OnProgress, Progress, run_jobs
+from ..sweep import OnProgress, Progress, run_jobs
 from .parts import Part, parts_of
 from .results import Reasons, Store, gather, tests, tuning
 

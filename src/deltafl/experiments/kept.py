@@ -1,0 +1,60 @@
+"""What a folder has of a job: the record of a finished run, or the directory of one that is not (see ``sweep.py``)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import DeltaflError
+from ..reading import checked
+from ..settings import RunSettings
+from .record import read_record, what_is_run
+from .spec import Job
+
+UNFINISHED = "unfinished"
+_TAIL_BYTES = 65536
+
+
+def is_done(job: Job, folder: Path) -> bool:
+    """Whether the job has a record in the folder, and with these settings.
+
+    Raises:
+        DeltaflError: If there is a record or an unfinished run of other settings in its place.
+    """
+    from ..simulation.records import recorded_settings
+
+    path = record_path(job, folder)
+    if path.exists():
+        _require_same(read_record(path).settings, job, path)
+        return True
+    begun = recorded_settings(folder / UNFINISHED / job.key)
+    if begun is not None:
+        _require_same(begun, job, folder / UNFINISHED / job.key)
+    return False
+
+
+def record_path(job: Job, folder: Path) -> Path:
+    """Where a finished run's record goes."""
+    return folder / "runs" / f"{job.key}.json"
+
+
+def rounds_played(path: Path) -> int:
+    """The last round in an unfinished run's ``timings.jsonl``; 0 if there is none."""
+    try:
+        with (path / "timings.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            lines = [line for line in file.read().split(b"\n") if line.endswith(b"}")]
+        return int(json.loads(lines[-1])["round"]) if lines else 0
+    except (OSError, ValueError):  # not there, or a line that is being written
+        return 0
+
+
+def _require_same(recorded: dict[str, Any], job: Job, place: Path) -> None:
+    """Refuse a record of other settings. One that a newer version of this package added had its default."""
+    cure = "delete it to run it again"
+    before = what_is_run(checked(RunSettings, recorded, f"{place} has impossible settings", cure))
+    now = what_is_run(job.settings)
+    for key in sorted({*before, *now}):
+        if before.get(key) != now.get(key):
+            raise DeltaflError(
+                f"{place} was run with {key} = {before.get(key)}, not {now.get(key)}: choose another --out, or {cure}"
+            )

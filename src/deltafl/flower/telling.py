@@ -1,0 +1,30 @@
+"""What the server's log says of a round."""
+
+from collections.abc import Sequence
+from logging import INFO, WARNING
+from math import isfinite
+
+from flwr.supercore import log
+
+from ..types import RoundInfo
+
+
+def tell_round(info: RoundInfo, keys: Sequence[str]) -> None:
+    """The replies that were of no use, by their clients' keys, and what the others add up to."""
+    for client, reason in info.rejected:
+        log(WARNING, "\tno use of the reply of %s: %s", keys[client], reason)
+    log(
+        INFO,
+        "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f",
+        info.num_responded,
+        info.num_asked,
+        info.sum_of_weights,
+        info.largest_weight,
+        info.effective_sample_size if isfinite(info.effective_sample_size) else 0.0,
+    )
+
+
+def tell_news(news: list[str]) -> None:
+    """What the federation has to say, once: the list is emptied."""
+    while news:
+        log(WARNING, "\t%s", news.pop(0))
