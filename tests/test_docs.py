@@ -1,9 +1,12 @@
 """The README's example runs, and the documents name the files that are there."""
 
+import csv
 import re
 from pathlib import Path
 
 import numpy as np
+
+from deltafl.experiments.spec import load_experiment
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,6 +27,23 @@ def test_the_architecture_names_every_file_and_folder() -> None:
             assert path.name in text, f"docs/architecture.md does not name {path.name}"
         elif path.is_dir() and not path.name.startswith("__"):
             assert f"{path.name}/" in text, f"docs/architecture.md does not name {path.name}/"
+
+
+def test_the_readmes_first_table_is_that_of_the_benchmark() -> None:
+    titles = {part: str(table["title"]) for part, table in load_experiment("benchmark").parts.items()}
+    with (ROOT / "docs" / "results" / "benchmark" / "table.csv").open(encoding="utf-8") as file:
+        measured = {(row["method"], titles[row["part"]]): row for row in csv.DictReader(file)}
+    lines = [line.strip("| ").split(" | ") for line in (ROOT / "README.md").read_text().splitlines() if line[:1] == "|"]
+    columns = lines[0][1:]
+    rows = [line for line in lines if len(line) == len(lines[0]) and line[0].startswith("`")]
+    assert columns
+    assert len(rows) > 2
+    for row in rows:
+        label = row[0].split("`")[1]
+        for title, shown in zip(columns, row[1:], strict=True):
+            cell = measured[label, title]
+            gap, low, high = (float(cell[f"gap_rounds{end}"]) for end in ("", "_low", "_high"))
+            assert shown == f"{gap:.2f} [{low:.2f}, {high:.2f}]", f"README.md, {label}, {title}"
 
 
 def test_links_between_documents_lead_somewhere() -> None:
