@@ -20,8 +20,10 @@ from deltafl.experiments.benchmark.gap import closed, room
 from deltafl.experiments.benchmark.judge import is_ours, is_unbiased, measures
 from deltafl.experiments.benchmark.numbers import bounded_rounds, last_accuracy, mean_accuracy, rounds_to_threshold
 from deltafl.experiments.benchmark.parts import Part, parts_of
+from deltafl.experiments.benchmark.results import Store
 from deltafl.experiments.benchmark.server_memory import model_size, server_memory
 from deltafl.experiments.benchmark.target import holm, p_value
+from deltafl.experiments.benchmark.tried import tried_of
 from deltafl.experiments.benchmark.tuning import Score, score, search
 from deltafl.experiments.kept import is_done, record_path
 from deltafl.experiments.pages.measures import compare
@@ -237,10 +239,14 @@ def test_a_rate_that_never_reaches_counts_twice_its_rounds_and_ties_go_to_accura
     job = part.tuning_job("uniform", 0.1, 1000)
     fast, slow = record(job, [0.6, 0.7, 0.7, 0.7]), record(job, [0.1, 0.2, 0.3, 0.4])
     lost = record(job, [0.6, 0.6], diverged=2)
-    assert score([fast, slow], 0.5, 4).rounds == (1 + 2 * 4) / 2
-    assert score([lost], 0.5, 4).rounds == 8
-    assert score([slow], 0.5, 4) < score([record(job, [0.1, 0.2, 0.3, 0.3])], 0.5, 4)
-    assert score([fast], 0.5, 4) < score([slow], 0.5, 4)
+
+    def scored(*runs: RunRecord) -> Score:
+        return score([tried_of(run, part) for run in runs])
+
+    assert scored(fast, slow).rounds == (1 + 2 * 4) / 2
+    assert scored(lost).rounds == 8
+    assert scored(slow) < scored(record(job, [0.1, 0.2, 0.3, 0.3]))
+    assert scored(fast) < scored(slow)
 
 
 # The file
@@ -448,6 +454,28 @@ def test_records_of_other_settings_are_refused(tmp_path: Path) -> None:
         shown(tmp_path, made_up(threshold=0.55))
 
 
+def test_lines_of_tuning_runs_say_what_their_records_said(tmp_path: Path) -> None:
+    write_runs(tmp_path, made_up(), MADE_UP)
+    page = shown(tmp_path, made_up())
+    part = parts_of(made_up(), "smoke")[0]
+    store, jobs = Store(tmp_path), [part.tuning_job("uniform", rate, 1000) for rate in part.rates]
+    before = [store.tried(part, job) for job in jobs]
+    store.pack(part, jobs)
+    assert not any(record_path(job, tmp_path).exists() for job in jobs)
+    assert [store.tried(part, job) for job in jobs] == before
+    assert [Store(tmp_path).tried(part, job) for job in jobs] == before
+    store.pack(part, [part.tuning_job("full", 0.2, 1000)])  # the others stay
+    assert shown(tmp_path, made_up()) == page
+    with pytest.raises(DeltaflError, match=r"digits-tuning.jsonl was run with threshold = 0.5, not 0.55"):
+        shown(tmp_path, made_up(threshold=0.55))
+    with pytest.raises(DeltaflError, match="has means over 40 rounds, not 30"):
+        shown(tmp_path, made_up(tuning_rounds=30))
+    path = tmp_path / "runs" / "digits-tuning.jsonl"
+    path.write_text(path.read_text().replace('"reached": 30.0', '"reached": "soon"'))
+    with pytest.raises(DeltaflError, match=r"digits-tuning.jsonl, line \d+,: reached: .*delete it to run them again"):
+        shown(tmp_path, made_up())
+
+
 # Running
 
 
@@ -485,6 +513,7 @@ def test_it_tunes_then_measures_and_goes_on_where_it_was(tmp_path: Path, ran: li
     assert told[-1].runs_done == told[-1].runs_total == len(ran)
     assert told[-1].rounds_done == 3 * len(ran)
     assert "deltafl reproduce benchmark --scale smoke --seeds 1" in page
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits", "digits-tuning.jsonl"]
     first = list(ran)
     reproduce(2, experiment)
     assert ran[len(first) :] == [f"digits/{label}-seed1" for label in small["methods"]]

@@ -24,11 +24,11 @@ def is_done(job: Job, folder: Path) -> bool:
 
     path = record_path(job, folder)
     if path.exists():
-        _require_same(read_record(path).settings, job, path)
+        require_same(read_record(path).settings, job, path)
         return True
     begun = recorded_settings(folder / UNFINISHED / job.key)
     if begun is not None:
-        _require_same(begun, job, folder / UNFINISHED / job.key)
+        require_same(begun, job, folder / UNFINISHED / job.key)
     return False
 
 
@@ -48,8 +48,8 @@ def rounds_played(path: Path) -> int:
         return 0
 
 
-def _require_same(recorded: dict[str, Any], job: Job, place: Path) -> None:
-    """Refuse a record of other settings. One that a newer version of this package added had its default."""
+def require_same(recorded: dict[str, Any], job: Job, place: Path) -> None:
+    """Refuse a record of other settings than the job's. One that this package did not have yet had its default."""
     cure = "delete it to run it again"
     before = what_is_run(checked(RunSettings, recorded, f"{place} has impossible settings", cure))
     now = what_is_run(job.settings)

@@ -119,7 +119,7 @@ _RULES = (
 )
 _FILES = (
     "`table.csv` has every measure of every method with its interval, `runs.csv` one line a run, `tuning.csv` every "
-    "rate that was tried; the records of the runs are below `runs/`."
+    "rate that was tried; the records of the runs, and a line for each tuning run, are below `runs/`."
 )
 
 

@@ -1,12 +1,16 @@
 """The finished runs of the benchmark: what is there, which rate each method has, what is still to be run."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..kept import is_done, record_path
+from ..kept import UNFINISHED, is_done, record_path
+from ..lock import in_turn
 from ..record import RunRecord, read_record
 from ..spec import Job
 from .parts import Part
+from .tried import Key, Tried, key_of, read_tried, tried_of, write_tried
 from .tuning import Score, Search, score, search
 
 #: Finished runs of one method by seed.
@@ -21,6 +25,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._known: dict[str, RunRecord] = {}
+        self._tried: dict[str, dict[Key, Tried]] = {}
 
     def get(self, job: Job) -> RunRecord | None:
         """The record of a job, or None if it is not finished.
@@ -32,14 +37,44 @@ class Store:
             self._known[job.key] = read_record(record_path(job, self.folder))
         return self._known.get(job.key)
 
+    def tried(self, part: Part, job: Job) -> Tried | None:
+        """What a tuning run gave, from its line or else its record; None if it is not finished.
+
+        Raises:
+            DeltaflError: If it was run with other settings.
+        """
+        if part.name not in self._tried:
+            self._tried[part.name] = read_tried(part, self.folder)
+        line = self._tried[part.name].get(key_of(job))
+        if line is not None and line.rounds == job.settings.rounds:
+            return line
+        record = self.get(job)
+        return None if record is None else tried_of(record, part)
+
+    def pack(self, part: Part, jobs: Sequence[Job]) -> None:
+        """Keep a line of each of these tuning runs that has a record, instead of the record."""
+        found = [(job, record) for job in jobs if (record := self.get(job)) is not None]
+        if not found:
+            return
+        with in_turn(self.folder / UNFINISHED / "files.lock"):
+            lines = read_tried(part, self.folder) | {key_of(job): tried_of(record, part) for job, record in found}
+            write_tried(part, self.folder, lines.values())
+            self._tried[part.name] = lines
+            for job, _ in found:
+                path = record_path(job, self.folder)
+                path.unlink(missing_ok=True)
+                with suppress(OSError):  # it is not empty
+                    path.parent.rmdir()
+                del self._known[job.key]
+
 
 def find_rates(part: Part, methods: tuple[str, ...], store: Store) -> dict[str, Search]:
     """How far the search for the methods' learning rates is."""
 
     def score_of(label: str, rate: float) -> Score | None:
-        records = [store.get(part.tuning_job(label, rate, seed)) for seed in part.tuning_seeds]
-        found = [record for record in records if record is not None]
-        return score(found, part.threshold, part.tuning_horizon) if len(found) == len(records) else None
+        runs = [store.tried(part, part.tuning_job(label, rate, seed)) for seed in part.tuning_seeds]
+        found = [run for run in runs if run is not None]
+        return score(found) if len(found) == len(runs) else None
 
     return search(part.rates, part.extensions, methods, score_of)
 

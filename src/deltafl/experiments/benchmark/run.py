@@ -69,16 +69,16 @@ def run_parts(
 
 def _run_part(part: Part, methods: tuple[str, ...], store: Store, processes: int, progress: "_Whole") -> None:
     """Tune until the grid grows no more, then measure."""
-    while not _finished(jobs := tuning(part, methods, store), store):
+    done = [job for job in tuning(part, methods, store) if store.tried(part, job)]
+    store.pack(part, done)  # what was interrupted left records
+    progress.add(done)
+    while jobs := [job for job in tuning(part, methods, store) if store.tried(part, job) is None]:
         run_jobs(jobs, store.folder, processes, progress.of(jobs))
-    progress.add(jobs)
+        progress.add(jobs)
+    store.pack(part, tuning(part, methods, store))
     jobs = tests(part, methods, store)
     run_jobs(jobs, store.folder, processes, progress.of(jobs))
     progress.add(jobs)
-
-
-def _finished(jobs: Sequence[Job], store: Store) -> bool:
-    return all(store.get(job) is not None for job in jobs)
 
 
 def runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
@@ -88,7 +88,9 @@ def runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
     """
     from ...simulation.setup import plan_of, task_of
 
-    if all(_finished(stage(part, part.methods, store), store) for stage in (tuning, tests)):
+    if all(store.tried(part, job) for job in tuning(part, part.methods, store)) and all(
+        store.get(job) for job in tests(part, part.methods, store)
+    ):
         return part.methods
     try:
         task = task_of(part.common)

@@ -186,13 +186,13 @@ def tuning_cells(results: Sequence[Result], store: Store) -> Cells:
         part = result.part
         for method in result.methods:
             for rate in method.search.rates:
-                found = [store.get(part.tuning_job(method.label, rate, seed)) for seed in part.tuning_seeds]
-                records = [record for record in found if record is not None]
-                if records:
-                    rounds, minus = score(records, part.threshold, part.tuning_horizon)
-                    cell = {"part": part.name, "method": method.label, "rate": rate, "seeds": len(records)}
+                found = [store.tried(part, part.tuning_job(method.label, rate, seed)) for seed in part.tuning_seeds]
+                runs = [run for run in found if run is not None]
+                if runs:
+                    rounds, minus = score(runs)
+                    cell = {"part": part.name, "method": method.label, "rate": rate, "seeds": len(runs)}
                     cell |= {"rounds": rounds, "mean_accuracy": -100 * minus}
-                    cells.append(cell | {"diverged": sum(record.diverged is not None for record in records)})
+                    cells.append(cell | {"diverged": sum(run.diverged is not None for run in runs)})
                     cells[-1]["chosen"] = rate == method.search.best
     return cells
 

@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ..record import RunRecord
-from .numbers import mean_accuracy, rounds_to_threshold
+from .tried import Tried
 
 NEVER = 2  # a run that never reaches the threshold counts as so many times its rounds
 Edge = Literal["", "low", "high"]
@@ -42,18 +41,10 @@ class Search(NamedTuple):
     score: Score | None
 
 
-def score(records: Sequence[RunRecord], threshold: float, horizon: int) -> Score:
-    """The score of one rate from its runs, one for each tuning seed.
-
-    Args:
-        records: The runs.
-        threshold: What is to be reached.
-        horizon: Rounds over which accuracy is averaged.
-    """
-    rounds = [rounds_to_threshold(record, threshold) for record in records]
-    planned = [int(record.settings["rounds"]) for record in records]
-    counted = [NEVER * most if number is None else number for number, most in zip(rounds, planned, strict=True)]
-    return Score(float(np.mean(counted)), -float(np.mean([mean_accuracy(record, horizon) for record in records])))
+def score(runs: Sequence[Tried]) -> Score:
+    """The score of one rate from its runs, one for each tuning seed."""
+    rounds = [NEVER * run.rounds if run.reached is None else run.reached for run in runs]
+    return Score(float(np.mean(rounds)), -float(np.mean([run.mean_accuracy for run in runs])))
 
 
 def search(
