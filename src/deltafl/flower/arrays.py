@@ -117,12 +117,16 @@ class Layout(NamedTuple):
 
     def update(self, received: Mapping[str, Array], sent: Mapping[str, Array]) -> Params:
         """u_i = received - sent over the trained arrays, float32 (d,); entries that overflow become infinite."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            parts = [
-                np.subtract(received[entry.name], sent[entry.name], dtype=np.float64).astype(np.float32).ravel()
-                for entry in self.trained
-            ]
-        return np.concatenate(parts)
+        return update_of({entry.name: sent[entry.name] for entry in self.trained}, received)
+
+
+def update_of(sent: Mapping[str, Array], received: Mapping[str, Array]) -> Params:
+    """Received - sent over the arrays that were sent, in their order, float32 (d,); what overflows becomes infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        parts = [
+            np.subtract(received[name], old, dtype=np.float64).astype(np.float32).ravel() for name, old in sent.items()
+        ]
+    return np.concatenate(parts)
 
 
 def _kind(name: str, array: Array, buffers: Sequence[str]) -> str:

@@ -17,8 +17,8 @@ from ..errors import DeltaflError
 from ..estimators.remote import NOTHING, ClientMemory
 from ..estimators.sketch import count_sketch
 from ..types import Params
-from .arrays import Arrays
-from .client_memory import keep, recall, subtracted, update_of
+from .arrays import Arrays, update_of
+from .client_memory import keep, recall, subtracted
 from .local_steps import LOSS, NUM_STEPS, STEP_VARIANCE
 from .remembering import SINCE, TAKEN
 

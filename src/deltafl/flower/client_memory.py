@@ -14,8 +14,7 @@ from flwr.app import Array, ArrayRecord, Context
 
 from ..estimators.remote import ClientMemory
 from ..plain_files import write_atomically
-from ..types import Params
-from .arrays import Arrays
+from .arrays import Arrays, update_of
 
 FILE = "memory-file"
 _RECORD = "deltafl-memory"
@@ -66,12 +65,3 @@ def subtracted(memory: ClientMemory, taken: int, sent: Arrays, received: Arrays)
             arrays[name] = (old.astype(np.float64) + part).astype(received[name].dtype)
     memory.sent_as(update_of(sent, arrays))
     return arrays
-
-
-def update_of(sent: Arrays, received: Arrays) -> Params:
-    """u_i = received - sent as the server computes it (``Layout.update``), float32 (d,)."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        parts = [
-            np.subtract(received[name], old, dtype=np.float64).astype(np.float32).ravel() for name, old in sent.items()
-        ]
-    return np.concatenate(parts)

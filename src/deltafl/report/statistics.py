@@ -109,7 +109,7 @@ def ratio_of_means(base_s: FloatArray, other_s: FloatArray) -> Ratio:
     if num_pairs < 2:
         return Ratio(ratio, None, None)
     influence_s = base_s / np.mean(base_s) - other_s / np.mean(other_s)
-    margin = _t_quantile(num_pairs - 1) * float(np.std(influence_s, ddof=1)) / math.sqrt(num_pairs)
+    margin = t_quantile(num_pairs - 1) * float(np.std(influence_s, ddof=1)) / math.sqrt(num_pairs)
     return Ratio(ratio, ratio * math.exp(-margin), ratio * math.exp(margin))
 
 
@@ -127,7 +127,7 @@ def mean_interval(value_s: FloatArray) -> Interval:
     mean = float(np.mean(value_s))
     if len(value_s) < 2:
         return Interval(mean, None, None)
-    margin = _t_quantile(len(value_s) - 1) * float(np.std(value_s, ddof=1)) / math.sqrt(len(value_s))
+    margin = t_quantile(len(value_s) - 1) * float(np.std(value_s, ddof=1)) / math.sqrt(len(value_s))
     return Interval(mean, mean - margin, mean + margin)
 
 
@@ -141,7 +141,12 @@ def gap_closed(uniform_s: FloatArray, rounds_s: FloatArray, full_s: FloatArray) 
     return (uniform - rounds) / (uniform - full) if uniform > full else None
 
 
-def _t_quantile(degrees_of_freedom: int) -> float:
+def t_quantile(degrees_of_freedom: int) -> float:
+    """Student's t quantile of a two-sided 95 % interval.
+
+    Raises:
+        MissingExtraError: If SciPy is not installed.
+    """
     try:
         from scipy.special import stdtrit
     except ImportError as error:

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...errors import require
-from ...report.statistics import CONFIDENCE
+from ...report.statistics import mean_interval, t_quantile
 from ...types import FloatArray
 
 #: A gap below this share of what full participation needs is none.
@@ -59,8 +58,10 @@ def room(uniform_s: FloatArray, full_s: FloatArray) -> Room:
         full_s: (s,) > 0, rounds of full participation with the same seeds.
     """
     relative = float(np.mean(uniform_s) / np.mean(full_s) - 1)
-    low = _interval(uniform_s - full_s)[0] if len(full_s) > 1 else 0.0
-    return Room(relative, bool(relative >= LEAST and low >= 0 and np.mean(uniform_s) > np.mean(full_s)))
+    low = mean_interval(uniform_s - full_s).low
+    return Room(
+        relative, bool(relative >= LEAST and (low is None or low >= 0) and np.mean(uniform_s) > np.mean(full_s))
+    )
 
 
 def closed(gained_s: FloatArray, gap_s: FloatArray) -> Gap:
@@ -84,7 +85,7 @@ def closed(gained_s: FloatArray, gap_s: FloatArray) -> Gap:
         return Gap(None, None, None, num_seeds)
     if num_seeds == 1:
         return Gap(a / b, None, None, 1)
-    factor = quantile(num_seeds) ** 2 / num_seeds
+    factor = t_quantile(num_seeds - 1) ** 2 / num_seeds
     (v_aa, v_ab), (_, v_bb) = factor * np.cov(gained_s, gap_s)
     square = b * b - v_bb
     if square <= 0:
@@ -93,17 +94,3 @@ def closed(gained_s: FloatArray, gap_s: FloatArray) -> Gap:
     # Rounding can take the discriminant below 0 where a is a multiple of b.
     half = math.sqrt(max(middle * middle - (a * a - v_aa) / square, 0.0))
     return Gap(a / b, middle - half, middle + half, num_seeds)
-
-
-def _interval(value_s: FloatArray) -> tuple[float, float]:
-    mean, num = float(np.mean(value_s)), len(value_s)
-    margin = quantile(num) * float(np.std(value_s, ddof=1)) / math.sqrt(num)
-    return mean - margin, mean + margin
-
-
-def quantile(num_seeds: int) -> float:
-    """The quantile of Student's t for a two-sided 95 % interval of a mean over so many seeds."""
-    require("scipy", "sim")
-    from scipy.special import stdtrit
-
-    return float(stdtrit(num_seeds - 1, (1 + CONFIDENCE) / 2))

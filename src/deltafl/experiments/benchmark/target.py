@@ -13,8 +13,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from ...report.statistics import t_quantile
 from ..pages.measures import Statement
-from .gap import LEAST, Gap, Room, quantile
+from .gap import LEAST, Gap, Room
 from .judge import PRACTICAL, against, gap_of, is_ours, is_unbiased, measures, needs, never, room_of
 from .parts import BASELINE, FULL
 from .results import Result
@@ -137,7 +138,7 @@ def p_value(statement: Statement) -> float:
     if not statement.estimate or not low or not high or not high > low:
         return 1.0
     half = math.log(high / low) / 2
-    t = abs(math.log(statement.estimate)) / half * quantile(statement.pairs)
+    t = abs(math.log(statement.estimate)) / half * t_quantile(statement.pairs - 1)
     return float(2 * stdtr(statement.pairs - 1, -t))
 
 
