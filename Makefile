@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# Tests side by side, one thread each: torch's own threads in two processes only wait for each other.
+JOBS ?= 2
 
 .PHONY: demo test clean
 
@@ -15,7 +17,7 @@ test: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/pytest
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n $(JOBS) --dist loadfile
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deltafl needs Python 3.11 or newer: make PYTHON=python3.11")'
