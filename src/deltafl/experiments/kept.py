@@ -37,6 +37,11 @@ def record_path(job: Job, folder: Path) -> Path:
     return folder / "runs" / f"{job.key}.json"
 
 
+def files_lock(folder: Path) -> Path:
+    """The lock of what several sweeps on one folder write: its configuration, table and page (``lock.py``)."""
+    return folder / UNFINISHED / "files.lock"
+
+
 def rounds_played(path: Path) -> int:
     """The last round in an unfinished run's ``timings.jsonl``; 0 if there is none."""
     try:

@@ -10,7 +10,7 @@ from ..errors import DeltaflError, require
 from ..plain_files import write_atomically
 from .environments import only_here, told
 from .folders import require_ours
-from .kept import UNFINISHED
+from .kept import files_lock
 from .lock import in_turn, only_one
 from .request import Request
 from .spec import Experiment, Sweep, load_experiment
@@ -52,7 +52,7 @@ def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) ->
     records = records_of(sweep, folder)
     if not records:
         raise DeltaflError(f"{folder} has no finished run yet; leave out --only-page to run some")
-    with in_turn(request.out / UNFINISHED / "files.lock"):
+    with in_turn(files_lock(request.out)):
         return write_page(replace(sweep, experiment=experiment), records, request.out, not_run, request.command)
 
 
@@ -124,7 +124,7 @@ def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) 
     experiment.own_settings(request.scale)  # refuses an unknown scale before anything is written
     if request.only_page and not request.out.is_dir():
         raise DeltaflError(f"{request.out} has no finished run yet; leave out --only-page to run some")
-    with only_one(request.out / UNFINISHED / "files.lock") as ours:
+    with only_one(files_lock(request.out)) as ours:
         if not ours:
             raise DeltaflError(f"another process is running {experiment.name} in {request.out}; choose another --out")
         try:

@@ -30,7 +30,7 @@ from ..divergence import DivergedError
 from ..errors import DeltaflError, require
 from ..plain_files import write_atomically
 from ..settings import CompareSettings
-from .kept import UNFINISHED, is_done, record_path, rounds_played
+from .kept import UNFINISHED, files_lock, is_done, record_path, rounds_played
 from .lock import in_turn, only_one
 from .record import HOW, RunRecord, read_record, record_of, write_record
 from .spec import Experiment, Job, Sweep
@@ -262,5 +262,5 @@ def _write_config(sweep: Sweep, folder: Path) -> None:
         "scale": sweep.scale,
         "parts": {part: plain(settings) for part, settings in sweep.comparisons.items()},
     }
-    with in_turn(folder / UNFINISHED / "files.lock"):
+    with in_turn(files_lock(folder)):
         write_atomically(folder / "config.toml", tomli_w.dumps(content))

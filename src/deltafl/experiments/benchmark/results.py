@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..kept import UNFINISHED, is_done, record_path
+from ..kept import files_lock, is_done, record_path
 from ..lock import in_turn
 from ..record import RunRecord, read_record
 from ..spec import Job
@@ -56,7 +56,7 @@ class Store:
         found = [(job, record) for job in jobs if (record := self.get(job)) is not None]
         if not found:
             return
-        with in_turn(self.folder / UNFINISHED / "files.lock"):
+        with in_turn(files_lock(self.folder)):
             lines = read_tried(part, self.folder) | {key_of(job): tried_of(record, part) for job, record in found}
             write_tried(part, self.folder, lines.values())
             self._tried[part.name] = lines

@@ -8,7 +8,7 @@ import tomli_w
 
 from ...errors import DeltaflError, require, unknown_name
 from ...plain_files import write_atomically
-from ..kept import UNFINISHED
+from ..kept import files_lock
 from ..lock import in_turn
 from ..record import what_is_run
 from ..spec import Experiment, Job
@@ -42,7 +42,7 @@ def reproduce_benchmark(experiment: Experiment, request: "Request", on_progress:
         why = "; ".join(reasons.values()) or "leave out --only-page to run some"
         raise DeltaflError(f"{request.out} has no finished run yet: {why}")
     command = replace(request, parts=None).command
-    with in_turn(request.out / UNFINISHED / "files.lock"):
+    with in_turn(files_lock(request.out)):
         return write_page(experiment, request.scale, parts, results, request.out, reasons, command)
 
 
