@@ -87,7 +87,7 @@ def sources_at(url: str, content: bytes = CONTENT) -> dict[str, Source]:
 
 def packed(content: bytes = CONTENT) -> dict[str, bytes]:
     # Level 0 keeps the size, so that a cut in the middle is one.
-    return {"numbers.gz": gzip.compress(content, compresslevel=0)}
+    return {"numbers.gz": gzip.compress(content, compresslevel=0, mtime=0)}
 
 
 def fetch_tiny(url: str, folder: Path) -> list[Path]:
@@ -152,7 +152,7 @@ def test_a_part_longer_than_the_file_is_dropped(serve: Serve, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "body", [gzip.compress(b"something else"), b"<html>blocked</html>", packed()["numbers.gz"][:-9]]
+    "body", [gzip.compress(b"something else", mtime=0), b"<html>blocked</html>", packed()["numbers.gz"][:-9]]
 )
 def test_wrong_content_is_removed(body: bytes, serve: Serve, tmp_path: Path) -> None:
     with pytest.raises(DeltaflError, match=r"numbers\.gz does not have the published content.*removed"):
