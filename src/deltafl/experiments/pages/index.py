@@ -86,11 +86,10 @@ def write_index(root: Path) -> str:
     ]
     for folder in folders:
         finding = findings[folder]
-        cells = [f"[{finding.title}]({folder}/README.md)", finding.claim, finding.measured]
+        by_part = finding.measured.replace(". ", ".<br>")  # a sentence a part of the experiment
+        cells = [f"[{finding.title}]({folder}/README.md)", finding.claim, by_part]
         cells += [f"**{finding.verdict}**", f"{finding.done} of {finding.total}, scale {finding.scale}"]
-        experiment, claim, measured, *rest = (_cell(cell) for cell in cells)
-        by_part = measured.replace(". ", ".<br>")  # a sentence a part of the experiment
-        lines.append(f"| {' | '.join([experiment, claim, by_part, *rest])} |")
+        lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
     lines += ["", "Commands:", "", "```", *(findings[folder].command for folder in folders), "```"]
     lines += _not_run(root, {finding.name for finding in findings.values()})
     others = [path.parent for path in sorted(root.glob("*/README.md")) if path.parent.name not in findings]
