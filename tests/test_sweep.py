@@ -1,9 +1,11 @@
 """Experiments as data and sweeps of runs: what a file means, and that nothing is run twice, lost or mixed up."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -191,6 +193,33 @@ def test_parts_without_data_are_left_out_with_the_reason(tmp_path: Path, monkeyp
     with pytest.raises(DeltaflError, match=r"unipen62_writers\.npz"):
         run_sweep(make_sweep(sweep.experiment, "smoke", ["b"]), tmp_path / "other", 1, quietly)
     assert not (tmp_path / "other").exists()
+
+
+def test_a_sweep_of_one_part_keeps_the_settings_of_the_others_of_its_scale(tmp_path: Path) -> None:
+    def parts() -> Any:
+        return tomllib.loads((tmp_path / "config.toml").read_text())["parts"]
+
+    def sweep_of(scale: str, part: str) -> None:
+        run_sweep(make_sweep(once, scale, [part]), tmp_path, 1, quietly)
+
+    once = experiment(settings={**SETTINGS, "seeds": 1, "samplers": ["uniform"]}, paper={"rounds": 1})
+    sweep_of("smoke", "b")
+    sweep_of("smoke", "a")
+    assert list(parts()) == ["a", "b"]  # in the order of the experiment, whichever was run first
+    assert [parts()[part]["rounds"] for part in "ab"] == [3, 2]
+    run_sweep(
+        make_sweep(experiment(parts={"b": {"rounds": 2, "alpha": 1.0}}, settings=once.settings), "smoke"),
+        tmp_path,
+        1,
+        quietly,
+    )
+    assert list(parts()) == ["b"]  # the experiment has no part "a" any more
+    (tmp_path / "config.toml").write_text("experiment = ")
+    sweep_of("smoke", "a")
+    assert list(parts()) == ["a"]
+    shutil.rmtree(tmp_path / "runs")
+    sweep_of("paper", "b")
+    assert list(parts()) == ["b"]
 
 
 def test_a_record_survives_its_file_and_a_broken_one_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 ::
 
-    DIR/config.toml                           every setting of every part
+    DIR/config.toml                           every setting of every part (configuration.py)
     DIR/runs/PART/SAMPLER-seedN.json          the record of a finished run (record.py); what has one is skipped
     DIR/unfinished/PART/SAMPLER-seedN/        the run directory of one that is not finished; goes on from its checkpoint
     DIR/unfinished/PART/SAMPLER-seedN.lock    held by the process that runs it: several sweeps can share a folder
@@ -24,14 +24,12 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tomli_w
-
 from ..divergence import DivergedError
 from ..errors import DeltaflError, require
-from ..plain_files import write_atomically
 from ..settings import CompareSettings
-from .kept import UNFINISHED, files_lock, is_done, record_path, rounds_played
-from .lock import in_turn, only_one
+from .configuration import write_config
+from .kept import UNFINISHED, is_done, record_path, rounds_played
+from .lock import only_one
 from .record import HOW, RunRecord, read_record, record_of, write_record
 from .spec import Experiment, Job, Sweep
 
@@ -89,7 +87,8 @@ def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgres
     if len(not_run) == len(sweep.comparisons):
         raise DeltaflError(next(iter(not_run.values()), "there is nothing to run: no part was chosen"))
     folder.mkdir(parents=True, exist_ok=True)
-    _write_config(sweep, folder)
+    plain = {part: _plain(settings) for part, settings in sweep.comparisons.items()}
+    write_config(sweep.experiment, sweep.scale, plain, folder)
     run_jobs([job for job in jobs if job.part not in not_run], folder, processes, on_progress)
     return not_run
 
@@ -251,16 +250,5 @@ def _missing_data(sweep: Sweep, parts: set[str]) -> dict[str, str]:
     return reasons
 
 
-def _write_config(sweep: Sweep, folder: Path) -> None:
-    """Every setting of every part, as TOML."""
-
-    def plain(settings: CompareSettings) -> dict[str, Any]:
-        return settings.model_dump(mode="json", exclude_none=True, exclude=HOW)
-
-    content = {
-        "experiment": sweep.experiment.name,
-        "scale": sweep.scale,
-        "parts": {part: plain(settings) for part, settings in sweep.comparisons.items()},
-    }
-    with in_turn(files_lock(folder)):
-        write_atomically(folder / "config.toml", tomli_w.dumps(content))
+def _plain(settings: CompareSettings) -> dict[str, Any]:
+    return settings.model_dump(mode="json", exclude_none=True, exclude=HOW)

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import tomli_w
-
 from ...errors import DeltaflError, require, unknown_name
-from ...plain_files import write_atomically
+from ..configuration import write_config
 from ..kept import files_lock
 from ..lock import in_turn
 from ..record import what_is_run
@@ -62,7 +60,7 @@ def run_parts(
         methods = runnable(part, store, reasons)
         if methods:
             request.out.mkdir(parents=True, exist_ok=True)
-            _write_config(experiment, request, parts)
+            write_config(experiment, request.scale, {part.name: _plain(part) for part in parts}, request.out)
             _run_part(part, methods, store, request.processes, progress)
     return reasons
 
@@ -148,21 +146,12 @@ def _chosen(parts: Sequence[Part], names: tuple[str, ...] | None) -> list[Part]:
     return [part for part in parts if names is None or part.name in names]
 
 
-def _write_config(experiment: Experiment, request: "Request", parts: Sequence[Part]) -> None:
-    """Every setting of every part, as TOML."""
-
-    def plain(part: Part) -> dict[str, object]:
-        run = what_is_run(part.common)
-        for name in ("sampler", "local_lr", "seed"):
-            run.pop(name)
-        grid = {"methods": part.methods, "rates": part.rates, "extensions": part.extensions, "seeds": part.seeds}
-        grid |= {"tuning_seeds": part.tuning_seeds, "rounds_of": part.rounds_of}
-        perhaps = {"tuning_rounds": part.tuning_rounds, "probe_every": part.probe_every}
-        return grid | {name: value for name, value in perhaps.items() if value is not None} | run
-
-    content = {
-        "experiment": experiment.name,
-        "scale": request.scale,
-        "parts": {part.name: plain(part) for part in parts},
-    }
-    write_atomically(request.out / "config.toml", tomli_w.dumps(content))
+def _plain(part: Part) -> dict[str, object]:
+    """Every setting of a part, as TOML can hold it."""
+    run = what_is_run(part.common)
+    for name in ("sampler", "local_lr", "seed"):
+        run.pop(name)
+    grid = {"methods": part.methods, "rates": part.rates, "extensions": part.extensions, "seeds": part.seeds}
+    grid |= {"tuning_seeds": part.tuning_seeds, "rounds_of": part.rounds_of}
+    perhaps = {"tuning_rounds": part.tuning_rounds, "probe_every": part.probe_every}
+    return grid | {name: value for name, value in perhaps.items() if value is not None} | run
