@@ -67,10 +67,16 @@ class Problem(NamedTuple):
         return self.population.weight_m @ self.update_md.astype(np.float64)
 
 
+def population_of(sizes: list[int] | IntArray) -> Population:
+    """A population whose clients' shares of three labels are known."""
+    share_mc = np.random.default_rng(len(sizes)).dirichlet(np.full(3, 0.5), size=len(sizes))
+    return Population.from_sizes(sizes, known=share_mc)
+
+
 def make_problem(sizes: list[int] | IntArray, d: int = 3, seed: int = 0, shift: float = 1.0) -> Problem:
     """Random updates of different lengths around a common direction; the weights follow the sizes."""
     rng = np.random.default_rng(seed)
-    population = Population.from_sizes(sizes)
+    population = population_of(sizes)
     m = population.num_clients
     update_md = (rng.normal(size=(m, d)) * rng.uniform(0.5, 2.0, size=(m, 1)) + shift).astype(np.float32)
     step_variance_m, loss_m = rng.exponential(size=m), rng.exponential(size=m)

@@ -101,7 +101,11 @@ class FakeGrid(Grid):
 def linear_app(lr: float = 0.5, mods: list[Mod] | None = None) -> ClientApp:
     """Clients that pull x towards their own number, ``target``, and b's running mean towards it too."""
     app = ClientApp(mods=[delta_mod] if mods is None else mods)
-    register(app, num_examples=lambda context: int(context.node_config["examples"]))
+    register(
+        app,
+        num_examples=lambda context: int(context.node_config["examples"]),
+        known=lambda context: [float(context.node_config["target"]), 1.0],
+    )
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

@@ -189,5 +189,5 @@ def test_the_drift_is_counted_as_traffic(tmp_path: Path, sampler: str) -> None:
 
 @pytest.mark.parametrize("backbone", ["fedvarp, own form", "everything"])
 def test_draws_without_probabilities_are_refused_unbiased_weights(backbone: str) -> None:
-    with pytest.raises(DeltaflError, match="only 'plain-mean' and 'fedvarp' can follow it"):
+    with pytest.raises(DeltaflError, match="only these can follow it: 'plain-mean', 'weighted-mean', 'fedvarp'"):
         settings_of(backbone, "power-of-choice")

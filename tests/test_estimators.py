@@ -21,6 +21,7 @@ from conftest import (
     make_problem,
     mean_estimate,
     play,
+    population_of,
     reports_of,
 )
 from deltafl import (
@@ -58,11 +59,12 @@ UNBIASED = [name for name, estimator in ESTIMATORS.items() if estimator.unbiased
 EXACT_BY_CHANCE = {
     # Everyone replies, so the weights sum to 1 and dividing by their sum changes nothing.
     ("full", None, "hajek"),
+    ("full", None, "weighted-mean"),
     # Everyone replies, so that nobody counts with an old update.
     ("full", None, "fedvarp"),
     # Draws proportional to w_i: the plain mean of a fixed number of draws *is* the weighted one (Li et al. 2020).
     *product(
-        ("md", "md-fixed"),
+        ("md", "md-fixed", "balanced"),
         ("systematic", "pivotal", "local-pivotal", "cube", "ordered-pivotal", "multinomial"),
         ("hajek", "plain-mean"),
     ),
@@ -101,7 +103,7 @@ def relative_bias(plan: Plan, state: RoundState, problem: Problem, failures: boo
 @pytest.mark.parametrize(("name", "design", "estimator"), TABLE)
 def test_claim_and_verdict(name: str, design: str | None, estimator: str) -> None:
     """Unbiased to 1e-12 where it is claimed, in a state reached by four real rounds; biased where it is not."""
-    plan = make_plan(name, design, estimator, Population.from_sizes(SIZES), n=3)
+    plan = make_plan(name, design, estimator, population_of(SIZES), n=3)
     state = play(plan, init_round(plan, np.zeros(3)), [make_problem(SIZES, seed=s) for s in range(4)])
     bias = relative_bias(plan, state, make_problem(SIZES, seed=9))
     claim = plan.sampler.unbiased and ESTIMATORS[estimator].unbiased
@@ -113,9 +115,9 @@ def test_claim_and_verdict(name: str, design: str | None, estimator: str) -> Non
 
 def test_the_table_says_the_same_of_default_forms() -> None:
     biased = {name for name, entry in SAMPLERS.items() if not entry.unbiased}
-    rivals = {"mifa", "active-fl", "divfl", "oort", "hics-fl"}
+    rivals = {"mifa", "active-fl", "divfl", "oort", "hics-fl", "fed-cbs"}
     assert biased == {"fedavg", "power-of-choice", *rivals}
-    assert {name for name in ESTIMATORS if name not in UNBIASED} == {"hajek", "plain-mean", "fedvarp"}
+    assert {name for name in ESTIMATORS if name not in UNBIASED} == {"hajek", "plain-mean", "weighted-mean", "fedvarp"}
     assert {name for name, design in DESIGNS.items() if not design.exact} == {"successive"}
 
 
@@ -341,7 +343,7 @@ def leaves(state: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_nobody_and_clients_that_count_nothing(estimator: str) -> None:
     """An empty cohort, or one of clients with weight 0 only, moves nothing and leaves no NaN."""
-    population = Population(np.array([0.0, 0.0, 1.0]), np.array([1, 1, 1]))
+    population = Population(np.array([0.0, 0.0, 1.0]), np.array([1, 1, 1]), np.eye(3))
     plan = Plan(population, Fixed(), 2, estimator, Recorder())
     state = init_round(plan, np.zeros(1))
     nobody = Cohort(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), "poisson")

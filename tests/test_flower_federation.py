@@ -52,12 +52,19 @@ MODEL: Arrays = {
 def federation(label: str = "pracdelta", model: Arrays | None = None, **settings: Any) -> Federation:
     model = {"x": np.zeros(3, dtype=np.float32)} if model is None else model
     estimator = settings.pop("estimator", parse_label(label).estimator)
-    rules = Rules(make_sampler(label), settings.pop("n", 3), estimator, **settings)
+    told = getattr(make_sampler(label), "uses_known", False) or estimator == "regression"
+    rules = Rules(make_sampler(label), settings.pop("n", 3), estimator, known=3 if told else 0, **settings)
     return Federation(rules, model, Layout.of(model))
 
 
 def sizes_of(m: int, start: int = 0) -> dict[str, int]:
     return {f"client:{i}": 10 + 5 * i for i in range(start, m)}
+
+
+def admit(fed: Federation, sizes: dict[str, int]) -> None:
+    """With the clients' shares of three labels, where they matter."""
+    shares = {key: tuple(stream(0, "data", client=size).dirichlet([1, 1, 1])) for key, size in sizes.items()}
+    fed.admit(sizes, shares if fed.rules.known else None)
 
 
 def play(fed: Federation, rounds: int, present: set[str] | None = None) -> None:
@@ -189,13 +196,13 @@ def test_newcomers_get_the_mean_score_and_the_others_keep_theirs() -> None:
     play(fed, 2)
 
 
-@pytest.mark.parametrize("label", ["pracdelta@systematic@difference-own", "innovation", "delta-centred", "cluster-is"])
+@pytest.mark.parametrize("label", ["pracdelta@systematic@difference-own", "innovation", "cluster-is", "balanced"])
 def test_growing_is_what_starting_with_everybody_would_be_at_the_first_round(label: str) -> None:
     """Before anything was learnt, joining later and being there from the start are the same."""
     late, early = federation(label, n=3), federation(label, n=3)
-    late.admit(sizes_of(4))
-    late.admit(sizes_of(9, start=4))
-    early.admit(sizes_of(9))
+    admit(late, sizes_of(4))
+    admit(late, sizes_of(9, start=4))
+    admit(early, sizes_of(9))
     assert late.keys == early.keys
     for (name, grown), (_, begun) in zip(flatten(late.current), flatten(early.current), strict=True):
         assert np.allclose(grown, begun, rtol=1e-12, atol=0, equal_nan=grown.dtype.kind == "f"), name
@@ -205,14 +212,14 @@ def test_growing_is_what_starting_with_everybody_would_be_at_the_first_round(lab
 def test_a_control_stands_for_everybody_with_the_new_weights(estimator: str) -> None:
     """sum_j w_j c_j is what the difference estimators add: a wrong one after somebody joins would be a bias."""
     fed = federation("md-fixed", n=3, estimator=estimator)
-    fed.admit(sizes_of(5))
+    admit(fed, sizes_of(5))
     play(fed, 3)
-    fed.admit({"client:1": 99, **sizes_of(7, start=5)})
+    admit(fed, {"client:1": 99, **sizes_of(7, start=5)})
     control, weight_m = find_estimator(estimator).control, fed.plan.population.weight_m
     guess = control.guess(fed.current.control, np.arange(7))
     everybody_md = np.broadcast_to(guess.control_nd, (7, 3))
     assert np.allclose(guess.total_d, weight_m @ everybody_md)
-    assert everybody_md.any() == (estimator not in {"horvitz-thompson", "hajek", "plain-mean"})
+    assert everybody_md.any() == (estimator not in {"horvitz-thompson", "hajek", "plain-mean", "weighted-mean"})
     play(fed, 3)
 
 
@@ -232,9 +239,9 @@ def test_samplers_that_cannot_grow_say_so(label: str) -> None:
 @pytest.mark.parametrize("label", [name for name in PRACTICAL if name not in CANNOT_GROW])
 def test_every_practical_sampler_lets_clients_join(label: str) -> None:
     fed = federation(label, {"x": np.zeros(12, np.float32)}, n=3)
-    fed.admit(sizes_of(5))
+    admit(fed, sizes_of(5))
     play(fed, 3)
-    fed.admit({"client:1": 99, **sizes_of(8, start=5)})
+    admit(fed, {"client:1": 99, **sizes_of(8, start=5)})
     fresh = init_round(fed.plan, np.zeros(12))
     for (name, grown), (_, begun) in zip(flatten(fed.current), flatten(fresh), strict=True):
         assert grown.shape == begun.shape, name
@@ -270,7 +277,9 @@ def test_absent_clients_keep_their_probabilities() -> None:
     assert fed.current.asked_m[:3].sum() >= 10
 
 
-@pytest.mark.parametrize("label", ["pracdelta", "innovation", "cluster-is", "pracdelta@pivotal@difference-own"])
+@pytest.mark.parametrize(
+    "label", ["pracdelta", "innovation", "cluster-is", "balanced", "pracdelta@pivotal@difference-own"]
+)
 def test_a_restart_goes_on_to_the_same_bits(label: str, tmp_path: Path) -> None:
     def fresh() -> Federation:
         return federation(label, {**MODEL, "x": np.zeros(3, np.float32)}, n=3, seed=5)
@@ -289,14 +298,14 @@ def test_a_restart_goes_on_to_the_same_bits(label: str, tmp_path: Path) -> None:
 
     through, stopped = fresh(), fresh()
     for fed in (through, stopped):
-        fed.admit(sizes_of(7))
+        admit(fed, sizes_of(7))
         play_all(fed, 3)
     save(tmp_path, stopped)
     again = fresh()
     assert load(tmp_path, again)
     assert again.keys == through.keys
     for fed in (through, again):
-        fed.admit(sizes_of(9, start=7))
+        admit(fed, sizes_of(9, start=7))
         play_all(fed, 3)
     assert again.current.round == 6
     assert same_tree(again.current, through.current)
@@ -519,6 +528,26 @@ def test_sizes_that_are_none_are_refused(size: object) -> None:
 def test_ids_that_are_none_are_refused(client_id: object) -> None:
     with pytest.raises(DeltaflError, match="printable"):
         check_registration("client", client_id, 5)
+
+
+@pytest.mark.parametrize(
+    "known", [None, [], [0.5], [0.5, 0.5, 0.0], [0.5, float("nan")], [0.5, "a"], "ab", [1e30, 0.0]]
+)
+def test_what_a_client_tells_of_itself_is_checked(known: object) -> None:
+    assert check_registration("client", "a", 5, [0.25, 1], 2).known == (0.25, 1.0)
+    assert check_registration("client", "a", 5, known).known == ()  # not asked for, not kept
+    with pytest.raises(DeltaflError, match=r"the server wants 2 numbers|a number that the client tells"):
+        check_registration("client", "a", 5, known, 2)
+
+
+def test_a_state_that_knew_other_things_of_the_clients_is_refused(tmp_path: Path) -> None:
+    fed = federation("balanced")
+    admit(fed, sizes_of(5))
+    play(fed, 1)
+    save(tmp_path, fed)
+    rules = Rules(make_sampler("balanced"), 3, "regression", known=4)
+    with pytest.raises(DeltaflError, match="known = 3, now it is 4"):
+        load(tmp_path, Federation(rules, {"x": np.zeros(3, np.float32)}, Layout.of({"x": np.zeros(3, np.float32)})))
 
 
 def test_the_step_variance_is_the_textbooks() -> None:

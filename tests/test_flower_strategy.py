@@ -62,16 +62,17 @@ def local_update(x_d: np.ndarray, target: float) -> tuple[np.ndarray, float, flo
 
 
 @pytest.mark.parametrize(
-    "label", ["pracdelta", "fedpracis@pivotal@difference", "md", "cluster-is", "fedavg", "innovation"]
+    "label", ["pracdelta", "fedpracis@pivotal@difference", "md", "cluster-is", "fedavg", "innovation", "balanced"]
 )
 def test_rounds_are_those_of_the_core(label: str) -> None:
     """The same draws, weights, steps and scores as a loop over open_round and close_round, round by round."""
     name, _, _ = label.partition("@")
-    strategy = DeltaStrategy(label, n=3, server_optimizer="momentum", seed=4)
+    known = [[float(i), 1.0] for i in range(7)] if label == "balanced" else None
+    strategy = DeltaStrategy(label, n=3, server_optimizer="momentum", seed=4, known=2 if known else 0)
     grid = FakeGrid(linear_app(), configs(7))
     start(strategy, grid, rounds=5)
 
-    population = Population.from_sizes([10 + 10 * i for i in range(7)])
+    population = Population.from_sizes([10 + 10 * i for i in range(7)], known=known)
     plan = Plan(population, make_sampler(label), 3, strategy.rules.estimator, make_server_optimizer("momentum"), seed=4)
     state = init_round(plan, np.zeros(3))
     for info in strategy.history:
@@ -340,6 +341,17 @@ def test_clients_that_do_not_register_are_named_in_the_error() -> None:
         start(DeltaStrategy("uniform", n=2, wait_for_nodes=0.2), FakeGrid(app, configs(2)))
 
 
+def test_what_clients_know_is_told_to_servers_that_ask_for_it_alone() -> None:
+    for known, told in ((0, False), (2, True)):
+        grid = FakeGrid(linear_app(), configs(4))
+        strategy = DeltaStrategy("uniform", n=2, known=known)
+        start(strategy, grid, rounds=1)
+        assert strategy.federation is not None
+        assert strategy.federation.known == ([(float(i), 1.0) for i in range(4)] if told else [()] * 4)
+    with pytest.raises(DeltaflError, match="3 numbers that are known of the client beforehand, and was told 2"):
+        start(DeltaStrategy("balanced", n=2, known=3, wait_for_nodes=0), FakeGrid(linear_app(), configs(4)), rounds=1)
+
+
 def test_lies_about_the_size_are_refused() -> None:
     nodes = configs(3)
     nodes[999]["examples"] = 0
@@ -387,6 +399,8 @@ def test_legacy_workflows_are_refused() -> None:
     ("settings", "message"),
     [
         ({"sampler": "delta"}, "practical sampler"),
+        ({"sampler": "balanced"}, "write known=10 if each tells 10 numbers"),
+        ({"estimator": "regression"}, "write known=10"),
         ({"sampler": "pracdeltta"}, "did you mean 'pracdelta'"),
         ({"n": 0}, "at least one client"),
         ({"estimator": "hayek"}, "did you mean 'hajek'"),

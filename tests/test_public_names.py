@@ -65,13 +65,29 @@ def test_names_in_tables_are_pinned() -> None:
         "successive",
     ]
     assert list(deltafl.DESIGNS) == designs
-    estimators = ["horvitz-thompson", "hajek", "plain-mean", "difference", "difference-own", "innovation"]
-    estimators += ["difference-damped", "difference-own-damped", "innovation-damped", "fedstale", "fedvarp"]
+    estimators = [
+        "horvitz-thompson",
+        "hajek",
+        "plain-mean",
+        "weighted-mean",
+        "difference",
+        "difference-own",
+        "innovation",
+    ]
+    estimators += [
+        "regression",
+        "difference-damped",
+        "difference-own-damped",
+        "innovation-damped",
+        "fedstale",
+        "fedvarp",
+    ]
     assert list(deltafl.ESTIMATORS) == estimators
     samplers = ["full", "fedavg", "uniform", "md", "md-fixed", "fedis", "fedpracis", "delta", "pracdelta"]
-    samplers += ["cluster-is", "cluster-is-oracle", "delta-centred", "spread", "innovation"]
+    samplers += ["cluster-is", "cluster-is-oracle", "delta-centred", "spread", "innovation", "balanced"]
     unbiased_rivals = ["ocs", "aocs", "clustered-sampling-1", "clustered-sampling-2", "osmd", "k-vib", "vrb"]
     others = ["fedvarp", "fedstale", "mifa", "power-of-choice", "active-fl", "divfl", "oort", "hics-fl"]
+    others += ["fed-cbs"]
     assert list(deltafl.SAMPLERS) == [*samplers, *unbiased_rivals, *others]
 
 

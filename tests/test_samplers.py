@@ -381,7 +381,7 @@ MONTE_CARLO = [
     *("uniform", "uniform@simple-random", "uniform@pivotal", "uniform@poisson", "md", "md-fixed"),
     *("fedis", "fedis@multinomial", "fedis@pivotal", "fedpracis", "fedpracis@poisson", "delta", "delta@multinomial"),
     *("pracdelta", "pracdelta@pivotal", "cluster-is", "cluster-is-oracle", "full"),
-    *("delta-centred", "spread", "innovation"),
+    *("delta-centred", "spread", "innovation", "balanced"),
     *("ocs", "aocs", "clustered-sampling-1", "clustered-sampling-2", "osmd", "k-vib", "vrb"),
 ]
 

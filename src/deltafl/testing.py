@@ -28,6 +28,8 @@ def check_sampler(
 ) -> None:
     """Check that a sampler keeps the protocol and, if it claims to be unbiased, its expectations.
 
+    The population has unequal weights, and of each client the shares of three labels are known.
+
     Three rounds with replies and failures are played first, so that a learning sampler is tested in a state that it
     reached itself. Then: the same generator gives the same cohort; clients are distinct, sorted and available; nothing
     is changed in place; replies of clients that did not respond are ignored; and over many draws from one state the
@@ -35,7 +37,7 @@ def check_sampler(
 
     Args:
         sampler: The sampler.
-        num_clients: Clients m of the population, which has unequal weights.
+        num_clients: Clients m of the population.
         n: Cohort size.
         oracle: For samplers that need one, over ``num_clients`` clients whose updates are not zero.
         draws: Draws of the Monte Carlo part.
@@ -50,7 +52,8 @@ def check_sampler(
     """
     _require(isinstance(sampler, Sampler), "a sampler has unbiased, needs_oracle, init, open and update")
     _require(not sampler.needs_oracle or oracle is not None, "this sampler needs an oracle: pass KnownUpdates(...)")
-    population = Population.from_sizes(np.arange(10, 10 + num_clients))
+    known_mc = stream(seed, "audit", 5).dirichlet(np.ones(3), size=num_clients)  # such as shares of three labels
+    population = Population.from_sizes(np.arange(10, 10 + num_clients), known=known_mc)
     everyone_m = np.ones(num_clients, dtype=np.bool_)
     state = sampler.init(population)
     _check_state(state)

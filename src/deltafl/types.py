@@ -40,26 +40,39 @@ class Population(NamedTuple):
     Attributes:
         weight_m: float64 (m,), >= 0, sum 1. ``f = sum_i weight_m[i] F_i`` is what is minimised.
         num_examples_m: int64 (m,), >= 1. Sizes of the clients' data; samplers by size use them.
+        known_mq: float64 (m, q), what else is known of the clients before the first round, such as the shares of each
+            label in their data; finite. None for nothing. ``balanced`` and the estimator ``regression`` use it; a
+            column counts as much as its numbers are large.
     """
 
     weight_m: FloatArray
     num_examples_m: IntArray
+    known_mq: FloatArray | None = None
 
     @property
     def num_clients(self) -> int:
         """The number of clients m."""
         return len(self.weight_m)
 
+    def design_mq(self) -> FloatArray:
+        """Float64 (m, 1 + q): a column of ones, then what is known; q = 0 if nothing is."""
+        one_m1 = np.ones((self.num_clients, 1))
+        return one_m1 if self.known_mq is None else np.hstack([one_m1, self.known_mq])
+
     @classmethod
-    def from_sizes(cls, num_examples_m: npt.ArrayLike, weights: str = "data") -> "Population":
+    def from_sizes(
+        cls, num_examples_m: npt.ArrayLike, weights: str = "data", known: npt.ArrayLike | None = None
+    ) -> "Population":
         """Make a population from the clients' numbers of examples.
 
         Args:
             num_examples_m: (m,) whole numbers >= 1.
             weights: ``"data"`` for w_i = n_i / N, ``"uniform"`` for w_i = 1 / m.
+            known: (m, q) finite numbers, what else is known of each client; see ``known_mq``.
 
         Raises:
-            DeltaflError: If there is no client, a size is below 1, or ``weights`` is another word.
+            DeltaflError: If there is no client, a size is below 1, ``weights`` is another word, or ``known`` does not
+                have a row of finite numbers for each client.
         """
         size_m = np.asarray(num_examples_m)
         if size_m.ndim != 1 or len(size_m) == 0:
@@ -70,7 +83,20 @@ class Population(NamedTuple):
             raise DeltaflError(f"weights is {weights!r}; write 'data' (w_i = n_i / N) or 'uniform' (w_i = 1 / m)")
         size_m = size_m.astype(np.int64)
         share_m = size_m if weights == "data" else np.ones(len(size_m))
-        return cls(weight_m=share_m / share_m.sum(), num_examples_m=size_m)
+        known_mq = None if known is None else _checked_known(known, len(size_m))
+        return cls(weight_m=share_m / share_m.sum(), num_examples_m=size_m, known_mq=known_mq)
+
+
+def _checked_known(known: npt.ArrayLike, num_clients: int) -> FloatArray:
+    known_mq = np.array(known, dtype=np.float64)
+    if known_mq.ndim != 2 or len(known_mq) != num_clients:
+        raise DeltaflError(
+            f"known has shape {known_mq.shape}; it must have one row of numbers for each of {num_clients} clients"
+        )
+    bad = np.flatnonzero(~np.isfinite(known_mq).all(axis=1))
+    if len(bad):
+        raise DeltaflError(f"what is known of client {bad[0]} holds a number that is not finite; write 0 in its place")
+    return known_mq
 
 
 class Cohort(NamedTuple):

@@ -10,12 +10,15 @@ horvitz-thompson   w_i a_i                             0        yes      Horvitz
                                                                          is the Hansen-Hurwitz (1943) estimator
 hajek              w_i a_i / sum_S w_j a_j             0        **no**   Hajek 1971, the ratio estimator; O(1/n) bias
 plain-mean         count_i / sum_S count_j             0        **no**   FedAvg as it is often written
+weighted-mean      w_i count_i / sum_S w_j count_j     0        **no**   FedAvg as McMahan et al. 2017 write it
 difference         w_i a_i                             common c yes      Cassel, Sarndal and Wretman 1976
 difference-own     w_i a_i                             own c_i  yes      the same; FedVARP (Jhunjhunwala et al. 2022)
                                                                          with unbiased weights
 innovation         w_i a_i                             own c_i, yes      the same; c for clients never seen
                                                        else c
-...-damped         w_i a_i                             beta c   yes      the last three with a learnt beta, `damping.py`
+regression         w_i a_i                             B x_i    yes      the same; x_i is known of the clients from the
+                                                                         start, B is learnt, `regression.py`
+...-damped         w_i a_i                             beta c   yes      three of them with a learnt beta, `damping.py`
 fedstale           w_i a_i                             beta     yes      FedStale (Rodio and Neglia 2024); beta is 0.5,
                                                        own c_i           or another as in ``fedstale-0.8``
 ...-remote         w_i a_i                             as above yes      the same as ``difference-own`` and
@@ -38,6 +41,7 @@ from ..errors import DeltaflError, unknown_name
 from ..types import Cohort, FloatArray
 from .controls import CommonControl, Control, InnovationControl, NoControl, OwnControl
 from .damping import DampedControl, ScaledControl
+from .regression import RegressionControl
 from .remote import RemoteControl
 
 Coefficients = Callable[[Cohort, FloatArray, FloatArray], FloatArray]
@@ -72,6 +76,13 @@ def hajek(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> Float
 def plain_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
     """count_i / sum_S count_j, whatever the weights and probabilities. Biased."""
     return cohort.count_n / max(int(cohort.count_n.sum()), 1)
+
+
+def weighted_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
+    """w_i count_i / sum_S w_j count_j, whatever the probabilities. Biased; 0 where all weights are 0."""
+    coef_n = weight_n * cohort.count_n
+    total = coef_n.sum()
+    return coef_n / total if total > 0 else coef_n
 
 
 def average_of_all(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
@@ -115,9 +126,11 @@ ESTIMATORS: dict[str, Estimator] = {
         Estimator("horvitz-thompson", horvitz_thompson, NoControl(), unbiased=True),
         Estimator("hajek", hajek, NoControl(), unbiased=False),
         Estimator("plain-mean", plain_mean, NoControl(), unbiased=False, needs_expected=False),
+        Estimator("weighted-mean", weighted_mean, NoControl(), unbiased=False, needs_expected=False),
         Estimator("difference", horvitz_thompson, CommonControl(), unbiased=True),
         Estimator("difference-own", horvitz_thompson, OwnControl(), unbiased=True),
         Estimator("innovation", horvitz_thompson, InnovationControl(), unbiased=True),
+        Estimator("regression", horvitz_thompson, RegressionControl(), unbiased=True),
         Estimator("difference-damped", horvitz_thompson, DampedControl(CommonControl()), unbiased=True),
         Estimator("difference-own-damped", horvitz_thompson, DampedControl(OwnControl()), unbiased=True),
         Estimator("innovation-damped", horvitz_thompson, DampedControl(InnovationControl()), unbiased=True),

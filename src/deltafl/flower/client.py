@@ -6,7 +6,7 @@
     register(app, num_examples=lambda context: len(load(context)))   # who I am and how much data I hold
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -27,7 +27,7 @@ RECORD = "deltafl"
 #: Names in that record and in the train message's config.
 SQUARED_NORM, SKETCH, TRAINED = "squared-norm", "sketch", "deltafl-trained"
 SKETCH_SEED, SKETCH_NUMBERS = "deltafl-sketch-seed", "deltafl-sketch-size"
-KIND, CLIENT_ID, NUM_EXAMPLES = "kind", "client-id", "num-examples"
+KIND, CLIENT_ID, NUM_EXAMPLES, KNOWN = "kind", "client-id", "num-examples", "known"
 _LOSS_NAMES = (LOSS, "train_loss", "train-loss")
 
 
@@ -80,6 +80,7 @@ def register(
     app: ClientApp,
     num_examples: Callable[[Context], int],
     client_id: Callable[[Context], str] | None = None,
+    known: Callable[[Context], Sequence[float]] | None = None,
 ) -> None:
     """Let a ClientApp answer the server's registration query.
 
@@ -89,12 +90,17 @@ def register(
             that are never drawn, too.
         client_id: Context -> a text that stays the same over restarts; None for ``client-id`` of the node's config
             (``flower-supernode --node-config 'client-id="hospital-a"'``), else its ``partition-id``.
+        known: Context -> numbers that describe the client, such as the share of each label in its data; sent to servers
+            that want them (``DeltaStrategy(known=10)``) and to no others.
     """
 
     @app.query(RECORD)
     def answer(message: Message, context: Context) -> Message:
         kind, own_id = ("client", client_id(context)) if client_id else default_id(context)
         record = ConfigRecord({KIND: kind, CLIENT_ID: own_id, NUM_EXAMPLES: int(num_examples(context))})
+        wanted = message.content.config_records.get(RECORD, ConfigRecord()).get(KNOWN)
+        if known is not None and wanted:
+            record[KNOWN] = [float(value) for value in known(context)]
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
 

@@ -4,7 +4,7 @@ No Flower here, so that all of it can be tested and reasoned about without messa
 outlives connections and restarts; its index in the population is the order in which keys were admitted.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -39,6 +39,7 @@ class Rules:
         response_floor: Least response rate assumed of a client.
         clipping: Clip updates and add noise, or None.
         sketch: Numbers of the sketches that clients send and the sampler learns from; 0 for norms measured here.
+        known: Numbers that are known of every client beforehand, such as its shares of labels; 0 for none.
     """
 
     sampler: Sampler
@@ -50,6 +51,7 @@ class Rules:
     response_floor: float = 0.1
     clipping: WeightedClipping | None = None
     sketch: int = 0
+    known: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what no federation can do."""
@@ -61,6 +63,12 @@ class Rules:
             )
         if self.sketch and getattr(self.sampler, "sketch_size", 0):
             raise DeltaflError(f"{name} looks at the directions of updates on the server; sketches cannot replace them")
+        uses_known = getattr(self.sampler, "uses_known", False) or self.estimator == "regression"
+        if uses_known and self.known < 1:
+            raise DeltaflError(
+                f"{name} with {self.estimator!r} looks at what is known of the clients beforehand: write known=10 if "
+                "each tells 10 numbers, such as its shares of 10 labels, and give known=... to deltafl.flower.register"
+            )
         if self.n < 1:
             raise DeltaflError(f"n is {self.n}; at least one client must be asked")
         if self.clipping is not None and isinstance(find_estimator(self.estimator).control, RemoteControl):
@@ -75,10 +83,10 @@ class Rules:
                 f"alone, not {self.estimator!r}; write estimator='horvitz-thompson' or leave the noise out"
             )
 
-    def plan(self, sizes: list[int]) -> Plan:
-        """The plan for clients of these sizes."""
+    def plan(self, sizes: list[int], known: Sequence[Sequence[float]] | None = None) -> Plan:
+        """The plan for clients of these sizes, of whom this is known."""
         return Plan(
-            population=Population.from_sizes(sizes, self.weights),
+            population=Population.from_sizes(sizes, self.weights, known if self.known else None),
             sampler=self.sampler,
             n=min(self.n, len(sizes)),
             estimator=self.estimator,
@@ -95,6 +103,7 @@ class Federation:
         rules: What does not change.
         keys: The clients' keys; a client's index is its place here.
         sizes: Their numbers of examples.
+        known: What else is known of them beforehand, ``rules.known`` numbers each.
         layout: The model's arrays.
         rest: Its buffers and counters.
         state: The state of the rounds; None before anybody was admitted.
@@ -105,6 +114,7 @@ class Federation:
         self.rules, self.layout = rules, layout
         self.keys: list[str] = []
         self.sizes: list[int] = []
+        self.known: list[tuple[float, ...]] = []
         self.rest: Arrays = layout.rest(arrays)
         self.state: RoundState | None = None
         self.news: list[str] = []
@@ -134,11 +144,12 @@ class Federation:
         """The global model: what is sent."""
         return self.layout.rebuild(self.params_d, self.rest)
 
-    def admit(self, num_examples: Mapping[str, int]) -> None:
-        """Let clients join, or change their sizes; the weights follow.
+    def admit(self, num_examples: Mapping[str, int], known: Mapping[str, tuple[float, ...]] | None = None) -> None:
+        """Let clients join, or change what they say of themselves; the weights follow.
 
         Args:
             num_examples: Key -> number of examples, from 1 to 2^40.
+            known: Key -> what else is known of the client, ``rules.known`` numbers; None if that is 0.
 
         Raises:
             DeltaflError: If a size is not such a number.
@@ -146,28 +157,32 @@ class Federation:
         for key, size in num_examples.items():
             if not 1 <= size <= _LARGEST_SIZE:
                 raise DeltaflError(f"client {key!r} has {size!r} examples; it must be a whole number from 1 to 2^40")
-        known = dict(zip(self.keys, self.sizes, strict=True))
-        if all(known.get(key) == size for key, size in num_examples.items()):
+        told = {key: (size, (known or {}).get(key, ())) for key, size in num_examples.items()}
+        before = dict(zip(self.keys, zip(self.sizes, self.known, strict=True), strict=True))
+        if all(before.get(key) == said for key, said in told.items()):
             return
         # Sorted, for nodes connect in any order: partition 10 comes after partition 9.
-        for key in sorted(num_examples, key=lambda key: (len(key), key)):
-            if key in self.keys:
-                self.sizes[self.keys.index(key)] = num_examples[key]
-            else:
+        for key in sorted(told, key=lambda key: (len(key), key)):
+            if key not in self.keys:
                 self.keys.append(key)
-                self.sizes.append(num_examples[key])
-        before, self._plan = self._plan, self.rules.plan(self.sizes)
-        if self.state is None or before is None:
+                self.sizes.append(0)
+                self.known.append(())
+            place = self.keys.index(key)
+            self.sizes[place], self.known[place] = told[key]
+        old_plan, self._plan = self._plan, self.rules.plan(self.sizes, self.known)
+        if self.state is None or old_plan is None:
             self.state = init_round(self._plan, self._initial_d)
             return
-        old, self.state = self.state, grow_state(self._plan, self.state, before.population.weight_m)
+        old, self.state = self.state, grow_state(self._plan, self.state, old_plan.population.weight_m)
         if forgot(old.control, self.state.control):
             self.news.append("the sizes of known clients changed: the memories that all clients keep begin anew")
 
-    def restore(self, keys: list[str], sizes: list[int], state: RoundState, rest: Arrays) -> None:
+    def restore(
+        self, keys: list[str], sizes: list[int], known: list[tuple[float, ...]], state: RoundState, rest: Arrays
+    ) -> None:
         """Go on from a saved state."""
-        self.keys, self.sizes, self.state, self.rest = keys, sizes, state, rest
-        self._plan = self.rules.plan(sizes)
+        self.keys, self.sizes, self.known, self.state, self.rest = keys, sizes, known, state, rest
+        self._plan = self.rules.plan(sizes, known)
 
     def expected(self, client: int) -> int | None:
         """The memory of its own that a client is asked to subtract; None if the estimator needs none."""

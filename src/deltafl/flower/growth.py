@@ -19,7 +19,7 @@ from ..versions import alike
 
 _PER_CLIENT = re.compile(r"_m[a-z]?$")
 #: Arrays that follow from the population alone: they are made anew.
-_FROM_POPULATION = {"weight_m", "score_m", "size_m", "num_examples_m"}
+_FROM_POPULATION = {"weight_m", "score_m", "size_m", "num_examples_m", "known_mq", "value_mq", "count_mc"}
 
 
 def grow_state(plan: Plan, state: RoundState, weight_m: FloatArray) -> RoundState:

@@ -20,6 +20,7 @@ from ..errors import DeltaflError, unknown_name
 
 IDENTITIES = ("auto", "public-key", "name", "config")
 _LONGEST_KEY = 200
+_LARGEST_KNOWN = 1e9
 
 
 class Node(NamedTuple):
@@ -37,11 +38,13 @@ class Registration(NamedTuple):
         kind: ``"partition"`` or ``"client"``: where its id comes from.
         client_id: Its id.
         num_examples: Its number of examples.
+        known: What else it tells of itself beforehand, such as its shares of labels; empty for nothing.
     """
 
     kind: str
     client_id: str
     num_examples: int
+    known: tuple[float, ...] = ()
 
 
 class Identity(NamedTuple):
@@ -88,8 +91,10 @@ def identify(identity: str, node: Node, registration: Registration, simulated: b
     return Identity(key, self_reported=not (simulated and registration.kind == "partition"))
 
 
-def check_registration(kind: object, client_id: object, num_examples: object) -> Registration:
-    """A registration from values that a client sent.
+def check_registration(
+    kind: object, client_id: object, num_examples: object, known: object = None, num_known: int = 0
+) -> Registration:
+    """A registration from values that a client sent; ``num_known`` is how many numbers ``known`` must have.
 
     Raises:
         DeltaflError: If one of them is not what it should be.
@@ -100,4 +105,18 @@ def check_registration(kind: object, client_id: object, num_examples: object) ->
         raise DeltaflError(f"the client's id must be a text of 1 to {_LONGEST_KEY} printable characters")
     if isinstance(num_examples, bool) or not isinstance(num_examples, int) or not 1 <= num_examples <= 2**40:
         raise DeltaflError(f"the number of examples is {str(num_examples)[:40]}; it must be from 1 to 2^40")
-    return Registration(str(kind), client_id, num_examples)
+    return Registration(str(kind), client_id, num_examples, _checked_known(known, num_known))
+
+
+def _checked_known(known: object, num_known: int) -> tuple[float, ...]:
+    """What a client tells of itself beforehand, if the server wants it."""
+    if num_known == 0:
+        return ()
+    if not isinstance(known, list) or len(known) != num_known:
+        raise DeltaflError(
+            f"the server wants {num_known} numbers that are known of the client beforehand, and was told "
+            f"{len(known) if isinstance(known, list) else 'none'}; give known=... to deltafl.flower.register"
+        )
+    if not all(isinstance(value, int | float) and abs(value) <= _LARGEST_KNOWN for value in known):
+        raise DeltaflError(f"a number that the client tells of itself is not finite, or above {_LARGEST_KNOWN:g}")
+    return tuple(float(value) for value in known)

@@ -9,7 +9,7 @@ from flwr.supercore import log
 from flwr.superlink.grid import InMemoryGrid
 
 from ..errors import DeltaflError
-from .client import CLIENT_ID, KIND, NUM_EXAMPLES, RECORD
+from .client import CLIENT_ID, KIND, KNOWN, NUM_EXAMPLES, RECORD
 from .identity import Identity, Node, Registration, check_registration, identify
 from .messages import by_request, fault_of
 
@@ -24,19 +24,20 @@ class Directory:
     Args:
         identity: How clients are told apart, see ``identity.identify``.
         timeout: Seconds that nodes have to answer the registration query.
+        num_known: How many numbers that describe it each client must tell.
     """
 
-    def __init__(self, identity: str, timeout: float) -> None:
-        self.identity, self.timeout = identity, timeout
-        #: Node id -> (key, number of examples), in the order of registration.
-        self._known: dict[int, tuple[str, int]] = {}
+    def __init__(self, identity: str, timeout: float, num_known: int = 0) -> None:
+        self.identity, self.timeout, self.num_known = identity, timeout, num_known
+        #: Node id -> (key, what it said of itself), in the order of registration.
+        self._known: dict[int, tuple[str, Registration]] = {}
         #: Node id -> (failed queries, when the next may be sent).
         self._failed: dict[int, tuple[int, float]] = {}
         self._last_fault = ""
         self._warned: set[str] = set()
 
-    def refresh(self, grid: Grid) -> dict[str, int]:
-        """See who is connected and ask new nodes who they are; returns key -> number of examples of all present."""
+    def refresh(self, grid: Grid) -> dict[str, Registration]:
+        """See who is connected and ask new nodes who they are; returns key -> what it said, for all present."""
         nodes = {node.node_id: node for node in grid.get_nodes()}
         for gone in [node_id for node_id in self._known if node_id not in nodes]:
             del self._known[gone]
@@ -64,7 +65,7 @@ class Directory:
             by_key[key] = node_id
         return by_key
 
-    def wait(self, grid: Grid, min_nodes: int, deadline: float, settle: bool) -> dict[str, int]:
+    def wait(self, grid: Grid, min_nodes: int, deadline: float, settle: bool) -> dict[str, Registration]:
         """Refresh until enough clients are there.
 
         Args:
@@ -102,15 +103,14 @@ class Directory:
         return text
 
     def _query(self, grid: Grid, nodes: list[Node]) -> None:
-        messages = [
-            Message(RecordDict({RECORD: ConfigRecord()}), node.node_id, QUERY, ttl=self.timeout) for node in nodes
-        ]
+        wanted = ConfigRecord({KNOWN: self.num_known} if self.num_known else {})
+        messages = [Message(RecordDict({RECORD: wanted}), node.node_id, QUERY, ttl=self.timeout) for node in nodes]
         replies = by_request(messages, grid.send_and_receive(messages, timeout=self.timeout))
         simulated = isinstance(grid, InMemoryGrid)
         before = len(self._failed)
         for node, message in zip(nodes, messages, strict=True):
             try:
-                registration = _read(replies.get(message.metadata.message_id))
+                registration = _read(replies.get(message.metadata.message_id), self.num_known)
                 identity = identify(self.identity, node, registration, simulated)
             except DeltaflError as error:
                 self._fail(node.node_id, str(error))
@@ -121,7 +121,7 @@ class Directory:
 
     def _accept(self, node_id: int, identity: Identity, registration: Registration) -> None:
         self._failed.pop(node_id, None)
-        self._known[node_id] = (identity.key, registration.num_examples)
+        self._known[node_id] = (identity.key, registration)
         if identity.self_reported:
             self._warn(
                 "self-reported",
@@ -140,7 +140,7 @@ class Directory:
             log(WARNING, text)
 
 
-def _read(reply: Message | None) -> Registration:
+def _read(reply: Message | None, num_known: int) -> Registration:
     """The registration in a reply."""
     if reply is None:
         raise DeltaflError("no answer to the registration query")
@@ -150,4 +150,5 @@ def _read(reply: Message | None) -> Registration:
     record = reply.content.config_records.get(RECORD)
     if record is None:
         raise DeltaflError("the answer to the registration query is another client's; call deltafl.flower.register")
-    return check_registration(record.get(KIND), record.get(CLIENT_ID), record.get(NUM_EXAMPLES))
+    kind, client_id, num_examples, known = (record.get(name) for name in (KIND, CLIENT_ID, NUM_EXAMPLES, KNOWN))
+    return check_registration(kind, client_id, num_examples, known, num_known)

@@ -70,7 +70,8 @@ def save(folder: Path, federation: Federation) -> None:
         "settings": described(federation.rules),
         "layout": [list(entry) for entry in federation.layout.entries],
         "clients": [
-            {"key": key, "num_examples": size} for key, size in zip(federation.keys, federation.sizes, strict=True)
+            {"key": key, "num_examples": size, "known": list(known)}
+            for key, size, known in zip(federation.keys, federation.sizes, federation.known, strict=True)
         ],
     }
     write_atomically(folder / MARK, json.dumps(mark, indent=1) + "\n")
@@ -91,21 +92,22 @@ def load(folder: Path, federation: Federation) -> bool:
     if mark["version"] != _VERSION:
         raise DeltaflError(f"{folder / MARK} has version {mark['version']}; this deltafl reads version {_VERSION}")
     settings = described(federation.rules)
-    differing = [name for name in settings if mark["settings"].get(name) != settings[name]]
+    differing = [name for name in {**mark["settings"], **settings} if mark["settings"].get(name) != settings.get(name)]
     if differing:
         name = differing[0]
         raise DeltaflError(
-            f"the state in {folder} was saved with {name} = {mark['settings'].get(name)}, now it is {settings[name]}; "
-            "write it as it was, or choose a new state_path"
+            f"the state in {folder} was saved with {name} = {mark['settings'].get(name)}, now it is "
+            f"{settings.get(name)}; write it as it was, or choose a new state_path"
         )
     if mark["layout"] != json.loads(json.dumps([list(entry) for entry in federation.layout.entries])):
         raise DeltaflError(f"the state in {folder} belongs to a model with other arrays; choose a new state_path")
     keys = [client["key"] for client in mark["clients"]]
     sizes = [client["num_examples"] for client in mark["clients"]]
+    known = [tuple(client.get("known", ())) for client in mark["clients"]]
     arrays = _safetensors().load((folder / mark["tensors"]).read_bytes())
-    template = init_round(federation.rules.plan(sizes), federation.params_d)
+    template = init_round(federation.rules.plan(sizes, known), federation.params_d)
     rest = {name: arrays[_REST + name] for name in federation.rest}
-    federation.restore(keys, sizes, unflatten(template, arrays), rest)
+    federation.restore(keys, sizes, known, unflatten(template, arrays), rest)
     return True
 
 
@@ -117,6 +119,7 @@ def described(rules: Rules) -> dict[str, Any]:
         "server_optimizer": _name(rules.server_optimizer),
         "weights": rules.weights,
         "seed": rules.seed,
+        **({"known": rules.known} if rules.known else {}),
     }
 
 

@@ -73,6 +73,8 @@ class DeltaStrategy(Strategy):
         clipping: Clip weighted updates and add noise, see ``WeightedClipping``.
         sketch: Numbers of a sketch (64 is usual) if scores are to be learnt from sketches that clients send; 0 for
             norms measured on the server.
+        known: Numbers that every client must tell of itself before it is asked, such as its shares of 10 labels, for
+            ``balanced`` (``register(app, ..., known=...)``); 0 for none. They are the client's word.
         evaluate: Whether all connected clients evaluate the model after every round.
 
     Raises:
@@ -97,6 +99,7 @@ class DeltaStrategy(Strategy):
         response_floor: float = 0.1,
         clipping: WeightedClipping | None = None,
         sketch: int = 0,
+        known: int = 0,
         evaluate: bool = False,
     ) -> None:
         label = parse_label(sampler) if isinstance(sampler, str) else None
@@ -112,15 +115,16 @@ class DeltaStrategy(Strategy):
             response_floor=response_floor,
             clipping=clipping,
             sketch=sketch,
+            known=known,
         )
         check_identity(identity)
-        self.rules.plan([1] * n)  # refuses what is out of range before anybody is waited for
+        self.rules.plan([1] * n, [(0.0,) * known] * n)  # refuses what is out of range before anybody is waited for
         self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
         self.state_path = None if state_path is None else Path(state_path)
         self.min_nodes = n if min_nodes is None else min_nodes
         self.wait_for_nodes = wait_for_nodes
         self.buffers, self.evaluate = tuple(buffers), evaluate
-        self.directory = Directory(identity, registration_timeout)
+        self.directory = Directory(identity, registration_timeout, known)
         self.federation: Federation | None = None
         #: What each round told, for callers who want more than the metrics.
         self.history: list[RoundInfo] = []
@@ -180,7 +184,10 @@ class DeltaStrategy(Strategy):
         first = self._open is None and not self.history
         present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=first)
         joined = [key for key in present if key not in federation.keys]
-        federation.admit(present)
+        federation.admit(
+            {key: said.num_examples for key, said in present.items()},
+            {key: said.known for key, said in present.items()},
+        )
         tell_news(federation.news)
         if joined:
             log(INFO, "%d clients joined, %d are known", len(joined), len(federation.keys))

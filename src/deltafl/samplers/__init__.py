@@ -11,11 +11,13 @@ from ..errors import DeltaflError, unknown_name
 from ..estimators.table import ESTIMATORS, find_estimator
 from ..types import Sampler
 from .active_fl import ActiveFL
+from .balanced import Balanced
 from .centred import Centred
 from .cluster import ClusterIS
 from .clustered import ClusteredBySimilarity, ClusteredBySize
 from .delta import Delta, PracDelta, theory_constants
 from .divfl import DivFL
+from .fed_cbs import FedCBS
 from .fixed import Fixed, Full
 from .hics import HicsFL
 from .importance import FedIS, FedPracIS
@@ -31,12 +33,14 @@ __all__ = [
     "SAMPLERS",
     "ActiveFL",
     "ApproximateOCS",
+    "Balanced",
     "Centred",
     "ClusterIS",
     "ClusteredBySimilarity",
     "ClusteredBySize",
     "Delta",
     "DivFL",
+    "FedCBS",
     "FedIS",
     "FedPracIS",
     "Fixed",
@@ -92,8 +96,8 @@ def parse_label(label: str) -> Label:
             )
     estimator = find_estimator(weights or entry.estimator)
     if entry.scores == "unknown" and estimator.needs_expected:
-        fitting = " and ".join(repr(e.name) for e in ESTIMATORS.values() if not e.needs_expected)
-        raise DeltaflError(f"{name!r} does not know how likely its clients were; only {fitting} can follow it")
+        fitting = ", ".join(repr(e.name) for e in ESTIMATORS.values() if not e.needs_expected)
+        raise DeltaflError(f"{name!r} does not know how likely its clients were; only these can follow it: {fitting}")
     return Label(name, design or entry.design, estimator.name)
 
 

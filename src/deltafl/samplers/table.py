@@ -6,11 +6,13 @@ from typing import NamedTuple
 from ..estimators.table import find_estimator
 from ..types import Sampler
 from .active_fl import ActiveFL
+from .balanced import Balanced
 from .centred import Centred
 from .cluster import ClusterIS
 from .clustered import ClusteredBySimilarity, ClusteredBySize
 from .delta import Delta, PracDelta
 from .divfl import DivFL
+from .fed_cbs import FedCBS
 from .fixed import Fixed, Full
 from .hics import HicsFL
 from .importance import FedIS, FedPracIS
@@ -26,6 +28,8 @@ NEEDS = {
     "nothing": "who is there",
     "sizes": "every client's number of examples",
     "cohort": "sizes, and what those asked before have sent: updates, for active-fl and oort their losses",
+    "known": "sizes, and some numbers of every client before the first round, such as its shares of labels; for "
+    "balanced also what those asked before have sent",
     "losses": "the losses of candidates on the current model, before the draw",
     "oracle": "all clients' updates of this round, before the draw: for simulations",
     "everyone": "nothing, for it asks everyone",
@@ -98,6 +102,10 @@ def _spread(settings: SamplerSettings, design: str) -> Sampler:
     return Centred(by_norm=False, design=design, floor=settings.floor_or(0.2))
 
 
+def _balanced(settings: SamplerSettings, design: str) -> Sampler:
+    return Balanced(design)
+
+
 def _equal(settings: SamplerSettings, design: str) -> Sampler:
     return Fixed(False, design)
 
@@ -132,6 +140,10 @@ def _oort(settings: SamplerSettings, design: str) -> Sampler:
 
 def _hics(settings: SamplerSettings, design: str) -> Sampler:
     return HicsFL(settings.classes, settings.hics_temperature, rounds=settings.horizon)
+
+
+def _cbs(settings: SamplerSettings, design: str) -> Sampler:
+    return FedCBS()
 
 
 def _aocs(settings: SamplerSettings, design: str) -> Sampler:
@@ -176,6 +188,7 @@ SAMPLERS: dict[str, SamplerEntry] = {
         SamplerEntry("delta-centred", _delta_centred, _FIXED, "difference", "unequal", "cohort", _OURS),
         SamplerEntry("spread", _spread, "local-pivotal", "difference", "unequal", "cohort", _OURS),
         SamplerEntry("innovation", _innovation, _FIXED, "innovation-damped", "unequal", "cohort", _OURS),
+        SamplerEntry("balanced", _balanced, "cube", "regression", "unequal", "known", _OURS),
         SamplerEntry("ocs", _fedis, "poisson", _HT, "unequal", "oracle", _OCS),  # fedis@poisson, see ``ocs.py``
         SamplerEntry("aocs", _aocs, None, _HT, "unequal", "oracle", _OCS),
         SamplerEntry("clustered-sampling-1", _by_size, None, _HT, "unequal", "sizes", _FRABONI),
@@ -191,5 +204,6 @@ SAMPLERS: dict[str, SamplerEntry] = {
         SamplerEntry("divfl", _divfl, None, "plain-mean", "unknown", "cohort", "Balakrishnan et al. 2022"),
         SamplerEntry("oort", _oort, None, "plain-mean", "unknown", "cohort", "Lai et al. 2021"),
         SamplerEntry("hics-fl", _hics, None, "plain-mean", "unknown", "cohort", "Chen, Vikalo 2024"),
+        SamplerEntry("fed-cbs", _cbs, None, "weighted-mean", "unknown", "known", "Zhang et al. 2023 (Fed-CBS)"),
     )
 }

@@ -82,8 +82,18 @@ class Task:
         return len(self.client_rows)
 
     def population(self, weights: str) -> Population:
-        """The clients' weights (``"data"`` or ``"uniform"``) and sizes."""
-        return Population.from_sizes([len(rows) for rows in self.client_rows], weights)
+        """The clients' weights (``"data"`` or ``"uniform"``) and sizes, and what is known of them: shares of labels."""
+        sizes = [len(rows) for rows in self.client_rows]
+        return Population.from_sizes(sizes, weights, self.label_shares() if self.dataset.num_classes > 0 else None)
+
+    def label_shares(self) -> npt.NDArray[np.float64]:
+        """The share of each class among the labels of each client, float64 (m, classes)."""
+        classes = self.dataset.num_classes
+        count_mc = np.stack(
+            [np.bincount(self.dataset.train_y[row_e].ravel(), minlength=classes) for row_e in self.client_rows]
+        )
+        share_mc: npt.NDArray[np.float64] = count_mc / count_mc.sum(axis=1, keepdims=True)
+        return share_mc
 
 
 def with_fewer_tests(task: Task, count: int) -> Task:

@@ -19,6 +19,8 @@ from .results import Method, Result
 OURS = "this project"
 #: What a practical server has: its needs column in ``deltafl samplers``, and what the methods with these may know.
 PRACTICAL = ("nothing", "sizes", "cohort")
+#: The same for a server that was told of every client beforehand, here its shares of labels.
+INFORMED = (*PRACTICAL, "known")
 
 
 def is_unbiased(label: str) -> bool:

@@ -14,7 +14,7 @@ from .parts import BASELINE, Part
 from .pictures import draw_curves, draw_gaps, draw_methods
 from .results import Reasons, Result, Store
 from .tables import cost_table, edges, main_table, rates_table, run_cells, table_cells, tuning_cells
-from .target import Judgement, judge, no_gap_text, sentence, sum_up
+from .target import Judgement, headline, judge_all, no_gap_text, sentence
 
 
 def write_page(
@@ -45,7 +45,7 @@ def write_page(
     """
     require("matplotlib", "plot")
     require("scipy", "sim")
-    judgements = [judge(result) for result in results]
+    judgements = judge_all(results)
     core = tuple(experiment.view.get("core", ()))
     folder.mkdir(parents=True, exist_ok=True)
     draw_gaps(results, core, folder / "gap.png")
@@ -62,7 +62,7 @@ def write_page(
         title=experiment.title,
         claim=experiment.claim,
         measured=" ".join(sentence(judgement) for judgement in judgements),
-        verdict=sum_up(judgements),
+        verdict=headline(judgements),
         scale=scale,
         done=sum(result.done for result in results),
         total=sum(len(part.methods) * part.seeds for part in parts),
@@ -80,13 +80,13 @@ def _page(
     reasons: Reasons,
     command: str,
 ) -> str:
-    results = [judgement.result for judgement in judgements]
-    verdict = sum_up(list(judgements))
+    by_part = [judgement for judgement in judgements if not judgement.informed]
+    results = [judgement.result for judgement in by_part]
     blocks = [f"# {experiment.title}", f"**The target:** {experiment.claim}"]
-    blocks += ["## Verdict", f"**The target {verdict}.** {_counts(parts, results)}"]
+    blocks += ["## Verdict", f"**The target {headline(judgements)}.** {_counts(parts, results)}"]
     blocks += ["\n".join(f"- {sentence(judgement)}" for judgement in judgements), _RULES]
     blocks += ["![Gap closed by task and method](gap.png)"]
-    for judgement in judgements:
+    for judgement in by_part:
         blocks += _part_blocks(judgement)
     blocks += ["## Learning rates", rates_table(results), _rates_text(results)]
     blocks += ["## What was run", "\n".join(f"- {_setting_text(result)}" for result in results)]
@@ -110,7 +110,9 @@ _RULES = (
     f"with Fieller's 95 % interval; where {BASELINE} needs less than {100 * LEAST:.0f} % more rounds than full "
     "participation, or the seeds do not tell the two apart, there is no gap to close and no G. Each method has its own "
     "learning rate, chosen on other seeds. Our best method is the one with the fewest rounds on those tuning seeds. "
-    "Rivals are all methods of others that need nothing, the clients' sizes, or what the cohort sent; ahead is what a "
+    "Rivals are all methods of others that need nothing, the clients' sizes, or what the cohort sent, biased ones "
+    "included; a server that was told every client's shares of labels beforehand (needs: known) is judged by itself, "
+    "with all of these methods and those that need the labels. Ahead is what a "
     "paired 95 % interval of the ratio of mean rounds says, with its p-value after Holm's correction for all rivals "
     "beside it. Every interval is 95 % by itself. One-round MSE: E norm(D - ubar)^2 / norm(ubar)^2 over the second "
     "half of the rounds, in the run of seed 0, each method on the way that it went with its own rate; beside it the "

@@ -58,12 +58,19 @@ def model_size(task: str) -> int:
     return sum(param.numel() for param in TASKS[task].make_model().parameters())
 
 
+def _num_classes(task: str) -> int:
+    """As many as the last layer of the task's model has outputs."""
+    *_, last = TASKS[task].make_model().parameters()
+    return len(last)
+
+
 def _numbers(settings: RunSettings, num_clients: int, num_params: int) -> int:
     """Numbers in the state before the first round, which has its full size from the beginning."""
     label, m = parse_label(settings.sampler), num_clients
+    classes = _num_classes(settings.task)
     optimizer = make_server_optimizer(settings.server_optimizer, settings.server_lr, settings.server_momentum)
     plan = Plan(
-        population=Population.from_sizes([1] * m),
+        population=Population.from_sizes([1] * m, known=np.full((m, classes), 1 / classes)),
         sampler=make_sampler(settings.sampler, settings.sampler_settings(m, 1.0, label.design)),
         n=settings.sample or 1,
         estimator=label.estimator,

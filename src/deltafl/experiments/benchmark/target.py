@@ -2,9 +2,11 @@
 
 The best method is chosen on the tuning seeds (fewest rounds there), so that its result on the test seeds is not the
 luckiest of several. A rival is a method of somebody else that needs no more than a practical server has: nothing, the
-clients' sizes, or what the cohort sent. It is ahead if the 95 % interval of the ratio of mean rounds, paired over
-seeds, says so. Everything here is made from intervals, each 95 % by itself. As there are many rivals, a sentence that
-names one as ahead gives its p-value after Holm's correction for all of them; the verdict does not make use of it.
+clients' sizes, or what the cohort sent. Servers that are also told the labels of every client beforehand are judged by
+themselves, with all of these methods and those that need the labels. A rival is ahead if the 95 % interval of the ratio
+of mean rounds, paired over seeds, says so. Everything here is made from intervals, each 95 % by itself. As there are
+many rivals, a sentence that names one as ahead gives its p-value after Holm's correction for all of them; the verdict
+does not make use of it.
 
 Source of the correction: Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 1979.
 """
@@ -16,11 +18,13 @@ from typing import Literal, NamedTuple
 from ...report.statistics import t_quantile
 from ..pages.measures import Statement
 from .gap import LEAST, Gap, Room
-from .judge import PRACTICAL, against, gap_of, is_ours, is_unbiased, measures, needs, never, room_of
+from .judge import INFORMED, PRACTICAL, against, gap_of, is_ours, is_unbiased, measures, needs, never, room_of
 from .parts import BASELINE, FULL
 from .results import Result
 
 GOAL, LARGEST_RATIO = 0.7, 20
+#: The two kinds of server, for people.
+TOLD, NOT_TOLD = "told every client's labels beforehand", "told nothing but sizes"
 Status = Literal["reached", "missed", "open", "no gap", "not measured"]
 
 
@@ -29,6 +33,7 @@ class Judgement(NamedTuple):
 
     Attributes:
         result: The part.
+        informed: Whether methods may know the clients' labels beforehand.
         ratio: m / n.
         best: This project's best unbiased method; None if none has a run.
         status: Whether G >= 0.7: ``reached`` if its whole interval is above, ``missed`` if all of it is below.
@@ -40,6 +45,7 @@ class Judgement(NamedTuple):
     """
 
     result: Result
+    informed: bool
     ratio: float
     best: str | None
     status: Status
@@ -55,19 +61,27 @@ class Judgement(NamedTuple):
         return self.ratio <= LARGEST_RATIO
 
 
-def judge(result: Result) -> Judgement:
+def judge_all(results: Sequence[Result]) -> list[Judgement]:
+    """Judge every part; those with a method that knows the clients' labels twice, without and with it."""
+    judgements = [judge(result) for result in results]
+    told = [result for result in results if any(needs(method.label) == "known" for method in result.shown)]
+    return judgements + [judge(result, informed=True) for result in told]
+
+
+def judge(result: Result, informed: bool = False) -> Judgement:
     """Judge the target on one part from its finished runs."""
     part = result.part
     ratio = result.num_clients / (part.common.sample or 1)
-    best, gap_room = best_of_ours(result), room_of(result)
+    best, gap_room = best_of_ours(result, informed), room_of(result)
     if best is None or gap_room is None:
-        return Judgement(result, ratio, best, "not measured", Gap(None, None, None, 0), gap_room, (), (), ())
+        return Judgement(result, informed, ratio, best, "not measured", Gap(None, None, None, 0), gap_room, (), (), ())
     rounds = measures(part)[0]
     gap = gap_of(result, best, rounds)
-    found = [against(result, rounds, best, rival) for rival in rivals(result)]
+    found = [against(result, rounds, best, rival) for rival in rivals(result, informed)]
     pairs = [statement for statement in found if statement is not None]
     return Judgement(
         result,
+        informed,
         ratio,
         best,
         _status(result, best, gap),
@@ -79,17 +93,30 @@ def judge(result: Result) -> Judgement:
     )
 
 
-def best_of_ours(result: Result) -> str | None:
+def best_of_ours(result: Result, informed: bool = False) -> str | None:
     """This project's unbiased method with the best score on the tuning seeds."""
     own = [method for method in result.shown if is_ours(method.label) and is_unbiased(method.label)]
-    scored = [(method.search.score, method.label) for method in own if method.search.score is not None]
+    known = INFORMED if informed else PRACTICAL
+    scored = [
+        (method.search.score, method.label)
+        for method in own
+        if method.search.score is not None and needs(method.label) in known
+    ]
     return min(scored, key=lambda pair: pair[0])[1] if scored else None
 
 
-def rivals(result: Result) -> list[str]:
-    """The methods of others with the same information, biased ones included."""
+def rivals(result: Result, informed: bool = False) -> list[str]:
+    """The methods of others with the same information or less, biased ones included."""
+    known = INFORMED if informed else PRACTICAL
     labels = [method.label for method in result.shown]
-    return [label for label in labels if not is_ours(label) and label != FULL and needs(label) in PRACTICAL]
+    return [label for label in labels if not is_ours(label) and label != FULL and needs(label) in known]
+
+
+def headline(judgements: Sequence[Judgement]) -> str:
+    """The verdict on all parts: in one clause, or in one for each kind of server."""
+    plain = sum_up([j for j in judgements if not j.informed])
+    told = [j for j in judgements if j.informed]
+    return f"{sum_up(told)} {TOLD}, and {plain} {NOT_TOLD}" if told else plain
 
 
 def sum_up(judgements: list[Judgement]) -> str:
@@ -109,6 +136,7 @@ def sum_up(judgements: list[Judgement]) -> str:
 def sentence(judgement: Judgement) -> str:
     """What a part says to the target."""
     title, best = judgement.result.part.title, judgement.best
+    title += f", {TOLD}" if judgement.informed else ""
     if best is None or judgement.room is None:
         return f"{title}: not measured yet (needs {FULL}, {BASELINE} and a method of ours)."
     texts = [_goal_text(judgement)]

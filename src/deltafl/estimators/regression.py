@@ -1,0 +1,100 @@
+"""A control that guesses updates from what is known of the clients: c_i = B x_i, B learnt from earlier rounds.
+
+x_i = (1, known_i), see ``Population.known_mq``: q numbers for each client, such as the shares of its labels. It guesses
+the update of a client never seen as well as that of any other, and costs q models however many clients there are.
+
+Source: the generalised regression estimator of survey sampling (Cassel, Sarndal and Wretman 1976; Sarndal, Swensson and
+Wretman 1992), with B from the rounds before instead of from the cohort itself, so that it is unbiased.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import DeltaflError
+from ..types import FloatArray, IntArray, Params, Population
+from .controls import Guess, weighted_sum
+
+#: Directions of x in which clients differ less than this share of the largest are taken for none.
+_RANK_TOLERANCE = 1e-9
+
+
+class RegressionControlState(NamedTuple):
+    """What is known of the clients, and what was learnt.
+
+    Attributes:
+        known_mq: float64 (m, q), x_i, the first column ones.
+        weight_m: float64 (m,), the weights w_i.
+        slope_qd: float64 (q, d), B.
+    """
+
+    known_mq: FloatArray
+    weight_m: FloatArray
+    slope_qd: FloatArray
+
+
+@dataclass(frozen=True)
+class RegressionControl:
+    """c_i = B x_i; after each round B moves towards the regression of the replies on their x.
+
+    With shares s_i = coef_i / sum_S coef_j of the cohort and G = sum_j w_j x_j x_j^T of everybody,
+
+        A = (1 - memory) sum_S s_i x_i x_i^T + memory G,    B <- B + (1 - memory) A^+ sum_S s_i x_i (u_i - B x_i)^T,
+
+    which minimises (1 - memory) sum_S s_i norm(u_i - B x_i)^2 + memory sum_j w_j norm((B - B_before) x_j)^2. It is the
+    same whatever the scales of the columns and whether they depend on each other (shares that sum to 1 do, with the
+    column of ones); with nothing known it is ``CommonControl``.
+
+    Attributes:
+        memory: In (0, 1); how slowly B follows the rounds.
+    """
+
+    memory: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse an impossible memory."""
+        if not 0 < self.memory < 1:
+            raise DeltaflError(f"memory is {self.memory}; it must be above 0 (the last round alone) and below 1")
+
+    def init(self, population: Population, num_params: int) -> RegressionControlState:
+        """B = 0."""
+        known_mq = population.design_mq()
+        return RegressionControlState(known_mq, population.weight_m, np.zeros((known_mq.shape[1], num_params)))
+
+    def guess(self, state: RegressionControlState, client_n: IntArray) -> Guess:
+        """B x_i of the cohort; over everyone it is B times the weighted mean of x."""
+        mean_q = np.einsum("m,mq->q", state.weight_m, state.known_mq)
+        guess_nd = np.empty((len(client_n), state.slope_qd.shape[1]))
+        for guess_d, known_q in zip(guess_nd, state.known_mq[client_n], strict=True):
+            guess_d[:] = _combined(known_q, state.slope_qd)
+        return Guess(_combined(mean_q, state.slope_qd), guess_nd)
+
+    def update(
+        self,
+        state: RegressionControlState,
+        population: Population,
+        client_n: IntArray,
+        update_nd: Params,
+        coef_n: FloatArray,
+    ) -> RegressionControlState:
+        """Move towards the regression of the replies."""
+        total = coef_n.sum()
+        if total <= 0:
+            return state
+        known_nq, share_n = state.known_mq[client_n], coef_n / total
+        here_qq = np.einsum("n,np,nq->pq", share_n, known_nq, known_nq)
+        everyone_qq = np.einsum("m,mp,mq->pq", state.weight_m, state.known_mq, state.known_mq)
+        inverse_qq = np.linalg.pinv(
+            (1 - self.memory) * here_qq + self.memory * everyone_qq, rcond=_RANK_TOLERANCE, hermitian=True
+        )
+        gain_qn = (1 - self.memory) * np.einsum("pq,nq,n->pn", inverse_qq, known_nq, share_n)
+        leftover_nd = update_nd - self.guess(state, client_n).control_nd
+        step_qd = np.stack([weighted_sum(gain_n, leftover_nd, leftover_nd.shape[1]) for gain_n in gain_qn])
+        return state._replace(slope_qd=state.slope_qd + step_qd)
+
+
+def _combined(known_q: FloatArray, slope_qd: FloatArray) -> FloatArray:
+    """sum_q x_q B_q; labels that a client does not have cost nothing."""
+    some = np.flatnonzero(known_q)
+    return weighted_sum(known_q[some], slope_qd[some], slope_qd.shape[1])

@@ -1,0 +1,93 @@
+"""Cohorts that stand for everybody in what is known of the clients before the first round, such as their labels."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from ..designs.table import draw_cohort, find_design
+from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
+
+#: An axis with less than this share of the largest variance is one in which clients do not differ.
+_NO_SPREAD = 1e-9
+
+
+class BalancedState(NamedTuple):
+    """What the draws go by; it never changes.
+
+    Attributes:
+        weight_m: float64 (m,), the weights w_i.
+        value_mq: float64 (m, q), w_i x_i, x_i what is known of client i about its mean, along as many axes as it varies
+            in; no columns if nothing is known.
+    """
+
+    weight_m: FloatArray
+    value_mq: FloatArray
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """Draws by weight, and such that the cohort's estimate of the known totals is right: sum_S (w_i / pi_i) x_i.
+
+    The cube design keeps ``sum_S (w_i / pi_i) x_i = sum_j w_j x_j`` as nearly as n clients can. The part of the updates
+    that is linear in x, u_i = B x_i + e_i, is then estimated without error whatever B is, and the variance is that of
+    the e_i alone. With x_i the shares of the labels in client i's data, every cohort trains on everybody's mixture of
+    labels, from the first round on, without a memory. Balance is exact up to the last q + 1 clients that the cube has
+    to decide (``designs/balanced.py``): the more n is above q, the better it is.
+
+    Scores are the weights, so pi_i is proportional to w_i (up to capping) and each reply counts alike. The estimator
+    ``regression`` subtracts what it has learnt of B as well, which removes the rest of the imbalance.
+
+    Where nothing is known of the clients (``Population.known_mq`` is None) there is nothing to balance, and the draw is
+    that of ``md-fixed@pivotal``.
+
+    Attributes:
+        design: A name in ``deltafl.DESIGNS``; ``"cube"`` balances, ``"local-pivotal"`` spreads cohorts over the x_i,
+            and the others ignore them.
+
+    Source: this project. Balanced sampling: Deville and Tille 2004. docs/theory.md, section 10.
+    """
+
+    design: str = "cube"
+
+    needs_oracle: ClassVar[bool] = False
+    uses_known: ClassVar[bool] = True
+
+    @property
+    def unbiased(self) -> bool:
+        """As exact as its design."""
+        return find_design(self.design).exact
+
+    def init(self, population: Population) -> BalancedState:
+        """What is known, once and for all."""
+        weight_m, known_mq = population.weight_m, population.known_mq
+        if known_mq is None:
+            return BalancedState(weight_m, np.zeros((len(weight_m), 0)))
+        return BalancedState(weight_m, weight_m[:, None] * _varying(known_mq, weight_m))
+
+    def open(
+        self,
+        state: BalancedState,
+        available_m: BoolArray,
+        n: int,
+        rng: np.random.Generator,
+        oracle: Oracle | None = None,
+    ) -> Cohort:
+        """Draw by weight, balanced on what is known."""
+        return draw_cohort(state.weight_m, n, self.design, rng, available_m, state.value_mq)
+
+    def update(self, state: BalancedState, cohort: Cohort, reports: Reports) -> BalancedState:
+        """Nothing to learn."""
+        return state
+
+
+def _varying(known_mq: FloatArray, weight_m: FloatArray) -> FloatArray:
+    """The rows about their weighted mean, on the axes in which they differ: shares that sum to 1 have one fewer.
+
+    A column that others determine would cost the cube as much as one that says something. The mean needs no balance:
+    w_i / pi_i is the same for all clients that may or may not be drawn, so a cohort of fixed size has it right.
+    """
+    centred_mq = known_mq - weight_m @ known_mq
+    spread_q, axis_qq = np.linalg.eigh(np.einsum("m,mp,mq->pq", weight_m, centred_mq, centred_mq))
+    kept_qr = axis_qq[:, spread_q > _NO_SPREAD * spread_q.max(initial=0.0)]
+    return np.asarray(np.einsum("mq,qr->mr", centred_mq, kept_qr))

@@ -1,0 +1,116 @@
+"""Fed-CBS (Zhang et al., ICML 2023): cohorts whose pooled labels are balanced over the classes. Biased."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from ..errors import DeltaflError
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from .unweighted import places, unweighted_cohort
+
+_LEAST = 1e-12  # an imbalance below it counts as it, lest probabilities be infinite
+
+
+class CbsState(NamedTuple):
+    """What is known of the clients.
+
+    Attributes:
+        count_mc: float64 (m, C), examples of each class.
+        asked_m: int64 (m,), how often each client was asked.
+        rounds: int64 (), rounds so far.
+    """
+
+    count_mc: FloatArray
+    asked_m: IntArray
+    rounds: IntArray
+
+
+@dataclass(frozen=True)
+class FedCBS:
+    """Draws one client after the other, such that the pooled labels of the cohort are near to even over the classes.
+
+    With QCID(M) = sum_c (share of class c in the pooled data of M - 1 / C)^2, the clients of round t = 1, 2, ... are
+    drawn by
+
+        P(first is i) proportional to 1 / QCID({i})^beta_1 + exploration sqrt(3 ln t / (2 T_i)),
+        P(k-th is i | M) proportional to QCID(M)^beta_(k - 1) / QCID(M and i)^beta_k,
+
+    T_i how often client i was asked and beta_k = k, as in the paper's experiments. So a cohort's probability is nearly
+    proportional to QCID^(-beta_n). The target is the even mixture of classes, whatever everybody's is. The replies are
+    averaged by the clients' sizes (``weighted-mean``), as in FedAvg.
+
+    Our reading: T_i counts as 1 until the client was asked twice, and an imbalance below 1e-12 as 1e-12. The paper has
+    the products of the clients' label counts computed under homomorphic encryption; here the counts are given.
+
+    Costs O(n m C) time a round.
+
+    Attributes:
+        exploration: lambda >= 0.
+
+    Raises:
+        DeltaflError: If the population does not say which labels the clients have.
+
+    Source: Zhang, Li, Tang, Sun, Chen, Zhang, Chen, Chen and Li, ICML 2023 (arXiv 2209.15245).
+    """
+
+    exploration: float = 10.0
+
+    unbiased: ClassVar[bool] = False
+    needs_oracle: ClassVar[bool] = False
+    uses_known: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse an impossible exploration."""
+        if not 0 <= self.exploration < np.inf:
+            raise DeltaflError(f"fed-cbs has exploration {self.exploration}; it must be at least 0")
+
+    def init(self, population: Population) -> CbsState:
+        """The labels, once and for all."""
+        share_mc, size_m = population.known_mq, population.num_examples_m
+        if share_mc is None or share_mc.shape[1] == 0 or share_mc.min() < 0 or share_mc.sum(axis=1).min() <= 0:
+            raise DeltaflError(
+                "fed-cbs needs the labels of every client; give Population.from_sizes(sizes, known=shares), one row of "
+                "shares of each class a client, all >= 0"
+            )
+        count_mc = size_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True)
+        return CbsState(count_mc, np.zeros(len(size_m), dtype=np.int64), np.zeros((), dtype=np.int64))
+
+    def open(
+        self,
+        state: CbsState,
+        available_m: BoolArray,
+        n: int,
+        rng: np.random.Generator,
+        oracle: Oracle | None = None,
+    ) -> Cohort:
+        """Draw one after the other."""
+        left_k, size = places(available_m, n, rng)
+        chosen, pooled_c = list[int](), np.zeros(state.count_mc.shape[1])
+        for place in range(1, size + 1):
+            log_weight_k = -place * np.log(imbalance(pooled_c + state.count_mc[left_k]))
+            if place == 1:
+                log_weight_k = np.logaddexp(log_weight_k, np.log(self._bonus(state, left_k)))
+            pick = int(np.argmax(log_weight_k + rng.gumbel(size=len(left_k))))
+            chosen.append(int(left_k[pick]))
+            pooled_c = pooled_c + state.count_mc[left_k[pick]]
+            left_k = np.delete(left_k, pick)
+        return unweighted_cohort(np.asarray(chosen, dtype=np.int64))
+
+    def _bonus(self, state: CbsState, client_k: IntArray) -> FloatArray:
+        """Lambda sqrt(3 ln t / (2 T_i)), at least the smallest number above 0."""
+        asked_k = np.maximum(state.asked_m[client_k], 1)
+        bonus_k = self.exploration * np.sqrt(1.5 * np.log(float(state.rounds) + 1) / asked_k)
+        return np.asarray(np.maximum(bonus_k, np.finfo(np.float64).tiny))
+
+    def update(self, state: CbsState, cohort: Cohort, reports: Reports) -> CbsState:
+        """Count who was asked."""
+        asked_m = state.asked_m.copy()
+        asked_m[cohort.client_n] += 1
+        return CbsState(state.count_mc, asked_m, np.asarray(state.rounds + 1))
+
+
+def imbalance(count_kc: FloatArray) -> FloatArray:
+    """QCID of each row of pooled counts, float64 (k,), from 1e-12 to 1 - 1 / C."""
+    share_kc = count_kc / count_kc.sum(axis=1, keepdims=True)
+    return np.asarray(np.maximum(((share_kc - 1 / count_kc.shape[1]) ** 2).sum(axis=1), _LEAST))
