@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import FloatArray, IntArray, Params, Population
-from .controls import Guess, weighted_sum
+from .controls import Guess
 
 #: Directions of x in which clients differ less than this share of the largest are taken for none.
 _RANK_TOLERANCE = 1e-9
@@ -65,10 +65,8 @@ class RegressionControl:
     def guess(self, state: RegressionControlState, client_n: IntArray) -> Guess:
         """B x_i of the cohort; over everyone it is B times the weighted mean of x."""
         mean_q = np.einsum("m,mq->q", state.weight_m, state.known_mq)
-        guess_nd = np.empty((len(client_n), state.slope_qd.shape[1]))
-        for guess_d, known_q in zip(guess_nd, state.known_mq[client_n], strict=True):
-            guess_d[:] = _combined(known_q, state.slope_qd)
-        return Guess(_combined(mean_q, state.slope_qd), guess_nd)
+        total_d = np.einsum("q,qd->d", mean_q, state.slope_qd)
+        return Guess(total_d, np.einsum("nq,qd->nd", state.known_mq[client_n], state.slope_qd))
 
     def update(
         self,
@@ -90,11 +88,4 @@ class RegressionControl:
         )
         gain_qn = (1 - self.memory) * np.einsum("pq,nq,n->pn", inverse_qq, known_nq, share_n)
         leftover_nd = update_nd - self.guess(state, client_n).control_nd
-        step_qd = np.stack([weighted_sum(gain_n, leftover_nd, leftover_nd.shape[1]) for gain_n in gain_qn])
-        return state._replace(slope_qd=state.slope_qd + step_qd)
-
-
-def _combined(known_q: FloatArray, slope_qd: FloatArray) -> FloatArray:
-    """sum_q x_q B_q; labels that a client does not have cost nothing."""
-    some = np.flatnonzero(known_q)
-    return weighted_sum(known_q[some], slope_qd[some], slope_qd.shape[1])
+        return state._replace(slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, leftover_nd))

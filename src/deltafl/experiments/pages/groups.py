@@ -27,6 +27,7 @@ NAMES = {
     "delta-centred": "DELTA, centred",
     "innovation": "Innovation",
     "spread": "Spread",
+    "balanced": "Balanced",
     "ocs": "OCS",
     "aocs": "AOCS",
     "clustered-sampling-1": "Clustered sampling 1",
@@ -41,6 +42,7 @@ NAMES = {
     "divfl": "DivFL",
     "oort": "Oort",
     "hics-fl": "HiCS-FL",
+    "fed-cbs": "Fed-CBS",
 }
 
 #: Tasks whose data stand in for those of the paper: what a title calls the paper's, and what is really read.
