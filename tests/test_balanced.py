@@ -184,8 +184,12 @@ def test_tasks_tell_the_shares_of_the_labels() -> None:
     assert known_mq is not None
     rows = task.client_rows[3]
     assert known_mq[3].tolist() == [float(np.mean(task.dataset.train_y[rows] == label)) for label in range(10)]
-    toy = task_of(make_settings(RunSettings, {"sampler": "uniform", "task": "toy"}))
-    assert toy.population("data").known_mq is None
+    for label in ("balanced", "uniform@systematic@regression", "fed-cbs"):
+        settings = make_settings(RunSettings, {"sampler": label, "task": "toy"})
+        toy = task_of(settings)
+        assert toy.population("data").known_mq is None
+        with pytest.raises(DeltaflError, match="this task has no labels"):
+            plan_of(settings, toy.population("data"), toy)
 
 
 # Fed-CBS

@@ -36,7 +36,7 @@ from deltafl.flower.identity import Node, Registration, check_registration, iden
 from deltafl.flower.local_steps import LocalSteps
 from deltafl.flower.saved import load, save
 from deltafl.flower.sketched import sketch_seed
-from deltafl.samplers import parse_label
+from deltafl.samplers import parse_label, uses_known
 from deltafl.state_file import flatten
 from deltafl.types import FloatArray
 
@@ -52,8 +52,8 @@ MODEL: Arrays = {
 def federation(label: str = "pracdelta", model: Arrays | None = None, **settings: Any) -> Federation:
     model = {"x": np.zeros(3, dtype=np.float32)} if model is None else model
     estimator = settings.pop("estimator", parse_label(label).estimator)
-    told = getattr(make_sampler(label), "uses_known", False) or estimator == "regression"
-    rules = Rules(make_sampler(label), settings.pop("n", 3), estimator, known=3 if told else 0, **settings)
+    known = 3 if uses_known(make_sampler(label), estimator) else 0
+    rules = Rules(make_sampler(label), settings.pop("n", 3), estimator, known=known, **settings)
     return Federation(rules, model, Layout.of(model))
 
 

@@ -8,7 +8,7 @@ Wretman 1992), with B from the rounds before instead of from the cohort itself, 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,8 @@ class RegressionControl:
     """
 
     memory: float = 0.5
+
+    uses_known: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse an impossible memory."""

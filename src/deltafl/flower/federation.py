@@ -13,6 +13,7 @@ from ..errors import DeltaflError
 from ..estimators.remote import RemoteControl, RemoteReply, begin_anew
 from ..estimators.table import find_estimator
 from ..round import Plan, RoundState, close_round, coefficients, init_round, open_round, response_rates
+from ..samplers import uses_known
 from ..server_optimizers import ServerOptimizer, Sgd
 from ..types import Cohort, Params, Population, RejectedReply, RoundInfo, Sampler
 from .answers import Answer, reports_of, screen
@@ -63,8 +64,7 @@ class Rules:
             )
         if self.sketch and getattr(self.sampler, "sketch_size", 0):
             raise DeltaflError(f"{name} looks at the directions of updates on the server; sketches cannot replace them")
-        uses_known = getattr(self.sampler, "uses_known", False) or self.estimator == "regression"
-        if uses_known and self.known < 1:
+        if uses_known(self.sampler, self.estimator) and self.known < 1:
             raise DeltaflError(
                 f"{name} with {self.estimator!r} looks at what is known of the clients beforehand: write known=10 if "
                 "each tells 10 numbers, such as its shares of 10 labels, and give known=... to deltafl.flower.register"

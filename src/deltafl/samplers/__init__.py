@@ -59,6 +59,7 @@ __all__ = [
     "make_sampler",
     "parse_label",
     "theory_constants",
+    "uses_known",
 ]
 
 
@@ -99,6 +100,12 @@ def parse_label(label: str) -> Label:
         fitting = ", ".join(repr(e.name) for e in ESTIMATORS.values() if not e.needs_expected)
         raise DeltaflError(f"{name!r} does not know how likely its clients were; only these can follow it: {fitting}")
     return Label(name, design or entry.design, estimator.name)
+
+
+def uses_known(sampler: Sampler, estimator: str) -> bool:
+    """Whether a method goes by ``Population.known_mq``: by its sampler, or by its control."""
+    control = find_estimator(estimator).control
+    return bool(getattr(sampler, "uses_known", False) or getattr(control, "uses_known", False))
 
 
 def make_sampler(label: str, settings: SamplerSettings | None = None) -> Sampler:

@@ -11,7 +11,7 @@ from ..estimators.damping import DampedControl
 from ..estimators.memory import RowFormat, human, memory_size, require_room
 from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
 from ..round import Plan
-from ..samplers import make_sampler, parse_label
+from ..samplers import make_sampler, parse_label, uses_known
 from ..server_optimizers import make_server_optimizer
 from ..settings import RunSettings
 from ..tasks.base import Task, with_fewer_tests
@@ -97,6 +97,7 @@ def plan_of(
     sampler = make_sampler(settings.sampler, settings.sampler_settings(m, mean_examples, label.design, classes))
     if task is not None:
         _check_output_layer(settings.sampler, getattr(sampler, "tail_size", 0), task)
+    _check_known(settings.sampler, uses_known(sampler, label.estimator), population)
     return Plan(
         population=population,
         sampler=sampler,
@@ -108,6 +109,15 @@ def plan_of(
         norm_guard=settings.norm_guard,
         memory=RowFormat(settings.memory_dtype, None if folder is None else str(folder)),
     )
+
+
+def _check_known(name: str, used: bool, population: Population) -> None:
+    """Refuse a method that goes by what is known of the clients where nothing is."""
+    if used and population.known_mq is None:
+        raise DeltaflError(
+            f"{name} goes by what is known of the clients before the first round, their shares of labels, and this "
+            "task has no labels; choose a task with classes, or a sampler that needs none of it, such as 'innovation'"
+        )
 
 
 def _check_output_layer(name: str, tail_size: int, task: Task) -> None:
