@@ -1,10 +1,12 @@
 """Ideas for samplers and controls, the losers too, on one task with the same seeds: what docs/lab-notes.md reports.
 
     python benchmarks/ideas.py [--task digits] [--set clients=100 ...] [--rounds 50] [--seeds 10] [--out result.json]
+    python benchmarks/ideas.py --group known ...
     python benchmarks/ideas.py --show result.json
 
 Each idea is a plan: a sampler, an estimator, sometimes a control that exists only here. All run on the same clients,
-initial models and minibatches. Reported are the mean accuracy over all rounds (which ranks methods with less noise than
+initial models and minibatches. The group ``memory`` is told nothing of the clients but their sizes, ``known`` their
+shares of labels as well. Reported are the mean accuracy over all rounds (which ranks methods with less noise than
 the rounds to a threshold), paired with that of FedVARP, and the rounds to the task's threshold.
 """
 
@@ -17,16 +19,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deltafl import Centred, Plan, Sampler, close_round, init_round, make_sampler, open_round
+from deltafl import SAMPLERS, Centred, Plan, Sampler, close_round, init_round, make_sampler, open_round
 from deltafl.estimators.controls import Control, InnovationControl
 from deltafl.estimators.damping import DampedControl
+from deltafl.estimators.regression import RegressionControl
 from deltafl.estimators.table import ESTIMATORS, Estimator, horvitz_thompson
 from deltafl.report.statistics import mean_interval
+from deltafl.samplers import Balanced
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.oracle import reports_of
 from deltafl.simulation.records import environment
 from deltafl.simulation.setup import engine_of
+from idea_known import BalancedInnovation, LeftoverControl
 from idea_parts import DeviationControl, EndpointControl, NeighbourControl, TourFirst
 
 
@@ -35,6 +40,25 @@ class Idea(NamedTuple):
 
     sampler: Sampler
     estimator: str | Control
+
+
+def ideas_with_labels() -> dict[str, Idea]:
+    """The same where the server knows the clients' labels."""
+    names = ["full", "uniform", "pracdelta", "fedvarp", "innovation", "fed-cbs", "md-fixed"]
+    compared = {name: Idea(make_sampler(name), SAMPLERS[name].estimator) for name in names}
+    return compared | {
+        "balanced (the default)": Idea(Balanced(), "regression-damped"),
+        "balanced, no control": Idea(Balanced(), "horvitz-thompson"),
+        "spread over the labels: local pivotal": Idea(Balanced("local-pivotal"), "regression-damped"),
+        "regression alone, drawn by weight": Idea(make_sampler("md-fixed"), "regression-damped"),
+        "regression alone, drawn evenly": Idea(make_sampler("uniform"), "regression-damped"),
+        "B follows faster: memory 0.2": Idea(Balanced(), DampedControl(RegressionControl(memory=0.2))),
+        "B follows slower: memory 0.8": Idea(Balanced(), DampedControl(RegressionControl(memory=0.8))),
+        "B without the coefficient beta": Idea(Balanced(), "regression"),
+        "and the clients' own memory": Idea(Balanced(), DampedControl(LeftoverControl())),
+        "the same, with innovation's scores": Idea(BalancedInnovation(), DampedControl(LeftoverControl())),
+        "innovation's memory instead of B": Idea(Balanced(), "innovation-damped"),
+    }
 
 
 def ideas() -> dict[str, Idea]:
@@ -108,6 +132,7 @@ def rounds_to(threshold: float, accuracy: list[float]) -> int:
 def main() -> None:
     """Run all ideas for all seeds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--group", choices=["memory", "known"], default="memory")
     parser.add_argument("--task", default="digits")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of deltafl run")
     parser.add_argument("--rounds", type=int, default=50)
@@ -121,7 +146,7 @@ def main() -> None:
         print(table(content["accuracy"], make_settings(RunSettings, {"sampler": "uniform", **content["settings"]})))
         return
     own = {"task": given.task, "rounds": given.rounds, **dict(pair.split("=", 1) for pair in given.set)}
-    chosen: dict[str, Idea] = ideas()
+    chosen = ideas() if given.group == "memory" else ideas_with_labels()
     found: dict[str, list[list[float]]] = {}
     began = time.perf_counter()
     for seed in range(given.first_seed, given.first_seed + given.seeds):

@@ -71,7 +71,7 @@ def test_with_nothing_known_it_draws_by_weight() -> None:
         assert drawn[0].client_n.tolist() == drawn[1].client_n.tolist()
 
 
-@pytest.mark.parametrize("estimator", ["regression", "horvitz-thompson"])
+@pytest.mark.parametrize("estimator", ["regression-damped", "regression", "horvitz-thompson"])
 def test_unbiased_while_it_learns(estimator: str) -> None:
     """E[D] = ubar in the state after each of five rounds, by enumeration."""
     problem = make_problem([10, 15, 20, 25, 30])
@@ -184,7 +184,7 @@ def test_tasks_tell_the_shares_of_the_labels() -> None:
     assert known_mq is not None
     rows = task.client_rows[3]
     assert known_mq[3].tolist() == [float(np.mean(task.dataset.train_y[rows] == label)) for label in range(10)]
-    for label in ("balanced", "uniform@systematic@regression", "fed-cbs"):
+    for label in ("balanced", "uniform@systematic@regression-damped", "fed-cbs"):
         settings = make_settings(RunSettings, {"sampler": label, "task": "toy"})
         toy = task_of(settings)
         assert toy.population("data").known_mq is None

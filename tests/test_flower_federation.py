@@ -545,7 +545,7 @@ def test_a_state_that_knew_other_things_of_the_clients_is_refused(tmp_path: Path
     admit(fed, sizes_of(5))
     play(fed, 1)
     save(tmp_path, fed)
-    rules = Rules(make_sampler("balanced"), 3, "regression", known=4)
+    rules = Rules(make_sampler("balanced"), 3, "regression-damped", known=4)
     with pytest.raises(DeltaflError, match="known = 3, now it is 4"):
         load(tmp_path, Federation(rules, {"x": np.zeros(3, np.float32)}, Layout.of({"x": np.zeros(3, np.float32)})))
 

@@ -400,7 +400,7 @@ def test_legacy_workflows_are_refused() -> None:
     [
         ({"sampler": "delta"}, "practical sampler"),
         ({"sampler": "balanced"}, "write known=10 if each tells 10 numbers"),
-        ({"estimator": "regression"}, "write known=10"),
+        ({"estimator": "regression-damped"}, "write known=10"),
         ({"sampler": "pracdeltta"}, "did you mean 'pracdelta'"),
         ({"n": 0}, "at least one client"),
         ({"estimator": "hayek"}, "did you mean 'hajek'"),

@@ -79,6 +79,7 @@ def test_names_in_tables_are_pinned() -> None:
         "difference-damped",
         "difference-own-damped",
         "innovation-damped",
+        "regression-damped",
         "fedstale",
         "fedvarp",
     ]

@@ -41,8 +41,8 @@ class Population(NamedTuple):
         weight_m: float64 (m,), >= 0, sum 1. ``f = sum_i weight_m[i] F_i`` is what is minimised.
         num_examples_m: int64 (m,), >= 1. Sizes of the clients' data; samplers by size use them.
         known_mq: float64 (m, q), what else is known of the clients before the first round, such as the shares of each
-            label in their data; finite. None for nothing. ``balanced`` and the estimator ``regression`` use it; a
-            column counts as much as its numbers are large.
+            label in their data; finite. None for nothing. ``balanced`` and the estimators ``regression`` and
+            ``regression-damped`` use it; a column counts as much as its numbers are large.
     """
 
     weight_m: FloatArray

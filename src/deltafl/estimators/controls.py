@@ -255,6 +255,11 @@ def remembers(control: Control) -> bool:
     return isinstance(control, OwnControl) or any(map(remembers, _controls_of(control).values()))
 
 
+def uses_known(control: Control) -> bool:
+    """Whether a control goes by ``Population.known_mq``."""
+    return bool(getattr(control, "uses_known", False)) or any(map(uses_known, _controls_of(control).values()))
+
+
 def _controls_of(control: Control) -> dict[str, Any]:
     """The controls that a control is made of, by field."""
     return {name: part for name, part in vars(control).items() if isinstance(part, Control)}

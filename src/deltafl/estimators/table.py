@@ -18,7 +18,7 @@ innovation         w_i a_i                             own c_i, yes      the sam
                                                        else c
 regression         w_i a_i                             B x_i    yes      the same; x_i is known of the clients from the
                                                                          start, B is learnt, `regression.py`
-...-damped         w_i a_i                             beta c   yes      three of them with a learnt beta, `damping.py`
+...-damped         w_i a_i                             beta c   yes      the last four with a learnt beta, `damping.py`
 fedstale           w_i a_i                             beta     yes      FedStale (Rodio and Neglia 2024); beta is 0.5,
                                                        own c_i           or another as in ``fedstale-0.8``
 ...-remote         w_i a_i                             as above yes      the same as ``difference-own`` and
@@ -134,6 +134,7 @@ ESTIMATORS: dict[str, Estimator] = {
         Estimator("difference-damped", horvitz_thompson, DampedControl(CommonControl()), unbiased=True),
         Estimator("difference-own-damped", horvitz_thompson, DampedControl(OwnControl()), unbiased=True),
         Estimator("innovation-damped", horvitz_thompson, DampedControl(InnovationControl()), unbiased=True),
+        Estimator("regression-damped", horvitz_thompson, DampedControl(RegressionControl()), unbiased=True),
         Estimator("fedstale", horvitz_thompson, ScaledControl(OwnControl(), 0.5), unbiased=True),
         Estimator("fedvarp", average_of_all, OwnControl(), unbiased=False, needs_expected=False),
     )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..designs.table import find_design
 from ..errors import DeltaflError, unknown_name
+from ..estimators.controls import uses_known as control_uses_known
 from ..estimators.table import ESTIMATORS, find_estimator
 from ..types import Sampler
 from .active_fl import ActiveFL
@@ -104,8 +105,7 @@ def parse_label(label: str) -> Label:
 
 def uses_known(sampler: Sampler, estimator: str) -> bool:
     """Whether a method goes by ``Population.known_mq``: by its sampler, or by its control."""
-    control = find_estimator(estimator).control
-    return bool(getattr(sampler, "uses_known", False) or getattr(control, "uses_known", False))
+    return getattr(sampler, "uses_known", False) or control_uses_known(find_estimator(estimator).control)
 
 
 def make_sampler(label: str, settings: SamplerSettings | None = None) -> Sampler:

@@ -35,8 +35,8 @@ class Balanced:
     labels, from the first round on, without a memory. Balance is exact up to the last q + 1 clients that the cube has
     to decide (``designs/balanced.py``): the more n is above q, the better it is.
 
-    Scores are the weights, so pi_i is proportional to w_i (up to capping) and each reply counts alike. The estimator
-    ``regression`` subtracts what it has learnt of B as well, which removes the rest of the imbalance.
+    Scores are the weights, so pi_i is proportional to w_i (up to capping) and each reply counts alike. The default
+    estimator, ``regression-damped``, subtracts what it has learnt of B as well: that removes the rest of the imbalance.
 
     Where nothing is known of the clients (``Population.known_mq`` is None) there is nothing to balance, and the draw is
     that of ``md-fixed@pivotal``.

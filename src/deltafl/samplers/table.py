@@ -188,7 +188,7 @@ SAMPLERS: dict[str, SamplerEntry] = {
         SamplerEntry("delta-centred", _delta_centred, _FIXED, "difference", "unequal", "cohort", _OURS),
         SamplerEntry("spread", _spread, "local-pivotal", "difference", "unequal", "cohort", _OURS),
         SamplerEntry("innovation", _innovation, _FIXED, "innovation-damped", "unequal", "cohort", _OURS),
-        SamplerEntry("balanced", _balanced, "cube", "regression", "unequal", "known", _OURS),
+        SamplerEntry("balanced", _balanced, "cube", "regression-damped", "unequal", "known", _OURS),
         SamplerEntry("ocs", _fedis, "poisson", _HT, "unequal", "oracle", _OCS),  # fedis@poisson, see ``ocs.py``
         SamplerEntry("aocs", _aocs, None, _HT, "unequal", "oracle", _OCS),
         SamplerEntry("clustered-sampling-1", _by_size, None, _HT, "unequal", "sizes", _FRABONI),
