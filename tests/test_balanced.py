@@ -54,7 +54,7 @@ def test_what_is_linear_in_what_is_known_is_estimated_without_error() -> None:
 def test_columns_that_others_determine_cost_no_balance() -> None:
     """Shares that sum to 1 vary in one direction fewer, and a column twice is one column."""
     share_mc = np.random.default_rng(1).dirichlet(np.ones(4), size=9)
-    for known_mq, axes in ((share_mc, 3), (np.hstack([share_mc, share_mc]), 3), (np.ones((9, 2)), 0)):
+    for known_mq, axes in ((share_mc, 3), (np.hstack([share_mc, share_mc]), 3), (np.full((9, 2), 0.1), 0)):
         state = Balanced().init(Population.from_sizes(range(1, 10), known=known_mq))
         assert state.value_mq.shape == (9, axes)
         np.testing.assert_allclose(state.value_mq.sum(axis=0), 0, atol=1e-12)

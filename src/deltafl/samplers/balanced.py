@@ -8,7 +8,7 @@ import numpy as np
 from ..designs.table import draw_cohort, find_design
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
 
-#: An axis with less than this share of the largest variance is one in which clients do not differ.
+#: An axis whose variance is less than this share of the mean square is one in which clients do not differ.
 _NO_SPREAD = 1e-9
 
 
@@ -87,7 +87,8 @@ def _varying(known_mq: FloatArray, weight_m: FloatArray) -> FloatArray:
     A column that others determine would cost the cube as much as one that says something. The mean needs no balance:
     w_i / pi_i is the same for all clients that may or may not be drawn, so a cohort of fixed size has it right.
     """
-    centred_mq = known_mq - weight_m @ known_mq
+    centred_mq = known_mq - np.einsum("m,mq->q", weight_m, known_mq)
+    size = np.einsum("m,mq->q", weight_m, known_mq**2).max(initial=0.0)
     spread_q, axis_qq = np.linalg.eigh(np.einsum("m,mp,mq->pq", weight_m, centred_mq, centred_mq))
-    kept_qr = axis_qq[:, spread_q > _NO_SPREAD * spread_q.max(initial=0.0)]
+    kept_qr = axis_qq[:, spread_q > _NO_SPREAD * size]
     return np.asarray(np.einsum("mq,qr->mr", centred_mq, kept_qr))
