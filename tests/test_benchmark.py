@@ -318,6 +318,7 @@ def test_server_memory_counts_models_and_numbers() -> None:
     assert memory("delta-centred")[0] == 2  # the model and the common control
     assert memory("fedvarp")[0] == 102  # the model, one update a client, their weighted sum
     assert memory("innovation")[0] == 103  # and the common guess
+    assert memory("balanced")[0] == 1 + 11  # the model, and one for each label and the mean
     assert memory("clustered-sampling-2")[1] - memory("uniform")[1] == pytest.approx(66, abs=2)  # a sketch of 64
     assert model_size("digits") == 64 * 10 + 10
     bytes_of = server_memory(make_settings(RunSettings, {"task": "digits", "sampler": "uniform"}), 100, 650)
@@ -404,6 +405,27 @@ def test_a_rival_ahead_misses_the_target(tmp_path: Path) -> None:
     page = shown(tmp_path, made_up())
     assert "**The target is missed.**" in page
     assert "ahead of it: pracdelta (×1.32 fewer, p = " in page
+
+
+def test_servers_that_know_the_labels_are_judged_by_themselves(tmp_path: Path) -> None:
+    """Without them `delta-centred` against `pracdelta`; with them `balanced`, which `fed-cbs` is behind of, too."""
+    table = MADE_UP | {
+        "delta-centred": [29, 31, 25, 30, 33],
+        "balanced": [6, 7, 6, 8, 7],
+        "fed-cbs": [9, 11, 8, 12, 10],
+    }
+    tiers = {"all": {"methods": list(table), "rates": [0.1, 0.2, 0.4], "extensions": 0}}
+    write_runs(tmp_path, made_up(tiers=tiers), table)
+    page = shown(tmp_path, made_up(tiers=tiers))
+    both = "is reached where every client's labels are known beforehand, and is missed where nothing but sizes is"
+    assert f"**The target {both}.**" in page
+    plain, told = (line for line in page.splitlines() if line.startswith("- digits") and "G >= 0.7" in line)
+    assert plain.startswith("- digits: G >= 0.7 is **missed**: `delta-centred` 0.")
+    assert "ahead of it: pracdelta" in plain
+    assert told.startswith("- digits, labels known beforehand: G >= 0.7 is reached: `balanced` 0.")
+    assert "no rival is ahead (3 behind, 0 not told apart)" in told
+    assert "| `balanced` | known |" in page
+    assert "| `fed-cbs` (biased) | known |" in page
 
 
 def test_p_values_are_those_of_the_paired_t_and_hold_for_all_rivals_together() -> None:

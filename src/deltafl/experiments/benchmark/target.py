@@ -23,8 +23,6 @@ from .parts import BASELINE, FULL
 from .results import Result
 
 GOAL, LARGEST_RATIO = 0.7, 20
-#: The two kinds of server, for people.
-TOLD, NOT_TOLD = "told every client's labels beforehand", "told nothing but sizes"
 Status = Literal["reached", "missed", "open", "no gap", "not measured"]
 
 
@@ -116,7 +114,9 @@ def headline(judgements: Sequence[Judgement]) -> str:
     """The verdict on all parts: in one clause, or in one for each kind of server."""
     plain = sum_up([j for j in judgements if not j.informed])
     told = [j for j in judgements if j.informed]
-    return f"{sum_up(told)} {TOLD}, and {plain} {NOT_TOLD}" if told else plain
+    if not told:
+        return plain
+    return f"{sum_up(told)} where every client's labels are known beforehand, and {plain} where nothing but sizes is"
 
 
 def sum_up(judgements: list[Judgement]) -> str:
@@ -136,7 +136,7 @@ def sum_up(judgements: list[Judgement]) -> str:
 def sentence(judgement: Judgement) -> str:
     """What a part says to the target."""
     title, best = judgement.result.part.title, judgement.best
-    title += f", {TOLD}" if judgement.informed else ""
+    title += ", labels known beforehand" if judgement.informed else ""
     if best is None or judgement.room is None:
         return f"{title}: not measured yet (needs {FULL}, {BASELINE} and a method of ours)."
     texts = [_goal_text(judgement)]
