@@ -133,6 +133,7 @@ def main() -> None:
     """Run all ideas for all seeds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--group", choices=["memory", "known"], default="memory")
+    parser.add_argument("--only", nargs="*", metavar="IDEA", help="these ideas, and fedvarp to compare with")
     parser.add_argument("--task", default="digits")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of deltafl run")
     parser.add_argument("--rounds", type=int, default=50)
@@ -147,6 +148,8 @@ def main() -> None:
         return
     own = {"task": given.task, "rounds": given.rounds, **dict(pair.split("=", 1) for pair in given.set)}
     chosen = ideas() if given.group == "memory" else ideas_with_labels()
+    if given.only:
+        chosen = {name: chosen[name] for name in dict.fromkeys(["fedvarp", *given.only])}
     found: dict[str, list[list[float]]] = {}
     began = time.perf_counter()
     for seed in range(given.first_seed, given.first_seed + given.seeds):
@@ -172,14 +175,15 @@ def table(found: dict[str, list[list[float]]], settings: RunSettings) -> str:
     threshold = settings.threshold or 1.0
     area = {name: [float(np.mean(run)) for run in runs] for name, runs in found.items()}
     reached = {name: float(np.mean([rounds_to(threshold, run) for run in runs])) for name, runs in found.items()}
-    gap = reached["uniform"] - reached["full"]
+    gap = reached.get("uniform", 0.0) - reached.get("full", 0.0)
     lines = ["| idea | mean accuracy, points above FedVARP | rounds to the threshold | G |", "|---|---|---|---|"]
     for name in found:
         points = np.array([100 * (a - b) for a, b in zip(area[name], area["fedvarp"], strict=True)])
         mean, _, high = mean_interval(points)
         half = float("nan") if high is None else high - mean
-        closed = (reached["uniform"] - reached[name]) / gap if gap > 0 else float("nan")
-        lines.append(f"| {name} | {mean:+.2f} ± {half:.2f} | {reached[name]:.1f} | {closed:.2f} |")
+        compared = {"uniform", "full"} <= set(found) and gap > 0
+        closed = f"{(reached['uniform'] - reached[name]) / gap:.2f}" if compared else "-"
+        lines.append(f"| {name} | {mean:+.2f} ± {half:.2f} | {reached[name]:.1f} | {closed} |")
     return "\n".join(lines)
 
 
