@@ -12,7 +12,7 @@ from ...types import FloatArray
 from ..pages.canvas import finish, grid, legend_rows, small_png, styled
 from ..pages.figures import curve_band
 from .gap import Gap
-from .judge import gap_of, is_ours, is_unbiased, measures
+from .judge import gap_of, is_ours, is_unbiased, measures, needs
 from .numbers import MB
 from .parts import BASELINE, FULL
 from .results import Method, Result
@@ -81,13 +81,15 @@ def draw_methods(result: Result, path: Path) -> None:
         figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
         left, right = figure.subplots(1, 2, sharey=True)
         figure.subplots_adjust(left=0.24, right=0.985, top=1 - 0.3 / height, bottom=0.55 / height, wspace=0.08)
-        _gap_axis(left, gaps, [is_unbiased(method.label) for method in methods])
+        _gap_axis(left, gaps, [method.label for method in methods])
         _error_axis(right, errors)
         left.set_yticks(range(len(methods)), [method.label for method in methods], fontsize=7)
         left.set_ylim(len(methods) - 0.4, -0.6)
         left.set_title("gap closed, G", fontsize=8)
         right.set_title("one-round error (bar: least without a control)", fontsize=8)
-        note = f"{result.part.title}. Hollow: biased. Line: 95 % interval (Fieller). Dashed: the target."
+        note = (
+            f"{result.part.title}. Hollow: biased. Square: knows the labels. Line: 95 % interval. Dashed: the target."
+        )
         figure.text(0.012, 0.06 / height, note, fontsize=7, color=GREY)
         path.write_bytes(small_png(figure))
 
@@ -109,29 +111,31 @@ def draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> N
         for axes, result in zip(panels, results, strict=False):
             rounds = measures(result.part)[0]
             gaps = [gap_of(result, label, rounds) for label in shown]
-            _gap_axis(axes, gaps, [is_unbiased(label) for label in shown])
+            _gap_axis(axes, gaps, shown)
             axes.set_title(result.part.title, fontsize=6.5)
         for unused in panels[len(results) :]:
             unused.set_visible(False)
         for first in panels[::columns]:
             first.set_yticks(range(len(shown)), shown, fontsize=7)
         panels[0].set_ylim(len(shown) - 0.4, -0.6)
-        note = "Gap closed G: 0 is uniform sampling, 1 full participation. Hollow: biased. Line: 95 % interval."
+        note = "Gap closed G: 0 is uniform sampling, 1 full participation. "
+        note += "Hollow: biased. Square: knows the clients' labels. Line: 95 % interval."
         figure.text(0.012, 0.06 / height, note, fontsize=7, color=GREY)
         path.write_bytes(small_png(figure))
 
 
-def _gap_axis(axes: "Axes", gaps: Sequence[Gap], unbiased: Sequence[bool]) -> None:
+def _gap_axis(axes: "Axes", gaps: Sequence[Gap], labels: Sequence[str]) -> None:
     """Dots with intervals; what lies outside the axis is drawn at its edge."""
-    for place, (gap, honest) in enumerate(zip(gaps, unbiased, strict=True)):
+    for place, (gap, label) in enumerate(zip(gaps, labels, strict=True)):
         if gap.value is None:
             continue
         x = min(max(gap.value, _LEFT), _RIGHT)
         if gap.low is not None and gap.high is not None:
             ends = [min(max(end, _LEFT), _RIGHT) for end in (gap.low, gap.high)]
             axes.plot(ends, [place, place], color=GREY, linewidth=1.0, zorder=2)
-        marker = "o" if gap.value == x else "<" if x == _LEFT else ">"
-        axes.plot([x], [place], marker, markersize=4, mfc=INK if honest else _HOLLOW, mec=INK, zorder=3)
+        inside = "s" if needs(label) == "known" else "o"
+        marker = inside if gap.value == x else "<" if x == _LEFT else ">"
+        axes.plot([x], [place], marker, markersize=4, mfc=INK if is_unbiased(label) else _HOLLOW, mec=INK, zorder=3)
     for x, dash in ((0.0, "-"), (1.0, "-"), (GOAL, (0, (5, 3)))):
         axes.axvline(x, color=GREY if x == GOAL else PALE, linewidth=0.8, linestyle=dash, zorder=1)
     if not any(gap.value is not None for gap in gaps):
