@@ -1,250 +1,301 @@
-"""Draws and guesses from what is known of the clients beforehand: `balanced`, `regression`, and the rival `fed-cbs`."""
+"""Local pivotal and cube draws: exact by enumeration of their own code, spread or balanced by what is argued there."""
 
-from math import log
-from typing import Any
+from collections import defaultdict
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from conftest import Recorder, assert_frequencies, frequencies, make_problem, mean_estimate
-from deltafl import Cohort, DeltaflError, Plan, Population, close_round, init_round, make_sampler, open_round
-from deltafl.designs.exact import every_cohort
-from deltafl.estimators.controls import CommonControl
-from deltafl.estimators.regression import RegressionControl, RegressionControlState
-from deltafl.estimators.table import weighted_mean
-from deltafl.samplers import Balanced, FedCBS
-from deltafl.samplers.fed_cbs import CbsState, imbalance
-from deltafl.settings import RunSettings, make_settings
-from deltafl.simulation.setup import plan_of, task_of
+from conftest import same_tree
+from deltafl import DESIGNS, Cohort, DeltaflError, draw_cohort, inclusion_probabilities, stream
+from deltafl.designs import balanced
+from deltafl.designs.exact import Support, every_cohort, every_path, joint_expectations, support
+from deltafl.estimators.variance import estimate_variance
 from deltafl.types import FloatArray
 
-#: Three clients of one label, three of the other.
-TWO_KINDS = Population.from_sizes([5] * 6, known=[[1, 0]] * 3 + [[0, 1]] * 3)
+NAMES = ["local-pivotal", "cube"]
+DRAWS = {"local-pivotal": balanced.local_pivotal, "cube": balanced.cube}
 
 
-def cohorts_of(sampler: Balanced, population: Population, n: int) -> list[tuple[float, Cohort]]:
-    state = sampler.init(population)
-    everyone_m = np.ones(population.num_clients, dtype=np.bool_)
-    cohorts = every_cohort(lambda rng: sampler.open(state, everyone_m, n, rng))
-    return [(chance, cohort) for chance, cohort in cohorts if chance > 1e-12]  # rounding makes branches of 1e-17
+def mean_of(cohorts: Support) -> FloatArray:
+    return np.asarray(sum(p * np.array(count) for count, p in cohorts.items()))
 
 
-@pytest.mark.parametrize("design", ["cube", "local-pivotal"])
-def test_every_cohort_has_as_many_of_each_kind(design: str) -> None:
-    cohorts = cohorts_of(Balanced(design), TWO_KINDS, 4)
-    assert len(cohorts) > 1
-    assert all(int((cohort.client_n < 3).sum()) == 2 for _, cohort in cohorts)
-    assert all(cohort.expected_n == pytest.approx(2 / 3) for _, cohort in cohorts)
-    unbalanced = cohorts_of(Balanced("pivotal"), TWO_KINDS, 4)
-    assert not all(int((cohort.client_n < 3).sum()) == 2 for _, cohort in unbalanced)
+def whole_draws(name: str, pi_m: FloatArray, value_mq: FloatArray) -> Support:
+    """Every path through the complete draw, first decision to last, with none of them merged."""
+    result: Support = defaultdict(float)
+    for probability, drawn in every_path(lambda luck: DRAWS[name](pi_m, value_mq, luck)):
+        result[tuple(np.bincount(drawn, minlength=len(pi_m)).tolist())] += probability
+    return result
 
 
-def test_what_is_linear_in_what_is_known_is_estimated_without_error() -> None:
-    update_md = np.array([[1.0, -2.0]] * 3 + [[4.0, 0.5]] * 3, dtype=np.float32)
-    plan = Plan(TWO_KINDS, Balanced(), 2, "horvitz-thompson", Recorder())
-    state = init_round(plan, np.zeros(2))
-    for round in range(20):
-        cohort = open_round(plan, state._replace(round=round))
-        following, _ = close_round(plan, state, cohort, update_md[cohort.client_n])
-        np.testing.assert_allclose(following.optimizer.delta_d, update_md.mean(axis=0), rtol=1e-12)
+def likely(cohorts: Support) -> Support:
+    return {count: p for count, p in cohorts.items() if p > 1e-12}
 
 
-def test_columns_that_others_determine_cost_no_balance() -> None:
-    """Shares that sum to 1 vary in one direction fewer, and a column twice is one column."""
-    share_mc = np.random.default_rng(1).dirichlet(np.ones(4), size=9)
-    for known_mq, axes in ((share_mc, 3), (np.hstack([share_mc, share_mc]), 3), (np.full((9, 2), 0.1), 0)):
-        state = Balanced().init(Population.from_sizes(range(1, 10), known=known_mq))
-        assert state.value_mq.shape == (9, axes)
-        np.testing.assert_allclose(state.value_mq.sum(axis=0), 0, atol=1e-12)
+def check_exact(cohorts: Support, pi_m: FloatArray) -> None:
+    assert sum(cohorts.values()) == pytest.approx(1, abs=1e-12)
+    np.testing.assert_allclose(mean_of(cohorts), pi_m, atol=1e-13)
+    assert {sum(count) for count in likely(cohorts)} == {round(pi_m.sum())}
+    assert {max(count) for count in likely(cohorts)} == {1}
 
 
-def test_with_nothing_known_it_draws_by_weight() -> None:
-    population = Population.from_sizes([10, 20, 30, 40])
-    sampler, rival = Balanced(), make_sampler("md-fixed@pivotal")
-    for seed in range(5):
-        drawn = [
-            method.open(method.init(population), np.ones(4, dtype=np.bool_), 2, np.random.default_rng(seed))
-            for method in (sampler, rival)
-        ]
-        assert drawn[0].client_n.tolist() == drawn[1].client_n.tolist()
+# --- exactness --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("estimator", ["regression-damped", "regression", "horvitz-thompson"])
-def test_unbiased_while_it_learns(estimator: str) -> None:
-    """E[D] = ubar in the state after each of five rounds, by enumeration."""
-    problem = make_problem([10, 15, 20, 25, 30])
-    plan = Plan(problem.population, Balanced(), 2, estimator, Recorder())
-    state = init_round(plan, np.zeros(3))
-    for _ in range(5):
-        np.testing.assert_allclose(mean_estimate(plan, state, problem), problem.ubar_d, rtol=1e-12)
-        cohort = open_round(plan, state)
-        state, _ = close_round(plan, state, cohort, problem.update_md[cohort.client_n])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("m", "n", "q"), [(2, 1, 1), (3, 2, 1), (5, 1, 2), (5, 2, 1), (5, 3, 8), (6, 2, 1), (6, 3, 2)])
+@pytest.mark.parametrize("name", NAMES)
+def test_enumerated_inclusion_probabilities_are_exact(name: str, m: int, n: int, q: int, seed: int) -> None:
+    rng = stream(seed, "audit", m, q)
+    pi_m = inclusion_probabilities(rng.exponential(size=m), n)
+    check_exact(support(name, pi_m, rng.normal(size=(m, q))), pi_m)
 
 
-# The regression
+@pytest.mark.parametrize("name", NAMES)
+def test_exact_with_certain_and_impossible_clients_and_twins(name: str) -> None:
+    pi_m = np.array([1.0, 0.0, 0.3, 0.3, 0.9, 0.5])
+    for places in ([1, 1, 1, 1, 1, 1], [7, 7, 0, 0, 2, 2], [0, 0, 0, 1, 1, 1]):
+        cohorts = support(name, pi_m, np.array(places)[:, None] * pi_m[:, None])
+        check_exact(cohorts, pi_m)
+        assert all(count[:2] == (1, 0) for count in likely(cohorts))
 
 
-def learnt(known_mq: Any, rounds: list[tuple[list[int], FloatArray, FloatArray]], **own: Any) -> RegressionControlState:
-    control, population = RegressionControl(**own), Population.from_sizes([1, 2, 3, 4, 5], known=known_mq)
-    state = control.init(population, 2)
-    for client_n, update_nd, coef_n in rounds:
-        state = control.update(state, population, np.array(client_n), update_nd.astype(np.float32), coef_n)
-    return state
+@pytest.mark.parametrize("name", NAMES)
+def test_the_enumeration_is_that_of_the_complete_draw(name: str) -> None:
+    """``exact.py`` merges states between duels; every path of the very function that draws gives the same."""
+    rng = stream(1, "audit")
+    pi_m = inclusion_probabilities(rng.uniform(1, 3, size=4), 2)
+    for value_mq in (rng.normal(size=(4, 1)), rng.integers(0, 2, size=(4, 2)) * pi_m[:, None]):
+        assert likely(whole_draws(name, pi_m, value_mq)) == pytest.approx(likely(support(name, pi_m, value_mq)))
 
 
-KNOWN = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, -1.0], [0.5, 0.0], [3.0, 2.0]])
-ROUNDS = [
-    ([0, 2, 4], np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 4.0]]), np.array([0.2, 0.5, 0.4])),
-    ([1, 3], np.array([[2.0, 2.0], [-1.0, 0.25]]), np.array([0.6, 0.3])),
-]
+@pytest.mark.parametrize("name", NAMES)
+def test_cells_and_rolling_windows_are_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes for thousands of clients cut down, so that five go through cells of two and a window of four."""
+    monkeypatch.setattr(balanced, "CELL_SIZE", 2)
+    monkeypatch.setattr(balanced, "LEAST_WINDOW", 0)
+    pi_m = inclusion_probabilities(np.array([3.0, 1, 2, 2, 1.5]), 2)
+    check_exact(whole_draws(name, pi_m, np.array([[0.3], [-1], [0.2], [2], [-0.9]])), pi_m)
 
 
-def test_it_minimises_what_it_says() -> None:
-    """Against least squares on the rows of both sums, stacked; two rounds, so that the second begins at a slope."""
-    memory, weight_m = 0.3, np.arange(1, 6) / 15
-    x_mq, slope_qd = np.column_stack([np.ones(5), KNOWN]), np.zeros((3, 2))
-    for client_n, update_nd, coef_n in ROUNDS:
-        here = np.sqrt((1 - memory) * coef_n / coef_n.sum())[:, None]
-        everyone = np.sqrt(memory * weight_m)[:, None]
-        rows = np.vstack([here * x_mq[client_n], everyone * x_mq])
-        goals = np.vstack([here * update_nd, everyone * (x_mq @ slope_qd)])
-        slope_qd = np.linalg.lstsq(rows, goals, rcond=None)[0]
-    np.testing.assert_allclose(learnt(KNOWN, ROUNDS, memory=memory).slope_qd, slope_qd, rtol=1e-5, atol=1e-7)
+@pytest.mark.parametrize(("name", "cell_size"), [("local-pivotal", 256), ("local-pivotal", 8), ("cube", 256)])
+def test_drawn_inclusion_probabilities(name: str, cell_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(balanced, "CELL_SIZE", cell_size)
+    rng, m, n, draws = stream(2, "draw"), 60, 15, 300
+    score_m, value_mq = rng.lognormal(sigma=0.7, size=m), rng.normal(size=(m, 2))
+    pi_m = inclusion_probabilities(score_m, n)
+    count_m = np.zeros(m)
+    for _ in range(draws):
+        count_m[draw_cohort(score_m, n, name, rng, value_mq=value_mq).client_n] += 1
+    spread_m = pi_m * (1 - pi_m)
+    assert np.array_equal(count_m[spread_m == 0], draws * pi_m[spread_m == 0])
+    z_m = (count_m / draws - pi_m)[spread_m > 0] / np.sqrt(spread_m[spread_m > 0] / draws)
+    assert np.abs(z_m).max() < 4.5
+    assert np.sqrt(np.mean(z_m**2)) < 1.5
 
 
-@given(st.integers(0, 10**6))
-def test_the_guesses_do_not_depend_on_the_units_of_what_is_known(seed: int) -> None:
-    """Nor on columns that say nothing new."""
-    rng = np.random.default_rng(seed)
-    mixed = KNOWN @ rng.normal(size=(2, 2)) * 10 ** rng.uniform(-2, 2) + rng.normal(size=2)
-    first, second, third = (learnt(known, ROUNDS) for known in (KNOWN, mixed, np.column_stack([KNOWN, mixed])))
-    guesses = [RegressionControl().guess(state, np.arange(5)).control_nd for state in (first, second, third)]
-    np.testing.assert_allclose(guesses[1], guesses[0], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(guesses[2], guesses[0], rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("name", NAMES)
+def test_cohorts_are_drawn_as_enumerated(name: str) -> None:
+    """Chi-square with a real generator; no impossible cohort."""
+    score_m, value_mq = np.array([1.0, 2, 3, 4, 5]), np.array([[1.0], [0.5], [2], [-1], [0]])
+    probability = support(name, inclusion_probabilities(score_m, 2), value_mq)
+    rng, draws = stream(3, "draw"), 1500
+    observed: dict[tuple[int, ...], int] = defaultdict(int)
+    for _ in range(draws):
+        drawn = draw_cohort(score_m, 2, name, rng, value_mq=value_mq).client_n
+        observed[tuple(np.bincount(drawn, minlength=5).tolist())] += 1
+    assert {count for count in observed if probability.get(count, 0.0) < 1e-12} == set()
+    cells = [(observed[count], draws * p) for count, p in probability.items() if draws * p >= 5]
+    assert sum((o - e) ** 2 / e for o, e in cells) <= len(cells) + 5 * np.sqrt(2 * len(cells))
 
 
-def test_with_nothing_known_it_is_the_common_control() -> None:
-    common, population = CommonControl(memory=0.5), Population.from_sizes([1, 2, 3, 4, 5])
-    state = common.init(population, 2)
-    for client_n, update_nd, coef_n in ROUNDS:
-        state = common.update(state, population, np.array(client_n), update_nd.astype(np.float32), coef_n)
-    np.testing.assert_allclose(learnt(None, ROUNDS).slope_qd, state.control_d[None], rtol=1e-12)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_samplers_own_code_is_enumerated_with_its_values(name: str) -> None:
+    score_m, value_mq = np.array([1.0, 2, 2, 3]), np.array([[1.0, 0], [1, 0], [0, 1], [-1, 0]])
+    available_m = np.array([True, True, False, True])
+    mean_m = np.zeros(4)
+    for p, cohort in every_cohort(lambda rng: draw_cohort(score_m, 2, name, rng, available_m, value_mq)):
+        mean_m[cohort.client_n] += p
+    np.testing.assert_allclose(mean_m[available_m], inclusion_probabilities(score_m[available_m], 2), atol=1e-13)
 
 
-def test_the_total_is_that_of_everybodys_guesses() -> None:
-    state = learnt(KNOWN, ROUNDS)
-    guess = RegressionControl().guess(state, np.arange(5))
-    np.testing.assert_allclose(guess.total_d, np.arange(1, 6) / 15 @ guess.control_nd, rtol=1e-12)
+# --- spread and balance -----------------------------------------------------------------------------------------------
 
 
-def test_it_learns_what_is_linear_and_leaves_nothing_of_it() -> None:
-    """With draws that ignore what is known: after 40 rounds the estimate of updates B x_i has no error left."""
-    population = Population.from_sizes([1, 2, 3, 4, 5], known=KNOWN)
-    update_md = (np.column_stack([np.ones(5), KNOWN]) @ np.array([[1.0, 0], [2, -1], [0.5, 3]])).astype(np.float32)
-    errors = {}
-    for estimator in ("regression", "difference"):
-        plan = Plan(population, make_sampler("uniform"), 2, estimator, Recorder())
-        state = init_round(plan, np.zeros(2))
-        for _ in range(40):
-            cohort = open_round(plan, state)
-            state, _ = close_round(plan, state, cohort, update_md[cohort.client_n])
-        errors[estimator] = np.abs(state.optimizer.delta_d - population.weight_m @ update_md).max()
-    assert errors["regression"] < 1e-4
-    assert errors["difference"] > 0.1
+def test_local_pivotal_by_hand() -> None:
+    """Places 0, 1 and 10, 12, each with 1/2: two duels of neighbours, each at even odds."""
+    value_mq = 0.5 * np.array([[0.0], [10], [1], [12]])
+    expected = {(1, 1, 0, 0): 0.25, (1, 0, 0, 1): 0.25, (0, 1, 1, 0): 0.25, (0, 0, 1, 1): 0.25}
+    assert likely(support("local-pivotal", np.full(4, 0.5), value_mq)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("memory", [0.0, 1.0, -0.5, float("nan")])
-def test_an_impossible_memory_is_refused(memory: float) -> None:
-    with pytest.raises(DeltaflError, match="memory is"):
-        RegressionControl(memory)
+def test_cube_by_hand() -> None:
+    """Places -1, -1, 1, 1, each with 1/2: the only balanced cohorts have one of each sign, all alike by symmetry."""
+    value_mq = 0.5 * np.array([[-1.0], [-1], [1], [1]])
+    cohorts = likely(support("cube", np.full(4, 0.5), value_mq))
+    assert set(cohorts) <= {(1, 0, 1, 0), (1, 0, 0, 1), (0, 1, 1, 0), (0, 1, 0, 1)}
+    check_exact(cohorts, np.full(4, 0.5))
 
 
-# What is known
+@pytest.mark.parametrize("seed", range(4))
+def test_twins_are_drawn_together_only_if_they_must(seed: int) -> None:
+    """Of clients at one place whose pi sum to T, floor(T) or ceil(T) are drawn; not so in a random order."""
+    rng = stream(seed, "audit")
+    pi_m = inclusion_probabilities(rng.uniform(1, 4, size=6), 3)
+    place_m = rng.permutation([0, 0, 1, 1, 1.5, 4])
+    cohorts = likely(support("local-pivotal", pi_m, place_m[:, None] * pi_m[:, None]))
+    for place in np.unique(place_m):  # 1.5 is drawn to the twins at 1, and must wait for them
+        total = pi_m[place_m == place].sum()
+        drawn = {int(np.array(count)[place_m == place].sum()) for count in cohorts}
+        assert drawn <= {int(np.floor(total)), int(np.ceil(total))}
+    pi_m = np.array([0.5, 0.5, 0.4, 0.4, 0.6, 0.6])
+    places = np.array([[0.0, 0], [0, 0], [1, 0], [1, 0], [1, 1], [1, 1]]) + rng.normal(size=2)
+    joint_mm = joint_expectations("local-pivotal", pi_m, places * pi_m[:, None])
+    assert joint_mm[0, 1] == joint_mm[2, 3] == 0
+    assert joint_expectations("pivotal", pi_m)[2, 3] > 0.05
+
+
+def total_errors(name: str, pi_m: FloatArray, value_mq: FloatArray, draws: int) -> tuple[FloatArray, FloatArray]:
+    """Errors of sum_S x_i / pi_i, (draws, q), and the variances estimated from each cohort, (draws,)."""
+    rng, error_tq, guess_t = stream(4, "draw"), np.zeros((draws, value_mq.shape[1])), np.zeros(draws)
+    for t in range(draws):
+        cohort: Cohort = draw_cohort(pi_m, round(pi_m.sum()), name, rng, value_mq=value_mq)
+        part_nq = value_mq[cohort.client_n]
+        error_tq[t] = (part_nq / cohort.expected_n[:, None]).sum(axis=0) - value_mq.sum(axis=0)
+        guess_t[t] = estimate_variance(cohort, part_nq)
+    return error_tq, guess_t
+
+
+@pytest.mark.parametrize(("window", "q"), [(16, 1), (16, 3), (0, 2)])
+def test_cube_errs_by_its_landing_alone(window: int, q: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most q + 1 clients land, their moves sum to 0: off by (q + 1) / 2 ranges at most, however many are drawn."""
+    monkeypatch.setattr(balanced, "LEAST_WINDOW", window)
+    rng, m = stream(5, "audit"), 300
+    pi_m = inclusion_probabilities(rng.uniform(1, 5, size=m), 100)
+    place_mq = rng.normal(size=(m, q)) + 3.0
+    error_tq, guess_t = total_errors("cube", pi_m, place_mq * pi_m[:, None], 40)
+    assert np.all(np.abs(error_tq) <= (q + 1) / 2 * np.ptp(place_mq, axis=0) + 1e-9)
+    # Places vary by 1: landing adds about 1/4 a client, (q + 1) / 4 <= 1, and pivotal draws about n (1 - n / m) = 67.
+    plain_tq, _ = total_errors("pivotal", pi_m, place_mq * pi_m[:, None], 40)
+    squared = np.sum(error_tq**2, axis=1).mean()
+    assert squared < 0.06 * np.sum(plain_tq**2, axis=1).mean()
+    assert guess_t.mean() > 2 * squared  # the fixed-size formula over-estimates
+
+
+def test_local_pivotal_knows_every_function_of_whole_groups() -> None:
+    """Groups at one place whose pi have a whole sum: all duels are inside them, so any f(place) is estimated right."""
+    rng = stream(6, "audit")
+    pi_gk = np.stack([inclusion_probabilities(rng.uniform(1, 3, size=6), 1 + g % 3) for g in range(10)])
+    label_m, pi_m = np.repeat(np.arange(10), 6), pi_gk.ravel()
+    place_mq = rng.normal(size=(10, 4))[label_m]
+    f_m = rng.exponential(size=10)[label_m]
+    for t in range(20):
+        cohort = draw_cohort(pi_m, 19, "local-pivotal", stream(t, "draw"), value_mq=place_mq * pi_m[:, None])
+        assert np.sum(f_m[cohort.client_n]) == pytest.approx(pi_m @ f_m, rel=1e-9)
+
+
+@pytest.mark.parametrize("cell_size", [256, 32])
+def test_local_pivotal_errs_less_for_smooth_totals(cell_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A duel adds at most a quarter of the squared difference of its two; neighbours in the plane differ little."""
+    monkeypatch.setattr(balanced, "CELL_SIZE", cell_size)
+    rng, m, n, draws = stream(7, "audit"), 200, 50, 80
+    pi_m, place_mq = np.full(m, n / m), rng.uniform(-1, 1, size=(m, 2))
+    local_tq, guess_t = total_errors("local-pivotal", pi_m, place_mq * pi_m[:, None], draws)
+    plain_tq, _ = total_errors("pivotal", pi_m, place_mq * pi_m[:, None], draws)
+    squared = np.sum(local_tq**2, axis=1).mean()
+    assert squared < 0.25 * np.sum(plain_tq**2, axis=1).mean()
+    assert guess_t.mean() > 2 * squared
+
+
+# --- invariants, and what is not a number -----------------------------------------------------------------------------
+
+
+VALUE = st.one_of(st.sampled_from([0.0, 1.0, -1.0]), st.floats(-1e300, 1e300), st.floats(-1, 1))
+
+
+@given(
+    arrays(np.float64, 9, elements=st.floats(0, 100)),
+    arrays(np.float64, (9, 3), elements=VALUE),
+    st.integers(1, 9),
+    st.sampled_from([2, 4, 256]),
+    st.integers(0, 2**32),
+)
+def test_every_single_draw_is_well_formed(
+    score_m: FloatArray, value_mq: FloatArray, n: int, cell_size: int, seed: int
+) -> None:
+    expected_m = inclusion_probabilities(score_m, n)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(balanced, "CELL_SIZE", cell_size)
+        patch.setattr(balanced, "LEAST_WINDOW", cell_size)
+        for name in NAMES:
+            cohort = draw_cohort(score_m, n, name, stream(seed, "draw"), value_mq=value_mq)
+            assert np.all(np.diff(cohort.client_n) > 0)
+            assert np.array_equal(cohort.count_n, np.ones(n))
+            assert np.array_equal(cohort.expected_n, expected_m[cohort.client_n])
+            assert np.all(cohort.expected_n > 0)
+            assert set(np.flatnonzero(expected_m >= 1)) <= set(cohort.client_n)
+            assert cohort.kind == "fixed-size"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_thousands_of_clients_in_an_exact_size(name: str) -> None:
+    """Real cells and windows, all places alike in one coordinate, some twice; rounding must not lose a draw."""
+    rng, m = stream(8, "audit"), 3000
+    score_m, value_mq = rng.lognormal(sigma=2, size=m), rng.normal(size=(m, 3))
+    value_mq[:, 1] = 5.0
+    value_mq[::7] = 0.0
+    for n in (1, 300, 2999):
+        cohort = draw_cohort(score_m, n, name, rng, value_mq=value_mq)
+        assert len(cohort.client_n) == cohort.count_n.sum() == n
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_values_both_are_pivotal_draws(name: str) -> None:
+    score_m = np.arange(1.0, 9.0)
+    plain = draw_cohort(score_m, 3, "pivotal", stream(9, "draw"))
+    for value_mq in (None, np.zeros((8, 0)), np.zeros((8, 4))):
+        assert same_tree(draw_cohort(score_m, 3, name, stream(9, "draw"), value_mq=value_mq), plain)
+    assert support(name, inclusion_probabilities(score_m[:5], 2)) == support(
+        "pivotal", inclusion_probabilities(score_m[:5], 2)
+    )
+
+
+def test_other_designs_ignore_values() -> None:
+    assert {name for name, design in DESIGNS.items() if design.uses_values} == set(NAMES)
+    for name in set(DESIGNS) - set(NAMES):
+        with_them, without = (
+            draw_cohort(np.ones(5), 2, name, stream(9, "draw"), value_mq=v) for v in (np.full((5, 1), np.nan), None)
+        )
+        assert same_tree(with_them, without)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_generator_same_cohort_and_masks_are_smaller_populations(name: str) -> None:
+    rng = stream(10, "audit")
+    score_m, value_mq, available_m = rng.uniform(1, 2, size=30), rng.normal(size=(30, 2)), np.arange(30) % 3 > 0
+    value_mq[~available_m] = np.nan  # nobody asks them
+    masked = draw_cohort(score_m, 6, name, stream(1, "draw"), available_m, value_mq)
+    again = draw_cohort(score_m, 6, name, stream(1, "draw"), available_m, value_mq)
+    alone = draw_cohort(score_m[available_m], 6, name, stream(1, "draw"), None, value_mq[available_m])
+    other = draw_cohort(score_m, 6, name, stream(2, "draw"), available_m, value_mq)
+    assert same_tree(masked, again)
+    assert np.array_equal(masked.client_n, np.flatnonzero(available_m)[alone.client_n])
+    assert not np.array_equal(masked.client_n, other.client_n)
 
 
 @pytest.mark.parametrize(
-    ("known", "part"),
+    ("value_mq", "part"),
     [
-        ([[1.0], [2.0]], r"shape \(2, 1\).*each of 3"),
-        ([1.0, 2.0, 3.0], r"shape \(3,\)"),
-        ([[1], [np.nan], [2]], "client 1"),
+        (np.array([[0.0], [np.nan], [1.0]]), "a value of client 1 is not a finite number"),
+        (np.array([[0.0], [1.0], [np.inf]]), "client 2"),
+        (np.zeros((4, 2)), "one row of numbers for each of 3 clients"),
+        (np.zeros(3), r"shape \(3,\)"),
     ],
 )
-def test_what_is_known_must_be_a_row_of_numbers_for_each_client(known: Any, part: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_impossible_values(name: str, value_mq: FloatArray, part: str) -> None:
     with pytest.raises(DeltaflError, match=part):
-        Population.from_sizes([1, 2, 3], known=known)
-
-
-def test_tasks_tell_the_shares_of_the_labels() -> None:
-    settings = make_settings(RunSettings, {"sampler": "balanced", "task": "digits", "clients": 7, "sample": 2})
-    task = task_of(settings)
-    known_mq = plan_of(settings, task.population("data"), task).population.known_mq
-    assert known_mq is not None
-    rows = task.client_rows[3]
-    assert known_mq[3].tolist() == [float(np.mean(task.dataset.train_y[rows] == label)) for label in range(10)]
-    for label in ("balanced", "uniform@systematic@regression-damped", "fed-cbs"):
-        settings = make_settings(RunSettings, {"sampler": label, "task": "toy"})
-        toy = task_of(settings)
-        assert toy.population("data").known_mq is None
-        with pytest.raises(DeltaflError, match="this task has no labels"):
-            plan_of(settings, toy.population("data"), toy)
-
-
-# Fed-CBS
-
-
-def test_imbalance_by_hand() -> None:
-    count_kc = np.array([[3.0, 3.0], [4.0, 0.0], [3.0, 1.0]])
-    np.testing.assert_allclose(imbalance(count_kc), [1e-12, 0.5, 0.125], rtol=1e-12)
-
-
-def cbs_chances(count_mc: FloatArray, bonus_m: FloatArray) -> FloatArray:
-    """The paper's products for cohorts of two, written out: P(first) P(second | first) for each ordered pair."""
-    m = len(count_mc)
-    quality = np.array([1 / imbalance(count_mc[i : i + 1])[0] + bonus_m[i] for i in range(m)])
-    chance = np.zeros((m, m))
-    for i in range(m):
-        others = [j for j in range(m) if j != i]
-        second = np.array([imbalance((count_mc[i] + count_mc[j])[None])[0] ** -2.0 for j in others])
-        chance[i, others] = quality[i] / quality.sum() * second / second.sum()
-    return chance
-
-
-def test_fed_cbs_draws_with_the_papers_probabilities() -> None:
-    """In the first round without a bonus (ln 1 = 0), later with one by how often each was asked."""
-    count_mc = np.array([[6.0, 1.0], [2.0, 3.0], [1.0, 4.0], [5.0, 2.0]])
-    population = Population.from_sizes(count_mc.sum(axis=1).astype(int), known=count_mc)
-    sampler, asked = FedCBS(exploration=10.0), np.array([0, 1, 4, 9])
-    for rounds in (0, 6):
-        state = sampler.init(population)._replace(asked_m=asked, rounds=np.array(rounds))
-        chance = cbs_chances(count_mc, 10 * np.sqrt(1.5 * log(rounds + 1) / np.maximum(asked, 1)))
-        assert_frequencies(frequencies(sampler, state, 4, 2), chance.sum(axis=0) + chance.sum(axis=1))
-
-
-def test_fed_cbs_counts_who_was_asked_and_asks_those_that_are_there() -> None:
-    population = Population.from_sizes([4] * 6, known=np.eye(6)[:, :3] + 0.1)
-    sampler = FedCBS()
-    state = sampler.init(population)
-    available_m = np.array([True, False, True, True, False, True])
-    cohort = sampler.open(state, available_m, 3, np.random.default_rng(0))
-    assert len(cohort.client_n) == 3
-    assert available_m[cohort.client_n].all()
-    following: CbsState = sampler.update(state, cohort, None)  # type: ignore[arg-type]
-    assert following.asked_m.sum() == 3
-    assert int(following.rounds) == 1
-
-
-@pytest.mark.parametrize("known", [None, np.zeros((4, 0)), [[0.0, 0.0]] * 4, [[-1.0, 2.0]] * 4])
-def test_fed_cbs_needs_labels(known: Any) -> None:
-    with pytest.raises(DeltaflError, match="needs the labels of every client"):
-        FedCBS().init(Population.from_sizes([1, 2, 3, 4], known=known))
-    with pytest.raises(DeltaflError, match="exploration"):
-        FedCBS(exploration=-1.0)
-
-
-def test_the_weighted_mean_by_hand() -> None:
-    cohort = Cohort(np.array([0, 3]), np.array([1, 2]), np.full(2, np.nan))
-    np.testing.assert_allclose(weighted_mean(cohort, np.array([0.2, 0.1]), np.ones(2)), [0.5, 0.5])
-    assert weighted_mean(cohort, np.zeros(2), np.ones(2)).tolist() == [0.0, 0.0]
+        draw_cohort(np.ones(3), 2, name, stream(0, "draw"), value_mq=value_mq)

@@ -1,0 +1,250 @@
+"""Draws and guesses from what is known of the clients beforehand: `balanced`, `regression`, and the rival `fed-cbs`."""
+
+from math import log
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import Recorder, assert_frequencies, frequencies, make_problem, mean_estimate
+from deltafl import Cohort, DeltaflError, Plan, Population, close_round, init_round, make_sampler, open_round
+from deltafl.designs.exact import every_cohort
+from deltafl.estimators.controls import CommonControl
+from deltafl.estimators.regression import RegressionControl, RegressionControlState
+from deltafl.estimators.table import weighted_mean
+from deltafl.samplers import Balanced, FedCBS
+from deltafl.samplers.fed_cbs import CbsState, imbalance
+from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation.setup import plan_of, task_of
+from deltafl.types import FloatArray
+
+#: Three clients of one label, three of the other.
+TWO_KINDS = Population.from_sizes([5] * 6, known=[[1, 0]] * 3 + [[0, 1]] * 3)
+
+
+def cohorts_of(sampler: Balanced, population: Population, n: int) -> list[tuple[float, Cohort]]:
+    state = sampler.init(population)
+    everyone_m = np.ones(population.num_clients, dtype=np.bool_)
+    cohorts = every_cohort(lambda rng: sampler.open(state, everyone_m, n, rng))
+    return [(chance, cohort) for chance, cohort in cohorts if chance > 1e-12]  # rounding makes branches of 1e-17
+
+
+@pytest.mark.parametrize("design", ["cube", "local-pivotal"])
+def test_every_cohort_has_as_many_of_each_kind(design: str) -> None:
+    cohorts = cohorts_of(Balanced(design), TWO_KINDS, 4)
+    assert len(cohorts) > 1
+    assert all(int((cohort.client_n < 3).sum()) == 2 for _, cohort in cohorts)
+    assert all(cohort.expected_n == pytest.approx(2 / 3) for _, cohort in cohorts)
+    unbalanced = cohorts_of(Balanced("pivotal"), TWO_KINDS, 4)
+    assert not all(int((cohort.client_n < 3).sum()) == 2 for _, cohort in unbalanced)
+
+
+def test_what_is_linear_in_what_is_known_is_estimated_without_error() -> None:
+    update_md = np.array([[1.0, -2.0]] * 3 + [[4.0, 0.5]] * 3, dtype=np.float32)
+    plan = Plan(TWO_KINDS, Balanced(), 2, "horvitz-thompson", Recorder())
+    state = init_round(plan, np.zeros(2))
+    for round in range(20):
+        cohort = open_round(plan, state._replace(round=round))
+        following, _ = close_round(plan, state, cohort, update_md[cohort.client_n])
+        np.testing.assert_allclose(following.optimizer.delta_d, update_md.mean(axis=0), rtol=1e-12)
+
+
+def test_columns_that_others_determine_cost_no_balance() -> None:
+    """Shares that sum to 1 vary in one direction fewer, and a column twice is one column."""
+    share_mc = np.random.default_rng(1).dirichlet(np.ones(4), size=9)
+    for known_mq, axes in ((share_mc, 3), (np.hstack([share_mc, share_mc]), 3), (np.full((9, 2), 0.1), 0)):
+        state = Balanced().init(Population.from_sizes(range(1, 10), known=known_mq))
+        assert state.value_mq.shape == (9, axes)
+        np.testing.assert_allclose(state.value_mq.sum(axis=0), 0, atol=1e-12)
+
+
+def test_with_nothing_known_it_draws_by_weight() -> None:
+    population = Population.from_sizes([10, 20, 30, 40])
+    sampler, rival = Balanced(), make_sampler("md-fixed@pivotal")
+    for seed in range(5):
+        drawn = [
+            method.open(method.init(population), np.ones(4, dtype=np.bool_), 2, np.random.default_rng(seed))
+            for method in (sampler, rival)
+        ]
+        assert drawn[0].client_n.tolist() == drawn[1].client_n.tolist()
+
+
+@pytest.mark.parametrize("estimator", ["regression-damped", "regression", "horvitz-thompson"])
+def test_unbiased_while_it_learns(estimator: str) -> None:
+    """E[D] = ubar in the state after each of five rounds, by enumeration."""
+    problem = make_problem([10, 15, 20, 25, 30])
+    plan = Plan(problem.population, Balanced(), 2, estimator, Recorder())
+    state = init_round(plan, np.zeros(3))
+    for _ in range(5):
+        np.testing.assert_allclose(mean_estimate(plan, state, problem), problem.ubar_d, rtol=1e-12)
+        cohort = open_round(plan, state)
+        state, _ = close_round(plan, state, cohort, problem.update_md[cohort.client_n])
+
+
+# The regression
+
+
+def learnt(known_mq: Any, rounds: list[tuple[list[int], FloatArray, FloatArray]], **own: Any) -> RegressionControlState:
+    control, population = RegressionControl(**own), Population.from_sizes([1, 2, 3, 4, 5], known=known_mq)
+    state = control.init(population, 2)
+    for client_n, update_nd, coef_n in rounds:
+        state = control.update(state, population, np.array(client_n), update_nd.astype(np.float32), coef_n)
+    return state
+
+
+KNOWN = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, -1.0], [0.5, 0.0], [3.0, 2.0]])
+ROUNDS = [
+    ([0, 2, 4], np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 4.0]]), np.array([0.2, 0.5, 0.4])),
+    ([1, 3], np.array([[2.0, 2.0], [-1.0, 0.25]]), np.array([0.6, 0.3])),
+]
+
+
+def test_it_minimises_what_it_says() -> None:
+    """Against least squares on the rows of both sums, stacked; two rounds, so that the second begins at a slope."""
+    memory, weight_m = 0.3, np.arange(1, 6) / 15
+    x_mq, slope_qd = np.column_stack([np.ones(5), KNOWN]), np.zeros((3, 2))
+    for client_n, update_nd, coef_n in ROUNDS:
+        here = np.sqrt((1 - memory) * coef_n / coef_n.sum())[:, None]
+        everyone = np.sqrt(memory * weight_m)[:, None]
+        rows = np.vstack([here * x_mq[client_n], everyone * x_mq])
+        goals = np.vstack([here * update_nd, everyone * (x_mq @ slope_qd)])
+        slope_qd = np.linalg.lstsq(rows, goals, rcond=None)[0]
+    np.testing.assert_allclose(learnt(KNOWN, ROUNDS, memory=memory).slope_qd, slope_qd, rtol=1e-5, atol=1e-7)
+
+
+@given(st.integers(0, 10**6))
+def test_the_guesses_do_not_depend_on_the_units_of_what_is_known(seed: int) -> None:
+    """Nor on columns that say nothing new."""
+    rng = np.random.default_rng(seed)
+    mixed = KNOWN @ rng.normal(size=(2, 2)) * 10 ** rng.uniform(-2, 2) + rng.normal(size=2)
+    first, second, third = (learnt(known, ROUNDS) for known in (KNOWN, mixed, np.column_stack([KNOWN, mixed])))
+    guesses = [RegressionControl().guess(state, np.arange(5)).control_nd for state in (first, second, third)]
+    np.testing.assert_allclose(guesses[1], guesses[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(guesses[2], guesses[0], rtol=1e-4, atol=1e-5)
+
+
+def test_with_nothing_known_it_is_the_common_control() -> None:
+    common, population = CommonControl(memory=0.5), Population.from_sizes([1, 2, 3, 4, 5])
+    state = common.init(population, 2)
+    for client_n, update_nd, coef_n in ROUNDS:
+        state = common.update(state, population, np.array(client_n), update_nd.astype(np.float32), coef_n)
+    np.testing.assert_allclose(learnt(None, ROUNDS).slope_qd, state.control_d[None], rtol=1e-12)
+
+
+def test_the_total_is_that_of_everybodys_guesses() -> None:
+    state = learnt(KNOWN, ROUNDS)
+    guess = RegressionControl().guess(state, np.arange(5))
+    np.testing.assert_allclose(guess.total_d, np.arange(1, 6) / 15 @ guess.control_nd, rtol=1e-12)
+
+
+def test_it_learns_what_is_linear_and_leaves_nothing_of_it() -> None:
+    """With draws that ignore what is known: after 40 rounds the estimate of updates B x_i has no error left."""
+    population = Population.from_sizes([1, 2, 3, 4, 5], known=KNOWN)
+    update_md = (np.column_stack([np.ones(5), KNOWN]) @ np.array([[1.0, 0], [2, -1], [0.5, 3]])).astype(np.float32)
+    errors = {}
+    for estimator in ("regression", "difference"):
+        plan = Plan(population, make_sampler("uniform"), 2, estimator, Recorder())
+        state = init_round(plan, np.zeros(2))
+        for _ in range(40):
+            cohort = open_round(plan, state)
+            state, _ = close_round(plan, state, cohort, update_md[cohort.client_n])
+        errors[estimator] = np.abs(state.optimizer.delta_d - population.weight_m @ update_md).max()
+    assert errors["regression"] < 1e-4
+    assert errors["difference"] > 0.1
+
+
+@pytest.mark.parametrize("memory", [0.0, 1.0, -0.5, float("nan")])
+def test_an_impossible_memory_is_refused(memory: float) -> None:
+    with pytest.raises(DeltaflError, match="memory is"):
+        RegressionControl(memory)
+
+
+# What is known
+
+
+@pytest.mark.parametrize(
+    ("known", "part"),
+    [
+        ([[1.0], [2.0]], r"shape \(2, 1\).*each of 3"),
+        ([1.0, 2.0, 3.0], r"shape \(3,\)"),
+        ([[1], [np.nan], [2]], "client 1"),
+    ],
+)
+def test_what_is_known_must_be_a_row_of_numbers_for_each_client(known: Any, part: str) -> None:
+    with pytest.raises(DeltaflError, match=part):
+        Population.from_sizes([1, 2, 3], known=known)
+
+
+def test_tasks_tell_the_shares_of_the_labels() -> None:
+    settings = make_settings(RunSettings, {"sampler": "balanced", "task": "digits", "clients": 7, "sample": 2})
+    task = task_of(settings)
+    known_mq = plan_of(settings, task.population("data"), task).population.known_mq
+    assert known_mq is not None
+    rows = task.client_rows[3]
+    assert known_mq[3].tolist() == [float(np.mean(task.dataset.train_y[rows] == label)) for label in range(10)]
+    for label in ("balanced", "uniform@systematic@regression-damped", "fed-cbs"):
+        settings = make_settings(RunSettings, {"sampler": label, "task": "toy"})
+        toy = task_of(settings)
+        assert toy.population("data").known_mq is None
+        with pytest.raises(DeltaflError, match="this task has no labels"):
+            plan_of(settings, toy.population("data"), toy)
+
+
+# Fed-CBS
+
+
+def test_imbalance_by_hand() -> None:
+    count_kc = np.array([[3.0, 3.0], [4.0, 0.0], [3.0, 1.0]])
+    np.testing.assert_allclose(imbalance(count_kc), [1e-12, 0.5, 0.125], rtol=1e-12)
+
+
+def cbs_chances(count_mc: FloatArray, bonus_m: FloatArray) -> FloatArray:
+    """The paper's products for cohorts of two, written out: P(first) P(second | first) for each ordered pair."""
+    m = len(count_mc)
+    quality = np.array([1 / imbalance(count_mc[i : i + 1])[0] + bonus_m[i] for i in range(m)])
+    chance = np.zeros((m, m))
+    for i in range(m):
+        others = [j for j in range(m) if j != i]
+        second = np.array([imbalance((count_mc[i] + count_mc[j])[None])[0] ** -2.0 for j in others])
+        chance[i, others] = quality[i] / quality.sum() * second / second.sum()
+    return chance
+
+
+def test_fed_cbs_draws_with_the_papers_probabilities() -> None:
+    """In the first round without a bonus (ln 1 = 0), later with one by how often each was asked."""
+    count_mc = np.array([[6.0, 1.0], [2.0, 3.0], [1.0, 4.0], [5.0, 2.0]])
+    population = Population.from_sizes(count_mc.sum(axis=1).astype(int), known=count_mc)
+    sampler, asked = FedCBS(exploration=10.0), np.array([0, 1, 4, 9])
+    for rounds in (0, 6):
+        state = sampler.init(population)._replace(asked_m=asked, rounds=np.array(rounds))
+        chance = cbs_chances(count_mc, 10 * np.sqrt(1.5 * log(rounds + 1) / np.maximum(asked, 1)))
+        assert_frequencies(frequencies(sampler, state, 4, 2), chance.sum(axis=0) + chance.sum(axis=1))
+
+
+def test_fed_cbs_counts_who_was_asked_and_asks_those_that_are_there() -> None:
+    population = Population.from_sizes([4] * 6, known=np.eye(6)[:, :3] + 0.1)
+    sampler = FedCBS()
+    state = sampler.init(population)
+    available_m = np.array([True, False, True, True, False, True])
+    cohort = sampler.open(state, available_m, 3, np.random.default_rng(0))
+    assert len(cohort.client_n) == 3
+    assert available_m[cohort.client_n].all()
+    following: CbsState = sampler.update(state, cohort, None)  # type: ignore[arg-type]
+    assert following.asked_m.sum() == 3
+    assert int(following.rounds) == 1
+
+
+@pytest.mark.parametrize("known", [None, np.zeros((4, 0)), [[0.0, 0.0]] * 4, [[-1.0, 2.0]] * 4])
+def test_fed_cbs_needs_labels(known: Any) -> None:
+    with pytest.raises(DeltaflError, match="needs the labels of every client"):
+        FedCBS().init(Population.from_sizes([1, 2, 3, 4], known=known))
+    with pytest.raises(DeltaflError, match="exploration"):
+        FedCBS(exploration=-1.0)
+
+
+def test_the_weighted_mean_by_hand() -> None:
+    cohort = Cohort(np.array([0, 3]), np.array([1, 2]), np.full(2, np.nan))
+    np.testing.assert_allclose(weighted_mean(cohort, np.array([0.2, 0.1]), np.ones(2)), [0.5, 0.5])
+    assert weighted_mean(cohort, np.zeros(2), np.ones(2)).tolist() == [0.0, 0.0]
