@@ -68,9 +68,7 @@ def horvitz_thompson(cohort: Cohort, weight_n: FloatArray, response_n: FloatArra
 
 def hajek(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
     """The Horvitz-Thompson coefficients divided by their sum. Biased by O(1/n); constant updates are exact."""
-    coef_n = horvitz_thompson(cohort, weight_n, response_n)
-    total = coef_n.sum()
-    return coef_n / total if total > 0 else coef_n
+    return _summing_to_1(horvitz_thompson(cohort, weight_n, response_n))
 
 
 def plain_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
@@ -80,7 +78,11 @@ def plain_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> 
 
 def weighted_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
     """w_i count_i / sum_S w_j count_j, whatever the probabilities. Biased; 0 where all weights are 0."""
-    coef_n = weight_n * cohort.count_n
+    return _summing_to_1(weight_n * cohort.count_n)
+
+
+def _summing_to_1(coef_n: FloatArray) -> FloatArray:
+    """Coefficients divided by their sum; as they are if it is 0."""
     total = coef_n.sum()
     return coef_n / total if total > 0 else coef_n
 
