@@ -43,7 +43,9 @@ def server_memory(settings: RunSettings, num_clients: int, num_params: int) -> S
         num_clients: m.
         num_params: d of the task's model.
     """
-    few, more = (_numbers(settings, num_clients, d) for d in (_FEW, _MORE))
+    known_mq = np.full((num_clients, _num_classes(settings.task)), 1.0)  # their number counts, not their values
+    population = Population.from_sizes([1] * num_clients, known=known_mq)
+    few, more = (_numbers(settings, population, d) for d in (_FEW, _MORE))
     models = (more - few) // (_MORE - _FEW)
     rest = few - models * _FEW
     return ServerMemory(models, rest / num_clients, (4 * models * num_params + 8 * rest) / 1e6)
@@ -64,13 +66,12 @@ def _num_classes(task: str) -> int:
     return len(last)
 
 
-def _numbers(settings: RunSettings, num_clients: int, num_params: int) -> int:
+def _numbers(settings: RunSettings, population: Population, num_params: int) -> int:
     """Numbers in the state before the first round, which has its full size from the beginning."""
-    label, m = parse_label(settings.sampler), num_clients
-    classes = _num_classes(settings.task)
+    label, m = parse_label(settings.sampler), len(population.weight_m)
     optimizer = make_server_optimizer(settings.server_optimizer, settings.server_lr, settings.server_momentum)
     plan = Plan(
-        population=Population.from_sizes([1] * m, known=np.full((m, classes), 1 / classes)),
+        population=population,
         sampler=make_sampler(settings.sampler, settings.sampler_settings(m, 1.0, label.design)),
         n=settings.sample or 1,
         estimator=label.estimator,
