@@ -1,6 +1,7 @@
 """Why a method stays behind full participation: minibatch noise, the memory's age, or the first tour.
 
-    python benchmarks/noise_floor.py [--sampler innovation] [--rates 0.1 0.4 0.8 1.6] [--seeds 3] [--out result.json]
+    python benchmarks/noise_floor.py [--sampler innovation] [--rates 0.1 0.4 0.8 1.6] [--set task=mnist ...]
+        [--seeds 3] [--out result.json]
 
 The method is played, and before some of its rounds all clients are trained beside it, twice with different minibatches:
 half of norm(u_i - u_i')^2 is the noise s_i^2 that no memory can know. Everything is for even draws, whose error is
@@ -25,8 +26,16 @@ from deltafl.types import FloatArray
 
 ROUNDS = (3, 6, 10, 15, 20, 30)
 COLUMNS = ("no memory", "noise", "seen", "unseen", "share seen", "accuracy")
-#: The digits of the benchmark's first part.
-DIGITS = {"task": "digits", "clients": 100, "sample": 10, "partition": "hsu2019", "alpha": 0.1, "local_epochs": 5}
+#: The digits of the benchmark's first part; ``--set`` changes them.
+DIGITS = {
+    "task": "digits",
+    "clients": 100,
+    "sample": 10,
+    "partition": "hsu2019",
+    "alpha": 0.1,
+    "local_epochs": 5,
+    "batch_size": 5,
+}
 _OTHER_MINIBATCHES = 1_000_000  # added to a round's number: other streams
 
 
@@ -71,15 +80,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sampler", default="innovation")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.4, 0.8, 1.6])
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of deltafl run")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="JSON file to write")
     given = parser.parse_args()
+    task = DIGITS | dict(pair.split("=", 1) for pair in given.set)
     tables: dict[str, list[list[float]]] = {}
     for rate in given.rates:
         runs = []
         for seed in range(given.seeds):
-            own = {**DIGITS, "batch_size": 5, "rounds": max(ROUNDS), "local_lr": rate}
-            settings = make_settings(RunSettings, {**own, "sampler": given.sampler, "seed": seed})
+            own = {"rounds": max(ROUNDS), "local_lr": rate, "sampler": given.sampler, "seed": seed}
+            settings = make_settings(RunSettings, task | own)
             runs.append(play(settings, engine_of(settings)))
         tables[f"{rate:g}"] = np.mean(runs, axis=0).round(4).tolist()
         print(f"local rate {rate:g}\n\n| round | " + " | ".join(COLUMNS) + " |\n|" + "---|" * (len(COLUMNS) + 1))
@@ -88,7 +99,7 @@ def main() -> None:
         print(flush=True)
     if given.out:
         content = {
-            "settings": DIGITS | {"batch_size": 5},
+            "settings": task,
             "sampler": given.sampler,
             "seeds": given.seeds,
             "environment": environment(),
