@@ -43,7 +43,7 @@ def server_memory(settings: RunSettings, num_clients: int, num_params: int) -> S
         num_clients: m.
         num_params: d of the task's model.
     """
-    known_mq = np.full((num_clients, _num_classes(settings.task)), 1.0)  # their number counts, not their values
+    known_mq = np.ones((num_clients, _num_classes(settings.task)))  # their number counts, not their values
     population = Population.from_sizes([1] * num_clients, known=known_mq)
     few, more = (_numbers(settings, population, d) for d in (_FEW, _MORE))
     models = (more - few) // (_MORE - _FEW)
