@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from deltafl import SAMPLERS, Centred, Plan, Sampler, close_round, init_round, make_sampler, open_round
+from deltafl.cli.options import assignment
 from deltafl.estimators.controls import Control, InnovationControl
 from deltafl.estimators.damping import DampedControl
 from deltafl.estimators.regression import RegressionControl
@@ -146,7 +147,7 @@ def main() -> None:
         content = json.loads(given.show.read_text())
         print(table(content["accuracy"], make_settings(RunSettings, {"sampler": "uniform", **content["settings"]})))
         return
-    own = {"task": given.task, "rounds": given.rounds, **dict(pair.split("=", 1) for pair in given.set)}
+    own = {"task": given.task, "rounds": given.rounds, **dict(map(assignment, given.set))}
     chosen = ideas() if given.group == "memory" else ideas_with_labels()
     if given.only:
         chosen = {name: chosen[name] for name in dict.fromkeys(["fedvarp", *given.only])}

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from deltafl import close_round, init_round, open_round
+from deltafl.cli.options import assignment
 from deltafl.estimators.table import find_estimator
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.engine import Engine
@@ -84,7 +85,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="JSON file to write")
     given = parser.parse_args()
-    task = DIGITS | dict(pair.split("=", 1) for pair in given.set)
+    task = DIGITS | dict(map(assignment, given.set))
     tables: dict[str, list[list[float]]] = {}
     for rate in given.rates:
         runs = []

@@ -70,7 +70,7 @@ def settings_from(kind: "type[AnySettings]", params: Mapping[str, Any], command:
     # Typer before 0.21 leaves paths as text in a context's parameters.
     params = {**params, **{key: Path(params[key]) for key in ("out", "config") if params[key] is not None}}
     given = {key: value for key, value in params.items() if value is not None and key not in NOT_SETTINGS}
-    given |= dict(_assignment(text) for text in params["set_"] or [])
+    given |= dict(assignment(text) for text in params["set_"] or [])
     out: Path | None = params["out"]
     recorded = recorded_settings(out) if out else None
     if params["resume"]:
@@ -105,8 +105,12 @@ def _continued(
     return now
 
 
-def _assignment(text: str) -> tuple[str, Any]:
-    """``key=value`` with the value written as in TOML, or a bare word."""
+def assignment(text: str) -> tuple[str, Any]:
+    """``key=value`` with the value written as in TOML, or a bare word.
+
+    Raises:
+        DeltaflError: If there is no ``=`` or nothing before it.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise DeltaflError(f"--set {text!r} is not KEY=VALUE; write for instance --set proximal=0.01")

@@ -68,7 +68,7 @@ def _num_classes(task: str) -> int:
 
 def _numbers(settings: RunSettings, population: Population, num_params: int) -> int:
     """Numbers in the state before the first round, which has its full size from the beginning."""
-    label, m = parse_label(settings.sampler), len(population.weight_m)
+    label, m = parse_label(settings.sampler), population.num_clients
     optimizer = make_server_optimizer(settings.server_optimizer, settings.server_lr, settings.server_momentum)
     plan = Plan(
         population=population,
