@@ -28,8 +28,12 @@ LEAST_WINDOW = 16
 _FARTHEST = 1e100
 #: Two are twins to a third one that is so much further away, in squared distances: alike but for rounding.
 _TWINS = 1e-16
-#: Relative size below which a singular value counts as 0.
-_RANK_TOLERANCE = 1e-12
+#: A column of which less than this share is left after others are taken off is one of their sums.
+_RANK_TOLERANCE = 1e-9
+#: What has more than this share of the largest is as good a pivot; a share that ratios of small numbers do not take.
+_LARGE = 0.3717
+#: Clients whose ways to their ends differ by less than this share reach them together.
+_TOGETHER = 1e-9
 
 
 class Luck(Protocol):
@@ -211,16 +215,38 @@ def _balance(place_kq: FloatArray) -> FloatArray:
 
 
 def _free_directions(balance_wc: FloatArray) -> FloatArray:
-    """Directions u, (w, r) with r >= 1: sum_w u_w balance_w = 0 in all columns, or in as many first ones as can be."""
-    units, kept = balance_wc.shape
-    while units <= kept:
-        left_ww, size_w, _ = np.linalg.svd(balance_wc[:, :kept])
-        if size_w[units - 1] <= _RANK_TOLERANCE * size_w[0]:
-            return np.asarray(left_ww[:, units - 1 :])
-        kept -= 1
-    # These columns of a complete Q are orthogonal to all of balance, whatever its rank.
-    orthogonal_ww: FloatArray = np.linalg.qr(balance_wc[:, :kept], mode="complete")[0]
-    return np.asarray(orthogonal_ww[:, kept:])
+    """Directions u, (w, r) with r >= 1: sum_w u_w balance_w = 0 in all columns, or in as many first ones as can be.
+
+    By elimination, column after column. Nothing here hangs on the last bits of the places, so that rounding, which
+    differs between machines, does not change a cohort: dependent columns are told by a tolerance, pivots are the first
+    that are large enough, and the sign of a column has no effect.
+    """
+    units = len(balance_wc)
+    rest_cw = balance_wc.T.copy()
+    least_c = _RANK_TOLERANCE * np.abs(rest_cw).max(axis=1)
+    solved: list[int] = []
+    pivots: list[int] = []
+    for column, least in enumerate(least_c.tolist()):
+        size_w = np.abs(rest_cw[column])
+        if len(pivots) == units - 1 or size_w.max() <= least:
+            continue
+        pivot = _first_large(size_w)
+        row_w = rest_cw[column] / rest_cw[column, pivot]
+        rest_cw -= rest_cw[:, pivot, None] * row_w
+        rest_cw[column] = row_w
+        solved.append(column)
+        pivots.append(pivot)
+    free_w = np.ones(units, dtype=np.bool_)
+    free_w[pivots] = False
+    direction_wr = np.zeros((units, units - len(pivots)))
+    direction_wr[free_w] = np.eye(units - len(pivots))
+    direction_wr[pivots] = -rest_cw[solved][:, free_w]
+    return direction_wr
+
+
+def _first_large(size_k: FloatArray) -> int:
+    """The first that is not much less than the largest: of several alike always the same, whatever their last bits."""
+    return int((size_k > _LARGE * size_k.max()).argmax())
 
 
 def _flight(pi_w: FloatArray, direction_wr: FloatArray, luck: Luck) -> FloatArray:
@@ -240,10 +266,11 @@ def _without(direction_wr: FloatArray, row: int) -> FloatArray:
     """The directions in the span of the given ones that leave one client where it is: one column fewer."""
     if direction_wr.shape[1] == 0:
         return direction_wr
-    pivot = int(np.abs(direction_wr[row]).argmax())
-    lost_w, scale = direction_wr[:, pivot].copy(), direction_wr[row, pivot]
-    if scale == 0:
+    size_r = np.abs(direction_wr[row])
+    if size_r.max() <= _RANK_TOLERANCE * np.abs(direction_wr).max():
         return direction_wr
+    pivot = _first_large(size_r)
+    lost_w, scale = direction_wr[:, pivot].copy(), direction_wr[row, pivot]
     rest_wr = direction_wr[:, 1:].copy()
     if pivot > 0:
         rest_wr[:, pivot - 1] = direction_wr[:, 0]
@@ -259,6 +286,6 @@ def _fly(pi_w: FloatArray, direction_w: FloatArray, luck: Luck) -> FloatArray:
     forwards = luck.chance(behind / (ahead + behind))
     reach_w, step, up_w = (ahead_w, ahead, rising) if forwards else (behind_w, -behind, ~rising)
     moved_w: FloatArray = np.clip(pi_w + step * direction_w, 0.0, 1.0)
-    hit = int(reach_w.argmin())
-    moved_w[hit] = 1.0 if up_w[hit] else 0.0  # rounding must not leave it undecided
+    hit_w = reach_w <= reach_w.min() * (1 + _TOGETHER)  # rounding must not leave them undecided
+    moved_w[hit_w] = up_w[hit_w]
     return moved_w
