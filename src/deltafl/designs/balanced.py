@@ -30,6 +30,8 @@ _FARTHEST = 1e100
 _TWINS = 1e-16
 #: A column of which less than this share is left after others are taken off is one of their sums.
 _RANK_TOLERANCE = 1e-9
+#: A column of less than this share of the widest is a sum of the others but for rounding.
+_ROUNDING = 1e-13
 #: What has more than this share of the largest is as good a pivot; a share that ratios of small numbers do not take.
 _LARGE = 0.3717
 #: Clients whose ways to their ends differ by less than this share reach them together.
@@ -223,7 +225,8 @@ def _free_directions(balance_wc: FloatArray) -> FloatArray:
     """
     units = len(balance_wc)
     rest_cw = balance_wc.T.copy()
-    least_c = _RANK_TOLERANCE * np.abs(rest_cw).max(axis=1)
+    scale_c = np.abs(rest_cw).max(axis=1)
+    least_c = np.maximum(_RANK_TOLERANCE * scale_c, _ROUNDING * scale_c.max())
     solved: list[int] = []
     pivots: list[int] = []
     for column, least in enumerate(least_c.tolist()):
