@@ -43,6 +43,8 @@ class FakeGrid(Grid):
     fail: dict[int, Handler] = field(default_factory=dict)
     sent: list[Message] = field(default_factory=list)
     keys: dict[int, bytes] = field(default_factory=dict)
+    #: Message id -> the reply, until it is pulled.
+    replies: dict[str, Message] = field(default_factory=dict)
     #: What Flower keeps for each node between messages of a run, as it keeps it: sent to the app's process and back.
     states: dict[int, RecordDict] = field(default_factory=dict)
 
@@ -66,22 +68,22 @@ class FakeGrid(Grid):
         return [NodeInfo(node_id=node_id, public_key=self.keys.get(node_id, b"")) for node_id in self.configs]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise NotImplementedError
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         # The deployment's grid goes over its messages twice.
         assert isinstance(messages, list)
-        replies = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = f"message-{next(self._ids)}"
             self.sent.append(message)
             reply = self._reply(message)
             if reply is not None:
-                replies.append(reply)
-        return replies[::-1]
+                self.replies[message.metadata.message_id] = reply
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        come = [self.replies.pop(message_id, None) for message_id in message_ids]
+        return [reply for reply in come[::-1] if reply is not None]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
 
     def _reply(self, message: Message) -> Message | None:
         node_id = message.metadata.dst_node_id

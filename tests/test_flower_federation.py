@@ -30,10 +30,12 @@ from deltafl.estimators.table import find_estimator
 from deltafl.flower import WeightedClipping
 from deltafl.flower.answers import Answer
 from deltafl.flower.arrays import Arrays, Layout, mean_rest
-from deltafl.flower.federation import Federation, Rules
+from deltafl.flower.federation import Federation
 from deltafl.flower.growth import grow_state
 from deltafl.flower.identity import Node, Registration, check_registration, identify
 from deltafl.flower.local_steps import LocalSteps
+from deltafl.flower.roster import Said
+from deltafl.flower.rules import Rules
 from deltafl.flower.saved import load, save
 from deltafl.flower.sketched import sketch_seed
 from deltafl.samplers import parse_label, uses_known
@@ -64,13 +66,13 @@ def sizes_of(m: int, start: int = 0) -> dict[str, int]:
 def admit(fed: Federation, sizes: dict[str, int]) -> None:
     """With the clients' shares of three labels, where they matter."""
     shares = {key: tuple(stream(0, "data", client=size).dirichlet([1, 1, 1])) for key, size in sizes.items()}
-    fed.admit(sizes, shares if fed.rules.known else None)
+    fed.admit({key: Said(size, shares[key] if fed.rules.known else ()) for key, size in sizes.items()})
 
 
 def play(fed: Federation, rounds: int, present: set[str] | None = None) -> None:
     """Rounds in which client i moves every entry by a number of its own."""
     for _ in range(rounds):
-        cohort = fed.open(set(fed.keys) if present is None else present)
+        cohort = fed.open(set(fed.roster.keys) if present is None else present)
         sent = fed.arrays()
         fed.close(cohort, {int(i): Answer({"x": sent["x"] + np.float32(1 + i % 5)}) for i in cohort.client_n})
 
@@ -142,8 +144,8 @@ def test_bad_arrays_are_non_response_and_named(fault: str) -> None:
     spoil, reason = FAULTS[fault]
     model: Arrays = {"x": np.zeros(3, np.float32), "running_mean": np.array([1.0], np.float32)}
     fed = federation("uniform", model, n=4)
-    fed.admit(sizes_of(4))
-    cohort = fed.open(set(fed.keys))
+    admit(fed, sizes_of(4))
+    cohort = fed.open(set(fed.roster.keys))
     good = {"x": np.ones(3, np.float32), "running_mean": np.array([2.0], np.float32)}
     answers = {i: Answer(dict(good)) for i in range(4)} | {2: Answer(spoil(dict(good)))}
     info = fed.close(cohort, answers)
@@ -163,8 +165,8 @@ def test_weights_that_clients_send_do_not_count() -> None:
 
 def test_a_missing_reply_is_not_a_refused_one() -> None:
     fed = federation("uniform", n=3)
-    fed.admit(sizes_of(3))
-    cohort = fed.open(set(fed.keys))
+    admit(fed, sizes_of(3))
+    cohort = fed.open(set(fed.roster.keys))
     info = fed.close(cohort, {0: Answer({"x": np.ones(3, np.float32)}), 1: Answer(None, "error 5: node is gone")})
     assert info.num_responded == 1
     assert info.rejected == [(1, "error 5: node is gone")]
@@ -173,27 +175,38 @@ def test_a_missing_reply_is_not_a_refused_one() -> None:
 
 def test_clients_are_numbered_by_their_keys_and_keep_their_numbers() -> None:
     fed = federation()
-    fed.admit({f"partition:{i}": 7 for i in (10, 2, 11, 1)})
-    assert fed.keys == ["partition:1", "partition:2", "partition:10", "partition:11"]
-    fed.admit({"partition:5": 7, "partition:2": 70})
-    assert fed.keys[-1] == "partition:5"
-    assert fed.sizes == [7, 70, 7, 7, 7]
+    admit(fed, {f"partition:{i}": 7 for i in (10, 2, 11, 1)})
+    assert fed.roster.keys == ("partition:1", "partition:2", "partition:10", "partition:11")
+    admit(fed, {"partition:5": 7, "partition:2": 70})
+    assert list(fed.roster.keys)[4:] == ["partition:5"]
+    assert fed.roster.sizes == [7, 70, 7, 7, 7]
     assert fed.plan.population.weight_m[1] == pytest.approx(70 / 98)
 
 
 def test_newcomers_get_the_mean_score_and_the_others_keep_theirs() -> None:
     fed = federation("pracdelta", n=3)
-    fed.admit(sizes_of(6))
+    admit(fed, sizes_of(6))
     play(fed, 4)
     before_m = fed.current.sampler.p_m
     assert np.ptp(before_m) > 0.01
-    fed.admit(sizes_of(8, start=6))
+    admit(fed, sizes_of(8, start=6))
     after_m = fed.current.sampler.p_m
     assert after_m.sum() == pytest.approx(1)
     assert after_m[6:] == pytest.approx([after_m.mean()] * 2)
     assert after_m[:6] / before_m == pytest.approx([6 / 8] * 6)
     assert fed.current.asked_m[6:].tolist() == [0, 0]
     play(fed, 2)
+
+
+@pytest.mark.parametrize("label", ["k-vib", "vrb"])
+def test_newcomers_get_the_mean_of_scores_that_only_grow(label: str) -> None:
+    fed = federation(label, n=3)
+    admit(fed, sizes_of(6))
+    play(fed, 30)
+    before_m = fed.current.sampler.total_m
+    admit(fed, sizes_of(8, start=6))
+    assert fed.current.sampler.total_m[6:] == pytest.approx([np.mean(before_m)] * 2)
+    assert np.mean(before_m) > 0
 
 
 @pytest.mark.parametrize("label", ["pracdelta@systematic@difference-own", "innovation", "cluster-is", "balanced"])
@@ -203,7 +216,7 @@ def test_growing_is_what_starting_with_everybody_would_be_at_the_first_round(lab
     admit(late, sizes_of(4))
     admit(late, sizes_of(9, start=4))
     admit(early, sizes_of(9))
-    assert late.keys == early.keys
+    assert late.roster.keys == early.roster.keys
     for (name, grown), (_, begun) in zip(flatten(late.current), flatten(early.current), strict=True):
         assert np.allclose(grown, begun, rtol=1e-12, atol=0, equal_nan=grown.dtype.kind == "f"), name
 
@@ -229,11 +242,16 @@ PRACTICAL = [name for name, entry in SAMPLERS.items() if entry.needs not in {"or
 
 
 @pytest.mark.parametrize("label", sorted(CANNOT_GROW))
-def test_samplers_that_cannot_grow_say_so(label: str) -> None:
+def test_samplers_that_cannot_grow_go_on_without_newcomers_and_say_so(label: str) -> None:
     fed = federation(label, n=3)
-    fed.admit(sizes_of(5))
-    with pytest.raises(DeltaflError, match="set min_nodes to the number of all clients"):
-        fed.admit(sizes_of(8, start=5))
+    admit(fed, sizes_of(5))
+    admit(fed, {"client:1": 60, **sizes_of(8, start=5)})
+    assert fed.roster.sizes == [10, 60, 20, 25, 30]
+    assert "client:5, client:6, client:7 cannot join" in fed.news[0]
+    assert "set min_nodes to the number of all clients" in fed.news[0]
+    admit(fed, sizes_of(8, start=5))
+    assert len(fed.news) == 1  # said once
+    play(fed, 2)
 
 
 @pytest.mark.parametrize("label", [name for name in PRACTICAL if name not in CANNOT_GROW])
@@ -269,7 +287,7 @@ def test_a_sampler_whose_memory_cannot_grow_is_refused() -> None:
 
 def test_absent_clients_keep_their_probabilities() -> None:
     fed = federation("pracdelta", n=2)
-    fed.admit(sizes_of(6))
+    admit(fed, sizes_of(6))
     play(fed, 3)
     kept_m = fed.current.sampler.p_m[3:]
     play(fed, 5, present={"client:0", "client:1", "client:2"})
@@ -286,7 +304,7 @@ def test_a_restart_goes_on_to_the_same_bits(label: str, tmp_path: Path) -> None:
 
     def play_all(fed: Federation, rounds: int) -> None:
         for _ in range(rounds):
-            cohort = fed.open(set(fed.keys))
+            cohort = fed.open(set(fed.roster.keys))
             sent = fed.arrays()
             fed.close(
                 cohort,
@@ -303,7 +321,7 @@ def test_a_restart_goes_on_to_the_same_bits(label: str, tmp_path: Path) -> None:
     save(tmp_path, stopped)
     again = fresh()
     assert load(tmp_path, again)
-    assert again.keys == through.keys
+    assert again.roster.keys == through.roster.keys
     for fed in (through, again):
         admit(fed, sizes_of(9, start=7))
         play_all(fed, 3)
@@ -316,7 +334,7 @@ def test_a_restart_goes_on_to_the_same_bits(label: str, tmp_path: Path) -> None:
 
 def test_a_half_written_state_is_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = federation(n=2)
-    fed.admit(sizes_of(4))
+    admit(fed, sizes_of(4))
     play(fed, 1)
     save(tmp_path, fed)
     kept = fed.current
@@ -352,14 +370,14 @@ def test_a_half_written_state_is_never_read(tmp_path: Path, monkeypatch: pytest.
 )
 def test_a_state_of_other_settings_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     fed = federation(n=2)
-    fed.admit(sizes_of(4))
+    admit(fed, sizes_of(4))
     play(fed, 1)
     save(tmp_path, fed)
     with pytest.raises(DeltaflError, match=message):
         load(tmp_path, federation(**{"n": 2, **change}))
     assert load(tmp_path, federation(n=3))  # the cohort size may change
     mark = json.loads((tmp_path / "federation.json").read_text())
-    assert [client["key"] for client in mark["clients"]] == fed.keys
+    assert [client["key"] for client in mark["clients"]] == list(fed.roster.keys)
 
 
 # Monte Carlo of the weighting, with failures of every kind.
@@ -374,7 +392,7 @@ def one_chain(chain: int, response_floor: float) -> tuple[FloatArray, FloatArray
     rules = Rules(PracDelta(floor=0.3), 3, "horvitz-thompson", Recorder(), seed=chain, response_floor=response_floor)
     model: Arrays = {"x": np.zeros(2, np.float32)}
     fed = Federation(rules, model, Layout.of(model))
-    fed.admit(sizes_of(6))
+    admit(fed, sizes_of(6))
     rng = np.random.default_rng([chain, 7])
     update_md = np.array([[1, 2], [-2, 1], [4, 0], [0.5, -3], [1, 1], [-1, 5]], dtype=np.float32)
     failures: list[Callable[[], Answer | None]] = [
@@ -385,7 +403,7 @@ def one_chain(chain: int, response_floor: float) -> tuple[FloatArray, FloatArray
         lambda: Answer({"x": np.zeros(5, np.float32)}),
     ]
     for _ in range(WARM_UP):
-        cohort = fed.open(set(fed.keys))
+        cohort = fed.open(set(fed.roster.keys))
         answers = {}
         for i in cohort.client_n.tolist():
             works = rng.random() < ANSWER_RATE[i]
@@ -416,8 +434,8 @@ def test_the_monte_carlo_would_notice_a_bias() -> None:
 
 def test_clipping_bounds_what_a_reply_can_do() -> None:
     fed = federation("uniform", n=2, clipping=WeightedClipping(norm=0.5))
-    fed.admit(sizes_of(4))
-    cohort = fed.open(set(fed.keys))
+    admit(fed, sizes_of(4))
+    cohort = fed.open(set(fed.roster.keys))
     info = fed.close(cohort, {int(i): Answer({"x": np.array([3, 4, 0], np.float32)}) for i in cohort.client_n})
     assert fed.params_d == pytest.approx(info.sum_of_weights * np.array([0.3, 0.4, 0]), rel=1e-6)
 
@@ -427,8 +445,8 @@ def test_noise_follows_the_largest_weight_of_those_asked_not_of_those_who_replie
     noisy, coefs = [], set()
     for trial in range(trials):
         fed = federation("uniform", n=2, clipping=WeightedClipping(norm, z))
-        fed.admit({"client:0": 10, "client:1": 90})
-        cohort = fed.open(set(fed.keys))
+        admit(fed, {"client:0": 10, "client:1": 90})
+        cohort = fed.open(set(fed.roster.keys))
         fed.close(cohort, {0: Answer({"x": np.zeros(3, np.float32)})}, rng=np.random.default_rng(trial))
         coefs.add(0.9)
         noisy.append(fed.params_d)
@@ -464,8 +482,8 @@ def test_scores_from_sketches_are_near_those_from_norms() -> None:
     update_nd = (rng.normal(size=(6, d)) * np.arange(1, 7)[:, None]).astype(np.float32)
     sketch_nq = count_sketch(update_nd, 64, sketch_seed(0))
     for fed in (exact, sketched):
-        fed.admit(sizes_of(6))
-        cohort = fed.open(set(fed.keys))
+        admit(fed, sizes_of(6))
+        cohort = fed.open(set(fed.roster.keys))
         fed.close(cohort, {i: Answer({"x": update_nd[i]}, sketch=sketch_nq[i].tolist()) for i in range(6)})
     ratio = sketched.current.sampler.p_m / exact.current.sampler.p_m
     assert np.all(np.abs(ratio - 1) < 0.35)  # 4 standard deviations of a norm from 64 numbers, sqrt(2 / 64) / 2 each
@@ -476,8 +494,8 @@ def test_scores_from_sketches_are_near_those_from_norms() -> None:
 @pytest.mark.parametrize("sketch", [None, [1.0] * 63, [float("nan")] * 64])
 def test_a_bad_sketch_is_a_bad_reply(sketch: list[float] | None) -> None:
     fed = federation("pracdelta", n=2, sketch=64)
-    fed.admit(sizes_of(2))
-    cohort = fed.open(set(fed.keys))
+    admit(fed, sizes_of(2))
+    cohort = fed.open(set(fed.roster.keys))
     good = [0.0] * 64
     info = fed.close(
         cohort,

@@ -14,13 +14,17 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from deltafl import ClientMemory, DeltaflError, make_sampler, stream
+from deltafl.estimators.sketch import count_sketch
 from deltafl.flower import DeltaStrategy, WeightedClipping, delta_mod
 from deltafl.flower.answers import Answer
 from deltafl.flower.arrays import Layout
 from deltafl.flower.client_memory import subtracted
-from deltafl.flower.federation import Federation, Rules
+from deltafl.flower.federation import Federation
 from deltafl.flower.remembering import SINCE
+from deltafl.flower.roster import Said
+from deltafl.flower.rules import Rules
 from deltafl.flower.saved import load, save
+from deltafl.flower.sketched import sketch_seed
 from flower_grid import FakeGrid, configs, linear_app, running
 
 D = 3
@@ -35,12 +39,12 @@ class Members:
         model = {"x": np.zeros(D, dtype)}
         self.layout = Layout.of(model)
         self.fed = Federation(Rules(make_sampler("innovation"), 3, estimator), model, self.layout)
-        self.fed.admit(SIZES)
+        self.fed.admit({key: Said(size) for key, size in SIZES.items()})
         self.memories: dict[int, ClientMemory] = {}
 
     def play(self, rounds: int) -> None:
         for _ in range(rounds):
-            number, cohort, sent = self.fed.current.round, self.fed.open(set(self.fed.keys)), self.fed.arrays()
+            number, cohort, sent = self.fed.current.round, self.fed.open(set(self.fed.roster.keys)), self.fed.arrays()
             replies = {client: self.reply(client, sent, number) for client in cohort.client_n.tolist()}
             self.fed.close(cohort, {client: answer for client, answer in replies.items() if answer is not None})
 
@@ -79,7 +83,7 @@ def test_both_forms_give_the_same_models_while_clients_join(form: str) -> None:
     kept, sent = Members(form), Members(f"{form}-remote")
     for members in (kept, sent):
         members.play(12)
-        members.fed.admit({"client:7": 100, "client:8": 1})
+        members.fed.admit({"client:7": Said(100), "client:8": Said(1)})
         members.play(12)
     np.testing.assert_allclose(kept.fed.params_d, sent.fed.params_d, rtol=1e-5, atol=1e-6)
     assert sent.fed.news == []
@@ -96,8 +100,8 @@ def test_sums_stay_exact_where_messages_round_coarsely() -> None:
 def test_new_sizes_of_known_clients_begin_the_memory_anew() -> None:
     members = Members()
     members.play(10)
-    members.fed.admit({"client:1": 99})
-    assert members.fed.news == ["the sizes of known clients changed: the memories that all clients keep begin anew"]
+    members.fed.admit({"client:1": Said(99)})
+    assert members.fed.news == ["the weights of known clients changed: the memories that all clients keep begin anew"]
     assert (members.fed.current.control.taken_m == -1).all()
     members.play(10)
     assert len(members.fed.news) == 1
@@ -138,7 +142,7 @@ def test_a_server_goes_back_one_round_and_the_clients_with_it(tmp_path: Path) ->
 
 def test_replies_that_do_not_say_what_they_subtract_are_not_used() -> None:
     members = Members()
-    cohort, ones = members.fed.open(set(members.fed.keys)), {"x": np.ones(D, np.float32)}
+    cohort, ones = members.fed.open(set(members.fed.roster.keys)), {"x": np.ones(D, np.float32)}
     info = members.fed.close(cohort, {client: Answer(ones) for client in cohort.client_n.tolist()})
     assert info.num_responded == 0
     assert all("add delta_mod to the ClientApp's mods" in reason for _, reason in info.rejected)
@@ -148,7 +152,7 @@ def test_replies_that_do_not_say_what_they_subtract_are_not_used() -> None:
 
 def test_differences_that_nobody_asked_for_are_not_used() -> None:
     members = Members("innovation")
-    cohort, ones = members.fed.open(set(members.fed.keys)), {"x": np.ones(D, np.float32)}
+    cohort, ones = members.fed.open(set(members.fed.roster.keys)), {"x": np.ones(D, np.float32)}
     info = members.fed.close(cohort, {client: Answer(ones, since=-1) for client in cohort.client_n.tolist()})
     assert info.num_responded == 0
     assert all("did not ask for" in reason for _, reason in info.rejected)
@@ -200,9 +204,11 @@ def test_the_mod_measures_what_it_sends() -> None:
             told.append((reply.content.metric_records["metrics"], received - sent))
         return reply
 
-    start(DeltaStrategy(REMOTE, n=3), FakeGrid(linear_app(mods=[spy, delta_mod]), configs(3)), 2)
+    strategy = DeltaStrategy("md-fixed@systematic@difference-own-remote", n=3, sketch=16)
+    start(strategy, FakeGrid(linear_app(mods=[spy, delta_mod]), configs(3)), 2)
     assert len(told) == 6
-    assert all(metrics["squared-norm"] == pytest.approx(float(sent_d @ sent_d)) for metrics, sent_d in told)
+    for metrics, sent_d in told:
+        assert metrics["sketch"] == pytest.approx(count_sketch(sent_d[None], 16, sketch_seed(0))[0])
     assert [metrics[SINCE] == -1 for metrics, _ in told] == [True] * 3 + [False] * 3
 
 

@@ -62,7 +62,7 @@ def reports_of(answers: list[Answer | None], updates: Sequence[Params | RemoteRe
         responded=[u is not None for u in updates],
         loss=[answer.loss for answer in said],
         step_variance=[answer.step_variance for answer in said],
-        num_steps=[min(answer.num_steps, 2**62) for answer in said],
+        num_steps=[max(0, min(answer.num_steps, 2**62)) for answer in said],  # what int64 holds; 0 is refused
     )
 
 

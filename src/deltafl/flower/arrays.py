@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
+from ..replies import LARGEST_ENTRY
 from ..types import FloatArray, Params
 
 Array = np.ndarray[Any, Any]
@@ -29,6 +30,8 @@ Arrays = dict[str, Array]
 
 #: Patterns of the names of floating-point arrays that are statistics, not parameters: those of batch normalisation.
 BUFFERS = ("*running_mean", "*running_var", "*moving_mean", "*moving_variance")
+#: Those of them that are never negative.
+VARIANCES = ("*running_var", "*moving_variance")
 
 
 class Entry(NamedTuple):
@@ -61,13 +64,16 @@ class Layout(NamedTuple):
             buffers: Patterns (``*`` for anything) of names of floating-point arrays that are not trained.
 
         Raises:
-            DeltaflError: If there is nothing to train, or an array holds neither numbers nor truth values.
+            DeltaflError: If there is nothing to train, or an array holds neither numbers nor truth values, or NaN.
         """
         entries = tuple(
             Entry(name, array.shape, str(array.dtype), _kind(name, array, buffers)) for name, array in arrays.items()
         )
         if not any(entry.kind == "trained" for entry in entries):
             raise DeltaflError("the model has no floating-point array to train; check 'buffers' and the initial arrays")
+        for entry in entries:
+            if entry.kind != "counter" and not np.all(np.isfinite(arrays[entry.name])):
+                raise DeltaflError(f"the initial array {entry.name!r} has NaN or infinite entries")
         return cls(entries)
 
     @property
@@ -111,13 +117,27 @@ class Layout(NamedTuple):
                 return f"array {entry.name!r} has shape {array.shape}, expected {entry.shape}"
             if array.dtype.kind not in ("f" if entry.kind != "counter" else np.dtype(entry.dtype).kind):
                 return f"array {entry.name!r} has type {array.dtype}, expected {entry.dtype}"
-            if entry.kind == "buffer" and not np.all(np.isfinite(array)):
-                return f"buffer {entry.name!r} has NaN or infinite entries"
+            fault = _buffer_fault(entry, array) if entry.kind == "buffer" else None
+            if fault is not None:
+                return f"buffer {entry.name!r} has {fault}"
         return None
 
     def update(self, received: Mapping[str, Array], sent: Mapping[str, Array]) -> Params:
         """u_i = received - sent over the trained arrays, float32 (d,); entries that overflow become infinite."""
         return update_of({entry.name: sent[entry.name] for entry in self.trained}, received)
+
+
+def _buffer_fault(entry: Entry, array: Array) -> str | None:
+    """What is wrong with a client's buffer, in the type in which the server would keep it, or None."""
+    with np.errstate(over="ignore"):
+        kept = array.astype(entry.dtype)
+    if not np.all(np.isfinite(kept)):
+        return "NaN or infinite entries"
+    if not np.all(np.abs(kept) <= LARGEST_ENTRY):
+        return f"entries above {LARGEST_ENTRY:.0e}"
+    if any(fnmatchcase(entry.name, pattern) for pattern in VARIANCES) and not np.all(kept >= 0):
+        return "negative entries, which no variance has"
+    return None
 
 
 def update_of(sent: Mapping[str, Array], received: Mapping[str, Array]) -> Params:

@@ -8,7 +8,6 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
@@ -16,7 +15,6 @@ from flwr.clientapp.typing import ClientAppCallable
 from ..errors import DeltaflError
 from ..estimators.remote import NOTHING, ClientMemory
 from ..estimators.sketch import count_sketch
-from ..types import Params
 from .arrays import Arrays, update_of
 from .client_memory import keep, recall, subtracted
 from .local_steps import LOSS, NUM_STEPS, STEP_VARIANCE
@@ -25,7 +23,7 @@ from .remembering import SINCE, TAKEN
 #: The record that the mod adds if it must, and the action of the registration query (``query.deltafl``).
 RECORD = "deltafl"
 #: Names in that record and in the train message's config.
-SQUARED_NORM, SKETCH, TRAINED = "squared-norm", "sketch", "deltafl-trained"
+SKETCH, TRAINED = "sketch", "deltafl-trained"
 SKETCH_SEED, SKETCH_NUMBERS = "deltafl-sketch-seed", "deltafl-sketch-size"
 KIND, CLIENT_ID, NUM_EXAMPLES, KNOWN = "kind", "client-id", "num-examples", "known"
 _LOSS_NAMES = (LOSS, "train_loss", "train-loss")
@@ -36,9 +34,9 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
 
     They join the client's metrics if there is one record of them, so that the same client also serves strategies that
     expect one, such as FedAvg; else they have a record of their own. What the client says itself is not overwritten.
-    ``squared-norm`` is measured here, from the arrays sent and received; ``loss``, ``step-variance`` and ``num-steps``
-    are taken from the client's own metrics if they are there (see ``LocalSteps``); ``sketch`` is added when the server
-    asks for it. Other messages, and replies with an error, pass as they are.
+    ``loss``, ``step-variance`` and ``num-steps`` are taken from the client's own metrics if they are there (see
+    ``LocalSteps``); ``sketch`` is measured here, from the arrays sent and received, when the server asks for it. Other
+    messages, and replies with an error, pass as they are.
 
     If the server asks for it (estimators ``...-remote``), the mod also keeps this client's last update and sends the
     difference from it, see ``client_memory.py``. Then it must be the first of the app's mods: one that stands before it
@@ -65,7 +63,7 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
             _put(reply, new)
             keep(context, memory)
             statistics[SINCE] = taken
-        statistics |= _measured(config, update_of(old, new))
+        statistics |= _sketch(config, old, new)
     records = list(reply.content.metric_records.values())
     if len(records) != 1:
         reply.content[RECORD] = MetricRecord(statistics)
@@ -162,13 +160,12 @@ def _trained(config: ConfigRecord, sent: ArrayRecord, received: ArrayRecord) -> 
     return old, new
 
 
-def _measured(config: ConfigRecord, update_d: Params) -> dict[str, float | list[float]]:
-    """What the arrays show: norm(u)^2, and a sketch of u if the server wants one."""
-    measured: dict[str, float | list[float]] = {SQUARED_NORM: float(np.sum(update_d.astype(np.float64) ** 2))}
+def _sketch(config: ConfigRecord, old: Arrays, new: Arrays) -> dict[str, list[float]]:
+    """A sketch of u = new - old, if the server wants one."""
     size, seed = config.get(SKETCH_NUMBERS), config.get(SKETCH_SEED)
-    if isinstance(size, int) and isinstance(seed, int) and size > 0:
-        measured[SKETCH] = [float(value) for value in count_sketch(update_d[None], size, seed)[0]]
-    return measured
+    if not (isinstance(size, int) and isinstance(seed, int) and size > 0):
+        return {}
+    return {SKETCH: [float(value) for value in count_sketch(update_of(old, new)[None], size, seed)[0]]}
 
 
 def _put(reply: Message, arrays: Arrays) -> None:

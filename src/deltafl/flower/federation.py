@@ -4,96 +4,24 @@ No Flower here, so that all of it can be tested and reasoned about without messa
 outlives connections and restarts; its index in the population is the order in which keys were admitted.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..estimators.remote import RemoteControl, RemoteReply, begin_anew
-from ..estimators.table import find_estimator
+from ..estimators.remote import RemoteReply, begin_anew
 from ..round import Plan, RoundState, close_round, coefficients, init_round, open_round, response_rates
-from ..samplers import uses_known
-from ..server_optimizers import ServerOptimizer, Sgd
-from ..types import Cohort, Params, Population, RejectedReply, RoundInfo, Sampler
+from ..types import Cohort, Params, RejectedReply, RoundInfo
 from .answers import Answer, reports_of, screen
 from .arrays import Arrays, Layout, mean_rest
-from .clipping import WeightedClipping, WithNoise
-from .growth import grow_state
+from .clipping import WithNoise
+from .growth import CannotGrowError, grow_state
+from .outage import looks_like_outage
 from .remembering import expected_of, forgot, lost_memory
+from .roster import Roster, Said
+from .rules import Rules
 from .sketched import by_sketch
-
-_LARGEST_SIZE = 2**40
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What does not change over the rounds; see ``round.Plan`` for the fields that it has too.
-
-    Attributes:
-        sampler: Who is asked.
-        n: Cohort size; fewer are asked while fewer clients are known.
-        estimator: What each reply counts.
-        server_optimizer: How the model moves.
-        weights: ``"data"`` for w_i = n_i / N, ``"uniform"`` for w_i = 1 / m.
-        seed: Seed of the draws.
-        response_floor: Least response rate assumed of a client.
-        clipping: Clip updates and add noise, or None.
-        sketch: Numbers of the sketches that clients send and the sampler learns from; 0 for norms measured here.
-        known: Numbers that are known of every client beforehand, such as its shares of labels; 0 for none.
-    """
-
-    sampler: Sampler
-    n: int
-    estimator: str = "horvitz-thompson"
-    server_optimizer: ServerOptimizer = field(default_factory=Sgd)
-    weights: str = "data"
-    seed: int = 0
-    response_floor: float = 0.1
-    clipping: WeightedClipping | None = None
-    sketch: int = 0
-    known: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse what no federation can do."""
-        name = type(self.sampler).__name__
-        if self.sampler.needs_oracle:
-            raise DeltaflError(
-                f"{name} needs every client's update or loss before the draw, which only a simulation has; choose a "
-                "practical sampler such as 'pracdelta' or 'fedpracis'"
-            )
-        if self.sketch and getattr(self.sampler, "sketch_size", 0):
-            raise DeltaflError(f"{name} looks at the directions of updates on the server; sketches cannot replace them")
-        if uses_known(self.sampler, self.estimator) and self.known < 1:
-            raise DeltaflError(
-                f"{name} with {self.estimator!r} looks at what is known of the clients beforehand: write known=10 if "
-                "each tells 10 numbers, such as its shares of 10 labels, and give known=... to deltafl.flower.register"
-            )
-        if self.n < 1:
-            raise DeltaflError(f"n is {self.n}; at least one client must be asked")
-        if self.clipping is not None and isinstance(find_estimator(self.estimator).control, RemoteControl):
-            raise DeltaflError(
-                f"with {self.estimator!r} clients remember what they sent, and clipping on the server would change it; "
-                "write the estimator 'horvitz-thompson' or leave the clipping out"
-            )
-        noisy = self.clipping is not None and self.clipping.noise_multiplier > 0
-        if noisy and self.estimator not in {"horvitz-thompson", "hansen-hurwitz"}:
-            raise DeltaflError(
-                f"noise is scaled to the largest weight of a reply, which bounds the estimator 'horvitz-thompson' "
-                f"alone, not {self.estimator!r}; write estimator='horvitz-thompson' or leave the noise out"
-            )
-
-    def plan(self, sizes: list[int], known: Sequence[Sequence[float]] | None = None) -> Plan:
-        """The plan for clients of these sizes, of whom this is known."""
-        return Plan(
-            population=Population.from_sizes(sizes, self.weights, known if self.known else None),
-            sampler=self.sampler,
-            n=min(self.n, len(sizes)),
-            estimator=self.estimator,
-            server_optimizer=self.server_optimizer,
-            seed=self.seed,
-            response_floor=self.response_floor,
-        )
 
 
 class Federation:
@@ -101,9 +29,7 @@ class Federation:
 
     Attributes:
         rules: What does not change.
-        keys: The clients' keys; a client's index is its place here.
-        sizes: Their numbers of examples.
-        known: What else is known of them beforehand, ``rules.known`` numbers each.
+        roster: Who was admitted; a client's index is its place there.
         layout: The model's arrays.
         rest: Its buffers and counters.
         state: The state of the rounds; None before anybody was admitted.
@@ -112,12 +38,11 @@ class Federation:
 
     def __init__(self, rules: Rules, arrays: Arrays, layout: Layout) -> None:
         self.rules, self.layout = rules, layout
-        self.keys: list[str] = []
-        self.sizes: list[int] = []
-        self.known: list[tuple[float, ...]] = []
+        self.roster = Roster()
         self.rest: Arrays = layout.rest(arrays)
         self.state: RoundState | None = None
         self.news: list[str] = []
+        self._left_out: set[str] = set()
         self._plan: Plan | None = None
         self._initial_d = layout.flatten(arrays)
 
@@ -144,45 +69,56 @@ class Federation:
         """The global model: what is sent."""
         return self.layout.rebuild(self.params_d, self.rest)
 
-    def admit(self, num_examples: Mapping[str, int], known: Mapping[str, tuple[float, ...]] | None = None) -> None:
+    def admit(self, said: Mapping[str, Said]) -> None:
         """Let clients join, or change what they say of themselves; the weights follow.
 
+        Newcomers are left out, and named once in the news, where the sampler's memory is about all clients at once.
+
         Args:
-            num_examples: Key -> number of examples, from 1 to 2^40.
-            known: Key -> what else is known of the client, ``rules.known`` numbers; None if that is 0.
+            said: Key -> what a client says of itself, with ``rules.known`` numbers that are known of it.
 
         Raises:
-            DeltaflError: If a size is not such a number.
+            DeltaflError: If a size is not a number from 1 to 2^40.
         """
-        for key, size in num_examples.items():
-            if not 1 <= size <= _LARGEST_SIZE:
-                raise DeltaflError(f"client {key!r} has {size!r} examples; it must be a whole number from 1 to 2^40")
-        told = {key: (size, (known or {}).get(key, ())) for key, size in num_examples.items()}
-        before = dict(zip(self.keys, zip(self.sizes, self.known, strict=True), strict=True))
-        if all(before.get(key) == said for key, said in told.items()):
-            return
-        # Sorted, for nodes connect in any order: partition 10 comes after partition 9.
-        for key in sorted(told, key=lambda key: (len(key), key)):
-            if key not in self.keys:
-                self.keys.append(key)
-                self.sizes.append(0)
-                self.known.append(())
-            place = self.keys.index(key)
-            self.sizes[place], self.known[place] = told[key]
-        old_plan, self._plan = self._plan, self.rules.plan(self.sizes, self.known)
-        if self.state is None or old_plan is None:
-            self.state = init_round(self._plan, self._initial_d)
-            return
-        old, self.state = self.state, grow_state(self._plan, self.state, old_plan.population.weight_m)
-        if forgot(old.control, self.state.control):
-            self.news.append("the sizes of known clients changed: the memories that all clients keep begin anew")
+        roster = self.roster.told(said)
+        try:
+            self._enroll(roster)
+        except CannotGrowError as error:
+            left_out = [key for key in roster.keys[len(self.roster.keys) :] if key not in self._left_out]
+            if left_out:
+                self._left_out.update(left_out)
+                self.news.append(f"{', '.join(left_out)} cannot join: {error}")
+            self._enroll(self.roster.told({key: now for key, now in said.items() if key in self.roster.place}))
 
-    def restore(
-        self, keys: list[str], sizes: list[int], known: list[tuple[float, ...]], state: RoundState, rest: Arrays
-    ) -> None:
+    def forget(self, keys: Collection[str]) -> None:
+        """Drop clients for good: their weight, their scores, what is remembered of them.
+
+        Raises:
+            DeltaflError: If nobody would be left, or the sampler's memory is about all clients at once.
+        """
+        roster = self.roster.without(keys)
+        if not roster.keys and self.roster.keys:
+            raise DeltaflError("every known client is to be forgotten; start with a new state_path instead")
+        self._enroll(roster, [self.roster.place[key] for key in roster.keys])
+
+    def _enroll(self, roster: Roster, kept_k: list[int] | None = None) -> None:
+        """Go on with these clients; all or nothing."""
+        if roster is self.roster:
+            return
+        plan = self.rules.plan(roster.sizes, roster.known)
+        if self.state is None:
+            state = init_round(plan, self._initial_d)
+        else:
+            state = grow_state(plan, self.state, self.plan.population.weight_m, kept_k)
+            if forgot(self.state.control, state.control):
+                self.news.append("the weights of known clients changed: the memories that all clients keep begin anew")
+        self.news += _heavy(self.roster, roster, plan)
+        self.roster, self.state, self._plan = roster, state, plan
+
+    def restore(self, roster: Roster, state: RoundState, rest: Arrays) -> None:
         """Go on from a saved state."""
-        self.keys, self.sizes, self.known, self.state, self.rest = keys, sizes, known, state, rest
-        self._plan = self.rules.plan(sizes, known)
+        self.roster, self.state, self.rest = roster, state, rest
+        self._plan = self.rules.plan(roster.sizes, roster.known)
 
     def expected(self, client: int) -> int | None:
         """The memory of its own that a client is asked to subtract; None if the estimator needs none."""
@@ -190,7 +126,7 @@ class Federation:
 
     def open(self, present: Collection[str]) -> Cohort:
         """Decide who of the clients that are present is asked; the same answer until the round is closed."""
-        available_m = np.array([key in present for key in self.keys], dtype=np.bool_)
+        available_m = np.array([key in present for key in self.roster.keys], dtype=np.bool_)
         return open_round(self.plan, self.current, available_m)
 
     def close(self, cohort: Cohort, answers: Mapping[int, Answer], rng: np.random.Generator | None = None) -> RoundInfo:
@@ -215,7 +151,7 @@ class Federation:
         following, info = close_round(closing, state, cohort, update_n, reports_of(screened, update_n))
         used = set(np.flatnonzero(following.answered_m - state.answered_m).tolist())
         self.rest = self._mean_rest(plan, state, cohort, used, answers, sent)
-        self.state = self._agreed(following, cohort, screened)
+        self.state = self._following(following, cohort, screened, anybody=bool(used))
         faults = [
             RejectedReply(client, answer.fault)
             for client, answer in zip(cohort.client_n.tolist(), screened, strict=True)
@@ -225,21 +161,37 @@ class Federation:
 
     def response_rates(self) -> dict[str, float]:
         """Each client's share of answers, as the next round will assume it."""
-        return dict(zip(self.keys, response_rates(self.plan, self.current).tolist(), strict=True))
+        return dict(zip(self.roster.keys, response_rates(self.plan, self.current).tolist(), strict=True))
 
-    def _agreed(self, state: RoundState, cohort: Cohort, answers: list[Answer | None]) -> RoundState:
-        """The state, with everybody's memory begun anew if a client does not have its part of it."""
-        lost = [
-            self.keys[client]
-            for client, answer in zip(cohort.client_n.tolist(), answers, strict=True)
-            if answer is not None and lost_memory(answer.since, self.expected(client))
-        ]
-        if not lost:
-            return state
+    def _following(
+        self, following: RoundState, cohort: Cohort, answers: list[Answer | None], anybody: bool
+    ) -> RoundState:
+        """The state after a round, with what is not any client's own failure left out of it.
+
+        A client that lost its part of a memory was not to blame, and everybody's begins anew. If nobody answered for
+        such a reason, or in an outage, the round did not happen: no step, nothing learnt.
+        """
+        before = self.current
+        lost_n = np.array(
+            [
+                answer is not None and lost_memory(answer.since, self.expected(client))
+                for client, answer in zip(cohort.client_n.tolist(), answers, strict=True)
+            ],
+            dtype=np.bool_,
+        )
+        if not anybody and (lost_n.any() or looks_like_outage(before, cohort.client_n)):
+            if not lost_n.any():
+                self.news.append("nobody answered, which is no chance failure of so many: the round changes nothing")
+            following = before._replace(round=following.round)
+        elif lost_n.any():
+            following = following._replace(asked_m=before.asked_m.plus_one(cohort.client_n[~lost_n]))
+        if not lost_n.any():
+            return following
+        lost = [self.roster.keys[client] for client in cohort.client_n[lost_n].tolist()]
         self.news.append(
             f"{', '.join(lost)} lost the memory that the server counts on: those of all clients begin anew"
         )
-        return state._replace(control=begin_anew(state.control))
+        return following._replace(control=begin_anew(following.control))
 
     def _update(self, answer: Answer | None, sent: Arrays) -> Params | RemoteReply | None:
         if answer is None or answer.fault is not None or answer.arrays is None:
@@ -282,3 +234,16 @@ class Federation:
         heard = Cohort(cohort.client_n[here], cohort.count_n[here], cohort.expected_n[here], cohort.kind)
         received = [answers[client].arrays or {} for client in heard.client_n.tolist()]
         return mean_rest(self.layout, sent, received, coefficients(plan, state, heard))
+
+
+def _heavy(old: Roster, new: Roster, plan: Plan) -> list[str]:
+    """What to say of a client that joins, or grows, to more than half of the weight of three clients or more."""
+    weight_m = plan.population.weight_m
+    place = int(weight_m.argmax())
+    key, said = new.keys[place], new.said[place]
+    if len(weight_m) < 3 or weight_m[place] <= 0.5 or (key in old.place and old.said[old.place[key]] == said):
+        return []
+    return [
+        f"{key} says it holds {said.num_examples} examples, {weight_m[place]:.0%} of the weight of all clients; if "
+        "that is not true, name it in forget=[...]"
+    ]

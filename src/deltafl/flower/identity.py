@@ -14,6 +14,7 @@ its id it can count several times.
 """
 
 import hashlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..errors import DeltaflError, unknown_name
@@ -58,6 +59,20 @@ def check_identity(identity: str) -> None:
     """Refuse a way of telling clients apart that does not exist."""
     if identity not in IDENTITIES:
         raise unknown_name("identity", identity, IDENTITIES)
+
+
+def check_same_kind(saved: Iterable[str], present: Iterable[str]) -> None:
+    """Refuse to go on where clients are told apart in another way than before: each would be known twice.
+
+    Raises:
+        DeltaflError: If no key of one list is of a kind that the other has.
+    """
+    before, now = ({key.partition(":")[0] for key in keys} for keys in (saved, present))
+    if before and now and not before & now:
+        raise DeltaflError(
+            f"the saved state knows its clients by keys that begin with {min(before)!r}, and now they begin with "
+            f"{min(now)!r}: everybody would be known twice. Write identity= as it was, or choose a new state_path"
+        )
 
 
 def identify(identity: str, node: Node, registration: Registration, simulated: bool) -> Identity:

@@ -34,16 +34,16 @@ class LocalSteps:
             raise DeltaflError(f"lr is {lr}; the local learning rate must be above 0")
         self.lr = lr
         self._count, self._loss, self._square = 0, 0.0, 0.0
-        self._sums: list[FloatArray] | None = None
+        self._sums: list[FloatArray | None] | None = None
 
-    def add(self, loss: float, gradients: Iterable[Any] | None = None) -> None:
+    def add(self, loss: float, gradients: Iterable[Any | None] | None = None) -> None:
         """Count one step.
 
         Args:
             loss: The minibatch's mean loss, before the step.
             gradients: One array (NumPy, or a tensor of PyTorch or TensorFlow) a parameter, the same ones in every step
-                (in PyTorch ``[p.grad for p in model.parameters() if p.requires_grad]``); None if there are none to
-                give: the variance is then 0, "not measured".
+                (in PyTorch ``[p.grad for p in model.parameters()]``); None in the place of a parameter that has none,
+                and None for the list if there are no gradients to give: the variance is then 0, "not measured".
 
         Raises:
             DeltaflError: If a step has another number of gradients than the step before.
@@ -52,14 +52,17 @@ class LocalSteps:
         self._loss += float(loss)
         if gradients is None:
             return
-        arrays = [_numpy(gradient) for gradient in gradients]
+        arrays = [None if gradient is None else _numpy(gradient) for gradient in gradients]
         if self._sums is None:
-            self._sums = [np.zeros(array.shape) for array in arrays]
+            self._sums = [None] * len(arrays)
         if len(arrays) != len(self._sums):
             raise DeltaflError(f"this step has {len(arrays)} gradients, the first had {len(self._sums)}")
         for i, array in enumerate(arrays):
+            if array is None:  # frozen, or not used in this step: a gradient of zero
+                continue
             self._square += float(np.sum(array**2))
-            self._sums[i] += array
+            total = self._sums[i]
+            self._sums[i] = array if total is None else total + array
 
     def metrics(self) -> dict[str, float | int]:
         """The statistics under the names that the server knows; put them into the reply's ``MetricRecord``.
@@ -70,7 +73,7 @@ class LocalSteps:
         if self._count == 0:
             raise DeltaflError("no local step was counted; call add() once a minibatch")
         count = self._count
-        of_sum = sum(float(np.sum(total**2)) for total in self._sums or [])
+        of_sum = sum(float(np.sum(total**2)) for total in self._sums or [] if total is not None)
         variance = self.lr**2 * (self._square / count - of_sum / count**2)
         # Not max(0, .): a training that diverged must stay NaN, so that the server refuses it.
         variance = 0.0 if variance < 0 or count == 1 else variance

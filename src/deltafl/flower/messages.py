@@ -52,7 +52,7 @@ def answer_of(reply: Message) -> Answer:
         return Answer(None, f"the reply's arrays cannot be read ({type(error).__name__})")
     steps = said.get(NUM_STEPS, 1)
     if not isinstance(steps, int | float) or not isfinite(steps):
-        return Answer(None, f"number of local steps is {steps}, expected a whole number >= 1")
+        return Answer(None, f"number of local steps is {str(steps)[:40]}, expected a whole number >= 1")
     sketch = said.get(SKETCH)
     loss, variance = said.get(LOSS, 0.0), said.get(STEP_VARIANCE, 0.0)
     if isinstance(loss, list) or isinstance(variance, list):
@@ -82,6 +82,11 @@ def _statistics(reply: Message) -> dict[str, float | int | list[int] | list[floa
     """The mod's record if it made one, else whatever metrics there are."""
     if RECORD in reply.content.metric_records:
         return dict(reply.content.metric_records[RECORD].items())
+    return _first_of_each(reply)
+
+
+def _first_of_each(reply: Message) -> dict[str, float | int | list[int] | list[float]]:
+    """All metrics of a reply; of a name that comes several times the first, so that none counts twice."""
     said: dict[str, float | int | list[int] | list[float]] = {}
     for record in reply.content.metric_records.values():
         for name, value in record.items():
@@ -113,9 +118,8 @@ def mean_metrics(said: list[tuple[float, Message]]) -> dict[str, int | float | l
     for weight, reply in said:
         if reply.has_error():
             continue
-        for record in reply.content.metric_records.values():
-            for name, value in record.items():
-                if isinstance(value, int | float) and isfinite(value) and name != "num-examples":
-                    total, weights = sums.get(name, (0.0, 0.0))
-                    sums[name] = (total + weight * value, weights + weight)
+        for name, value in _first_of_each(reply).items():
+            if isinstance(value, int | float) and isfinite(value) and name != "num-examples":
+                total, weights = sums.get(name, (0.0, 0.0))
+                sums[name] = (total + weight * value, weights + weight)
     return {name: total / weights for name, (total, weights) in sums.items() if weights > 0}

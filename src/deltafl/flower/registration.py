@@ -1,6 +1,7 @@
 """The server's side of registration: which nodes are there, and which client each of them is."""
 
 import time
+from collections.abc import Collection
 from logging import INFO, WARNING
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -25,32 +26,42 @@ class Directory:
         identity: How clients are told apart, see ``identity.identify``.
         timeout: Seconds that nodes have to answer the registration query.
         num_known: How many numbers that describe it each client must tell.
+        without: Keys of clients that are taken for absent.
     """
 
-    def __init__(self, identity: str, timeout: float, num_known: int = 0) -> None:
-        self.identity, self.timeout, self.num_known = identity, timeout, num_known
+    def __init__(self, identity: str, timeout: float, num_known: int = 0, without: Collection[str] = ()) -> None:
+        self.identity, self.timeout, self.num_known, self.without = identity, timeout, num_known, frozenset(without)
         #: Node id -> (key, what it said of itself), in the order of registration.
         self._known: dict[int, tuple[str, Registration]] = {}
+        #: Node id -> (who, the query that is on its way, when it counts as failed).
+        self._asked: dict[int, tuple[Node, Message, float]] = {}
         #: Node id -> (failed queries, when the next may be sent).
         self._failed: dict[int, tuple[int, float]] = {}
         self._last_fault = ""
         self._warned: set[str] = set()
 
     def refresh(self, grid: Grid) -> dict[str, Registration]:
-        """See who is connected and ask new nodes who they are; returns key -> what it said, for all present."""
+        """See who is connected, read what came, ask new nodes who they are; returns key -> what it said, for all known.
+
+        Nothing is waited for: a node that is slow to answer, or silent, holds nobody up.
+        """
         nodes = {node.node_id: node for node in grid.get_nodes()}
-        for gone in [node_id for node_id in self._known if node_id not in nodes]:
-            del self._known[gone]
+        self._known = {node_id: known for node_id, known in self._known.items() if node_id in nodes}
+        self._asked = {node_id: asked for node_id, asked in self._asked.items() if node_id in nodes}
         self._failed = {node_id: failure for node_id, failure in self._failed.items() if node_id in nodes}
+        self._collect(grid)
         now = time.monotonic()
         new = [
             Node(node_id, bytes(node.public_key), node.name)
             for node_id, node in nodes.items()
-            if node_id not in self._known and self._failed.get(node_id, (0, 0.0))[1] <= now
+            if node_id not in self._known
+            and node_id not in self._asked
+            and self._failed.get(node_id, (0, 0.0))[1] <= now
         ]
         if new:
             self._query(grid, sorted(new))
-        return dict(self._known.values())
+            self._collect(grid)
+        return {key: said for key, said in self._known.values() if key not in self.without}
 
     def nodes(self) -> dict[str, int]:
         """Key -> node id; of two nodes with one key the one that registered last, for the other may be its past."""
@@ -72,7 +83,8 @@ class Directory:
             grid: Flower's grid.
             min_nodes: How many clients are enough.
             deadline: Seconds to wait for them.
-            settle: Also wait, a second at a time, until no more come in (at the start, when all nodes connect at once).
+            settle: Also wait, a second at a time, until no more come in and all have said who they are (at the start,
+                when all nodes connect at once).
 
         Raises:
             DeltaflError: If there are fewer when the time is over.
@@ -81,7 +93,8 @@ class Directory:
         before = -1
         while True:
             present = self.refresh(grid)
-            if len(present) >= min_nodes and (not settle or len(present) == before):
+            settled = len(present) == before and not self._asked
+            if len(present) >= min_nodes and (settled or not settle):
                 return present
             if time.monotonic() >= end:
                 if len(present) >= min_nodes:
@@ -100,17 +113,34 @@ class Directory:
                 f". {len(self._failed)} connected nodes did not register (last reason: {self._last_fault}); does their "
                 "ClientApp call deltafl.flower.register(app, ...)?"
             )
+        if self._asked:
+            text += f". {len(self._asked)} connected nodes have not said yet who they are"
         return text
 
     def _query(self, grid: Grid, nodes: list[Node]) -> None:
+        """Ask nodes who they are; ``_collect`` reads the answers, now or later."""
         wanted = ConfigRecord({KNOWN: self.num_known} if self.num_known else {})
         messages = [Message(RecordDict({RECORD: wanted}), node.node_id, QUERY, ttl=self.timeout) for node in nodes]
-        replies = by_request(messages, grid.send_and_receive(messages, timeout=self.timeout))
-        simulated = isinstance(grid, InMemoryGrid)
-        before = len(self._failed)
+        grid.push_messages(messages)
+        end = time.monotonic() + self.timeout
         for node, message in zip(nodes, messages, strict=True):
+            self._asked[node.node_id] = (node, message, end)
+
+    def _collect(self, grid: Grid) -> None:
+        """Take in the answers that have come; who has not answered in time has failed."""
+        if not self._asked:
+            return
+        messages = [message for _, message, _ in self._asked.values()]
+        replies = by_request(messages, grid.pull_messages([message.metadata.message_id for message in messages]))
+        simulated = isinstance(grid, InMemoryGrid)
+        before, now = len(self._failed), time.monotonic()
+        for node, message, end in list(self._asked.values()):
+            reply = replies.get(message.metadata.message_id)
+            if reply is None and now < end:
+                continue
+            del self._asked[node.node_id]
             try:
-                registration = _read(replies.get(message.metadata.message_id), self.num_known)
+                registration = _read(reply, self.num_known)
                 identity = identify(self.identity, node, registration, simulated)
             except DeltaflError as error:
                 self._fail(node.node_id, str(error))
@@ -131,7 +161,7 @@ class Directory:
 
     def _fail(self, node_id: int, reason: str) -> None:
         failures = self._failed.get(node_id, (0, 0.0))[0] + 1
-        self._failed[node_id] = (failures, time.monotonic() + min(_FIRST_RETRY * 2**failures, _LAST_RETRY))
+        self._failed[node_id] = (failures, time.monotonic() + min(_FIRST_RETRY * 2 ** min(failures, 10), _LAST_RETRY))
         self._last_fault = reason
 
     def _warn(self, topic: str, text: str) -> None:
@@ -143,7 +173,7 @@ class Directory:
 def _read(reply: Message | None, num_known: int) -> Registration:
     """The registration in a reply."""
     if reply is None:
-        raise DeltaflError("no answer to the registration query")
+        raise DeltaflError("no answer to the registration query in time")
     fault = fault_of(reply)
     if fault is not None:
         raise DeltaflError(fault)

@@ -23,7 +23,9 @@ from ..errors import DeltaflError, MissingExtraError
 from ..plain_files import write_atomically
 from ..round import init_round
 from ..state_file import flatten, unflatten
-from .federation import Federation, Rules
+from .federation import Federation
+from .roster import Roster, Said
+from .rules import Rules
 
 MARK = "federation.json"
 LOCK = "federation.lock"
@@ -41,7 +43,10 @@ def sole_owner(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DeltaflError(f"cannot keep the state in {folder} ({error.strerror}); choose another state_path") from None
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
@@ -70,8 +75,8 @@ def save(folder: Path, federation: Federation) -> None:
         "settings": described(federation.rules),
         "layout": [list(entry) for entry in federation.layout.entries],
         "clients": [
-            {"key": key, "num_examples": size, "known": list(known)}
-            for key, size, known in zip(federation.keys, federation.sizes, federation.known, strict=True)
+            {"key": key, "num_examples": said.num_examples, "known": list(said.known)}
+            for key, said in zip(federation.roster.keys, federation.roster.said, strict=True)
         ],
     }
     write_atomically(folder / MARK, json.dumps(mark, indent=1) + "\n")
@@ -84,10 +89,25 @@ def load(folder: Path, federation: Federation) -> bool:
     """Put the saved state into a new federation; False if there is none.
 
     Raises:
-        DeltaflError: If it was saved with other settings or for another model.
+        DeltaflError: If it was saved with other settings or for another model, or is damaged.
     """
     if not (folder / MARK).exists():
         return False
+    tensors = _safetensors()
+    try:
+        _restore(folder, federation, tensors)
+    except DeltaflError:
+        raise
+    except Exception as error:  # whatever a cut or edited file can raise
+        raise DeltaflError(
+            f"the state in {folder} is damaged ({type(error).__name__}: {str(error)[:100]}); put a copy of the folder "
+            "in its place, or choose a new state_path"
+        ) from None
+    return True
+
+
+def _restore(folder: Path, federation: Federation, tensors: Any) -> None:
+    """Read the two files, and check them against the settings."""
     mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
     if mark["version"] != _VERSION:
         raise DeltaflError(f"{folder / MARK} has version {mark['version']}; this deltafl reads version {_VERSION}")
@@ -101,14 +121,13 @@ def load(folder: Path, federation: Federation) -> bool:
         )
     if mark["layout"] != json.loads(json.dumps([list(entry) for entry in federation.layout.entries])):
         raise DeltaflError(f"the state in {folder} belongs to a model with other arrays; choose a new state_path")
-    keys = [client["key"] for client in mark["clients"]]
-    sizes = [client["num_examples"] for client in mark["clients"]]
-    known = [tuple(client.get("known", ())) for client in mark["clients"]]
-    arrays = _safetensors().load((folder / mark["tensors"]).read_bytes())
-    template = init_round(federation.rules.plan(sizes, known), federation.params_d)
+    clients = mark["clients"]
+    said = [Said(client["num_examples"], tuple(client.get("known", ()))) for client in clients]
+    roster = Roster(tuple(client["key"] for client in clients), tuple(said))
+    arrays = tensors.load((folder / mark["tensors"]).read_bytes())
+    template = init_round(federation.rules.plan(roster.sizes, roster.known), federation.params_d)
     rest = {name: arrays[_REST + name] for name in federation.rest}
-    federation.restore(keys, sizes, known, unflatten(template, arrays), rest)
-    return True
+    federation.restore(roster, unflatten(template, arrays), rest)
 
 
 def described(rules: Rules) -> dict[str, Any]:

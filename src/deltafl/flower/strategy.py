@@ -1,6 +1,6 @@
 """DeltaStrategy: deltafl's samplers and weights in Flower's rounds. A translation, with no mathematics of its own."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from logging import INFO
 from pathlib import Path
@@ -20,26 +20,19 @@ from ..types import Cohort, RoundInfo, Sampler
 from .arrays import BUFFERS, Layout
 from .client import SKETCH_NUMBERS, SKETCH_SEED, TRAINED
 from .clipping import WeightedClipping
-from .federation import Federation, Rules
-from .identity import check_identity
+from .federation import Federation
+from .identity import check_identity, check_same_kind
 from .messages import answer_of, by_request, for_client, mean_metrics, metrics_of, to_record
+from .refused import FOREIGN_PRIVACY, SECURE_AGGREGATION
 from .registration import Directory
+from .roster import Said
+from .rules import Rules
 from .saved import load, save, sole_owner
 from .sketched import sketch_seed
 from .telling import tell_news, tell_round
 
 #: Seconds that a message outlives its round's timeout, for replies that are under way.
 TTL_GRACE = 10.0
-
-_DP = (
-    "DeltaStrategy was called by another strategy, not started. Flower's wrappers for differential privacy assume that "
-    "every reply counts 1 / n; importance weights count some far more, which voids their guarantee. Call "
-    "DeltaStrategy.start, and write clipping=WeightedClipping(norm, noise_multiplier) to clip and blur instead"
-)
-_SECAGG = (
-    "SecAgg+ works with Flower's legacy strategies alone, and DeltaStrategy uses the Message API; run it with "
-    "DeltaStrategy.start, without secure aggregation"
-)
 
 
 @dataclass
@@ -76,6 +69,8 @@ class DeltaStrategy(Strategy):
         known: Numbers that every client must tell of itself before it is asked, such as its shares of 10 labels, for
             ``balanced`` (``register(app, ..., known=...)``); 0 for none. They are the client's word.
         evaluate: Whether all connected clients evaluate the model after every round.
+        forget: Keys of clients (as the log and ``federation.json`` write them) to do without: at the start they are
+            dropped from the saved state, with their weight and all that is remembered of them, and never asked.
 
     Raises:
         DeltaflError: If the sampler needs to know every update before the draw, or an argument is out of range.
@@ -101,6 +96,7 @@ class DeltaStrategy(Strategy):
         sketch: int = 0,
         known: int = 0,
         evaluate: bool = False,
+        forget: Collection[str] = (),
     ) -> None:
         label = parse_label(sampler) if isinstance(sampler, str) else None
         self.rules = Rules(
@@ -124,7 +120,7 @@ class DeltaStrategy(Strategy):
         self.min_nodes = n if min_nodes is None else min_nodes
         self.wait_for_nodes = wait_for_nodes
         self.buffers, self.evaluate = tuple(buffers), evaluate
-        self.directory = Directory(identity, registration_timeout, known)
+        self.directory = Directory(identity, registration_timeout, known, forget)
         self.federation: Federation | None = None
         #: What each round told, for callers who want more than the metrics.
         self.history: list[RoundInfo] = []
@@ -179,25 +175,25 @@ class DeltaStrategy(Strategy):
     ) -> Iterable[Message]:
         """Decide who is asked; a list, for the deployment's grid reads it twice."""
         if not self._started or KEY_CLIPPING_NORM in config:
-            raise DeltaflError(_DP)
+            raise DeltaflError(FOREIGN_PRIVACY)
         federation = self._known()
-        first = self._open is None and not self.history
+        first = self._open is None
         present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=first)
-        joined = [key for key in present if key not in federation.keys]
-        federation.admit(
-            {key: said.num_examples for key, said in present.items()},
-            {key: said.known for key, said in present.items()},
-        )
+        if first:
+            check_same_kind(federation.roster.keys, present)
+        before = len(federation.roster.keys)
+        federation.admit({key: Said(told.num_examples, told.known) for key, told in present.items()})
         tell_news(federation.news)
-        if joined:
-            log(INFO, "%d clients joined, %d are known", len(joined), len(federation.keys))
+        after = len(federation.roster.keys)
+        if after > before:
+            log(INFO, "%d clients joined, %d are known", after - before, after)
         cohort = federation.open(present)
         content = self._content(federation, config)
         nodes = self.directory.nodes()
         messages = [
             Message(
                 for_client(content, federation.expected(client)),
-                nodes[federation.keys[client]],
+                nodes[federation.roster.keys[client]],
                 MessageType.TRAIN,
                 ttl=self._timeout + TTL_GRACE,
                 group_id=str(federation.current.round + 1),
@@ -226,7 +222,8 @@ class DeltaStrategy(Strategy):
         self._open = _Open(opened.cohort, [])
         if self.state_path is not None:
             save(self.state_path, federation)
-        tell_round(info, federation.keys)
+        silent = [client for client in opened.cohort.client_n.tolist() if client not in answers]
+        tell_round(info, federation.roster.keys, silent)
         tell_news(federation.news)
         return to_record(federation.arrays()), MetricRecord(metrics_of(info))
 
@@ -243,7 +240,7 @@ class DeltaStrategy(Strategy):
         self._asked_to_evaluate = [
             (Message(content, node_id, MessageType.EVALUATE, ttl=ttl, group_id=str(federation.current.round)), key)
             for key, node_id in self.directory.nodes().items()
-            if key in federation.keys
+            if key in federation.roster.place
         ]
         return [message for message, _ in self._asked_to_evaluate]
 
@@ -253,7 +250,7 @@ class DeltaStrategy(Strategy):
         by_message = by_request([message for message, _ in self._asked_to_evaluate], replies)
         weight_m = federation.plan.population.weight_m
         said = [
-            (float(weight_m[federation.keys.index(key)]), by_message[message.metadata.message_id])
+            (float(weight_m[federation.roster.place[key]]), by_message[message.metadata.message_id])
             for message, key in self._asked_to_evaluate
             if message.metadata.message_id in by_message
         ]
@@ -262,11 +259,11 @@ class DeltaStrategy(Strategy):
 
     def initialize_parameters(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Part of Flower's legacy API, which SecAgg+ needs: refused."""
-        raise DeltaflError(_SECAGG)
+        raise DeltaflError(SECURE_AGGREGATION)
 
     def configure_fit(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Part of Flower's legacy API, which SecAgg+ needs: refused."""
-        raise DeltaflError(_SECAGG)
+        raise DeltaflError(SECURE_AGGREGATION)
 
     def _begin(self, initial_arrays: ArrayRecord) -> int:
         """The model and, if there is one, the saved state; returns the rounds done."""
@@ -275,13 +272,14 @@ class DeltaStrategy(Strategy):
         self._open = None
         if self.state_path is None or not load(self.state_path, self.federation):
             return 0
+        self.federation.forget(self.directory.without)
         done = self.federation.current.round
-        log(INFO, "Going on after round %d with %d known clients", done, len(self.federation.keys))
+        log(INFO, "Going on after round %d with %d known clients", done, len(self.federation.roster.keys))
         return done
 
     def _known(self) -> Federation:
         if self.federation is None:
-            raise DeltaflError(_DP)
+            raise DeltaflError(FOREIGN_PRIVACY)
         return self.federation
 
     def _content(self, federation: Federation, config: ConfigRecord) -> RecordDict:

@@ -9,8 +9,10 @@ from flwr.supercore import log
 from ..types import RoundInfo
 
 
-def tell_round(info: RoundInfo, keys: Sequence[str]) -> None:
-    """The replies that were of no use, by their clients' keys, and what the others add up to."""
+def tell_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int]) -> None:
+    """Who did not reply, the replies that were of no use, and what the others add up to."""
+    if silent:
+        log(WARNING, "\tno reply in time: %s", ", ".join(keys[client] for client in silent))
     for client, reason in info.rejected:
         log(WARNING, "\tno use of the reply of %s: %s", keys[client], reason)
     log(

@@ -1,0 +1,86 @@
+"""What does not change over a federation's rounds, and what of it no federation can do. No Flower here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..errors import DeltaflError
+from ..estimators.remote import RemoteControl
+from ..estimators.table import find_estimator
+from ..round import Plan
+from ..samplers import uses_known
+from ..server_optimizers import ServerOptimizer, Sgd
+from ..types import Population, Sampler
+from .clipping import WeightedClipping
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What does not change over the rounds; see ``round.Plan`` for the fields that it has too.
+
+    Attributes:
+        sampler: Who is asked.
+        n: Cohort size; fewer are asked while fewer clients are known.
+        estimator: What each reply counts.
+        server_optimizer: How the model moves.
+        weights: ``"data"`` for w_i = n_i / N, ``"uniform"`` for w_i = 1 / m.
+        seed: Seed of the draws.
+        response_floor: Least response rate assumed of a client.
+        clipping: Clip updates and add noise, or None.
+        sketch: Numbers of the sketches that clients send and the sampler learns from; 0 for norms measured here.
+        known: Numbers that are known of every client beforehand, such as its shares of labels; 0 for none.
+    """
+
+    sampler: Sampler
+    n: int
+    estimator: str = "horvitz-thompson"
+    server_optimizer: ServerOptimizer = field(default_factory=Sgd)
+    weights: str = "data"
+    seed: int = 0
+    response_floor: float = 0.1
+    clipping: WeightedClipping | None = None
+    sketch: int = 0
+    known: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no federation can do."""
+        name = type(self.sampler).__name__
+        if self.sampler.needs_oracle:
+            raise DeltaflError(
+                f"{name} needs every client's update or loss before the draw, which only a simulation has; choose a "
+                "practical sampler such as 'pracdelta' or 'fedpracis'"
+            )
+        if self.sketch and (getattr(self.sampler, "sketch_size", 0) or getattr(self.sampler, "tail_size", 0)):
+            raise DeltaflError(f"{name} looks at the updates themselves on the server; sketches cannot replace them")
+        if uses_known(self.sampler, self.estimator) and self.known < 1:
+            raise DeltaflError(
+                f"{name} with {self.estimator!r} looks at what is known of the clients beforehand: write known=10 if "
+                "each tells 10 numbers, such as its shares of 10 labels, and give known=... to deltafl.flower.register"
+            )
+        if self.n < 1 or self.n != int(self.n):
+            raise DeltaflError(f"n is {self.n}; it must be a whole number, at least 1")
+        for name, numbers in (("sketch", self.sketch), ("known", self.known)):
+            if numbers < 0 or numbers != int(numbers):
+                raise DeltaflError(f"{name} is {numbers}; it must be a whole number, 0 for none")
+        if self.clipping is not None and isinstance(find_estimator(self.estimator).control, RemoteControl):
+            raise DeltaflError(
+                f"with {self.estimator!r} clients remember what they sent, and clipping on the server would change it; "
+                "write the estimator 'horvitz-thompson' or leave the clipping out"
+            )
+        noisy = self.clipping is not None and self.clipping.noise_multiplier > 0
+        if noisy and self.estimator not in {"horvitz-thompson", "hansen-hurwitz"}:
+            raise DeltaflError(
+                f"noise is scaled to the largest weight of a reply, which bounds the estimator 'horvitz-thompson' "
+                f"alone, not {self.estimator!r}; write estimator='horvitz-thompson' or leave the noise out"
+            )
+
+    def plan(self, sizes: list[int], known: Sequence[Sequence[float]] | None = None) -> Plan:
+        """The plan for clients of these sizes, of whom this is known."""
+        return Plan(
+            population=Population.from_sizes(sizes, self.weights, known if self.known else None),
+            sampler=self.sampler,
+            n=min(self.n, len(sizes)),
+            estimator=self.estimator,
+            server_optimizer=self.server_optimizer,
+            seed=self.seed,
+            response_floor=self.response_floor,
+        )
