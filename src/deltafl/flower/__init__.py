@@ -1,9 +1,8 @@
 """deltafl in a Flower federation: the same samplers and weights as in the simulator. Extra ``flower``.
 
-Server: ``DeltaStrategy``, with ``WeightedClipping``. Client: ``delta_mod``, ``register``, ``LocalSteps``. What runs
-without Flower is in ``federation.py`` (the rounds over clients who come and go), ``rules.py`` and ``roster.py`` (what it
-is about), ``arrays.py``, ``growth.py``, ``outage.py``, ``saved.py``, ``identity.py``, ``clipping.py``, ``sketched.py`` and
-``local_steps.py``; ``strategy.py``, ``registration.py``, ``messages.py`` and ``client.py`` translate from and to messages.
+Server: ``DeltaStrategy``, with ``WeightedClipping``. Client: ``delta_mod``, ``register``, ``LocalSteps``. Messages are
+translated in ``strategy.py``, ``registration.py``, ``messages.py``, ``telling.py`` and ``client.py``; everything else
+runs without Flower: ``federation.py`` is the rounds over clients who come and go.
 """
 
 from ..errors import require
