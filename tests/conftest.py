@@ -23,6 +23,7 @@ from deltafl import (
     stream,
 )
 from deltafl.designs.exact import every_cohort
+from deltafl.estimators.heard import Heard
 from deltafl.oracle import KnownUpdates
 from deltafl.round import response_rates
 from deltafl.types import FloatArray, IntArray, Params, State
@@ -172,3 +173,16 @@ def frequencies(sampler: Sampler, state: State, m: int, n: int, draws: int = DRA
 def assert_frequencies(frequency_m: FloatArray, expected_m: FloatArray, draws: int = DRAWS) -> None:
     error_m = np.sqrt(expected_m * (1 - expected_m) / draws)
     assert np.all(np.abs(frequency_m - expected_m) <= 4.5 * error_m + 1e-12)
+
+
+def all_heard(cohort: Cohort, coef_n: FloatArray | None = None) -> Heard:
+    """A cohort in which everybody always replies; each counts count / expected if nothing else is said."""
+    coef_n = cohort.count_n / cohort.expected_n if coef_n is None else coef_n
+    return Heard(cohort, cohort, np.asarray(coef_n, dtype=np.float64), np.ones(len(cohort.client_n)))
+
+
+def heard_of(client_n: list[int], coef_n: list[float], kind: str = "fixed-size") -> Heard:
+    """Replies of these clients, who always reply, with these coefficients."""
+    n = len(client_n)
+    cohort = Cohort(np.array(client_n, dtype=np.int64), np.ones(n, dtype=np.int64), np.full(n, np.nan), kind)
+    return all_heard(cohort, np.array(coef_n))

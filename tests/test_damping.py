@@ -1,19 +1,20 @@
 """Control coefficients: the learnt beta is the one that minimises the variance, and never biases."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import Problem, Recorder, make_problem, mean_estimate
+from conftest import Problem, Recorder, all_heard, heard_of, make_problem, mean_estimate
 from deltafl import DeltaflError, Fixed, Plan, Population, close_round, init_round, open_round, stream
 from deltafl.designs.exact import every_cohort
 from deltafl.estimators.controls import CommonControl, InnovationControl, OwnControl, OwnControlState
 from deltafl.estimators.damping import DampedControl, DampedControlState, ScaledControl
 from deltafl.estimators.table import find_estimator
-from deltafl.types import Cohort, FloatArray, Params
+from deltafl.types import FloatArray, Params
 
 SIZES = [10, 15, 20, 25, 30, 12, 9]
 
@@ -37,7 +38,7 @@ def test_poisson_draws_learn_the_beta_of_least_variance(usefulness: float) -> No
     problem = make_problem(SIZES, seed=3)
     rng = np.random.default_rng(1)
     control_md = 2 * (usefulness * problem.update_md + (1 - usefulness) * rng.normal(size=(7, 3)))
-    control = DampedControl(OwnControl(), memory=0.0, centred=False)
+    control = DampedControl(OwnControl(), memory=0.0)
     state = remembered(problem, control_md, 0.0, 0.0)
     cross = square = 0.0
     sampler = Fixed(True, "poisson")
@@ -45,7 +46,7 @@ def test_poisson_draws_learn_the_beta_of_least_variance(usefulness: float) -> No
     for chance, cohort in every_cohort(lambda rng: sampler.open(sampler.init(problem.population), everyone, 3, rng)):
         coef_n = problem.population.weight_m[cohort.client_n] / cohort.expected_n
         update_nd = problem.update_md[cohort.client_n]
-        after = control.update(state, problem.population, cohort.client_n, update_nd, coef_n)
+        after = control.update(state, problem.population, all_heard(cohort, coef_n), update_nd)
         cross, square = cross + chance * float(after.cross), square + chance * float(after.square)
     pi_m = 3 * problem.population.weight_m
     grid = np.linspace(0, 1, 1001)
@@ -65,23 +66,22 @@ def test_by_hand() -> None:
     assert guess.total_d.tolist() == [0.25]
     assert guess.control_nd.tolist() == [[1.0], [0.0]]
     update_nd = np.array([[2.0], [4.0]], dtype=np.float32)
-    after = control.update(state, population, np.array([0, 1]), update_nd, np.array([0.5, 0.5]))
+    after = control.update(state, population, heard_of([0, 1], [0.5, 0.5]), update_nd)
     # masses 1/2: cross = (1 - 1.5)(1 - .5)/2 + (2 - 1.5)(0 - .5)/2 = -.25, square = .25
     assert (float(after.cross), float(after.square)) == (2.0 - 0.25, 4.0 + 0.25)
     assert after.control.control_md[1].tolist() == [4.0]
-    apart = DampedControl(OwnControl(), memory=0.5, centred=False)
-    after = apart.update(state, population, np.array([0, 1]), update_nd, np.array([0.5, 0.5]))
+    after = control.update(state, population, heard_of([0, 1], [0.5, 0.5], "poisson"), update_nd)
     assert (float(after.cross), float(after.square)) == (2.0 + 0.5, 4.0 + 0.5)
 
 
 def test_who_is_always_asked_has_no_say() -> None:
     population = Population.from_sizes([1, 1])
-    for control in (DampedControl(OwnControl()), DampedControl(OwnControl(), centred=False)):
+    control = DampedControl(OwnControl())
+    for kind in ("fixed-size", "poisson"):
         state = control.init(population, 2)
         for _ in range(3):
-            state = control.update(
-                state, population, np.arange(2), np.ones((2, 2), dtype=np.float32), np.array([0.5, 0.5])
-            )
+            heard = heard_of([0, 1], [0.5, 0.5], kind)
+            state = control.update(state, population, heard, np.ones((2, 2), dtype=np.float32))
         assert control.coefficient(state) == 1.0
         assert float(state.square) == 0.0
 
@@ -94,7 +94,7 @@ def test_what_all_guesses_have_in_common_says_nothing_where_the_size_is_fixed() 
     rng = np.random.default_rng(0)
     for _ in range(5):
         update_nd = rng.normal(size=(3, 3)).astype(np.float32) + 5
-        state = control.update(state, population, np.array([0, 2, 3]), update_nd, np.full(3, 1 / 3))
+        state = control.update(state, population, heard_of([0, 2, 3], [1 / 3] * 3), update_nd)
     assert state.control.control_d.any()
     assert control.coefficient(state) == 1.0
 
@@ -118,6 +118,40 @@ def rounds(estimator: str, updates: Callable[[int], Params], m: int, n: int) -> 
         state, info = close_round(plan, state, cohort, update_md[cohort.client_n])
         errors.append(np.sum((state.optimizer.delta_d - update_md.mean(axis=0)) ** 2))
     return float(np.mean(errors[20:])), info.control_coefficient
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "beta"),
+    [
+        ("fixed-size", 1.0, (0.0, 0.1)),
+        ("fixed-size", 0.9, (0.8, 1.0)),
+        ("poisson", 1.0, (0.9, 1.0)),
+        ("poisson", 0.8, (0.9, 1.0)),
+    ],
+)
+def test_what_is_common_is_worth_a_memory_where_it_does_not_cancel(
+    name: str, rate: float, beta: tuple[float, float]
+) -> None:
+    """Updates v + noise that no memory knows: v cancels in draws of fixed size, not where clients fail or n varies."""
+    rng = np.random.default_rng(0)
+    v_d = 3 * rng.normal(size=20)
+    plan = Plan(Population.from_sizes([1] * 60), Fixed(True, "poisson" if name == "poisson" else "systematic"), 6)
+    errors = {}
+    for estimator in ("difference-own", "difference-own-damped"):
+        own = replace(plan, estimator=estimator, server_optimizer=Recorder())
+        state, squares, betas = init_round(own, np.zeros(20)), [], []
+        for round in range(300):
+            noise = stream(5, "audit", round)
+            update_md = (v_d + 0.3 * noise.normal(size=(60, 20))).astype(np.float32)
+            cohort = open_round(own, state)
+            answers_n = noise.random(len(cohort.client_n)) < rate
+            updates = [update_md[i] if here else None for i, here in zip(cohort.client_n, answers_n, strict=True)]
+            state, info = close_round(own, state, cohort, updates)
+            squares.append(np.sum((state.optimizer.delta_d - update_md.mean(axis=0)) ** 2))
+            betas.append(info.control_coefficient)
+        errors[estimator] = np.mean(squares[150:])
+    assert beta[0] <= np.mean(betas[150:]) <= beta[1]
+    assert errors["difference-own-damped"] < 1.1 * errors["difference-own"]
 
 
 def test_useless_memory_falls_back_to_horvitz_thompson_and_a_good_one_is_kept() -> None:
@@ -145,9 +179,7 @@ def test_a_fixed_beta() -> None:
     population = Population.from_sizes([1, 3])
     control = ScaledControl(InnovationControl(), 0.25)
     state = control.init(population, 1)
-    state = control.update(
-        state, population, np.array([0]), np.array([[8.0]], dtype=np.float32), np.array([1.0], dtype=np.float64)
-    )
+    state = control.update(state, population, heard_of([0], [1.0]), np.array([[8.0]], dtype=np.float32))
     guess = control.guess(state, np.array([0]))
     plain = InnovationControl().guess(state, np.array([0]))
     assert guess.control_nd.tolist() == [[2.0]]
@@ -160,10 +192,8 @@ def test_refusals_and_names() -> None:
     with pytest.raises(DeltaflError, match="memory is 1"):
         DampedControl(OwnControl(), memory=1.0)
     assert find_estimator("difference-damped").unbiased
-    nobody = Cohort(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), "poisson")
     control = DampedControl(OwnControl())
     state = control.init(Population.from_sizes([1, 1]), 2)
-    after = control.update(
-        state, Population.from_sizes([1, 1]), nobody.client_n, np.zeros((0, 2), dtype=np.float32), np.zeros(0)
-    )
+    nobody = heard_of([], [], "poisson")
+    after = control.update(state, Population.from_sizes([1, 1]), nobody, np.zeros((0, 2), dtype=np.float32))
     assert control.coefficient(after) == 1.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import Recorder, assert_frequencies, frequencies, make_problem, mean_estimate
+from conftest import Recorder, assert_frequencies, frequencies, heard_of, make_problem, mean_estimate
 from deltafl import Cohort, DeltaflError, Plan, Population, close_round, init_round, make_sampler, open_round
 from deltafl.designs.exact import every_cohort
 from deltafl.estimators.controls import CommonControl
@@ -90,7 +90,7 @@ def learnt(known_mq: Any, rounds: list[tuple[list[int], FloatArray, FloatArray]]
     control, population = RegressionControl(**own), Population.from_sizes([1, 2, 3, 4, 5], known=known_mq)
     state = control.init(population, 2)
     for client_n, update_nd, coef_n in rounds:
-        state = control.update(state, population, np.array(client_n), update_nd.astype(np.float32), coef_n)
+        state = control.update(state, population, heard_of(client_n, coef_n.tolist()), update_nd.astype(np.float32))
     return state
 
 
@@ -129,7 +129,7 @@ def test_with_nothing_known_it_is_the_common_control() -> None:
     common, population = CommonControl(memory=0.5), Population.from_sizes([1, 2, 3, 4, 5])
     state = common.init(population, 2)
     for client_n, update_nd, coef_n in ROUNDS:
-        state = common.update(state, population, np.array(client_n), update_nd.astype(np.float32), coef_n)
+        state = common.update(state, population, heard_of(client_n, coef_n.tolist()), update_nd.astype(np.float32))
     np.testing.assert_allclose(learnt(None, ROUNDS).slope_qd, state.control_d[None], rtol=1e-12)
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from conftest import all_heard
 from deltafl import (
     Cohort,
     DeltaflError,
@@ -172,8 +173,7 @@ def test_clustered_sampling_is_exact_a_plain_mean_and_no_worse_than_md(sampler: 
         coef_n = coefficients(plan, init_round(plan, np.zeros(4)), cohort)
         np.testing.assert_allclose(coef_n, cohort.count_n / n)
         mse += probability * float(np.sum((coef_n @ update_md[cohort.client_n] - mean_d) ** 2))
-        leftover = SIX.weight_m[cohort.client_n][:, None] * update_md[cohort.client_n]
-        estimated += probability * estimate_variance(cohort, leftover)
+        estimated += probability * estimate_variance(all_heard(cohort, coef_n), update_md[cohort.client_n])
     md = float(SIX.weight_m @ np.sum((update_md - mean_d) ** 2, axis=1)) / n
     assert mse < md
     # The estimate for draws with replacement is conservative by the variance between the urns' means.

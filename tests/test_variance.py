@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from conftest import Recorder, all_cohorts, make_problem, mean_square
+from conftest import Recorder, all_cohorts, all_heard, make_problem, mean_square
 from deltafl import Cohort, Fixed, Full, Plan, Population, close_round, init_round, make_sampler, open_round
 from deltafl.estimators.variance import effective_sample_size, estimate_variance
 from deltafl.types import FloatArray
@@ -75,23 +75,24 @@ def test_by_hand() -> None:
     y_nd = np.array([[1.0], [3.0]])
     two, ones = np.array([0, 1]), np.ones(2, dtype=np.int64)
     # simple random, 2 of 4: (1 - f) N^2 s^2 / n with N = 4, s^2 = 2
-    assert estimate_variance(Cohort(two, ones, np.full(2, 0.5), "fixed-size"), y_nd) == pytest.approx(0.5 * 16 * 2 / 2)
+    half = all_heard(Cohort(two, ones, np.full(2, 0.5), "fixed-size"))
+    assert estimate_variance(half, y_nd) == pytest.approx(0.5 * 16 * 2 / 2)
     # Poisson: .5 (1 / .5)^2 + .8 (3 / .2)^2
     poisson = Cohort(two, ones, np.array([0.5, 0.2]), "poisson")
-    assert estimate_variance(poisson, y_nd) == pytest.approx(0.5 * 4 + 0.8 * 225)
+    assert estimate_variance(all_heard(poisson), y_nd) == pytest.approx(0.5 * 4 + 0.8 * 225)
     # three draws, one client twice, p = (.5, .25): values 2, 2, 12, mean 16/3, sum of squares about it / (3 * 2)
     repeated = Cohort(two, np.array([2, 1]), np.array([1.5, 0.75]), "replacement")
     values = np.array([2, 2, 12])
-    assert estimate_variance(repeated, y_nd) == pytest.approx(np.sum((values - values.mean()) ** 2) / 6)
+    assert estimate_variance(all_heard(repeated), y_nd) == pytest.approx(np.sum((values - values.mean()) ** 2) / 6)
 
 
 def test_where_one_cohort_cannot_tell() -> None:
     y_nd, one = np.ones((1, 2)), np.ones(1, dtype=np.int64)
     for kind in ("fixed-size", "replacement"):
-        assert np.isnan(estimate_variance(Cohort(np.array([3]), one, np.array([0.4]), kind), y_nd))
-    assert np.isnan(estimate_variance(Cohort(np.array([3]), one, np.array([np.nan])), y_nd))
+        assert np.isnan(estimate_variance(all_heard(Cohort(np.array([3]), one, np.array([0.4]), kind)), y_nd))
+    assert np.isnan(estimate_variance(all_heard(Cohort(np.array([3]), one, np.array([np.nan]))), y_nd))
     nobody = Cohort(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), "poisson")
-    assert estimate_variance(nobody, np.zeros((0, 2))) == 0
+    assert estimate_variance(all_heard(nobody), np.zeros((0, 2))) == 0
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 1], [13, 137], [1, 2, 3, 49]])
@@ -126,3 +127,53 @@ def test_weights_are_reported() -> None:
     assert info.sum_of_weights == pytest.approx(18 / 16)
     assert info.effective_sample_size == pytest.approx(36 / 26)
     assert info.estimate_norm == pytest.approx(3 / 16 + 30 / 16)
+
+
+#: sampler, estimator, response rate, the largest error of the mean of the estimates as a share of the variance.
+CASES = [
+    ("uniform", "horvitz-thompson", 1.0, 0.05),
+    ("md-fixed", "horvitz-thompson", 0.5, 0.08),
+    ("md", "horvitz-thompson", 0.5, 0.2),  # rounds with fewer than two replies tell nothing, and are left out
+    ("uniform@poisson", "horvitz-thompson", 0.5, 0.06),
+    ("full", "horvitz-thompson", 0.5, 0.06),
+    ("uniform", "fedvarp", 1.0, 0.05),
+    ("uniform", "plain-mean", 1.0, 0.05),
+    ("fedavg", "hajek", 1.0, 0.2),
+]
+
+
+@pytest.mark.parametrize(("label", "estimator", "rate", "tolerance"), CASES)
+def test_the_variance_is_that_of_the_estimate_whatever_makes_it(
+    label: str, estimator: str, rate: float, tolerance: float
+) -> None:
+    """The mean of the estimates beside the variance of D over 3000 draws, clients failing with a known rate."""
+    rng = np.random.default_rng(0)
+    m, n = 20, 6
+    update_md = (rng.normal(size=(m, 5)) + 3).astype(np.float32)
+    population = Population.from_sizes(rng.integers(1, 60, size=m))
+    plan = Plan(population, make_sampler(label), n, estimator, Recorder(), seed=1, response_floor=0.01)
+    state = init_round(plan, np.zeros(5))
+    if rate < 1:
+        everyone, asked = np.arange(m), 999
+        state = state._replace(
+            asked_m=state.asked_m.replaced(everyone, np.full(m, asked)),
+            answered_m=state.answered_m.replaced(everyone, np.full(m, int(rate * (asked + 1)) - 1)),
+        )
+    estimates, guesses = [], []
+    for round in range(3000):
+        now = state._replace(round=round)
+        cohort = open_round(plan, now)
+        answers_n = rng.random(len(cohort.client_n)) < rate
+        updates = [update_md[i] if here else None for i, here in zip(cohort.client_n, answers_n, strict=True)]
+        after, info = close_round(plan, now, cohort, updates)
+        estimates.append(after.optimizer.delta_d)
+        guesses.append(info.variance)
+    true = np.var(np.array(estimates), axis=0).sum()
+    assert np.nanmean(guesses) == pytest.approx(true, rel=tolerance)
+
+
+def test_a_ratio_of_equal_updates_has_no_variance() -> None:
+    plan = Plan(Population.from_sizes([1, 5, 9, 20]), make_sampler("fedavg"), 2, "hajek")
+    state = init_round(plan, np.zeros(3))
+    _, info = close_round(plan, state, open_round(plan, state), np.ones((2, 3), dtype=np.float32))
+    assert info.variance == pytest.approx(0.0, abs=1e-12)

@@ -25,11 +25,12 @@ import numpy.typing as npt
 from .errors import DeltaflError
 from .estimators.controls import CommonControl, Control, NoControl, remembers
 from .estimators.damping import trust
+from .estimators.heard import Heard
 from .estimators.sketch import SKETCH_SIZE, count_sketch
 from .estimators.table import find_estimator
 from .estimators.variance import estimate_variance
 from .replies import measure, measure_leftovers, measure_tails, screen_replies
-from .round import Plan, RoundState, advance, broadcast, coefficients
+from .round import Plan, RoundState, advance, broadcast, coefficients, hear
 from .round_info import describe
 from .types import Cohort, FloatArray, Params, RejectedReply, Reports, RoundInfo
 
@@ -51,7 +52,8 @@ class Aggregation:
         self.plan, self.state, self.cohort = plan, state, cohort
         n, d = len(cohort.client_n), len(state.params_d)
         self._control, self._drift_d = _streaming_control(plan.estimator), broadcast(plan, state).drift_d
-        self._row_nd = np.zeros((n if remembers(self._control) else 0, d), dtype=np.float32)
+        self._keeps_rows = remembers(self._control)
+        self._row_nd = np.zeros((n if self._keeps_rows else 0, d), dtype=np.float32)
         self._coef_n = coefficients(plan, state, cohort)
         self._place = {client: i for i, client in enumerate(cohort.client_n.tolist())}
         self._waiting, self._rejected = set(self._place), dict[int, str]()
@@ -105,7 +107,7 @@ class Aggregation:
         for column, entry in zip(self._reports, row, strict=True):
             column[i] = entry[0]
         self._update_nq[i], self._leftover_nq[i] = self._short(update_1d)[0], self._short(leftover_1d)[0]
-        if len(self._row_nd):
+        if self._keeps_rows:
             self._row_nd[i] = update_1d[0]
         return None
 
@@ -118,21 +120,23 @@ class Aggregation:
         self._refuse_if_closed()
         self._closed = True
         plan, state, here = self.plan, self.state, self._reports.responded_n
-        heard = self.cohort.part(here)
-        coef_n, ratio = self._final_coefficients(heard)
+        heard = hear(plan, state, self.cohort, here)
+        coef_n, ratio = heard.coef_n, self._ratio(heard)
         total_d, control_nd = self._control.guess(state.control, heard.client_n[:0])
         delta_d = total_d + (self._sum_d if ratio == 1.0 else ratio * self._sum_d)
         measured = measure(self._update_nq, self._reports)
         reports = measured._replace(squared_norm_n=self._reports.squared_norm_n)
         control = state.control
-        if len(self._row_nd):
-            control = self._control.update(control, plan.population, heard.client_n, self._row_nd[here], coef_n)
+        if self._keeps_rows:
+            control = self._control.update(control, plan.population, heard, self._row_nd[here])
         elif isinstance(self._control, CommonControl) and coef_n.sum() > 0:
             control = self._control.follow(control, ratio * self._sum_d / coef_n.sum() + control_nd[0])
+        error_nq = self._leftover_nq[here]
+        if find_estimator(plan.estimator).ratio:
+            error_nq = error_nq - self._short(delta_d[None])
+        variance = estimate_variance(heard, error_nq)
         following, delta_d, shortened = advance(plan, state, self.cohort, reports, delta_d, control)
-        weight_n = plan.population.weight_m[heard.client_n]
-        variance = estimate_variance(heard, weight_n[:, None] * self._leftover_nq[here])
-        info = describe(state.round, heard, reports, coef_n, reports.squared_leftover_n[here], variance, delta_d)
+        info = describe(state.round, heard, reports, reports.squared_leftover_n[here], variance, delta_d)
         beta = trust(self._control, state.control)
         faults = sorted((self._rejected | dict.fromkeys(self._waiting, "no reply")).items())
         rejected = [RejectedReply(client, fault) for client, fault in faults]
@@ -157,18 +161,18 @@ class Aggregation:
         """A row as it is if it is short, else its sketch."""
         return row_1d if len(self._sum_d) <= SKETCH_SIZE else count_sketch(row_1d, SKETCH_SIZE, self.plan.seed)
 
-    def _final_coefficients(self, heard: Cohort) -> tuple[FloatArray, float]:
-        """The coefficients of those who replied, and what they are times those that the updates were added with."""
-        coef_n, added_n = coefficients(self.plan, self.state, heard), self._coef_n[self._reports.responded_n]
+    def _ratio(self, heard: Heard) -> float:
+        """The coefficients of those who replied over those that their updates were added with: one number for all."""
+        coef_n, added_n = heard.coef_n, self._coef_n[self._reports.responded_n]
         if np.array_equal(coef_n, added_n):
-            return coef_n, 1.0
+            return 1.0
         ratio = float(coef_n.sum() / added_n.sum())
         if not np.allclose(coef_n, ratio * added_n, rtol=1e-9, atol=0.0):
             raise DeltaflError(
                 f"the coefficients of {self.plan.estimator!r} depend on who else replied in another way than by a "
                 "common factor; close this round with close_round"
             )
-        return coef_n, ratio
+        return ratio
 
 
 def _streaming_control(estimator: str) -> Control:

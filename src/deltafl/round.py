@@ -23,6 +23,7 @@ from .designs.inclusion import check_cohort_size
 from .errors import DeltaflError
 from .estimators.controls import weighted_sum, with_memory
 from .estimators.damping import trust
+from .estimators.heard import Heard
 from .estimators.memory import RowFormat
 from .estimators.remote import RemoteControl, RemoteReply, differences
 from .estimators.table import find_estimator
@@ -230,21 +231,20 @@ def close_round(
     replies = screen_replies(cohort, rows, reports, len(state.params_d), known_d=drift_d)
     rejected = [reply._replace(reason=refused.get(reply.client, reply.reason)) for reply in replies.rejected]
     here = np.flatnonzero(replies.reports.responded_n)
-    heard = cohort.part(here)
     update_nd = replies.update_nd[here]
 
-    coef_n = coefficients(plan, state, heard)
+    heard = hear(plan, state, cohort, here)
     total_d, control_nd = estimator.control.guess(state.control, heard.client_n)
     leftover_nd = update_nd.astype(np.float64) - control_nd
     reports = measure_leftovers(replies.reports, leftover_nd, getattr(plan.sampler, "sketch_size", 0), plan.seed)
     reports = measure_tails(reports, update_nd, getattr(plan.sampler, "tail_size", 0))
-    delta_d = total_d + weighted_sum(coef_n, leftover_nd, len(state.params_d))
-    control = estimator.control.update(state.control, plan.population, heard.client_n, update_nd, coef_n)
+    delta_d = total_d + weighted_sum(heard.coef_n, leftover_nd, len(state.params_d))
+    error_nd = leftover_nd - delta_d if estimator.ratio else leftover_nd
+    control = estimator.control.update(state.control, plan.population, heard, update_nd)
     following, delta_d, shortened = advance(plan, state, cohort, reports, delta_d, control)
 
-    variance = estimate_variance(heard, plan.population.weight_m[heard.client_n][:, None] * leftover_nd)
     left_n = np.einsum("nd,nd->n", leftover_nd, leftover_nd)
-    info = describe(state.round, heard, reports, coef_n, left_n, variance, delta_d)
+    info = describe(state.round, heard, reports, left_n, estimate_variance(heard, error_nd), delta_d)
     beta = trust(estimator.control, state.control)
     return following, info._replace(rejected=rejected, shortened=shortened, control_coefficient=beta)
 
@@ -274,6 +274,13 @@ def advance(
         guard=guard,
     )
     return following, delta_d, shortened
+
+
+def hear(plan: Plan, state: RoundState, asked: Cohort, which_n: Any) -> Heard:
+    """What was heard of a cohort, if the rows that an index or a mask names replied."""
+    cohort = asked.part(which_n)
+    response_n = response_rates(plan, state, cohort.client_n)
+    return Heard(cohort, asked, coefficients(plan, state, cohort), response_n)
 
 
 def coefficients(plan: Plan, state: RoundState, heard: Cohort) -> FloatArray:

@@ -2,15 +2,15 @@
 
 import numpy as np
 
+from .estimators.heard import Heard
 from .estimators.variance import effective_sample_size
-from .types import Cohort, FloatArray, Reports, RoundInfo
+from .types import FloatArray, Reports, RoundInfo
 
 
 def describe(
     round: int,
-    heard: Cohort,
+    heard: Heard,
     reports: Reports,
-    coef_n: FloatArray,
     squared_leftover_n: FloatArray,
     variance: float,
     delta_d: FloatArray,
@@ -19,14 +19,13 @@ def describe(
 
     Args:
         round: Its index.
-        heard: The clients that replied.
+        heard: Who replied, and what each reply counts.
         reports: Of the whole cohort.
-        coef_n: What each reply counts.
         squared_leftover_n: norm(u_i - c_i)^2 of the replies.
         variance: Estimated variance of the estimate.
         delta_d: float64 (d,), the estimate as it was used.
     """
-    here = reports.responded_n
+    here, coef_n = reports.responded_n, heard.coef_n
     zeta_n = np.sqrt(reports.squared_deviation_n[here])
     norm, total = float(np.linalg.norm(delta_d)), float(coef_n.sum())
     left, whole = coef_n @ squared_leftover_n, coef_n @ reports.squared_norm_n[here]

@@ -19,10 +19,11 @@ import numpy.typing as npt
 from .errors import DeltaflError
 from .estimators.controls import CommonControl, NoControl
 from .estimators.damping import trust
+from .estimators.heard import Heard
 from .estimators.table import find_estimator
 from .estimators.variance import variance_form
 from .replies import Replies, Updates, measure_leftovers, measure_tails, screen_replies
-from .round import Plan, RoundState, advance, broadcast, coefficients
+from .round import Plan, RoundState, advance, broadcast, hear
 from .round_info import describe
 from .types import BoolArray, Cohort, FloatArray, IntArray, RejectedReply, Reports, RoundInfo
 
@@ -87,7 +88,7 @@ class _Sums(NamedTuple):
     Attributes:
         leftover_d: sum coef_i (u_i - c_i).
         update_d: sum u_i.
-        centre_d: sum mass_i scale_i w_i (u_i - c_i), of the variance estimate.
+        centre_d: sum mass_i scale_i (u_i - c_i), of the variance estimate.
         reports: All clients' columns.
     """
 
@@ -122,12 +123,11 @@ class _Share:
     def added_up(self, assumed_n: BoolArray, peers: Peers) -> _Sums:
         """The first sum, with coefficients for the case that the clients of ``assumed_n`` replied."""
         n, d = len(assumed_n), len(self.state.params_d)
-        coef_n, form = np.zeros(n), variance_form(self.cohort.part(assumed_n))
-        coef_n[assumed_n] = coefficients(self.plan, self.state, self.cohort.part(assumed_n))
-        centre_n = np.zeros(n)
+        heard = hear(self.plan, self.state, self.cohort, assumed_n)
+        coef_n, centre_n, form = np.zeros(n), np.zeros(n), variance_form(heard)
+        coef_n[assumed_n] = heard.coef_n
         if form is not None:
-            weight_n = self.plan.population.weight_m[self.cohort.client_n[assumed_n]]
-            centre_n[assumed_n] = form.mass_n * form.scale_n * weight_n
+            centre_n[assumed_n] = form.mass_n * form.scale_n
         vectors = [
             coef_n[self.place_k] @ self.leftover_kd,
             self.update_kd.sum(axis=0, dtype=np.float64),
@@ -147,35 +147,44 @@ class _Share:
         """The next state and the description, from the sums."""
         plan, state, reports = self.plan, self.state, sums.reports
         here = reports.responded_n
-        heard = self.cohort.part(here)
-        coef_n = coefficients(plan, state, heard)
+        heard = hear(plan, state, self.cohort, here)
         reports, variance = self._measured(sums, heard, peers)
-        control, total = state.control, coef_n.sum()
+        control, total = state.control, heard.coef_n.sum()
         if isinstance(self.control, CommonControl) and total > 0:
             control = self.control.follow(control, sums.leftover_d / total + self.control_1d[0])
         following, delta_d, shortened = advance(
             plan, state, self.cohort, reports, self.total_d + sums.leftover_d, control
         )
-        info = describe(state.round, heard, reports, coef_n, reports.squared_leftover_n[here], variance, delta_d)
+        info = describe(state.round, heard, reports, reports.squared_leftover_n[here], variance, delta_d)
         beta = trust(self.control, state.control)
         return following, info._replace(rejected=rejected, shortened=shortened, control_coefficient=beta)
 
-    def _measured(self, sums: _Sums, heard: Cohort, peers: Peers) -> tuple[Reports, float]:
+    def _measured(self, sums: _Sums, heard: Heard, peers: Peers) -> tuple[Reports, float]:
         """The second sum: deviations from the mean of the updates, and the variance of the estimate."""
         n, here, form = len(self.cohort.client_n), sums.reports.responded_n, variance_form(heard)
         mean_d = sums.update_d / max(int(here.sum()), 1)
         deviation_k = np.array([np.sum((row_d.astype(np.float64) - mean_d) ** 2) for row_d in self.update_kd])
-        if form is None or not form.mass_n.any():
+        if form is None:
             total_n = peers.add_up(self._spread(deviation_k, n))
-            return sums.reports._replace(squared_deviation_n=total_n), float("nan") if form is None else 0.0
+            return sums.reports._replace(squared_deviation_n=total_n), float("nan")
         scale_n = np.zeros(n)
-        scale_n[here] = form.scale_n * self.plan.population.weight_m[heard.client_n]
-        centre_d = sums.centre_d / form.mass_n.sum() if form.centred else np.zeros(len(mean_d))
-        scaled = zip(scale_n[self.place_k], self.leftover_kd, strict=True)
-        spread_k = np.array([np.sum((scale * row_d - centre_d) ** 2) for scale, row_d in scaled])
-        total_2n = peers.add_up(np.concatenate([self._spread(deviation_k, n), self._spread(spread_k, n)]))
-        variance = form.ratio * float(form.mass_n @ total_2n[n:][here])
-        return sums.reports._replace(squared_deviation_n=total_2n[:n]), variance
+        scale_n[here] = form.scale_n
+        error_kd, centre_d = self.leftover_kd, sums.centre_d
+        if find_estimator(self.plan.estimator).ratio:
+            error_kd = self.leftover_kd - sums.leftover_d
+            centre_d = sums.centre_d - form.mass_n @ form.scale_n * sums.leftover_d
+        total = form.mass_n.sum()
+        centre_d = centre_d / total if form.centred and total > 0 else np.zeros(len(mean_d))
+        scaled = zip(scale_n[self.place_k], error_kd, strict=True)
+        squares = [
+            deviation_k,
+            np.array([np.sum((scale * row_d - centre_d) ** 2) for scale, row_d in scaled]),
+            np.array([row_d @ row_d for row_d in error_kd]),
+        ]
+        total_3n = peers.add_up(np.concatenate([self._spread(column_k, n) for column_k in squares]))
+        deviation_n, squared_n, squared_error_n = total_3n.reshape(3, n)
+        variance = form.total(squared_n[here], squared_error_n[here])
+        return sums.reports._replace(squared_deviation_n=deviation_n), variance
 
     def _spread(self, column_k: npt.NDArray[Any], n: int) -> FloatArray:
         """A column of this process's clients in the rows of the whole cohort, zero elsewhere."""

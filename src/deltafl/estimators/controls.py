@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from ..types import BoolArray, FloatArray, IntArray, Params, Population
+from .heard import Heard
 from .memory import RowFormat, Rows, read_rows, replace_rows
 
 
@@ -33,10 +34,8 @@ class Control(Protocol):
         """C for the clients of a cohort, and its weighted sum over everyone."""
         ...
 
-    def update(
-        self, state: Any, population: Population, client_n: IntArray, update_nd: Params, coef_n: FloatArray
-    ) -> Any:
-        """Learn from the replies of the clients ``client_n``."""
+    def update(self, state: Any, population: Population, heard: Heard, update_nd: Params) -> Any:
+        """Learn from the replies, (n, d)."""
         ...
 
 
@@ -58,14 +57,7 @@ class NoControl:
         """Zero for everyone."""
         return Guess(state.zero_d, state.zero_d[None])
 
-    def update(
-        self,
-        state: NoControlState,
-        population: Population,
-        client_n: IntArray,
-        update_nd: Params,
-        coef_n: FloatArray,
-    ) -> NoControlState:
+    def update(self, state: NoControlState, population: Population, heard: Heard, update_nd: Params) -> NoControlState:
         """Nothing is learnt."""
         return state
 
@@ -95,18 +87,13 @@ class CommonControl:
         return Guess(state.control_d, state.control_d[None])
 
     def update(
-        self,
-        state: CommonControlState,
-        population: Population,
-        client_n: IntArray,
-        update_nd: Params,
-        coef_n: FloatArray,
+        self, state: CommonControlState, population: Population, heard: Heard, update_nd: Params
     ) -> CommonControlState:
         """Move towards the ratio mean of the replies, which no unlucky sum of weights can blow up."""
-        total = coef_n.sum()
+        total = heard.coef_n.sum()
         if total <= 0:
             return state
-        return self.follow(state, weighted_sum(coef_n / total, update_nd, len(state.control_d)))
+        return self.follow(state, weighted_sum(heard.coef_n / total, update_nd, len(state.control_d)))
 
     def follow(self, state: CommonControlState, mean_d: FloatArray) -> CommonControlState:
         """Move towards the ratio mean of a round, for who has formed it already."""
@@ -147,14 +134,10 @@ class OwnControl:
         return Guess(state.total_d, read_rows(state.control_md, client_n, len(state.total_d)))
 
     def update(
-        self,
-        state: OwnControlState,
-        population: Population,
-        client_n: IntArray,
-        update_nd: Params,
-        coef_n: FloatArray,
+        self, state: OwnControlState, population: Population, heard: Heard, update_nd: Params
     ) -> OwnControlState:
         """Remember the replies."""
+        client_n = heard.client_n
         rows, num_params = replace_rows(state.control_md, client_n, update_nd), len(state.total_d)
         change_nd = read_rows(rows, client_n, num_params) - read_rows(state.control_md, client_n, num_params)
         total_d = state.total_d + weighted_sum(population.weight_m[client_n], change_nd, num_params)
@@ -209,20 +192,15 @@ class InnovationControl:
         return Guess(total_d + state.unseen_weight * common_d, control_nd)
 
     def update(
-        self,
-        state: InnovationControlState,
-        population: Population,
-        client_n: IntArray,
-        update_nd: Params,
-        coef_n: FloatArray,
+        self, state: InnovationControlState, population: Population, heard: Heard, update_nd: Params
     ) -> InnovationControlState:
         """Remember the replies, and follow the estimate."""
-        guess = self.guess(state, client_n)
-        common_d = follow_estimate(state.common.control_d, self.memory, guess, update_nd, coef_n)
+        guess = self.guess(state, heard.client_n)
+        common_d = follow_estimate(state.common.control_d, self.memory, guess, update_nd, heard.coef_n)
         unseen_m = state.unseen_m.copy()
-        unseen_m[client_n] = False
+        unseen_m[heard.client_n] = False
         return InnovationControlState(
-            own=self.own.update(state.own, population, client_n, update_nd, coef_n),
+            own=self.own.update(state.own, population, heard, update_nd),
             common=CommonControlState(common_d),
             unseen_m=unseen_m,
             unseen_weight=np.asarray(population.weight_m[unseen_m].sum()),

@@ -21,6 +21,7 @@ import numpy as np
 from ..errors import DeltaflError
 from ..types import FloatArray, IntArray, Params, Population
 from .controls import Control, Guess
+from .heard import Heard
 
 #: Below this share of sum_S mass norm(coef c)^2 what centring leaves is rounding, not spread.
 _SPREAD = 1e-9
@@ -51,11 +52,9 @@ class ScaledControl:
         """Everything times beta."""
         return _scaled(self.control.guess(state, client_n), self.beta)
 
-    def update(
-        self, state: Any, population: Population, client_n: IntArray, update_nd: Params, coef_n: FloatArray
-    ) -> Any:
+    def update(self, state: Any, population: Population, heard: Heard, update_nd: Params) -> Any:
         """The control learns as ever."""
-        return self.control.update(state, population, client_n, update_nd, coef_n)
+        return self.control.update(state, population, heard, update_nd)
 
 
 class DampedControlState(NamedTuple):
@@ -82,21 +81,23 @@ class DampedControl:
     say. (Weights w_i coef_i would leave the factor (1 - pi_i) / pi_i out.)
 
     Designs of fixed size do better than independent draws: what the coef_i (u_i - beta c_i) have in common cancels. So
-    with ``centred`` the products are those of coef_i u_i and coef_i c_i about their means over the cohort, with masses
-    1 - w_i / coef_i (the variance approximation of ``variance.py``; exact for simple random sampling). Without it, a
-    memory that knows only what all updates have in common would look useful where it is not.
+    for them, and for draws with replacement, the products are those of coef_i u_i and coef_i c_i about their means over
+    the cohort, with masses 1 - w_i / coef_i (the variance approximation of ``variance.py``; exact for simple random
+    sampling). Otherwise a memory that knows only what all updates have in common would look useful where it is not.
+
+    Clients that reply with rate q_i < 1 make a second draw, each on its own, in which nothing cancels, with
+    V(beta) = sum_S q_i (1 - q_i) norm(coef_i (u_i - beta c_i))^2: its part of A and B is not centred. The first draw's
+    part is that of q_i coef_i, what the reply would count if all replied, with masses over q_i.
 
     With replacement a client that was drawn twice counts a little too much; a wrong beta costs variance, never bias.
 
     Attributes:
         control: Where c comes from; its state of a round is undamped.
         memory: In [0, 1), how slowly A and B follow the rounds.
-        centred: Right for designs of fixed size and draws with replacement; False for Poisson draws.
     """
 
     control: Control
     memory: float = 0.9
-    centred: bool = True
 
     def __post_init__(self) -> None:
         """Refuse an impossible memory."""
@@ -116,19 +117,13 @@ class DampedControl:
         return _scaled(self.control.guess(state.control, client_n), self.coefficient(state))
 
     def update(
-        self,
-        state: DampedControlState,
-        population: Population,
-        client_n: IntArray,
-        update_nd: Params,
-        coef_n: FloatArray,
+        self, state: DampedControlState, population: Population, heard: Heard, update_nd: Params
     ) -> DampedControlState:
         """Regress the replies on what the control said of them, then let the control learn."""
-        control_nd = self.control.guess(state.control, client_n).control_nd
-        weight_n = population.weight_m[client_n]
-        cross, square = _products(update_nd, control_nd, weight_n, coef_n, self.centred)
+        control_nd = self.control.guess(state.control, heard.client_n).control_nd
+        cross, square = _products(update_nd, control_nd, population.weight_m[heard.client_n], heard)
         return DampedControlState(
-            control=self.control.update(state.control, population, client_n, update_nd, coef_n),
+            control=self.control.update(state.control, population, heard, update_nd),
             cross=np.asarray(self.memory * state.cross + cross),
             square=np.asarray(self.memory * state.square + square),
         )
@@ -145,24 +140,26 @@ def _scaled(guess: Guess, beta: float) -> Guess:
     return Guess(beta * guess.total_d, beta * guess.control_nd)
 
 
-def _products(
-    update_nd: Params, control_nd: FloatArray, weight_n: FloatArray, coef_n: FloatArray, centred: bool
-) -> tuple[float, float]:
-    """sum_S mass_i <y_i, z_i> and sum_S mass_i norm(z_i)^2, y = coef u and z = coef c, perhaps about their means."""
-    mass_n = np.clip(1 - np.divide(weight_n, coef_n, out=np.ones(len(coef_n)), where=coef_n > 0), 0.0, 1.0)
+def _products(update_nd: Params, control_nd: FloatArray, weight_n: FloatArray, heard: Heard) -> tuple[float, float]:
+    """A and B of one round: those of the draw, about the means if what is common cancels, and those of who replied."""
+    rate_n, sent_n = heard.response_n, heard.response_n * heard.coef_n
+    decided_n = np.divide(weight_n, sent_n, out=np.ones(len(sent_n)), where=sent_n > 0)
+    mass_n = np.clip(1 - decided_n, 0.0, 1.0) / rate_n
+    alone_n = (1 - rate_n) / rate_n**2
     total = mass_n.sum()
-    if total <= 0:
-        return 0.0, 0.0
-    cross = square = 0.0
+    cross = square = alone_cross = alone_square = 0.0
     mean_y_d, mean_z_d = np.zeros(control_nd.shape[1]), np.zeros(control_nd.shape[1])
-    for i, (mass, coef) in enumerate(zip(mass_n, coef_n, strict=True)):
-        y_d, z_d = coef * update_nd[i].astype(np.float64), coef * control_nd[i if len(control_nd) > 1 else 0]
-        cross, square = cross + mass * float(y_d @ z_d), square + mass * float(z_d @ z_d)
-        mean_y_d += mass / total * y_d
-        mean_z_d += mass / total * z_d
-    if not centred:
-        return cross, square
-    spread = square - total * float(mean_z_d @ mean_z_d)
-    if spread <= _SPREAD * square:
-        return 0.0, 0.0
-    return cross - total * float(mean_y_d @ mean_z_d), spread
+    for i, (mass, alone, sent) in enumerate(zip(mass_n, alone_n, sent_n, strict=True)):
+        y_d, z_d = sent * update_nd[i].astype(np.float64), sent * control_nd[i if len(control_nd) > 1 else 0]
+        product, length = float(y_d @ z_d), float(z_d @ z_d)
+        cross, square = cross + mass * product, square + mass * length
+        alone_cross, alone_square = alone_cross + alone * product, alone_square + alone * length
+        if total > 0:
+            mean_y_d += mass / total * y_d
+            mean_z_d += mass / total * z_d
+    if heard.cohort.kind != "poisson":
+        spread = square - total * float(mean_z_d @ mean_z_d)
+        beyond_rounding = spread > _SPREAD * square
+        cross = cross - total * float(mean_y_d @ mean_z_d) if beyond_rounding else 0.0
+        square = spread if beyond_rounding else 0.0
+    return cross + alone_cross, square + alone_square

@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import DeltaflError
 from ..types import FloatArray, IntArray, Params, Population
 from .controls import Guess
+from .heard import Heard
 
 #: Directions of x in which clients differ less than this share of the largest are taken for none.
 _RANK_TOLERANCE = 1e-9
@@ -71,18 +72,13 @@ class RegressionControl:
         return Guess(total_d, np.einsum("nq,qd->nd", state.known_mq[client_n], state.slope_qd))
 
     def update(
-        self,
-        state: RegressionControlState,
-        population: Population,
-        client_n: IntArray,
-        update_nd: Params,
-        coef_n: FloatArray,
+        self, state: RegressionControlState, population: Population, heard: Heard, update_nd: Params
     ) -> RegressionControlState:
         """Move towards the regression of the replies."""
-        total = coef_n.sum()
+        total = heard.coef_n.sum()
         if total <= 0:
             return state
-        known_nq, share_n = state.known_mq[client_n], coef_n / total
+        known_nq, share_n = state.known_mq[heard.client_n], heard.coef_n / total
         here_qq = np.einsum("n,np,nq->pq", share_n, known_nq, known_nq)
         everyone_qq = np.einsum("m,mp,mq->pq", state.weight_m, state.known_mq, state.known_mq)
         inverse_qq = np.linalg.pinv(

@@ -37,6 +37,7 @@ import numpy.typing as npt
 from ..errors import DeltaflError
 from ..types import BoolArray, FloatArray, IntArray, Params, Population
 from .controls import Control, Guess, follow_estimate, weighted_sum
+from .heard import Heard
 
 #: taken_i of c_i = 0.
 NOTHING = -1
@@ -99,18 +100,14 @@ class RemoteControl:
         return Guess(state.total_d + state.unseen_weight * state.common_d, control_nd)
 
     def update(
-        self,
-        state: RemoteControlState,
-        population: Population,
-        client_n: IntArray,
-        update_nd: Params,
-        coef_n: FloatArray,
+        self, state: RemoteControlState, population: Population, heard: Heard, update_nd: Params
     ) -> RemoteControlState:
         """Add the differences of the replies that were taken."""
+        client_n = heard.client_n
         guess, num_params = self.guess(state, client_n), len(state.total_d)
         common_d = state.common_d
         if self.memory is not None:
-            common_d = follow_estimate(common_d, self.memory, guess, update_nd, coef_n)
+            common_d = follow_estimate(common_d, self.memory, guess, update_nd, heard.coef_n)
         unseen_m, taken_m = state.unseen_m.copy(), state.taken_m.copy()
         unseen_m[client_n] = False
         for client, difference_d in zip(client_n.tolist(), update_nd, strict=True):

@@ -113,6 +113,7 @@ class Estimator(NamedTuple):
         control: Where c comes from.
         unbiased: Whether E[D] = ubar for every exact design.
         needs_expected: Whether it must know how likely each client of the cohort was.
+        ratio: Whether its coefficients sum to 1, so that what all updates have in common is no error of it.
     """
 
     name: str
@@ -120,15 +121,16 @@ class Estimator(NamedTuple):
     control: Control
     unbiased: bool
     needs_expected: bool = True
+    ratio: bool = False
 
 
 ESTIMATORS: dict[str, Estimator] = {
     estimator.name: estimator
     for estimator in (
         Estimator("horvitz-thompson", horvitz_thompson, NoControl(), unbiased=True),
-        Estimator("hajek", hajek, NoControl(), unbiased=False),
-        Estimator("plain-mean", plain_mean, NoControl(), unbiased=False, needs_expected=False),
-        Estimator("weighted-mean", weighted_mean, NoControl(), unbiased=False, needs_expected=False),
+        Estimator("hajek", hajek, NoControl(), unbiased=False, ratio=True),
+        Estimator("plain-mean", plain_mean, NoControl(), unbiased=False, needs_expected=False, ratio=True),
+        Estimator("weighted-mean", weighted_mean, NoControl(), unbiased=False, needs_expected=False, ratio=True),
         Estimator("difference", horvitz_thompson, CommonControl(), unbiased=True),
         Estimator("difference-own", horvitz_thompson, OwnControl(), unbiased=True),
         Estimator("innovation", horvitz_thompson, InnovationControl(), unbiased=True),

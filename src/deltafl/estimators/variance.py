@@ -1,16 +1,22 @@
 """How good an estimate is, from the one cohort that made it.
 
-``y_i = w_i (u_i - c_i)`` are the leftovers that the estimate adds up with weights 1 / pi_i.
+D = sum_S z_i + what is fixed, z_i = coef_i l_i; l_i = u_i - c_i is left for the draw to get wrong. For estimators whose
+coefficients sum to 1 it is u_i - D, as of any ratio (Taylor's linearisation; Hajek's, the plain and the weighted mean).
+Two draws make D: who is asked, and who of them replies, each on its own with rate q_i. q_i z_i is what a reply would
+count if all replied:
 
-- with replacement: V = sum_draws norm(n y_i / expected_i - D)^2 / (n (n - 1))                  (Hansen-Hurwitz 1943)
-- Poisson:          V = sum_S (1 - pi_i) norm(y_i / pi_i)^2
-- fixed size:       V = n/(n-1) sum_S (1 - pi_i) norm(y_i / pi_i - B)^2, B the (1 - pi)-weighted mean of y_i / pi_i
+- with replacement: V = n/(n-1) sum_draws norm(q_i z_i / count_i - B)^2                          (Hansen-Hurwitz 1943)
+- Poisson:          V = sum_S (1 - pi_i) norm(q_i z_i)^2
+- fixed size:       V = n/(n-1) sum_S (1 - pi_i) norm(q_i z_i - B)^2, B the (1 - pi)-weighted mean of q_i z_i
                     (Deville 1999 after Hajek 1964). Exact for simple random sampling; close for systematic and pivotal
                     draws in random order; conservative for stratified ones. Balanced draws (local-pivotal, cube)
                     count as fixed size: an over-estimate, as the formula knows nothing of the values they spread over;
                     ordered-pivotal draws too, an over-estimate where neighbours in the order are alike.
 
-NaN where one cohort cannot tell (fewer than two undecided clients, unknown expectations).
+Sums over those asked are estimated from those who replied by weights 1 / q_i; n is the number asked. The second draw
+adds sum (1 - q_i) norm(z_i)^2 over those who replied.
+
+NaN where one cohort cannot tell (replies of fewer than two undecided clients, unknown expectations).
 """
 
 from typing import NamedTuple
@@ -18,59 +24,70 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..types import Cohort, FloatArray
+from ..types import FloatArray
+from .heard import Heard
 
 
 class VarianceForm(NamedTuple):
-    """V = ratio sum_i mass_i norm(scale_i y_i - B)^2; B is their mass-weighted mean if centred, else 0."""
+    """V = ratio sum_i mass_i norm(scale_i l_i - B)^2 + sum_i alone_i norm(l_i)^2.
+
+    B is the mass-weighted mean of scale_i l_i if ``centred``, else 0.
+    """
 
     ratio: float
     mass_n: FloatArray
     scale_n: FloatArray
+    alone_n: FloatArray
     centred: bool
 
+    def total(self, squared_n: FloatArray, squared_leftover_n: FloatArray) -> float:
+        """V, from norm(scale_i l_i - B)^2 and norm(l_i)^2."""
+        return float(self.ratio * (self.mass_n @ squared_n) + self.alone_n @ squared_leftover_n)
 
-def estimate_variance(cohort: Cohort, leftover_nd: npt.NDArray[np.floating]) -> float:
-    """Estimate E norm(D - E D)^2 over draws.
+
+def estimate_variance(heard: Heard, leftover_nd: npt.NDArray[np.floating]) -> float:
+    """Estimate E norm(D - E D)^2 over draws and replies.
 
     Args:
-        cohort: The clients that replied.
-        leftover_nd: (n, d) their y_i = w_i (u_i - c_i).
+        heard: The replies.
+        leftover_nd: (n, d) their l_i: u_i - c_i, or u_i - D for an estimator whose coefficients sum to 1.
 
     Returns:
         The estimated variance, summed over coordinates, >= 0, in squared update units.
     """
-    form = variance_form(cohort)
+    form = variance_form(heard)
     if form is None:
         return float("nan")
-    return form.ratio * _spread(form, leftover_nd) if form.mass_n.any() else 0.0
-
-
-def variance_form(cohort: Cohort) -> VarianceForm | None:
-    """The formula above that fits a cohort; None where it cannot tell."""
-    expected_n, count_n = cohort.expected_n, cohort.count_n
-    if not np.all(np.isfinite(expected_n)):
-        return None
-    if cohort.kind == "replacement":
-        size = int(count_n.sum())
-        if size < 2:
-            return None
-        return VarianceForm(1 / (size - 1), count_n / size, size / expected_n, centred=True)
-    undecided = np.clip(1 - expected_n, 0.0, 1.0)
-    if cohort.kind == "poisson":
-        return VarianceForm(1.0, undecided, 1 / expected_n, centred=False)
-    size = int(np.count_nonzero(undecided))
-    if size == 1:
-        return None
-    return VarianceForm(size / max(size - 1, 1), undecided, 1 / expected_n, centred=True)
-
-
-def _spread(form: VarianceForm, row_nd: npt.NDArray[np.floating]) -> float:
-    """sum_i mass_i norm(scale_i row_i - centre)^2."""
-    scaled_nd = form.scale_n[:, None] * row_nd
-    if form.centred:
+    scaled_nd = form.scale_n[:, None] * leftover_nd
+    if form.centred and form.mass_n.any():
         scaled_nd = scaled_nd - (form.mass_n[:, None] * scaled_nd).sum(axis=0) / form.mass_n.sum()
-    return float(np.sum(form.mass_n * np.einsum("nd,nd->n", scaled_nd, scaled_nd)))
+    return form.total(np.einsum("nd,nd->n", scaled_nd, scaled_nd), np.einsum("nd,nd->n", leftover_nd, leftover_nd))
+
+
+def variance_form(heard: Heard) -> VarianceForm | None:
+    """The formula above that fits a cohort; None where it cannot tell."""
+    cohort, rate_n, coef_n = heard.cohort, heard.response_n, heard.coef_n
+    if not np.all(np.isfinite(cohort.expected_n)):
+        return None
+    alone_n = (1 - rate_n) * coef_n**2
+    if cohort.kind == "replacement":
+        if int(cohort.count_n.sum()) < 2:
+            return None
+        size = int(heard.asked.count_n.sum())
+        scale_n = rate_n * coef_n / cohort.count_n
+        return VarianceForm(size / (size - 1), cohort.count_n / rate_n, scale_n, alone_n, centred=True)
+    mass_n = _undecided(cohort.expected_n) / rate_n
+    if cohort.kind == "poisson":
+        return VarianceForm(1.0, mass_n, rate_n * coef_n, alone_n, centred=False)
+    if np.count_nonzero(mass_n) == 1:
+        return None
+    size = int(np.count_nonzero(_undecided(heard.asked.expected_n)))
+    return VarianceForm(size / max(size - 1, 1), mass_n, rate_n * coef_n, alone_n, centred=True)
+
+
+def _undecided(expected_n: FloatArray) -> FloatArray:
+    """1 - pi_i: nothing of a client that is always asked is left to chance."""
+    return np.clip(1 - expected_n, 0.0, 1.0)
 
 
 def effective_sample_size(coef_n: FloatArray) -> float:
