@@ -169,7 +169,8 @@ def likely_cause(infos: Sequence[RoundInfo], method: Method) -> str:
             f"one reply counted {worst.largest_weight:.2g}, {shares:.2g} times an equal share, in round "
             f"{worst.round + 1}: raise floor, draw by size (md-fixed), or {method.cure}"
         )
-    left = float(np.median([info.leftover for info in infos]))
+    leftovers = [info.leftover for info in infos if np.isfinite(info.leftover)]  # NaN where nobody replied
+    left = float(np.median(leftovers)) if leftovers else 0.0
     age = method.num_clients / max(worst.num_asked, 1)
     if method.remembers and left > HARMFUL and infos[-1].round >= age:
         damp = "" if method.damped else "use a damped estimator, "

@@ -71,6 +71,10 @@ def lower_bound(gram_mm: FloatArray, weight_m: FloatArray, n: int, steps: int = 
     minus (square of entry i of the eigenvector), which a few hundred steps climb; a soft
     minimum stands for tied eigenvalues.
     """
+    counting = weight_m > 0  # the others add no error to anybody's estimate
+    if n >= counting.sum():
+        return 0.0
+    gram_mm, weight_m = gram_mm[np.ix_(counting, counting)], weight_m[counting]
     norm_m = np.sqrt(np.diag(gram_mm))
     if norm_m.min() <= 0:
         return 0.0

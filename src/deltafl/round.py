@@ -30,6 +30,7 @@ from .estimators.table import find_estimator
 from .estimators.variance import estimate_variance
 from .guard import init_guard, shorten
 from .mime import drift, init_mime, remember
+from .params import checked_params
 from .replies import Updates, measure_leftovers, measure_tails, screen_replies
 from .round_info import describe
 from .server_optimizers import ServerOptimizer, Sgd
@@ -82,9 +83,7 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuse impossible plans at once."""
         check_cohort_size(self.n, self.population.num_clients)
-        weight_m = self.population.weight_m
-        if not (np.all(weight_m >= 0) and abs(weight_m.sum() - 1) <= 1e-6):
-            raise DeltaflError("the weights of the population must be >= 0 with sum 1; see Population.from_sizes")
+        self.population.check()
         control = find_estimator(self.estimator).control
         if isinstance(control, RemoteControl) and getattr(self.sampler, "tail_size", 0) > 0:
             raise DeltaflError(
@@ -139,9 +138,7 @@ class Broadcast(NamedTuple):
 
 def init_round(plan: Plan, params: npt.ArrayLike) -> RoundState:
     """The state before the first round, from the initial model (any 1-d array; kept as float32)."""
-    params_d = np.array(params, dtype=np.float32)
-    if params_d.ndim != 1:
-        raise DeltaflError(f"params must be one flat array of numbers, got shape {params_d.shape}; use .ravel()")
+    params_d = checked_params(params)
     m, d = plan.population.num_clients, len(params_d)
     control = with_memory(find_estimator(plan.estimator).control, plan.memory)
     return RoundState(

@@ -35,6 +35,11 @@ class ServerOptimizer(Protocol):
         ...
 
 
+def _check(name: str, value: float, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise DeltaflError(f"{name} of the server optimizer is {value}; it must be {allowed}")
+
+
 def _moved(params_d: Params, step_d: FloatArray) -> Params:
     return (params_d.astype(np.float64) + step_d).astype(np.float32)
 
@@ -48,10 +53,14 @@ class Sgd:
     """x <- x + lr D.
 
     Attributes:
-        lr: Server learning rate eta > 0; 1 replaces the model by the (estimated) weighted mean of the local ones.
+        lr: Server learning rate eta >= 0; 1 replaces the model by the (estimated) weighted mean of the local ones.
     """
 
     lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a rate that is none."""
+        _check("server_lr", self.lr, 0 <= self.lr < np.inf, "a number of at least 0")
 
     def init(self, num_params: int) -> SgdState:
         """No memory."""
@@ -86,6 +95,7 @@ class Momentum:
 
     def __post_init__(self) -> None:
         """Refuse a momentum that never forgets."""
+        _check("server_lr", self.lr, 0 <= self.lr < np.inf, "a number of at least 0")
         if not 0 <= self.beta < 1:
             raise DeltaflError(f"server momentum is {self.beta}; it must be at least 0 and below 1")
 
@@ -131,6 +141,10 @@ class Adaptive:
         """Refuse a rule that does not exist."""
         if self.rule not in ADAPTIVE_RULES:
             raise unknown_name("adaptive rule", self.rule, ADAPTIVE_RULES)
+        _check("server_lr", self.lr, 0 <= self.lr < np.inf, "a number of at least 0")
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            _check(name, beta, 0 <= beta < 1, "at least 0 and below 1")
+        _check("tau", self.tau, 0 < self.tau < np.inf, "a number above 0")
 
     def init(self, num_params: int) -> AdaptiveState:
         """A = 0, v = tau^2."""

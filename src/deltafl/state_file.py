@@ -125,7 +125,8 @@ def load_state(path: Path, plan: Plan) -> RoundState:
     arrays = _mapped(path)
     m, params_d = plan.population.num_clients, arrays.get("state.params_d", np.zeros(0))
     # The form of the state, without m numbers: that of one client.
-    one = replace(plan, population=Population.from_sizes([1]), n=1)
+    known_mq = plan.population.known_mq
+    one = replace(plan, population=Population.from_sizes([1], known=None if known_mq is None else known_mq[:1]), n=1)
     state: RoundState = _filled(init_round(one, np.zeros(params_d.shape)), arrays, "state", m)
     return state
 

@@ -66,6 +66,12 @@ def check_sampler(
     few_m = everyone_m & (np.arange(num_clients) < max(n - 1, 1))
     for available_m in (some_m, few_m):
         _check_cohort(_open(sampler, state, available_m, n, oracle, seed, 3), available_m)
+    if getattr(sampler, "takes_everyone", False):
+        cohorts = [
+            sampler.open(state, available_m, n, stream(seed, "audit", 4), oracle if sampler.needs_oracle else None)  # type: ignore[arg-type]
+            for available_m in (everyone_m, None)
+        ]
+        _require(_same(*cohorts), "takes_everyone: open gives another cohort for None than for everyone")
     if sampler.unbiased:
         for available_m in (everyone_m, some_m):
             _check_means(sampler, state, available_m, n, oracle, draws, seed)

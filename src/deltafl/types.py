@@ -59,6 +59,20 @@ class Population(NamedTuple):
         one_m1 = np.ones((self.num_clients, 1))
         return one_m1 if self.known_mq is None else np.hstack([one_m1, self.known_mq])
 
+    def check(self) -> None:
+        """Refuse a population that cannot be one.
+
+        Raises:
+            DeltaflError: If weights are negative or do not sum to 1, or are more or fewer than the sizes.
+        """
+        if not (np.all(self.weight_m >= 0) and abs(self.weight_m.sum() - 1) <= 1e-6):
+            raise DeltaflError("the weights of the population must be >= 0 with sum 1; see Population.from_sizes")
+        if len(self.weight_m) != len(self.num_examples_m):
+            raise DeltaflError(
+                f"the population has {len(self.weight_m)} weights and {len(self.num_examples_m)} sizes; it must have "
+                "one of each for a client, see Population.from_sizes"
+            )
+
     @classmethod
     def from_sizes(
         cls, num_examples_m: npt.ArrayLike, weights: str = "data", known: npt.ArrayLike | None = None
@@ -138,9 +152,10 @@ class Reports(NamedTuple):
             for the draw to get wrong. Filled by ``close_round``; 0 where clients report to an oracle.
         sketch_nq: float64 (n, q), ``sketch.count_sketch`` of u_i - c_i, for samplers with an attribute ``sketch_size``
             q > 0; else q is 0. Filled by ``close_round``.
-        tail_nk: float64 (n, k), the last k entries of u_i itself, for samplers with an attribute ``tail_size`` k > 0;
-            else k is 0. In models that end in a linear layer with a bias these are the update of that bias, one number
-            a class. Filled by ``close_round``; of no columns where clients report to an oracle.
+        tail_nk: float64 (n, k), the last k entries of u_i (less the drift that all were sent), for samplers with an
+            attribute ``tail_size`` k > 0; else k is 0. In models that end in a linear layer with a bias these are the
+            update of that bias, one number a class. Filled by ``close_round``; of no columns where clients report to an
+            oracle.
     """
 
     responded_n: BoolArray

@@ -55,8 +55,9 @@ Rows = tuple[tuple[float, ...], ...]
 def _support_items(
     design: str, expected: tuple[float, ...], values: Rows | None
 ) -> tuple[tuple[tuple[int, ...], float], ...]:
-    """The support as a tuple; a sampler asks for the same one again at every visit."""
-    return tuple(support(design, np.array(expected), None if values is None else np.array(values)).items())
+    """The possible cohorts as a tuple; a sampler asks for the same ones again at every visit."""
+    cohorts = support(design, np.array(expected), None if values is None else np.array(values))
+    return tuple((count, probability) for count, probability in cohorts.items() if probability > 0)
 
 
 class _Path:

@@ -105,7 +105,9 @@ def systematic(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
     ends = np.cumsum(expected_m[order])
     size = cohort_size(expected_m) - len(certain)
     ends[-1] = size  # cumsum rounds; the last client must not lose its draw to that
-    return np.concatenate([certain, order[np.searchsorted(ends, start + np.arange(size), side="right")]])
+    # start + size - 1 may round up to size, beyond the last client.
+    place_k = np.minimum(np.searchsorted(ends, start + np.arange(size), side="right"), len(order) - 1)
+    return np.concatenate([certain, order[place_k]])
 
 
 def pivotal(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:

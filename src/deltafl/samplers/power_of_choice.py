@@ -65,9 +65,15 @@ class PowerOfChoice:
 
 
 def _candidates(weight_m: FloatArray, available_m: BoolArray, wanted: int, rng: np.random.Generator) -> IntArray:
-    """Successive draws by weight among those present; plain random ones if all weigh the same."""
+    """Successive draws by weight among those present; plain random ones if all weigh the same.
+
+    Clients of weight 0 come last, if the others are fewer than wanted.
+    """
     present = np.flatnonzero(available_m & (weight_m > 0))
+    if len(present) < wanted:
+        weightless = np.flatnonzero(available_m & (weight_m <= 0))
+        return np.concatenate([present, rng.permutation(weightless)[: wanted - len(present)]])
     weight_k = weight_m[present]
-    even = len(present) == 0 or bool(np.all(weight_k == weight_k[0]))
+    even = bool(np.all(weight_k == weight_k[0]))
     chance_k = None if even else weight_k / weight_k.sum()
-    return rng.choice(present, size=min(wanted, len(present)), replace=False, p=chance_k)
+    return rng.choice(present, size=wanted, replace=False, p=chance_k)
