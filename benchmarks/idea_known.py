@@ -7,6 +7,7 @@ import numpy as np
 
 from deltafl import Centred, Population, draw_cohort, with_floor
 from deltafl.estimators.controls import Guess
+from deltafl.estimators.heard import Heard
 from deltafl.estimators.regression import RegressionControl, RegressionControlState
 from deltafl.samplers.centred import CentredState
 from deltafl.types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Reports
@@ -40,12 +41,11 @@ class LeftoverControl:
         total_d, control_nd = self.regression.guess(state.regression, client_n)
         return Guess(total_d + state.total_d, control_nd + state.leftover_md[client_n])
 
-    def update(
-        self, state: LeftoverState, population: Population, client_n: IntArray, update_nd: Params, coef_n: FloatArray
-    ) -> LeftoverState:
+    def update(self, state: LeftoverState, population: Population, heard: Heard, update_nd: Params) -> LeftoverState:
         """B follows what both parts leave; then what B leaves is remembered."""
+        client_n = heard.client_n
         left_nd = (update_nd - state.leftover_md[client_n]).astype(np.float32)
-        regression = self.regression.update(state.regression, population, client_n, left_nd, coef_n)
+        regression = self.regression.update(state.regression, population, heard, left_nd)
         leftover_md = state.leftover_md.copy()
         leftover_md[client_n] = update_nd - self.regression.guess(regression, client_n).control_nd
         return LeftoverState(regression, leftover_md, population.weight_m @ leftover_md)

@@ -7,6 +7,7 @@ import numpy as np
 
 from deltafl import Centred, Population
 from deltafl.estimators.controls import Guess
+from deltafl.estimators.heard import Heard
 from deltafl.samplers.centred import CentredState
 from deltafl.types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Reports
 
@@ -41,10 +42,9 @@ class DeviationControl:
         """The common part of today and the client's own of its last visit."""
         return Guess(state.total_d + state.common_d, state.common_d + state.deviation_md[client_n])
 
-    def update(
-        self, state: DeviationState, population: Population, client_n: IntArray, update_nd: Params, coef_n: FloatArray
-    ) -> DeviationState:
+    def update(self, state: DeviationState, population: Population, heard: Heard, update_nd: Params) -> DeviationState:
         """Follow the round's estimate; what the replies have beside it is their own."""
+        client_n, coef_n = heard.client_n, heard.coef_n
         total_d, control_nd = self.guess(state, client_n)
         estimate_d = total_d + coef_n @ (update_nd - control_nd)
         common_d = self.memory * state.common_d + (1 - self.memory) * estimate_d
@@ -111,10 +111,9 @@ class EndpointControl:
         control_md = beta * a_md + gamma * b_md
         return Guess(state.weight_m @ control_md, control_md[client_n])
 
-    def update(
-        self, state: EndpointState, population: Population, client_n: IntArray, update_nd: Params, coef_n: FloatArray
-    ) -> EndpointState:
+    def update(self, state: EndpointState, population: Population, heard: Heard, update_nd: Params) -> EndpointState:
         """Regress the replies on what was remembered of these clients, then remember them."""
+        client_n, coef_n = heard.client_n, heard.coef_n
         guess = self.guess(state, client_n)
         estimate_d = guess.total_d + coef_n @ (update_nd - guess.control_nd)
         a_nd, b_nd = (_centred(part, coef_n) for part in self._remembered(state, client_n))
@@ -206,10 +205,9 @@ class NeighbourControl:
         every_md = np.where(state.unseen_m[:, None], state.common_d, state.control_md)
         return Guess(state.weight_m @ every_md, every_md[client_n])
 
-    def update(
-        self, state: NeighbourState, population: Population, client_n: IntArray, update_nd: Params, coef_n: FloatArray
-    ) -> NeighbourState:
+    def update(self, state: NeighbourState, population: Population, heard: Heard, update_nd: Params) -> NeighbourState:
         """Move the memories with their neighbours, remember the replies."""
+        client_n, coef_n = heard.client_n, heard.coef_n
         guess = self.guess(state, client_n)
         estimate_d = guess.total_d + coef_n @ (update_nd - guess.control_nd)
         again_n = ~state.unseen_m[client_n]
