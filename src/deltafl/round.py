@@ -228,7 +228,7 @@ def close_round(
     replies = screen_replies(cohort, rows, reports, len(state.params_d), known_d=drift_d)
     rejected = [reply._replace(reason=refused.get(reply.client, reply.reason)) for reply in replies.rejected]
     here = np.flatnonzero(replies.reports.responded_n)
-    update_nd = replies.update_nd[here]
+    update_nd = replies.update_nd if len(here) == len(cohort.client_n) else replies.update_nd[here]
 
     heard = hear(plan, state, cohort, here)
     total_d, control_nd = estimator.control.guess(state.control, heard.client_n)

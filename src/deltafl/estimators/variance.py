@@ -27,6 +27,9 @@ import numpy.typing as npt
 from ..types import FloatArray
 from .heard import Heard
 
+#: Coordinates that are looked at together: a model is large, and copies of all rows of a cohort are larger.
+_BLOCK = 2**14
+
 
 class VarianceForm(NamedTuple):
     """V = ratio sum_i mass_i norm(scale_i l_i - B)^2 + sum_i alone_i norm(l_i)^2.
@@ -58,10 +61,16 @@ def estimate_variance(heard: Heard, leftover_nd: npt.NDArray[np.floating]) -> fl
     form = variance_form(heard)
     if form is None:
         return float("nan")
-    scaled_nd = form.scale_n[:, None] * leftover_nd
-    if form.centred and form.mass_n.any():
-        scaled_nd = scaled_nd - (form.mass_n[:, None] * scaled_nd).sum(axis=0) / form.mass_n.sum()
-    return form.total(np.einsum("nd,nd->n", scaled_nd, scaled_nd), np.einsum("nd,nd->n", leftover_nd, leftover_nd))
+    squared_n, squared_leftover_n = np.zeros(len(leftover_nd)), np.zeros(len(leftover_nd))
+    total = form.mass_n.sum()
+    for first in range(0, leftover_nd.shape[1], _BLOCK):
+        part_nb = leftover_nd[:, first : first + _BLOCK]
+        scaled_nb = form.scale_n[:, None] * part_nb
+        if form.centred and total > 0:
+            scaled_nb -= (form.mass_n[:, None] * scaled_nb).sum(axis=0) / total
+        squared_n += np.einsum("nd,nd->n", scaled_nb, scaled_nb)
+        squared_leftover_n += np.einsum("nd,nd->n", part_nb, part_nb)
+    return form.total(squared_n, squared_leftover_n)
 
 
 def variance_form(heard: Heard) -> VarianceForm | None:
