@@ -110,9 +110,10 @@ def _through(activation: nn.Module, delta: torch.Tensor, after: torch.Tensor) ->
 def _aligned(weight: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights (n, C, F) and inputs (n, F, B), with features of 0 appended where C F is no multiple of 64 bytes.
 
-    The gradient in the weights is a product of its own, whose rounding depends on where a client's matrix begins.
+    The gradient in the weights is a product of its own, whose rounding depends on where a client's matrix begins. With
+    F = 1 features are appended too: torch cuts a product with a single column by the number of clients.
     """
-    if weight[0].numel() % ALIGNMENT == 0:
+    if weight[0].numel() % ALIGNMENT == 0 and weight.shape[2] > 1:
         return weight, h
     more = -weight.shape[2] % ALIGNMENT
     return functional.pad(weight, (0, more)), functional.pad(h, (0, 0, 0, more))
