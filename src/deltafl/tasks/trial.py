@@ -1,5 +1,6 @@
 """Trying a task's model, loss and variation of inputs on two examples, as local training will use them."""
 
+import copy
 import traceback
 import warnings
 from pathlib import Path
@@ -34,7 +35,11 @@ def problem_of_model(task: Task, seed: int) -> str | None:
             model = task.make_model()
         except OWN_ERRORS as error:
             return f"make_model failed: {told(error)}"
-        return _problem_of_parameters(torch, model) or _problem_of_step(torch, task, model, x, y)
+        return (
+            _problem_of_parameters(torch, model)
+            or _problem_of_copy(model)
+            or _problem_of_step(torch, task, model, x, y)
+        )
 
 
 def _problem_of_parameters(torch: ModuleType, model: Any) -> str | None:
@@ -44,6 +49,18 @@ def _problem_of_parameters(torch: ModuleType, model: Any) -> str | None:
         return "the model has lazy modules, whose parameters have no shape yet; write their number of inputs"
     if not any(param.requires_grad for param in model.parameters()):
         return "all parameters of the model are frozen (requires_grad is False); one at least must be trained"
+    return None
+
+
+def _problem_of_copy(model: "torch.nn.Module") -> str | None:
+    """Local training begins with a copy."""
+    try:
+        copy.deepcopy(model)
+    except OWN_ERRORS as error:
+        return (
+            f"the model cannot be copied ({told(error)}); keep nothing in it that is computed from its parameters, and "
+            "write torch.nn.utils.parametrizations.weight_norm for torch.nn.utils.weight_norm"
+        )
     return None
 
 

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from .refusal import has_hooks, is_plain
+
 #: Floats in 64 bytes: the stretch that vector instructions start at.
 ALIGNMENT = 16
 
@@ -30,6 +32,9 @@ class DenseChain:
         if type(first) is not nn.Flatten or (first.start_dim, first.end_dim) != (1, -1):
             return None
         if not all(type(layer) in (nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid) for layer in layers):
+            return None
+        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        if any(map(has_hooks, (model, *model))) or not all(map(is_plain, linear)):
             return None
         return cls(layers)
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .refusal import example_of, refusal
+from .refusal import example_of, is_plain, refusal
 from .together import Forward, forward_of, losses_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class UnfoldedConv2d(nn.Module):
         """Whether a module is a convolution of this kind."""
         if type(part) is not nn.Conv2d or part.groups != 1 or part.padding_mode != "zeros":
             return False
-        return not isinstance(part.padding, str)
+        return not isinstance(part.padding, str) and is_plain(part)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Feature maps (B, filters, H', W') of images (B, channels, H, W)."""

@@ -25,7 +25,7 @@ from .dense import ALIGNMENT, DenseChain
 from .fast import take_step
 from .local import LocalResult, LocalWork
 from .members import Fetch, Member, Schedule, results_of, schedule_of
-from .refusal import refusal
+from .refusal import has_hooks, refusal
 
 if TYPE_CHECKING:
     from ...tasks.base import Loss, Task
@@ -192,11 +192,12 @@ def width_of(client_rows: Sequence[IntArray], batch_size: int | None) -> int:
 def forward_of(model: nn.Module) -> Forward | None:
     """The model for several clients at once, or None if there is no such form of it.
 
-    Dense chains have one (``dense.py``), and modules with a method ``forward_together`` of the form ``Forward``.
+    Dense chains have one (``dense.py``), and modules with a method ``forward_together`` of the form ``Forward``, where
+    no part has hooks.
     """
     own: Forward | None = getattr(model, "forward_together", None)
     if own is not None:
-        return own
+        return None if any(map(has_hooks, model.modules())) else own
     return DenseChain.of(model)
 
 
