@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
-from batch_tools import CLASSES, WORKS, four_layers, task_of, twin_of
+from batch_tools import CLASSES, SIZES, WORKS, four_layers, task_of, twin_of
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.routes import Computation
 from deltafl.simulation.workers import one_thread
 from deltafl.tasks.base import Task
 from deltafl.tasks.fitting import require_fitting
-from deltafl.tasks.models import mlp, next_token_lstm
+from deltafl.tasks.models import cross_entropy, mlp, next_token_lstm, squared_error
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +75,48 @@ def test_a_layer_called_in_another_way_is_trained_so() -> None:
         return model
 
     assert_equal_to_twins(task_of("mlp", make_model=make), "auto")
+
+
+def flat(outputs: int) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Flatten(), nn.Linear(17, outputs))
+
+
+def with_targets(y: npt.NDArray[Any], **changes: object) -> Task:
+    base = task_of("mlp", metric="loss", **changes)
+    return replace(base, dataset=replace(base.dataset, train_y=y, test_y=y[:50], num_classes=0))
+
+
+NUMBERS = np.random.default_rng(1).normal(size=(sum(SIZES), 2)).astype(np.float32)
+LABELS = task_of("mlp").dataset.train_y
+LEFT_OUT = task_of("mlp").client_rows[1][:3]  # of 40: no minibatch is without a label
+UNUSUAL = {
+    "one number in a column": with_targets(NUMBERS[:, :1], loss=squared_error, make_model=flat(1)),
+    "two numbers": with_targets(NUMBERS, loss=squared_error, make_model=flat(2)),
+    "shares of classes": with_targets(np.exp(NUMBERS), loss=functional.cross_entropy, make_model=flat(2)),
+    "labels left out": with_targets(
+        np.where(np.isin(np.arange(len(LABELS)), LEFT_OUT), -100, LABELS), loss=cross_entropy
+    ),
+    "labels of whole texts": with_targets(
+        np.stack([LABELS] * 2, axis=1),
+        loss=cross_entropy,
+        make_model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(17, 2 * CLASSES), nn.Unflatten(1, (CLASSES, 2))),
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "batched"])
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_targets_of_any_form_are_trained_one_client_after_the_other(name: str, engine: str) -> None:
+    require_fitting(UNUSUAL[name], name, 0)
+    assert Engine(UNUSUAL[name], WORKS["epochs"], 0, how=Computation(engine=engine)).route.path == "loop"
+    assert_equal_to_twins(UNUSUAL[name], engine)
+
+
+def test_squared_errors_of_two_shapes_are_refused() -> None:
+    task = with_targets(NUMBERS[:, 0], loss=squared_error, make_model=flat(1))
+    words = r"outputs of shape \(2, 1\) and targets of shape \(2,\).*end the model with squeeze\(-1\)"
+    with pytest.raises(DeltaflError, match=words):
+        require_fitting(task, "own", 0)
 
 
 def test_a_model_that_cannot_be_copied_is_told() -> None:
