@@ -112,6 +112,62 @@ def test_targets_of_any_form_are_trained_one_client_after_the_other(name: str, e
     assert_equal_to_twins(UNUSUAL[name], engine)
 
 
+def squeezed() -> nn.Module:
+    class Squeezed(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self[0](x)
+            return output.squeeze()
+
+    return Squeezed(nn.Linear(17, 1))
+
+
+WRONG = {
+    "train_y is float32 but num_classes is 1; classes need int64 labels, write num_classes=0": (NUMBERS[:, 0], 1),
+    "train_y holds the label -1; labels go from 0": (LABELS - 1, CLASSES),
+    "train_y holds the label 4; labels go from 0 to num_classes - 1 = 1": (LABELS, 2),
+}
+
+
+@pytest.mark.parametrize("sentence", WRONG)
+def test_labels_fit_the_number_of_classes_whatever_the_metric(sentence: str) -> None:
+    y, classes = WRONG[sentence]
+    task = with_targets(y, loss=own_loss)
+    with pytest.raises(DeltaflError, match=f"^own: {sentence}"):
+        require_fitting(replace(task, dataset=replace(task.dataset, num_classes=classes)), "own", 0)
+
+
+def own_loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (output[:, 0] - y).square().mean()
+
+
+def test_several_labels_an_example_are_counted() -> None:
+    task = with_targets(np.stack([LABELS, LABELS], axis=1), loss=lambda output, y: own_loss(output, y[:, 0]))
+    task = replace(task, dataset=replace(task.dataset, num_classes=CLASSES))
+    require_fitting(task, "own", 0)
+    np.testing.assert_array_equal(task.label_shares(), task_of("mlp").label_shares())
+
+
+def test_rows_of_clients_may_be_tuples() -> None:
+    task = task_of("mlp")
+    rows: Any = [tuple(rows.tolist()) for rows in task.client_rows]
+    tuples = replace(task, client_rows=rows)
+    require_fitting(tuples, "own", 0)
+    for own, usual in zip(tuples.population("data"), task.population("data"), strict=True):
+        np.testing.assert_array_equal(own, usual)
+    one, two = (Engine(each, WORKS["epochs"], 0) for each in (tuples, task))
+    update_nd = one.train(one.initial_params(), 0, np.arange(6)).update_nd
+    np.testing.assert_array_equal(update_nd, two.train(two.initial_params(), 0, np.arange(6)).update_nd)
+
+
+def test_a_model_must_take_a_single_example() -> None:
+    task = with_targets(NUMBERS[:, 0], loss=squared_error, make_model=squeezed)
+    with pytest.raises(DeltaflError, match=r"for one example has shape \(\), for 2 it has \(2,\).*write squeeze\(-1\)"):
+        require_fitting(task, "own", 0)
+    single = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (17, 1)), nn.GroupNorm(17, 17), nn.Flatten(), nn.Linear(17, 2))
+    with pytest.raises(DeltaflError, match=r"inputs of shape \(1, 17\): ValueError: Expected more than 1 value"):
+        require_fitting(with_targets(NUMBERS, loss=squared_error, make_model=lambda: single), "own", 0)
+
+
 def test_squared_errors_of_two_shapes_are_refused() -> None:
     task = with_targets(NUMBERS[:, 0], loss=squared_error, make_model=flat(1))
     words = r"outputs of shape \(2, 1\) and targets of shape \(2,\).*end the model with squeeze\(-1\)"
