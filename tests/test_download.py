@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +13,8 @@ import pytest
 
 from deltafl.errors import DeltaflError
 from deltafl.tasks.download import Patience, check, fetch
-from deltafl.tasks.sources import Source
+from deltafl.tasks.idx import read_pieces
+from deltafl.tasks.sources import LARGEST, SOURCES, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, Source
 
 CONTENT = bytes(range(256)) * 2000
 PATIENCE = Patience(attempts=3, wait_s=0.0, timeout_s=5.0)
@@ -81,8 +83,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         server.server_close()
 
 
-def sources_at(url: str, content: bytes = CONTENT) -> dict[str, Source]:
-    return {"tiny": Source(url, {"numbers": hashlib.sha256(content).hexdigest()})}
+def sources_at(url: str, content: bytes = CONTENT, **sizes: int) -> dict[str, Source]:
+    return {"tiny": Source(url, {"numbers": hashlib.sha256(content).hexdigest()}, sizes=sizes)}
 
 
 def packed(content: bytes = CONTENT) -> dict[str, bytes]:
@@ -173,6 +175,54 @@ def test_a_right_unpacked_file_is_kept(serve: Serve, tmp_path: Path) -> None:
     behaviour = Behaviour(packed())
     assert fetch_tiny(serve(behaviour), tmp_path) == [tmp_path / "tiny" / "numbers"]
     assert behaviour.asked == []
+
+
+def test_no_more_is_unpacked_than_the_content_can_be(serve: Serve, tmp_path: Path) -> None:
+    bomb = gzip.compress(bytes(64 << 20), mtime=0)
+    sources = sources_at(serve(Behaviour({"numbers.gz": bomb})), numbers=len(CONTENT))
+    tracemalloc.start()
+    with pytest.raises(DeltaflError, match="does not have the published content"):
+        fetch("tiny", tmp_path, progress=False, sources=sources, patience=PATIENCE)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 16 << 20
+    assert names(tmp_path) == []
+    (tmp_path / "tiny" / "numbers.gz").write_bytes(bomb)
+    with pytest.raises(DeltaflError, match=r"numbers\.gz holds more than 512000 bytes"):
+        list(read_pieces(tmp_path / "tiny" / "numbers.gz", len(CONTENT)))
+
+
+def test_no_more_is_taken_than_the_file_can_have(serve: Serve, tmp_path: Path) -> None:
+    url = serve(Behaviour({"numbers.gz": bytes(8 << 20)}))
+    with pytest.raises(DeltaflError, match=r"sends more than 1560576 bytes.*removed"):
+        fetch("tiny", tmp_path, progress=False, sources=sources_at(url, numbers=len(CONTENT)), patience=PATIENCE)
+    assert names(tmp_path) == []
+
+
+def test_published_sizes_are_those_of_the_headers() -> None:
+    for source in SOURCES.values():
+        assert {file: source.limit(file) for file in source.sha256} == {
+            TRAIN_IMAGES: 47_040_016,
+            TRAIN_LABELS: 60_008,
+            TEST_IMAGES: 7_840_016,
+            TEST_LABELS: 10_008,
+        }
+    assert Source("", {"a": ""}).limit("a") == LARGEST
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_disk_that_cannot_be_written_to_is_told_at_once(serve: Serve, tmp_path: Path) -> None:
+    behaviour = Behaviour(packed())
+    url = serve(behaviour)
+    part = tmp_path / "tiny" / "numbers.gz.part"
+    part.mkdir(parents=True)
+    with pytest.raises(DeltaflError, match=r"cannot write .*numbers\.gz\.part: Is a directory; make room, or give"):
+        fetch_tiny(url, tmp_path)
+    part.rmdir()
+    part.symlink_to("/dev/full")
+    with pytest.raises(DeltaflError, match=r"cannot write .*tiny: No space left on device; make room"):
+        fetch_tiny(url, tmp_path)
+    assert len(behaviour.asked) == 2
 
 
 def test_a_missing_file_is_not_asked_for_again(serve: Serve, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from deltafl import (
     stream,
 )
 from deltafl.designs.exact import support
-from deltafl.samplers import ActiveFL, DivFL, Oort, parse_label
+from deltafl.samplers import ActiveFL, DivFL, Oort, divfl, parse_label
 from deltafl.samplers.active_fl import ActiveState
 from deltafl.samplers.divfl import DivState, distances, greedy
 from deltafl.samplers.oort import OortState
@@ -116,6 +116,13 @@ def test_active_drops_half_and_draws_by_a_softmax() -> None:
     state = ActiveState(np.ones(4, dtype=np.int64), np.array([0.1, 1.0, 1.5, 0.3]))
     p = exp(2) / (exp(2) + exp(3))
     assert_frequencies(frequencies(ActiveFL(0.5, 2.0, 0.0), state, 4, 1), np.array([0, p, 1 - p, 0]))
+
+
+def test_active_drops_the_share_that_was_asked_for() -> None:
+    """0.29 * 100 is 28.999999999999996."""
+    state = ActiveState(np.ones(100, dtype=np.int64), np.arange(100.0))
+    asked = ActiveFL(0.29, 0.0, 0.0).open(state, np.ones(100, dtype=np.bool_), 71, np.random.default_rng(0)).client_n
+    assert sorted(asked.tolist()) == list(range(29, 100))
 
 
 def test_active_draws_a_part_evenly_from_all_that_are_left() -> None:
@@ -239,6 +246,18 @@ def test_divfl_asks_available_clients_that_stand_for_everyone() -> None:
 
 def uncovered(point_mq: FloatArray, chosen: IntArray | tuple[int, ...]) -> float:
     return float(distances(point_mq[list(chosen)], point_mq).min(axis=0).sum())
+
+
+def test_divfl_looks_at_no_distances_while_it_asks_new_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(divfl, "distances", never)
+    sampler = DivFL(sketch_size=2)
+    seen_m = np.arange(6) < 3
+    state = sampler.init(Population.from_sizes([1] * 6))._replace(asked_m=seen_m, seen_m=seen_m)
+    asked = sampler.open(state, np.ones(6, dtype=np.bool_), 3, np.random.default_rng(0)).client_n
+    assert sorted(asked.tolist()) == [3, 4, 5]
 
 
 @pytest.mark.parametrize("exact_up_to", [1000, 1])

@@ -17,7 +17,7 @@ from deltafl import DeltaflError, MissingExtraError
 from deltafl.settings import RunSettings, make_settings
 from deltafl.tasks.base import Task
 from deltafl.tasks.own import load_own
-from deltafl.tasks.table import table_task
+from deltafl.tasks.table import codes, table_task
 from test_cli import deltafl
 
 HEADER = ("a", "label", "b", "client")
@@ -90,6 +90,29 @@ def test_numbers_are_sorted_as_numbers_and_long_ones_stay_apart(tmp_path: Path) 
     task = table_task(write(tmp_path / "t.csv", rows), standardize=False)
     assert [{int(a) % 4 for a, _ in rows_of(task, client)} for client in range(4)] == [{3}, {1}, {2}, {0}]
     np.testing.assert_array_equal(task.dataset.train_y, 1 - task.dataset.train_x[:, 0] % 2)  # 9 < 10
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (["007", "7", "1_0", "10"], ["007", "10", "1_0", "7"]),
+        (["007", "9", "10"], ["007", "9", "10"]),  # numbers, and in their order, where no two are the same
+        ([" 7", "7", "10"], ["7", "10"]),
+        (["x", "7", "007"], ["007", "7", "x"]),
+    ],
+)
+def test_names_that_are_the_same_number_stay_apart(tmp_path: Path, names: list[str], order: list[str]) -> None:
+    rows = [(k, names[k % len(names)], 0, names[k % len(names)]) for k in range(60)]
+    task = table_task(write(tmp_path / "t.csv", rows), standardize=False)
+    assert (task.num_clients, task.dataset.num_classes) == (len(order), len(order))
+    for client, held in enumerate(task.client_rows):
+        assert {names[int(a) % len(names)].strip() for a in task.dataset.train_x[held, 0]} == {order[client]}
+        assert set(task.dataset.train_y[held]) == {client}
+
+
+def test_numbers_of_two_kinds_are_the_same_number() -> None:
+    code, count = codes("t", "who", np.array([1, 1.0, "1", 2], dtype=object))
+    assert (code.tolist(), count) == ([0, 0, 0, 1], 2)
 
 
 def test_npz_gives_the_same_task_as_csv(tmp_path: Path) -> None:
@@ -214,6 +237,9 @@ def test_bad_columns_and_files_are_told(tmp_path: Path) -> None:
         ("label", time, "row 3, column 'label' is missing"),
         ("client", time, "row 3, column 'client' is missing"),
         ("a", np.array([1, 2, 3j]), "column 'a' holds complex numbers; write two columns"),
+        ("a", np.zeros(3, dtype=[("b", "f4")]), "column 'a' holds records or raw bytes; write a column of its own"),
+        ("client", np.zeros(3, "V4"), "column 'client' holds records or raw bytes"),
+        ("label", np.zeros(3, dtype=[("b", "i4"), ("c", "i4")]), "column 'label' holds records or raw bytes"),
         ("label", np.array([1, 2, 3j]), "row 1, column 'label' holds (1+0j); it must be a whole number"),
         ("a", np.array([[0, 1], [0, -1e300], [1, 1]]), "row 2, column 'a' holds -1e+300, which float32 cannot hold"),
     ):

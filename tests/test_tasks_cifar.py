@@ -6,7 +6,7 @@ import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,16 @@ def tiny_cifar() -> dict[str, tuple[Bytes, Bytes]]:
 
 def as_binary(image: Bytes, label: Bytes) -> bytes:
     return np.column_stack([label, image]).tobytes()
+
+
+def tar_of(mode: Literal["w:xz"]) -> bytes:
+    """A small archive of noise, which is not cut where it is damaged."""
+    file, noise = io.BytesIO(), np.random.default_rng(0).bytes(100_000)
+    with tarfile.open(fileobj=file, mode=mode) as archive:
+        info = tarfile.TarInfo("data_batch_1.bin")
+        info.size = len(noise)
+        archive.addfile(info, io.BytesIO(noise))
+    return file.getvalue()
 
 
 def write_tar(path: Path, files: dict[str, bytes]) -> None:
@@ -147,6 +157,13 @@ def test_broken_files_of_cifar10_are_named(tmp_path: Path) -> None:
     write_tar(other / "cifar-10-binary.tar.gz", {"data_batch_1.bin": b"\x00" * 3073})
     with pytest.raises(DeltaflError, match=r"holds no file data_batch_2\.bin"):
         load_dataset("cifar10", other)
-    (other / "cifar-10-binary.tar.gz").write_bytes(b"no archive")
+    whole = (other / "cifar-10-binary.tar.gz").read_bytes()
+    for damaged in (b"no archive", whole[:12] + b"\xff" * 20 + whole[32:], whole[:-20]):
+        (other / "cifar-10-binary.tar.gz").write_bytes(damaged)
+        with pytest.raises(DeltaflError, match="is not a whole tar archive"):
+            load_dataset("cifar10", other)
+    xz = bytearray(tar_of("w:xz"))
+    xz[len(xz) // 2] ^= 255
+    (other / "cifar-10-binary.tar.gz").write_bytes(xz)
     with pytest.raises(DeltaflError, match="is not a whole tar archive"):
         load_dataset("cifar10", other)

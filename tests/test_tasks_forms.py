@@ -194,11 +194,18 @@ def test_without_h5py_the_error_says_what_to_install(tmp_path: Path, monkeypatch
         load_dataset("femnist", tmp_path)
 
 
-def png(level: int, side: int = 28) -> bytes:
+def png(level: int, side: int = 28, kind: str = "PNG", **details: Any) -> bytes:
     image_module = pytest.importorskip("PIL.Image")
     file = io.BytesIO()
-    image_module.fromarray(np.full((side, side), level, np.uint8)).save(file, "PNG")
+    image_module.fromarray(np.full((side, side), level, np.uint8)).save(file, kind, **details)
     return file.getvalue()
+
+
+def long_text() -> Any:
+    """A text of a PNG that is longer than Pillow unpacks."""
+    info = pytest.importorskip("PIL.PngImagePlugin").PngInfo()
+    info.add_text("k", "x" * 3_000_000, zip=True)
+    return info
 
 
 def write_parquet(path: Path, image: list[Any], writer: list[Any], character: list[Any]) -> None:
@@ -232,6 +239,9 @@ def test_broken_parquet_of_femnist_is_named(tmp_path: Path) -> None:
         (good, "a", 62, r"t\.parquet: row 6: character is 62"),
         ({"bytes": b"no", "path": "x.png"}, "a", 1, r"t\.parquet: row 6: image cannot be decoded"),
         ({"bytes": png(1, 20), "path": "x.png"}, "a", 1, "row 6: image has 20 x 20 pixels"),
+        ({"bytes": png(1, 20)[:60], "path": "x.png"}, "a", 1, "row 6: image has 20 x 20 pixels"),  # none is decoded
+        ({"bytes": png(1, pnginfo=long_text())}, "a", 1, "row 6: image cannot be decoded: Decompressed data too large"),
+        *(({"bytes": png(1, kind=kind)}, "a", 1, "cannot be decoded: it is not a PNG") for kind in ("EPS", "BMP")),
         (None, "a", 1, "row 6: image must hold the bytes"),
         (good, None, 1, "example 6 of the Parquet files has no writer_id"),
     ]
@@ -280,10 +290,15 @@ def test_celeba_in_leafs_json(tmp_path: Path) -> None:
 def test_broken_celeba_is_named(tmp_path: Path) -> None:
     write_leaf(tmp_path, "test", {"7": (["a.jpg"], [0])})
     write_faces(tmp_path, {"a.jpg": 10})
-    (tmp_path / "raw" / "img_align_celeba" / "b.jpg").write_bytes(b"no")
+    pictures = tmp_path / "raw" / "img_align_celeba"
+    (pictures / "b.jpg").write_bytes(b"no")
+    (pictures / "eps.jpg").write_bytes(png(1, 84, "EPS"))
+    (pictures / "text.jpg").write_bytes(png(1, 84, pnginfo=long_text()))
     for name, label, words in (
         ("c.jpg", 1, "user '7', row 2: there is no picture"),
         ("b.jpg", 1, r"user '7', row 2: the picture b\.jpg cannot be decoded"),
+        ("eps.jpg", 1, r"user '7', row 2: the picture eps\.jpg cannot be decoded: cannot identify"),
+        ("text.jpg", 1, r"row 2: the picture text\.jpg cannot be decoded: Decompressed data too large"),
         ("../../train/x.jpg", 1, "row 2: x is '../../train/x.jpg'; it must be the name of a picture"),
         (3, 1, "row 2: x is 3; it must be the name"),
         ("a.jpg", 2, "user '7', row 2: y is 2"),

@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from deltafl.errors import DeltaflError, MissingExtraError
 from deltafl.tasks.datasets import load_dataset
 from deltafl.tasks.download import check
-from deltafl.tasks.images import split_owners
+from deltafl.tasks.images import read_arrays, split_owners
 from deltafl.tasks.registry import make_task
 from deltafl.tasks.sources import ARCHIVES, SOURCES
 
@@ -167,6 +168,44 @@ def test_broken_writers_are_named(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(DeltaflError, match="is not an archive with the arrays"):
             load_dataset("unipen62", tmp_path)
+
+
+def npz(shape: str) -> bytes:
+    """An archive whose array ``x`` has a header of its own."""
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    header += b" " * (63 - (10 + len(header)) % 64) + b"\n"
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"abc")
+    return file.getvalue()
+
+
+def changed(content: bytes, local: int, central: int, value: int) -> bytes:
+    """The archive with another byte in the header of its file, and in that of the directory."""
+    new = bytearray(content)
+    new[local] = new[content.index(b"PK\x01\x02") + central] = value
+    return bytes(new)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (npz(f"({10**15},)"), "Unable to allocate 909"),
+        (npz(f"({2**70},)"), ""),
+        (npz("('"), ""),
+        (npz("(3,"), ""),
+        (changed(npz("(3,)"), 6, 8, 1), "encrypted"),
+        (changed(npz("(3,)"), 8, 10, 99), "compression method is not supported"),
+        (changed(npz("(3,)"), 8, 10, 14), ""),  # no LZMA
+    ],
+)
+def test_archives_of_any_damage_are_one_sentence(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    path.write_bytes(npz("(3,)"))
+    assert read_arrays(path)["x"].tobytes() == b"abc"
+    path.write_bytes(content)
+    with pytest.raises(DeltaflError, match=rf"x\.npz is not an NPZ file of plain arrays: .*{words}"):
+        read_arrays(path)
 
 
 def pack(images: npt.NDArray[np.uint8], prefix: str = "") -> Arrays:

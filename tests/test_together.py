@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -108,12 +108,15 @@ def test_company_does_not_change_a_bit(name: str, work: LocalWork) -> None:
 
 
 @given(
-    features=st.integers(1, 40),
-    classes=st.integers(2, 12),
+    features=st.just(1) | st.integers(1, 40),
+    classes=st.sampled_from([16, 32]) | st.integers(2, 12),
     hidden=st.lists(st.integers(1, 20), max_size=2),
     batch=st.integers(1, 70),
     chosen=st.lists(st.integers(0, 11), min_size=1, max_size=12, unique=True),
 )
+@example(features=1, classes=16, hidden=[], batch=20, chosen=[3])
+@example(features=1, classes=32, hidden=[], batch=70, chosen=[5, 2])
+@example(features=7, classes=16, hidden=[1], batch=33, chosen=[0, 7])
 @settings(max_examples=60, deadline=None)
 def test_company_does_not_change_a_bit_whatever_the_shapes(
     features: int, classes: int, hidden: list[int], batch: int, chosen: list[int]

@@ -68,7 +68,7 @@ class ActiveFL:
         """Draw by the values, then evenly."""
         present_k, size = places(available_m, n, rng)
         value_k = _known(state.value_m)[present_k]
-        dropped = int(self.alpha1 * len(present_k))
+        dropped = int(self.alpha1 * len(present_k) + 1e-9)  # 0.29 * 100 is a little below 29
         value_k[np.argsort(value_k, kind="stable")[:dropped]] = -np.inf
         even = int(self.alpha3 * size + 0.5)
         by_value = min(size - even, len(present_k) - dropped)

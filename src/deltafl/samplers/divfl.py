@@ -88,6 +88,8 @@ class DivFL:
         self, point_kq: FloatArray, candidate_cq: FloatArray, size: int, rng: np.random.Generator
     ) -> IntArray:
         """Rows of ``size`` candidates by greedy facility location on the points."""
+        if size == 0:  # while new clients fill the cohort, no distances are needed
+            return np.zeros(0, dtype=np.int64)
         if max(len(point_kq), len(candidate_cq)) <= self.exact_up_to:
             return greedy(distances(candidate_cq, point_kq), size)
         nearest_k = np.full(len(point_kq), np.inf)

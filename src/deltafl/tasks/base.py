@@ -88,10 +88,8 @@ class Task:
 
     def label_shares(self) -> npt.NDArray[np.float64]:
         """The share of each class among the labels of each client, float64 (m, classes)."""
-        classes = self.dataset.num_classes
-        count_mc = np.stack(
-            [np.bincount(self.dataset.train_y[row_e].ravel(), minlength=classes) for row_e in self.client_rows]
-        )
+        labels = [self.dataset.train_y[np.asarray(rows)].ravel() for rows in self.client_rows]
+        count_mc = np.stack([np.bincount(label_e, minlength=self.dataset.num_classes) for label_e in labels])
         share_mc: npt.NDArray[np.float64] = count_mc / count_mc.sum(axis=1, keepdims=True)
         return share_mc
 

@@ -75,9 +75,10 @@ def _picture(share: Share, row: int, pictures: Path) -> Path:
 def _decoded(share: Share, row: int, pictures: Path) -> npt.NDArray[np.uint8]:
     from PIL import Image
 
+    path = _picture(share, row, pictures)
     try:
-        with Image.open(_picture(share, row, pictures)) as opened:
+        with Image.open(path, formats=["JPEG", "PNG"]) as opened:  # for another format Pillow runs Ghostscript
             image = opened.resize((SIDE, SIDE)).convert("RGB")
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise share.error(row, f"the picture {share.x[row]} cannot be decoded: {error}") from error
     return np.asarray(image).transpose(2, 0, 1)

@@ -12,8 +12,10 @@ Source: Krizhevsky, "Learning multiple layers of features from tiny images", 200
 
 import hashlib
 import io
+import lzma
 import pickle
 import tarfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,7 +104,7 @@ def _members(path: Path) -> Mapping[str, bytes]:
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is not None:
                     found[Path(member.name).name] = content.read()
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DeltaflError(f"{path} is not a whole tar archive: {error}") from error
     return found
 

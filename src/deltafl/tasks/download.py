@@ -1,15 +1,17 @@
 """Fetching data sets from their public homes, and checking what is on the disk. Standard library only.
 
 A file comes as ``NAME.gz.part``, is continued from where it was cut (HTTP Range), is compared with the
-SHA-256 of ``sources.py`` and only then gets its name. So a file without ``.part`` is a whole and right one.
+SHA-256 of ``sources.py`` and only then gets its name. So a file without ``.part`` is a whole and right one. Of a file
+that is larger than it can be, packed or unpacked, the rest is not read.
 """
 
+import hashlib
 import http.client
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,10 +20,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from ..errors import DeltaflError
 from .datasets import content_sha256, read_writers
-from .idx import read_bytes
-from .sources import SOURCES, WRITERS_FILE, Source, cache_folder, find_file, get_source, search_folders, sha256_of
+from .idx import read_pieces
+from .sources import SOURCES, WRITERS_FILE, Source, cache_folder, find_file, get_source, search_folders
 
 _CHUNK = 1 << 16
+_SLACK = 1 << 20  # bytes: gzip's own, by which a packed file can be longer than its content
 
 #: Called with the bytes on the disk and the total, which is None if the server does not tell.
 Report = Callable[[int, int | None], None]
@@ -78,7 +81,7 @@ def fetch(
         The files, those included that were there already.
 
     Raises:
-        DeltaflError: If the name is unknown, a file cannot be had, or its content is not the published one
+        DeltaflError: If the name is unknown, a file cannot be had or written, or its content is not the published one
             (it is then removed). After a cut connection the same call continues.
     """
     source = get_source(name, sources)
@@ -87,6 +90,15 @@ def fetch(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DeltaflError(f"cannot make the folder {folder}: {error.strerror}; give another directory") from error
+    try:
+        return _fetch_files(source, folder, progress, patience)
+    except OSError as error:  # of this machine, for those of the network are told by _download
+        raise DeltaflError(
+            f"cannot write {error.filename or folder}: {error.strerror or error}; make room, or give another directory"
+        ) from error
+
+
+def _fetch_files(source: Source, folder: Path, progress: bool, patience: Patience) -> list[Path]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bars = Progress(*columns) if progress else None
     with bars or nullcontext():
@@ -96,7 +108,7 @@ def fetch(
 def _fetch_file(source: Source, folder: Path, file: str, bars: Progress | None, patience: Patience) -> Path:
     """Make sure that one file is there and right."""
     present = find_file(folder, file)
-    if present is not None and _is_right(present, source.sha256[file]):
+    if present is not None and _is_right(present, source, file):
         return present
     target = folder / f"{file}.gz"
     part = folder / f"{file}.gz.part"
@@ -107,8 +119,8 @@ def _fetch_file(source: Source, folder: Path, file: str, bars: Progress | None, 
         if bars and bar is not None:
             bars.update(bar, completed=done, total=total)
 
-    _download(url, part, report, patience)
-    if not _is_right(part, source.sha256[file]):
+    _download(url, part, source.limit(file) + _SLACK, report, patience)
+    if not _is_right(part, source, file):
         part.unlink()
         raise DeltaflError(f"{url} does not have the published content (SHA-256 differs); what came was removed")
     if present is not None:
@@ -117,21 +129,24 @@ def _fetch_file(source: Source, folder: Path, file: str, bars: Progress | None, 
     return target
 
 
-def _is_right(path: Path, sha256: str) -> bool:
+def _is_right(path: Path, source: Source, file: str) -> bool:
+    digest = hashlib.sha256()
     try:
-        return sha256_of(read_bytes(path)) == sha256
+        for piece in read_pieces(path, source.limit(file)):
+            digest.update(piece)
     except DeltaflError:
         return False
+    return digest.hexdigest() == source.sha256[file]
 
 
-def _download(url: str, part: Path, report: Report, patience: Patience) -> None:
-    """Bring a whole file to ``part``, in several connections if need be."""
+def _download(url: str, part: Path, most: int, report: Report, patience: Patience) -> None:
+    """Bring a whole file of ``most`` bytes at most to ``part``, in several connections if need be."""
     reason: Exception = _CutError("no attempt")
     for attempt in range(patience.attempts):
         if attempt:
             time.sleep(patience.wait_s * 2 ** (attempt - 1))
         try:
-            _continue(url, part, report, patience.timeout_s)
+            _continue(url, part, most, report, patience.timeout_s)
         except urllib.error.HTTPError as error:
             error.close()  # it is the response itself, and holds the connection
             if error.code < 500 and error.code not in {408, 416, 429}:
@@ -139,32 +154,55 @@ def _download(url: str, part: Path, report: Report, patience: Patience) -> None:
             if error.code == 416:
                 part.unlink(missing_ok=True)  # longer than the server's file: begin anew
             reason = error
-        except (OSError, http.client.HTTPException, _CutError) as error:
+        except _CutError as error:
             reason = error
         else:
             return
     raise DeltaflError(f"{url} cannot be had after {patience.attempts} attempts ({reason}); try again to continue")
 
 
-def _continue(url: str, part: Path, report: Report, timeout_s: float) -> None:
+def _continue(url: str, part: Path, most: int, report: Report, timeout_s: float) -> None:
     """One connection: ask for what is missing and append it, or begin anew if the server sends the whole file."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(request, timeout=timeout_s) as response:
+    with _network():
+        response = urllib.request.urlopen(request, timeout=timeout_s)
+    with response:
         continues = response.status == 206
         if continues and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
             part.unlink()
             raise _CutError("the server sent another range than it was asked for")
         done = have if continues else 0
         length = response.headers["Content-Length"]
-        total = done + int(length) if length is not None else None
+        total = done + int(length) if length is not None and length.isdecimal() else None
         with part.open("ab" if continues else "wb") as file:
-            while chunk := response.read(_CHUNK):
-                file.write(chunk)
+            while chunk := _received(response):
                 done += len(chunk)
+                if done > most:
+                    break
+                file.write(chunk)
                 report(done, total)
+    if done > most:
+        part.unlink()
+        raise DeltaflError(f"{url} sends more than {most} bytes, more than its file can have; what came was removed")
     if total is not None and done != total:
         raise _CutError(f"the connection ended after {done} of {total} bytes")
+
+
+def _received(response: http.client.HTTPResponse) -> bytes:
+    with _network():
+        return response.read(_CHUNK)
+
+
+@contextmanager
+def _network() -> Iterator[None]:
+    """Errors of a connection, which another attempt may cure; those of the disk are not among them."""
+    try:
+        yield
+    except urllib.error.HTTPError:
+        raise
+    except (OSError, http.client.HTTPException) as error:
+        raise _CutError(str(error) or type(error).__name__) from error
 
 
 def check(name: str, data_dir: Path | None = None, *, sources: Mapping[str, Source] = SOURCES) -> list[FileStatus]:
@@ -192,13 +230,13 @@ def check(name: str, data_dir: Path | None = None, *, sources: Mapping[str, Sour
             best = found
         if len(best) == len(source.sha256):
             break
-    return [_status(file, best.get(file), sha256) for file, sha256 in source.sha256.items()]
+    return [_status(source, file, best.get(file)) for file in source.sha256]
 
 
-def _status(file: str, path: Path | None, sha256: str) -> FileStatus:
+def _status(source: Source, file: str, path: Path | None) -> FileStatus:
     if path is None:
         return FileStatus(file, None, "missing")
-    return FileStatus(file, path, "ok" if _is_right(path, sha256) else "corrupt")
+    return FileStatus(file, path, "ok" if _is_right(path, source, file) else "corrupt")
 
 
 def _check_writers(path: Path, source: Source) -> list[FileStatus]:

@@ -202,16 +202,21 @@ def _row_groups(path: Path) -> Iterator[dict[str, list[Any]]]:
 
 
 def _png(where: str, image: Any) -> npt.NDArray[np.uint8]:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     content = image.get("bytes") if isinstance(image, dict) else None
     if not isinstance(content, bytes):
         raise DeltaflError(f"{where}: image must hold the bytes of a picture")
     try:
-        with Image.open(io.BytesIO(content)) as opened:
-            grey = np.asarray(opened.convert("L"))
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as opened:  # for another format Pillow runs Ghostscript
+            if opened.size != (SIDE, SIDE):  # before a large one is decoded
+                raise DeltaflError(
+                    f"{where}: image has {opened.size[0]} x {opened.size[1]} pixels, needs {SIDE} x {SIDE}"
+                )
+            return np.asarray(opened.convert("L"))
+    except DeltaflError:
+        raise
+    except UnidentifiedImageError:
+        raise DeltaflError(f"{where}: image cannot be decoded: it is not a PNG") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DeltaflError(f"{where}: image cannot be decoded: {error}") from error
-    if grey.shape != (SIDE, SIDE):
-        raise DeltaflError(f"{where}: image has {grey.shape[1]} x {grey.shape[0]} pixels, needs {SIDE} x {SIDE}")
-    return grey

@@ -170,14 +170,20 @@ def _problem_of_test_clients(task: Task) -> str | None:
 
 
 def _problem_of_labels(task: Task) -> str | None:
+    """Misfits of labels and ``num_classes``, from which shares of labels are counted whatever the metric."""
     data = task.dataset
-    if task.metric == "loss":
-        return None
-    if data.num_classes < 2:
+    if task.metric == "accuracy" and data.num_classes < 2:
         return f"num_classes is {data.num_classes}; accuracy needs two or more, or write metric='loss'"
+    if data.num_classes <= 0:
+        return None
     for name, label in (("train_y", data.train_y), ("test_y", data.test_y)):
-        if label.dtype != np.int64 or label.ndim != 1:
+        if task.metric == "accuracy" and (label.dtype != np.int64 or label.ndim != 1):
             return f"{name} is {label.dtype} of shape {label.shape}; accuracy needs int64 labels of shape (N,)"
+        if label.dtype != np.int64:
+            return (
+                f"{name} is {label.dtype} but num_classes is {data.num_classes}; classes need int64 labels, "
+                "write num_classes=0 for regression"
+            )
         if label.min() < 0 or label.max() >= data.num_classes:
             wrong = label.min() if label.min() < 0 else label.max()
             return f"{name} holds the label {wrong}; labels go from 0 to num_classes - 1 = {data.num_classes - 1}"

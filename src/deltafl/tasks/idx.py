@@ -7,6 +7,8 @@ Only unsigned bytes (type 8) occur in these data sets, and only they are read.
 import gzip
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +16,32 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
+from .sources import LARGEST
 
 _UNSIGNED_BYTE = 8
 _GZIP = b"\x1f\x8b"
+_PIECE = 1 << 20
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file, unpacked if it is gzipped, which its first two bytes tell.
+def read_pieces(path: Path, most: int) -> Iterator[bytes]:
+    """The content of a file, piece by piece, unpacked if it is gzipped, which its first two bytes tell.
+
+    A gzipped file can hold a thousand times its own size, so no more is unpacked than ``most`` bytes and one piece.
 
     Raises:
-        DeltaflError: If it cannot be read or its compressed data are broken.
+        DeltaflError: If it cannot be read, its compressed data are broken, or it holds more than ``most`` bytes.
     """
+    size = 0
     try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content[:2] == _GZIP else content
+        with path.open("rb") as file:
+            packed = file.read(2) == _GZIP
+            file.seek(0)
+            with gzip.GzipFile(fileobj=file) if packed else nullcontext(file) as content:
+                while piece := content.read(_PIECE):
+                    size += len(piece)
+                    if size > most:
+                        raise DeltaflError(f"{path} holds more than {most} bytes; remove it and fetch it again")
+                    yield piece
     except (OSError, EOFError, zlib.error) as error:
         raise DeltaflError(f"cannot read {path}: {error}; remove it and fetch it again") from error
 
@@ -45,7 +59,7 @@ def read_idx(path: Path, num_axes: int) -> npt.NDArray[np.uint8]:
     Raises:
         DeltaflError: If it cannot be read, is of another kind, or is shorter or longer than its header says.
     """
-    content = read_bytes(path)
+    content = b"".join(read_pieces(path, LARGEST))
     offset = 4 + 4 * num_axes
     if len(content) < offset or content[:4] != bytes([0, 0, _UNSIGNED_BYTE, num_axes]):
         raise DeltaflError(f"{path} is no IDX file of bytes with {num_axes} axes: it starts with {content[:4].hex()!r}")

@@ -15,6 +15,8 @@ Where examples have owners, the test set is cut from the owners' own examples, s
 """
 
 import hashlib
+import lzma
+import tokenize
 import zipfile
 import zlib
 from dataclasses import replace
@@ -35,6 +37,13 @@ FEWEST_OF_WRITER, MOST_OF_WRITER = 50, 500
 
 #: ``celeba-subset``: people with fewer images are left out, as LEAF does.
 FEWEST_OF_CELEBRITY = 5
+
+#: What a broken archive, or one of an unknown kind, ends with in NumPy and zipfile: a header that announces more than
+#: there is memory for (MemoryError), encryption (RuntimeError), an unknown compression (NotImplementedError), ...
+_BROKEN = (
+    *(OSError, EOFError, KeyError, ValueError, TypeError, OverflowError, MemoryError, RuntimeError),
+    *(zlib.error, lzma.LZMAError, zipfile.BadZipFile, tokenize.TokenError),
+)
 
 #: Of each owner's examples the 5th, 15th, 25th, ... are for the test: 10 %, and one of 5 to 14.
 TEST_EVERY, TEST_FIRST = 10, 4
@@ -160,9 +169,9 @@ def read_arrays(path: Path, keys: tuple[str, ...] | None = None) -> dict[str, np
         other = next((key for key, array in arrays.items() if not isinstance(array, np.ndarray)), None)
         if other is not None:
             raise ValueError(f"{other!r} in it is no array")
-    except (OSError, KeyError, ValueError, EOFError, TypeError, zlib.error, zipfile.BadZipFile) as error:
+    except _BROKEN as error:
         what = "an NPZ file of plain arrays" if keys is None else f"an archive with the arrays {', '.join(keys)}"
-        raise DeltaflError(f"{path} is not {what}: {error}") from error
+        raise DeltaflError(f"{path} is not {what}: {str(error) or type(error).__name__}") from error
     return arrays
 
 

@@ -188,5 +188,14 @@ def cross_entropy(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
 
 
 def squared_error(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
-    """Mean squared error of predictions (B,) and targets (B,)."""
+    """Mean squared error of predictions and targets of the same shape, such as (B,).
+
+    Raises:
+        DeltaflError: If their shapes differ, for (B, 1) against (B,) would become (B, B).
+    """
+    if output.shape != y.shape:
+        raise DeltaflError(
+            f"squared_error got outputs of shape {tuple(output.shape)} and targets of shape {tuple(y.shape)}, which "
+            "must be the same: end the model with squeeze(-1), or give targets of the outputs' shape"
+        )
     return (output - y).square().mean()

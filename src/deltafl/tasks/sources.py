@@ -9,7 +9,7 @@ has unpacked. A data set of ``ARCHIVES`` is one NumPy archive that nobody publis
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import DeltaflError, unknown_name
@@ -23,6 +23,17 @@ TEST_LABELS = "t10k-labels-idx1-ubyte"
 # found.
 WRITERS_FILE = "mnist_writers.npz"
 
+#: Most bytes in a file of unknown size: far more than any of these data sets has, and little for a disk.
+LARGEST = 1 << 30
+
+#: Bytes of the IDX files of MNIST and Fashion-MNIST: a header of 4 bytes and 4 an axis, then one byte a pixel or label.
+IDX_SIZES = {
+    TRAIN_IMAGES: 16 + 60_000 * 28 * 28,
+    TRAIN_LABELS: 8 + 60_000,
+    TEST_IMAGES: 16 + 10_000 * 28 * 28,
+    TEST_LABELS: 8 + 10_000,
+}
+
 
 @dataclass(frozen=True)
 class Source:
@@ -32,16 +43,23 @@ class Source:
         url: Address of the folder with the gzipped files; ends with a slash.
         sha256: For each file, named without ``.gz``, the SHA-256 of its uncompressed content in hexadecimal.
         system_folders: Where operating systems install it.
+        sizes: Bytes of the uncompressed content of each file whose size is known; ``LARGEST`` limits the others.
     """
 
     url: str
     sha256: Mapping[str, str]
     system_folders: tuple[Path, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def limit(self, file: str) -> int:
+        """The most bytes that the content of a file can have."""
+        return self.sizes.get(file, LARGEST)
 
 
 SOURCES: dict[str, Source] = {
     "mnist": Source(
         url="https://ossci-datasets.s3.amazonaws.com/mnist/",
+        sizes=IDX_SIZES,
         sha256={
             TRAIN_IMAGES: "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
             TRAIN_LABELS: "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -51,6 +69,7 @@ SOURCES: dict[str, Source] = {
     ),
     "fashion-mnist": Source(
         url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        sizes=IDX_SIZES,
         sha256={
             TRAIN_IMAGES: "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
             TRAIN_LABELS: "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",

@@ -127,6 +127,8 @@ def _features(path: Path, columns: Columns) -> npt.NDArray[np.float64]:
 
 
 def _numbers(path: Path, name: str, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    if values.dtype.kind == "V":
+        raise _structured(path.name, name)
     if values.dtype.kind == "c":
         raise DeltaflError(f"{path.name}: column {name!r} holds complex numbers; write two columns of real ones")
     if values.dtype.kind in "mM" and np.isnat(values).any():
@@ -158,6 +160,8 @@ def _numbers(path: Path, name: str, values: npt.NDArray[Any]) -> npt.NDArray[np.
 
 def codes(source: str, name: str, values: npt.NDArray[Any]) -> tuple[IntArray, int]:
     """Whole numbers or words as 0, 1, ... in sorted order; and how many different ones there are."""
+    if values.dtype.kind == "V":
+        raise _structured(source, name)
     if values.ndim != 1:
         raise DeltaflError(f"{source}: {name!r} has shape {values.shape}; label and client need one value a row")
     row = next((row for row, value in enumerate(values) if _is_missing(value)), None)
@@ -170,9 +174,9 @@ def codes(source: str, name: str, values: npt.NDArray[Any]) -> tuple[IntArray, i
         )
     if values.dtype.kind not in "iub":
         number = [_whole(value) for value in values]
-        if all(value is not None for value in number):  # so that 10 comes after 9, in text too
+        if None not in number and _tells_apart(number, values):  # so that 10 comes after 9, in text too
             values = np.array(number)
-        elif all(_is_number(value) for value in values):
+        elif None in number and all(_is_number(value) for value in values):
             row = number.index(None)
             raise DeltaflError(f"{_cell(source, name, row)} holds {values[row]}; it must be a whole number or a word")
         else:
@@ -187,6 +191,12 @@ def _whole(value: Any) -> int | None:
         return int(value) if isinstance(value, str) or int(value) == value else None
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def _tells_apart(number: list[int | None], values: npt.NDArray[Any]) -> bool:
+    """Whether no two texts are the same number, as 007 and 7 or 1_0 and 10 are: such are words, of different owners."""
+    written = (value.strip() if isinstance(value, str) else str(one) for one, value in zip(number, values, strict=True))
+    return len(set(number)) == len(set(written))
 
 
 def _is_one(value: object) -> bool:
@@ -215,6 +225,12 @@ def _is_missing(value: object) -> bool:
 
 def _cell(source: str, column: str, row: int) -> str:
     return f"{source}: row {row + 1}, column {column!r}"
+
+
+def _structured(source: str, column: str) -> DeltaflError:
+    return DeltaflError(
+        f"{source}: column {column!r} holds records or raw bytes; write a column of its own for each of their values"
+    )
 
 
 def _missing(source: str, column: str, row: int) -> DeltaflError:

@@ -1,5 +1,6 @@
-"""Trying a task's model, loss and variation of inputs on two examples, as local training will use them."""
+"""Trying a task's model, loss and variation of inputs on two examples and on one, as local training will use them."""
 
+import copy
 import traceback
 import warnings
 from pathlib import Path
@@ -18,7 +19,10 @@ OWN_ERRORS = (Exception, SystemExit)
 
 
 def problem_of_model(task: Task, seed: int) -> str | None:
-    """Make the model as the engine will, score two examples, and take the gradient of one step; None if all is well."""
+    """Make the model as the engine will, score two examples and one, and take the gradient of a step on each.
+
+    Minibatches of one example occur: the last of a pass, or a client that has no more. None if all is well.
+    """
     torch = require_torch()
     x, y = torch.tensor(task.dataset.train_x[:2]), torch.tensor(task.dataset.train_y[:2])
     if task.tokens:
@@ -34,7 +38,9 @@ def problem_of_model(task: Task, seed: int) -> str | None:
             model = task.make_model()
         except OWN_ERRORS as error:
             return f"make_model failed: {told(error)}"
-        return _problem_of_parameters(torch, model) or _problem_of_step(torch, task, model, x, y)
+        problem = _problem_of_parameters(torch, model) or _problem_of_copy(model)
+        problem = problem or _problem_of_step(torch, task, model, x, y)
+        return problem or _problem_of_one(model, x) or _problem_of_step(torch, task, model, x[:1], y[:1])
 
 
 def _problem_of_parameters(torch: ModuleType, model: Any) -> str | None:
@@ -44,6 +50,18 @@ def _problem_of_parameters(torch: ModuleType, model: Any) -> str | None:
         return "the model has lazy modules, whose parameters have no shape yet; write their number of inputs"
     if not any(param.requires_grad for param in model.parameters()):
         return "all parameters of the model are frozen (requires_grad is False); one at least must be trained"
+    return None
+
+
+def _problem_of_copy(model: "torch.nn.Module") -> str | None:
+    """Local training begins with a copy."""
+    try:
+        copy.deepcopy(model)
+    except OWN_ERRORS as error:
+        return (
+            f"the model cannot be copied ({told(error)}); keep nothing in it that is computed from its parameters, and "
+            "write torch.nn.utils.parametrizations.weight_norm for torch.nn.utils.weight_norm"
+        )
     return None
 
 
@@ -75,6 +93,20 @@ def _problem_of_step(
         if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
             return f"the loss must be the minibatch's mean, a tensor of shape (), got {_shape(loss)}"
     return _problem_of_gradient(model, loss)
+
+
+def _problem_of_one(model: "torch.nn.Module", x: "torch.Tensor") -> str | None:
+    """A model that ends in ``squeeze()`` drops the axis of the examples where there is a single one."""
+    try:
+        one, more = (tuple(model(part).shape) for part in (x[:1], x))
+    except OWN_ERRORS as error:
+        return f"the model does not take inputs of shape {tuple(x[:1].shape)}: {told(error)}"
+    if len(one) != len(more):
+        return (
+            f"the model's output for one example has shape {one}, for {len(x)} it has {more}; keep the first axis, "
+            "which is that of the examples: write squeeze(-1) for squeeze()"
+        )
+    return None
 
 
 def _problem_of_gradient(model: "torch.nn.Module", loss: "torch.Tensor") -> str | None:

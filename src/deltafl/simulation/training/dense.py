@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from .refusal import has_hooks, is_plain
+
 #: Floats in 64 bytes: the stretch that vector instructions start at.
 ALIGNMENT = 16
 
@@ -30,6 +32,9 @@ class DenseChain:
         if type(first) is not nn.Flatten or (first.start_dim, first.end_dim) != (1, -1):
             return None
         if not all(type(layer) in (nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid) for layer in layers):
+            return None
+        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        if any(map(has_hooks, (model, *model))) or not all(map(is_plain, linear)):
             return None
         return cls(layers)
 
@@ -110,9 +115,10 @@ def _through(activation: nn.Module, delta: torch.Tensor, after: torch.Tensor) ->
 def _aligned(weight: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights (n, C, F) and inputs (n, F, B), with features of 0 appended where C F is no multiple of 64 bytes.
 
-    The gradient in the weights is a product of its own, whose rounding depends on where a client's matrix begins.
+    The gradient in the weights is a product of its own, whose rounding depends on where a client's matrix begins. With
+    F = 1 features are appended too: torch cuts a product with a single column by the number of clients.
     """
-    if weight[0].numel() % ALIGNMENT == 0:
+    if weight[0].numel() % ALIGNMENT == 0 and weight.shape[2] > 1:
         return weight, h
     more = -weight.shape[2] % ALIGNMENT
     return functional.pad(weight, (0, more)), functional.pad(h, (0, 0, 0, more))

@@ -24,7 +24,7 @@ import torch
 from ...types import IntArray, Params
 from .devices import autocast
 from .local import LocalResult, LocalWork, minibatches, step_variance, train_serial
-from .refusal import tell_refusal
+from .refusal import has_hooks, tell_refusal
 
 if TYPE_CHECKING:
     from ...tasks.base import Loss
@@ -192,7 +192,7 @@ def choose_layout(model: torch.nn.Module, x: torch.Tensor, precision: str = "flo
     if x.dim() != 4 or x.device.type != "cpu" or precision == "bfloat16":
         return plain
     length = _tiled_length(model)
-    if isinstance(model, torch.nn.Sequential) and length > 0:
+    if isinstance(model, torch.nn.Sequential) and length > 0 and not has_hooks(model):
         features, head = model[:length], model[length:]
         tiled = Layout(lambda x: x, lambda x: torch.as_tensor(head(features(x.to_mkldnn()).to_dense())))
         if _runs(tiled, model, x):

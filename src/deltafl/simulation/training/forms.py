@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .refusal import example_of, refusal
-from .together import Forward, forward_of, losses_of
+from .refusal import example_of, is_plain, refusal
+from .together import Forward, forward_of, loss_refusal
 
 if TYPE_CHECKING:
     from ...tasks.base import Task
@@ -44,7 +44,7 @@ class UnfoldedConv2d(nn.Module):
         """Whether a module is a convolution of this kind."""
         if type(part) is not nn.Conv2d or part.groups != 1 or part.padding_mode != "zeros":
             return False
-        return not isinstance(part.padding, str)
+        return not isinstance(part.padding, str) and is_plain(part)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Feature maps (B, filters, H', W') of images (B, channels, H, W)."""
@@ -105,11 +105,9 @@ def batched_forward(model: nn.Module) -> Forward:
 
 def batched_refusal(model: nn.Module, task: "Task") -> str | None:
     """Why the clients of a task cannot be trained as a batch, or None if they can; tried on two of them."""
-    reason = refusal(model, example_of(task))
+    reason = refusal(model, example_of(task)) or loss_refusal(model, task)
     if reason is not None:
         return reason
-    if losses_of(task.loss) is None:
-        return "the loss of a single example is not known for losses other than cross_entropy and squared_error"
     x = torch.zeros(2, 2, *task.dataset.train_x.shape[1:], dtype=torch.int64 if task.tokens else torch.float32)
     params = [param.detach().expand(2, *param.shape).clone().requires_grad_() for param in model.parameters()]
     try:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 
 def refusal(model: torch.nn.Module, example: torch.Tensor | None = None) -> str | None:
     """Why the fast path does not take this model, or None if it does.
@@ -52,6 +54,16 @@ def tell_refusal(model: torch.nn.Module, example: torch.Tensor | None = None) ->
 def example_of(task: "Task") -> torch.Tensor:
     """Inputs of one example of a task, as the model gets them, all 0."""
     return torch.zeros(1, *task.dataset.train_x.shape[1:], dtype=torch.int64 if task.tokens else torch.float32)
+
+
+def is_plain(layer: torch.nn.Module) -> bool:
+    """Whether a linear layer or convolution is its formula alone: no hooks, and no parameters but weight and bias."""
+    return not has_hooks(layer) and set(layer._parameters) == {"weight", "bias"}
+
+
+def has_hooks(part: torch.nn.Module) -> bool:
+    """Whether more happens when a module is called than its class says; a form of it made anew would leave that out."""
+    return any(getattr(part, name) for name in _HOOKS) or "forward" in vars(part)
 
 
 def _draws(model: torch.nn.Module, example: torch.Tensor) -> bool:

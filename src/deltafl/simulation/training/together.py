@@ -25,7 +25,7 @@ from .dense import ALIGNMENT, DenseChain
 from .fast import take_step
 from .local import LocalResult, LocalWork
 from .members import Fetch, Member, Schedule, results_of, schedule_of
-from .refusal import refusal
+from .refusal import example_of, has_hooks, refusal
 
 if TYPE_CHECKING:
     from ...tasks.base import Loss, Task
@@ -44,7 +44,7 @@ class TogetherTrainer:
 
     Args:
         model: A module for which ``forward_of(model)`` is not None.
-        loss: A loss for which ``losses_of(loss)`` is not None.
+        loss: A loss for which ``loss_refusal`` is None.
         width: Examples that a minibatch is padded to, see ``width_of``.
     """
 
@@ -163,7 +163,7 @@ def group_size(model: nn.Module, task: "Task", work: LocalWork) -> int:
 
     A pure function of model, task and work: one run takes one path, on any machine and with any number of workers.
     """
-    if refusal(model) is not None or forward_of(model) is None or losses_of(task.loss) is None:
+    if refusal(model) is not None or forward_of(model) is None or loss_refusal(model, task) is not None:
         return 1
     if task.augment is not None or task.tokens:
         return 1
@@ -192,16 +192,20 @@ def width_of(client_rows: Sequence[IntArray], batch_size: int | None) -> int:
 def forward_of(model: nn.Module) -> Forward | None:
     """The model for several clients at once, or None if there is no such form of it.
 
-    Dense chains have one (``dense.py``), and modules with a method ``forward_together`` of the form ``Forward``.
+    Dense chains have one (``dense.py``), and modules with a method ``forward_together`` of the form ``Forward``, where
+    no part has hooks.
     """
     own: Forward | None = getattr(model, "forward_together", None)
     if own is not None:
-        return own
+        return None if any(map(has_hooks, model.modules())) else own
     return DenseChain.of(model)
 
 
 def losses_of(loss: "Loss") -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
-    """The loss of each example, (n, B), from outputs (n, C, B) or (n, B) and targets (n, B); None if not known."""
+    """The loss of each example, (n, B), from outputs (n, C, B) or (n, B) and targets (n, B); None if not known.
+
+    Ask ``loss_refusal`` whether outputs and targets of a task have these forms.
+    """
     from ...tasks.models import squared_error
 
     if _is_cross_entropy(loss):
@@ -209,6 +213,22 @@ def losses_of(loss: "Loss") -> Callable[[torch.Tensor, torch.Tensor], torch.Tens
     if loss is squared_error:
         return lambda output, y: (output - y).square()
     return None
+
+
+def loss_refusal(model: nn.Module, task: "Task") -> str | None:
+    """Why the losses of single examples are not those of ``losses_of`` for a task, or None if they are.
+
+    Both losses take more than that: shares of classes, targets with several numbers, labels to be left out (-100).
+    """
+    y = task.dataset.train_y
+    if losses_of(task.loss) is None:
+        return "the loss of a single example is not known for losses other than cross_entropy and squared_error"
+    if _is_cross_entropy(task.loss):
+        known = y.ndim == 1 and y.dtype == np.int64 and y.min() >= 0
+        return None if known else "the cross-entropy of a single example is known for labels 0, 1, ... alone"
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        known = y.ndim == 1 and model(example_of(task)).shape == (1,)
+    return None if known else "the squared error of a single example is known for one number an example alone"
 
 
 def _is_cross_entropy(loss: "Loss") -> bool:
