@@ -1,7 +1,7 @@
 """``deltafl compare`` and ``deltafl run``: the long work, with progress, interruption and resumption."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ from . import options as o
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from ..settings import RunSettings
+    from ..settings import CompareSettings, RunSettings
     from ..simulation.engine import Evaluation
     from ..simulation.experiment import OnRound
     from ..simulation.ranks import Ranks
@@ -54,13 +54,17 @@ def compare(
 
     Example: deltafl compare --task digits --samplers full,uniform,pracdelta --seeds 3
     """
-    from rich.console import Console
-
     from ..settings import CompareSettings
     from ..simulation.ranks import refuse_ranks
 
     refuse_ranks("compare")
-    settings, folder = o.settings_from(CompareSettings, ctx.params, "compare")
+    with o.opened(CompareSettings, ctx.params, "compare") as (settings, folder):
+        _compare(settings, folder)
+
+
+def _compare(settings: "CompareSettings", folder: Path) -> None:
+    from rich.console import Console
+
     from ..report.table import comparison_table
     from ..simulation.comparison import run_comparison
 
@@ -115,17 +119,15 @@ def run(
 
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """
+    from ..settings import RunSettings
     from ..simulation.ranks import joined_ranks
 
-    with joined_ranks() as ranks:
-        _run(ctx, ranks)
+    with joined_ranks() as ranks, ExitStack() as stack:
+        _run(*ranks.from_first(lambda: stack.enter_context(o.opened(RunSettings, ctx.params, "run"))), ranks)
 
 
-def _run(ctx: typer.Context, ranks: "Ranks") -> None:
+def _run(settings: "RunSettings", folder: Path, ranks: "Ranks") -> None:
     """``deltafl run`` in one of the processes that play it; the first of them does the talking."""
-    from ..settings import RunSettings
-
-    settings, folder = ranks.from_first(lambda: o.settings_from(RunSettings, ctx.params, "run"))
     with _interruptible("run", folder), _progress() as progress:
         bar = progress.add_task(settings.sampler, total=settings.rounds, shown="")
 

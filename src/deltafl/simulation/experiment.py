@@ -7,6 +7,7 @@ theoretical samplers it plays the oracle, training everyone.
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from ..tasks.base import Task
 from ..types import Cohort, RoundInfo
 from .distributed import SharedDirectory, SharedWorkers, refuse_undividable
 from .engine import Engine, Evaluation, Training
+from .lock import claimed
 from .oracle import BYTES_OF_STATISTICS, BYTES_PER_PARAMETER, SimulatedOracle, Traffic, bytes_of, reports_of
 from .probes import is_probed, probe_everyone, probe_selected
 from .ranks import Ranks, shared_out
@@ -185,6 +187,9 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, ranks: Ra
     """``deltafl run``: one experiment in its own folder, started or continued; returns its last evaluation.
 
     ``ranks`` are the processes that play it together; this one alone if left out.
+
+    Raises:
+        DeltaflError: If another process is playing in the folder, or the run cannot be.
     """
     require("safetensors", "sim")
     ranks = ranks or Ranks()
@@ -192,7 +197,10 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, ranks: Ra
         refuse_undividable(settings)
         ranks.use(settings.device)
     directory = RunDirectory(folder) if ranks.count == 1 else SharedDirectory(folder, ranks)
-    with Workers(settings.workers) if ranks.count == 1 else SharedWorkers(settings.workers, ranks) as workers:
+    with ExitStack() as stack:
+        ranks.from_first(lambda: stack.enter_context(claimed(folder)))
+        pool = Workers(settings.workers) if ranks.count == 1 else SharedWorkers(settings.workers, ranks)
+        workers = stack.enter_context(pool)
         engine = engine_of(settings, workers, folder)
         plan_of(settings, engine.task.population(settings.weights), engine.task)
         check_memory(settings, engine, folder)
