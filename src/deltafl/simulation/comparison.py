@@ -25,7 +25,7 @@ from ..report.summary import summarise, write_summary
 from ..settings import CompareSettings, RunSettings
 from ..types import IntArray
 from .engine import Engine, Evaluation
-from .experiment import run_experiment
+from .experiment import run_experiment, tell_other_data
 from .lock import claimed
 from .records import CURE, RunDirectory, environment, recorded_settings, write_header
 from .setup import check_memory, engine_of, plan_of
@@ -55,8 +55,9 @@ def run_comparison(settings: CompareSettings, out: Path, on_round: OnCompareRoun
 
 
 def _played(settings: CompareSettings, out: Path, workers: Workers, on_round: OnCompareRound) -> tuple[list[Run], str]:
-    """All runs, those that are not finished yet played; and the name of the data."""
+    """All runs, those that are not finished yet played; and the names of the data that they read."""
     runs: list[Run] = []
+    names: list[str] = []
     for seed in range(settings.seeds):
         first = out / "runs" / f"{settings.samplers[0]}-seed0"  # all runs take the route of this one
         engine = engine_of(settings.run(settings.samplers[0], seed), workers, first)
@@ -67,24 +68,35 @@ def _played(settings: CompareSettings, out: Path, workers: Workers, on_round: On
                 plan_of(settings.run(sampler, seed), task.population(settings.weights), task)
             if recorded_settings(out) is None:
                 write_header(out, settings, task.dataset.name)
+        elif task.num_clients != len(runs[0].draws_m):
+            raise DeltaflError(
+                f"{task.name} has {len(runs[0].draws_m)} clients with seed 0 and {task.num_clients} with seed {seed}; "
+                f"make as many with every seed, or write seeds = {seed}"
+            )
         for sampler in settings.samplers:
             directory = RunDirectory(out / "runs" / f"{sampler}-seed{seed}")
             with claimed(directory.path):
-                _play(settings.run(sampler, seed), engine, directory, on_round)
+                names += _play(settings.run(sampler, seed), engine, directory, on_round)
             runs.append(read_run(directory, sampler, seed, task.metric, task.num_clients))
-    return runs, engine.task.dataset.name
+    return runs, "; ".join(dict.fromkeys(names))
 
 
-def _play(settings: RunSettings, engine: Engine, directory: RunDirectory, on_round: OnCompareRound) -> None:
-    """Play one run, or what is missing of it."""
-    if not directory.started:
-        directory.start(settings, engine.task.dataset.name)
+def _play(settings: RunSettings, engine: Engine, directory: RunDirectory, on_round: OnCompareRound) -> list[str]:
+    """Play one run, or what is missing of it; returns the names of the data that it read."""
+    data = engine.task.dataset.name
+    names = [data]
+    if directory.started:
+        names = [tell_other_data(directory, data)]
+    else:
+        directory.start(settings, data)
 
     def report(done: int, total: int, test: Evaluation) -> None:
+        names.append(data)
         on_round(settings.sampler, settings.seed, done, total, test)
 
     with suppress(DivergedError):  # the record says so, and with it the summary and the table
         run_experiment(settings, engine, directory, report)
+    return names
 
 
 def _summed_up(settings: CompareSettings, out: Path, runs: list[Run], data: str) -> Summary:

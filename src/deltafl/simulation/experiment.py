@@ -207,16 +207,17 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, ranks: Ra
         if not directory.started:
             directory.start(settings, engine.task.dataset.name)
         else:
-            _tell_other_data(directory, engine.task.dataset.name)
+            tell_other_data(directory, engine.task.dataset.name)
         state = run_experiment(settings, engine, directory, on_round, ranks)
         return engine.evaluate(state.params_d)
 
 
-def _tell_other_data(directory: RunDirectory, data: str) -> None:
-    """Warn of a run that goes on with data of another name than those it began with."""
-    before = directory.environment().get("data", data)
+def tell_other_data(directory: RunDirectory, data: str) -> str:
+    """Warn of a run that goes on with data of another name than those it began with; returns that name."""
+    before: str = directory.environment().get("data", data)
     if before != data:
         _log.warning("this run began on the data %s and goes on with %s", before, data)
+    return before
 
 
 class Refusal(NamedTuple):
@@ -229,10 +230,10 @@ class Refusal(NamedTuple):
 
 
 def refusals(folder: Path) -> list[Refusal]:
-    """All refused replies recorded in a run's or a comparison's folder."""
+    """All refused replies recorded in the folder of a run, or of a comparison's runs."""
     return [
         Refusal(record.parent.name, line["round"], client, reason)
-        for record in sorted(folder.rglob("rounds.jsonl"))
+        for record in [*folder.glob("rounds.jsonl"), *sorted(folder.glob("runs/*/rounds.jsonl"))]
         for line in RunDirectory(record.parent).lines("rounds.jsonl")
         for client, reason in line.get("rejected", [])
     ]
