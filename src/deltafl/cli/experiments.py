@@ -68,7 +68,7 @@ def _compare(settings: "CompareSettings", folder: Path) -> None:
     from ..report.table import comparison_table
     from ..simulation.comparison import run_comparison
 
-    with _interruptible("compare", folder), _progress() as progress:
+    with _interruptible("compare", folder, settings.task), _progress() as progress:
         total = (settings.rounds or 0) * settings.seeds
         bars = {label: progress.add_task(label, total=total, shown="") for label in settings.samplers}
 
@@ -128,7 +128,7 @@ def run(
 
 def _run(settings: "RunSettings", folder: Path, ranks: "Ranks") -> None:
     """``deltafl run`` in one of the processes that play it; the first of them does the talking."""
-    with _interruptible("run", folder), _progress() as progress:
+    with _interruptible("run", folder, settings.task), _progress() as progress:
         bar = progress.add_task(settings.sampler, total=settings.rounds, shown="")
 
         def on_round(done: int, rounds: int, test: "Evaluation") -> None:
@@ -219,14 +219,25 @@ def _progress() -> Iterator["Progress"]:
 
 
 @contextmanager
-def _interruptible(command: str, folder: Path) -> Iterator[None]:
-    """Turn Ctrl-C into a sentence that says how to go on."""
+def _interruptible(command: str, folder: Path, task: str) -> Iterator[None]:
+    """Turn Ctrl-C into a sentence that says how to go on, and errors of a task's own code into one that says where."""
     try:
         yield
     except KeyboardInterrupt:
         typer.echo(f"interrupted; go on with: deltafl {command} --resume --out {folder}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    except (DeltaflError, OSError, typer.Exit):
+        raise
     except SystemExit as error:  # of a task's own code, whose exit code could be taken for one of ours
-        raise DeltaflError(
-            f"the task's own code ended the program by sys.exit({error.code!r}); take that out"
-        ) from None
+        from ..tasks.trial import ended_by
+
+        raise ended_by(error) from None
+    except Exception as error:
+        from ..simulation.workers import failure_of
+        from ..tasks.own import own_failure
+
+        failure = failure_of(error)
+        sentence = own_failure(task, failure.said, failure.places)
+        if sentence is None:
+            raise
+        raise sentence from error
