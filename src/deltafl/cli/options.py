@@ -15,7 +15,7 @@ import typer
 from ..errors import DeltaflError
 
 if TYPE_CHECKING:
-    from ..settings import AnySettings
+    from ..settings import AnySettings, Settings
 
 #: Parameters of a command that are not settings.
 NOT_SETTINGS = {"config", "out", "resume", "set_"}
@@ -91,6 +91,8 @@ def _settings_from(kind: "type[AnySettings]", params: Mapping[str, Any], out: Pa
     given = {key: value for key, value in params.items() if value is not None and key not in NOT_SETTINGS}
     given |= dict(assignment(text) for text in params["set_"] or [])
     recorded = recorded_settings(out) if out else None
+    if recorded is not None:
+        _refuse_other_command(kind, recorded, out)
     if params["resume"]:
         if out is None:
             raise DeltaflError("--resume needs --out DIR, the folder of the run to continue")
@@ -100,7 +102,42 @@ def _settings_from(kind: "type[AnySettings]", params: Mapping[str, Any], out: Pa
             return _continued(kind, recorded, given, params["config"])
     elif recorded is not None:
         raise DeltaflError(f"{out} already holds a run; add --resume to continue it, or choose another --out")
-    return make_settings(kind, given, params["config"])
+    settings = make_settings(kind, given, params["config"])
+    _refuse_ignored(settings, given)
+    return settings
+
+
+def _refuse_other_command(kind: "type[Settings]", recorded: Mapping[str, Any], out: Path | None) -> None:
+    """Tell the folder of a run from that of a comparison, and both from an experiment's."""
+    holds = {
+        "sampler": f"a run; go on with: deltafl run --resume --out {out}",
+        "samplers": f"a comparison; go on with: deltafl compare --resume --out {out}",
+        "experiment": "an experiment; go on with: deltafl reproduce",
+    }
+    for key, what in holds.items():
+        if key in recorded and key not in kind.model_fields:
+            raise DeltaflError(f"{out} holds {what}, or choose another --out")
+
+
+def _refuse_ignored(settings: "Settings", given: Mapping[str, Any]) -> None:
+    """Refuse options that the task or its partition does not look at; a file of settings may serve several tasks."""
+    from ..tasks.own import is_own
+    from ..tasks.partition import PARTITIONS
+
+    of_synthetic = settings.task == "synthetic", "only the task 'synthetic' has it"
+    partition = PARTITIONS.get(settings.partition or "")
+    used = {
+        "noise": of_synthetic,
+        "truth": of_synthetic,
+        "alpha": (partition is not None and partition.uses_alpha, "only Dirichlet partitions have it"),
+        "column": (
+            is_own(settings.task) or (partition is not None and partition.uses_column),
+            "only the partition 'natural' and tables have it",
+        ),
+    }
+    for key, (matters, who) in used.items():
+        if key in given and not matters:
+            raise DeltaflError(f"{key} does nothing here: {who}; leave it out")
 
 
 def _continued(
