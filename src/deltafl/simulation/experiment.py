@@ -203,7 +203,7 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, ranks: Ra
         workers = stack.enter_context(pool)
         engine = engine_of(settings, workers, folder)
         plan_of(settings, engine.task.population(settings.weights), engine.task)
-        check_memory(settings, engine, folder)
+        check_memory(settings, engine, folder, divided=ranks.count > 1)
         if not directory.started:
             directory.start(settings, engine.task.dataset.name)
         else:
