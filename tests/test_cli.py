@@ -97,7 +97,7 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
         (["run", "--sampler", "pracdelta@simple-random"], ["simple-random", "pracdelta@systematic"]),
         (["compare", "--samplers", ","], ["samplers is empty"]),
         (["run", "--partition", "natural"], ["natural", "digits"]),
-        (["run", "--out", "/proc/no/such"], ["/proc/no"]),
+        (["run", "--out", "/proc/no/such"], ["/proc/no/such cannot be made", "another place"]),
         (["run", "--clients", "twelve"], ["--clients", "integer"]),
         (["run", "--no-such-option"], ["--no-such-option"]),
     ],

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from safetensors.numpy import load_file
 from deltafl.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.comparison import run_comparison
 from deltafl.simulation.engine import Engine, Evaluation
-from deltafl.simulation.experiment import run_experiment, run_single, subject_of
+from deltafl.simulation.experiment import refusals, run_experiment, run_single, subject_of
 from deltafl.simulation.records import RunDirectory
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.training.local import LocalWork
@@ -174,6 +175,27 @@ def test_a_comparison_writes_its_summary_and_pictures_and_can_be_continued(tmp_p
     assert {"summary.json", "accuracy.png", "loss.png", "selections.png", "config.toml"} <= written
     run(tmp_path / "alone", sampler="uniform", seed=1)
     assert result_of(tmp_path / "alone") == result_of(tmp_path / "out" / "runs" / "uniform-seed1")
+
+
+def test_a_comparison_that_goes_on_with_other_data_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = make_settings(CompareSettings, {"task": "toy", "rounds": 2, "samplers": "uniform", "seeds": 2})
+    summary = run_comparison(settings, tmp_path, quiet)
+    assert summary.environment["data"] == "toy"
+    for seed in (0, 1):
+        note = tmp_path / "runs" / f"uniform-seed{seed}" / "environment.json"
+        note.write_text(note.read_text().replace('"toy"', '"another toy"'))
+    shutil.rmtree(tmp_path / "runs" / "uniform-seed1")
+    assert run_comparison(settings, tmp_path, quiet).environment["data"] == "another toy; toy"
+    assert "this run began on the data another toy and goes on with toy" in caplog.text
+
+
+def test_refusals_are_those_of_the_run_or_the_comparison_alone(tmp_path: Path) -> None:
+    line = json.dumps({"round": 1, "rejected": [[7, "no reply"]]}) + "\n"
+    places = {".": line, "runs/uniform-seed0": line, "elsewhere": "nonsense", "runs/uniform-seed0/deeper": "nonsense"}
+    for place, content in places.items():
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / "rounds.jsonl").write_text(content)
+    assert [refusal.run for refusal in refusals(tmp_path)] == [tmp_path.name, "uniform-seed0"]
 
 
 def test_the_toys_subject_is_the_papers_example() -> None:

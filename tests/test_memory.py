@@ -303,6 +303,30 @@ def test_a_run_that_does_not_fit_writes_nothing(tmp_path: Path, monkeypatch: pyt
     run_single(settings.model_copy(update={"sampler": "uniform"}), tmp_path / "other", lambda *_: None)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"sampler": "full"},
+            r"a round of 12 clients with 650 parameters takes about 218 kB .*: choose a sampler",
+        ),
+        (
+            {"sampler": "uniform"},
+            r"a round of 4 clients .* about 104 kB .*and 100 kB are free: lower 'sample', or take",
+        ),
+        ({"sampler": "uniform", "sample": 3, "probe_every": 9}, r"a probe of 12 clients .*: leave out 'probe_every'"),
+    ],
+)
+def test_rounds_that_do_not_fit_into_ram_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, object], words: str
+) -> None:
+    monkeypatch.setattr("deltafl.simulation.setup.free_ram", lambda: 100_000)
+    with pytest.raises(DeltaflError, match=words):
+        run_single(make_settings(RunSettings, {**TINY, **given}), tmp_path / "run", lambda *_: None)
+    assert not (tmp_path / "run").exists()
+    run_single(make_settings(RunSettings, {**TINY, "sampler": "uniform", "sample": 3}), tmp_path, lambda *_: None)
+
+
 def test_free_ram_is_known_here() -> None:
     ram = memory_module.free_ram()
     assert ram is None or ram > 10**6

@@ -15,6 +15,7 @@ import torch
 from deltafl import DeltaflError
 from deltafl.cli.experiments import _interruptible
 from deltafl.settings import CompareSettings, RunSettings, make_settings
+from deltafl.simulation.comparison import run_comparison
 from deltafl.simulation.experiment import run_single
 from deltafl.simulation.setup import task_of
 from deltafl.tasks.base import Dataset, Task
@@ -330,9 +331,57 @@ def test_a_task_that_ends_the_program_later_does_not_choose_its_exit_code(tmp_pa
     settings = make_settings(RunSettings, {"task": str(write(tmp_path)), "rounds": 2})
     with (
         pytest.raises(DeltaflError, match=r"own code ended the program by sys\.exit\(3\)"),
-        _interruptible("run", tmp_path),
+        _interruptible("run", tmp_path, settings.task),
     ):
         run_single(settings, tmp_path / "run", lambda *_: sys.exit(3))
+
+
+FAILING = """
+import sys
+
+def later(output, y):  # the trial has two examples
+    if len(y) > 2:
+        {fails}
+    return torch.nn.functional.cross_entropy(output, y)
+
+def make_task(seed):
+    task = ours(seed)
+    return Task("mine", task.dataset, [np.arange(10), np.arange(10, 20)], Net, later)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("fails", "words"),
+    [
+        ("sys.exit(3)", r"own code ended the program by sys\.exit\(3\); take that out"),
+        (
+            "raise ValueError('boom')",
+            r"failed in training or evaluation: ValueError: boom \(mine_\d+\.py line",
+        ),
+    ],
+)
+def test_own_code_that_fails_while_clients_train_is_told_with_its_line(
+    tmp_path: Path, workers: int, fails: str, words: str
+) -> None:
+    path = write(tmp_path, SOURCE.replace("def make_task", "def ours") + FAILING.format(fails=fails))
+    settings = make_settings(RunSettings, {"task": str(path), "sample": 2, "workers": workers})
+    with pytest.raises(DeltaflError, match=words), _interruptible("run", tmp_path, settings.task):
+        run_single(settings, tmp_path / "run", lambda *_: None)
+
+
+def test_errors_of_this_library_keep_their_traceback(tmp_path: Path) -> None:
+    for task in ("digits", "mine.csv", str(tmp_path / "mine.py")):
+        with pytest.raises(ZeroDivisionError), _interruptible("run", tmp_path, task):
+            raise ZeroDivisionError
+
+
+def test_a_number_of_clients_that_depends_on_the_seed_is_refused_before_the_next_seed_is_played(tmp_path: Path) -> None:
+    path = write(tmp_path, SOURCE.replace("range(25)", "range(25 - seed)"))
+    settings = make_settings(CompareSettings, {"task": str(path), "rounds": 1, "samplers": "uniform", "seeds": 2})
+    with pytest.raises(DeltaflError, match="mine has 25 clients with seed 0 and 24 with seed 1; make as many"):
+        run_comparison(settings, tmp_path / "out", lambda *_: None)
+    assert [run.name for run in (tmp_path / "out" / "runs").iterdir()] == ["uniform-seed0"]
 
 
 def test_lists_of_any_whole_numbers_are_rows(tmp_path: Path) -> None:

@@ -128,3 +128,11 @@ def test_columns_average_the_selected_and_keep_the_probed_rounds() -> None:
 
 def test_which_rounds_are_probed() -> None:
     assert [round for round in range(1, 11) if is_probed(4, round)] == [1, 4, 8]
+
+
+def test_a_round_that_asks_nobody_has_no_norms(tmp_path: Path) -> None:
+    lines = run(tmp_path, sampler="uniform@poisson", sample=1, rounds=12, probe_every=20)
+    empty = [line["probe"] for line in lines[1:] if not line["cohort"]]
+    assert empty
+    assert all(probe[name] is None for probe in empty for name in SELECTED)
+    assert probe_columns(lines)["selected_norm_mean"]

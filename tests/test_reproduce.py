@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
 from deltafl.experiments import spec
-from deltafl.experiments.lock import only_one
 from deltafl.experiments.pages.index import read_verdict, write_index
 from deltafl.experiments.spec import experiment_names
+from deltafl.simulation.lock import only_one
 
 COMMAND = [sys.executable, "-m", "deltafl", "reproduce"]
 

@@ -154,6 +154,24 @@ def test_a_route_is_kept_beside_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"device": "gpu"}, "device: String should match"),
+        ({"path": "nonsense"}, "path: Input should be 'loop', 'together'"),
+        ({"precision": "float8"}, "precision: Input should be"),
+        ({"hardware": None}, "hardware: Input should be a valid string"),
+    ],
+)
+def test_a_damaged_note_is_told(tmp_path: Path, changed: dict[str, object], words: str) -> None:
+    route = Route("batched", "cpu", "float32", "engine = 'batched'")
+    keep_route(route, tmp_path)
+    note = tmp_path / "engine.json"
+    note.write_text(json.dumps({**json.loads(note.read_text()), **changed}))
+    with pytest.raises(DeltaflError, match=f"engine.json: {words}.*it is damaged"):
+        kept_route(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"device": "gpu"}, ["device", "'gpu'", "'cuda'", "'auto'"]),

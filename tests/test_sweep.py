@@ -16,7 +16,6 @@ import pytest
 
 from deltafl.errors import DeltaflError
 from deltafl.experiments.kept import UNFINISHED, is_done, record_path, rounds_played
-from deltafl.experiments.lock import only_one
 from deltafl.experiments.record import RunRecord, read_record, record_of, write_record
 from deltafl.experiments.spec import Experiment, parse_experiment
 from deltafl.experiments.sweep import (
@@ -28,6 +27,7 @@ from deltafl.experiments.sweep import (
 )
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.experiment import run_experiment
+from deltafl.simulation.lock import only_one
 from deltafl.simulation.records import RunDirectory
 from deltafl.simulation.setup import engine_of
 
@@ -305,7 +305,7 @@ def test_a_run_of_another_process_is_left_to_it_and_taken_over_when_it_ends(tmp_
 def test_the_lock_of_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b.lock"
     text = (
-        "import sys, time, pathlib; from deltafl.experiments.lock import only_one\n"
+        "import sys, time, pathlib; from deltafl.simulation.lock import only_one\n"
         "with only_one(pathlib.Path(sys.argv[1])) as ours: print(ours, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", text, str(path)], stdout=subprocess.PIPE, text=True) as process:

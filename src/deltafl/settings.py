@@ -282,6 +282,9 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
     unknown = next((key for key in values if key not in kind.model_fields), None)
     if unknown is not None:
         raise unknown_name("setting", unknown, kind.model_fields)
+    for key, value in values.items():
+        if isinstance(value, str) and value.encode(errors="ignore").decode() != value:
+            raise DeltaflError(f"{key} is {value!r}, which is not text in UTF-8; rename what it names")
     try:
         return kind.model_validate(values).resolve()
     except ValidationError as error:

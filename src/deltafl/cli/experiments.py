@@ -1,7 +1,7 @@
 """``deltafl compare`` and ``deltafl run``: the long work, with progress, interruption and resumption."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ from . import options as o
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from ..settings import RunSettings
+    from ..settings import CompareSettings, RunSettings
     from ..simulation.engine import Evaluation
     from ..simulation.experiment import OnRound
     from ..simulation.ranks import Ranks
@@ -54,17 +54,21 @@ def compare(
 
     Example: deltafl compare --task digits --samplers full,uniform,pracdelta --seeds 3
     """
-    from rich.console import Console
-
     from ..settings import CompareSettings
     from ..simulation.ranks import refuse_ranks
 
     refuse_ranks("compare")
-    settings, folder = o.settings_from(CompareSettings, ctx.params, "compare")
+    with o.opened(CompareSettings, ctx.params, "compare") as (settings, folder):
+        _compare(settings, folder)
+
+
+def _compare(settings: "CompareSettings", folder: Path) -> None:
+    from rich.console import Console
+
     from ..report.table import comparison_table
     from ..simulation.comparison import run_comparison
 
-    with _interruptible("compare", folder), _progress() as progress:
+    with _interruptible("compare", folder, settings.task), _progress() as progress:
         total = (settings.rounds or 0) * settings.seeds
         bars = {label: progress.add_task(label, total=total, shown="") for label in settings.samplers}
 
@@ -115,18 +119,16 @@ def run(
 
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """
+    from ..settings import RunSettings
     from ..simulation.ranks import joined_ranks
 
-    with joined_ranks() as ranks:
-        _run(ctx, ranks)
+    with joined_ranks() as ranks, ExitStack() as stack:
+        _run(*ranks.from_first(lambda: stack.enter_context(o.opened(RunSettings, ctx.params, "run"))), ranks)
 
 
-def _run(ctx: typer.Context, ranks: "Ranks") -> None:
+def _run(settings: "RunSettings", folder: Path, ranks: "Ranks") -> None:
     """``deltafl run`` in one of the processes that play it; the first of them does the talking."""
-    from ..settings import RunSettings
-
-    settings, folder = ranks.from_first(lambda: o.settings_from(RunSettings, ctx.params, "run"))
-    with _interruptible("run", folder), _progress() as progress:
+    with _interruptible("run", folder, settings.task), _progress() as progress:
         bar = progress.add_task(settings.sampler, total=settings.rounds, shown="")
 
         def on_round(done: int, rounds: int, test: "Evaluation") -> None:
@@ -217,14 +219,25 @@ def _progress() -> Iterator["Progress"]:
 
 
 @contextmanager
-def _interruptible(command: str, folder: Path) -> Iterator[None]:
-    """Turn Ctrl-C into a sentence that says how to go on."""
+def _interruptible(command: str, folder: Path, task: str) -> Iterator[None]:
+    """Turn Ctrl-C into a sentence that says how to go on, and errors of a task's own code into one that says where."""
     try:
         yield
     except KeyboardInterrupt:
         typer.echo(f"interrupted; go on with: deltafl {command} --resume --out {folder}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    except (DeltaflError, OSError, typer.Exit):
+        raise
     except SystemExit as error:  # of a task's own code, whose exit code could be taken for one of ours
-        raise DeltaflError(
-            f"the task's own code ended the program by sys.exit({error.code!r}); take that out"
-        ) from None
+        from ..tasks.trial import ended_by
+
+        raise ended_by(error) from None
+    except Exception as error:
+        from ..simulation.workers import failure_of
+        from ..tasks.own import own_failure
+
+        failure = failure_of(error)
+        sentence = own_failure(task, failure.said, failure.places)
+        if sentence is None:
+            raise
+        raise sentence from error

@@ -4,7 +4,8 @@ No option has a default here: what is not given comes from ``--config``, then fr
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ import typer
 from ..errors import DeltaflError
 
 if TYPE_CHECKING:
-    from ..settings import AnySettings
+    from ..settings import AnySettings, Settings
 
 #: Parameters of a command that are not settings.
 NOT_SETTINGS = {"config", "out", "resume", "set_"}
@@ -52,8 +53,11 @@ Out = Annotated[Path | None, typer.Option(help="where results go", metavar="DIR"
 Resume = Annotated[bool, typer.Option("--resume", help="continue what is in --out")]
 
 
-def settings_from(kind: "type[AnySettings]", params: Mapping[str, Any], command: str) -> "tuple[AnySettings, Path]":
+@contextmanager
+def opened(kind: "type[AnySettings]", params: Mapping[str, Any], command: str) -> "Iterator[tuple[AnySettings, Path]]":
     """Settings and output folder of a command, checked against what the folder holds already.
+
+    No other process can play in the folder until the end of the block (``simulation/lock.py``).
 
     Args:
         kind: ``RunSettings`` or ``CompareSettings``.
@@ -63,27 +67,77 @@ def settings_from(kind: "type[AnySettings]", params: Mapping[str, Any], command:
     Raises:
         DeltaflError: If a setting is impossible, the folder is in use, or ``--resume`` contradicts its record.
     """
-    from ..settings import make_settings
-    from ..simulation.records import recorded_settings
+    from ..simulation.lock import claimed, claimed_new
     from ..tasks.own import short_name
 
     # Typer before 0.21 leaves paths as text in a context's parameters.
     params = {**params, **{key: Path(params[key]) for key in ("out", "config") if params[key] is not None}}
+    out: Path | None = params["out"]
+    if out is not None:
+        with claimed(out):
+            yield _settings_from(kind, params, out), out
+        return
+    settings = _settings_from(kind, params, None)
+    name = f"{command}-{short_name(settings.task)}-{datetime.now():%Y%m%d-%H%M%S}"
+    with claimed_new(Path("results") / name) as out:
+        yield settings, out
+
+
+def _settings_from(kind: "type[AnySettings]", params: Mapping[str, Any], out: Path | None) -> "AnySettings":
+    """The settings of a command for a folder that was named, or is to be made."""
+    from ..settings import make_settings
+    from ..simulation.records import recorded_settings
+
     given = {key: value for key, value in params.items() if value is not None and key not in NOT_SETTINGS}
     given |= dict(assignment(text) for text in params["set_"] or [])
-    out: Path | None = params["out"]
     recorded = recorded_settings(out) if out else None
+    if recorded is not None:
+        _refuse_other_command(kind, recorded, out)
     if params["resume"]:
         if out is None:
             raise DeltaflError("--resume needs --out DIR, the folder of the run to continue")
         if recorded is None and not given and params["config"] is None:
             raise DeltaflError(f"there is no run in {out} to resume; leave out --resume to start one")
         if recorded is not None:
-            return _continued(kind, recorded, given, params["config"]), out
+            return _continued(kind, recorded, given, params["config"])
     elif recorded is not None:
         raise DeltaflError(f"{out} already holds a run; add --resume to continue it, or choose another --out")
     settings = make_settings(kind, given, params["config"])
-    return settings, out or Path("results") / f"{command}-{short_name(settings.task)}-{datetime.now():%Y%m%d-%H%M%S}"
+    _refuse_ignored(settings, given)
+    return settings
+
+
+def _refuse_other_command(kind: "type[Settings]", recorded: Mapping[str, Any], out: Path | None) -> None:
+    """Tell the folder of a run from that of a comparison, and both from an experiment's."""
+    holds = {
+        "sampler": f"a run; go on with: deltafl run --resume --out {out}",
+        "samplers": f"a comparison; go on with: deltafl compare --resume --out {out}",
+        "experiment": "an experiment; go on with: deltafl reproduce",
+    }
+    for key, what in holds.items():
+        if key in recorded and key not in kind.model_fields:
+            raise DeltaflError(f"{out} holds {what}, or choose another --out")
+
+
+def _refuse_ignored(settings: "Settings", given: Mapping[str, Any]) -> None:
+    """Refuse options that the task or its partition does not look at; a file of settings may serve several tasks."""
+    from ..tasks.own import is_own
+    from ..tasks.partition import PARTITIONS
+
+    of_synthetic = settings.task == "synthetic", "only the task 'synthetic' has it"
+    partition = PARTITIONS.get(settings.partition or "")
+    used = {
+        "noise": of_synthetic,
+        "truth": of_synthetic,
+        "alpha": (partition is not None and partition.uses_alpha, "only Dirichlet partitions have it"),
+        "column": (
+            is_own(settings.task) or (partition is not None and partition.uses_column),
+            "only the partition 'natural' and tables have it",
+        ),
+    }
+    for key, (matters, who) in used.items():
+        if key in given and not matters:
+            raise DeltaflError(f"{key} does nothing here: {who}; leave it out")
 
 
 def _continued(

@@ -8,8 +8,8 @@ from typing import Any
 import tomli_w
 
 from ..plain_files import write_atomically
+from ..simulation.lock import in_turn
 from .kept import files_lock
-from .lock import in_turn
 from .spec import Experiment
 
 

@@ -38,7 +38,7 @@ def record_path(job: Job, folder: Path) -> Path:
 
 
 def files_lock(folder: Path) -> Path:
-    """The lock of what several sweeps on one folder write: its configuration, table and page (``lock.py``)."""
+    """The lock of what sweeps on one folder write: its configuration, table and page (``simulation/lock.py``)."""
     return folder / UNFINISHED / "files.lock"
 
 

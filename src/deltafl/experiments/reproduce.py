@@ -8,10 +8,10 @@ from pydantic import ValidationError
 
 from ..errors import DeltaflError, require
 from ..plain_files import write_atomically
+from ..simulation.lock import in_turn, only_one
 from .environments import only_here, told
 from .folders import require_ours
 from .kept import files_lock
-from .lock import in_turn, only_one
 from .request import Request
 from .spec import Experiment, Sweep, load_experiment
 from .sweep import OnProgress, Progress, make_sweep, records_of, run_sweep

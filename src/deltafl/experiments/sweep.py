@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 from ..divergence import DivergedError
 from ..errors import DeltaflError, require
 from ..settings import CompareSettings
+from ..simulation.lock import only_one
 from .configuration import write_config
 from .kept import UNFINISHED, is_done, record_path, rounds_played
-from .lock import only_one
 from .record import HOW, RunRecord, read_record, record_of, write_record
 from .spec import Experiment, Job, Sweep
 

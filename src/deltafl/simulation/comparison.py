@@ -22,10 +22,11 @@ from ..report.curves import Run
 from ..report.plots import draw_plots
 from ..report.schema import Summary
 from ..report.summary import summarise, write_summary
-from ..settings import CompareSettings
+from ..settings import CompareSettings, RunSettings
 from ..types import IntArray
-from .engine import Evaluation
-from .experiment import run_experiment
+from .engine import Engine, Evaluation
+from .experiment import run_experiment, tell_other_data
+from .lock import claimed
 from .records import CURE, RunDirectory, environment, recorded_settings, write_header
 from .setup import check_memory, engine_of, plan_of
 from .workers import Workers
@@ -41,38 +42,71 @@ def run_comparison(settings: CompareSettings, out: Path, on_round: OnCompareRoun
         settings: Resolved settings.
         out: The comparison's directory; runs that are recorded there go on from their checkpoints.
         on_round: Told after every round.
+
+    Raises:
+        DeltaflError: If another process is playing in the directory, or a run cannot be.
     """
     for package, extra in (("matplotlib", "plot"), ("scipy", "sim"), ("safetensors", "sim")):
         require(package, extra)
+    with claimed(out):
+        with Workers(settings.workers) as workers:
+            runs, data = _played(settings, out, workers, on_round)
+        return _summed_up(settings, out, runs, data)
+
+
+def _played(settings: CompareSettings, out: Path, workers: Workers, on_round: OnCompareRound) -> tuple[list[Run], str]:
+    """All runs, those that are not finished yet played; and the names of the data that they read."""
     runs: list[Run] = []
-    with Workers(settings.workers) as workers:
-        for seed in range(settings.seeds):
-            first = out / "runs" / f"{settings.samplers[0]}-seed0"  # all runs take the route of this one
-            engine = engine_of(settings.run(settings.samplers[0], seed), workers, first)
-            if seed == 0:
-                for sampler in settings.samplers:
-                    check_memory(settings.run(sampler, seed), engine, out)
-                    plan_of(settings.run(sampler, seed), engine.task.population(settings.weights), engine.task)
-                if recorded_settings(out) is None:
-                    write_header(out, settings, engine.task.dataset.name)
+    names: list[str] = []
+    for seed in range(settings.seeds):
+        first = out / "runs" / f"{settings.samplers[0]}-seed0"  # all runs take the route of this one
+        engine = engine_of(settings.run(settings.samplers[0], seed), workers, first)
+        task = engine.task
+        if seed == 0:
             for sampler in settings.samplers:
-                own = settings.run(sampler, seed)
-                directory = RunDirectory(out / "runs" / f"{sampler}-seed{seed}")
-                if not directory.started:
-                    directory.start(own, engine.task.dataset.name)
+                check_memory(settings.run(sampler, seed), engine, out)
+                plan_of(settings.run(sampler, seed), task.population(settings.weights), task)
+            if recorded_settings(out) is None:
+                write_header(out, settings, task.dataset.name)
+        elif task.num_clients != len(runs[0].draws_m):
+            raise DeltaflError(
+                f"{task.name} has {len(runs[0].draws_m)} clients with seed 0 and {task.num_clients} with seed {seed}; "
+                f"make as many with every seed, or write seeds = {seed}"
+            )
+        for sampler in settings.samplers:
+            directory = RunDirectory(out / "runs" / f"{sampler}-seed{seed}")
+            with claimed(directory.path):
+                names += _play(settings.run(sampler, seed), engine, directory, on_round)
+            runs.append(read_run(directory, sampler, seed, task.metric, task.num_clients))
+    return runs, "; ".join(dict.fromkeys(names))
 
-                def report(done: int, total: int, test: Evaluation, who: str = sampler, which: int = seed) -> None:
-                    on_round(who, which, done, total, test)
 
-                with suppress(DivergedError):  # the record says so, and with it the summary and the table
-                    run_experiment(own, engine, directory, report)
-                runs.append(read_run(directory, sampler, seed, engine.task.metric, engine.task.num_clients))
+def _play(settings: RunSettings, engine: Engine, directory: RunDirectory, on_round: OnCompareRound) -> list[str]:
+    """Play one run, or what is missing of it; returns the names of the data that it read."""
+    data = engine.task.dataset.name
+    names = [data]
+    if directory.started:
+        names = [tell_other_data(directory, data)]
+    else:
+        directory.start(settings, data)
+
+    def report(done: int, total: int, test: Evaluation) -> None:
+        names.append(data)
+        on_round(settings.sampler, settings.seed, done, total, test)
+
+    with suppress(DivergedError):  # the record says so, and with it the summary and the table
+        run_experiment(settings, engine, directory, report)
+    return names
+
+
+def _summed_up(settings: CompareSettings, out: Path, runs: list[Run], data: str) -> Summary:
+    """Write the summary and the pictures."""
     runs.sort(key=lambda run: settings.samplers.index(run.sampler))
     summary = summarise(
         runs,
         settings.threshold,
         settings=json.loads(settings.model_dump_json(exclude_none=True)),
-        environment={**environment(), "data": engine.task.dataset.name},
+        environment={**environment(), "data": data},
     )
     write_summary(summary, out / "summary.json")
     draw_plots(runs, summary, out)

@@ -7,6 +7,7 @@ theoretical samplers it plays the oracle, training everyone.
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from ..tasks.base import Task
 from ..types import Cohort, RoundInfo
 from .distributed import SharedDirectory, SharedWorkers, refuse_undividable
 from .engine import Engine, Evaluation, Training
+from .lock import claimed
 from .oracle import BYTES_OF_STATISTICS, BYTES_PER_PARAMETER, SimulatedOracle, Traffic, bytes_of, reports_of
 from .probes import is_probed, probe_everyone, probe_selected
 from .ranks import Ranks, shared_out
@@ -185,6 +187,9 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, ranks: Ra
     """``deltafl run``: one experiment in its own folder, started or continued; returns its last evaluation.
 
     ``ranks`` are the processes that play it together; this one alone if left out.
+
+    Raises:
+        DeltaflError: If another process is playing in the folder, or the run cannot be.
     """
     require("safetensors", "sim")
     ranks = ranks or Ranks()
@@ -192,23 +197,27 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, ranks: Ra
         refuse_undividable(settings)
         ranks.use(settings.device)
     directory = RunDirectory(folder) if ranks.count == 1 else SharedDirectory(folder, ranks)
-    with Workers(settings.workers) if ranks.count == 1 else SharedWorkers(settings.workers, ranks) as workers:
+    with ExitStack() as stack:
+        ranks.from_first(lambda: stack.enter_context(claimed(folder)))
+        pool = Workers(settings.workers) if ranks.count == 1 else SharedWorkers(settings.workers, ranks)
+        workers = stack.enter_context(pool)
         engine = engine_of(settings, workers, folder)
         plan_of(settings, engine.task.population(settings.weights), engine.task)
-        check_memory(settings, engine, folder)
+        check_memory(settings, engine, folder, divided=ranks.count > 1)
         if not directory.started:
             directory.start(settings, engine.task.dataset.name)
         else:
-            _tell_other_data(directory, engine.task.dataset.name)
+            tell_other_data(directory, engine.task.dataset.name)
         state = run_experiment(settings, engine, directory, on_round, ranks)
         return engine.evaluate(state.params_d)
 
 
-def _tell_other_data(directory: RunDirectory, data: str) -> None:
-    """Warn of a run that goes on with data of another name than those it began with."""
-    before = directory.environment().get("data", data)
+def tell_other_data(directory: RunDirectory, data: str) -> str:
+    """Warn of a run that goes on with data of another name than those it began with; returns that name."""
+    before: str = directory.environment().get("data", data)
     if before != data:
         _log.warning("this run began on the data %s and goes on with %s", before, data)
+    return before
 
 
 class Refusal(NamedTuple):
@@ -221,10 +230,10 @@ class Refusal(NamedTuple):
 
 
 def refusals(folder: Path) -> list[Refusal]:
-    """All refused replies recorded in a run's or a comparison's folder."""
+    """All refused replies recorded in the folder of a run, or of a comparison's runs."""
     return [
         Refusal(record.parent.name, line["round"], client, reason)
-        for record in sorted(folder.rglob("rounds.jsonl"))
+        for record in [*folder.glob("rounds.jsonl"), *sorted(folder.glob("runs/*/rounds.jsonl"))]
         for line in RunDirectory(record.parent).lines("rounds.jsonl")
         for client, reason in line.get("rejected", [])
     ]

@@ -40,7 +40,9 @@ def is_probed(every: int, round: int) -> bool:
 
 
 def probe_selected(training: Training, lr: float) -> dict[str, float]:
-    """Mean and least gradient norm of the clients that trained in a round."""
+    """Mean and least gradient norm of the clients that trained in a round; NaN if nobody was asked."""
+    if not len(training.update_nd):
+        return dict.fromkeys(SELECTED, nan)
     norm_n = np.linalg.norm(training.update_nd.astype(np.float64), axis=1) / (lr * training.num_steps_n)
     return {"selected_norm_mean": float(norm_n.mean()), "selected_norm_min": float(norm_n.min())}
 

@@ -9,6 +9,7 @@
     DIR/checkpoint.json      the last checkpoint: which tensors, and how long the two files above were then
     DIR/checkpoint-N.safetensors
     DIR/memory.json          with ``memory_path``: the folder of this run's memory of one update a client
+    DIR/playing.lock         while a process plays the run (lock.py)
 
 A checkpoint is written beside the last one and becomes valid by one rename of ``checkpoint.json``. Lines after it
 belong to rounds that the next start plays again: they are cut off, so nothing is ever recorded twice or half.

@@ -8,7 +8,7 @@ from ..divergence import Method
 from ..errors import DeltaflError
 from ..estimators.controls import remembers
 from ..estimators.damping import DampedControl
-from ..estimators.memory import RowFormat, human, memory_size, require_room
+from ..estimators.memory import RowFormat, free_ram, human, memory_size, require_room
 from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
 from ..round import Plan
 from ..samplers import make_sampler, parse_label, uses_known
@@ -19,11 +19,17 @@ from ..tasks.own import is_own, load_own
 from ..tasks.registry import make_task
 from ..types import Population
 from .engine import Engine
+from .oracle import BYTES_PER_PARAMETER
 from .training.local import LocalWork
 from .training.routes import Computation, kept_route
 from .workers import Workers
 
 T = TypeVar("T")
+
+#: How often the float32 updates of a cohort are in RAM at once, measured: as they are, as leftovers in float64, and in
+#: the estimate of the variance, which needs nothing where all clients are asked, or probed.
+COPIES_OF_DRAWN = 10
+COPIES_OF_CERTAIN = 7
 
 
 def task_of(settings: RunSettings) -> Task:
@@ -132,12 +138,16 @@ def _check_output_layer(name: str, tail_size: int, task: Task) -> None:
         )
 
 
-def check_memory(settings: RunSettings, engine: Engine, out: Path) -> None:
-    """Say how much a memory of one update a client takes, if the estimator has one, and refuse one that does not fit.
+def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool = False) -> None:
+    """Refuse rounds that do not fit into RAM; then a memory of one update a client, if the estimator has one.
+
+    It says how much such a memory takes. ``divided``: several processes share a round, whose RAM is not known here.
 
     Raises:
         DeltaflError: If there is not enough RAM, or room on the disk.
     """
+    if not divided:
+        _check_rounds(settings, engine)
     if not remembers(find_estimator(parse_label(settings.sampler).estimator).control):
         return
     rows = RowFormat(settings.memory_dtype, settings.memory_path)
@@ -149,6 +159,25 @@ def check_memory(settings: RunSettings, engine: Engine, out: Path) -> None:
         f"at most {human(size.ram)} of RAM, checkpoints included, and {human(size.disk)} in {where}"
     )
     require_room(size, rows, out)
+
+
+def _check_rounds(settings: RunSettings, engine: Engine) -> None:
+    """Refuse cohorts and probes whose updates do not fit into RAM."""
+    m, full = engine.task.num_clients, parse_label(settings.sampler).name == "full"
+    asked = m if full else filled_in(settings.sample)
+    copies = COPIES_OF_CERTAIN if asked == m else COPIES_OF_DRAWN
+    cure = "choose a sampler that asks fewer, such as 'uniform'" if full else "lower 'sample'"
+    needs = [("a round", asked, copies, cure)]
+    if settings.probe_every is not None:
+        needs.append(("a probe", m, COPIES_OF_CERTAIN, "leave out 'probe_every'"))
+    ram = free_ram()
+    for what, clients, times, instead in needs:
+        size = times * clients * engine.num_params * BYTES_PER_PARAMETER
+        if ram is not None and size > ram:
+            raise DeltaflError(
+                f"{what} of {clients:,} clients with {engine.num_params:,} parameters takes about {human(size)} of RAM "
+                f"and {human(ram)} are free: {instead}, or take a smaller model"
+            )
 
 
 def method_of(settings: RunSettings, plan: Plan) -> Method:

@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ..errors import DeltaflError, MissingExtraError
+from ..tasks.trial import ended_by, places_of, told
 
 try:
     import torch
@@ -27,6 +28,29 @@ except ImportError as error:
     raise MissingExtraError("torch", "sim") from error
 
 Job = tuple[int, ...]
+
+
+class Failure(NamedTuple):
+    """An error that is none of ours: its traceback, the error in one line, and the files and lines it came through."""
+
+    text: str
+    said: str
+    places: list[tuple[str, int | None]]
+
+
+class JobError(RuntimeError):
+    """A job failed in a worker process; the traceback there is in the message."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"local training failed in a worker process:\n{failure.text}")
+        self.failure = failure
+
+
+def failure_of(error: Exception) -> Failure:
+    """What is to be said of an error that is being handled, from a worker or from this process."""
+    if isinstance(error, JobError):
+        return error.failure
+    return Failure(traceback.format_exc(), told(error), places_of(error))
 
 
 class Workers:
@@ -112,7 +136,7 @@ class Workers:
 
         Raises:
             DeltaflError: If a worker died, or the job itself raised one.
-            RuntimeError: If a job raised another error; the worker's traceback is in the message.
+            JobError: If a job raised another error in a worker.
         """
         if self._closed or self._runner is None:
             raise DeltaflError("these workers are closed or have no task; make new ones with Workers(count)")
@@ -176,7 +200,7 @@ class Workers:
         if isinstance(failure, DeltaflError):
             raise failure
         if failure is not None:
-            raise RuntimeError(f"local training failed in a worker process:\n{failure}")
+            raise JobError(failure)
         return result
 
     def _died(self, worker: int) -> DeltaflError:
@@ -241,10 +265,12 @@ def _serve(pipe: "Connection[Any, Any]") -> None:
             return
 
 
-def _attempt(runner: Any, method: str, model: Any, job: Job) -> tuple[DeltaflError | str | None, Any]:
+def _attempt(runner: Any, method: str, model: Any, job: Job) -> tuple[DeltaflError | Failure | None, Any]:
     try:
         return None, getattr(runner, method)(model, *job)
     except DeltaflError as error:
         return DeltaflError(str(error)), None
-    except Exception:
-        return traceback.format_exc(), None
+    except SystemExit as error:  # of a task's own code
+        return ended_by(error), None
+    except Exception as error:
+        return failure_of(error), None

@@ -73,6 +73,21 @@ def load_own(name: str, seed: int, *, label: str | None = None, client: str | No
     return task
 
 
+def own_failure(name: str, said: str, places: Iterable[tuple[str, int | None]]) -> DeltaflError | None:
+    """The sentence for an error while clients train or a model is evaluated; None if no line of the user's is in it.
+
+    Args:
+        name: The task.
+        said: The error in one line.
+        places: Files and lines that it came through; what lies beside the task's file is the user's, too.
+    """
+    folder = _split(name)[0].resolve().parent
+    own = dict.fromkeys(f"{Path(file).name} line {line}" for file, line in places if Path(file).parent == folder)
+    if not own or not is_own(name) or is_table(name):
+        return None
+    return DeltaflError(f"the task's own code failed in training or evaluation: {said} ({', '.join(own)})")
+
+
 def own_spec(name: str, task: Task) -> TaskSpec:
     """The settings that an experiment with an own task has unless it says otherwise."""
     return TaskSpec(

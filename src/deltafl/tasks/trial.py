@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..errors import DeltaflError
 from ..streams import stream
 from .base import Task
 from .models import require_torch
@@ -140,6 +141,16 @@ def _shape(value: object) -> str:
 
 def told(error: BaseException, path: Path | None = None) -> str:
     """An error in one line, with the line of a user's file that it came from."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    lines = [line for file, line in places_of(error) if file == str(path)]
     where = f" (line {lines[-1]})" if lines else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
+
+
+def places_of(error: BaseException) -> list[tuple[str, int | None]]:
+    """Files and lines that an error came through, where it was raised last."""
+    return [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def ended_by(error: SystemExit) -> DeltaflError:
+    """The sentence for code of a task that ends the program."""
+    return DeltaflError(f"the task's own code ended the program by sys.exit({error.code!r}); take that out")

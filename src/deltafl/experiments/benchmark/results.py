@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ...simulation.lock import in_turn
 from ..kept import files_lock, is_done, record_path
-from ..lock import in_turn
 from ..record import RunRecord, read_record
 from ..spec import Job
 from .parts import Part

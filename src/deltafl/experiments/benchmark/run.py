@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...errors import DeltaflError, require, unknown_name
+from ...simulation.lock import in_turn
 from ..configuration import write_config
 from ..kept import files_lock
-from ..lock import in_turn
 from ..record import what_is_run
 from ..spec import Experiment, Job
 from ..sweep import OnProgress, Progress, run_jobs

@@ -8,9 +8,10 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import torch
+from pydantic import BaseModel, Field
 
 from ...errors import DeltaflError
 from ...plain_files import write_atomically
@@ -133,29 +134,40 @@ def _check(model: torch.nn.Module, task: "Task", how: Computation, device: torch
         )
 
 
+class _Noted(BaseModel):
+    """``engine.json``: a route, and what the device was called."""
+
+    path: Literal["loop", "together", "batched", "unfolded"]
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
+    precision: Literal["float32", "tf32", "bfloat16"]
+    why: str
+    hardware: str
+
+
 def hardware_of(folder: Path) -> str | None:
     """The device that a run in this folder trained on, if it is not a CPU and there is a note of it."""
-    note = folder / _NOTE
-    if not note.exists():
-        return None
-    hardware = checked(dict[str, str], read_json(note), str(note), _DAMAGED).get("hardware", "cpu")
-    return None if hardware == "cpu" else hardware
+    noted = _noted(folder)
+    return None if noted is None or noted.hardware == "cpu" else noted.hardware
 
 
 def kept_route(folder: Path | None) -> Route | None:
-    """The route that a run in this folder took; None if there is no note of one."""
-    note = None if folder is None else folder / _NOTE
-    if note is None or not note.exists():
+    """The route that a run in this folder took; None if there is no note of one.
+
+    Raises:
+        DeltaflError: If the note is damaged, or the device is not there.
+    """
+    noted = None if folder is None else _noted(folder)
+    if noted is None:
         return None
-    content = checked(dict[str, str], read_json(note), str(note), _DAMAGED)
-    absent = {*Route._fields, "hardware"} - content.keys()
-    if absent:
-        raise DeltaflError(f"{note} lacks {', '.join(sorted(absent))}; run it again in another folder")
-    route = Route(*(content[field] for field in Route._fields))
-    found = device_name(find_device(route.device))
-    if found != content["hardware"]:
-        _log.warning("this run began on %s and goes on with %s: last bits will differ", content["hardware"], found)
-    return route
+    found = device_name(find_device(noted.device))
+    if found != noted.hardware:
+        _log.warning("this run began on %s and goes on with %s: last bits will differ", noted.hardware, found)
+    return Route(noted.path, noted.device, noted.precision, noted.why)
+
+
+def _noted(folder: Path) -> _Noted | None:
+    note = folder / _NOTE
+    return checked(_Noted, read_json(note), str(note), _DAMAGED) if note.exists() else None
 
 
 def keep_route(route: Route, folder: Path) -> None:

@@ -1,0 +1,69 @@
+"""The options of ``run`` and ``compare``: what a folder holds already, and what would be ignored."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltafl.cli.options import opened
+from deltafl.errors import DeltaflError
+from deltafl.settings import CompareSettings, RunSettings, Settings, make_settings
+from deltafl.simulation.records import write_header
+
+RUN, COMPARISON = RunSettings, CompareSettings
+
+
+def settings(kind: type[Settings], out: Path | None = None, resume: bool = False, *sets: str, **given: Any) -> Settings:
+    params = {"out": out, "config": None, "resume": resume, "set_": list(sets), **given}
+    with opened(kind, params, "run") as (found, _):
+        return found
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_the_folder_of_another_command_is_told(tmp_path: Path, resume: bool) -> None:
+    for kind in (RUN, COMPARISON):
+        write_header(tmp_path / kind.__name__, make_settings(kind, {"task": "toy"}))
+    with pytest.raises(DeltaflError, match="holds a run; go on with: deltafl run --resume --out "):
+        settings(COMPARISON, tmp_path / "RunSettings", resume)
+    with pytest.raises(DeltaflError, match="holds a comparison; go on with: deltafl compare --resume --out"):
+        settings(RUN, tmp_path / "CompareSettings", resume)
+    (tmp_path / "config.toml").write_text('experiment = "toy"\nscale = "cpu"\n')
+    with pytest.raises(DeltaflError, match="holds an experiment; go on with: deltafl reproduce"):
+        settings(RUN, tmp_path, resume)
+    assert settings(RUN, tmp_path / "RunSettings", resume=True).task == "toy"
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "value", "why"),
+    [
+        ("synthetic", "alpha", 0.3, "only Dirichlet partitions have it"),
+        ("toy", "alpha", 0.3, "only Dirichlet partitions have it"),
+        ("mnist", "alpha", 0.3, "only Dirichlet partitions have it"),
+        ("digits", "noise", 5, "only the task 'synthetic' has it"),
+        ("digits", "truth", [1.0, 2.0], "only the task 'synthetic' has it"),
+        ("digits", "column", "foo", "only the partition 'natural' and tables have it"),
+    ],
+)
+def test_options_that_the_task_does_not_look_at_are_refused(
+    tmp_path: Path, task: str, key: str, value: object, why: str
+) -> None:
+    with pytest.raises(DeltaflError, match=f"{key} does nothing here: {why}; leave it out"):
+        settings(RUN, tmp_path / "out", False, f"{key}={value}", task=task)
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_that_the_task_looks_at_and_files_for_many_tasks_are_taken(tmp_path: Path) -> None:
+    settings(RUN, tmp_path / "out", False, "noise=5", task="synthetic")
+    settings(RUN, tmp_path / "out", task="digits", alpha=0.3)
+    settings(RUN, tmp_path / "out", False, "column=writer", task="mnist", partition="natural")
+    (tmp_path / "my.toml").write_text("noise = 5\nalpha = 0.3\n")
+    found = settings(RUN, tmp_path / "out", task="toy", config=tmp_path / "my.toml")
+    assert isinstance(found, RunSettings)
+    assert found.noise == 5
+
+
+@pytest.mark.parametrize("key", ["data_dir", "memory_path", "task"])
+def test_names_that_are_not_utf8_are_refused(key: str) -> None:
+    with pytest.raises(DeltaflError, match=rf"{key} is 'd\\udcff', which is not text in UTF-8"):
+        make_settings(RUN, {key: "d\udcff"})
+    assert make_settings(RUN, {"data_dir": "Größe"}).data_dir == "Größe"
