@@ -506,7 +506,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that are run, in this process instead of a pool."""
     done: list[str] = []
 
-    def serial(jobs: Sequence[Job], folder: Path, processes: int, on_progress: Callable[[Progress], None]) -> None:
+    def serial(jobs: Sequence[Job], folder: Path, _: int, on_progress: Callable[[Progress], None], *__: object) -> None:
         for job in jobs:
             if not is_done(job, folder):
                 sweep.run_job(job, folder)

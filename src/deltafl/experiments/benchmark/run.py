@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import DeltaflError, require, unknown_name
@@ -13,6 +14,7 @@ from ..spec import Experiment, Job
 from ..sweep import OnProgress, Progress, run_jobs
 from .parts import Part, parts_of
 from .results import Reasons, Store, gather, tests, tuning
+from .tried import is_packed, stamp_of
 
 if TYPE_CHECKING:
     from ..request import Request
@@ -70,8 +72,9 @@ def _run_part(part: Part, methods: tuple[str, ...], store: Store, processes: int
     done = [job for job in tuning(part, methods, store) if store.tried(part, job)]
     store.pack(part, done)  # what was interrupted left records
     progress.add(done)
+    before = stamp_of(part, store.folder)
     while jobs := [job for job in tuning(part, methods, store) if store.tried(part, job) is None]:
-        run_jobs(jobs, store.folder, processes, progress.of(jobs))
+        run_jobs(jobs, store.folder, processes, progress.of(jobs), partial(is_packed, part, before))
         progress.add(jobs)
     store.pack(part, tuning(part, methods, store))
     jobs = tests(part, methods, store)
