@@ -32,7 +32,7 @@ def reproduce_benchmark(experiment: Experiment, request: "Request", on_progress:
 
     require("scipy", "sim")
     parts = parts_of(experiment, request.scale, **request.own)
-    chosen = _chosen(parts, request.parts)
+    chosen = chosen_parts(parts, request.parts)
     reasons: Reasons = {}
     if not request.only_page:
         reasons = run_parts(experiment, parts, chosen, request, on_progress)
@@ -141,7 +141,12 @@ class _Whole:
         self._runs += len(jobs)
 
 
-def _chosen(parts: Sequence[Part], names: tuple[str, ...] | None) -> list[Part]:
+def chosen_parts(parts: Sequence[Part], names: tuple[str, ...] | None) -> list[Part]:
+    """The parts with these names, all for None.
+
+    Raises:
+        DeltaflError: If there is no such part.
+    """
     known = {part.name: part for part in parts}
     for name in names or ():
         if name not in known:
