@@ -3,11 +3,13 @@
     python benchmarks/ideas.py [--task digits] [--set clients=100 ...] [--rounds 50] [--seeds 10] [--out result.json]
     python benchmarks/ideas.py --group known ...
     python benchmarks/ideas.py --show result.json
+    python benchmarks/ideas.py --notes docs/lab-notes.md
 
 Each idea is a plan: a sampler, an estimator, sometimes a control that exists only here. All run on the same clients,
 initial models and minibatches. The group ``memory`` is told nothing of the clients but their sizes, ``known`` their
 shares of labels as well. Reported are the mean accuracy over all rounds (which ranks methods with less noise than
-the rounds to a threshold), paired with that of FedVARP, and the rounds to the task's threshold.
+the rounds to a threshold), paired with that of FedVARP and with that of the group's default, and the rounds to the
+task's threshold; a run that never reaches it counts as all its rounds, and the mean is marked with ≥.
 """
 
 import argparse
@@ -17,15 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from deltafl import SAMPLERS, Centred, Plan, Sampler, close_round, init_round, make_sampler, open_round
 from deltafl.cli.options import assignment
+from deltafl.errors import DeltaflError, unknown_name
 from deltafl.estimators.controls import Control, InnovationControl
 from deltafl.estimators.damping import DampedControl
 from deltafl.estimators.regression import RegressionControl
 from deltafl.estimators.table import ESTIMATORS, Estimator, horvitz_thompson
-from deltafl.report.statistics import mean_interval
 from deltafl.samplers import Balanced
 from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.engine import Engine
@@ -34,6 +34,7 @@ from deltafl.simulation.records import environment
 from deltafl.simulation.setup import engine_of
 from idea_known import BalancedInnovation, LeftoverControl
 from idea_parts import DeviationControl, EndpointControl, NeighbourControl, TourFirst
+from idea_tables import CHANCE, read_ideas, table, write_tables
 
 
 class Idea(NamedTuple):
@@ -125,11 +126,6 @@ def play(idea: Idea, settings: RunSettings, engine: Engine) -> list[float]:
     return accuracy
 
 
-def rounds_to(threshold: float, accuracy: list[float]) -> int:
-    """The first round at the threshold; one more than there are if none is."""
-    return next((i + 1 for i, value in enumerate(accuracy) if value >= threshold), len(accuracy) + 1)
-
-
 def main() -> None:
     """Run all ideas for all seeds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -141,14 +137,30 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file for all accuracies, JSON")
-    parser.add_argument("--show", type=Path, help="run nothing, print the table of such a file")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="run nothing, print the table of such a file")
+    parser.add_argument("--notes", type=Path, metavar="FILE", help="run nothing, make the tables of the notes anew")
     given = parser.parse_args()
-    if given.show:
-        content = json.loads(given.show.read_text())
-        print(table(content["accuracy"], make_settings(RunSettings, {"sampler": "uniform", **content["settings"]})))
-        return
+    try:
+        if given.notes:
+            write_tables(given.notes)
+        elif given.show:
+            file = read_ideas(given.show)
+            print(f"{table(file.accuracy, file.threshold)}\n\n{CHANCE}")
+        else:
+            run(given)
+    except DeltaflError as error:
+        parser.exit(2, f"ideas.py: {error}\n")
+
+
+def run(given: argparse.Namespace) -> None:
+    """Play the ideas, print their table and write their file."""
+    if given.seeds < 1:
+        raise DeltaflError(f"--seeds is {given.seeds}; write 1 or more")
     own = {"task": given.task, "rounds": given.rounds, **dict(map(assignment, given.set))}
     chosen = ideas() if given.group == "memory" else ideas_with_labels()
+    for name in given.only or ():
+        if name not in chosen:
+            raise unknown_name("idea", name, chosen)
     if given.only:
         chosen = {name: chosen[name] for name in dict.fromkeys(["fedvarp", *given.only])}
     found: dict[str, list[list[float]]] = {}
@@ -159,7 +171,7 @@ def main() -> None:
         for name, idea in chosen.items():
             found.setdefault(name, []).append(play(idea, settings, engine))
         print(f"seed {seed} done after {time.perf_counter() - began:.0f} s", flush=True)
-    print(table(found, settings))
+    print(f"{table(found, settings.threshold)}\n\n{CHANCE}")
     if given.out:
         rounded = {name: [[round(value, 5) for value in run] for run in runs] for name, runs in found.items()}
         content = {
@@ -169,23 +181,6 @@ def main() -> None:
             "accuracy": rounded,
         }
         given.out.write_text(json.dumps(content) + "\n")
-
-
-def table(found: dict[str, list[list[float]]], settings: RunSettings) -> str:
-    """Markdown: mean accuracy over the rounds, the paired difference from FedVARP, rounds to the threshold."""
-    threshold = settings.threshold or 1.0
-    area = {name: [float(np.mean(run)) for run in runs] for name, runs in found.items()}
-    reached = {name: float(np.mean([rounds_to(threshold, run) for run in runs])) for name, runs in found.items()}
-    gap = reached.get("uniform", 0.0) - reached.get("full", 0.0)
-    lines = ["| idea | mean accuracy, points above FedVARP | rounds to the threshold | G |", "|---|---|---|---|"]
-    for name in found:
-        points = np.array([100 * (a - b) for a, b in zip(area[name], area["fedvarp"], strict=True)])
-        mean, _, high = mean_interval(points)
-        half = float("nan") if high is None else high - mean
-        compared = {"uniform", "full"} <= set(found) and gap > 0
-        closed = f"{(reached['uniform'] - reached[name]) / gap:.2f}" if compared else "-"
-        lines.append(f"| {name} | {mean:+.2f} ± {half:.2f} | {reached[name]:.1f} | {closed} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,14 @@
         [--seeds 3] [--out result.json]
 
 The method is played, and before some of its rounds all clients are trained beside it, twice with different minibatches:
-half of norm(u_i - u_i')^2 is the noise s_i^2 that no memory can know. Everything is for even draws, whose error is
-(m/n - 1) sum w_i^2 x_i^2, over norm(ubar)^2: x_i = norm(u_i - ubar) without a memory ("no memory"); x_i = s_i, the
-floor of every memory ("noise"); what the method's controls leave of clients that were seen ("seen") and not ("unseen").
+half of norm(u_i - u_i')^2 is the noise s_i^2 that no memory can know. Everything is for even draws of fixed size, over
+norm(ubar)^2. With y_i = w_i (u_i - c_i) and ybar their mean their error is, whatever the weights,
+
+    (m/n - 1) m / (m - 1) sum norm(y_i - ybar)^2:
+
+with c = 0 ("no memory"), and with the method's controls, over the clients that were seen ("seen") and not ("unseen").
+Of noise alone, which is independent from client to client, that is (m/n - 1) sum w_i^2 s_i^2 on average, the floor of
+every memory ("noise").
 """
 
 import argparse
@@ -23,7 +28,7 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.oracle import reports_of
 from deltafl.simulation.records import environment
 from deltafl.simulation.setup import engine_of, plan_of
-from deltafl.types import FloatArray
+from deltafl.types import BoolArray, FloatArray
 
 ROUNDS = (3, 6, 10, 15, 20, 30)
 COLUMNS = ("no memory", "noise", "seen", "unseen", "share seen", "accuracy")
@@ -53,28 +58,36 @@ def play(settings: RunSettings, engine: Engine) -> list[list[float]]:
                 for label in (state.round, state.round + _OTHER_MINIBATCHES)
             )
             control_md = control.guess(state.control, everyone).control_nd
-            seen_m = state.answered_m > 0
-            ubar_d = weight_m @ update_md
-            scale = (len(weight_m) / plan.n - 1) / float(ubar_d @ ubar_d)
-
-            def error(square_m: FloatArray, factor: float = scale) -> float:
-                return float(factor * (weight_m**2 @ square_m))
-
-            left_m = np.sum((update_md - control_md) ** 2, axis=1)
-            rows.append(
-                [
-                    error(np.sum((update_md - ubar_d) ** 2, axis=1)),
-                    error(np.sum((update_md - other_md) ** 2, axis=1) / 2),
-                    error(np.where(seen_m, left_m, 0.0)),
-                    error(np.where(seen_m, 0.0, left_m)),
-                    float(seen_m.mean()),
-                    engine.evaluate(state.params_d).accuracy,
-                ]
-            )
+            rows.append(_errors(weight_m, update_md, other_md, control_md, state.answered_m > 0, plan.n))
+            rows[-1].append(engine.evaluate(state.params_d).accuracy)
         cohort = open_round(plan, state)
         training = engine.train(state.params_d, state.round, cohort.client_n)
         state, _ = close_round(plan, state, cohort, training.update_nd, reports_of(training))
     return rows
+
+
+def _errors(
+    weight_m: FloatArray, update_md: FloatArray, other_md: FloatArray, control_md: FloatArray, seen_m: BoolArray, n: int
+) -> list[float]:
+    """All of ``COLUMNS`` but the accuracy."""
+    ubar_d, value_md = weight_m @ update_md, weight_m[:, None] * update_md
+    noise_m = weight_m**2 * np.sum((update_md - other_md) ** 2, axis=1) / 2
+    left_m = error_of_even_draws(value_md - weight_m[:, None] * control_md, n)
+    errors = [
+        error_of_even_draws(value_md, n).sum(),
+        (len(weight_m) / n - 1) * noise_m.sum(),
+        left_m[seen_m].sum(),
+        left_m[~seen_m].sum(),
+    ]
+    return [*(float(error / (ubar_d @ ubar_d)) for error in errors), float(seen_m.mean())]
+
+
+def error_of_even_draws(value_md: FloatArray, n: int) -> FloatArray:
+    """The parts, by client, of E norm((m / n) sum of n values, drawn evenly - sum of all)^2."""
+    m = len(value_md)
+    square_m = np.sum((value_md - value_md.mean(axis=0)) ** 2, axis=1)
+    parts_m: FloatArray = (m / n - 1) * m / (m - 1) * square_m
+    return parts_m
 
 
 def main() -> None:

@@ -451,6 +451,37 @@ def test_runs_that_never_reach_are_marked_and_decide_nothing_in_their_favour(tmp
     assert "| `delta-centred` | ≥ 14.6 | 1 |" in page  # 8 + 9 + 7 + 9 + all 40 rounds, a megabyte each
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"delta-centred": [8, 9, 7, 9, 99]}, "no rival is ahead (0 behind, 2 not told apart)"),  # ours: behind is open
+        ({"pracdelta": [24, 29, 99, 27, 28]}, "no rival is ahead (2 behind, 0 not told apart)"),
+        ({"delta-centred": [32, 33, 31, 34, 33], "pracdelta": [9, 8, 9, 9, 8]}, "ahead of it: pracdelta"),
+        ({"delta-centred": [32, 33, 31, 34, 33], "pracdelta": [9, 8, 9, 9, 99]}, "no rival is ahead (0 behind, 2 not"),
+        ({"delta-centred": [32, 33, 31, 34, 99], "pracdelta": [9, 8, 9, 9, 8]}, "ahead of it: pracdelta"),
+    ],
+)
+def test_who_never_reaches_is_ahead_of_none(tmp_path: Path, changes: dict[str, list[int]], said: str) -> None:
+    """At a horizon of 40 rounds a run that never reaches counts as 40: less than it needs, in its method's favour."""
+    write_runs(tmp_path, made_up(), MADE_UP | changes)
+    assert said in shown(tmp_path, made_up())
+
+
+def test_speed_ups_beside_runs_that_never_reach_are_marked(tmp_path: Path) -> None:
+    def speed_ups(**changes: list[int]) -> dict[str, str]:
+        write_runs(tmp_path, made_up(), MADE_UP | {name.replace("_", "-"): rounds for name, rounds in changes.items()})
+        main = shown(tmp_path, made_up()).partition("![digits: curves]")[0]
+        rows = [line.split(" | ") for line in main.splitlines() if line.startswith("| `")]
+        return {row[0].split("`")[1]: row[3].partition(" [")[0] for row in rows}
+
+    late, later = [8, 9, 7, 9, 99], [30, 34, 28, 32, 99]
+    assert speed_ups()["delta-centred"] == "×3.88"
+    found = speed_ups(delta_centred=late)
+    assert (found["delta-centred"], found["pracdelta"], found["uniform"]) == ("≤ ×2.18", "×1.24", "baseline")
+    found = speed_ups(delta_centred=late, uniform=later)
+    assert (found["delta-centred"], found["pracdelta"], found["uniform"]) == ("≥≤ ×2.25", "≥ ×1.28", "baseline")
+
+
 def test_without_a_gap_the_page_gives_no_number(tmp_path: Path) -> None:
     write_runs(tmp_path, made_up(), MADE_UP | {"uniform": [6, 5, 6, 7, 6]})
     page = shown(tmp_path, made_up())
@@ -506,7 +537,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that are run, in this process instead of a pool."""
     done: list[str] = []
 
-    def serial(jobs: Sequence[Job], folder: Path, processes: int, on_progress: Callable[[Progress], None]) -> None:
+    def serial(jobs: Sequence[Job], folder: Path, _: int, on_progress: Callable[[Progress], None], *__: object) -> None:
         for job in jobs:
             if not is_done(job, folder):
                 sweep.run_job(job, folder)

@@ -9,6 +9,7 @@ import pytest
 from deltafl.errors import DeltaflError
 from deltafl.experiments.limits.drifting import LimitsSettings, Point, measure, points_of
 from deltafl.experiments.limits.page import report_limits, run_limits, summarise_limits
+from deltafl.experiments.spec import load_experiment
 
 SMALL = LimitsSettings(
     methods=("uniform", "delta-centred", "fedvarp"),
@@ -59,11 +60,32 @@ def test_page_and_table(tmp_path: Path) -> None:
     page = report_limits(settings, tmp_path)
     assert "| fedvarp |" in page
     assert (tmp_path / "limits.png").stat().st_size > 10_000
-    rows = json.loads((tmp_path / "limits.json").read_text())
+    rows = json.loads((tmp_path / "limits.json").read_text())["rows"]
     assert len((tmp_path / "errors.csv").read_text().splitlines()) == 1 + sum(len(row["error"]) for row in rows)
     measured, verdict = summarise_limits(settings, tmp_path)
     assert "fedvarp has a smaller error than uniform at 4 of 4 points" in measured
     assert verdict == "not a claim of the paper"
+
+
+def test_data_of_other_settings_are_refused(tmp_path: Path) -> None:
+    settings = SMALL.model_copy(update={"rounds": 2, "spreads": (0.0,)})
+    run_limits(settings, tmp_path, lambda *_: None)
+    for change in ({"seeds": 4}, {"rounds": 3}, {"drifts": (0.5,)}, {"methods": ("uniform",)}):
+        other = settings.model_copy(update=change)
+        for show in (report_limits, summarise_limits):
+            with pytest.raises(DeltaflError, match=f"measured with another {next(iter(change))}; give the --scale"):
+                show(other, tmp_path)
+    assert not (tmp_path / "limits.png").exists()
+    for text, sentence in (("[]", "does not say with what settings"), ('{"rows": []}', "settings: Field required")):
+        (tmp_path / "limits.json").write_text(text)
+        with pytest.raises(DeltaflError, match=rf"{sentence}.*; leave out --only-page to run it again"):
+            report_limits(settings, tmp_path)
+
+
+def test_the_committed_data_are_those_of_the_command_on_their_page() -> None:
+    folder = Path(__file__).parent.parent / "docs" / "results" / "limits"
+    settings = LimitsSettings.model_validate(load_experiment("limits").own_settings("cpu"))
+    assert summarise_limits(settings, folder)[0] in (folder / "README.md").read_text()
 
 
 def test_methods_that_need_an_oracle_are_refused() -> None:

@@ -156,6 +156,9 @@ def test_other_settings_need_another_folder(tmp_path: Path) -> None:
     run_rates(one, tmp_path, lambda done, total: None)
     with pytest.raises(DeltaflError, match="another noise"):
         run_rates(one.model_copy(update={"noise": 2.0}), tmp_path, lambda done, total: None)
+    for show in (report_rates, summarise_rates):
+        with pytest.raises(DeltaflError, match="another clients, noise"):
+            show(one.model_copy(update={"noise": 2.0, "clients": 6}), tmp_path)
     path = cells_path(tmp_path, "quadratics", "uniform")
     assert len(read_cells(path)) == 4
     path.write_text(path.read_text() + "half a li")

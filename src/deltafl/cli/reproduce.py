@@ -39,6 +39,13 @@ def reproduce(
         str | None, typer.Option(help="where clients train: cpu, cuda, cuda:N, auto", metavar="NAME")
     ] = None,
     only_page: Annotated[bool, typer.Option("--only-page", help="run nothing, show what is finished")] = False,
+    check: Annotated[
+        int | None,
+        typer.Option(
+            help="benchmark: play K of its finished test runs again and compare; records made by older code differ",
+            metavar="K",
+        ),
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="all experiments, what they need, how long they take")] = False,
     index: Annotated[
         Path | None, typer.Option(help="write the summary of the results below DIR", metavar="DIR")
@@ -60,7 +67,7 @@ def reproduce(
 
     if scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
-    for option, number in (("seeds", seeds), ("processes", processes)):
+    for option, number in (("seeds", seeds), ("processes", processes), ("check", check)):
         if number is not None and number < 1:
             raise DeltaflError(f"--{option} is {number}; write 1 or more")
     if list_:
@@ -75,7 +82,27 @@ def reproduce(
         folder = out or default_folder("" if name == "all" else name, scale)
         chosen = tuple(part) if part else None
         request = Request(name, scale, folder, chosen, seeds, side_by_side, data_dir, device, only_page)
-        (_reproduce_all if name == "all" else _reproduce_one)(request)
+        if check is not None:
+            _check(request, check)
+        else:
+            (_reproduce_all if name == "all" else _reproduce_one)(request)
+
+
+def _check(request: "Request", number: int) -> None:
+    """Say which runs are not what the code gives today; exit code 1 if any is not."""
+    from ..experiments.benchmark.check import check_runs
+    from ..experiments.spec import load_experiment
+
+    if request.name != "benchmark":
+        raise DeltaflError(f"--check is for the benchmark, not for {request.name}; leave it out")
+    with _progress(request.out) as on_progress:
+        found = check_runs(load_experiment(request.name), request, number, on_progress)
+    for run in found:
+        typer.echo(f"{run.key}: {run.differs or 'the same'}")
+    different = sum(bool(run.differs) for run in found)
+    typer.echo(f"{different} of {len(found)} runs differ from their records")
+    if different:
+        raise typer.Exit(1)
 
 
 def _reproduce_one(request: "Request") -> None:

@@ -1,17 +1,19 @@
 """What a folder has of a job: the record of a finished run, or the directory of one that is not (see ``sweep.py``)."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import DeltaflError
 from ..reading import checked
 from ..settings import RunSettings
-from .record import read_record, what_is_run
+from .record import RunRecord, read_record, what_is_run
 from .spec import Job
 
 UNFINISHED = "unfinished"
 _TAIL_BYTES = 65536
+T = TypeVar("T")
 
 
 def is_done(job: Job, folder: Path) -> bool:
@@ -20,16 +22,34 @@ def is_done(job: Job, folder: Path) -> bool:
     Raises:
         DeltaflError: If there is a record or an unfinished run of other settings in its place.
     """
+    return find_record(job, folder) is not None
+
+
+def find_record(job: Job, folder: Path) -> RunRecord | None:
+    """The record of a job, or None if it has none.
+
+    Raises:
+        DeltaflError: If there is a record or an unfinished run of other settings in its place.
+    """
     from ..simulation.records import recorded_settings
 
-    path = record_path(job, folder)
-    if path.exists():
-        require_same(read_record(path).settings, job, path)
-        return True
-    begun = recorded_settings(folder / UNFINISHED / job.key)
+    path, unfinished = record_path(job, folder), folder / UNFINISHED / job.key
+    record = _unless_gone(path, read_record) if path.exists() else None
+    if record is not None:
+        require_same(record.settings, job, path)
+        return record
+    begun = _unless_gone(unfinished, recorded_settings)
     if begun is not None:
-        require_same(begun, job, folder / UNFINISHED / job.key)
-    return False
+        require_same(begun, job, unfinished)
+    return None
+
+
+def _unless_gone(path: Path, read: Callable[[Path], T | None]) -> T | None:
+    """What is there; None if another sweep on the folder takes it away at this moment."""
+    try:
+        return read(path)
+    except DeltaflError:
+        return read(path) if path.exists() else None
 
 
 def record_path(job: Job, folder: Path) -> Path:

@@ -29,8 +29,8 @@ from ..errors import DeltaflError, require
 from ..settings import CompareSettings
 from ..simulation.lock import only_one
 from .configuration import write_config
-from .kept import UNFINISHED, is_done, record_path, rounds_played
-from .record import HOW, RunRecord, read_record, record_of, write_record
+from .kept import UNFINISHED, find_record, is_done, record_path, rounds_played
+from .record import HOW, RunRecord, record_of, write_record
 from .spec import Experiment, Job, Sweep
 
 _log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class Progress(NamedTuple):
 
 
 OnProgress = Callable[[Progress], None]
+IsPacked = Callable[[Job, Path], bool]
 
 
 def make_sweep(experiment: Experiment, scale: str, parts: Sequence[str] | None = None, **own: Any) -> Sweep:
@@ -93,7 +94,9 @@ def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgres
     return not_run
 
 
-def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnProgress) -> None:
+def run_jobs(
+    jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnProgress, is_packed: IsPacked | None = None
+) -> None:
     """Run those of the jobs that have no record yet, in their order.
 
     What another process is running in this folder is left to it and waited for, or taken over if that process ends.
@@ -103,6 +106,7 @@ def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnP
         folder: Where the records are and go.
         processes: Runs side by side, >= 1.
         on_progress: Told about once a second.
+        is_packed: Whether a job without a record was finished and its record packed away; sent to the processes.
 
     Raises:
         DeltaflError: If a record or an unfinished run in the folder has other settings, or a run fails.
@@ -111,24 +115,25 @@ def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnP
     watch = _Watch(jobs, folder, on_progress)
     watch.tell(())
     if waiting:
-        _run_jobs(waiting, folder, min(processes, len(waiting)), watch)
+        _run_jobs(waiting, folder, min(processes, len(waiting)), watch, is_packed)
     with suppress(OSError):  # there is none, or it is not empty
         (folder / UNFINISHED).rmdir()
 
 
 def records_of(sweep: Sweep, folder: Path) -> list[RunRecord]:
     """The records that a sweep has so far, in the order of its jobs."""
-    return [read_record(record_path(job, folder)) for job in sweep.jobs() if is_done(job, folder)]
+    return [record for job in sweep.jobs() if (record := find_record(job, folder)) is not None]
 
 
-def run_job(job: Job, folder: Path) -> bool:
+def run_job(job: Job, folder: Path, is_packed: IsPacked | None = None) -> bool:
     """Run one job in this process, from its last checkpoint if there is one, and write its record.
 
     Returns:
-        Whether it has a record now; False if another process is running it.
+        Whether it is finished now; False if another process is running it.
     """
     with only_one(folder / UNFINISHED / f"{job.key}.lock") as ours:
-        if ours and not is_done(job, folder):  # another process may have finished it before we got the lock
+        # Another process may have finished it before we got the lock, and have packed its record since.
+        if ours and not is_done(job, folder) and not (is_packed and is_packed(job, folder)):
             _run_alone(job, folder)
     return ours
 
@@ -150,7 +155,7 @@ def _run_alone(job: Job, folder: Path) -> None:
     shutil.rmtree(directory.path)
 
 
-def _run_jobs(jobs: Sequence[Job], folder: Path, processes: int, watch: "_Watch") -> None:
+def _run_jobs(jobs: Sequence[Job], folder: Path, processes: int, watch: "_Watch", is_packed: IsPacked | None) -> None:
     """Hand the jobs out in their order; a failed one ends the sweep, and what is finished stays finished."""
     spawn = multiprocessing.get_context("spawn")
     with _ended_with_us(ProcessPoolExecutor(processes, spawn, initializer=_end_with_parent)) as pool:
@@ -161,7 +166,7 @@ def _run_jobs(jobs: Sequence[Job], folder: Path, processes: int, watch: "_Watch"
                 waiting, elsewhere = elsewhere, []
             while waiting and len(running) < processes:
                 job = waiting.pop(0)
-                running[pool.submit(run_job, job, folder)] = job
+                running[pool.submit(run_job, job, folder, is_packed)] = job
             done, _ = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
                 job = running.pop(future)

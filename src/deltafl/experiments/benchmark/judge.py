@@ -85,6 +85,17 @@ def against(result: Result, measure: Measure, label: str, other: str) -> Stateme
     return compare(result.part.title, measure, (label, one.runs), (other, two.runs))
 
 
+def duel(result: Result, label: str, other: str) -> Statement | None:
+    """A method against another in rounds to the threshold; open where the runs that never reached it would decide.
+
+    Such a run counts as T, less than it needs, so that a ratio in favour of its method is too good.
+    """
+    found = against(result, measures(result.part)[0], label, other)
+    winner = {"shown": label, "contradicted": other}.get(found.status) if found else None
+    method = result.find(winner) if winner else None
+    return found._replace(status="open") if found and method and never(method, result.part) else found
+
+
 def interval(method: Method, measure: Measure) -> tuple[float, float | None, float | None]:
     """The mean over seeds with its own 95 % interval."""
     return mean_interval(value_s(method, measure.value))

@@ -106,7 +106,9 @@ def _counts(parts: Sequence[Part], results: Sequence[Result]) -> str:
 _RULES = (
     f"G = (R_{BASELINE} - R) / (R_{BASELINE} - R_full) with R the mean rounds to the threshold: 0 is uniform sampling, "
     "1 full participation. A run that never reaches the threshold, or diverged, counts as all its rounds (the mean is "
-    "then a lower bound, marked ≥, and decides nothing in its own favour). G is the ratio of means over paired seeds "
+    "then a lower bound, marked ≥, and decides nothing in its own favour: a speed-up over "
+    f"{BASELINE} is then marked ≤, ≥ where the runs of {BASELINE} are such, ≥≤ where those of both are, and a "
+    "method with such runs is ahead of none). G is the ratio of means over paired seeds "
     f"with Fieller's 95 % interval; where {BASELINE} needs less than {100 * LEAST:.0f} % more rounds than full "
     "participation, or the seeds do not tell the two apart, there is no gap to close and no G. Each method has its own "
     "learning rate, chosen on other seeds. Our best method is the one with the fewest rounds on those tuning seeds. "

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...simulation.lock import in_turn
-from ..kept import files_lock, is_done, record_path
-from ..record import RunRecord, read_record
+from ..kept import files_lock, find_record, record_path
+from ..record import RunRecord
 from ..spec import Job
 from .parts import Part
-from .tried import Key, Tried, key_of, read_tried, tried_of, write_tried
+from .tried import Key, Stamp, Tried, key_of, line_of, read_tried, stamp_of, tried_of, write_tried
 from .tuning import Score, Search, score, search
 
 #: Finished runs of one method by seed.
@@ -20,12 +20,12 @@ Reasons = dict[tuple[str, str], str]
 
 
 class Store:
-    """The records in a folder; each is read once."""
+    """The records in a folder; each is read once. Other processes may finish runs there, and pack them, meanwhile."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._known: dict[str, RunRecord] = {}
-        self._tried: dict[str, dict[Key, Tried]] = {}
+        self._tried: dict[str, tuple[Stamp, dict[Key, Tried]]] = {}
 
     def get(self, job: Job) -> RunRecord | None:
         """The record of a job, or None if it is not finished.
@@ -33,8 +33,8 @@ class Store:
         Raises:
             DeltaflError: If there is a record of other settings in its place.
         """
-        if job.key not in self._known and is_done(job, self.folder):
-            self._known[job.key] = read_record(record_path(job, self.folder))
+        if job.key not in self._known and (record := find_record(job, self.folder)) is not None:
+            self._known[job.key] = record
         return self._known.get(job.key)
 
     def tried(self, part: Part, job: Job) -> Tried | None:
@@ -43,13 +43,17 @@ class Store:
         Raises:
             DeltaflError: If it was run with other settings.
         """
-        if part.name not in self._tried:
-            self._tried[part.name] = read_tried(part, self.folder)
-        line = self._tried[part.name].get(key_of(job))
-        if line is not None and line.rounds == job.settings.rounds:
-            return line
-        record = self.get(job)
-        return None if record is None else tried_of(record, part)
+        line = self._line(part, job)
+        if line is None and (record := self.get(job)) is not None:
+            return tried_of(record, part)
+        # Who packs writes the line before the record goes: where both were missing, the line may have come since.
+        return line or self._line(part, job)
+
+    def _line(self, part: Part, job: Job) -> Tried | None:
+        stamp = stamp_of(part, self.folder)
+        if part.name not in self._tried or self._tried[part.name][0] != stamp:
+            self._tried[part.name] = stamp, read_tried(part, self.folder)
+        return line_of(job, self._tried[part.name][1])
 
     def pack(self, part: Part, jobs: Sequence[Job]) -> None:
         """Keep a line of each of these tuning runs that has a record, instead of the record."""
@@ -59,7 +63,7 @@ class Store:
         with in_turn(files_lock(self.folder)):
             lines = read_tried(part, self.folder) | {key_of(job): tried_of(record, part) for job, record in found}
             write_tried(part, self.folder, lines.values())
-            self._tried[part.name] = lines
+            self._tried[part.name] = stamp_of(part, self.folder), lines
             for job, _ in found:
                 path = record_path(job, self.folder)
                 path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import DeltaflError, require, unknown_name
@@ -13,6 +14,7 @@ from ..spec import Experiment, Job
 from ..sweep import OnProgress, Progress, run_jobs
 from .parts import Part, parts_of
 from .results import Reasons, Store, gather, tests, tuning
+from .tried import is_packed, stamp_of
 
 if TYPE_CHECKING:
     from ..request import Request
@@ -30,7 +32,7 @@ def reproduce_benchmark(experiment: Experiment, request: "Request", on_progress:
 
     require("scipy", "sim")
     parts = parts_of(experiment, request.scale, **request.own)
-    chosen = _chosen(parts, request.parts)
+    chosen = chosen_parts(parts, request.parts)
     reasons: Reasons = {}
     if not request.only_page:
         reasons = run_parts(experiment, parts, chosen, request, on_progress)
@@ -70,8 +72,9 @@ def _run_part(part: Part, methods: tuple[str, ...], store: Store, processes: int
     done = [job for job in tuning(part, methods, store) if store.tried(part, job)]
     store.pack(part, done)  # what was interrupted left records
     progress.add(done)
+    before = stamp_of(part, store.folder)
     while jobs := [job for job in tuning(part, methods, store) if store.tried(part, job) is None]:
-        run_jobs(jobs, store.folder, processes, progress.of(jobs))
+        run_jobs(jobs, store.folder, processes, progress.of(jobs), partial(is_packed, part, before))
         progress.add(jobs)
     store.pack(part, tuning(part, methods, store))
     jobs = tests(part, methods, store)
@@ -138,7 +141,12 @@ class _Whole:
         self._runs += len(jobs)
 
 
-def _chosen(parts: Sequence[Part], names: tuple[str, ...] | None) -> list[Part]:
+def chosen_parts(parts: Sequence[Part], names: tuple[str, ...] | None) -> list[Part]:
+    """The parts with these names, all for None.
+
+    Raises:
+        DeltaflError: If there is no such part.
+    """
     known = {part.name: part for part in parts}
     for name in names or ():
         if name not in known:

@@ -59,7 +59,8 @@ def main_table(result: Result) -> str:
     for method in by_rounds(result):
         label = method.label
         line = [name_of(label), needs(label), _rounds(result, method, rounds)]
-        line += [_ratio(against(result, rounds, label, BASELINE), label), _gap(gap_of(result, label, rounds), label)]
+        line += [_bound(result, method) + _ratio(against(result, rounds, label, BASELINE), label)]
+        line += [_gap(gap_of(result, label, rounds), label)]
         mean, sd = _percent(method, area)
         line += [plus_minus(mean, sd, 2), _points(against(result, area, label, BASELINE), label)]
         line += [plus_minus(*_percent(method, end), 2), f"{len(method.runs)} of {result.part.seeds}"]
@@ -209,6 +210,15 @@ def _rounds(result: Result, method: Method, rounds: Measure) -> str:
     notes += [f"{diverged} diverged"] if diverged else []
     mark = "≥ " if failed else ""
     return mark + plus_minus(mean, None if np.isnan(sd) else sd, 1) + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _bound(result: Result, method: Method) -> str:
+    """What stands before a speed-up that is too low or too high, for runs that never reached the threshold."""
+    base = result.find(BASELINE)
+    if base is None or method.label == BASELINE:
+        return ""
+    low, high = never(base, result.part) > 0, never(method, result.part) > 0
+    return "≥≤ " if low and high else "≥ " if low else "≤ " if high else ""
 
 
 def _diverged(method: Method) -> int:

@@ -4,9 +4,10 @@ The best method is chosen on the tuning seeds (fewest rounds there), so that its
 luckiest of several. A rival is a method of somebody else that needs no more than a practical server has: nothing, the
 clients' sizes, or what the cohort sent. Servers that are also told the labels of every client beforehand are judged by
 themselves, with all of these methods and those that need the labels. A rival is ahead if the 95 % interval of the ratio
-of mean rounds, paired over seeds, says so. Everything here is made from intervals, each 95 % by itself. As there are
-many rivals, a sentence that names one as ahead gives its p-value after Holm's correction for all of them; the verdict
-does not make use of it.
+of mean rounds, paired over seeds, says so, unless it has runs that never reach the threshold, which count as fewer
+rounds than they need (nor do such runs of ours show that a rival is behind). Everything here is made from intervals,
+each 95 % by itself. As there are many rivals, a sentence that names one as ahead gives its p-value after Holm's
+correction for all of them; the verdict does not make use of it.
 
 Source of the correction: Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 1979.
 """
@@ -18,7 +19,7 @@ from typing import Literal, NamedTuple
 from ...report.statistics import t_quantile
 from ..pages.measures import Statement
 from .gap import LEAST, Gap, Room
-from .judge import INFORMED, PRACTICAL, against, gap_of, is_ours, is_unbiased, measures, needs, never, room_of
+from .judge import INFORMED, PRACTICAL, duel, gap_of, is_ours, is_unbiased, measures, needs, never, room_of
 from .parts import BASELINE, FULL
 from .results import Result
 
@@ -73,9 +74,8 @@ def judge(result: Result, informed: bool = False) -> Judgement:
     best, gap_room = best_of_ours(result, informed), room_of(result)
     if best is None or gap_room is None:
         return Judgement(result, informed, ratio, best, "not measured", Gap(None, None, None, 0), gap_room, (), (), ())
-    rounds = measures(part)[0]
-    gap = gap_of(result, best, rounds)
-    found = [against(result, rounds, best, rival) for rival in rivals(result, informed)]
+    gap = gap_of(result, best, measures(part)[0])
+    found = [duel(result, best, rival) for rival in rivals(result, informed)]
     pairs = [statement for statement in found if statement is not None]
     return Judgement(
         result,
@@ -150,7 +150,9 @@ def sentence(judgement: Judgement) -> str:
 
 def _ahead_text(judgement: Judgement) -> str:
     every = [*judgement.ahead, *judgement.level, *judgement.behind]
-    chance_of = dict(zip((pair.second for pair in every), holm([p_value(pair) for pair in every]), strict=True))
+    # What is not told apart has no say: beside runs that never reached the threshold its p-value is worth nothing.
+    found = [1.0 if pair in judgement.level else p_value(pair) for pair in every]
+    chance_of = dict(zip((pair.second for pair in every), holm(found), strict=True))
     texts = [
         f"{pair.second} (×{1 / (pair.estimate or 1):.2f} fewer, p = {chance_of[pair.second]:.2g} among {len(every)})"
         for pair in judgement.ahead

@@ -24,6 +24,8 @@ from .parts import Part
 _OWN = ("sampler", "local_lr", "seed", "rounds")
 #: Sampler, rate and seed of a run.
 Key = tuple[str, float, int]
+#: What tells one version of a file from the next; None without a file.
+Stamp = tuple[int, int, int] | None
 
 
 class Tried(BaseModel):
@@ -105,6 +107,26 @@ def read_tried(part: Part, folder: Path) -> dict[Key, Tried]:
         raise DeltaflError(f"{path} has means over {shared.horizon} rounds, not {part.tuning_horizon}: {cure}")
     found = [checked(Tried, line, f"{path}, line {number},", cure) for number, line in enumerate(lines[1:], start=2)]
     return {tried.key: tried for tried in found}
+
+
+def stamp_of(part: Part, folder: Path) -> Stamp:
+    """Which version of the lines is there: another process may have written another since they were read."""
+    try:
+        found = tried_path(part, folder).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def line_of(job: Job, lines: dict[Key, Tried]) -> Tried | None:
+    """The line of a run; None if there is none, or one of another number of rounds."""
+    line = lines.get(key_of(job))
+    return line if line is not None and line.rounds == job.settings.rounds else None
+
+
+def is_packed(part: Part, before: Stamp, job: Job, folder: Path) -> bool:
+    """Whether a tuning run that had no line in the version ``before`` has one now, and so no record any more."""
+    return stamp_of(part, folder) != before and line_of(job, read_tried(part, folder)) is not None
 
 
 def write_tried(part: Part, folder: Path, every: Iterable[Tried]) -> None:

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -30,7 +31,8 @@ def run_limits(settings: LimitsSettings, folder: Path, on_step: Callable[[int, i
     """Measure, and write ``limits.json`` and ``errors.csv``."""
     found = measure(settings, on_step)
     rows = [{**row.point._asdict(), "method": row.method, "error": list(row.error_s)} for row in found]
-    write_atomically(folder / "limits.json", json.dumps(rows, indent=1) + "\n")
+    content = {"settings": settings.model_dump(mode="json"), "rows": rows}
+    write_atomically(folder / "limits.json", json.dumps(content, indent=1) + "\n")
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*Point._fields, "method", "seed", "relative_error"])
@@ -43,9 +45,9 @@ def report_limits(settings: LimitsSettings, folder: Path) -> str:
     """Draw the pictures and write the tables.
 
     Raises:
-        DeltaflError: If the experiment was not run.
+        DeltaflError: If the experiment was not run, or with other settings.
     """
-    found = _read(folder / "limits.json")
+    found = _read(settings, folder / "limits.json")
     panels = list(_panels(settings, found))
     _draw(settings, panels, folder / "limits.png")
     blocks = [
@@ -67,7 +69,7 @@ def report_limits(settings: LimitsSettings, folder: Path) -> str:
 
 def summarise_limits(settings: LimitsSettings, folder: Path) -> tuple[str, str]:
     """Where each method is better and where it is worse than uniform draws, by its intervals."""
-    found = _read(folder / "limits.json")
+    found = _read(settings, folder / "limits.json")
     told = []
     for method in settings.methods:
         if method == "uniform":
@@ -125,11 +127,29 @@ class _Row(BaseModel):
     error: tuple[float, ...]
 
 
-def _read(path: Path) -> list[Measured]:
+class _File(BaseModel):
+    """The file: what it was measured with, and the lines."""
+
+    settings: dict[str, Any]
+    rows: list[_Row]
+
+
+def _read(settings: LimitsSettings, path: Path) -> list[Measured]:
     if not path.exists():
         raise DeltaflError(f"there is no {path.name}; run the experiment first")
-    rows = checked(list[_Row], read_json(path), str(path), "run the experiment again")
-    return [Measured(Point(*(getattr(row, name) for name in Point._fields)), row.method, row.error) for row in rows]
+    content, again = read_json(path), "leave out --only-page to run it again"
+    if isinstance(content, list):  # as versions before this one wrote it
+        raise DeltaflError(f"{path} does not say with what settings it was measured; {again}")
+    file = checked(_File, content, str(path), again)
+    ours = settings.model_dump(mode="json")
+    changed = sorted(name for name in ours | file.settings if ours.get(name) != file.settings.get(name))
+    if changed:
+        raise DeltaflError(
+            f"{path} was measured with another {', '.join(changed)}; give the --scale that it was run with, or {again}"
+        )
+    return [
+        Measured(Point(*(getattr(row, name) for name in Point._fields)), row.method, row.error) for row in file.rows
+    ]
 
 
 def _draw(settings: LimitsSettings, panels: Sequence[Panel], path: Path) -> None:

@@ -15,7 +15,7 @@ from ...plain_files import write_atomically
 from ...reading import checked, read_json
 from ...samplers import parse_label
 from ...types import FloatArray
-from .runs import CounterExample, RatesSettings, cells_path, read_cells
+from .runs import CounterExample, RatesSettings, cells_path, read_cells, require_same_cells
 from .slopes import BASELINE, CLAIMS, SLOWER, TOLERANCE, Estimate, Row, make_row, ratio, verdict
 
 
@@ -23,7 +23,7 @@ def report_rates(settings: RatesSettings, folder: Path) -> str:
     """Read the cells, write ``table.csv`` and ``rates.png``, and return the page in Markdown.
 
     Raises:
-        DeltaflError: If a cell is missing.
+        DeltaflError: If a cell is missing, or the cells are of other settings.
         MissingExtraError: Without Matplotlib.
     """
     require("matplotlib", "plot")
@@ -73,6 +73,7 @@ Values = dict[tuple[str, str], FloatArray]
 
 
 def _read(settings: RatesSettings, folder: Path) -> tuple[Values, list[Row], list[CounterExample]]:
+    require_same_cells(settings, folder)
     values = {(p, label): _values(settings, folder, p, label) for p in settings.problems for label in settings.methods}
     rows = [make_row(settings.horizons, values, problem, label) for problem, label in values]
     path = folder / "counter-example.json"

@@ -228,15 +228,32 @@ def _write_cells(path: Path, cells: dict[tuple[int, int], Cell]) -> None:
     write_atomically(path, "".join(json.dumps(plain_json(cells[key]._asdict())) + "\n" for key in sorted(cells)))
 
 
-def _claim_folder(settings: RatesSettings, folder: Path) -> None:
-    """Write down what a cell is, or refuse a folder where it is something else."""
-    ours: dict[str, Any] = settings.model_dump(mode="json", exclude=CHOOSING | {"counter_rounds"})
-    path = folder / "runs" / "cells.json"
+def require_same_cells(settings: RatesSettings, folder: Path) -> None:
+    """Refuse a folder where a cell is something else.
+
+    Raises:
+        DeltaflError: If the folder holds cells of other settings.
+    """
+    path, ours = _claim(folder), _what_is_a_cell(settings)
     if path.exists():
         theirs = checked(dict[str, Any], read_json(path), str(path), "choose another folder")
-        if theirs != ours:
-            changed = sorted(key for key in ours | theirs if ours.get(key) != theirs.get(key))
+        changed = sorted(key for key in ours | theirs if ours.get(key) != theirs.get(key))
+        if changed:
             raise DeltaflError(f"{folder} holds cells with another {', '.join(changed)}; choose another folder")
-    else:
+
+
+def _claim_folder(settings: RatesSettings, folder: Path) -> None:
+    """Write down what a cell is, or refuse a folder where it is something else."""
+    require_same_cells(settings, folder)
+    path = _claim(folder)
+    if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(ours, indent=1) + "\n")
+        write_atomically(path, json.dumps(_what_is_a_cell(settings), indent=1) + "\n")
+
+
+def _claim(folder: Path) -> Path:
+    return folder / "runs" / "cells.json"
+
+
+def _what_is_a_cell(settings: RatesSettings) -> dict[str, Any]:
+    return settings.model_dump(mode="json", exclude=CHOOSING | {"counter_rounds"})

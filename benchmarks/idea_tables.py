@@ -1,0 +1,154 @@
+"""The tables of ``ideas.py`` and ``noise_floor.py``: from their files, for the terminal and for docs/lab-notes.md.
+
+A table of the notes stands behind the line that says what it is made from:
+
+    <!-- ideas: FILE.json -->
+    <!-- noise: FILE.json 6 20 -->    the rounds that are shown
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from deltafl.errors import DeltaflError
+from deltafl.reading import checked, read_json, read_text
+from deltafl.report.statistics import gap_closed, mean_interval
+from deltafl.settings import RunSettings, make_settings
+from deltafl.types import FloatArray
+
+_PLACE = re.compile(r"(<!-- (ideas|noise): (\S+)((?: \d+)*) -->\n\n)(?:\|.*\n)+")
+CHANCE = "Every interval is 95 % by itself: about 1 in 20 excludes 0 by chance alone."
+#: The accuracy after each round, of each seed.
+Accuracies = dict[str, Annotated[list[Annotated[list[float], Field(min_length=1)]], Field(min_length=1)]]
+
+
+class IdeasFile(BaseModel):
+    """What ``--out`` writes.
+
+    Attributes:
+        settings: Those that were given.
+        seeds: The first seed, and the one after the last.
+        environment: Versions and hardware.
+        accuracy: By idea.
+    """
+
+    settings: dict[str, Any]
+    seeds: tuple[int, int]
+    environment: dict[str, Any]
+    accuracy: Accuracies
+
+    @property
+    def threshold(self) -> float | None:
+        """What counts as reached."""
+        return make_settings(RunSettings, {**self.settings, "sampler": "uniform"}).threshold
+
+
+def read_ideas(path: Path) -> IdeasFile:
+    """What ``--out`` wrote.
+
+    Raises:
+        DeltaflError: If it is missing or something else.
+    """
+    return checked(IdeasFile, read_json(path), f"{path} is no file of ideas.py", "make it again with --out")
+
+
+class NoiseFile(BaseModel):
+    """What ``noise_floor.py`` writes, as far as it is shown: by local rate a row for each of ``rounds``."""
+
+    columns: list[str]
+    rounds: list[int]
+    rates: dict[str, list[list[float]]]
+
+
+#: Columns of that file, as the notes call them.
+_NOISE = {
+    "no memory": "no memory",
+    "noise": "floor: minibatch noise",
+    "seen": "left of seen clients",
+    "unseen": "of unseen ones",
+    "share seen": "share seen",
+}
+
+
+def noise_table(file: NoiseFile, rounds: list[int]) -> str:
+    """Markdown: some rounds at every rate."""
+    lines = [f"| local rate | round | {' | '.join(_NOISE.values())} |", "|---" * (2 + len(_NOISE)) + "|"]
+    for rate, rows in file.rates.items():
+        for number, row in zip(file.rounds, rows, strict=True):
+            if number in rounds:
+                cells = dict(zip(file.columns, row, strict=True))
+                shown = " | ".join(f"{cells[name]:.2f}" for name in _NOISE)
+                lines.append(f"| {rate} | {number} | {shown} |")
+    return "\n".join(lines)
+
+
+def table(found: Accuracies, threshold: float | None) -> str:
+    """Markdown: mean accuracy over the rounds with paired differences, rounds to the threshold, gap closed.
+
+    Args:
+        found: By idea; the one with ``(the default)`` in its name is what the others are compared with, beside FedVARP.
+        threshold: What counts as reached; None for nothing.
+    """
+    area = {name: np.array([100 * np.mean(run) for run in runs]) for name, runs in found.items()}
+    rounds = {name: np.array([_bounded(run, threshold) for run in runs]) for name, runs in found.items()}
+    default = next((name for name in found if "(the default)" in name), None)
+    heads = ["idea", "mean accuracy, points above FedVARP", "above the default", "rounds to the threshold", "G"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, runs in found.items():
+        compared = "–" if default in (None, name) else _above(area[name], area[default or name])
+        never = any(not _reached(run, threshold) for run in runs)
+        cells = [name, _above(area[name], area["fedvarp"]), compared]
+        cells += [("≥ " if never else "") + f"{np.mean(rounds[name]):.1f}", _gap(name, rounds)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_tables(notes: str, folder: Path) -> str:
+    """The notes with every table made anew from its file in the folder.
+
+    Raises:
+        DeltaflError: If a file is missing, or there is no place for a table.
+    """
+
+    def made(place: re.Match[str]) -> str:
+        path = folder / place[3]
+        if place[2] == "noise":
+            noise = checked(NoiseFile, read_json(path), f"{path} is no file of noise_floor.py", "make it again")
+            return f"{place[1]}{noise_table(noise, [int(number) for number in place[4].split()])}\n"
+        file = read_ideas(path)
+        return f"{place[1]}{table(file.accuracy, file.threshold)}\n"
+
+    text, number = _PLACE.subn(made, notes)
+    if not number:
+        raise DeltaflError("no table to write: put <!-- ideas: FILE.json -->, an empty line and | where one belongs")
+    return text
+
+
+def write_tables(path: Path) -> None:
+    """Make the tables of the notes anew, from ``results/ideas`` beside them."""
+    path.write_text(with_tables(read_text(path), path.parent / "results" / "ideas"), encoding="utf-8")
+
+
+def _above(own_s: FloatArray, other_s: FloatArray) -> str:
+    mean, _, high = mean_interval(own_s - other_s)
+    half = "" if high is None else f" ± {high - mean:.2f}"
+    return f"{round(mean, 2) + 0.0:+.2f}{half}"  # + 0.0: no minus before zero
+
+
+def _reached(run: list[float], threshold: float | None) -> bool:
+    return threshold is not None and max(run) >= threshold
+
+
+def _bounded(run: list[float], threshold: float | None) -> float:
+    """The first round at the threshold; all rounds of the run if none is."""
+    return float(np.argmax(np.array(run) >= threshold) + 1 if _reached(run, threshold) else len(run))
+
+
+def _gap(name: str, rounds: dict[str, FloatArray]) -> str:
+    if not {"uniform", "full"} <= set(rounds):
+        return "–"
+    gap = gap_closed(rounds["uniform"], rounds[name], rounds["full"])
+    return "–" if gap is None else f"{gap + 0.0:.2f}"

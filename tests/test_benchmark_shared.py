@@ -1,0 +1,138 @@
+"""Two sweeps of the benchmark on one folder: what one packs, the other finds, and neither plays it again."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from deltafl.errors import DeltaflError
+from deltafl.experiments import kept, sweep
+from deltafl.experiments.benchmark import run as benchmark
+from deltafl.experiments.benchmark.parts import Part, parts_of
+from deltafl.experiments.benchmark.results import Store, tuning
+from deltafl.experiments.kept import UNFINISHED, is_done, record_path
+from deltafl.experiments.record import RunRecord, read_record
+from deltafl.experiments.request import Request
+from deltafl.experiments.spec import Job, parse_experiment
+from deltafl.experiments.sweep import OnProgress, run_job
+from deltafl.simulation.records import RunDirectory
+
+EXPERIMENT = parse_experiment(
+    "benchmark",
+    {
+        "title": "Benchmark",
+        "claim": "the target.",
+        "kind": "benchmark",
+        "view": {"core": ["full", "uniform"]},
+        "settings": {
+            "task": "digits",
+            "clients": 6,
+            "sample": 2,
+            "rounds": 2,
+            "local_epochs": 1,
+            "threshold": 0.5,
+            "tiers": {"all": {"methods": ["full", "uniform"], "rates": [0.1], "extensions": 0}},
+            "tuning_seeds": [1000],
+            "seeds": 1,
+        },
+        "parts": {"digits": {"tier": "all", "title": "digits"}},
+        "smoke": {},
+        "cpu": {},
+        "paper": {},
+    },
+)
+
+
+def part_and_jobs(folder: Path) -> tuple[Part, list[Job]]:
+    part = parts_of(EXPERIMENT, "smoke")[0]
+    return part, tuning(part, part.methods, Store(folder))
+
+
+def test_runs_that_another_process_packed_are_found(tmp_path: Path) -> None:
+    part, jobs = part_and_jobs(tmp_path)
+    ours, theirs = Store(tmp_path), Store(tmp_path)
+    assert [ours.tried(part, job) for job in jobs] == [None, None]
+    for job in jobs:
+        run_job(job, tmp_path)
+    theirs.pack(part, jobs)
+    assert not any(is_done(job, tmp_path) for job in jobs)
+    found = [ours.tried(part, job) for job in jobs]
+    assert None not in found
+    assert found == [theirs.tried(part, job) for job in jobs]
+
+
+def test_a_line_that_is_written_between_the_two_looks_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, jobs = part_and_jobs(tmp_path)
+    run_job(jobs[0], tmp_path)
+    ours, get = Store(tmp_path), Store.get
+
+    def get_late(store: Store, job: Job) -> RunRecord | None:
+        if store is ours:
+            Store(tmp_path).pack(part, jobs)
+        return get(store, job)
+
+    monkeypatch.setattr(Store, "get", get_late)
+    assert ours.tried(part, jobs[0]) is not None
+
+
+def test_a_sweep_that_lags_behind_plays_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other sweep plays and packs all tuning runs while this one has them on its list."""
+    played: list[str] = []
+    run_alone = sweep._run_alone
+
+    def run_counted(job: Job, folder: Path) -> None:
+        played.append(job.key)
+        run_alone(job, folder)
+
+    def behind(
+        jobs: Sequence[Job], folder: Path, _: int, on_progress: OnProgress, is_packed: sweep.IsPacked | None = None
+    ) -> None:
+        if is_packed:
+            for job in jobs:
+                run_job(job, folder)
+            Store(folder).pack(parts_of(EXPERIMENT, "smoke")[0], jobs)
+        for job in jobs:
+            assert run_job(job, folder, is_packed)
+
+    monkeypatch.setattr(sweep, "_run_alone", run_counted)
+    monkeypatch.setattr(benchmark, "run_jobs", behind)
+    benchmark.reproduce_benchmark(EXPERIMENT, Request("benchmark", "smoke", tmp_path), lambda _: None)
+    assert len(played) == len(set(played)) == 4
+
+
+def test_a_record_that_goes_while_it_is_read_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, (job, _) = part_and_jobs(tmp_path)
+    run_job(job, tmp_path)
+
+    def read_late(path: Path) -> RunRecord:
+        path.unlink(missing_ok=True)
+        return read_record(path)
+
+    monkeypatch.setattr(kept, "read_record", read_late)
+    assert not is_done(job, tmp_path)
+
+
+def test_an_unfinished_run_that_ends_while_it_is_looked_at_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (job, _) = part_and_jobs(tmp_path)
+    RunDirectory(tmp_path / UNFINISHED / job.key).start(job.settings)
+    exists = Path.exists
+
+    def exists_then_goes(path: Path) -> bool:
+        found = exists(path)
+        if path.name == "config.toml":
+            path.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "exists", exists_then_goes)
+    assert not is_done(job, tmp_path)
+
+
+def test_a_damaged_record_is_still_refused(tmp_path: Path) -> None:
+    _, (job, _) = part_and_jobs(tmp_path)
+    path = record_path(job, tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    with pytest.raises(DeltaflError, match="is not the record of a run"):
+        is_done(job, tmp_path)

@@ -1,0 +1,130 @@
+"""The notes say what their files hold: tables as the command makes them, numbers of the tuning runs and the timings."""
+
+import csv
+import importlib
+import itertools
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltafl.errors import DeltaflError
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("idea_tables")
+
+
+def test_the_tables_of_the_notes_are_those_of_their_files(tables: Any, tmp_path: Path) -> None:
+    """After a new run: python benchmarks/ideas.py --notes docs/lab-notes.md."""
+    shutil.copytree(DOCS / "results" / "ideas", tmp_path / "results" / "ideas")
+    notes = tmp_path / "lab-notes.md"
+    shutil.copy(DOCS / notes.name, notes)
+    tables.write_tables(notes)
+    assert notes.read_text() == (DOCS / "lab-notes.md").read_text()
+    with pytest.raises(DeltaflError, match="no table to write"):
+        tables.with_tables("# Notes\n", tmp_path)
+
+
+def test_differences_are_paired_with_the_default_too_and_runs_that_never_reach_are_marked(tables: Any) -> None:
+    found = {
+        "fedvarp": [[0.1, 0.5, 0.9], [0.3, 0.7, 0.9]],
+        "ours (the default)": [[0.5, 0.6, 0.9], [0.5, 0.9, 0.9]],
+        "ours, changed": [[0.4, 0.5, 0.6], [0.4, 0.8, 0.8]],
+        "uniform": [[0.1, 0.1, 0.9], [0.1, 0.1, 0.9]],
+        "full": [[0.9, 0.9, 0.9], [0.9, 0.9, 0.9]],
+    }
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.table(found, 0.75).splitlines()]
+    assert rows[0][2:4] == ["above the default", "rounds to the threshold"]
+    assert rows[2] == ["fedvarp", "+0.00 ± 0.00", "-15.00 ± 21.18", "3.0", "0.00"]
+    assert rows[3][1:] == ["+15.00 ± 21.18", "–", "2.5", "0.25"]
+    assert rows[4][2:] == ["-13.33 ± 42.35", "≥ 2.5", "0.25"]  # the first of its two runs counts as three rounds
+    assert tables.table({"fedvarp": [[0.1]]}, None).splitlines()[-1] == "| fedvarp | +0.00 | – | ≥ 1.0 | – |"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--only", "inovation"], "unknown idea 'inovation'"),
+        (["--set", "foo=1"], "unknown setting 'foo'"),
+        (["--seeds", "0"], "--seeds is 0; write 1 or more"),
+        (["--show", "pyproject.toml"], "pyproject.toml is not valid JSON"),
+        (["--show", "docs/results/ideas/noise-digits.json"], "is no file of ideas.py"),
+    ],
+)
+def test_a_mistake_is_answered_in_a_sentence(
+    arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", ["ideas.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module("ideas").main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
+
+
+def test_the_error_of_even_draws_holds_for_unequal_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    noise_floor: Any = importlib.import_module("noise_floor")
+    rng = np.random.default_rng(0)
+    value_md = rng.exponential(size=(6, 1)) * (1 + rng.standard_normal((6, 3)))
+    total_d = value_md.sum(axis=0)
+    errors = [
+        np.sum((6 / 2 * value_md[list(pair)].sum(axis=0) - total_d) ** 2)
+        for pair in itertools.combinations(range(6), 2)
+    ]
+    assert noise_floor.error_of_even_draws(value_md, 2).sum() == pytest.approx(np.mean(errors))
+
+
+def test_why_less_of_the_gap_is_closed_at_tuned_rates() -> None:
+    """Four G of the tuning seeds, with each side at rate 0.8 or at its own."""
+    with (DOCS / "results" / "benchmark" / "tuning.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["part"] == "digits"]
+    at = {(row["method"], float(row["rate"])): float(row["rounds"]) for row in rows}
+    own = {row["method"]: float(row["rate"]) for row in rows if row["chosen"] == "True"}
+    assert (own["uniform"], own["full"], own["innovation"], own["innovation@local-pivotal"]) == (6.4, 1.6, 0.8, 1.6)
+    text = " ".join((DOCS / "lab-notes.md").read_text().split())
+    pairs = [(uniform, full) for uniform in (0.8, own["uniform"]) for full in (0.8, own["full"])]
+    gaps = [
+        (at["uniform", u] - at["innovation", 0.8]) / (at["uniform", u] - at["full", f]) for u, f in pairs
+    ]  # both at 0.8; full at its own; uniform at its own; both
+    said = re.search(
+        r"G is (\S+) with all at 0.8, (\S+) with `full` alone .*?, (\S+) with `uniform` .*? (\S+) with", text
+    )
+    assert said is not None
+    assert list(said.groups()) == [f"{gap:.2f}" for gap in gaps]
+    for method in ("uniform", "full"):
+        assert f"{at[method, 0.8]:.1f}" in said.string
+        assert f"{at[method, own[method]]:.1f}" in said.string
+    gain = {method: at[method, 0.8] - at[method, own[method]] for method in ("uniform", "full")}
+    assert f"`uniform` gains {gain['uniform']:.1f} rounds and `full` {gain['full']:.1f}" in text
+
+
+def test_other_numbers_of_the_documents() -> None:
+    theory = (DOCS / "theory.md").read_text()
+    equal = re.search(r"is also \$m / n = (\d+)\$ at \$\\delta = 0.1\$, and \$(\d+)\$ at \$0.03\$", theory)
+    assert equal is not None
+    assert [int(number) for number in equal.groups()] == [round(100 * 0.3**2 / drift**2) for drift in (0.1, 0.03)]
+    scale = (DOCS / "scale.md").read_text()
+    shown = re.findall(r"^\| `([^`]+)`.*MB \|$|^\| `(spread)`", scale, re.MULTILINE)
+    rows = json.loads((DOCS / "results" / "speed" / "server_scale.json").read_text())["rows"]
+    labels = {"".join(pair) for pair in shown}
+    few = [
+        row
+        for row in rows
+        if row["sampler"] in labels and row["rounds"] < 25 and (row["sampler"], row["clients"]) != ("spread", 10**4)
+    ]
+    rounds = [row["rounds"] for row in few]
+    assert f"Medians of 25 rounds ({min(rounds)} to {max(rounds)} where a round takes 0.4 s or more)" in scale
+    assert min(row["seconds"]["median"] for row in few) > 0.4
