@@ -10,6 +10,7 @@ import pytest
 from deltafl import DeltaflError
 from deltafl.experiments import environments, folders
 from deltafl.experiments.limits import page as limits
+from deltafl.experiments.limits.drifting import LimitsSettings
 from deltafl.experiments.pages.index import Finding, read_verdict, write_index, write_verdict
 from deltafl.experiments.rates.runs import read_cells
 from deltafl.experiments.record import RunRecord, read_record
@@ -26,12 +27,26 @@ def read_index(path: Path) -> object:
     return write_index(path.parent)
 
 
+LIMITS = LimitsSettings(
+    methods=("uniform",),
+    dimensions=2,
+    common=1,
+    sample=1,
+    ratios=(10,),
+    drifts=(0.1,),
+    spreads=(),
+    grouped=(),
+    groups=1,
+    clients=2,
+    rounds=1,
+    seeds=2,
+)
 READERS: dict[str, Callable[[Path], object]] = {
     "record.json": read_record,
     "summary.json": read_summary,
     "verdict.json": read_verdict,
     "cohorts.json": toy._read,
-    "errors.json": limits._read,
+    "errors.json": lambda path: limits._read(LIMITS, path),
     "uniform.jsonl": read_cells,
     "environment.json": lambda path: environments.told(path.parent),
     "README.md": read_index,
