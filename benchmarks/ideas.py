@@ -17,7 +17,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from deltafl import SAMPLERS, Centred, Plan, Sampler, close_round, init_round, make_sampler, open_round
 from deltafl.cli.options import assignment
@@ -34,7 +34,7 @@ from deltafl.simulation.records import environment
 from deltafl.simulation.setup import engine_of
 from idea_known import BalancedInnovation, LeftoverControl
 from idea_parts import DeviationControl, EndpointControl, NeighbourControl, TourFirst
-from idea_tables import CHANCE, read_ideas, table, write_tables
+from idea_tables import CHANCE, Accuracies, read_ideas, table, write_tables
 
 
 class Idea(NamedTuple):
@@ -130,7 +130,12 @@ def main() -> None:
     """Run all ideas for all seeds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--group", choices=["memory", "known"], default="memory")
-    parser.add_argument("--only", nargs="*", metavar="IDEA", help="these ideas, and fedvarp to compare with")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        metavar="IDEA",
+        help="these ideas, and fedvarp to compare with; the others keep their rows in --out",
+    )
     parser.add_argument("--task", default="digits")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of deltafl run")
     parser.add_argument("--rounds", type=int, default=50)
@@ -173,14 +178,21 @@ def run(given: argparse.Namespace) -> None:
         print(f"seed {seed} done after {time.perf_counter() - began:.0f} s", flush=True)
     print(f"{table(found, settings.threshold)}\n\n{CHANCE}")
     if given.out:
-        rounded = {name: [[round(value, 5) for value in run] for run in runs] for name, runs in found.items()}
-        content = {
-            "settings": own,
-            "seeds": [given.first_seed, given.first_seed + given.seeds],
-            "environment": environment(),
-            "accuracy": rounded,
-        }
-        given.out.write_text(json.dumps(content) + "\n")
+        write(given, own, found)
+
+
+def write(given: argparse.Namespace, own: dict[str, Any], found: Accuracies) -> None:
+    """Write the file of ``--out``; with ``--only``, ideas that were not played keep their rows there."""
+    seeds, made = (given.first_seed, given.first_seed + given.seeds), environment()
+    accuracy = {name: [[round(value, 5) for value in run] for run in runs] for name, runs in found.items()}
+    if given.only and given.out.exists():
+        before = read_ideas(given.out)
+        if (before.settings, before.seeds) != (own, seeds):
+            raise DeltaflError(f"{given.out} was made with other settings or seeds; choose another --out")
+        accuracy = before.accuracy | accuracy
+        made["command"] = f"{before.environment.get('command')}; {made['command']}"
+    content = {"settings": own, "seeds": seeds, "environment": made, "accuracy": accuracy}
+    given.out.write_text(json.dumps(content) + "\n")
 
 
 if __name__ == "__main__":
