@@ -26,10 +26,11 @@ from .workers import Workers
 
 T = TypeVar("T")
 
-#: How often the float32 updates of a cohort are in RAM at once, measured: as they are, as leftovers in float64, and in
-#: the estimate of the variance, which needs nothing where all clients are asked, or probed.
-COPIES_OF_DRAWN = 10
-COPIES_OF_CERTAIN = 7
+#: How often the float32 updates of a cohort are in RAM at once, measured: as they came, as a table and as leftovers in
+#: float64; and where not all clients are asked, in what is sorted by who replied. Probes keep them in float64 twice.
+COPIES_OF_DRAWN = 7
+COPIES_OF_CERTAIN = 5
+COPIES_OF_PROBED = 7
 
 
 def task_of(settings: RunSettings) -> Task:
@@ -169,7 +170,7 @@ def _check_rounds(settings: RunSettings, engine: Engine) -> None:
     cure = "choose a sampler that asks fewer, such as 'uniform'" if full else "lower 'sample'"
     needs = [("a round", asked, copies, cure)]
     if settings.probe_every is not None:
-        needs.append(("a probe", m, COPIES_OF_CERTAIN, "leave out 'probe_every'"))
+        needs.append(("a probe", m, COPIES_OF_PROBED, "leave out 'probe_every'"))
     ram = free_ram()
     for what, clients, times, instead in needs:
         size = times * clients * engine.num_params * BYTES_PER_PARAMETER
