@@ -181,13 +181,18 @@ def run(given: argparse.Namespace) -> None:
         write(given, own, found)
 
 
+def _made(own: dict[str, Any]) -> RunSettings:
+    """Settings as they are used: 0.8 is "0.8"."""
+    return make_settings(RunSettings, {**own, "sampler": "uniform"})
+
+
 def write(given: argparse.Namespace, own: dict[str, Any], found: Accuracies) -> None:
     """Write the file of ``--out``; with ``--only``, ideas that were not played keep their rows there."""
     seeds, made = (given.first_seed, given.first_seed + given.seeds), environment()
     accuracy = {name: [[round(value, 5) for value in run] for run in runs] for name, runs in found.items()}
     if given.only and given.out.exists():
         before = read_ideas(given.out)
-        if (before.settings, before.seeds) != (own, seeds):
+        if before.seeds != seeds or _made(before.settings) != _made(own):
             raise DeltaflError(f"{given.out} was made with other settings or seeds; choose another --out")
         accuracy = before.accuracy | accuracy
         made["command"] = f"{before.environment.get('command')}; {made['command']}"

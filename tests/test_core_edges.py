@@ -85,7 +85,7 @@ def test_power_of_choice_asks_clients_without_weight_only_if_there_are_no_others
     state = sampler.init(Population(np.array([1.0, 0, 0, 0]), np.ones(4, dtype=np.int64)))
 
     everyone = np.ones(4, dtype=np.bool_)
-    drawn = [_candidates(state.weight_m, everyone, 3, stream(seed, "draw")).tolist() for seed in range(30)]
+    drawn = [_candidates(state.weight_m, everyone, 6, 3, stream(seed, "draw")).tolist() for seed in range(30)]
     assert all(len(set(client_k)) == 3 and 0 in client_k for client_k in drawn)
     assert {client for client_k in drawn for client in client_k} == {0, 1, 2, 3}
 

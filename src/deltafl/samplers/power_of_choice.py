@@ -55,7 +55,7 @@ class PowerOfChoice:
         wanted = 2 * n if self.candidates is None else self.candidates
         if wanted < n:
             raise DeltaflError(f"candidates is {wanted}; it must be at least the sample size {n}")
-        candidate_k = np.sort(_candidates(state.weight_m, available_m, wanted, rng))
+        candidate_k = np.sort(_candidates(state.weight_m, available_m, wanted, n, rng))
         loss_k = np.nan_to_num(oracle.losses(candidate_k), nan=np.inf)
         return unweighted_cohort(candidate_k[np.argsort(-loss_k, kind="stable")[:n]])
 
@@ -64,16 +64,19 @@ class PowerOfChoice:
         return state
 
 
-def _candidates(weight_m: FloatArray, available_m: BoolArray, wanted: int, rng: np.random.Generator) -> IntArray:
+def _candidates(
+    weight_m: FloatArray, available_m: BoolArray, wanted: int, least: int, rng: np.random.Generator
+) -> IntArray:
     """Successive draws by weight among those present; plain random ones if all weigh the same.
 
-    Clients of weight 0 come last, if the others are fewer than wanted.
+    Clients of weight 0 are candidates only where there would be fewer than ``least`` without them.
     """
     present = np.flatnonzero(available_m & (weight_m > 0))
-    if len(present) < wanted:
-        weightless = np.flatnonzero(available_m & (weight_m <= 0))
-        return np.concatenate([present, rng.permutation(weightless)[: wanted - len(present)]])
     weight_k = weight_m[present]
-    even = bool(np.all(weight_k == weight_k[0]))
+    even = len(present) == 0 or bool(np.all(weight_k == weight_k[0]))
     chance_k = None if even else weight_k / weight_k.sum()
-    return rng.choice(present, size=wanted, replace=False, p=chance_k)
+    drawn_k = rng.choice(present, size=min(wanted, len(present)), replace=False, p=chance_k)
+    if len(drawn_k) >= least:
+        return drawn_k
+    weightless = np.flatnonzero(available_m & (weight_m <= 0))
+    return np.concatenate([drawn_k, rng.permutation(weightless)[: least - len(drawn_k)]])
