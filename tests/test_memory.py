@@ -308,11 +308,11 @@ def test_a_run_that_does_not_fit_writes_nothing(tmp_path: Path, monkeypatch: pyt
     [
         (
             {"sampler": "full"},
-            r"a round of 12 clients with 650 parameters takes about 218 kB .*: choose a sampler",
+            r"a round of 12 clients with 650 parameters takes about 156 kB .*: choose a sampler",
         ),
         (
             {"sampler": "uniform"},
-            r"a round of 4 clients .* about 104 kB .*and 100 kB are free: lower 'sample', or take",
+            r"a round of 4 clients .* about 72.8 kB .*and 70 kB are free: lower 'sample', or take",
         ),
         ({"sampler": "uniform", "sample": 3, "probe_every": 9}, r"a probe of 12 clients .*: leave out 'probe_every'"),
     ],
@@ -320,7 +320,7 @@ def test_a_run_that_does_not_fit_writes_nothing(tmp_path: Path, monkeypatch: pyt
 def test_rounds_that_do_not_fit_into_ram_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, object], words: str
 ) -> None:
-    monkeypatch.setattr("deltafl.simulation.setup.free_ram", lambda: 100_000)
+    monkeypatch.setattr("deltafl.simulation.setup.free_ram", lambda: 70_000)
     with pytest.raises(DeltaflError, match=words):
         run_single(make_settings(RunSettings, {**TINY, **given}), tmp_path / "run", lambda *_: None)
     assert not (tmp_path / "run").exists()
