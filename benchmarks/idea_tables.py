@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from deltafl.errors import DeltaflError
 from deltafl.reading import checked, read_json, read_text
-from deltafl.report.statistics import gap_closed, mean_interval
+from deltafl.report.statistics import first_reach, gap_closed, mean_interval
 from deltafl.settings import RunSettings, make_settings
 from deltafl.types import FloatArray
 
@@ -99,7 +99,7 @@ def table(found: Accuracies, threshold: float | None) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, runs in found.items():
         compared = "–" if default in (None, name) else _above(area[name], area[default or name])
-        never = any(not _reached(run, threshold) for run in runs)
+        never = any(_first(run, threshold) is None for run in runs)
         cells = [name, _above(area[name], area["fedvarp"]), compared]
         cells += [("≥ " if never else "") + f"{np.mean(rounds[name]):.1f}", _gap(name, rounds)]
         lines.append(f"| {' | '.join(cells)} |")
@@ -138,13 +138,15 @@ def _above(own_s: FloatArray, other_s: FloatArray) -> str:
     return f"{round(mean, 2) + 0.0:+.2f}{half}"  # + 0.0: no minus before zero
 
 
-def _reached(run: list[float], threshold: float | None) -> bool:
-    return threshold is not None and max(run) >= threshold
+def _first(run: list[float], threshold: float | None) -> int | None:
+    """Index of the first round at the threshold; None if none is."""
+    return None if threshold is None else first_reach(np.array(run), threshold, higher=True)
 
 
 def _bounded(run: list[float], threshold: float | None) -> float:
     """The first round at the threshold; all rounds of the run if none is."""
-    return float(np.argmax(np.array(run) >= threshold) + 1 if _reached(run, threshold) else len(run))
+    first = _first(run, threshold)
+    return float(len(run) if first is None else first + 1)
 
 
 def _gap(name: str, rounds: dict[str, FloatArray]) -> str:

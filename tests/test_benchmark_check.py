@@ -1,7 +1,6 @@
 """Finished runs of the benchmark played again: records that are not what the code gives today are noticed."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,28 +17,9 @@ from deltafl.experiments.record import read_record, write_record
 from deltafl.experiments.request import Request
 from deltafl.experiments.spec import Experiment, Job, parse_experiment
 from deltafl.experiments.sweep import run_job
+from small_benchmark import small_benchmark
 
-CONTENT: dict[str, Any] = {
-    "title": "Benchmark",
-    "claim": "the target.",
-    "kind": "benchmark",
-    "view": {"core": ["full", "uniform"]},
-    "settings": {
-        "task": "digits",
-        "clients": 6,
-        "sample": 2,
-        "rounds": 3,
-        "local_epochs": 1,
-        "threshold": 0.2,
-        "tiers": {"all": {"methods": ["full", "uniform"], "rates": [0.1], "extensions": 0}},
-        "tuning_seeds": [1000],
-        "seeds": 2,
-    },
-    "parts": {"digits": {"tier": "all", "title": "digits"}},
-    "smoke": {},
-    "cpu": {},
-    "paper": {},
-}
+CONTENT = small_benchmark(rounds=3, threshold=0.2, seeds=2)
 
 
 @pytest.fixture(scope="module")

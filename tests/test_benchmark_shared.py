@@ -16,31 +16,9 @@ from deltafl.experiments.request import Request
 from deltafl.experiments.spec import Job, parse_experiment
 from deltafl.experiments.sweep import OnProgress, run_job
 from deltafl.simulation.records import RunDirectory
+from small_benchmark import small_benchmark
 
-EXPERIMENT = parse_experiment(
-    "benchmark",
-    {
-        "title": "Benchmark",
-        "claim": "the target.",
-        "kind": "benchmark",
-        "view": {"core": ["full", "uniform"]},
-        "settings": {
-            "task": "digits",
-            "clients": 6,
-            "sample": 2,
-            "rounds": 2,
-            "local_epochs": 1,
-            "threshold": 0.5,
-            "tiers": {"all": {"methods": ["full", "uniform"], "rates": [0.1], "extensions": 0}},
-            "tuning_seeds": [1000],
-            "seeds": 1,
-        },
-        "parts": {"digits": {"tier": "all", "title": "digits"}},
-        "smoke": {},
-        "cpu": {},
-        "paper": {},
-    },
-)
+EXPERIMENT = parse_experiment("benchmark", small_benchmark(rounds=2, threshold=0.5, seeds=1))
 
 
 def part_and_jobs(folder: Path) -> tuple[Part, list[Job]]:

@@ -40,6 +40,10 @@ def _check(name: str, value: float, holds: bool, allowed: str) -> None:
         raise DeltaflError(f"{name} of the server optimizer is {value}; it must be {allowed}")
 
 
+def _check_rate(lr: float) -> None:
+    _check("server_lr", lr, 0 <= lr < np.inf, "a number of at least 0")
+
+
 def _moved(params_d: Params, step_d: FloatArray) -> Params:
     return (params_d.astype(np.float64) + step_d).astype(np.float32)
 
@@ -60,7 +64,7 @@ class Sgd:
 
     def __post_init__(self) -> None:
         """Refuse a rate that is none."""
-        _check("server_lr", self.lr, 0 <= self.lr < np.inf, "a number of at least 0")
+        _check_rate(self.lr)
 
     def init(self, num_params: int) -> SgdState:
         """No memory."""
@@ -95,7 +99,7 @@ class Momentum:
 
     def __post_init__(self) -> None:
         """Refuse a momentum that never forgets."""
-        _check("server_lr", self.lr, 0 <= self.lr < np.inf, "a number of at least 0")
+        _check_rate(self.lr)
         if not 0 <= self.beta < 1:
             raise DeltaflError(f"server momentum is {self.beta}; it must be at least 0 and below 1")
 
@@ -141,7 +145,7 @@ class Adaptive:
         """Refuse a rule that does not exist."""
         if self.rule not in ADAPTIVE_RULES:
             raise unknown_name("adaptive rule", self.rule, ADAPTIVE_RULES)
-        _check("server_lr", self.lr, 0 <= self.lr < np.inf, "a number of at least 0")
+        _check_rate(self.lr)
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
             _check(name, beta, 0 <= beta < 1, "at least 0 and below 1")
         _check("tau", self.tau, 0 < self.tau < np.inf, "a number above 0")

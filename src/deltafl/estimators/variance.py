@@ -62,14 +62,15 @@ def estimate_variance(heard: Heard, leftover_nd: npt.NDArray[np.floating]) -> fl
     if form is None:
         return float("nan")
     squared_n, squared_leftover_n = np.zeros(len(leftover_nd)), np.zeros(len(leftover_nd))
-    total = form.mass_n.sum()
+    total, some_fail = form.mass_n.sum(), form.alone_n.any()
     for first in range(0, leftover_nd.shape[1], _BLOCK):
         part_nb = leftover_nd[:, first : first + _BLOCK]
         scaled_nb = form.scale_n[:, None] * part_nb
         if form.centred and total > 0:
             scaled_nb -= (form.mass_n[:, None] * scaled_nb).sum(axis=0) / total
         squared_n += np.einsum("nd,nd->n", scaled_nb, scaled_nb)
-        squared_leftover_n += np.einsum("nd,nd->n", part_nb, part_nb)
+        if some_fail:
+            squared_leftover_n += np.einsum("nd,nd->n", part_nb, part_nb)
     return form.total(squared_n, squared_leftover_n)
 
 

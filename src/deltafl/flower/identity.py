@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..errors import DeltaflError, unknown_name
+from .roster import LARGEST_SIZE
 
 IDENTITIES = ("auto", "public-key", "name", "config")
 _LONGEST_KEY = 200
@@ -118,7 +119,7 @@ def check_registration(
         raise DeltaflError(f"the kind of id is {str(kind)[:40]!r}; it must be 'partition' or 'client'")
     if not isinstance(client_id, str) or not 1 <= len(client_id) <= _LONGEST_KEY or not client_id.isprintable():
         raise DeltaflError(f"the client's id must be a text of 1 to {_LONGEST_KEY} printable characters")
-    if isinstance(num_examples, bool) or not isinstance(num_examples, int) or not 1 <= num_examples <= 2**40:
+    if isinstance(num_examples, bool) or not isinstance(num_examples, int) or not 1 <= num_examples <= LARGEST_SIZE:
         raise DeltaflError(f"the number of examples is {str(num_examples)[:40]}; it must be from 1 to 2^40")
     return Registration(str(kind), client_id, num_examples, _checked_known(known, num_known))
 
