@@ -1,5 +1,6 @@
 """One round from outside: who is refused, what is left alone, what a person is told."""
 
+import tracemalloc
 from copy import deepcopy
 from itertools import product
 
@@ -359,3 +360,20 @@ def test_replies_in_a_table_are_screened_as_one_by_one() -> None:
     assert table.rejected == listed.rejected
     assert np.array_equal(table.update_nd, listed.update_nd)
     assert all(np.array_equal(x, y) for x, y in zip(table.reports, listed.reports, strict=True))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_closing_a_round_takes_at_most_six_times_the_memory_of_its_updates(estimator: str) -> None:
+    """What is worked on at once: the updates, their leftovers in float64, and one table of controls or of new rows."""
+    m, n, d = 20, 10, 50_000
+    population = Population.from_sizes(range(1, m + 1), known=np.eye(4)[np.arange(m) % 4])
+    plan = Plan(population, PracDelta(), n=n, estimator=estimator)
+    state, rng = init_round(plan, np.zeros(d)), np.random.default_rng(0)
+    for _ in range(4):  # some are known by then, some are not, and the learnt coefficient is below 1
+        cohort = open_round(plan, state)
+        updates = [rng.normal(size=d).astype(np.float32) for _ in cohort.client_n]
+        tracemalloc.start()
+        state, _ = close_round(plan, state, cohort, updates)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert 2 < peak / (n * d * 4) < 6

@@ -136,7 +136,7 @@ class Aggregation:
             error_nq = error_nq - self._short(delta_d[None])
         variance = estimate_variance(heard, error_nq)
         following, delta_d, shortened = advance(plan, state, self.cohort, reports, delta_d, control)
-        info = describe(state.round, heard, reports, reports.squared_leftover_n[here], variance, delta_d)
+        info = describe(state.round, heard, reports, variance, delta_d)
         beta = trust(self._control, state.control)
         faults = sorted((self._rejected | dict.fromkeys(self._waiting, "no reply")).items())
         rejected = [RejectedReply(client, fault) for client, fault in faults]

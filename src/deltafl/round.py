@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from .designs.inclusion import check_cohort_size
 from .errors import DeltaflError
-from .estimators.controls import weighted_sum, with_memory
+from .estimators.controls import leftovers, weighted_sum, with_memory
 from .estimators.damping import trust
 from .estimators.heard import Heard
 from .estimators.memory import RowFormat
@@ -231,17 +231,17 @@ def close_round(
     update_nd = replies.update_nd if len(here) == len(cohort.client_n) else replies.update_nd[here]
 
     heard = hear(plan, state, cohort, here)
-    total_d, control_nd = estimator.control.guess(state.control, heard.client_n)
-    leftover_nd = update_nd.astype(np.float64) - control_nd
+    total_d, leftover_nd = leftovers(estimator.control, state.control, heard.client_n, update_nd)
     reports = measure_leftovers(replies.reports, leftover_nd, getattr(plan.sampler, "sketch_size", 0), plan.seed)
     reports = measure_tails(reports, update_nd, getattr(plan.sampler, "tail_size", 0))
     delta_d = total_d + weighted_sum(heard.coef_n, leftover_nd, len(state.params_d))
-    error_nd = leftover_nd - delta_d if estimator.ratio else leftover_nd
+    if estimator.ratio:
+        leftover_nd -= delta_d  # in place: it is as large as all updates, twice
+    variance = estimate_variance(heard, leftover_nd)
+    del leftover_nd
     control = estimator.control.update(state.control, plan.population, heard, update_nd)
     following, delta_d, shortened = advance(plan, state, cohort, reports, delta_d, control)
-
-    left_n = np.einsum("nd,nd->n", leftover_nd, leftover_nd)
-    info = describe(state.round, heard, reports, left_n, estimate_variance(heard, error_nd), delta_d)
+    info = describe(state.round, heard, reports, variance, delta_d)
     beta = trust(estimator.control, state.control)
     return following, info._replace(rejected=rejected, shortened=shortened, control_coefficient=beta)
 

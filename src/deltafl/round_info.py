@@ -7,28 +7,20 @@ from .estimators.variance import effective_sample_size
 from .types import FloatArray, Reports, RoundInfo
 
 
-def describe(
-    round: int,
-    heard: Heard,
-    reports: Reports,
-    squared_leftover_n: FloatArray,
-    variance: float,
-    delta_d: FloatArray,
-) -> RoundInfo:
+def describe(round: int, heard: Heard, reports: Reports, variance: float, delta_d: FloatArray) -> RoundInfo:
     """Describe a round in which nobody was rejected and nothing shortened.
 
     Args:
         round: Its index.
         heard: Who replied, and what each reply counts.
         reports: Of the whole cohort.
-        squared_leftover_n: norm(u_i - c_i)^2 of the replies.
         variance: Estimated variance of the estimate.
         delta_d: float64 (d,), the estimate as it was used.
     """
     here, coef_n = reports.responded_n, heard.coef_n
     zeta_n = np.sqrt(reports.squared_deviation_n[here])
     norm, total = float(np.linalg.norm(delta_d)), float(coef_n.sum())
-    left, whole = coef_n @ squared_leftover_n, coef_n @ reports.squared_norm_n[here]
+    left, whole = coef_n @ reports.squared_leftover_n[here], coef_n @ reports.squared_norm_n[here]
     return RoundInfo(
         round=round,
         num_asked=len(here),

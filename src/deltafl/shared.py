@@ -155,7 +155,7 @@ class _Share:
         following, delta_d, shortened = advance(
             plan, state, self.cohort, reports, self.total_d + sums.leftover_d, control
         )
-        info = describe(state.round, heard, reports, reports.squared_leftover_n[here], variance, delta_d)
+        info = describe(state.round, heard, reports, variance, delta_d)
         beta = trust(self.control, state.control)
         return following, info._replace(rejected=rejected, shortened=shortened, control_coefficient=beta)
 

@@ -5,6 +5,7 @@ u_i - c_i. A control is three functions: its memory before the first round, what
 learns from the replies (always after D has been computed).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from ..types import BoolArray, FloatArray, IntArray, Params, Population
 from .heard import Heard
-from .memory import RowFormat, Rows, read_rows, replace_rows
+from .memory import RowFormat, Rows, read_rows, replace_rows, wide_row
 
 
 class Guess(NamedTuple):
@@ -139,8 +140,8 @@ class OwnControl:
         """Remember the replies."""
         client_n = heard.client_n
         rows, num_params = replace_rows(state.control_md, client_n, update_nd), len(state.total_d)
-        change_nd = read_rows(rows, client_n, num_params) - read_rows(state.control_md, client_n, num_params)
-        total_d = state.total_d + weighted_sum(population.weight_m[client_n], change_nd, num_params)
+        changes = (wide_row(rows[client]) - wide_row(state.control_md[client]) for client in client_n)
+        total_d = state.total_d + weighted_sum(population.weight_m[client_n], changes, num_params)
         return OwnControlState(rows, total_d)
 
 
@@ -207,13 +208,21 @@ class InnovationControl:
         )
 
 
+def leftovers(control: Control, state: Any, client_n: IntArray, update_nd: Params) -> Guess:
+    """sum_j w_j c_j, and u_i - c_i of the cohort, float64 (n, d)."""
+    total_d, control_nd = control.guess(state, client_n)
+    return Guess(total_d, np.subtract(update_nd, control_nd, dtype=np.float64))
+
+
 def follow_estimate(
     common_d: FloatArray, memory: float, guess: Guess, update_nd: Params, coef_n: FloatArray
 ) -> FloatArray:
     """C <- memory c + (1 - memory) D, D the undamped estimate of the round; c stays if no reply counts."""
     if coef_n.sum() <= 0:
         return common_d
-    estimate_d = guess.total_d + weighted_sum(coef_n, update_nd - guess.control_nd, len(common_d))
+    pairs = zip(update_nd, np.broadcast_to(guess.control_nd, update_nd.shape), strict=True)
+    leftovers = (update_d - control_d for update_d, control_d in pairs)
+    estimate_d = guess.total_d + weighted_sum(coef_n, leftovers, len(common_d))
     return memory * common_d + (1 - memory) * estimate_d
 
 
@@ -243,9 +252,9 @@ def _controls_of(control: Control) -> dict[str, Any]:
     return {name: part for name, part in vars(control).items() if isinstance(part, Control)}
 
 
-def weighted_sum(coef_n: FloatArray, row_nd: np.ndarray[Any, Any], num_params: int) -> FloatArray:
+def weighted_sum(coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]], num_params: int) -> FloatArray:
     """sum_i coef_i row_i in float64, one row after the other: the same bits whatever BLAS or thread count."""
     total_d = np.zeros(num_params)
-    for coef, row_d in zip(coef_n, row_nd, strict=True):
-        total_d += coef * row_d.astype(np.float64)
+    for coef, row_d in zip(coef_n, rows, strict=True):
+        total_d += coef * row_d.astype(np.float64, copy=False)
     return total_d

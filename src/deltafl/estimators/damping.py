@@ -121,8 +121,8 @@ class DampedControl:
         self, state: DampedControlState, population: Population, heard: Heard, update_nd: Params
     ) -> DampedControlState:
         """Regress the replies on what the control said of them, then let the control learn."""
-        control_nd = self.control.guess(state.control, heard.client_n).control_nd
-        cross, square = _products(update_nd, control_nd, population.weight_m[heard.client_n], heard)
+        weight_n = population.weight_m[heard.client_n]
+        cross, square = _products(update_nd, self.control.guess(state.control, heard.client_n), weight_n, heard)
         return DampedControlState(
             control=self.control.update(state.control, population, heard, update_nd),
             cross=np.asarray(self.memory * state.cross + cross),
@@ -138,11 +138,12 @@ def trust(control: Control, state: Any) -> float:
 
 
 def _scaled(guess: Guess, beta: float) -> Guess:
-    return Guess(beta * guess.total_d, beta * guess.control_nd)
+    return guess if beta == 1 else Guess(beta * guess.total_d, beta * guess.control_nd)
 
 
-def _products(update_nd: Params, control_nd: FloatArray, weight_n: FloatArray, heard: Heard) -> tuple[float, float]:
+def _products(update_nd: Params, guess: Guess, weight_n: FloatArray, heard: Heard) -> tuple[float, float]:
     """A and B of one round: those of the draw, about the means if what is common cancels, and those of who replied."""
+    control_nd = guess.control_nd
     rate_n, sent_n, count_n = heard.response_n, heard.response_n * heard.coef_n, heard.cohort.count_n
     alone_n = (1 - rate_n) / rate_n**2
     if heard.cohort.kind == "replacement":

@@ -184,9 +184,14 @@ def read_rows(rows: Rows, client_n: IntArray, num_params: int) -> FloatArray:
     """The rows of some clients, float64 (n, d)."""
     row_nd = np.zeros((len(client_n), num_params))
     for wide_d, client in zip(row_nd, client_n, strict=True):
-        stored_d = rows[client]
-        wide_d[:] = from_bfloat16(stored_d) if stored_d.dtype == np.uint16 else stored_d
+        wide_d[:] = wide_row(rows[client])
     return row_nd
+
+
+def wide_row(stored_d: Row) -> FloatArray:
+    """What a stored row says, float64 (d,)."""
+    narrow_d = from_bfloat16(stored_d) if stored_d.dtype == np.uint16 else stored_d
+    return narrow_d.astype(np.float64)
 
 
 def replace_rows(rows: Rows, client_n: IntArray, update_nd: Params) -> Rows:

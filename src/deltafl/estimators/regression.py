@@ -85,5 +85,6 @@ class RegressionControl:
             (1 - self.memory) * here_qq + self.memory * everyone_qq, rcond=_RANK_TOLERANCE, hermitian=True
         )
         gain_qn = (1 - self.memory) * np.einsum("pq,nq,n->pn", inverse_qq, known_nq, share_n)
-        leftover_nd = update_nd - np.einsum("nq,qd->nd", known_nq, state.slope_qd)
+        leftover_nd = np.einsum("nq,qd->nd", known_nq, state.slope_qd)
+        np.subtract(update_nd, leftover_nd, out=leftover_nd)
         return state._replace(slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, leftover_nd))
