@@ -135,6 +135,14 @@ def test_unknown_names_are_refused_before_work() -> None:
         list(audit(TOY, ["uniform"], designs=["pivotl"]))
 
 
+@pytest.mark.parametrize(("m", "n", "seed"), [(7, 2, 0), *((6, 2, seed) for seed in range(6))])
+def test_no_design_is_below_the_lower_bound(m: int, n: int, seed: int) -> None:
+    """A search that may leave clients out finds less, and is biased."""
+    update_md = np.random.default_rng(seed).normal(size=(m, 20))
+    gram_mm, weight_m = update_md @ update_md.T, np.full(m, 1 / m)
+    assert least_over_designs(gram_mm, weight_m, n) >= lower_bound(gram_mm, weight_m, n) > 0
+
+
 def test_the_least_mse_on_the_toy_is_a_minimum_over_designs() -> None:
     gram, weight = gram_of(TOY.update_md), TOY.population.weight_m
     least = least_over_designs(gram, weight, 2)

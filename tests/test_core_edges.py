@@ -73,11 +73,15 @@ def test_a_round_in_which_nobody_is_asked_is_the_same_one_update_at_a_time() -> 
 
 
 def test_a_client_without_weight_adds_nothing_to_the_least_error() -> None:
-    update_md = np.random.default_rng(0).normal(size=(8, 5))
+    update_md = np.random.default_rng(0).normal(size=(8, 20))
     gram_mm, weight_m = update_md @ update_md.T, np.full(8, 1 / 7)
     weight_m[0] = 0.0
-    assert lower_bound(gram_mm, weight_m, 3) == pytest.approx(lower_bound(gram_mm[1:, 1:], weight_m[1:], 3))
+    others = lower_bound(gram_mm[1:, 1:], weight_m[1:], 3)
+    assert others > 1
+    assert lower_bound(gram_mm, weight_m, 3) == pytest.approx(others)
     assert lower_bound(gram_mm, weight_m, 7) == 0.0
+    still_md = update_md * (np.arange(8) > 0)[:, None]  # an update of zero has nothing to add either
+    assert lower_bound(still_md @ still_md.T, np.full(8, 1 / 7), 3) == pytest.approx(others)
 
 
 def test_power_of_choice_asks_clients_without_weight_only_if_there_are_no_others() -> None:

@@ -26,6 +26,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("scipy", "sim") from error
 
+#: No client is drawn less often: beyond this the search would leave clients out, and be biased, for rounding hides it.
+_LEAST_INCLUSION = 1e-9
 #: Up to this many cohorts all designs are searched.
 MAX_COHORTS = 40
 
@@ -52,11 +54,15 @@ def least_over_designs(gram_mm: FloatArray, weight_m: FloatArray, n: int) -> flo
     m = len(weight_m)
     member_sm = np.array([[i in chosen for i in range(m)] for chosen in combinations(range(m), n)], dtype=np.float64)
     rng = np.random.Generator(np.random.PCG64(0))
+    too_rare = float(weight_m**2 @ np.diag(gram_mm)) / _LEAST_INCLUSION  # the MSE there; the line search needs numbers
 
     def mse(logit_s: FloatArray) -> float:
         q_s = np.exp(logit_s - logit_s.max())
         q_s /= q_s.sum()
-        error_sm = member_sm * (weight_m / np.maximum(q_s @ member_sm, 1e-12)) - weight_m
+        pi_m = q_s @ member_sm
+        if (pi_m[weight_m > 0] < _LEAST_INCLUSION).any():
+            return too_rare
+        error_sm = member_sm * (weight_m / np.maximum(pi_m, _LEAST_INCLUSION)) - weight_m
         return float(q_s @ np.einsum("si,ij,sj->s", error_sm, gram_mm, error_sm))
 
     starts = [np.zeros(len(member_sm)), *rng.normal(size=(7, len(member_sm)))]
@@ -71,13 +77,11 @@ def lower_bound(gram_mm: FloatArray, weight_m: FloatArray, n: int, steps: int = 
     minus (square of entry i of the eigenvector), which a few hundred steps climb; a soft
     minimum stands for tied eigenvalues.
     """
-    counting = weight_m > 0  # the others add no error to anybody's estimate
+    counting = (weight_m > 0) & (np.diag(gram_mm) > 0)  # the others add no error to anybody's estimate
     if n >= counting.sum():
         return 0.0
     gram_mm, weight_m = gram_mm[np.ix_(counting, counting)], weight_m[counting]
     norm_m = np.sqrt(np.diag(gram_mm))
-    if norm_m.min() <= 0:
-        return 0.0
     theta_m, best = 2 * np.log(norm_m), 0.0
     for step in range(steps):
         scale_m = np.exp(-theta_m / 2)

@@ -30,12 +30,18 @@ class Gap(NamedTuple):
         value: G; None if there is no gap.
         low, high: Its 95 % interval; None with fewer than two seeds or without a gap.
         seeds: Paired seeds.
+        bound: ``"≤"`` or ``"≥"`` where runs that never reached the threshold make G but a bound, ``"≥≤"`` where they
+            pull both ways; empty otherwise.
     """
 
     value: float | None
     low: float | None
     high: float | None
     seeds: int
+    bound: str = ""
+
+
+NO_GAP = Gap(None, None, None, 0)
 
 
 class Room(NamedTuple):
@@ -44,10 +50,12 @@ class Room(NamedTuple):
     Attributes:
         relative: How much more uniform sampling needs than full participation, as a share: mean U / mean F - 1.
         exists: Whether there is a gap to close.
+        unknown: Why that cannot be said; empty if it can.
     """
 
     relative: float
     exists: bool
+    unknown: str = ""
 
 
 def room(uniform_s: FloatArray, full_s: FloatArray) -> Room:
@@ -79,7 +87,7 @@ def closed(gained_s: FloatArray, gap_s: FloatArray) -> Gap:
     """
     num_seeds = len(gap_s)
     if num_seeds == 0:
-        return Gap(None, None, None, 0)
+        return NO_GAP
     a, b = float(np.mean(gained_s)), float(np.mean(gap_s))
     if b <= 0:
         return Gap(None, None, None, num_seeds)

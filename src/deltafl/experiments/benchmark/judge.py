@@ -11,7 +11,7 @@ from ...samplers import SAMPLERS, SamplerSettings, parse_label
 from ...types import FloatArray
 from ..pages.measures import Measure, Statement, compare
 from ..record import RunRecord
-from .gap import Gap, Room, closed, room
+from .gap import NO_GAP, Gap, Room, closed, room
 from .numbers import bounded_rounds, last_accuracy, mean_accuracy, rounds_to_threshold
 from .parts import BASELINE, FULL, Part
 from .results import Method, Result
@@ -46,25 +46,25 @@ def measures(part: Part) -> list[Measure]:
 
     Rounds are min(R, T): a run that never reached the threshold counts as its T rounds.
     """
-    threshold, horizon = part.threshold, part.horizon
+    horizon = part.horizon
     return [
-        Measure(
-            f"rounds to {100 * threshold:g} %",
-            "ratio",
-            False,
-            lambda record: bounded_rounds(record, threshold),
-            words=("fewer", "more"),
-        ),
-        Measure(
-            f"rounds to {100 * threshold:g} % by the mean of five",
-            "ratio",
-            False,
-            lambda record: bounded_rounds(record, threshold, smoothed=True),
-            words=("fewer", "more"),
-        ),
+        rounds_at(part.threshold),
+        rounds_at(part.threshold, smoothed=True),
         Measure("accuracy at the end", "difference", True, last_accuracy, 100.0, " points"),
         Measure("mean accuracy", "difference", True, lambda record: mean_accuracy(record, horizon), 100.0, " points"),
     ]
+
+
+def rounds_at(threshold: float, smoothed: bool = False) -> Measure:
+    """Rounds to a threshold, by one evaluation or by the mean of five."""
+    return Measure(
+        f"rounds to {100 * threshold:g} %" + (" by the mean of five" if smoothed else ""),
+        "ratio",
+        False,
+        lambda record: bounded_rounds(record, threshold, smoothed),
+        words=("fewer", "more"),
+        cut=lambda record: rounds_to_threshold(record, threshold, smoothed) is None,
+    )
 
 
 def value_s(method: Method, value: Callable[[RunRecord], float | None]) -> FloatArray:
@@ -72,9 +72,14 @@ def value_s(method: Method, value: Callable[[RunRecord], float | None]) -> Float
     return np.array([value(record) for record in method.runs.values()], dtype=np.float64)
 
 
-def never(method: Method, part: Part) -> int:
+def never(method: Method, part: Part, smoothed: bool = False) -> int:
     """Runs that never reached the threshold, those that diverged included."""
-    return sum(rounds_to_threshold(record, part.threshold) is None for record in method.runs.values())
+    return cut_short(method, rounds_at(part.threshold, smoothed))
+
+
+def cut_short(method: Method | None, measure: Measure) -> int:
+    """Runs whose number is but a bound."""
+    return sum(measure.cut(record) for record in method.runs.values()) if method and measure.cut else 0
 
 
 def against(result: Result, measure: Measure, label: str, other: str) -> Statement | None:
@@ -103,20 +108,46 @@ def interval(method: Method, measure: Measure) -> tuple[float, float | None, flo
 
 def room_of(result: Result) -> Room | None:
     """The gap between uniform sampling and full participation; None while one of them has no run."""
-    sides = _paired(result, (BASELINE, FULL), measures(result.part)[0])
-    return None if sides is None else room(sides[0], sides[1])
+    measure = measures(result.part)[0]
+    sides = _paired(result, (BASELINE, FULL), measure)
+    if sides is None:
+        return None
+    found = room(sides[0], sides[1])
+    for label in (FULL, BASELINE):
+        cut = cut_short(result.find(label), measure)
+        # Rounds of full participation that were cut short would make a gap where there may be none.
+        if cut and (label == FULL or not found.exists):
+            return found._replace(exists=False, unknown=f"{cut} runs of {label} never reached the threshold")
+    return found
 
 
 def gap_of(result: Result, label: str, measure: Measure) -> Gap:
-    """The gap that a method closes, of rounds or of another measure, over the seeds that all three ran."""
+    """The gap that a method closes, of rounds or of another measure, over the seeds that all three ran.
+
+    None where runs of full participation were cut short: where it ends is not known then.
+    """
     sides = _paired(result, (BASELINE, label, FULL), measure)
     if sides is None:
-        return Gap(None, None, None, 0)
+        return NO_GAP
     base_s, own_s, full_s = sides
-    if not measure.higher and not room(base_s, full_s).exists:
+    unknown = cut_short(result.find(FULL), measure) > 0
+    if unknown or (not measure.higher and not room(base_s, full_s).exists):
         return Gap(None, None, None, len(base_s))
     sign = 1.0 if measure.higher else -1.0
-    return closed(sign * (own_s - base_s), sign * (full_s - base_s))
+    gap = closed(sign * (own_s - base_s), sign * (full_s - base_s))
+    return gap if gap.value is None else gap._replace(bound=_bound(result, label, measure, gap.value))
+
+
+def _bound(result: Result, label: str, measure: Measure, value: float) -> str:
+    """Which way G would go if runs that were cut short had gone on, see ``Gap.bound``.
+
+    Down with a method's own rounds; with those of uniform sampling up if it is below 1, and down if it is above.
+    """
+    if label in (BASELINE, FULL):
+        return ""
+    own, base = cut_short(result.find(label), measure) > 0, cut_short(result.find(BASELINE), measure) > 0
+    at_most, at_least = own or (base and value > 1), base and value < 1
+    return "≥≤" if at_most and at_least else "≤" if at_most else "≥" if at_least else ""
 
 
 def gap_by_seed(result: Result, label: str, measure: Measure) -> dict[int, float]:

@@ -14,7 +14,7 @@ from .parts import BASELINE, Part
 from .pictures import draw_curves, draw_gaps, draw_methods
 from .results import Reasons, Result, Store
 from .tables import cost_table, edges, main_table, rates_table, run_cells, table_cells, tuning_cells
-from .target import Judgement, headline, judge_all, no_gap_text, sentence
+from .target import Judgement, elsewhere_text, headline, judge_all, no_gap_text, sentence
 
 
 def write_page(
@@ -108,18 +108,21 @@ _RULES = (
     "1 full participation. A run that never reaches the threshold, or diverged, counts as all its rounds (the mean is "
     "then a lower bound, marked ≥, and decides nothing in its own favour: a speed-up over "
     f"{BASELINE} is then marked ≤, ≥ where the runs of {BASELINE} are such, ≥≤ where those of both are, and a "
-    "method with such runs is ahead of none). G is the ratio of means over paired seeds "
+    "method with such runs is ahead of none; so is G, whose interval is then that of the bound, and there is no G "
+    "where runs of full participation never got there). G is the ratio of means over paired seeds "
     f"with Fieller's 95 % interval; where {BASELINE} needs less than {100 * LEAST:.0f} % more rounds than full "
     "participation, or the seeds do not tell the two apart, there is no gap to close and no G. Each method has its own "
     "learning rate, chosen on other seeds. Our best method is the one with the fewest rounds on those tuning seeds. "
     "Rivals are all methods of others that need nothing, the clients' sizes, or what the cohort sent, biased ones "
     "included; a server that was told every client's shares of labels beforehand (needs: known) is judged by itself, "
-    "with all of these methods and those that need the labels. Ahead is what a "
-    "paired 95 % interval of the ratio of mean rounds says, with its p-value after Holm's correction for all rivals "
+    "with all of these methods and those that need the labels. In the second tier most rivals were not run; each line "
+    "says how many. Ahead is what a paired "
+    "95 % interval of the ratio of mean rounds says, with its p-value after Holm's correction for all rivals "
     "beside it. Every interval is 95 % by itself. One-round MSE: E norm(D - ubar)^2 / norm(ubar)^2 over the second "
-    "half of the rounds, in the run of seed 0, each method on the way that it went with its own rate; beside it the "
-    "least that a draw of as many clients can have on the same updates without a control, that is, without a memory. "
-    "The two are comparable within a row only, and a method with a memory can be below the least without one."
+    "half of the rounds (geometric mean), in the run of seed 0, each method on the way that it went with its own rate; "
+    "beside it a lower bound for all unbiased draws of as many clients on the same updates without a control, that is, "
+    "without a memory; a dash where none above 0 was found. "
+    "The two are comparable within a row only, and a method with a memory can be below the bound."
 )
 _FILES = (
     "`table.csv` has every measure of every method with its interval, `runs.csv` one line a run, `tuning.csv` every "
@@ -134,7 +137,11 @@ def _part_blocks(judgement: Judgement) -> list[str]:
         text = no_gap_text(judgement.room)
         blocks.append(f"{text[:1].upper()}{text[1:]}.")
     blocks += [main_table(result), f"![{result.part.title}: curves](curves-{name}.png)", cost_table(result)]
-    blocks += [f"![{result.part.title}: all methods](methods-{name}.png)", *_diverged(result)]
+    blocks += [
+        f"![{result.part.title}: all methods](methods-{name}.png)",
+        elsewhere_text(judgement),
+        *_diverged(result),
+    ]
     return blocks
 
 
@@ -154,8 +161,9 @@ def _rates_text(results: Sequence[Result]) -> str:
     stuck = f"Still at an edge of the grid: {'; '.join(last)}." if last else "No chosen rate is at an edge of its grid."
     return (
         "The chosen local rate has the fewest rounds to the threshold, averaged over the tuning seeds (never: twice "
-        "the rounds; ties by mean accuracy). All methods of a task search one grid; where the best rate of any of "
-        f"them was at an edge, it grew by a factor of 2 on that side, for all. {'; '.join(texts)}. {stuck} Intervals "
+        "the rounds; ties by mean accuracy, which alone decided where a rate is marked never). All methods of a task "
+        "search one grid; where the best rate of any of them was at an edge, it grew by a factor of 2 on that side, "
+        f"for all. {'; '.join(texts)}. {stuck} Intervals "
         "on this page are those of the chosen rates: what other tuning seeds would change is not in them."
     )
 

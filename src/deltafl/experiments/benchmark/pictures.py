@@ -69,7 +69,7 @@ def _bytes_at(method: Method, round_r: Any) -> FloatArray:
 
 
 def draw_methods(result: Result, path: Path) -> None:
-    """All methods of a part, best first: G with its interval, and the error beside the least without a control."""
+    """All methods of a part, best first: G with its interval, and the error beside a lower bound without a control."""
     from matplotlib.figure import Figure
 
     methods = by_rounds(result)
@@ -86,7 +86,7 @@ def draw_methods(result: Result, path: Path) -> None:
         left.set_yticks(range(len(methods)), [method.label for method in methods], fontsize=7)
         left.set_ylim(len(methods) - 0.4, -0.6)
         left.set_title("gap closed, G", fontsize=8)
-        right.set_title("one-round error (bar: least without a control)", fontsize=8)
+        right.set_title("one-round error (bar: lower bound without a control)", fontsize=8)
         note = (
             f"{result.part.title}. Hollow: biased. Square: knows the labels. Line: 95 % interval. Dashed: the target."
         )
@@ -134,7 +134,7 @@ def _gap_axis(axes: "Axes", gaps: Sequence[Gap], labels: Sequence[str]) -> None:
             ends = [min(max(end, _LEFT), _RIGHT) for end in (gap.low, gap.high)]
             axes.plot(ends, [place, place], color=GREY, linewidth=1.0, zorder=2)
         inside = "s" if needs(label) == "known" else "o"
-        marker = inside if gap.value == x else "<" if x == _LEFT else ">"
+        marker = "<" if gap.bound == "≤" else inside if gap.value == x else "<" if x == _LEFT else ">"
         axes.plot([x], [place], marker, markersize=4, mfc=INK if is_unbiased(label) else _HOLLOW, mec=INK, zorder=3)
     for x, dash in ((0.0, "-"), (1.0, "-"), (GOAL, (0, (5, 3)))):
         axes.axvline(x, color=GREY if x == GOAL else PALE, linewidth=0.8, linestyle=dash, zorder=1)
@@ -145,7 +145,7 @@ def _gap_axis(axes: "Axes", gaps: Sequence[Gap], labels: Sequence[str]) -> None:
 
 
 def _error_axis(axes: "Axes", errors: Sequence[tuple[float | None, float | None]]) -> None:
-    """Dots for the error, bars for the least without a control, on a log axis; errors of 0 are left out."""
+    """Dots for the error, bars for the lower bound without a control, on a log axis; errors of 0 are left out."""
     known = [value for pair in errors for value in pair if value is not None and value > 0]
     for place, (error, least) in enumerate(errors):
         if error is not None and error > 0:

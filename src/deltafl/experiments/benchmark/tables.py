@@ -10,7 +10,7 @@ from ...samplers import SAMPLERS, parse_label
 from ..pages.cells import DASH, Cells, fixed, markdown, plus_minus
 from ..pages.measures import Measure, Statement, centre, second_half
 from ..record import RunRecord
-from .gap import Gap
+from .gap import NO_GAP, Gap
 from .judge import against, gap_by_seed, gap_of, interval, is_unbiased, measures, needs, never, value_s
 from .numbers import (
     MB,
@@ -28,7 +28,7 @@ from .parts import BASELINE, FULL
 from .results import Method, Result, Store
 from .server_memory import server_memory
 from .target import gap_text
-from .tuning import score
+from .tuning import NEVER, score
 
 #: Short names of the measures in the columns of table.csv, in the order of ``judge.measures``.
 _KEYS = ("rounds", "rounds_smoothed", "accuracy", "mean_accuracy")
@@ -72,7 +72,7 @@ def main_table(result: Result) -> str:
 def cost_table(result: Result) -> str:
     """What it costs: bytes, the server's memory, processor time."""
     heads = ["method", "MB to the threshold", "MB a round", "server: models", "numbers a client", "MB"]
-    heads += ["CPU seconds to the threshold", "a round", "one-round MSE", "least without a control"]
+    heads += ["CPU seconds to the threshold", "a round", "one-round MSE", "lower bound without a control"]
     lines = []
     for method in by_rounds(result):
         cell = cost_cells(result, method)
@@ -91,7 +91,7 @@ def rates_table(results: Sequence[Result]) -> str:
     lines = []
     for label in labels:
         found = [next((m for m in result.methods if m.label == label), None) for result in results]
-        lines.append([name_of(label), *(_rate(method) for method in found)])
+        lines.append([name_of(label), *map(_rate, results, found)])
     return markdown(["method", *(result.part.title for result in results)], lines)
 
 
@@ -127,8 +127,10 @@ def cost_cells(result: Result, method: Method) -> dict[str, Any]:
 
 def probed(method: Method, column: str) -> float | None:
     """The geometric mean of a probe column over the second half of the rounds; None without probes."""
-    values = [centre(second_half(record, column)) for record in method.runs.values() if column in record.probes]
-    known = [value for value in values if value is not None]
+    values_s = [second_half(record, column) for record in method.runs.values() if column in record.probes]
+    # A lower bound of 0 says nothing; older records have it where the update of any single client was 0.
+    known_s = [value_r[value_r > 0] if column == "least_error" else value_r for value_r in values_s]
+    known = [value for value_r in known_s if (value := centre(value_r)) is not None]
     return float(np.mean(known)) if known else None
 
 
@@ -142,17 +144,22 @@ def _method_cells(result: Result, method: Method) -> dict[str, Any]:
     cell: dict[str, Any] = {"part": part.name, "tier": part.tier, "method": label, "unbiased": is_unbiased(label)}
     cell |= {"needs": needs(label), "source": SAMPLERS[parse_label(label).name].source}
     cell |= {"rate": method.search.best, "edge": method.search.edge, "seeds": len(method.runs)}
-    cell |= {"never": never(method, part), "diverged": _diverged(method)}
+    cell |= {"never": never(method, part), "never_smoothed": never(method, part, smoothed=True)}
+    cell |= {"diverged": _diverged(method)}
     for key, measure in zip(_KEYS, measures(part), strict=True):
         mean, low, high = interval(method, measure)
         cell |= {key: mean, f"{key}_low": low, f"{key}_high": high}
         other, gap = against(result, measure, label, BASELINE), gap_of(result, label, measure)
+        if key == "accuracy":  # the end of a shorter run is no end
+            other = other if part.rounds(label) == part.rounds(BASELINE) else None
+            gap = gap if part.rounds(label) == part.rounds(FULL) == part.rounds(BASELINE) else NO_GAP
         if label != BASELINE and other is not None:
             cell |= {f"{key}_to_uniform": other.estimate, f"{key}_to_uniform_low": other.low}
             cell |= {f"{key}_to_uniform_high": other.high}
         cell |= {f"gap_{key}": gap.value, f"gap_{key}_low": gap.low, f"gap_{key}_high": gap.high}
-        by_seed = gap_by_seed(result, label, measure)
+        by_seed = gap_by_seed(result, label, measure) if gap.value is not None else {}
         cell |= {f"gap_{key}_median": float(np.median(list(by_seed.values()))) if by_seed else None}
+        cell |= {f"gap_{key}_bound": gap.bound} if measure.cut else {}
     return cell | cost_cells(result, method)
 
 
@@ -257,12 +264,16 @@ def _gap(gap: Gap, label: str) -> str:
     return {BASELINE: "0", FULL: "1"}.get(label) or gap_text(gap)
 
 
-def _rate(method: Method | None) -> str:
+def _rate(result: Result, method: Method | None) -> str:
     if method is None:
         return ""
-    if method.search.best is None:
+    best, found = method.search.best, method.search.score
+    if best is None or found is None:
         return DASH
-    return f"{method.search.best:g}" + (" (edge)" if method.search.edge else "")
+    longest = result.part.tuning_job(method.label, best, result.part.tuning_seeds[0]).settings.rounds or 0
+    marks = ["edge"] if method.search.edge else []
+    marks += ["never"] if found.rounds == NEVER * longest else []
+    return f"{best:g}" + (f" ({', '.join(marks)})" if marks else "")
 
 
 def _short(value: float | None) -> str:

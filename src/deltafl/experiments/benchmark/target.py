@@ -17,14 +17,17 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ...report.statistics import t_quantile
+from ...samplers import SAMPLERS
 from ..pages.measures import Statement
-from .gap import LEAST, Gap, Room
-from .judge import INFORMED, PRACTICAL, duel, gap_of, is_ours, is_unbiased, measures, needs, never, room_of
+from .gap import LEAST, NO_GAP, Gap, Room
+from .judge import INFORMED, PRACTICAL, duel, gap_of, is_ours, is_unbiased, measures, needs, room_of, rounds_at
 from .parts import BASELINE, FULL
 from .results import Result
 from .tuning import Score
 
 GOAL, LARGEST_RATIO = 0.7, 20
+#: Thresholds beside that of a part at which its best method is shown as well.
+BESIDE = (-0.05, -0.02, 0.02)
 Status = Literal["reached", "missed", "open", "no gap", "not measured"]
 
 
@@ -56,6 +59,11 @@ class Judgement(NamedTuple):
     behind: tuple[Statement, ...]
 
     @property
+    def uses_labels(self) -> bool:
+        """Whether the best method is one that must know the labels."""
+        return self.best is not None and needs(self.best) == "known"
+
+    @property
     def counts(self) -> bool:
         """Whether the target is about this part."""
         return self.ratio <= LARGEST_RATIO
@@ -74,7 +82,7 @@ def judge(result: Result, informed: bool = False) -> Judgement:
     ratio = result.num_clients / (part.common.sample or 1)
     best, gap_room = best_of_ours(result, informed), room_of(result)
     if best is None or gap_room is None:
-        return Judgement(result, informed, ratio, best, "not measured", Gap(None, None, None, 0), gap_room, (), (), ())
+        return Judgement(result, informed, ratio, best, "not measured", NO_GAP, gap_room, (), (), ())
     gap = gap_of(result, best, measures(part)[0])
     found = [duel(result, best, rival) for rival in rivals(result, informed)]
     pairs = [statement for statement in found if statement is not None]
@@ -83,7 +91,7 @@ def judge(result: Result, informed: bool = False) -> Judgement:
         informed,
         ratio,
         best,
-        _status(result, best, gap),
+        _status(result, best, gap, gap_room),
         gap,
         gap_room,
         ahead=tuple(pair for pair in pairs if pair.status == "contradicted"),
@@ -120,17 +128,20 @@ def _scores_of_ours(result: Result, informed: bool) -> dict[str, Score]:
 def rivals(result: Result, informed: bool = False) -> list[str]:
     """The methods of others with the same information or less, biased ones included."""
     known = INFORMED if informed else PRACTICAL
-    labels = [method.label for method in result.shown]
-    return [label for label in labels if not is_ours(label) and label != FULL and needs(label) in known]
+    return [method.label for method in result.shown if _is_rival(method.label, known)]
+
+
+def _is_rival(label: str, known: tuple[str, ...]) -> bool:
+    return not is_ours(label) and label != FULL and needs(label) in known
 
 
 def headline(judgements: Sequence[Judgement]) -> str:
     """The verdict on all parts: in one clause, or in one for each kind of server."""
     plain = sum_up([j for j in judgements if not j.informed])
-    told = [j for j in judgements if j.informed]
+    told = [j for j in judgements if j.informed and j.uses_labels]
     if not told:
         return plain
-    return f"{sum_up(told)} where every client's labels are known beforehand, and {plain} where nothing but sizes is"
+    return f"{sum_up(told)} where our method uses every client's labels, and {plain} where nothing but sizes is known"
 
 
 def sum_up(judgements: list[Judgement]) -> str:
@@ -155,15 +166,25 @@ def sentence(judgement: Judgement) -> str:
     """What a part says to the target."""
     title, best = judgement.result.part.title, judgement.best
     title += ", labels known beforehand" if judgement.informed else ""
+    title += "" if not judgement.informed or judgement.uses_labels else " but not used"
     if best is None or judgement.room is None:
         return f"{title}: not measured yet (needs {FULL}, {BASELINE} and a method of ours)."
     texts = [_goal_text(judgement)]
     if judgement.ahead:
         texts.append(f"ahead of it: {_ahead_text(judgement)}")
     else:
-        texts.append(f"no rival is ahead ({len(judgement.behind)} behind, {len(judgement.level)} not told apart)")
+        texts.append(f"no rival is ahead ({_others_text(judgement)})")
     outside = "" if judgement.counts else f" (m / n = {judgement.ratio:.3g}, beyond the target's range)"
     return f"{title}{outside}: {'; '.join(texts)}."
+
+
+def _others_text(judgement: Judgement) -> str:
+    """How many rivals are behind, level, or were not run at all."""
+    known = INFORMED if judgement.informed else PRACTICAL
+    every = [name for name in SAMPLERS if _is_rival(name, known)]
+    missing = sum(judgement.result.find(name) is None for name in every)
+    counts = {"behind": len(judgement.behind), "not told apart": len(judgement.level), "not run": missing}
+    return ", ".join(f"{number} {word}" for word, number in counts.items() if number or word != "not run")
 
 
 def _ahead_text(judgement: Judgement) -> str:
@@ -214,10 +235,26 @@ def _goal_text(judgement: Judgement) -> str:
     return f"G >= {GOAL:g} is {word}: `{best}` {gap_text(gap)}{beside}{tied}"
 
 
+def elsewhere_text(judgement: Judgement) -> str:
+    """G of the best method at thresholds beside the part's own: what hangs on the choice of one."""
+    result, best = judgement.result, judgement.best
+    if best is None or judgement.gap.value is None:
+        return ""
+    near = [result.part.threshold + shift for shift in BESIDE]
+    texts = [
+        f"{100 * threshold:.3g} %: {gap_text(gap_of(result, best, rounds_at(threshold)))}"
+        for threshold in near
+        if 0 < threshold < 1
+    ]
+    return f"G of `{best}` at other thresholds, with the rates of this one: {'; '.join(texts)}."
+
+
 def no_gap_text(gap_room: Room | None) -> str:
     """Why there is no G."""
     if gap_room is None:
         return "no gap is known yet"
+    if gap_room.unknown:
+        return f"G is open, for how wide the gap is is not known: {gap_room.unknown}"
     if gap_room.relative <= 0:
         return f"no gap to close: {BASELINE} needs no more rounds than full participation"
     more = f"{100 * gap_room.relative:.0f} % more rounds than full participation"
@@ -231,18 +268,17 @@ def gap_text(gap: Gap) -> str:
     if gap.value is None:
         return "–"
     ends = "" if gap.low is None or gap.high is None else f" [{gap.low:.2f}, {gap.high:.2f}]"
-    return f"{gap.value:.2f}{ends}"
+    return f"{gap.bound}{' ' * bool(gap.bound)}{gap.value:.2f}{ends}"
 
 
-def _status(result: Result, best: str, gap: Gap) -> Status:
+def _status(result: Result, best: str, gap: Gap, gap_room: Room) -> Status:
     """From the interval; runs that never reached the threshold count less than they need, so they may not decide."""
     if gap.value is None:
-        return "no gap" if gap.seeds else "not measured"
+        return "open" if gap_room.unknown else "no gap" if gap.seeds else "not measured"
     if gap.low is None or gap.high is None:
         return "open"
-    failed = {label: never(method, result.part) for label in (best, BASELINE, FULL) if (method := result.find(label))}
     if gap.low >= GOAL:
-        return "open" if failed.get(best) else "reached"
+        return "open" if "≤" in gap.bound else "reached"
     if gap.high < GOAL:
-        return "open" if failed.get(BASELINE) or failed.get(FULL) else "missed"
+        return "open" if "≥" in gap.bound else "missed"
     return "open"

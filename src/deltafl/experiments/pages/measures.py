@@ -25,6 +25,7 @@ class Measure(NamedTuple):
         unit: What stands behind a difference, or before a ratio.
         failed: What a missing number means, as in "never reached 70 %".
         words: What a method is that has the better number, and the worse.
+        cut: Whether the number of a run is but a bound: it would be larger if the run had gone on. None for never.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Measure(NamedTuple):
     unit: str = ""
     failed: str = "has no finite value"
     words: tuple[str, str] = ("better", "worse")
+    cut: Callable[[RunRecord], bool] | None = None
 
 
 def accuracy(best: int) -> Measure:
