@@ -1,0 +1,223 @@
+"""What decides the benchmark's verdict: each rule has a case in which the opposite rule would say something else."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltafl.experiments.benchmark.gap import Gap, room
+from deltafl.experiments.benchmark.judge import gap_of, measures, rounds_at
+from deltafl.experiments.benchmark.parts import parts_of
+from deltafl.experiments.benchmark.results import Method, Result, Store, gather
+from deltafl.experiments.benchmark.target import elsewhere_text, headline, judge, judge_all, sentence
+from deltafl.experiments.benchmark.tuning import Search
+from deltafl.experiments.kept import record_path
+from deltafl.experiments.record import RunRecord, read_record, write_record
+from made_up_benchmark import MADE_UP, curve, made_up, record, shown, tiny, write_runs
+
+BENCHMARK = Path(__file__).parent.parent / "docs" / "results" / "benchmark"
+
+
+def result_of(folder: Path, table: dict[str, list[int]], **changes: Any) -> Result:
+    """A part of made-up runs; tuning runs at the best rate are as the run of seed 0."""
+    tiers = {"all": {"methods": list(table), "rates": [0.1, 0.2, 0.4], "extensions": 0}}
+    experiment = made_up(tiers=tiers, **changes)
+    write_runs(folder, experiment, table)
+    result = gather(parts_of(experiment, "smoke")[0], Store(folder))
+    assert result is not None
+    return result
+
+
+def test_our_best_is_that_of_the_tuning_seeds_not_of_the_test_seeds(tmp_path: Path) -> None:
+    """`spread` needs 12 rounds on the tuning seed and fewer than `delta-centred` on the others."""
+    result = result_of(tmp_path, MADE_UP | {"spread": [12, 6, 5, 6, 6]})
+    spread, centred = (gap_of(result, label, measures(result.part)[0]).value for label in ("spread", "delta-centred"))
+    assert (spread or 0) > (centred or 0)
+    assert judge(result).best == "delta-centred"
+
+
+@pytest.mark.parametrize("rival", ["md-fixed", "clustered-sampling-1", "clustered-sampling-2", "divfl"])
+def test_methods_that_know_sizes_or_what_the_cohort_sent_are_rivals(tmp_path: Path, rival: str) -> None:
+    judgement = judge(result_of(tmp_path, MADE_UP | {rival: [6, 7, 5, 7, 6]}))
+    assert [pair.second for pair in judgement.ahead] == [rival]
+    assert headline([judgement]) == "is missed"
+
+
+@pytest.mark.parametrize("other", ["fedis", "ocs", "power-of-choice"])
+def test_methods_that_know_more_than_a_server_are_none(tmp_path: Path, other: str) -> None:
+    assert judge(result_of(tmp_path, MADE_UP | {other: [6, 7, 5, 7, 6]})).ahead == ()
+
+
+def test_rivals_that_were_not_run_are_counted(tmp_path: Path) -> None:
+    few = judge(result_of(tmp_path / "few", MADE_UP))
+    more = judge(result_of(tmp_path / "more", MADE_UP | {"divfl": [24, 29, 20, 27, 28]}))
+    counts = [int(sentence(j).split(" not run)")[0].split()[-1]) for j in (few, more)]
+    assert counts[0] == counts[1] + 1 > 10
+
+
+LATE = [20, 22, 21, 23, 22]
+LATER = [30, 34, 28, 32, 99]
+NEVER = [99] * 4
+
+
+def test_a_miss_beside_uniform_runs_that_were_cut_short_is_open(tmp_path: Path) -> None:
+    """The gap is wider than it looks, so that G is more than 0.4."""
+    judgement = judge(result_of(tmp_path / "all", MADE_UP | {"delta-centred": LATE}))
+    assert (judgement.status, judgement.gap.bound) == ("missed", "")
+    judgement = judge(result_of(tmp_path / "cut", MADE_UP | {"delta-centred": LATE, "uniform": LATER}))
+    assert (judgement.gap.high or 1) < 0.7
+    assert (judgement.status, judgement.gap.bound) == ("open", "≥")
+
+
+def test_a_g_of_runs_that_were_cut_short_is_marked_as_a_bound(tmp_path: Path) -> None:
+    """Own runs: at most; those of uniform sampling: at least below 1, and at most above."""
+    cut, best = [8, 9, 7, 9, 99], [4, 4, 3, 4, 4]
+    found = {}
+    for name, changes in (
+        ("own", {"delta-centred": cut}),
+        ("uniform", {"uniform": LATER}),
+        ("both", {"delta-centred": cut, "uniform": LATER}),
+        ("above", {"delta-centred": best, "uniform": LATER}),
+    ):
+        result = result_of(tmp_path / name, MADE_UP | changes)
+        found[name] = gap_of(result, "delta-centred", measures(result.part)[0]).bound
+        assert gap_of(result, "full", measures(result.part)[0]).bound == ""
+    assert found == {"own": "≤", "uniform": "≥", "both": "≥≤", "above": "≤"}
+    page = shown(tmp_path / "own", made_up())
+    assert "| ≤ 0." in page.split("## digits")[1]
+
+
+def test_full_participation_that_was_cut_short_makes_no_gap(tmp_path: Path) -> None:
+    """In 10 rounds of 40 four runs are not there: nobody knows when it would have been."""
+    judgement = judge(result_of(tmp_path / "10", MADE_UP | {"full": [9, *NEVER]}, rounds_of={"full": 10}))
+    assert (judgement.status, judgement.gap.value) == ("open", None)
+    assert "4 runs of full never reached the threshold" in sentence(judgement)
+    assert headline([judgement]) == "is not decided"
+    judgement = judge(result_of(tmp_path / "40", MADE_UP | {"full": [20, *NEVER], "uniform": [21, *NEVER]}))
+    assert "never reached the threshold" in sentence(judgement)
+    assert "no gap to close" not in sentence(judgement)
+
+
+@pytest.mark.parametrize(("clients", "counts"), [(40, True), (42, False)])
+def test_the_target_is_about_twenty_clients_for_each_that_is_asked(tmp_path: Path, clients: int, counts: bool) -> None:
+    judgement = judge(result_of(tmp_path, MADE_UP)._replace(num_clients=clients))  # 2 are asked
+    assert judgement.counts is counts
+    assert ("beyond the target's range" in sentence(judgement)) is not counts
+    assert headline([judgement]) == ("is reached" if counts else "is not decided")
+
+
+def test_a_gap_of_a_tenth_is_one_and_a_smaller_one_is_none() -> None:
+    full_s = np.array([40.0, 40.0, 40.0])
+    assert room(1.15 * full_s, full_s).exists
+    assert not room(1.08 * full_s, full_s).exists
+
+
+def test_a_task_counts_as_one_with_labels_only_if_our_best_uses_them(tmp_path: Path) -> None:
+    """`balanced` is run and is behind `delta-centred`: that the labels are known is no merit of the result."""
+    judgements = judge_all([result_of(tmp_path / "no", MADE_UP | {"balanced": [12, 13, 12, 14, 12]})])
+    assert [j.best for j in judgements] == ["delta-centred", "delta-centred"]
+    assert sentence(judgements[1]).startswith("digits, labels known beforehand but not used: ")
+    assert headline(judgements) == "is reached"
+    judgements = judge_all([result_of(tmp_path / "yes", MADE_UP | {"balanced": [6, 7, 6, 7, 6]})])
+    assert sentence(judgements[1]).startswith("digits, labels known beforehand: ")
+    assert headline(judgements).startswith("is reached where our method uses every client's labels, and is reached")
+
+
+def test_other_thresholds_are_shown_beside_the_chosen_one() -> None:
+    """Curves that rise by a hundredth a round, twice as fast, and in between: G is the same at each of them."""
+    part = parts_of(tiny(rounds=100), "smoke")[0]
+    search = Search((0.1,), 0.1, "", None)
+    steps = {"uniform": 1.0, "delta-centred": 1.5, "full": 2.0}
+
+    def method(label: str) -> Method:
+        runs = {}
+        for seed in range(3):
+            job = part.test_job(label, 0.1, seed)
+            runs[seed] = record(job, [(i + 1 + seed) * steps[label] / 100 for i in range(100)])
+        return Method(label, search, runs)
+
+    result = Result(part, tuple(map(method, steps)), 6, 650)
+    judgement = judge(result)._replace(best="delta-centred", gap=Gap(0.7, 0.6, 0.8, 3))
+    text = elsewhere_text(judgement)
+    for threshold in (0.45, 0.48, 0.52):
+        gap = gap_of(result, "delta-centred", rounds_at(threshold))
+        assert f"{100 * threshold:g} %: {gap.value:.2f} [" in text
+
+
+def test_the_error_column_is_the_mean_squared_error_and_bounds_of_zero_say_nothing(tmp_path: Path) -> None:
+    result_of(tmp_path, MADE_UP)
+    part = parts_of(made_up(), "smoke")[0]
+    job = part.test_job("delta-centred", 0.2, 0)
+    run = record(job, curve(40, 8, 40))
+    probes: dict[str, Any] = {
+        "round": [10, 20, 30, 40],
+        "error": [9.0, 9.0, 0.5, 2.0],
+        "bias": [0.1] * 4,
+        "least_error": [1.0, 1.0, 0.0, 0.25],
+    }
+    write_record(run.model_copy(update={"probes": probes}), record_path(job, tmp_path))
+    page = shown(tmp_path, made_up())
+    (row,) = (
+        line for line in page.splitlines() if line.startswith("| `delta-centred` |") and line.endswith("| 0.25 |")
+    )
+    assert row.split(" | ")[-2:] == ["1", "0.25 |"]  # the geometric mean of 0.5 and 2
+
+
+def test_a_shorter_full_participation_is_compared_over_the_rounds_that_all_played(tmp_path: Path) -> None:
+    experiment = made_up(rounds_of={"full": 20})
+    for part in parts_of(experiment, "smoke"):
+        for label, reached_s in MADE_UP.items():
+            for rate, at in ((0.1, 39), (0.2, reached_s[0]), (0.4, 38)):
+                job = part.tuning_job(label, rate, 1000)
+                write_record(record(job, curve(part.rounds(label), at, 40)), record_path(job, tmp_path))
+            for seed, at in enumerate(reached_s):
+                job = part.test_job(label, 0.2, seed)
+                write_record(record(job, curve(part.rounds(label), at, 40)), record_path(job, tmp_path))
+    shown(tmp_path, experiment)
+    with (tmp_path / "table.csv").open(encoding="utf-8") as file:
+        cells = {row["method"]: row for row in csv.DictReader(file)}
+
+    def area(label: str) -> float:
+        return float(np.mean([np.mean(curve(20, at, 40)) for at in MADE_UP[label]]))
+
+    expected = (area("delta-centred") - area("uniform")) / (area("full") - area("uniform"))
+    assert float(cells["delta-centred"]["gap_mean_accuracy"]) == pytest.approx(expected, rel=1e-5)
+    assert cells["delta-centred"]["gap_accuracy"] == cells["delta-centred"]["gap_accuracy_median"] == ""
+    assert cells["full"]["accuracy_to_uniform"] == ""
+    assert cells["pracdelta"]["accuracy_to_uniform"] != ""
+
+
+def committed_runs(part: str, method: str) -> list[RunRecord]:
+    return [read_record(path) for path in sorted((BENCHMARK / "runs" / part).glob(f"{method}-seed*.json"))]
+
+
+def first_at(run: RunRecord, threshold: float) -> float:
+    there = [at for at, value in zip(run.round, run.accuracy, strict=True) if (value or 0.0) >= threshold]
+    return there[0] if there and run.diverged is None else run.settings["rounds"]
+
+
+@pytest.mark.parametrize("part", ["digits-unequal", "fashion-mnist", "fashion-quantity"])
+def test_committed_gaps_are_those_of_the_committed_runs(part: str) -> None:
+    """G and both ends of its interval, each end by the paired t that it is just not refuted by."""
+    with (BENCHMARK / "table.csv").open(encoding="utf-8") as file:
+        rows = {row["method"]: row for row in csv.DictReader(file) if row["part"] == part}
+    first = json.loads(next((BENCHMARK / "runs" / part).glob("uniform-seed0.json")).read_text(encoding="utf-8"))
+    threshold, checked = first["settings"]["threshold"], 0
+
+    def rounds_s(method: str) -> Any:
+        return np.array([first_at(run, threshold) for run in committed_runs(part, method)])
+
+    base_s, full_s = rounds_s("uniform"), rounds_s("full")
+    for method in ("innovation", "pracdelta", "fedvarp", "balanced", "md-fixed"):
+        cell, gained_s = rows[method], base_s - rounds_s(method)
+        assert float(cell["gap_rounds"]) == pytest.approx(gained_s.mean() / (base_s - full_s).mean(), abs=1e-4)
+        for end in ("low", "high"):
+            rest_s = gained_s - float(cell[f"gap_rounds_{end}"]) * (base_s - full_s)
+            if gained_s.any():
+                t = rest_s.mean() / (rest_s.std(ddof=1) / len(rest_s) ** 0.5)
+                assert abs(t) == pytest.approx({10: 2.262157, 5: 2.776445}[len(rest_s)], rel=2e-3)
+                checked += 1
+    assert checked >= 8
