@@ -121,7 +121,7 @@ def files(plan: Plan, state: RoundState) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.safetensors"
         begin = time.perf_counter()
-        save_state(path, state)
+        save_state(path, state, plan)
         saved = time.perf_counter()
         loaded = load_state(path, plan)
         mapped = time.perf_counter()
