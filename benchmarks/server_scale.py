@@ -63,7 +63,8 @@ def make_plan(label: str, m: int) -> Plan:
 def replies(state: RoundState, cohort: Cohort) -> tuple[Any, Reports]:
     rng, n = stream(1, "noise", state.round), len(cohort.client_n)
     update_nd = (rng.normal(size=(n, PARAMETERS)) * rng.lognormal(size=(n, 1))).astype(np.float32)
-    said = Reports.make(n, responded=rng.random(n) < 0.9, step_variance=rng.exponential(size=n))
+    responded, step_variance = rng.random(n) < 0.9, rng.exponential(size=n)
+    said = Reports.make(n, responded=responded, step_variance=step_variance, loss=rng.exponential(size=n))
     return update_nd, said
 
 

@@ -21,6 +21,7 @@ class ByLoss:
     floor: float = 0.2
     unbiased = True
     needs_oracle = False
+    needs_loss = True  # a reply without a loss is refused
 
     def init(self, population: deltafl.Population) -> LossState:
         """Nobody was seen yet."""
