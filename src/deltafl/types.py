@@ -182,10 +182,11 @@ class Reports(NamedTuple):
             return values
 
         loss_n = column("loss", loss, None)
+        said = [entry is not None for entry in loss_n] if loss_n.dtype == object else np.ones(n)
         return cls(
             responded_n=column("responded", responded, 1).astype(np.bool_),
             loss_n=loss_n.astype(np.float64),
-            said_loss_n=np.not_equal(loss_n, None) if loss_n.dtype == object else np.ones(n, dtype=np.bool_),
+            said_loss_n=np.array(said, dtype=np.bool_),
             step_variance_n=column("step_variance", step_variance, 0.0).astype(np.float64),
             num_steps_n=column("num_steps", num_steps, 1).astype(np.int64),
             squared_norm_n=np.zeros(n),
