@@ -63,7 +63,8 @@ def make_plan(label: str, m: int) -> Plan:
 def replies(state: RoundState, cohort: Cohort) -> tuple[Any, Reports]:
     rng, n = stream(1, "noise", state.round), len(cohort.client_n)
     update_nd = (rng.normal(size=(n, PARAMETERS)) * rng.lognormal(size=(n, 1))).astype(np.float32)
-    said = Reports.make(n, responded=rng.random(n) < 0.9, step_variance=rng.exponential(size=n))
+    responded, step_variance = rng.random(n) < 0.9, rng.exponential(size=n)
+    said = Reports.make(n, responded=responded, step_variance=step_variance, loss=rng.exponential(size=n))
     return update_nd, said
 
 
@@ -121,7 +122,7 @@ def files(plan: Plan, state: RoundState) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.safetensors"
         begin = time.perf_counter()
-        save_state(path, state)
+        save_state(path, state, plan)
         saved = time.perf_counter()
         loaded = load_state(path, plan)
         mapped = time.perf_counter()

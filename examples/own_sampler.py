@@ -21,6 +21,7 @@ class ByLoss:
     floor: float = 0.2
     unbiased = True
     needs_oracle = False
+    needs_loss = True  # a reply without a loss is refused
 
     def init(self, population: deltafl.Population) -> LossState:
         """Nobody was seen yet."""
@@ -30,7 +31,8 @@ class ByLoss:
         self, state: LossState, available_m: np.ndarray, n: int, rng: np.random.Generator, oracle: Any = None
     ) -> deltafl.Cohort:
         """Draw n clients; ``draw_cohort`` also notes how likely each was, which keeps the estimate unbiased."""
-        return deltafl.draw_cohort(deltafl.with_floor(state.loss_m, self.floor), n, "pivotal", rng, available_m)
+        score_m = deltafl.with_floor(state.loss_m, self.floor, available_m=available_m)
+        return deltafl.draw_cohort(score_m, n, "pivotal", rng, available_m)
 
     def update(self, state: LossState, cohort: deltafl.Cohort, reports: deltafl.Reports) -> LossState:
         """Remember the losses of those who replied."""

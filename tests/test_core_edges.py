@@ -51,7 +51,7 @@ def test_states_of_samplers_that_know_the_labels_are_loaded(name: str, tmp_path:
     state = init_round(plan, np.zeros(3))
     cohort = open_round(plan, state)
     state, _ = close_round(plan, state, cohort, np.ones((len(cohort.client_n), 3), dtype=np.float32))
-    save_state(tmp_path / "state", state)
+    save_state(tmp_path / "state", state, plan)
     assert same_tree(load_state(tmp_path / "state", plan), state)
 
 

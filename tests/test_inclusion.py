@@ -112,6 +112,17 @@ def test_floor_share_by_hand() -> None:
     np.testing.assert_allclose(mixed_m, [0.8 + 0.05, 0.15])
 
 
+def test_a_floor_among_those_present() -> None:
+    """Who is absent gets 0 and counts for nothing; with everybody present the bits are those without a mask."""
+    score_m, share_m = np.array([90.0, 1.0, 3.0]), np.array([5.0, 3.0, 1.0])
+    mixed_m = with_floor(score_m, 0.2, share_m, np.array([False, True, True]))
+    np.testing.assert_allclose(mixed_m, [0, 0.8 / 4 + 0.15, 0.8 * 3 / 4 + 0.05])
+    everyone_m = np.ones(3, dtype=np.bool_)
+    assert np.array_equal(with_floor(score_m, 0.2, share_m, everyone_m), with_floor(score_m, 0.2, share_m))
+    with pytest.raises(DeltaflError, match="no client is available"):
+        with_floor(score_m, 0.2, None, ~everyone_m)
+
+
 @given(tame_scores, st.data())
 def test_more_floor_is_more_even(score_m: FloatArray, data: st.DataObject) -> None:
     n = data.draw(st.integers(1, len(score_m)))

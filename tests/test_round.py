@@ -11,6 +11,7 @@ from conftest import Recorder, all_cohorts, estimate, make_problem, play, report
 from deltafl import (
     ESTIMATORS,
     SAMPLERS,
+    Aggregation,
     Cohort,
     DeltaflError,
     Fixed,
@@ -205,6 +206,47 @@ def test_loss_and_diversity_by_hand() -> None:
     _, info = close_round(plan, state, open_round(plan, state), updates, reports)
     assert info.loss == pytest.approx(0.25 + 0.5 + 2)
     assert info.mean_over_diversity == pytest.approx(4 / 2)
+
+
+def test_the_loss_is_that_of_the_replies_that_said_one() -> None:
+    plan = Plan(Population.from_sizes([1, 1, 2]), Full(), 3)
+    state, updates = init_round(plan, np.zeros(1)), np.ones((3, 1))
+    cohort = open_round(plan, state)
+    for reports in (None, Reports.make(3), Reports.make(3, loss=[None] * 3)):
+        following, info = close_round(plan, state, cohort, updates, reports)
+        assert np.isnan(info.loss)
+        assert (info.num_responded, info.rejected, following.params_d.tolist()) == (3, [], [1.0])
+    _, info = close_round(plan, state, cohort, updates, Reports.make(3, loss=[1.0, None, 4.0]))
+    assert info.loss == pytest.approx((0.25 * 1 + 0.5 * 4) / 0.75)
+    _, info = close_round(plan, state, cohort, updates, Reports.make(3, loss=[1.0, None, np.nan]))
+    assert info.loss == 1
+    assert [(reply.client, reply.reason[:11]) for reply in info.rejected] == [(2, "loss is nan")]
+    aggregation = Aggregation(plan, state, cohort)
+    for client, loss in enumerate([1.0, None, 4.0]):
+        assert aggregation.add(client, np.ones(1), loss=loss) is None
+    assert aggregation.close()[1].loss == pytest.approx((0.25 * 1 + 0.5 * 4) / 0.75)
+
+
+@pytest.mark.parametrize("label", ["oort", "active-fl"])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_replies_without_a_loss_are_refused_where_it_is_learnt_from(label: str, one_by_one: bool) -> None:
+    """Nothing that nobody said enters a memory; the others are learnt from as ever."""
+    plan = Plan(PROBLEM.population, make_sampler(label), 3, SAMPLERS[label].estimator)
+    state, cohort = opened(plan)
+    updates, silent = PROBLEM.update_md[cohort.client_n], int(cohort.client_n[1])
+    if one_by_one:
+        aggregation = Aggregation(plan, state, cohort)
+        for client, update, loss in zip(cohort.client_n.tolist(), updates, [2.0, None, 3.0], strict=True):
+            aggregation.add(client, update, loss=loss)
+        following, info = aggregation.close()
+    else:
+        following, info = close_round(plan, state, cohort, updates, Reports.make(3, loss=[2.0, None, 3.0]))
+    assert [reply.client for reply in info.rejected] == [silent]
+    assert "says no loss" in info.rejected[0].reason
+    field = "value_m" if label == "active-fl" else "utility_m"
+    before_m, after_m = getattr(state.sampler, field), getattr(following.sampler, field)
+    assert np.array_equal(before_m[[silent]], after_m[[silent]], equal_nan=True)
+    assert np.isfinite(after_m[np.delete(cohort.client_n, 1)]).all()
 
 
 def test_asking_and_answering_is_counted() -> None:

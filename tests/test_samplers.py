@@ -9,6 +9,7 @@ from hypothesis.extra.numpy import arrays
 from conftest import Recorder, make_problem, play
 from deltafl import (
     SAMPLERS,
+    Centred,
     ClusterIS,
     Cohort,
     Delta,
@@ -30,6 +31,8 @@ from deltafl import (
     stream,
 )
 from deltafl.designs.exact import every_cohort
+from deltafl.designs.inclusion import inclusion_probabilities, with_floor
+from deltafl.designs.tree import SumTree
 from deltafl.oracle import KnownUpdates
 from deltafl.samplers import parse_label
 from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
@@ -68,6 +71,38 @@ def test_fixed_scores() -> None:
     np.testing.assert_allclose(expectations(uniform, uniform.init(WEIGHTED), 2), [0.5] * 4)
     np.testing.assert_allclose(expectations(md, md.init(WEIGHTED), 2), [0.2, 0.4, 0.6, 0.8])
     np.testing.assert_allclose(expectations(md, md.init(WEIGHTED), 3), [0.6 / 1.8, 1.2 / 1.8, 1, 1])
+
+
+#: Two clients with nearly all of the score, and eight others of two kinds.
+UNEVEN_M = np.array([45.0, 45, 2.25, 2.25, 2.25, 2.25, 0.25, 0.25, 0.25, 0.25]) / 100
+
+
+@pytest.mark.parametrize("kind", ["practical", "tree", "theoretical", "centred"])
+def test_absent_clients_take_no_score_from_those_present(kind: str) -> None:
+    """The two clients of large score are away: the others are drawn by their scores, nine tenths of the cohort."""
+    m, n = len(UNEVEN_M), 2
+    population, available_m = Population.from_sizes([1] * m, "uniform"), np.arange(m) >= 2
+    samplers: dict[str, Sampler] = {
+        "practical": PracDelta(floor=0.1),
+        "tree": PracDelta("ordered-pivotal", floor=0.1),
+        "theoretical": FedIS(floor=0.1),
+        "centred": Centred(floor=0.1, shrink=0.0),
+    }
+    sampler = samplers[kind]
+    state, oracle = sampler.init(population), KnownUpdates(UNEVEN_M[:, None], population.weight_m)
+    if kind in {"practical", "tree"}:
+        state = PracticalState(SumTree(UNEVEN_M.copy()) if kind == "tree" else UNEVEN_M)
+    if kind == "centred":
+        state = state._replace(first_m=UNEVEN_M**2, square_m=UNEVEN_M**2)
+    expected_m = np.full(m, np.nan)
+    for seed in range(60):
+        cohort = sampler.open(state, available_m, n, np.random.default_rng(seed), oracle)
+        expected_m[cohort.client_n] = cohort.expected_n
+    here_m = np.isfinite(expected_m)
+    assert not here_m[:2].any()
+    assert here_m[2:6].all()
+    wanted_k = inclusion_probabilities(with_floor(UNEVEN_M[2:], 0.1), n)
+    np.testing.assert_allclose(expected_m[here_m], wanted_k[here_m[2:]], rtol=1e-6)
 
 
 def test_full_asks_everyone_available() -> None:

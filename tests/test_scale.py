@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -184,7 +184,7 @@ def test_a_saved_state_goes_on_bit_for_bit(tmp_path: Path, label: str, estimator
     plan = plan_of(300, label, estimator=estimator, server_optimizer=make_server_optimizer("adam"))
     state = play(plan, init_round(plan, np.zeros(D)), 4)
     path = tmp_path / "state.safetensors"
-    save_state(path, state)
+    save_state(path, state, plan)
     content = path.read_bytes()
     back = load_state(path, plan)
     assert isinstance(back.round, int)
@@ -192,7 +192,7 @@ def test_a_saved_state_goes_on_bit_for_bit(tmp_path: Path, label: str, estimator
     further = play(plan, back, 4)
     assert same(further, play(plan, state, 4))
     assert path.read_bytes() == content  # what changed stayed in memory
-    save_state(path, further)  # over the file that it is mapped from
+    save_state(path, further, plan)  # over the file that it is mapped from
     assert same(load_state(path, plan), further)
     assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
 
@@ -202,7 +202,7 @@ def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
 
     plan = plan_of(300)
     state = play(plan, init_round(plan, np.zeros(D)), 2)
-    save_state(tmp_path / "state.safetensors", state)
+    save_state(tmp_path / "state.safetensors", state, plan)
     arrays = load_file(tmp_path / "state.safetensors")
     for name, array in flatten(state):
         assert np.array_equal(arrays[name], array)
@@ -213,7 +213,7 @@ def test_a_loaded_million_is_not_read_by_a_round(tmp_path: Path, monkeypatch: py
     """Neither loading nor the round after it sums the scores up anew."""
     plan = plan_of(10**6)
     state = play(plan, init_round(plan, np.zeros(D)), 1)
-    save_state(tmp_path / "state.safetensors", state)
+    save_state(tmp_path / "state.safetensors", state, plan)
     sums = [0]
     add_up = TreeBuffer._add_up
 
@@ -229,10 +229,10 @@ def test_a_loaded_million_is_not_read_by_a_round(tmp_path: Path, monkeypatch: py
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     plan, path = plan_of(300), tmp_path / "state.safetensors"
-    save_state(path, init_round(plan, np.zeros(D)))
-    with pytest.raises(DeltaflError, match=r"does not fit this plan \(state.sampler.p_m differs\)"):
+    save_state(path, init_round(plan, np.zeros(D)), plan)
+    with pytest.raises(DeltaflError, match=r"a plan with clients = 300, and this plan has 299; load it with"):
         load_state(path, plan_of(299))
-    with pytest.raises(DeltaflError, match=r"state.sampler.score_m differs"):
+    with pytest.raises(DeltaflError, match=r"sampler = PracDelta\(.*, and this plan has Fixed\("):
         load_state(path, plan_of(300, "uniform"))
     content = path.read_bytes()
     for bad in (b"", b"abc", content[:100], content[:-8], b"\xff" * 400):
@@ -243,20 +243,91 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load_state(tmp_path / "nothing", plan)
     rows = RowFormat(folder=str(tmp_path / "rows"))
     with pytest.raises(DeltaflError, match="rows in a file of their own"):
-        save_state(path, init_round(replace(plan, estimator="difference-own", memory=rows), np.zeros(D)))
+        save_state(path, init_round(replace(plan, estimator="difference-own", memory=rows), np.zeros(D)), plan)
+    with pytest.raises(DeltaflError, match="the state is of 300 clients and the plan of 299"):
+        save_state(path, init_round(plan, np.zeros(D)), plan_of(299))
+
+
+OTHER_SIZES = Population.from_sizes(1 + np.arange(30) % 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("weight_m", {"population": OTHER_SIZES}),
+        ("num_examples_m", {"population": OTHER_SIZES._replace(weight_m=plan_of(30, n=5).population.weight_m)}),
+        ("known_mq", {"population": plan_of(30, n=5).population._replace(known_mq=np.ones((30, 2)))}),
+        ("sampler", {"sampler": make_sampler("fedpracis")}),
+        ("estimator", {"estimator": "innovation"}),
+        ("server_optimizer", {"server_optimizer": make_server_optimizer("sgd", lr=0.5)}),
+        ("seed", {"seed": 5}),
+        ("mime", {"mime": 0.5}),
+        ("norm_guard", {"norm_guard": 3.0}),
+        ("memory", {"memory": RowFormat("bfloat16")}),
+    ],
+)
+def test_a_state_of_other_clients_or_another_plan_is_refused(tmp_path: Path, name: str, change: dict[str, Any]) -> None:
+    """With other weights the saved sum of w_j c_j would bias every estimate to come, without a word."""
+    plan = plan_of(30, "pracdelta", n=5, estimator="difference-own")
+    path, state = tmp_path / "state", play(plan, init_round(plan, np.zeros(D)), 3)
+    save_state(path, state, plan)
+    with pytest.raises(DeltaflError, match=rf"belongs to a plan with {name} = .*; load it with the plan it was saved"):
+        load_state(path, replace(plan, **change))
+    again = Population.from_sizes((1 + np.arange(30) % 7).astype(np.int8))  # the same clients, made anew
+    assert same(load_state(path, replace(plan, population=again, n=7, response_floor=0.5)), state)
+
+
+def test_files_that_do_not_say_whose_state_they_hold_are_refused(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    plan, path = plan_of(30, n=5), tmp_path / "state"
+    save_state(path, init_round(plan, np.zeros(D)), plan)
+    for texts in (None, {"framework": "np"}):
+        save_file(load_file(path), tmp_path / "other", texts)
+        with pytest.raises(DeltaflError, match="does not say which clients and plan its state belongs to"):
+            load_state(tmp_path / "other", plan)
+
+
+class Ages(NamedTuple):
+    age_m: Any
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint32", "uint64", "float16", "complex128", "datetime64[s]"])
+def test_states_of_samplers_of_ones_own_are_saved_in_any_plain_type(tmp_path: Path, dtype: str) -> None:
+    class Mine:
+        unbiased, needs_oracle = True, False
+
+        def init(self, population: Population) -> Ages:
+            return Ages(np.arange(population.num_clients).astype(dtype))
+
+        def open(self, state: Ages, available_m: Any, n: int, rng: Any, oracle: Any = None) -> Any:
+            raise NotImplementedError
+
+        def update(self, state: Ages, cohort: Any, reports: Any) -> Ages:
+            return state
+
+    plan, path = replace(plan_of(30, n=5), sampler=Mine()), str(tmp_path / "state")
+    state = init_round(plan, np.zeros(D))
+    if dtype in {"complex128", "datetime64[s]"}:
+        with pytest.raises(DeltaflError, match=r"state.sampler.age_m has type .*, which a state file does not hold"):
+            save_state(path, state, plan)
+        assert list(tmp_path.iterdir()) == []
+        return
+    save_state(path, state, plan)
+    assert same(load_state(path, plan), state)
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, path = plan_of(300), tmp_path / "state.safetensors"
     old = init_round(plan, np.zeros(D))
-    save_state(path, old)
+    save_state(path, old, plan)
 
     def full(file: int) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="no space left"):
-        save_state(path, play(plan, old, 1))
+        save_state(path, play(plan, old, 1), plan)
     assert same(load_state(path, plan), old)
     assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
 

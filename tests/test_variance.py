@@ -7,7 +7,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from conftest import Recorder, all_cohorts, all_heard, make_problem, mean_square
-from deltafl import Cohort, Fixed, Full, Plan, Population, close_round, init_round, make_sampler, open_round
+from deltafl import (
+    Aggregation,
+    Cohort,
+    Fixed,
+    Full,
+    Plan,
+    Population,
+    close_round,
+    init_round,
+    make_sampler,
+    open_round,
+)
 from deltafl.estimators.variance import effective_sample_size, estimate_variance
 from deltafl.types import FloatArray
 
@@ -93,6 +104,28 @@ def test_where_one_cohort_cannot_tell() -> None:
     assert np.isnan(estimate_variance(all_heard(Cohort(np.array([3]), one, np.array([np.nan]))), y_nd))
     nobody = Cohort(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), "poisson")
     assert estimate_variance(all_heard(nobody), np.zeros((0, 2))) == 0
+
+
+@pytest.mark.parametrize("answering", [0, 1, 2])
+def test_fewer_than_two_undecided_replies_do_not_tell(answering: int) -> None:
+    """Client 0 is certain (pi = 1): its reply says nothing of what the draw of the others left open."""
+    plan = Plan(Population.from_sizes([100, 1, 1, 1, 1, 1]), make_sampler("md-fixed"), n=3)
+    state = init_round(plan, np.zeros(4))
+    cohort = open_round(plan, state)
+    assert cohort.expected_n.tolist()[0] == 1
+    updates = [np.full(4, i + 1.0) if i < answering else None for i in range(3)]
+    assert np.isnan(close_round(plan, state, cohort, updates)[1].variance)
+    aggregation = Aggregation(plan, state, cohort)
+    for client, update in zip(cohort.client_n[:answering].tolist(), updates, strict=False):
+        aggregation.add(client, update)
+    assert np.isnan(aggregation.close()[1].variance)
+    assert close_round(plan, state, cohort, np.ones((3, 4)))[1].variance >= 0
+
+
+def test_nothing_is_left_open_where_everybody_is_certain() -> None:
+    plan = Plan(Population.from_sizes([1, 1, 2]), make_sampler("full"), n=3)
+    state = init_round(plan, np.zeros(2))
+    assert close_round(plan, state, open_round(plan, state), [np.ones(2), None, None])[1].variance == 0
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 1], [13, 137], [1, 2, 3, 49]])

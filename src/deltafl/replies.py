@@ -39,6 +39,7 @@ def screen_replies(
     num_params: int,
     weight_n: npt.NDArray[np.float64] | None = None,
     known_d: Params | None = None,
+    sampler: object = None,
 ) -> Replies:
     """Check every reply for length, finiteness and range; measure the norms of the good ones.
 
@@ -50,6 +51,7 @@ def screen_replies(
         weight_n: Weights of the mean that deviations are measured from, see ``measure``.
         known_d: A part of every update that the server knows already (the drift of ``mime.py``): it is taken off before
             norms are measured. None for nothing.
+        sampler: Who learns from the replies; if it has ``needs_loss``, those without a loss are refused.
 
     Raises:
         DeltaflError: If the host (not a client) is wrong: another number of updates or report rows than clients.
@@ -61,7 +63,8 @@ def screen_replies(
     update_nd = np.zeros((n, num_params), dtype=np.float32)
     responded_n = reports.responded_n.copy()
     rejected: list[RejectedReply] = []
-    sound_n = _sound(updates, reports, num_params)
+    silent_n = ~reports.said_loss_n & bool(getattr(sampler, "needs_loss", False))
+    sound_n = _sound(updates, reports, num_params) & ~silent_n
     at_once = np.flatnonzero(responded_n & sound_n)
     if len(at_once):
         update_nd[at_once] = np.asarray(updates)[at_once]
@@ -69,6 +72,8 @@ def screen_replies(
             update_nd[at_once] -= known_d
     for i in np.flatnonzero(responded_n & ~sound_n).tolist():
         fault = _fault(updates[i], reports, i, num_params)
+        if fault is None and silent_n[i]:
+            fault = f"the reply says no loss, which {type(sampler).__name__} learns from; report one with every update"
         if fault is None:
             update_nd[i] = np.asarray(updates[i], dtype=np.float32)
             if known_d is not None:
@@ -91,7 +96,7 @@ def _sound(updates: Updates, reports: Reports, num_params: int) -> npt.NDArray[n
     )  # NaN if there is one
     sound_n: npt.NDArray[np.bool_] = (
         (largest_n <= LARGEST_ENTRY)
-        & (np.abs(reports.loss_n) <= LARGEST_ENTRY)
+        & (~reports.said_loss_n | (np.abs(reports.loss_n) <= LARGEST_ENTRY))
         & (reports.step_variance_n >= 0)
         & (reports.step_variance_n <= LARGEST_ENTRY**2)
         & (reports.num_steps_n >= 1)
@@ -115,7 +120,7 @@ def _fault(update: npt.ArrayLike | None, reports: Reports, i: int, num_params: i
         return "update has NaN or infinite entries"
     if largest > LARGEST_ENTRY:
         return f"update has an entry of size {largest:.3g}, expected at most {LARGEST_ENTRY:.0e}"
-    if not abs(reports.loss_n[i]) <= LARGEST_ENTRY:
+    if reports.said_loss_n[i] and not abs(reports.loss_n[i]) <= LARGEST_ENTRY:
         return f"loss is {reports.loss_n[i]}, expected a number of size {LARGEST_ENTRY:.0e} at most"
     if not 0 <= reports.step_variance_n[i] <= LARGEST_ENTRY**2:
         return f"step variance is {reports.step_variance_n[i]}, expected 0 to {LARGEST_ENTRY**2:.0e}"
@@ -125,10 +130,15 @@ def _fault(update: npt.ArrayLike | None, reports: Reports, i: int, num_params: i
 
 
 def _neutral(reports: Reports, responded_n: npt.NDArray[np.bool_]) -> Reports:
-    """Reports in which the rows of missing clients hold neutral values, so that no NaN can leak from them."""
+    """Reports in which the rows of missing clients hold neutral values, so that no NaN can leak from them.
+
+    A reply that said no loss has NaN, whatever stood in its place.
+    """
+    said_n = responded_n & reports.said_loss_n
     return reports._replace(
         responded_n=responded_n,
-        loss_n=np.where(responded_n, reports.loss_n, 0.0),
+        loss_n=np.where(said_n, reports.loss_n, np.where(responded_n, np.nan, 0.0)),
+        said_loss_n=said_n,
         step_variance_n=np.where(responded_n, reports.step_variance_n, 0.0),
         num_steps_n=np.where(responded_n, reports.num_steps_n, 1),
     )

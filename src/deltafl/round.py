@@ -225,7 +225,7 @@ def close_round(
     estimator = find_estimator(plan.estimator)
     drift_d = broadcast(plan, state).drift_d
     rows, refused = differences(estimator.control, state.control, cohort.client_n, updates)
-    replies = screen_replies(cohort, rows, reports, len(state.params_d), known_d=drift_d)
+    replies = screen_replies(cohort, rows, reports, len(state.params_d), known_d=drift_d, sampler=plan.sampler)
     rejected = [reply._replace(reason=refused.get(reply.client, reply.reason)) for reply in replies.rejected]
     here = np.flatnonzero(replies.reports.responded_n)
     update_nd = replies.update_nd if len(here) == len(cohort.client_n) else replies.update_nd[here]

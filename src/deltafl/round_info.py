@@ -32,6 +32,15 @@ def describe(round: int, heard: Heard, reports: Reports, variance: float, delta_
         largest_weight=float(coef_n.max(initial=0.0)),
         sum_of_weights=total,
         mean_over_diversity=norm / float(zeta_n.mean()) if zeta_n.any() else float("nan"),
-        loss=float(coef_n @ reports.loss_n[here]) / total if total > 0 else float("nan"),
+        loss=_mean_loss(coef_n, reports),
         leftover=float(left / whole) if whole > 0 else float("nan"),
     )
+
+
+def _mean_loss(coef_n: FloatArray, reports: Reports) -> float:
+    """The losses of the replies that said one, weighted by what these replies count; NaN without any."""
+    here = reports.responded_n
+    said_n = reports.said_loss_n[here]
+    coef_k = coef_n[said_n]
+    total = float(coef_k.sum())
+    return float(coef_k @ reports.loss_n[here][said_n]) / total if total > 0 else float("nan")

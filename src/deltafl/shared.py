@@ -107,7 +107,9 @@ class _Share:
         self.plan, self.state, self.cohort = plan, state, cohort
         drift_d = broadcast(plan, state).drift_d
         mine = cohort.part(places)
-        self.replies: Replies = screen_replies(mine, updates, reports, len(state.params_d), known_d=drift_d)
+        self.replies: Replies = screen_replies(
+            mine, updates, reports, len(state.params_d), known_d=drift_d, sampler=plan.sampler
+        )
         here = np.flatnonzero(self.replies.reports.responded_n)
         self.place_k = places[here]
         self.update_kd = self.replies.update_nd[here]

@@ -129,6 +129,7 @@ def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: np.random
     reports = Reports(
         responded_n=rng.random(n) < 0.7,
         loss_n=rng.exponential(size=n),
+        said_loss_n=np.ones(n, dtype=np.bool_),
         step_variance_n=rng.exponential(size=n),
         num_steps_n=rng.integers(1, 9, size=n),
         squared_norm_n=rng.exponential(size=n),

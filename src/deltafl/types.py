@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import DeltaflError
+from .params import checked_known
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -97,20 +98,8 @@ class Population(NamedTuple):
             raise DeltaflError(f"weights is {weights!r}; write 'data' (w_i = n_i / N) or 'uniform' (w_i = 1 / m)")
         size_m = size_m.astype(np.int64)
         share_m = size_m if weights == "data" else np.ones(len(size_m))
-        known_mq = None if known is None else _checked_known(known, len(size_m))
+        known_mq = None if known is None else checked_known(known, len(size_m))
         return cls(weight_m=share_m / share_m.sum(), num_examples_m=size_m, known_mq=known_mq)
-
-
-def _checked_known(known: npt.ArrayLike, num_clients: int) -> FloatArray:
-    known_mq = np.array(known, dtype=np.float64)
-    if known_mq.ndim != 2 or len(known_mq) != num_clients:
-        raise DeltaflError(
-            f"known has shape {known_mq.shape}; it must have one row of numbers for each of {num_clients} clients"
-        )
-    bad = np.flatnonzero(~np.isfinite(known_mq).all(axis=1))
-    if len(bad):
-        raise DeltaflError(f"what is known of client {bad[0]} holds a number that is not finite; write 0 in its place")
-    return known_mq
 
 
 class Cohort(NamedTuple):
@@ -141,7 +130,8 @@ class Reports(NamedTuple):
 
     Attributes:
         responded_n: bool (n,), False for a client whose reply is missing or was refused.
-        loss_n: float64 (n,), mean training loss over the local work.
+        loss_n: float64 (n,), mean training loss over the local work; NaN for a reply that said none.
+        said_loss_n: bool (n,), who said a loss. A NaN that was said is a fault, and the reply is refused.
         step_variance_n: float64 (n,), >= 0: variance of one local step around the mean of the client's steps,
             summed over coordinates (local_lr^2 sigma_i^2 for SGD); 0 where it is not measured.
         num_steps_n: int64 (n,), >= 1: local steps K_i.
@@ -160,6 +150,7 @@ class Reports(NamedTuple):
 
     responded_n: BoolArray
     loss_n: FloatArray
+    said_loss_n: BoolArray
     step_variance_n: FloatArray
     num_steps_n: IntArray
     squared_norm_n: FloatArray
@@ -174,25 +165,28 @@ class Reports(NamedTuple):
         n: int,
         *,
         responded: npt.ArrayLike | None = None,
-        loss: npt.ArrayLike | None = None,
+        loss: npt.ArrayLike | Sequence[float | None] | None = None,
         step_variance: npt.ArrayLike | None = None,
         num_steps: npt.ArrayLike | None = None,
     ) -> "Reports":
-        """Make reports of n clients from what a host knows; what is not given has a neutral value.
+        """Make reports of n clients from what a host knows; what is not given has a neutral value, a loss None.
 
         Raises:
             DeltaflError: If a column does not have n entries.
         """
 
-        def column(name: str, given: npt.ArrayLike | None, default: float) -> npt.NDArray[Any]:
+        def column(name: str, given: Any, default: float | None) -> npt.NDArray[Any]:
             values = np.full(n, default) if given is None else np.asarray(given)
             if values.shape != (n,):
                 raise DeltaflError(f"reports: {name} has shape {values.shape}, the cohort needs ({n},)")
             return values
 
+        loss_n = column("loss", loss, None)
+        said = [entry is not None for entry in loss_n] if loss_n.dtype == object else np.ones(n)
         return cls(
             responded_n=column("responded", responded, 1).astype(np.bool_),
-            loss_n=column("loss", loss, 0.0).astype(np.float64),
+            loss_n=loss_n.astype(np.float64),
+            said_loss_n=np.array(said, dtype=np.bool_),
             step_variance_n=column("step_variance", step_variance, 0.0).astype(np.float64),
             num_steps_n=column("num_steps", num_steps, 1).astype(np.int64),
             squared_norm_n=np.zeros(n),
@@ -223,7 +217,8 @@ class Sampler(Protocol):
     A sampler of your own needs these five members and nothing else: no base class, no registration. One that looks at
     the directions of updates also has ``sketch_size``, a whole number, and finds ``reports.sketch_nq`` filled; one that
     looks at the update of the output layer's bias has ``tail_size``, and finds ``reports.tail_nk`` filled. One with
-    ``takes_everyone = True`` is given None in place of ``available_m`` if everyone can be asked.
+    ``takes_everyone = True`` is given None in place of ``available_m`` if everyone can be asked. One that reads losses
+    has ``needs_loss = True``: replies without a loss are then refused; without it, ``reports.loss_n`` may hold NaN.
     """
 
     @property
@@ -277,7 +272,7 @@ class RoundInfo(NamedTuple):
         largest_weight: The largest coefficient.
         sum_of_weights: Sum of the coefficients; its mean is 1 for an unbiased design.
         mean_over_diversity: norm(D) / mean zeta of the replies; above about 1, DELTA's scores are worse than uniform.
-        loss: Mean local training loss of the replies, weighted by the coefficients.
+        loss: Mean training loss of the replies that said one, weighted by the coefficients; NaN if none did.
         leftover: sum_S coef_i norm(u_i - c_i)^2 / sum_S coef_i norm(u_i)^2: 1 without controls; above 1, the controls
             are further from the updates than 0 is.
         control_coefficient: beta of the round's controls in [0, 1], see ``damping.py``; 1 if there is none.

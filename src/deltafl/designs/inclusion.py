@@ -12,7 +12,7 @@ Undefined cases are defined: n > m, NaN or negative scores are errors; all-zero 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import FloatArray
+from ..types import BoolArray, FloatArray
 
 
 def check_scores(score_m: FloatArray) -> FloatArray:
@@ -82,22 +82,33 @@ def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
         certain_m |= newly_m
 
 
-def with_floor(score_m: FloatArray, floor: float, share_m: FloatArray | None = None) -> FloatArray:
+def with_floor(
+    score_m: FloatArray, floor: float, share_m: FloatArray | None = None, available_m: BoolArray | None = None
+) -> FloatArray:
     """Mix a share of the cohort that does not depend on the score: (1 - g) s / sum s + g w' / sum w'.
 
-    With it pi_i >= min(1, g n w'_i / sum w'), so no weight w_i / pi_i exceeds w_i max(1, sum w' / (g n w'_i)).
+    With it pi_i >= min(1, g n w'_i / sum w'), so no weight w_i / pi_i exceeds w_i max(1, sum w' / (g n w'_i)). The sums
+    are over the clients that can be asked: large scores of absent ones would leave the floor alone to those present.
 
     Args:
         score_m: (m,) scores >= 0.
         floor: g in [0, 1]; 0 leaves the scores alone.
         share_m: (m,) w' > 0; None for equal shares.
+        available_m: bool (m,), who can be asked, at least one; None for everyone. The others get 0.
 
     Returns:
         float64 (m,), sum 1.
 
     Raises:
-        DeltaflError: If the floor is outside [0, 1] or a score is not a finite number >= 0.
+        DeltaflError: If the floor is outside [0, 1] or a score is not a finite number >= 0, or nobody is available.
     """
+    if available_m is not None and not available_m.all():
+        if not available_m.any():
+            raise DeltaflError("no client is available this round; wait until at least one is")
+        present_m = np.zeros(len(score_m))
+        share_k = None if share_m is None else share_m[available_m]
+        present_m[available_m] = with_floor(score_m[available_m], floor, share_k)
+        return present_m
     if not 0 <= floor <= 1:
         raise DeltaflError(f"floor is {floor}; it must be between 0 (scores only) and 1 (no scores)")
     even_m: FloatArray = np.ones(len(score_m)) if share_m is None else share_m

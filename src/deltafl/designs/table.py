@@ -257,7 +257,7 @@ def draw_from_tree(
         DeltaflError: For an impossible n or floor, or when nobody is available.
     """
     if available_m is not None and not available_m.all():
-        return draw_cohort(with_floor(np.asarray(tree), floor), n, ORDERED, rng, available_m)
+        return draw_cohort(with_floor(np.asarray(tree), floor, available_m=available_m), n, ORDERED, rng, available_m)
     expected = expectations(tree, n, floor)
     drawn = rng.choose(ORDERED, expected.everyone()) if isinstance(rng, Chooser) else draw(expected, rng)
     client_n = np.sort(drawn)

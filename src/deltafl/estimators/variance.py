@@ -89,9 +89,9 @@ def variance_form(heard: Heard) -> VarianceForm | None:
     mass_n = _undecided(cohort.expected_n) / rate_n
     if cohort.kind == "poisson":
         return VarianceForm(1.0, mass_n, rate_n * coef_n, alone_n, centred=False)
-    if np.count_nonzero(mass_n) == 1:
-        return None
     size = int(np.count_nonzero(_undecided(heard.asked.expected_n)))
+    if size > 0 and np.count_nonzero(mass_n) < 2:
+        return None
     return VarianceForm(size / max(size - 1, 1), mass_n, rate_n * coef_n, alone_n, centred=True)
 
 

@@ -12,7 +12,6 @@ A new pair becomes valid by one rename of the JSON file; the old tensors are rem
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from filelock import FileLock, Timeout
 from ..errors import DeltaflError, MissingExtraError
 from ..plain_files import write_atomically
 from ..round import init_round
-from ..state_file import flatten, unflatten
+from ..state_file import flatten, unflatten, written
 from .federation import Federation
 from .roster import Roster, Said
 from .rules import Rules
@@ -133,19 +132,14 @@ def _restore(folder: Path, federation: Federation, tensors: Any) -> None:
 def described(rules: Rules) -> dict[str, Any]:
     """The settings that a saved state depends on, as JSON has them; the cohort size may change between starts."""
     return {
-        "sampler": _name(rules.sampler),
+        "sampler": written(rules.sampler),
         "estimator": rules.estimator,
-        "server_optimizer": _name(rules.server_optimizer),
+        "server_optimizer": written(rules.server_optimizer),
         "weights": rules.weights,
         "seed": rules.seed,
         **({"known": rules.known} if rules.known else {}),
         **({"norm_guard": rules.norm_guard} if rules.norm_guard is not None else {}),
     }
-
-
-def _name(part: object) -> str:
-    """How a part is written; only its type where the text would hold an address in memory."""
-    return repr(part) if is_dataclass(part) else type(part).__name__
 
 
 def _safetensors() -> Any:

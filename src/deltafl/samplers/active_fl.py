@@ -45,6 +45,7 @@ class ActiveFL:
 
     unbiased: ClassVar[bool] = False
     needs_oracle: ClassVar[bool] = False
+    needs_loss: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse impossible constants."""

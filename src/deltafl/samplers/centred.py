@@ -122,7 +122,7 @@ class Centred:
     ) -> Cohort:
         """Draw with scores w_i a_i, or w_i, spread over the sketches where the design can."""
         weight_m = state.weight_m
-        score_m = with_floor(weight_m * self._leftover(state, n), self.floor)
+        score_m = with_floor(weight_m * self._leftover(state, n), self.floor, available_m=available_m)
         value_mq = weight_m[:, None] * state.sketch_mq if self.sketch_size else None
         return draw_cohort(score_m, n, self.design, rng, available_m, value_mq)
 

@@ -67,6 +67,7 @@ class Oort:
 
     unbiased: ClassVar[bool] = False
     needs_oracle: ClassVar[bool] = False
+    needs_loss: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse impossible constants."""

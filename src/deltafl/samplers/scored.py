@@ -75,7 +75,9 @@ class Theoretical(ABC):
             )
         reports = oracle.reports()
         score_m = np.where(reports.responded_n, state.weight_m * self.score(reports), 0.0)
-        return draw_cohort(with_floor(score_m, self.floor) if self.floor else score_m, n, self.design, rng, available_m)
+        if self.floor:
+            score_m = with_floor(score_m, self.floor, available_m=available_m)
+        return draw_cohort(score_m, n, self.design, rng, available_m)
 
     def update(self, state: WeightState, cohort: Cohort, reports: Reports) -> WeightState:
         """Nothing to learn: the oracle tells anew."""
@@ -122,7 +124,8 @@ class Practical(ABC):
         """Draw with the remembered p, mixed with an equal share."""
         if isinstance(state.p_m, SumTree):
             return draw_from_tree(state.p_m, n, self.floor, rng, available_m)
-        return draw_cohort(with_floor(state.p_m, self.floor), n, self.design, rng, available_m)
+        score_m = with_floor(state.p_m, self.floor, available_m=available_m)
+        return draw_cohort(score_m, n, self.design, rng, available_m)
 
     def update(self, state: PracticalState, cohort: Cohort, reports: Reports) -> PracticalState:
         """Re-divide the mass of those who replied in proportion to their R; nothing changes if all R are zero."""
