@@ -488,6 +488,14 @@ def test_noise_needs_weights_that_are_known_before_the_replies() -> None:
         Rules(make_sampler("pracdelta"), 2, "hajek", clipping=WeightedClipping(1.0, 1.0))
 
 
+def test_a_norm_guard_goes_with_clipping_that_adds_no_noise() -> None:
+    """With noise its factor would be made of past norms without any."""
+    settings: dict[str, Any] = {"norm_guard": 3.0}
+    Rules(make_sampler("uniform"), 2, clipping=WeightedClipping(1.0), **settings)
+    with pytest.raises(DeltaflError, match="norm_guard is 3.0 and noise is added"):
+        Rules(make_sampler("uniform"), 2, clipping=WeightedClipping(1.0, 0.5), **settings)
+
+
 # Sketches.
 
 

@@ -413,6 +413,7 @@ def test_legacy_workflows_are_refused() -> None:
         ({"response_floor": 0.0}, "response_floor"),
         ({"norm_guard": 1.0}, "norm_guard is 1.0; write a factor above 1"),
         ({"estimator": "hajek", "clipping": WeightedClipping(1.0, 1.0)}, "largest weight"),
+        ({"norm_guard": 3.0, "clipping": WeightedClipping(1.0, 1.0)}, "write norm_guard=None or leave the noise out"),
     ],
 )
 def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:

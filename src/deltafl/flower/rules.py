@@ -74,6 +74,11 @@ class Rules:
                 f"noise is scaled to the largest weight of a reply, which bounds the estimator 'horvitz-thompson' "
                 f"alone, not {self.estimator!r}; write estimator='horvitz-thompson' or leave the noise out"
             )
+        if noisy and self.norm_guard is not None:
+            raise DeltaflError(
+                f"norm_guard is {self.norm_guard} and noise is added: the guard goes by the lengths of earlier rounds "
+                "without their noise, and would show them; write norm_guard=None or leave the noise out"
+            )
 
     def plan(self, sizes: list[int], known: Sequence[Sequence[float]] | None = None) -> Plan:
         """The plan for clients of these sizes, of whom this is known."""

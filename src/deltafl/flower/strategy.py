@@ -62,7 +62,8 @@ class DeltaStrategy(Strategy):
         identity: How clients are told apart over restarts: ``"auto"``, ``"public-key"``, ``"name"`` or ``"config"``.
         buffers: Patterns of the names of floating-point arrays that are not trained.
         response_floor: Least response rate assumed of a client, in (0, 1].
-        norm_guard: A factor above 1, such as 3, for ``guard.py``: bounds what one round can do, biased; None for none.
+        norm_guard: A factor above 1, such as 3, for ``guard.py``: bounds what one round can do, biased; None for none
+            (and with noise).
         clipping: Clip weighted updates and add noise, see ``WeightedClipping``.
         sketch: Numbers of a sketch (64 is usual) if scores are to be learnt from sketches that clients send; 0 for
             norms measured on the server.
