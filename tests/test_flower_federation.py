@@ -492,7 +492,7 @@ def test_a_norm_guard_goes_with_clipping_that_adds_no_noise() -> None:
     """With noise its factor would be made of past norms without any."""
     settings: dict[str, Any] = {"norm_guard": 3.0}
     Rules(make_sampler("uniform"), 2, clipping=WeightedClipping(1.0), **settings)
-    with pytest.raises(DeltaflError, match="norm_guard is 3.0 and noise is added"):
+    with pytest.raises(DeltaflError, match=r"norm_guard is 3\.0 and noise is added"):
         Rules(make_sampler("uniform"), 2, clipping=WeightedClipping(1.0, 0.5), **settings)
 
 

@@ -25,6 +25,7 @@ from deltafl import (
     DeltaflError,
     Plan,
     Population,
+    PracDelta,
     Reports,
     close_round,
     init_round,
@@ -403,7 +404,23 @@ def test_legacy_workflows_are_refused() -> None:
         ({"sampler": "pracdeltta"}, "did you mean 'pracdelta'"),
         ({"n": 0}, "whole number, at least 1"),
         ({"n": 2.5}, "whole number, at least 1"),
+        ({"n": 10.0}, r"n is 10.0; it must be a whole number, at least 1; write n=10"),
+        ({"n": "10"}, "n is '10'; .*; write n=10"),
+        ({"n": True}, "n is True; it must be a whole number"),
         ({"sketch": -5}, "0 for none"),
+        ({"sketch": 500}, "sketch is 500; .* from 1 to 128, or 0 for none"),
+        ({"sketch": 129}, "from 1 to 128"),
+        ({"sketch": 64.0}, "write sketch=64"),
+        ({"seed": -1}, "seed is -1; .* at least 0"),
+        ({"seed": 1.5}, "seed is 1.5; .* at least 0$"),
+        ({"known": 2.0}, "write known=2"),
+        ({"min_nodes": 0}, "min_nodes is 0; .* at least 1, or None for n"),
+        ({"min_nodes": -3}, "min_nodes is -3"),
+        ({"min_nodes": float("inf")}, "min_nodes is inf"),
+        ({"clipping": 3.0}, r"clipping is 3.0; .*write clipping=WeightedClipping\(1.0\)"),
+        ({"sampler": None}, "sampler is None, which has no 'unbiased'; write a name such as 'pracdelta'"),
+        ({"sampler": PracDelta}, r"sampler is the class PracDelta; .* write PracDelta\(...\)"),
+        ({"server_optimizer": 0.1}, "server_optimizer is 0.1, which has no 'init'; write a name such as 'sgd'"),
         ({"known": -1}, "0 for none"),
         ({"sampler": "hics-fl", "sketch": 8}, "sketches cannot replace"),
         ({"estimator": "hayek"}, "did you mean 'hajek'"),
@@ -419,6 +436,10 @@ def test_legacy_workflows_are_refused() -> None:
 def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(DeltaflError, match=message):
         DeltaStrategy(**settings)
+
+
+def test_the_largest_settings_are_taken() -> None:
+    start(DeltaStrategy("pracdelta", n=1, sketch=128, min_nodes=1, seed=2**80), FakeGrid(linear_app(), configs(1)), 2)
 
 
 def test_the_users_config_reaches_the_clients_unchanged() -> None:

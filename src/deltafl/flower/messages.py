@@ -5,12 +5,15 @@ from math import isfinite
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from ..estimators.remote import RemoteControlState
 from ..types import RoundInfo
 from .answers import Answer
 from .arrays import Arrays
-from .client import RECORD, SKETCH
+from .client import RECORD, SKETCH, SKETCH_NUMBERS, SKETCH_SEED, TRAINED
+from .federation import Federation
 from .local_steps import LOSS, NUM_STEPS, STEP_VARIANCE
 from .remembering import SINCE, TAKEN
+from .sketched import sketch_seed
 
 
 def by_request(messages: Iterable[Message], replies: Iterable[Message]) -> dict[str, Message]:
@@ -59,6 +62,19 @@ def answer_of(reply: Message) -> Answer:
         return Answer(None, "loss and step variance must be one number each")
     sketch = sketch if isinstance(sketch, list) else None
     return Answer(arrays, None, float(loss), float(variance), int(steps), sketch, since)
+
+
+def content_of(federation: Federation, config: ConfigRecord) -> RecordDict:
+    """What all clients are sent: the model, the user's settings, the round."""
+    # A copy: Flower hands the same config to every round.
+    sent = ConfigRecord(dict(config.items()))
+    sent["server-round"] = federation.current.round + 1
+    if federation.rest or isinstance(federation.current.control, RemoteControlState):
+        sent[TRAINED] = [entry.name for entry in federation.layout.trained]
+    rules = federation.rules
+    if rules.sketch:
+        sent[SKETCH_NUMBERS], sent[SKETCH_SEED] = rules.sketch, sketch_seed(rules.seed)
+    return RecordDict({"arrays": to_record(federation.arrays()), "config": sent})
 
 
 def for_client(content: RecordDict, expected: int | None) -> RecordDict:

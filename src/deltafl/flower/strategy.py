@@ -6,28 +6,26 @@ from logging import INFO
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from ..errors import DeltaflError
-from ..estimators.remote import RemoteControlState
 from ..samplers import make_sampler, parse_label
 from ..server_optimizers import ServerOptimizer, make_server_optimizer
 from ..types import Cohort, RoundInfo, Sampler
 from .arrays import BUFFERS, Layout
-from .client import SKETCH_NUMBERS, SKETCH_SEED, TRAINED
+from .checks import check_whole
 from .clipping import WeightedClipping
 from .federation import Federation
 from .identity import check_identity, check_same_kind
-from .messages import answer_of, by_request, for_client, mean_metrics, metrics_of, to_record
+from .messages import answer_of, by_request, content_of, for_client, mean_metrics, metrics_of, to_record
 from .refused import FOREIGN_PRIVACY, SECURE_AGGREGATION
 from .registration import Directory
 from .rules import Rules
 from .saved import load, save, sole_owner
-from .sketched import sketch_seed
 from .telling import tell_news, tell_round
 
 #: Seconds that a message outlives its round's timeout, for replies that are under way.
@@ -117,6 +115,8 @@ class DeltaStrategy(Strategy):
             known=known,
         )
         check_identity(identity)
+        if min_nodes is not None:
+            check_whole("min_nodes", min_nodes, "at least 1, or None for n", 1)
         self.rules.plan([1] * n, [(0.0,) * known] * n)  # refuses what is out of range before anybody is waited for
         self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
         self.state_path = None if state_path is None else Path(state_path)
@@ -191,7 +191,7 @@ class DeltaStrategy(Strategy):
         if after > before:
             log(INFO, "%d clients joined, %d are known", after - before, after)
         cohort = federation.open(present)
-        content = self._content(federation, config)
+        content = content_of(federation, config)
         nodes = self.directory.nodes()
         messages = [
             Message(
@@ -238,7 +238,7 @@ class DeltaStrategy(Strategy):
         if not self.evaluate:
             return []
         federation = self._known()
-        content = self._content(federation, config)
+        content = content_of(federation, config)
         ttl = self._timeout + TTL_GRACE
         self._asked_to_evaluate = [
             (Message(content, node_id, MessageType.EVALUATE, ttl=ttl, group_id=str(federation.current.round)), key)
@@ -284,14 +284,3 @@ class DeltaStrategy(Strategy):
         if self.federation is None:
             raise DeltaflError(FOREIGN_PRIVACY)
         return self.federation
-
-    def _content(self, federation: Federation, config: ConfigRecord) -> RecordDict:
-        """What a client is sent: the model, the user's settings, the round."""
-        # A copy: Flower hands the same config to every round.
-        sent = ConfigRecord(dict(config.items()))
-        sent["server-round"] = federation.current.round + 1
-        if federation.rest or isinstance(federation.current.control, RemoteControlState):
-            sent[TRAINED] = [entry.name for entry in federation.layout.trained]
-        if self.rules.sketch:
-            sent[SKETCH_NUMBERS], sent[SKETCH_SEED] = self.rules.sketch, sketch_seed(self.rules.seed)
-        return RecordDict({"arrays": to_record(federation.arrays()), "config": sent})
