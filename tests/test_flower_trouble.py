@@ -208,6 +208,32 @@ def test_the_strategy_does_without_those_it_is_to_forget(tmp_path: Path) -> None
     assert 998 not in {m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"}
 
 
+@pytest.mark.parametrize("connected", [4, 6])
+def test_a_key_to_forget_that_nobody_has_is_named_with_the_nearest(
+    connected: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(DeltaStrategy("pracdelta", 3, state_path=tmp_path), FakeGrid(linear_app(), configs(6)), 2)
+    forget = ["client:hopsital-5", "client:hospital-4", "xyz"]
+    logging.getLogger("flwr").propagate = True
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        start(
+            DeltaStrategy("pracdelta", 3, state_path=tmp_path, forget=forget),
+            FakeGrid(linear_app(), configs(connected)),
+            4,
+        )
+    said = [record.getMessage() for record in caplog.records if "forget names" in record.getMessage()]
+    assert len(said) == 2
+    assert "'client:hopsital-5', which no saved or connected client has: did you mean 'client:hospital-5'?" in said[0]
+    assert said[1].startswith("forget names 'xyz', which no saved or connected client has: the keys are")
+
+
+def test_a_key_to_forget_is_looked_for_among_the_connected_too(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("flwr").propagate = True
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        start(DeltaStrategy("uniform", 2, forget=["client:hospital-1"]), FakeGrid(linear_app(), configs(4)), 1)
+    assert "forget names" not in caplog.text
+
+
 def test_another_way_of_telling_clients_apart_is_refused_on_a_saved_state() -> None:
     check_same_kind([], ["key:a"])
     check_same_kind(["client:a"], ["client:b"])

@@ -30,6 +30,16 @@ def _instead(name: str, value: Any) -> str:
     return "" if whole is None else f"; write {name}={whole}"
 
 
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """A list of texts as a tuple; a single text, which would be read letter by letter, is refused."""
+    if isinstance(value, str):
+        raise DeltaflError(f"{name} is the text {value!r}; it must be a list of texts: write {name}=[{value!r}]")
+    parts = tuple(value) if isinstance(value, Iterable) else (None,)
+    if not all(isinstance(part, str) for part in parts):
+        raise DeltaflError(f"{name} is {value!r}; it must be a list of texts: write {name}=['...']")
+    return parts
+
+
 def check_part(name: str, value: Any, members: Iterable[str], example: str) -> None:
     """Refuse an object that is none of the library's kind, by the members that such a one must have."""
     if isinstance(value, type):

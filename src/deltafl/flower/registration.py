@@ -1,5 +1,6 @@
 """The server's side of registration: which nodes are there, and which client each of them is."""
 
+import difflib
 import time
 from collections.abc import Collection
 from logging import INFO, WARNING
@@ -40,6 +41,8 @@ class Directory:
         self._failed: dict[int, tuple[int, float]] = {}
         self._last_fault = ""
         self._warned: set[str] = set()
+        #: Keys of the saved state, those to be forgotten among them.
+        self._saved: frozenset[str] = frozenset()
 
     def refresh(self, grid: Grid) -> dict[str, Said]:
         """See who is connected, read what came, ask new nodes who they are; returns key -> what it said, for all known.
@@ -76,6 +79,22 @@ class Directory:
                 )
             by_key[key] = node_id
         return by_key
+
+    def to_forget(self, saved: Collection[str]) -> frozenset[str]:
+        """Those to be dropped from a saved state that knows these keys."""
+        self._saved = frozenset(saved)
+        return self.without
+
+    def tell_unknown(self) -> None:
+        """Warn of keys to be forgotten that nobody has, saved or registered: a cure for a bad client that is none.
+
+        No error: a client that an earlier start forgot is in no state any more, and need not be connected.
+        """
+        have = self._saved.union(key for key, _ in self._known.values())
+        for key in sorted(self.without - have):
+            near = difflib.get_close_matches(key, sorted(have), n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "the keys are those in the log and in federation.json"
+            self._warn(f"unknown {key}", f"forget names {key!r}, which no saved or connected client has: {hint}")
 
     def wait(self, grid: Grid, min_nodes: int, deadline: float, settle: bool) -> dict[str, Said]:
         """Refresh until enough clients are there.

@@ -17,7 +17,7 @@ from ..samplers import make_sampler, parse_label
 from ..server_optimizers import ServerOptimizer, make_server_optimizer
 from ..types import Cohort, RoundInfo, Sampler
 from .arrays import BUFFERS, Layout
-from .checks import check_whole
+from .checks import check_whole, texts
 from .clipping import WeightedClipping
 from .federation import Federation
 from .identity import check_identity, check_same_kind
@@ -122,8 +122,8 @@ class DeltaStrategy(Strategy):
         self.state_path = None if state_path is None else Path(state_path)
         self.min_nodes = n if min_nodes is None else min_nodes
         self.wait_for_nodes = wait_for_nodes
-        self.buffers, self.evaluate = tuple(buffers), evaluate
-        self.directory = Directory(identity, registration_timeout, known, forget)
+        self.buffers, self.evaluate = texts("buffers", buffers), evaluate
+        self.directory = Directory(identity, registration_timeout, known, texts("forget", forget))
         self.federation: Federation | None = None
         #: What each round told, for callers who want more than the metrics.
         self.history: list[RoundInfo] = []
@@ -184,6 +184,7 @@ class DeltaStrategy(Strategy):
         present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=first)
         if first:
             check_same_kind(federation.roster.keys, present)
+            self.directory.tell_unknown()
         before = len(federation.roster.keys)
         federation.admit(present)
         tell_news(federation.news)
@@ -275,7 +276,7 @@ class DeltaStrategy(Strategy):
         self._open = None
         if self.state_path is None or not load(self.state_path, self.federation):
             return 0
-        self.federation.forget(self.directory.without)
+        self.federation.forget(self.directory.to_forget(self.federation.roster.keys))
         done = self.federation.current.round
         log(INFO, "Going on after round %d with %d known clients", done, len(self.federation.roster.keys))
         return done
