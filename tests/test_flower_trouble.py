@@ -302,6 +302,63 @@ def test_a_state_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
 # Local steps.
 
 
+class _Tensor:
+    """What PyTorch's tensors do: NumPy reads them when they are dense, on the CPU, and of a type that it has."""
+
+    def __init__(self, array: np.ndarray, **state: bool) -> None:
+        self.array, self.state = array, {"grad": False, "sparse": False, "away": False, "bfloat16": False} | state
+
+    def _now(self, name: str) -> "_Tensor":
+        return _Tensor(self.array, **self.state | {name: False})
+
+    def detach(self) -> "_Tensor":
+        return self._now("grad")
+
+    def to_dense(self) -> "_Tensor":
+        return self._now("sparse")
+
+    def cpu(self) -> "_Tensor":
+        return self._now("away")
+
+    def double(self) -> "_Tensor":
+        assert not self.state["away"]  # some devices have no float64
+        return self._now("bfloat16")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if any(self.state.values()):
+            raise TypeError(f"cannot convert {self.state}")
+        return self.array.astype(dtype)
+
+
+@pytest.mark.parametrize("state", ["grad", "sparse", "away", "bfloat16"])
+def test_gradients_of_every_kind_of_tensor_are_read(state: str) -> None:
+    tensors, arrays = LocalSteps(0.5), LocalSteps(0.5)
+    for gradient in ([2.0, 0.0], [0.0, 2.0]):
+        tensors.add(1.0, [_Tensor(np.array(gradient), **{state: True})])
+        arrays.add(1.0, [np.array(gradient)])
+    assert tensors.metrics() == arrays.metrics()
+
+
+def test_gradients_of_torch_in_bfloat16_and_sparse_ones_are_read() -> None:
+    torch = pytest.importorskip("torch")
+    for tensor in (
+        torch.full((3,), 2.0, dtype=torch.bfloat16, requires_grad=True),
+        torch.sparse_coo_tensor([[0, 0]], [2.0, 1.0], (3,), check_invariants=True),
+        torch.eye(3).to_sparse(),
+    ):
+        steps = LocalSteps(1.0)
+        steps.add(1.0, [torch.zeros_like(tensor)])
+        steps.add(1.0, [tensor])
+        norm = float(torch.linalg.vector_norm(tensor.detach().to_dense().double()))
+        assert steps.metrics()["step-variance"] == pytest.approx(norm**2 / 4)
+
+
+@pytest.mark.parametrize("gradient", [object(), "text", [[1.0], [1.0, 2.0]]])
+def test_a_gradient_that_is_none_is_said_in_one_sentence(gradient: Any) -> None:
+    with pytest.raises(DeltaflError, match=r"cannot be read as numbers .*leave the gradients out: add\(loss\)"):
+        LocalSteps(1.0).add(1.0, [gradient])
+
+
 def test_parameters_without_a_gradient_count_as_zero() -> None:
     some, all_zero = LocalSteps(0.5), LocalSteps(0.5)
     for gradient in ([2.0, 0.0], [0.0, 2.0]):
