@@ -260,6 +260,35 @@ def test_a_silent_newcomer_holds_nobody_up() -> None:
     assert sum(m.metadata.dst_node_id == 50 for m in grid.sent) == 1
 
 
+@pytest.mark.parametrize("come_back", [True, False])
+def test_newcomers_who_are_left_out_are_not_waited_for_but_the_others_are(
+    come_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = FakeGrid(linear_app(), configs(3))
+    newcomers = {2000 - i: {"client-id": f"new-{i}", "examples": 10, "target": 1.0} for i in range(3)}
+
+    def leave(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round == 2:
+            grid.configs.clear()
+            grid.configs.update(newcomers)
+
+    def wait(seconds: float) -> None:
+        if come_back and newcomers.keys() <= grid.configs.keys():
+            grid.configs |= configs(3, first_node=3000)
+
+    monkeypatch.setattr("deltafl.flower.registration.time.sleep", wait)
+    strategy = DeltaStrategy("osmd", n=2, min_nodes=3, wait_for_nodes=30 if come_back else 0.1)
+    if come_back:
+        start(strategy, grid, 4, evaluate_fn=leave)
+        asked = [(m.metadata.group_id, m.metadata.dst_node_id) for m in grid.sent if m.metadata.message_type == "train"]
+        assert len(strategy.history) == 4
+        assert all(node > 2900 for round, node in asked if round in "34")
+        return
+    with pytest.raises(DeltaflError, match=r"0 clients are registered .* 3 more are connected that this sampler left"):
+        start(strategy, grid, 4, evaluate_fn=leave)
+    assert len(strategy.history) == 2
+
+
 def test_a_node_that_never_registers_can_fail_for_ever() -> None:
     strategy = DeltaStrategy("uniform", n=1)
     for _ in range(2000):

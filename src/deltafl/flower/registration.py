@@ -2,7 +2,7 @@
 
 import difflib
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from logging import INFO, WARNING
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -96,7 +96,14 @@ class Directory:
             hint = f"did you mean {near[0]!r}?" if near else "the keys are those in the log and in federation.json"
             self._warn(f"unknown {key}", f"forget names {key!r}, which no saved or connected client has: {hint}")
 
-    def wait(self, grid: Grid, min_nodes: int, deadline: float, settle: bool) -> dict[str, Said]:
+    def wait(
+        self,
+        grid: Grid,
+        min_nodes: int,
+        deadline: float,
+        settle: bool,
+        admit: Callable[[dict[str, Said]], dict[str, Said]],
+    ) -> dict[str, Said]:
         """Refresh until enough clients are there.
 
         Args:
@@ -105,6 +112,11 @@ class Directory:
             deadline: Seconds to wait for them.
             settle: Also wait, a second at a time, until no more come in and all have said who they are (at the start,
                 when all nodes connect at once).
+            admit: Lets clients join, and returns those of them who can be asked: a sampler may have to leave newcomers
+                out, and these do not count. Called once enough are connected.
+
+        Returns:
+            Key -> what it said, for all who can be asked.
 
         Raises:
             DeltaflError: If there are fewer when the time is over.
@@ -114,20 +126,24 @@ class Directory:
         while True:
             present = self.refresh(grid)
             settled = len(present) == before and not self._asked
-            if len(present) >= min_nodes and (settled or not settle):
-                return present
-            if time.monotonic() >= end:
-                if len(present) >= min_nodes:
-                    return present
-                raise DeltaflError(self._too_few(len(present), min_nodes, deadline))
-            if len(present) < min_nodes and len(present) != before:
-                log(INFO, "Waiting for clients: %d registered, %d needed", len(present), min_nodes)
+            over = time.monotonic() >= end
+            able = present
+            if len(present) >= min_nodes and (settled or not settle or over):
+                able = admit(present)
+                if len(able) >= min_nodes:
+                    return able
+            if over:
+                raise DeltaflError(self._too_few(len(able), min_nodes, deadline, len(present) - len(able)))
+            if len(able) < min_nodes and len(present) != before:
+                log(INFO, "Waiting for clients: %d registered, %d needed", len(able), min_nodes)
             before = len(present)
             time.sleep(min(1.0, max(0.05, end - time.monotonic())))
 
-    def _too_few(self, count: int, min_nodes: int, deadline: float) -> str:
+    def _too_few(self, count: int, min_nodes: int, deadline: float, left_out: int) -> str:
         text = f"{count} clients are registered and connected after {deadline:g} s, {min_nodes} are needed; start more "
         text += "SuperNodes, lower min_nodes, or raise wait_for_nodes"
+        if left_out:
+            text += f". {left_out} more are connected that this sampler left out, for they came after the first round"
         if self._failed:
             text += (
                 f". {len(self._failed)} connected nodes did not register (last reason: {self._last_fault}); does their "

@@ -24,6 +24,7 @@ from .identity import check_identity, check_same_kind
 from .messages import answer_of, by_request, content_of, for_client, mean_metrics, metrics_of, to_record
 from .refused import FOREIGN_PRIVACY, SECURE_AGGREGATION
 from .registration import Directory
+from .roster import Said
 from .rules import Rules
 from .saved import load, save, sole_owner
 from .telling import tell_news, tell_round
@@ -181,16 +182,7 @@ class DeltaStrategy(Strategy):
             raise DeltaflError(FOREIGN_PRIVACY)
         federation = self._known()
         first = self._open is None
-        present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=first)
-        if first:
-            check_same_kind(federation.roster.keys, present)
-            self.directory.tell_unknown()
-        before = len(federation.roster.keys)
-        federation.admit(present)
-        tell_news(federation.news)
-        after = len(federation.roster.keys)
-        if after > before:
-            log(INFO, "%d clients joined, %d are known", after - before, after)
+        present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=first, admit=self._admit)
         cohort = federation.open(present)
         content = content_of(federation, config)
         nodes = self.directory.nodes()
@@ -280,6 +272,20 @@ class DeltaStrategy(Strategy):
         done = self.federation.current.round
         log(INFO, "Going on after round %d with %d known clients", done, len(self.federation.roster.keys))
         return done
+
+    def _admit(self, present: dict[str, Said]) -> dict[str, Said]:
+        """Let those who are connected join; returns those who can be asked."""
+        federation = self._known()
+        if self._open is None:
+            check_same_kind(federation.roster.keys, present)
+            self.directory.tell_unknown()
+        before = len(federation.roster.keys)
+        federation.admit(present)
+        tell_news(federation.news)
+        after = len(federation.roster.keys)
+        if after > before:
+            log(INFO, "%d clients joined, %d are known", after - before, after)
+        return {key: said for key, said in present.items() if key in federation.roster.place}
 
     def _known(self) -> Federation:
         if self.federation is None:
