@@ -125,6 +125,38 @@ def test_a_mean_of_buffers_lies_between_what_clients_have(
     assert np.all(mean <= stack.max(axis=0) + slack)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint64"])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_counters_at_the_ends_of_their_type_take_a_convex_mean(dtype: str, shape: tuple[int, ...]) -> None:
+    least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    layout = Layout.of({"x": np.zeros(1, np.float32), "count": np.zeros(shape, dtype)})
+    for old, *new in ((least, most, most), (most, least, least), (0, least, most), (most, most, most - 1), (7, 9, 9)):
+        arrays = [{"count": np.full(shape, value, dtype)} for value in (old, *new)]
+        (kept,) = mean_rest(layout, arrays[0], arrays[1:], np.array([0.5, 0.5])).values()
+        exact = sum(new) // 2
+        assert kept.dtype == dtype
+        assert kept.shape == shape
+        assert min(new) <= int(kept.item()) <= max(new)
+        assert abs(int(kept.item()) - exact) <= max(1, 2.0**-50 * (most - least))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "bad"),
+    [
+        ("int32", np.array([2**40, 1], np.int64), True),
+        ("int32", np.array([5, -(2**31) - 1], np.int64), True),
+        ("int32", np.array([2**31 - 1, 1], np.int64), False),
+        ("uint8", np.array([0, 256], np.uint16), True),
+        ("int64", np.array([1, 2], np.int8), False),
+    ],
+)
+def test_a_counter_that_its_type_cannot_hold_is_refused(dtype: str, value: np.ndarray, bad: bool) -> None:
+    layout = Layout.of({"x": np.zeros(1, np.float32), "count": np.zeros(2, dtype), "no": np.zeros(0, dtype)})
+    fault = layout.fault({"x": np.zeros(1, np.float32), "count": value, "no": np.zeros(0, value.dtype)})
+    assert (fault is not None) == bad
+    assert fault is None or f"counter 'count' has entries outside {np.iinfo(dtype).min} to" in fault
+
+
 def renamed(arrays: Arrays) -> Arrays:
     return {"other": arrays["x"]}
 
