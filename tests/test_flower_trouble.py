@@ -234,6 +234,16 @@ def test_a_key_to_forget_is_looked_for_among_the_connected_too(caplog: pytest.Lo
     assert "forget names" not in caplog.text
 
 
+@pytest.mark.parametrize("label", ["osmd", "clustered-sampling-2"])
+def test_a_sampler_that_can_forget_nobody_says_so(label: str) -> None:
+    fed = federation(label, m=6)
+    play(fed, 3)
+    with pytest.raises(DeltaflError, match=r"^client:2, client:4 cannot be forgotten: .* choose a new state_path"):
+        fed.forget(["client:4", "client:2", "client:77"])
+    assert len(fed.roster.keys) == 6
+    fed.forget(["client:77"])
+
+
 def test_another_way_of_telling_clients_apart_is_refused_on_a_saved_state() -> None:
     check_same_kind([], ["key:a"])
     check_same_kind(["client:a"], ["client:b"])

@@ -99,7 +99,14 @@ class Federation:
         roster = self.roster.without(keys)
         if not roster.keys and self.roster.keys:
             raise DeltaflError("every known client is to be forgotten; start with a new state_path instead")
-        self._enroll(roster, [self.roster.place[key] for key in roster.keys])
+        try:
+            self._enroll(roster, [self.roster.place[key] for key in roster.keys])
+        except CannotGrowError:
+            gone = ", ".join(key for key in self.roster.keys if key not in roster.place)
+            raise DeltaflError(
+                f"{gone} cannot be forgotten: {type(self.rules.sampler).__name__} remembers all clients at once; choose "
+                "a new state_path to begin without, or leave forget out"
+            ) from None
 
     def _enroll(self, roster: Roster, kept_k: list[int] | None = None) -> None:
         """Go on with these clients; all or nothing."""
