@@ -74,7 +74,7 @@ def play(fed: Federation, rounds: int, present: set[str] | None = None) -> None:
     for _ in range(rounds):
         cohort = fed.open(set(fed.roster.keys) if present is None else present)
         sent = fed.arrays()
-        fed.close(cohort, {int(i): Answer({"x": sent["x"] + np.float32(1 + i % 5)}) for i in cohort.client_n})
+        fed.close(cohort, {int(i): Answer({"x": sent["x"] + np.float32(1 + i % 5)}, loss=1.0) for i in cohort.client_n})
 
 
 def test_flat_vector_and_arrays_are_each_others_inverse() -> None:

@@ -33,7 +33,7 @@ from deltafl import (
     make_server_optimizer,
     open_round,
 )
-from deltafl.flower import DeltaStrategy, WeightedClipping
+from deltafl.flower import DeltaStrategy, WeightedClipping, delta_mod, register
 from flower_grid import FakeGrid, configs, linear_app, running
 
 
@@ -214,6 +214,49 @@ def test_failures_are_non_response_of_the_right_client(kind: str) -> None:
     assert reason in strategy.history[0].rejected[0].reason
     assert federation.response_rates()["client:hospital-2"] == 0.5
     assert [rate for key, rate in federation.response_rates().items() if key != "client:hospital-2"] == [1.0] * 3
+
+
+def plain_app(told: dict[int, dict[str, Any]], mods: list[Any]) -> ClientApp:
+    """Clients that answer the model they got plus one, and say of themselves what ``told`` has for their target."""
+    app = ClientApp(mods=mods)
+    register(app, num_examples=lambda context: 10)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays = message.content.array_records["arrays"]
+        moved = {"x": Array(arrays["x"].numpy() + np.float32(1)), "steps": arrays["steps"]}
+        metrics = MetricRecord({"num-examples": 10, **told.get(int(context.node_config["target"]), {})})
+        return Message(RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize("mods", [[], [delta_mod]], ids=["register alone", "delta_mod"])
+@pytest.mark.parametrize(
+    ("told", "loss"),
+    [
+        ({key: {"train_loss": 2.5} for key in range(4)}, 2.5),
+        ({key: {"train-loss": 2.5, "loss": 1.0} for key in range(4)}, 1.0),
+        ({key: {"train_loss": [2.5, 1.0]} for key in range(4)}, None),
+        ({0: {"loss": 10.0}, 3: {"train_loss": 4.0}}, 7.0),
+        ({}, None),
+    ],
+)
+def test_the_loss_is_the_mean_over_those_who_said_one(mods: list[Any], told: Any, loss: float | None) -> None:
+    strategy = DeltaStrategy("uniform", n=4)
+    result = start(strategy, FakeGrid(plain_app(told, mods), configs(4)), rounds=1)
+    assert strategy.history[0].num_responded == 4
+    metrics = result.train_metrics_clientapp[1]
+    assert metrics.get("loss") == (None if loss is None else pytest.approx(loss))
+
+
+@pytest.mark.parametrize("label", ["oort", "active-fl"])
+def test_samplers_that_go_by_losses_take_no_reply_without_one(label: str) -> None:
+    strategy = DeltaStrategy(label, n=4)
+    start(strategy, FakeGrid(plain_app({0: {"train_loss": 1.0}, 1: {"loss": 2.0}}, []), configs(4)), rounds=1)
+    assert strategy.history[0].num_responded == 2
+    assert [client for client, _ in strategy.history[0].rejected] == [2, 3]
+    assert "put 'loss' or 'train_loss' into its metrics" in strategy.history[0].rejected[0].reason
 
 
 def test_silence_and_foreign_replies_are_non_response() -> None:

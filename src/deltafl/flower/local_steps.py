@@ -10,6 +10,8 @@ from ..types import FloatArray
 
 #: Names of the statistics in a client's metrics.
 LOSS, STEP_VARIANCE, NUM_STEPS = "loss", "step-variance", "num-steps"
+#: Names under which clients tell their loss: ours, Flower's usual one, and its spelling with a hyphen.
+LOSS_NAMES = (LOSS, "train_loss", "train-loss")
 
 
 class LocalSteps:
