@@ -74,7 +74,7 @@ def play(fed: Federation, rounds: int, present: set[str] | None = None) -> None:
     for _ in range(rounds):
         cohort = fed.open(set(fed.roster.keys) if present is None else present)
         sent = fed.arrays()
-        fed.close(cohort, {int(i): Answer({"x": sent["x"] + np.float32(1 + i % 5)}) for i in cohort.client_n})
+        fed.close(cohort, {int(i): Answer({"x": sent["x"] + np.float32(1 + i % 5)}, loss=1.0) for i in cohort.client_n})
 
 
 def test_flat_vector_and_arrays_are_each_others_inverse() -> None:
@@ -123,6 +123,38 @@ def test_a_mean_of_buffers_lies_between_what_clients_have(
     slack = 1e-6 * (1 + np.abs(stack).max())
     assert np.all(mean >= stack.min(axis=0) - slack)
     assert np.all(mean <= stack.max(axis=0) + slack)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint64"])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_counters_at_the_ends_of_their_type_take_a_convex_mean(dtype: str, shape: tuple[int, ...]) -> None:
+    least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    layout = Layout.of({"x": np.zeros(1, np.float32), "count": np.zeros(shape, dtype)})
+    for old, *new in ((least, most, most), (most, least, least), (0, least, most), (most, most, most - 1), (7, 9, 9)):
+        arrays = [{"count": np.full(shape, value, dtype)} for value in (old, *new)]
+        (kept,) = mean_rest(layout, arrays[0], arrays[1:], np.array([0.5, 0.5])).values()
+        exact = sum(new) // 2
+        assert kept.dtype == dtype
+        assert kept.shape == shape
+        assert min(new) <= int(kept.item()) <= max(new)
+        assert abs(int(kept.item()) - exact) <= max(1, 2.0**-50 * (most - least))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "bad"),
+    [
+        ("int32", np.array([2**40, 1], np.int64), True),
+        ("int32", np.array([5, -(2**31) - 1], np.int64), True),
+        ("int32", np.array([2**31 - 1, 1], np.int64), False),
+        ("uint8", np.array([0, 256], np.uint16), True),
+        ("int64", np.array([1, 2], np.int8), False),
+    ],
+)
+def test_a_counter_that_its_type_cannot_hold_is_refused(dtype: str, value: np.ndarray, bad: bool) -> None:
+    layout = Layout.of({"x": np.zeros(1, np.float32), "count": np.zeros(2, dtype), "no": np.zeros(0, dtype)})
+    fault = layout.fault({"x": np.zeros(1, np.float32), "count": value, "no": np.zeros(0, value.dtype)})
+    assert (fault is not None) == bad
+    assert fault is None or f"counter 'count' has entries outside {np.iinfo(dtype).min} to" in fault
 
 
 def renamed(arrays: Arrays) -> Arrays:
@@ -486,6 +518,14 @@ def test_bounds_that_are_none_are_refused(norm: float, z: float) -> None:
 def test_noise_needs_weights_that_are_known_before_the_replies() -> None:
     with pytest.raises(DeltaflError, match="largest weight"):
         Rules(make_sampler("pracdelta"), 2, "hajek", clipping=WeightedClipping(1.0, 1.0))
+
+
+def test_a_norm_guard_goes_with_clipping_that_adds_no_noise() -> None:
+    """With noise its factor would be made of past norms without any."""
+    settings: dict[str, Any] = {"norm_guard": 3.0}
+    Rules(make_sampler("uniform"), 2, clipping=WeightedClipping(1.0), **settings)
+    with pytest.raises(DeltaflError, match=r"norm_guard is 3\.0 and noise is added"):
+        Rules(make_sampler("uniform"), 2, clipping=WeightedClipping(1.0, 0.5), **settings)
 
 
 # Sketches.

@@ -25,6 +25,7 @@ from deltafl import (
     DeltaflError,
     Plan,
     Population,
+    PracDelta,
     Reports,
     close_round,
     init_round,
@@ -32,7 +33,7 @@ from deltafl import (
     make_server_optimizer,
     open_round,
 )
-from deltafl.flower import DeltaStrategy, WeightedClipping
+from deltafl.flower import DeltaStrategy, WeightedClipping, delta_mod, register
 from flower_grid import FakeGrid, configs, linear_app, running
 
 
@@ -213,6 +214,49 @@ def test_failures_are_non_response_of_the_right_client(kind: str) -> None:
     assert reason in strategy.history[0].rejected[0].reason
     assert federation.response_rates()["client:hospital-2"] == 0.5
     assert [rate for key, rate in federation.response_rates().items() if key != "client:hospital-2"] == [1.0] * 3
+
+
+def plain_app(told: dict[int, dict[str, Any]], mods: list[Any]) -> ClientApp:
+    """Clients that answer the model they got plus one, and say of themselves what ``told`` has for their target."""
+    app = ClientApp(mods=mods)
+    register(app, num_examples=lambda context: 10)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays = message.content.array_records["arrays"]
+        moved = {"x": Array(arrays["x"].numpy() + np.float32(1)), "steps": arrays["steps"]}
+        metrics = MetricRecord({"num-examples": 10, **told.get(int(context.node_config["target"]), {})})
+        return Message(RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize("mods", [[], [delta_mod]], ids=["register alone", "delta_mod"])
+@pytest.mark.parametrize(
+    ("told", "loss"),
+    [
+        ({key: {"train_loss": 2.5} for key in range(4)}, 2.5),
+        ({key: {"train-loss": 2.5, "loss": 1.0} for key in range(4)}, 1.0),
+        ({key: {"train_loss": [2.5, 1.0]} for key in range(4)}, None),
+        ({0: {"loss": 10.0}, 3: {"train_loss": 4.0}}, 7.0),
+        ({}, None),
+    ],
+)
+def test_the_loss_is_the_mean_over_those_who_said_one(mods: list[Any], told: Any, loss: float | None) -> None:
+    strategy = DeltaStrategy("uniform", n=4)
+    result = start(strategy, FakeGrid(plain_app(told, mods), configs(4)), rounds=1)
+    assert strategy.history[0].num_responded == 4
+    metrics = result.train_metrics_clientapp[1]
+    assert metrics.get("loss") == (None if loss is None else pytest.approx(loss))
+
+
+@pytest.mark.parametrize("label", ["oort", "active-fl"])
+def test_samplers_that_go_by_losses_take_no_reply_without_one(label: str) -> None:
+    strategy = DeltaStrategy(label, n=4)
+    start(strategy, FakeGrid(plain_app({0: {"train_loss": 1.0}, 1: {"loss": 2.0}}, []), configs(4)), rounds=1)
+    assert strategy.history[0].num_responded == 2
+    assert [client for client, _ in strategy.history[0].rejected] == [2, 3]
+    assert "put 'loss' or 'train_loss' into its metrics" in strategy.history[0].rejected[0].reason
 
 
 def test_silence_and_foreign_replies_are_non_response() -> None:
@@ -403,7 +447,27 @@ def test_legacy_workflows_are_refused() -> None:
         ({"sampler": "pracdeltta"}, "did you mean 'pracdelta'"),
         ({"n": 0}, "whole number, at least 1"),
         ({"n": 2.5}, "whole number, at least 1"),
+        ({"n": 10.0}, r"n is 10.0; it must be a whole number, at least 1; write n=10"),
+        ({"n": "10"}, "n is '10'; .*; write n=10"),
+        ({"n": True}, "n is True; it must be a whole number"),
         ({"sketch": -5}, "0 for none"),
+        ({"sketch": 500}, "sketch is 500; .* from 1 to 128, or 0 for none"),
+        ({"sketch": 129}, "from 1 to 128"),
+        ({"sketch": 64.0}, "write sketch=64"),
+        ({"seed": -1}, "seed is -1; .* at least 0"),
+        ({"seed": 1.5}, "seed is 1.5; .* at least 0$"),
+        ({"known": 2.0}, "write known=2"),
+        ({"min_nodes": 0}, "min_nodes is 0; .* at least 1, or None for n"),
+        ({"min_nodes": -3}, "min_nodes is -3"),
+        ({"min_nodes": float("inf")}, "min_nodes is inf"),
+        ({"clipping": 3.0}, r"clipping is 3.0; .*write clipping=WeightedClipping\(1.0\)"),
+        ({"forget": "client:a"}, r"forget is the text 'client:a'; .*write forget=\['client:a'\]"),
+        ({"forget": [5]}, r"forget is \[5\]; it must be a list of texts"),
+        ({"forget": 5}, "forget is 5; it must be a list of texts"),
+        ({"buffers": "*mean"}, r"write buffers=\['\*mean'\]"),
+        ({"sampler": None}, "sampler is None, which has no 'unbiased'; write a name such as 'pracdelta'"),
+        ({"sampler": PracDelta}, r"sampler is the class PracDelta; .* write PracDelta\(...\)"),
+        ({"server_optimizer": 0.1}, "server_optimizer is 0.1, which has no 'init'; write a name such as 'sgd'"),
         ({"known": -1}, "0 for none"),
         ({"sampler": "hics-fl", "sketch": 8}, "sketches cannot replace"),
         ({"estimator": "hayek"}, "did you mean 'hajek'"),
@@ -413,11 +477,16 @@ def test_legacy_workflows_are_refused() -> None:
         ({"response_floor": 0.0}, "response_floor"),
         ({"norm_guard": 1.0}, "norm_guard is 1.0; write a factor above 1"),
         ({"estimator": "hajek", "clipping": WeightedClipping(1.0, 1.0)}, "largest weight"),
+        ({"norm_guard": 3.0, "clipping": WeightedClipping(1.0, 1.0)}, "write norm_guard=None or leave the noise out"),
     ],
 )
 def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(DeltaflError, match=message):
         DeltaStrategy(**settings)
+
+
+def test_the_largest_settings_are_taken() -> None:
+    start(DeltaStrategy("pracdelta", n=1, sketch=128, min_nodes=1, seed=2**80), FakeGrid(linear_app(), configs(1)), 2)
 
 
 def test_the_users_config_reaches_the_clients_unchanged() -> None:

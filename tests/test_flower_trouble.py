@@ -208,6 +208,42 @@ def test_the_strategy_does_without_those_it_is_to_forget(tmp_path: Path) -> None
     assert 998 not in {m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"}
 
 
+@pytest.mark.parametrize("connected", [4, 6])
+def test_a_key_to_forget_that_nobody_has_is_named_with_the_nearest(
+    connected: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(DeltaStrategy("pracdelta", 3, state_path=tmp_path), FakeGrid(linear_app(), configs(6)), 2)
+    forget = ["client:hopsital-5", "client:hospital-4", "xyz"]
+    logging.getLogger("flwr").propagate = True
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        start(
+            DeltaStrategy("pracdelta", 3, state_path=tmp_path, forget=forget),
+            FakeGrid(linear_app(), configs(connected)),
+            4,
+        )
+    said = [record.getMessage() for record in caplog.records if "forget names" in record.getMessage()]
+    assert len(said) == 2
+    assert "'client:hopsital-5', which no saved or connected client has: did you mean 'client:hospital-5'?" in said[0]
+    assert said[1].startswith("forget names 'xyz', which no saved or connected client has: the keys are")
+
+
+def test_a_key_to_forget_is_looked_for_among_the_connected_too(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("flwr").propagate = True
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        start(DeltaStrategy("uniform", 2, forget=["client:hospital-1"]), FakeGrid(linear_app(), configs(4)), 1)
+    assert "forget names" not in caplog.text
+
+
+@pytest.mark.parametrize("label", ["osmd", "clustered-sampling-2"])
+def test_a_sampler_that_can_forget_nobody_says_so(label: str) -> None:
+    fed = federation(label, m=6)
+    play(fed, 3)
+    with pytest.raises(DeltaflError, match=r"^client:2, client:4 cannot be forgotten: .* choose a new state_path"):
+        fed.forget(["client:4", "client:2", "client:77"])
+    assert len(fed.roster.keys) == 6
+    fed.forget(["client:77"])
+
+
 def test_another_way_of_telling_clients_apart_is_refused_on_a_saved_state() -> None:
     check_same_kind([], ["key:a"])
     check_same_kind(["client:a"], ["client:b"])
@@ -232,6 +268,35 @@ def test_a_silent_newcomer_holds_nobody_up() -> None:
     assert strategy.federation is not None
     assert "client:late" in strategy.federation.roster.keys
     assert sum(m.metadata.dst_node_id == 50 for m in grid.sent) == 1
+
+
+@pytest.mark.parametrize("come_back", [True, False])
+def test_newcomers_who_are_left_out_are_not_waited_for_but_the_others_are(
+    come_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = FakeGrid(linear_app(), configs(3))
+    newcomers = {2000 - i: {"client-id": f"new-{i}", "examples": 10, "target": 1.0} for i in range(3)}
+
+    def leave(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round == 2:
+            grid.configs.clear()
+            grid.configs.update(newcomers)
+
+    def wait(seconds: float) -> None:
+        if come_back and newcomers.keys() <= grid.configs.keys():
+            grid.configs |= configs(3, first_node=3000)
+
+    monkeypatch.setattr("deltafl.flower.registration.time.sleep", wait)
+    strategy = DeltaStrategy("osmd", n=2, min_nodes=3, wait_for_nodes=30 if come_back else 0.1)
+    if come_back:
+        start(strategy, grid, 4, evaluate_fn=leave)
+        asked = [(m.metadata.group_id, m.metadata.dst_node_id) for m in grid.sent if m.metadata.message_type == "train"]
+        assert len(strategy.history) == 4
+        assert all(node > 2900 for round, node in asked if round in "34")
+        return
+    with pytest.raises(DeltaflError, match=r"0 clients are registered .* 3 more are connected that this sampler left"):
+        start(strategy, grid, 4, evaluate_fn=leave)
+    assert len(strategy.history) == 2
 
 
 def test_a_node_that_never_registers_can_fail_for_ever() -> None:
@@ -274,6 +339,63 @@ def test_a_state_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 # Local steps.
+
+
+class _Tensor:
+    """What PyTorch's tensors do: NumPy reads them when they are dense, on the CPU, and of a type that it has."""
+
+    def __init__(self, array: np.ndarray, **state: bool) -> None:
+        self.array, self.state = array, {"grad": False, "sparse": False, "away": False, "bfloat16": False} | state
+
+    def _now(self, name: str) -> "_Tensor":
+        return _Tensor(self.array, **self.state | {name: False})
+
+    def detach(self) -> "_Tensor":
+        return self._now("grad")
+
+    def to_dense(self) -> "_Tensor":
+        return self._now("sparse")
+
+    def cpu(self) -> "_Tensor":
+        return self._now("away")
+
+    def double(self) -> "_Tensor":
+        assert not self.state["away"]  # some devices have no float64
+        return self._now("bfloat16")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if any(self.state.values()):
+            raise TypeError(f"cannot convert {self.state}")
+        return self.array.astype(dtype)
+
+
+@pytest.mark.parametrize("state", ["grad", "sparse", "away", "bfloat16"])
+def test_gradients_of_every_kind_of_tensor_are_read(state: str) -> None:
+    tensors, arrays = LocalSteps(0.5), LocalSteps(0.5)
+    for gradient in ([2.0, 0.0], [0.0, 2.0]):
+        tensors.add(1.0, [_Tensor(np.array(gradient), **{state: True})])
+        arrays.add(1.0, [np.array(gradient)])
+    assert tensors.metrics() == arrays.metrics()
+
+
+def test_gradients_of_torch_in_bfloat16_and_sparse_ones_are_read() -> None:
+    torch = pytest.importorskip("torch")
+    for tensor in (
+        torch.full((3,), 2.0, dtype=torch.bfloat16, requires_grad=True),
+        torch.sparse_coo_tensor([[0, 0]], [2.0, 1.0], (3,), check_invariants=True),
+        torch.eye(3).to_sparse(),
+    ):
+        steps = LocalSteps(1.0)
+        steps.add(1.0, [torch.zeros_like(tensor)])
+        steps.add(1.0, [tensor])
+        norm = float(torch.linalg.vector_norm(tensor.detach().to_dense().double()))
+        assert steps.metrics()["step-variance"] == pytest.approx(norm**2 / 4)
+
+
+@pytest.mark.parametrize("gradient", [object(), "text", [[1.0], [1.0, 2.0]]])
+def test_a_gradient_that_is_none_is_said_in_one_sentence(gradient: Any) -> None:
+    with pytest.raises(DeltaflError, match=r"cannot be read as numbers .*leave the gradients out: add\(loss\)"):
+        LocalSteps(1.0).add(1.0, [gradient])
 
 
 def test_parameters_without_a_gradient_count_as_zero() -> None:

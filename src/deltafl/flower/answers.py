@@ -18,7 +18,7 @@ class Answer(NamedTuple):
     Attributes:
         arrays: Its model after training; None if there is none.
         fault: Why it cannot be used, if that is known already; it then counts as non-response.
-        loss: Mean training loss.
+        loss: Mean training loss; None if the client said none.
         step_variance: Variance of one local step, see ``types.Reports``.
         num_steps: Local steps.
         sketch: The update's sketch, if the client sent one.
@@ -27,14 +27,16 @@ class Answer(NamedTuple):
 
     arrays: Arrays | None
     fault: str | None = None
-    loss: float = 0.0
+    loss: float | None = None
     step_variance: float = 0.0
     num_steps: int = 1
     sketch: Sequence[float] | None = None
     since: int | None = None
 
 
-def screen(answer: Answer | None, layout: Layout, sketch: int, expected: int | None) -> Answer | None:
+def screen(
+    answer: Answer | None, layout: Layout, sketch: int, expected: int | None, loss_of: str | None = None
+) -> Answer | None:
     """The answer with what is wrong with it, if anything.
 
     Args:
@@ -42,6 +44,7 @@ def screen(answer: Answer | None, layout: Layout, sketch: int, expected: int | N
         layout: The model's arrays.
         sketch: Numbers of the sketch that the client was asked for; 0 for none.
         expected: Which memory of its own the client was asked to subtract, see ``remembering.py``.
+        loss_of: The sampler that cannot do without the client's loss; None if it can.
     """
     if answer is None:
         return None
@@ -50,7 +53,10 @@ def screen(answer: Answer | None, layout: Layout, sketch: int, expected: int | N
         return answer._replace(fault=disagreement) if lost_memory(answer.since, expected) else answer
     if answer.arrays is None:
         return answer._replace(fault="the reply has no arrays")
-    return answer._replace(fault=layout.fault(answer.arrays) or _sketch_fault(answer.sketch, sketch) or disagreement)
+    fault = layout.fault(answer.arrays) or _sketch_fault(answer.sketch, sketch) or disagreement
+    if fault is None and loss_of is not None and answer.loss is None:
+        fault = f"the reply has no loss, by which {loss_of} goes; put 'loss' or 'train_loss' into its metrics"
+    return answer._replace(fault=fault)
 
 
 def reports_of(answers: list[Answer | None], updates: Sequence[Params | RemoteReply | None]) -> Reports:
@@ -60,7 +66,7 @@ def reports_of(answers: list[Answer | None], updates: Sequence[Params | RemoteRe
     return Reports.make(
         len(said),
         responded=[u is not None for u in updates],
-        loss=[answer.loss for answer in said],
+        loss=[0.0 if answer.loss is None else answer.loss for answer in said],
         step_variance=[answer.step_variance for answer in said],
         num_steps=[max(0, min(answer.num_steps, 2**62)) for answer in said],  # what int64 holds; 0 is refused
     )

@@ -14,7 +14,7 @@ Buffers take a convex mean (the estimate's coefficients divided by their sum) be
 which no unbiased weight can promise; the server optimizer never sees them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, NamedTuple
@@ -117,9 +117,9 @@ class Layout(NamedTuple):
                 return f"array {entry.name!r} has shape {array.shape}, expected {entry.shape}"
             if array.dtype.kind not in ("f" if entry.kind != "counter" else np.dtype(entry.dtype).kind):
                 return f"array {entry.name!r} has type {array.dtype}, expected {entry.dtype}"
-            fault = _buffer_fault(entry, array) if entry.kind == "buffer" else None
+            fault = _REST_FAULTS[entry.kind](entry, array)
             if fault is not None:
-                return f"buffer {entry.name!r} has {fault}"
+                return f"{entry.kind} {entry.name!r} has {fault}"
         return None
 
     def update(self, received: Mapping[str, Array], sent: Mapping[str, Array]) -> Params:
@@ -138,6 +138,23 @@ def _buffer_fault(entry: Entry, array: Array) -> str | None:
     if any(fnmatchcase(entry.name, pattern) for pattern in VARIANCES) and not np.all(kept >= 0):
         return "negative entries, which no variance has"
     return None
+
+
+def _counter_fault(entry: Entry, array: Array) -> str | None:
+    """What is wrong with a client's integers, which may come in a wider type, or None."""
+    if array.dtype.kind == "b" or array.size == 0:
+        return None
+    kept = np.iinfo(entry.dtype)
+    if not kept.min <= int(array.min()) <= int(array.max()) <= kept.max:
+        return f"entries outside {kept.min} to {kept.max}, which are those of {entry.dtype}"
+    return None
+
+
+_REST_FAULTS: dict[str, Callable[[Entry, Array], str | None]] = {
+    "trained": lambda entry, array: None,
+    "buffer": _buffer_fault,
+    "counter": _counter_fault,
+}
 
 
 def update_of(sent: Mapping[str, Array], received: Mapping[str, Array]) -> Params:
@@ -178,11 +195,41 @@ def mean_rest(layout: Layout, sent: Arrays, received: Iterable[Mapping[str, Arra
         rest[entry.name] = old
         if old.dtype.kind == "b":
             continue
-        # Integers are subtracted and added as such: large ones that nobody changed stay what they are.
-        exact = np.int64 if entry.kind == "counter" else np.float64
-        change = np.zeros(entry.shape)
-        for coef, reply in zip(coef_n, replies, strict=True):
-            change += coef / total * (reply[entry.name].astype(exact) - old.astype(exact))
-        step = np.rint(np.clip(change, -(2.0**62), 2.0**62)) if entry.kind == "counter" else change
-        rest[entry.name] = np.asarray(old.astype(exact) + step.astype(exact)).astype(entry.dtype)
+        here = [reply[entry.name] for reply in replies]
+        mean = _mean_counter if entry.kind == "counter" else _mean_buffer
+        rest[entry.name] = mean(old, here, coef_n / total)
     return rest
+
+
+def _mean_buffer(old: Array, replies: list[Array], share_n: FloatArray) -> Array:
+    """Old + sum_i h_i (reply_i - old) of floats."""
+    change = np.zeros(old.shape)
+    for share, new in zip(share_n, replies, strict=True):
+        change += share * (new.astype(np.float64) - old.astype(np.float64))
+    return np.asarray(old.astype(np.float64) + change).astype(old.dtype)
+
+
+def _mean_counter(old: Array, replies: list[Array], share_n: FloatArray) -> Array:
+    """The same of integers, rounded, and between the smallest and the largest of them.
+
+    Large ones that nobody changed stay what they are. Distances are taken modulo 2^64 from the smaller to the larger
+    one, in uint64: that is exact for any two integers of 64 bits, where int64 would overflow.
+    """
+    kept = [reply.astype(old.dtype) for reply in replies]
+    low, high = np.minimum.reduce(kept), np.maximum.reduce(kept)
+    change = np.zeros(old.shape)
+    for share, new in zip(share_n, kept, strict=True):
+        distance = np.where(new >= old, _distance(old, new), _distance(new, old)).astype(np.float64)
+        change += share * np.where(new >= old, distance, -distance)
+    # The largest float64 that uint64 can hold: one that is rounded up to 2^64 cannot be cast.
+    step = np.minimum(np.rint(np.abs(change)), 2.0**64 - 2048).astype(np.uint64)
+    # Not beyond the farthest reply on that side, so that nothing wraps; then between all replies, whatever was rounded.
+    up = old.astype(np.uint64) + np.minimum(step, _distance(old, np.maximum(old, high)))
+    down = old.astype(np.uint64) - np.minimum(step, _distance(np.minimum(old, low), old))
+    return np.asarray(np.clip(np.where(change >= 0, up, down).astype(old.dtype), low, high))
+
+
+def _distance(low: Array, high: Array) -> Array:
+    """High - low >= 0 of integers, uint64."""
+    with np.errstate(over="ignore"):
+        return np.asarray(high.astype(np.uint64) - low.astype(np.uint64))

@@ -17,7 +17,7 @@ from ..estimators.remote import NOTHING, ClientMemory
 from ..estimators.sketch import count_sketch
 from .arrays import Arrays, update_of
 from .client_memory import keep, recall, subtracted
-from .local_steps import LOSS, NUM_STEPS, STEP_VARIANCE
+from .local_steps import LOSS, LOSS_NAMES, NUM_STEPS, STEP_VARIANCE
 from .remembering import SINCE, TAKEN
 
 #: The record that the mod adds if it must, and the action of the registration query (``query.deltafl``).
@@ -26,7 +26,6 @@ RECORD = "deltafl"
 SKETCH, TRAINED = "sketch", "deltafl-trained"
 SKETCH_SEED, SKETCH_NUMBERS = "deltafl-sketch-seed", "deltafl-sketch-size"
 KIND, CLIENT_ID, NUM_EXAMPLES, KNOWN = "kind", "client-id", "num-examples", "known"
-_LOSS_NAMES = (LOSS, "train_loss", "train-loss")
 
 
 def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -127,10 +126,10 @@ def _said(reply: Message) -> dict[str, int | float | list[int] | list[float]]:
     """Statistics that the client put into its own metrics."""
     said: dict[str, int | float | list[int] | list[float]] = {}
     for record in reply.content.metric_records.values():
-        for name in (*_LOSS_NAMES, STEP_VARIANCE, NUM_STEPS):
+        for name in (*LOSS_NAMES, STEP_VARIANCE, NUM_STEPS):
             value = record.get(name)
             if value is not None and not isinstance(value, list):
-                said.setdefault(LOSS if name in _LOSS_NAMES else name, value)
+                said.setdefault(LOSS if name in LOSS_NAMES else name, value)
     return said
 
 

@@ -99,7 +99,14 @@ class Federation:
         roster = self.roster.without(keys)
         if not roster.keys and self.roster.keys:
             raise DeltaflError("every known client is to be forgotten; start with a new state_path instead")
-        self._enroll(roster, [self.roster.place[key] for key in roster.keys])
+        try:
+            self._enroll(roster, [self.roster.place[key] for key in roster.keys])
+        except CannotGrowError:
+            gone = ", ".join(key for key in self.roster.keys if key not in roster.place)
+            raise DeltaflError(
+                f"{gone} cannot be forgotten: {type(self.rules.sampler).__name__} remembers all clients at once; "
+                "choose a new state_path to begin without, or leave forget out"
+            ) from None
 
     def _enroll(self, roster: Roster, kept_k: list[int] | None = None) -> None:
         """Go on with these clients; all or nothing."""
@@ -142,7 +149,7 @@ class Federation:
         """
         plan, state, sent = self.plan, self.current, self.arrays()
         screened = [
-            screen(answers.get(client), self.layout, self.rules.sketch, self.expected(client))
+            screen(answers.get(client), self.layout, self.rules.sketch, self.expected(client), self.rules.loss_of)
             for client in cohort.client_n.tolist()
         ]
         update_n = [self._update(answer, sent) for answer in screened]
@@ -157,7 +164,8 @@ class Federation:
             for client, answer in zip(cohort.client_n.tolist(), screened, strict=True)
             if answer is not None and answer.fault is not None
         ]
-        return info._replace(rejected=sorted([*info.rejected, *faults]))
+        mean_loss = self._mean_loss(plan, state, cohort, screened, used)
+        return info._replace(rejected=sorted([*info.rejected, *faults]), loss=mean_loss)
 
     def response_rates(self) -> dict[str, float]:
         """Each client's share of answers, as the next round will assume it."""
@@ -192,6 +200,17 @@ class Federation:
             f"{', '.join(lost)} lost the memory that the server counts on: those of all clients begin anew"
         )
         return following._replace(control=begin_anew(following.control))
+
+    def _mean_loss(
+        self, plan: Plan, state: RoundState, cohort: Cohort, answers: list[Answer | None], used: set[int]
+    ) -> float:
+        """The replies' loss by their weights, over those that said one; NaN if none did."""
+        loss_n = np.array([np.nan if answer is None or answer.loss is None else answer.loss for answer in answers])
+        here = np.array([client in used for client in cohort.client_n.tolist()], dtype=np.bool_) & np.isfinite(loss_n)
+        said = Cohort(cohort.client_n[here], cohort.count_n[here], cohort.expected_n[here], cohort.kind)
+        coef_n = coefficients(plan, state, said)
+        total = float(coef_n.sum())
+        return float(coef_n @ loss_n[here]) / total if total > 0 else float("nan")
 
     def _update(self, answer: Answer | None, sent: Arrays) -> Params | RemoteReply | None:
         if answer is None or answer.fault is not None or answer.arrays is None:

@@ -10,6 +10,8 @@ from ..types import FloatArray
 
 #: Names of the statistics in a client's metrics.
 LOSS, STEP_VARIANCE, NUM_STEPS = "loss", "step-variance", "num-steps"
+#: Names under which clients tell their loss: ours, Flower's usual one, and its spelling with a hyphen.
+LOSS_NAMES = (LOSS, "train_loss", "train-loss")
 
 
 class LocalSteps:
@@ -46,7 +48,7 @@ class LocalSteps:
                 and None for the list if there are no gradients to give: the variance is then 0, "not measured".
 
         Raises:
-            DeltaflError: If a step has another number of gradients than the step before.
+            DeltaflError: If a step has another number of gradients than the step before, or one cannot be read.
         """
         self._count += 1
         self._loss += float(loss)
@@ -81,7 +83,16 @@ class LocalSteps:
 
 
 def _numpy(gradient: Any) -> FloatArray:
-    """A gradient as float64, from the CPU or elsewhere."""
-    if hasattr(gradient, "detach"):
-        gradient = gradient.detach().cpu()
-    return np.asarray(gradient, dtype=np.float64)
+    """A gradient as float64, from the CPU or elsewhere; PyTorch is known by its methods, not imported."""
+    try:
+        if hasattr(gradient, "detach"):
+            # Dense ones pass to_dense as they are. On the CPU before float64, which not every device has; NumPy knows
+            # no bfloat16.
+            gradient = gradient.detach().to_dense().cpu().double()
+        return np.asarray(gradient, dtype=np.float64)
+    except Exception as error:  # whatever a framework raises for a tensor that is no plain array
+        reason = (str(error).splitlines() or [""])[0][:100]
+        raise DeltaflError(
+            f"a gradient of type {type(gradient).__name__} cannot be read as numbers ({reason}); give NumPy arrays or "
+            "dense tensors, or leave the gradients out: add(loss)"
+        ) from None

@@ -1,16 +1,19 @@
 """Flower's messages as plain values: what came from a client is untrusted and may be anything."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import isfinite
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from ..estimators.remote import RemoteControlState
 from ..types import RoundInfo
 from .answers import Answer
 from .arrays import Arrays
-from .client import RECORD, SKETCH
-from .local_steps import LOSS, NUM_STEPS, STEP_VARIANCE
+from .client import RECORD, SKETCH, SKETCH_NUMBERS, SKETCH_SEED, TRAINED
+from .federation import Federation
+from .local_steps import LOSS, LOSS_NAMES, NUM_STEPS, STEP_VARIANCE
 from .remembering import SINCE, TAKEN
+from .sketched import sketch_seed
 
 
 def by_request(messages: Iterable[Message], replies: Iterable[Message]) -> dict[str, Message]:
@@ -54,11 +57,30 @@ def answer_of(reply: Message) -> Answer:
     if not isinstance(steps, int | float) or not isfinite(steps):
         return Answer(None, f"number of local steps is {str(steps)[:40]}, expected a whole number >= 1")
     sketch = said.get(SKETCH)
-    loss, variance = said.get(LOSS, 0.0), said.get(STEP_VARIANCE, 0.0)
-    if isinstance(loss, list) or isinstance(variance, list):
+    variance = said.get(STEP_VARIANCE, 0.0)
+    if isinstance(said.get(LOSS), list) or isinstance(variance, list):
         return Answer(None, "loss and step variance must be one number each")
     sketch = sketch if isinstance(sketch, list) else None
-    return Answer(arrays, None, float(loss), float(variance), int(steps), sketch, since)
+    return Answer(arrays, None, _loss(said), float(variance), int(steps), sketch, since)
+
+
+def _loss(said: Mapping[str, float | int | list[int] | list[float]]) -> float | None:
+    """The loss under the first of its names that holds one number; None if none does."""
+    values = (said.get(name) for name in LOSS_NAMES)
+    return next((float(value) for value in values if isinstance(value, int | float)), None)
+
+
+def content_of(federation: Federation, config: ConfigRecord) -> RecordDict:
+    """What all clients are sent: the model, the user's settings, the round."""
+    # A copy: Flower hands the same config to every round.
+    sent = ConfigRecord(dict(config.items()))
+    sent["server-round"] = federation.current.round + 1
+    if federation.rest or isinstance(federation.current.control, RemoteControlState):
+        sent[TRAINED] = [entry.name for entry in federation.layout.trained]
+    rules = federation.rules
+    if rules.sketch:
+        sent[SKETCH_NUMBERS], sent[SKETCH_SEED] = rules.sketch, sketch_seed(rules.seed)
+    return RecordDict({"arrays": to_record(federation.arrays()), "config": sent})
 
 
 def for_client(content: RecordDict, expected: int | None) -> RecordDict:

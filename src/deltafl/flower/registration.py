@@ -1,7 +1,8 @@
 """The server's side of registration: which nodes are there, and which client each of them is."""
 
+import difflib
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from logging import INFO, WARNING
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -40,6 +41,8 @@ class Directory:
         self._failed: dict[int, tuple[int, float]] = {}
         self._last_fault = ""
         self._warned: set[str] = set()
+        #: Keys of the saved state, those to be forgotten among them.
+        self._saved: frozenset[str] = frozenset()
 
     def refresh(self, grid: Grid) -> dict[str, Said]:
         """See who is connected, read what came, ask new nodes who they are; returns key -> what it said, for all known.
@@ -77,7 +80,30 @@ class Directory:
             by_key[key] = node_id
         return by_key
 
-    def wait(self, grid: Grid, min_nodes: int, deadline: float, settle: bool) -> dict[str, Said]:
+    def to_forget(self, saved: Collection[str]) -> frozenset[str]:
+        """Those to be dropped from a saved state that knows these keys."""
+        self._saved = frozenset(saved)
+        return self.without
+
+    def tell_unknown(self) -> None:
+        """Warn of keys to be forgotten that nobody has, saved or registered: a cure for a bad client that is none.
+
+        No error: a client that an earlier start forgot is in no state any more, and need not be connected.
+        """
+        have = self._saved.union(key for key, _ in self._known.values())
+        for key in sorted(self.without - have):
+            near = difflib.get_close_matches(key, sorted(have), n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "the keys are those in the log and in federation.json"
+            self._warn(f"unknown {key}", f"forget names {key!r}, which no saved or connected client has: {hint}")
+
+    def wait(
+        self,
+        grid: Grid,
+        min_nodes: int,
+        deadline: float,
+        settle: bool,
+        admit: Callable[[dict[str, Said]], dict[str, Said]],
+    ) -> dict[str, Said]:
         """Refresh until enough clients are there.
 
         Args:
@@ -86,6 +112,11 @@ class Directory:
             deadline: Seconds to wait for them.
             settle: Also wait, a second at a time, until no more come in and all have said who they are (at the start,
                 when all nodes connect at once).
+            admit: Lets clients join, and returns those of them who can be asked: a sampler may have to leave newcomers
+                out, and these do not count. Called once enough are connected.
+
+        Returns:
+            Key -> what it said, for all who can be asked.
 
         Raises:
             DeltaflError: If there are fewer when the time is over.
@@ -95,20 +126,24 @@ class Directory:
         while True:
             present = self.refresh(grid)
             settled = len(present) == before and not self._asked
-            if len(present) >= min_nodes and (settled or not settle):
-                return present
-            if time.monotonic() >= end:
-                if len(present) >= min_nodes:
-                    return present
-                raise DeltaflError(self._too_few(len(present), min_nodes, deadline))
-            if len(present) < min_nodes and len(present) != before:
-                log(INFO, "Waiting for clients: %d registered, %d needed", len(present), min_nodes)
+            over = time.monotonic() >= end
+            able = present
+            if len(present) >= min_nodes and (settled or not settle or over):
+                able = admit(present)
+                if len(able) >= min_nodes:
+                    return able
+            if over:
+                raise DeltaflError(self._too_few(len(able), min_nodes, deadline, len(present) - len(able)))
+            if len(able) < min_nodes and len(present) != before:
+                log(INFO, "Waiting for clients: %d registered, %d needed", len(able), min_nodes)
             before = len(present)
             time.sleep(min(1.0, max(0.05, end - time.monotonic())))
 
-    def _too_few(self, count: int, min_nodes: int, deadline: float) -> str:
+    def _too_few(self, count: int, min_nodes: int, deadline: float, left_out: int) -> str:
         text = f"{count} clients are registered and connected after {deadline:g} s, {min_nodes} are needed; start more "
         text += "SuperNodes, lower min_nodes, or raise wait_for_nodes"
+        if left_out:
+            text += f". {left_out} more are connected that this sampler left out, for they came after the first round"
         if self._failed:
             text += (
                 f". {len(self._failed)} connected nodes did not register (last reason: {self._last_fault}); does their "

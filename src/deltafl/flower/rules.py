@@ -8,9 +8,15 @@ from ..estimators.remote import RemoteControl
 from ..estimators.table import find_estimator
 from ..round import Plan
 from ..samplers import uses_known
+from ..samplers.active_fl import ActiveFL
+from ..samplers.oort import Oort
 from ..server_optimizers import ServerOptimizer, Sgd
 from ..types import Population, Sampler
+from .checks import check_part, check_whole
 from .clipping import WeightedClipping
+
+#: The most numbers that ``count_sketch`` makes.
+LARGEST_SKETCH = 128
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         """Refuse what no federation can do."""
+        self._check_types()
         name = type(self.sampler).__name__
         if self.sampler.needs_oracle:
             raise DeltaflError(
@@ -58,22 +65,46 @@ class Rules:
                 f"{name} with {self.estimator!r} looks at what is known of the clients beforehand: write known=10 if "
                 "each tells 10 numbers, such as its shares of 10 labels, and give known=... to deltafl.flower.register"
             )
-        if self.n < 1 or self.n != int(self.n):
-            raise DeltaflError(f"n is {self.n}; it must be a whole number, at least 1")
-        for name, numbers in (("sketch", self.sketch), ("known", self.known)):
-            if numbers < 0 or numbers != int(numbers):
-                raise DeltaflError(f"{name} is {numbers}; it must be a whole number, 0 for none")
-        if self.clipping is not None and isinstance(find_estimator(self.estimator).control, RemoteControl):
+        if self.clipping is not None:
+            self._check_clipping(self.clipping)
+
+    def _check_types(self) -> None:
+        """Refuse settings of another type, or out of range: later a client's round would be lost to them."""
+        check_part("sampler", self.sampler, ("unbiased", "needs_oracle", "init", "open", "update"), "pracdelta")
+        check_part("server_optimizer", self.server_optimizer, ("init", "step"), "sgd")
+        check_whole("n", self.n, "at least 1", 1)
+        check_whole("seed", self.seed, "at least 0", 0)
+        check_whole("sketch", self.sketch, f"from 1 to {LARGEST_SKETCH}, or 0 for none", 0, LARGEST_SKETCH)
+        check_whole("known", self.known, "0 for none", 0)
+        if self.clipping is not None and not isinstance(self.clipping, WeightedClipping):
+            raise DeltaflError(
+                f"clipping is {self.clipping!r}; it must be a WeightedClipping, or None for none: write "
+                "clipping=WeightedClipping(1.0) to clip updates to norm 1"
+            )
+
+    def _check_clipping(self, clipping: WeightedClipping) -> None:
+        """Refuse clipping, or noise, with what it does not go with."""
+        if isinstance(find_estimator(self.estimator).control, RemoteControl):
             raise DeltaflError(
                 f"with {self.estimator!r} clients remember what they sent, and clipping on the server would change it; "
                 "write the estimator 'horvitz-thompson' or leave the clipping out"
             )
-        noisy = self.clipping is not None and self.clipping.noise_multiplier > 0
+        noisy = clipping.noise_multiplier > 0
         if noisy and self.estimator not in {"horvitz-thompson", "hansen-hurwitz"}:
             raise DeltaflError(
                 f"noise is scaled to the largest weight of a reply, which bounds the estimator 'horvitz-thompson' "
                 f"alone, not {self.estimator!r}; write estimator='horvitz-thompson' or leave the noise out"
             )
+        if noisy and self.norm_guard is not None:
+            raise DeltaflError(
+                f"norm_guard is {self.norm_guard} and noise is added: the guard goes by the lengths of earlier rounds "
+                "without their noise, and would show them; write norm_guard=None or leave the noise out"
+            )
+
+    @property
+    def loss_of(self) -> str | None:
+        """The sampler's name if it learns from the clients' losses, so that a reply without one is of no use."""
+        return type(self.sampler).__name__ if isinstance(self.sampler, ActiveFL | Oort) else None
 
     def plan(self, sizes: list[int], known: Sequence[Sequence[float]] | None = None) -> Plan:
         """The plan for clients of these sizes, of whom this is known."""

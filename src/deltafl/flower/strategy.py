@@ -6,28 +6,27 @@ from logging import INFO
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from ..errors import DeltaflError
-from ..estimators.remote import RemoteControlState
 from ..samplers import make_sampler, parse_label
 from ..server_optimizers import ServerOptimizer, make_server_optimizer
 from ..types import Cohort, RoundInfo, Sampler
 from .arrays import BUFFERS, Layout
-from .client import SKETCH_NUMBERS, SKETCH_SEED, TRAINED
+from .checks import check_whole, texts
 from .clipping import WeightedClipping
 from .federation import Federation
 from .identity import check_identity, check_same_kind
-from .messages import answer_of, by_request, for_client, mean_metrics, metrics_of, to_record
+from .messages import answer_of, by_request, content_of, for_client, mean_metrics, metrics_of, to_record
 from .refused import FOREIGN_PRIVACY, SECURE_AGGREGATION
 from .registration import Directory
+from .roster import Said
 from .rules import Rules
 from .saved import load, save, sole_owner
-from .sketched import sketch_seed
 from .telling import tell_news, tell_round
 
 #: Seconds that a message outlives its round's timeout, for replies that are under way.
@@ -62,7 +61,8 @@ class DeltaStrategy(Strategy):
         identity: How clients are told apart over restarts: ``"auto"``, ``"public-key"``, ``"name"`` or ``"config"``.
         buffers: Patterns of the names of floating-point arrays that are not trained.
         response_floor: Least response rate assumed of a client, in (0, 1].
-        norm_guard: A factor above 1, such as 3, for ``guard.py``: bounds what one round can do, biased; None for none.
+        norm_guard: A factor above 1, such as 3, for ``guard.py``: bounds what one round can do, biased; None for none
+            (and with noise).
         clipping: Clip weighted updates and add noise, see ``WeightedClipping``.
         sketch: Numbers of a sketch (64 is usual) if scores are to be learnt from sketches that clients send; 0 for
             norms measured on the server.
@@ -116,13 +116,15 @@ class DeltaStrategy(Strategy):
             known=known,
         )
         check_identity(identity)
+        if min_nodes is not None:
+            check_whole("min_nodes", min_nodes, "at least 1, or None for n", 1)
         self.rules.plan([1] * n, [(0.0,) * known] * n)  # refuses what is out of range before anybody is waited for
         self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
         self.state_path = None if state_path is None else Path(state_path)
         self.min_nodes = n if min_nodes is None else min_nodes
         self.wait_for_nodes = wait_for_nodes
-        self.buffers, self.evaluate = tuple(buffers), evaluate
-        self.directory = Directory(identity, registration_timeout, known, forget)
+        self.buffers, self.evaluate = texts("buffers", buffers), evaluate
+        self.directory = Directory(identity, registration_timeout, known, texts("forget", forget))
         self.federation: Federation | None = None
         #: What each round told, for callers who want more than the metrics.
         self.history: list[RoundInfo] = []
@@ -180,17 +182,9 @@ class DeltaStrategy(Strategy):
             raise DeltaflError(FOREIGN_PRIVACY)
         federation = self._known()
         first = self._open is None
-        present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=first)
-        if first:
-            check_same_kind(federation.roster.keys, present)
-        before = len(federation.roster.keys)
-        federation.admit(present)
-        tell_news(federation.news)
-        after = len(federation.roster.keys)
-        if after > before:
-            log(INFO, "%d clients joined, %d are known", after - before, after)
+        present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=first, admit=self._admit)
         cohort = federation.open(present)
-        content = self._content(federation, config)
+        content = content_of(federation, config)
         nodes = self.directory.nodes()
         messages = [
             Message(
@@ -237,7 +231,7 @@ class DeltaStrategy(Strategy):
         if not self.evaluate:
             return []
         federation = self._known()
-        content = self._content(federation, config)
+        content = content_of(federation, config)
         ttl = self._timeout + TTL_GRACE
         self._asked_to_evaluate = [
             (Message(content, node_id, MessageType.EVALUATE, ttl=ttl, group_id=str(federation.current.round)), key)
@@ -274,23 +268,26 @@ class DeltaStrategy(Strategy):
         self._open = None
         if self.state_path is None or not load(self.state_path, self.federation):
             return 0
-        self.federation.forget(self.directory.without)
+        self.federation.forget(self.directory.to_forget(self.federation.roster.keys))
         done = self.federation.current.round
         log(INFO, "Going on after round %d with %d known clients", done, len(self.federation.roster.keys))
         return done
+
+    def _admit(self, present: dict[str, Said]) -> dict[str, Said]:
+        """Let those who are connected join; returns those who can be asked."""
+        federation = self._known()
+        if self._open is None:
+            check_same_kind(federation.roster.keys, present)
+            self.directory.tell_unknown()
+        before = len(federation.roster.keys)
+        federation.admit(present)
+        tell_news(federation.news)
+        after = len(federation.roster.keys)
+        if after > before:
+            log(INFO, "%d clients joined, %d are known", after - before, after)
+        return {key: said for key, said in present.items() if key in federation.roster.place}
 
     def _known(self) -> Federation:
         if self.federation is None:
             raise DeltaflError(FOREIGN_PRIVACY)
         return self.federation
-
-    def _content(self, federation: Federation, config: ConfigRecord) -> RecordDict:
-        """What a client is sent: the model, the user's settings, the round."""
-        # A copy: Flower hands the same config to every round.
-        sent = ConfigRecord(dict(config.items()))
-        sent["server-round"] = federation.current.round + 1
-        if federation.rest or isinstance(federation.current.control, RemoteControlState):
-            sent[TRAINED] = [entry.name for entry in federation.layout.trained]
-        if self.rules.sketch:
-            sent[SKETCH_NUMBERS], sent[SKETCH_SEED] = self.rules.sketch, sketch_seed(self.rules.seed)
-        return RecordDict({"arrays": to_record(federation.arrays()), "config": sent})
