@@ -66,7 +66,7 @@ def reports_of(answers: list[Answer | None], updates: Sequence[Params | RemoteRe
     return Reports.make(
         len(said),
         responded=[u is not None for u in updates],
-        loss=[0.0 if answer.loss is None else answer.loss for answer in said],
+        loss=[answer.loss for answer in said],
         step_variance=[answer.step_variance for answer in said],
         num_steps=[max(0, min(answer.num_steps, 2**62)) for answer in said],  # what int64 holds; 0 is refused
     )

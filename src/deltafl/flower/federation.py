@@ -164,8 +164,7 @@ class Federation:
             for client, answer in zip(cohort.client_n.tolist(), screened, strict=True)
             if answer is not None and answer.fault is not None
         ]
-        mean_loss = self._mean_loss(plan, state, cohort, screened, used)
-        return info._replace(rejected=sorted([*info.rejected, *faults]), loss=mean_loss)
+        return info._replace(rejected=sorted([*info.rejected, *faults]))
 
     def response_rates(self) -> dict[str, float]:
         """Each client's share of answers, as the next round will assume it."""
@@ -200,17 +199,6 @@ class Federation:
             f"{', '.join(lost)} lost the memory that the server counts on: those of all clients begin anew"
         )
         return following._replace(control=begin_anew(following.control))
-
-    def _mean_loss(
-        self, plan: Plan, state: RoundState, cohort: Cohort, answers: list[Answer | None], used: set[int]
-    ) -> float:
-        """The replies' loss by their weights, over those that said one; NaN if none did."""
-        loss_n = np.array([np.nan if answer is None or answer.loss is None else answer.loss for answer in answers])
-        here = np.array([client in used for client in cohort.client_n.tolist()], dtype=np.bool_) & np.isfinite(loss_n)
-        said = Cohort(cohort.client_n[here], cohort.count_n[here], cohort.expected_n[here], cohort.kind)
-        coef_n = coefficients(plan, state, said)
-        total = float(coef_n.sum())
-        return float(coef_n @ loss_n[here]) / total if total > 0 else float("nan")
 
     def _update(self, answer: Answer | None, sent: Arrays) -> Params | RemoteReply | None:
         if answer is None or answer.fault is not None or answer.arrays is None:

@@ -8,8 +8,6 @@ from ..estimators.remote import RemoteControl
 from ..estimators.table import find_estimator
 from ..round import Plan
 from ..samplers import uses_known
-from ..samplers.active_fl import ActiveFL
-from ..samplers.oort import Oort
 from ..server_optimizers import ServerOptimizer, Sgd
 from ..types import Population, Sampler
 from .checks import check_part, check_whole
@@ -104,7 +102,7 @@ class Rules:
     @property
     def loss_of(self) -> str | None:
         """The sampler's name if it learns from the clients' losses, so that a reply without one is of no use."""
-        return type(self.sampler).__name__ if isinstance(self.sampler, ActiveFL | Oort) else None
+        return type(self.sampler).__name__ if getattr(self.sampler, "needs_loss", False) else None
 
     def plan(self, sizes: list[int], known: Sequence[Sequence[float]] | None = None) -> Plan:
         """The plan for clients of these sizes, of whom this is known."""
