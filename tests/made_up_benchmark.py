@@ -86,10 +86,10 @@ def write_runs(folder: Path, experiment: Experiment, table: dict[str, list[int]]
         for label, reached_s in table.items():
             for rate, at in ((0.1, 39), (0.2, reached_s[0]), (0.4, 38)):
                 job = part.tuning_job(label, rate, 1000)
-                write_record(record(job, curve(40, at, 40)), record_path(job, folder))
+                write_record(record(job, curve(job.settings.rounds or 0, at, 40)), record_path(job, folder))
             for seed, at in enumerate(reached_s):
                 job = part.test_job(label, 0.2, seed)
-                write_record(record(job, curve(40, at, 40)), record_path(job, folder))
+                write_record(record(job, curve(job.settings.rounds or 0, at, 40)), record_path(job, folder))
 
 
 def shown(folder: Path, experiment: Experiment) -> str:

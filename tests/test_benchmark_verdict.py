@@ -168,14 +168,7 @@ def test_the_error_column_is_the_mean_squared_error_and_bounds_of_zero_say_nothi
 
 def test_a_shorter_full_participation_is_compared_over_the_rounds_that_all_played(tmp_path: Path) -> None:
     experiment = made_up(rounds_of={"full": 20})
-    for part in parts_of(experiment, "smoke"):
-        for label, reached_s in MADE_UP.items():
-            for rate, at in ((0.1, 39), (0.2, reached_s[0]), (0.4, 38)):
-                job = part.tuning_job(label, rate, 1000)
-                write_record(record(job, curve(part.rounds(label), at, 40)), record_path(job, tmp_path))
-            for seed, at in enumerate(reached_s):
-                job = part.test_job(label, 0.2, seed)
-                write_record(record(job, curve(part.rounds(label), at, 40)), record_path(job, tmp_path))
+    write_runs(tmp_path, experiment, MADE_UP)
     shown(tmp_path, experiment)
     with (tmp_path / "table.csv").open(encoding="utf-8") as file:
         cells = {row["method"]: row for row in csv.DictReader(file)}

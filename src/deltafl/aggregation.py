@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import DeltaflError
-from .estimators.controls import CommonControl, Control, NoControl, remembers
+from .estimators.controls import CommonControl, Control, NoControl, leftovers, remembers
 from .estimators.damping import trust
 from .estimators.heard import Heard
 from .estimators.sketch import SKETCH_SIZE, count_sketch
@@ -101,7 +101,7 @@ class Aggregation:
             self._rejected[client] = replies.rejected[0].reason
             return replies.rejected[0]
         update_1d = replies.update_nd
-        leftover_1d = update_1d.astype(np.float64) - self._control.guess(self.state.control, only.client_n).control_nd
+        _, leftover_1d = leftovers(self._control, self.state.control, only.client_n, update_1d)
         self._sum_d += self._coef_n[i] * leftover_1d[0]
         row = measure_leftovers(replies.reports, leftover_1d, self._reports.sketch_nq.shape[1], plan.seed)
         row = measure_tails(row, update_1d, self._reports.tail_nk.shape[1])

@@ -208,10 +208,10 @@ class InnovationControl:
         )
 
 
-def leftovers(control: Control, state: Any, client_n: IntArray, update_nd: Params) -> Guess:
+def leftovers(control: Control, state: Any, client_n: IntArray, update_nd: Params) -> tuple[FloatArray, FloatArray]:
     """sum_j w_j c_j, and u_i - c_i of the cohort, float64 (n, d)."""
     total_d, control_nd = control.guess(state, client_n)
-    return Guess(total_d, np.subtract(update_nd, control_nd, dtype=np.float64))
+    return total_d, np.subtract(update_nd, control_nd, dtype=np.float64)
 
 
 def follow_estimate(
@@ -221,8 +221,8 @@ def follow_estimate(
     if coef_n.sum() <= 0:
         return common_d
     pairs = zip(update_nd, np.broadcast_to(guess.control_nd, update_nd.shape), strict=True)
-    leftovers = (update_d - control_d for update_d, control_d in pairs)
-    estimate_d = guess.total_d + weighted_sum(coef_n, leftovers, len(common_d))
+    left = (update_d - control_d for update_d, control_d in pairs)
+    estimate_d = guess.total_d + weighted_sum(coef_n, left, len(common_d))
     return memory * common_d + (1 - memory) * estimate_d
 
 

@@ -125,10 +125,13 @@ class Part:
         """The rounds over which tuning runs are averaged."""
         return min(self.horizon, self.tuning_rounds or self.horizon)
 
+    def rounds_tuning(self, label: str) -> int:
+        """The rounds that a method plays in a tuning run."""
+        return min(self.rounds(label), self.tuning_rounds or self.rounds(label))
+
     def tuning_job(self, label: str, rate: float, seed: int) -> Job:
         """A run that helps to choose the rate."""
-        rounds = min(self.rounds(label), self.tuning_rounds or self.rounds(label))
-        return Job(f"{self.name}-tuning-{rate:g}", self._run(label, rate, seed, rounds))
+        return Job(f"{self.name}-tuning-{rate:g}", self._run(label, rate, seed, self.rounds_tuning(label)))
 
     def test_job(self, label: str, rate: float, seed: int) -> Job:
         """A run that is reported; that of seed 0 has probes, which change nothing else."""

@@ -270,9 +270,8 @@ def _rate(result: Result, method: Method | None) -> str:
     best, found = method.search.best, method.search.score
     if best is None or found is None:
         return DASH
-    longest = result.part.tuning_job(method.label, best, result.part.tuning_seeds[0]).settings.rounds or 0
     marks = ["edge"] if method.search.edge else []
-    marks += ["never"] if found.rounds == NEVER * longest else []
+    marks += ["never"] if found.rounds == NEVER * result.part.rounds_tuning(method.label) else []
     return f"{best:g}" + (f" ({', '.join(marks)})" if marks else "")
 
 

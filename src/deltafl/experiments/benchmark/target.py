@@ -91,7 +91,7 @@ def judge(result: Result, informed: bool = False) -> Judgement:
         informed,
         ratio,
         best,
-        _status(result, best, gap, gap_room),
+        _status(gap, gap_room),
         gap,
         gap_room,
         ahead=tuple(pair for pair in pairs if pair.status == "contradicted"),
@@ -127,12 +127,11 @@ def _scores_of_ours(result: Result, informed: bool) -> dict[str, Score]:
 
 def rivals(result: Result, informed: bool = False) -> list[str]:
     """The methods of others with the same information or less, biased ones included."""
-    known = INFORMED if informed else PRACTICAL
-    return [method.label for method in result.shown if _is_rival(method.label, known)]
+    return [method.label for method in result.shown if _is_rival(method.label, informed)]
 
 
-def _is_rival(label: str, known: tuple[str, ...]) -> bool:
-    return not is_ours(label) and label != FULL and needs(label) in known
+def _is_rival(label: str, informed: bool) -> bool:
+    return not is_ours(label) and label != FULL and needs(label) in (INFORMED if informed else PRACTICAL)
 
 
 def headline(judgements: Sequence[Judgement]) -> str:
@@ -180,8 +179,7 @@ def sentence(judgement: Judgement) -> str:
 
 def _others_text(judgement: Judgement) -> str:
     """How many rivals are behind, level, or were not run at all."""
-    known = INFORMED if judgement.informed else PRACTICAL
-    every = [name for name in SAMPLERS if _is_rival(name, known)]
+    every = [name for name in SAMPLERS if _is_rival(name, judgement.informed)]
     missing = sum(judgement.result.find(name) is None for name in every)
     counts = {"behind": len(judgement.behind), "not told apart": len(judgement.level), "not run": missing}
     return ", ".join(f"{number} {word}" for word, number in counts.items() if number or word != "not run")
@@ -271,7 +269,7 @@ def gap_text(gap: Gap) -> str:
     return f"{gap.bound}{' ' * bool(gap.bound)}{gap.value:.2f}{ends}"
 
 
-def _status(result: Result, best: str, gap: Gap, gap_room: Room) -> Status:
+def _status(gap: Gap, gap_room: Room) -> Status:
     """From the interval; runs that never reached the threshold count less than they need, so they may not decide."""
     if gap.value is None:
         return "open" if gap_room.unknown else "no gap" if gap.seeds else "not measured"
