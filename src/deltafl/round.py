@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .designs.inclusion import check_cohort_size
+from .designs.inclusion import check_anyone, check_cohort_size
 from .errors import DeltaflError
 from .estimators.controls import leftovers, weighted_sum, with_memory
 from .estimators.damping import trust
@@ -192,8 +192,7 @@ def _present(plan: Plan, available_m: BoolArray | None) -> Any:
     available_m = np.asarray(available_m, dtype=np.bool_)
     if available_m.shape != (m,):
         raise DeltaflError(f"available_m has shape {available_m.shape}; it must say of each of {m} clients yes or no")
-    if not available_m.any():
-        raise DeltaflError("no client is available this round; wait until at least one is")
+    check_anyone(int(np.count_nonzero(available_m)))
     return available_m
 
 

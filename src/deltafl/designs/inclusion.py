@@ -15,6 +15,12 @@ from ..errors import DeltaflError
 from ..types import BoolArray, FloatArray
 
 
+def check_anyone(num_present: int) -> None:
+    """Refuse a round in which nobody can be asked."""
+    if num_present == 0:
+        raise DeltaflError("no client is available this round; wait until at least one is")
+
+
 def check_scores(score_m: FloatArray) -> FloatArray:
     """Return the scores scaled to a largest entry of 1 (all ones if they are all zero).
 
@@ -103,8 +109,7 @@ def with_floor(
         DeltaflError: If the floor is outside [0, 1] or a score is not a finite number >= 0, or nobody is available.
     """
     if available_m is not None and not available_m.all():
-        if not available_m.any():
-            raise DeltaflError("no client is available this round; wait until at least one is")
+        check_anyone(int(np.count_nonzero(available_m)))
         present_m = np.zeros(len(score_m))
         share_k = None if share_m is None else share_m[available_m]
         present_m[available_m] = with_floor(score_m[available_m], floor, share_k)

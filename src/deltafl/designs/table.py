@@ -36,7 +36,7 @@ import numpy as np
 from ..errors import DeltaflError, unknown_name
 from ..types import BoolArray, Cohort, FloatArray, IntArray
 from .balanced import Dice, Luck, cube, local_pivotal
-from .inclusion import draw_probabilities, inclusion_probabilities, with_floor
+from .inclusion import check_anyone, draw_probabilities, inclusion_probabilities, with_floor
 from .ordered import draw, expectations, ordered_pivotal
 from .tree import SumTree
 
@@ -223,8 +223,7 @@ def draw_cohort(
     """
     how = find_design(design)
     present = np.arange(len(score_m)) if available_m is None else np.flatnonzero(available_m)
-    if len(present) == 0:
-        raise DeltaflError("no client is available this round; wait until at least one is")
+    check_anyone(len(present))
     expected_m = how.expectation(score_m[present], min(n, len(present)) if available_m is not None else n)
     known_mq = _usable_values(how, value_mq, len(score_m), present)
     if isinstance(rng, Chooser):

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from ..designs.inclusion import check_cohort_size
-from ..errors import DeltaflError
+from ..designs.inclusion import check_anyone, check_cohort_size
 from ..types import BoolArray, IntArray
 
 
@@ -15,6 +14,5 @@ def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:
     """
     check_cohort_size(n, len(available_m))
     present = np.flatnonzero(available_m)
-    if len(present) == 0:
-        raise DeltaflError("no client is available this round; wait until at least one is")
+    check_anyone(len(present))
     return present, min(n, len(present))
