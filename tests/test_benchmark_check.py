@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
-from deltafl.experiments import spec
+from deltafl.experiments import reproduce, spec
 from deltafl.experiments.benchmark import results
 from deltafl.experiments.benchmark.check import check_runs, choose, finished
 from deltafl.experiments.benchmark.parts import Part, parts_of
@@ -55,7 +55,8 @@ def test_methods_are_spread_and_seeds_differ(ran: Path) -> None:
 
 def test_records_of_other_code_are_named(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record in whose second round the model was better, as a method that was corrected since would have made it."""
-    monkeypatch.setattr(spec, "load_experiment", lambda _: experiment())
+    for module in (spec, reproduce):  # the second is imported by the command, and would keep what is put in here
+        monkeypatch.setattr(module, "load_experiment", lambda _: experiment())
 
     def told() -> tuple[int, list[str]]:
         done = CliRunner().invoke(

@@ -105,6 +105,9 @@ def test_a_copied_folder_does_not_go_on_from_a_memory_that_is_newer(tmp_path: Pa
     with pytest.raises(DeltaflError, match=r"is of round 3, and the last checkpoint of .*copy of round 2: a copy"):
         copy.load(start)
     assert same(directory.load(start), played(3))
+    (folder / "round").write_text("three")
+    with pytest.raises(DeltaflError, match=r"round holds 'three', and the number of a round belongs there"):
+        directory.load(start)
 
 
 def test_rounds_are_not_erased_where_the_settings_are_missing(tmp_path: Path) -> None:

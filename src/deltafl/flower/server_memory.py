@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import DeltaflError
-from ..estimators.memory import DTYPES, RowFormat
+from ..estimators.memory import DTYPES, RowFormat, note_round, noted_round
 from ..estimators.room import Cures, MemorySize, memory_size, memory_words, require_room
-from ..plain_files import write_atomically
 
 #: What to change where it does not fit, in ``DeltaStrategy``'s words.
 CURES = Cures("a lower n", "state_path")
@@ -100,11 +99,8 @@ class ServerMemory:
 
     def round(self) -> int | None:
         """The round of the state that the rows in the folder belong to; None if there are none."""
-        note = Path(str(self.folder)) / "round"
-        return int(note.read_text(encoding="ascii")) if note.is_file() else None
+        return noted_round(Path(str(self.folder)))
 
     def settled(self, round: int) -> None:
         """Note that all rows of the state after so many rounds are in the file, if there is a file."""
-        folder = Path(str(self.folder))
-        if folder.is_dir():
-            write_atomically(folder / "round", str(round))
+        note_round(Path(str(self.folder)), round)

@@ -55,9 +55,3 @@ class Note(BaseModel):
     """``memory.json``."""
 
     folder: str
-
-
-class MemoryRound(BaseModel):
-    """``memory-round.json`` in that folder: of which checkpoint its rows are."""
-
-    round: int

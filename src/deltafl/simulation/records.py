@@ -33,12 +33,13 @@ from pydantic import BaseModel
 
 from ..divergence import DivergedError
 from ..errors import DeltaflError, MissingExtraError
+from ..estimators.memory import note_round, noted_round
 from ..plain_files import plain_json, write_atomically
 from ..reading import checked, read_json, read_json_lines, read_toml
 from ..round import RoundState
 from ..settings import Settings
 from ..state_file import flatten, settled, unflatten
-from .recorded import Mark, MemoryRound, Note, RoundLine, TimingLine
+from .recorded import Mark, Note, RoundLine, TimingLine
 
 T = TypeVar("T")
 
@@ -144,8 +145,8 @@ class RunDirectory:
         """The state with its rows in their file, and beside them the round: for copies of this folder, see ``load``."""
         following: RoundState = settled(state)
         folder = self._memory()
-        if folder is not None and folder.is_dir():
-            write_atomically(folder / "memory-round.json", json.dumps({"round": state.round}) + "\n")
+        if folder is not None:
+            note_round(folder, state.round)
         return following
 
     def _memory(self) -> Path | None:
@@ -232,11 +233,8 @@ class RunDirectory:
     def _check_memory(self, round: int) -> None:
         """Refuse rows that are newer than the checkpoint of this round."""
         folder = self._memory()
-        note = None if folder is None else folder / "memory-round.json"
-        if note is None or not note.exists():
-            return
-        ahead = checked(MemoryRound, read_json(note), str(note), CURE).round
-        if ahead > round:
+        ahead = None if folder is None else noted_round(folder)
+        if ahead is not None and ahead > round:
             raise DeltaflError(
                 f"the memory in {folder} is of round {ahead}, and the last checkpoint of {self.path} of round {round}: "
                 "a copy of this folder has gone on with it; continue that one, or run this one again in another folder"

@@ -12,8 +12,9 @@ from ..estimators.damping import DampedControl
 from ..estimators.memory import RowFormat
 from ..estimators.room import MemorySize, free_ram, human, memory_size, memory_words, require_room
 from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
+from ..plans import make_plan
 from ..round import Plan
-from ..samplers import make_sampler, parse_label, uses_known
+from ..samplers import parse_label, uses_known
 from ..server_optimizers import make_server_optimizer
 from ..settings import RunSettings
 from ..tasks.base import Task, with_fewer_tests
@@ -106,21 +107,21 @@ def plan_of(
         )
     m, mean_examples = population.num_clients, float(population.num_examples_m.mean())
     classes = None if task is None else task.dataset.num_classes
-    sampler = make_sampler(settings.sampler, settings.sampler_settings(m, mean_examples, label.design, classes))
-    if task is not None:
-        _check_output_layer(settings.sampler, getattr(sampler, "tail_size", 0), task)
-    _check_known(settings.sampler, uses_known(sampler, label.estimator), population)
-    return Plan(
-        population=population,
-        sampler=sampler,
-        n=filled_in(settings.sample),
-        estimator=label.estimator,
+    plan = make_plan(
+        settings.sampler,
+        population,
+        filled_in(settings.sample),
+        settings.sampler_settings(m, mean_examples, label.design, classes),
         server_optimizer=make_server_optimizer(settings.server_optimizer, settings.server_lr, settings.server_momentum),
         seed=settings.seed,
         mime=settings.mime,
         norm_guard=settings.norm_guard,
         memory=RowFormat(settings.memory_dtype, None if folder is None else str(folder)),
     )
+    if task is not None:
+        _check_output_layer(settings.sampler, getattr(plan.sampler, "tail_size", 0), task)
+    _check_known(settings.sampler, uses_known(plan.sampler, label.estimator), population)
+    return plan
 
 
 def _check_known(name: str, used: bool, population: Population) -> None:
