@@ -83,6 +83,8 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
         (["run", "--task", "mnist"], ["mnist", "deltafl data fetch mnist"]),
         (["run", "--set", "proximl=1"], ["proximl", "proximal"]),
         (["run", "--set", "proximal"], ["KEY=VALUE"]),
+        (["run", "--rounds", "2", "--set", "rounds=3"], ["--set rounds=3 and --rounds set the same"]),
+        (["run", "--set", "nu=1", "--set", "nu=2"], ["--set nu=2 and another --set set the same"]),
         (["run", "--config", "nowhere.toml"], ["nowhere.toml"]),
         (["run", "--resume"], ["--out"]),
         (["run", "--resume", "--out", "empty"], ["no run"]),

@@ -16,10 +16,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from deltafl.errors import DeltaflError
 from deltafl.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.comparison import run_comparison
 from deltafl.simulation.engine import Engine, Evaluation
-from deltafl.simulation.experiment import refusals, run_experiment, run_single, subject_of
+from deltafl.simulation.experiment import check_data, refusals, run_experiment, run_single, subject_of
 from deltafl.simulation.records import RunDirectory
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.training.local import LocalWork
@@ -187,6 +188,25 @@ def test_a_comparison_that_goes_on_with_other_data_says_so(tmp_path: Path, caplo
     shutil.rmtree(tmp_path / "runs" / "uniform-seed1")
     assert run_comparison(settings, tmp_path, quiet).environment["data"] == "another toy; toy"
     assert "this run began on the data another toy and goes on with toy" in caplog.text
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    """Of the same name, but with one label changed, or one example with another client."""
+    folder = tmp_path / "run"
+    run(folder)
+    directory = RunDirectory(folder)
+    task = engine_of(make_settings(RunSettings, TINY)).task
+    assert check_data(directory, task) == task.dataset.name
+    train_y = task.dataset.train_y.copy()
+    train_y[7] = (train_y[7] + 1) % 10
+    relabelled = replace(task, dataset=replace(task.dataset, train_y=train_y))
+    first, second, *others = task.client_rows
+    moved = replace(task, client_rows=[first[1:], np.append(second, first[0]), *others])
+    for other in (relabelled, moved):
+        with pytest.raises(
+            DeltaflError, match=r"run are not those it began with \(checksum [0-9a-f]{8}, now [0-9a-f]{8}"
+        ):
+            check_data(directory, other)
 
 
 def test_refusals_are_those_of_the_run_or_the_comparison_alone(tmp_path: Path) -> None:

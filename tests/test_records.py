@@ -194,6 +194,20 @@ def test_lines_that_are_shorter_than_at_the_checkpoint_are_not_filled_up(tmp_pat
     assert (directory.path / "rounds.jsonl").read_bytes() == b""
 
 
+def test_a_checkpoint_with_another_bit_is_refused(tmp_path: Path) -> None:
+    """A number that is another number is no damage that its format would notice."""
+    directory, start = RunDirectory(tmp_path / "run"), init_round(PLAN, np.zeros(3))
+    directory.start(RunSettings())
+    directory.save(played(1))
+    tensors = directory.path / "checkpoint-1.safetensors"
+    content = tensors.read_bytes()
+    tensors.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(DeltaflError, match=r"checkpoint-1\.safetensors is not as it was written, its checksum differs"):
+        directory.load(start)
+    tensors.write_bytes(content)
+    assert same(directory.load(start), played(1))
+
+
 def test_the_name_of_the_data_is_recorded(tmp_path: Path) -> None:
-    RunDirectory(tmp_path / "run").start(RunSettings(), "digits")
+    RunDirectory(tmp_path / "run").start(RunSettings(), {"data": "digits"})
     assert RunDirectory(tmp_path / "run").environment()["data"] == "digits"

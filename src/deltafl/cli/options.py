@@ -4,7 +4,7 @@ No option has a default here: what is not given comes from ``--config``, then fr
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -89,7 +89,7 @@ def _settings_from(kind: "type[AnySettings]", params: Mapping[str, Any], out: Pa
     from ..simulation.records import recorded_settings
 
     given = {key: value for key, value in params.items() if value is not None and key not in NOT_SETTINGS}
-    given |= dict(assignment(text) for text in params["set_"] or [])
+    given = _joined(given, params["set_"] or [])
     recorded = recorded_settings(out) if out else None
     if recorded is not None:
         _refuse_other_command(kind, recorded, out)
@@ -105,6 +105,17 @@ def _settings_from(kind: "type[AnySettings]", params: Mapping[str, Any], out: Pa
     settings = make_settings(kind, given, params["config"])
     _refuse_ignored(settings, given)
     return settings
+
+
+def _joined(given: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """Options and what ``--set`` adds to them; nothing is set twice."""
+    joined = dict(given)
+    for key, value in map(assignment, assignments):
+        if key in joined:
+            other = f"--{key.replace('_', '-')}" if key in given else "another --set"
+            raise DeltaflError(f"--set {key}={value} and {other} set the same; leave one of them out")
+        joined[key] = value
+    return joined
 
 
 def _refuse_other_command(kind: "type[Settings]", recorded: Mapping[str, Any], out: Path | None) -> None:

@@ -147,7 +147,7 @@ def _run_alone(job: Job, folder: Path) -> None:
     engine = engine_of(job.settings, folder=directory.path)
     check_memory(job.settings, engine, folder)
     if not directory.started:
-        directory.start(job.settings)
+        directory.start(job.settings, engine.task.data)
     with suppress(DivergedError):  # the record says so
         run_experiment(job.settings, engine, directory, lambda *_: None)
     write_record(record_of(job, directory, engine.task), record_path(job, folder))

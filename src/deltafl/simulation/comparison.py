@@ -25,7 +25,7 @@ from ..report.summary import summarise, write_summary
 from ..settings import CompareSettings, RunSettings
 from ..types import IntArray
 from .engine import Engine, Evaluation
-from .experiment import run_experiment, tell_other_data
+from .experiment import check_data, run_experiment
 from .lock import claimed
 from .records import CURE, RunDirectory, environment, recorded_settings, write_header
 from .setup import check_memory, engine_of, plan_of
@@ -67,7 +67,7 @@ def _played(settings: CompareSettings, out: Path, workers: Workers, on_round: On
                 check_memory(settings.run(sampler, seed), engine, out)
                 plan_of(settings.run(sampler, seed), task.population(settings.weights), task)
             if recorded_settings(out) is None:
-                write_header(out, settings, task.dataset.name)
+                write_header(out, settings, task.data)
         elif task.num_clients != len(runs[0].draws_m):
             raise DeltaflError(
                 f"{task.name} has {len(runs[0].draws_m)} clients with seed 0 and {task.num_clients} with seed {seed}; "
@@ -86,9 +86,9 @@ def _play(settings: RunSettings, engine: Engine, directory: RunDirectory, on_rou
     data = engine.task.dataset.name
     names = [data]
     if directory.started:
-        names = [tell_other_data(directory, data)]
+        names = [check_data(directory, engine.task)]
     else:
-        directory.start(settings, data)
+        directory.start(settings, engine.task.data)
 
     def report(done: int, total: int, test: Evaluation) -> None:
         names.append(data)

@@ -77,7 +77,7 @@ class SharedDirectory(RunDirectory):
         super().__init__(path)
         self._ranks = ranks
 
-    def start(self, settings: Settings, data: str | None = None) -> None:
+    def start(self, settings: Settings, data: Mapping[str, str] | None = None) -> None:
         """Make the folder."""
         self._ranks.from_first(lambda: RunDirectory.start(self, settings, data))
 

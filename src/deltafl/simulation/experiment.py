@@ -227,19 +227,28 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, ranks: Ra
         plan_of(settings, engine.task.population(settings.weights), engine.task)
         check_memory(settings, engine, folder, divided=ranks.count > 1)
         if not directory.started:
-            directory.start(settings, engine.task.dataset.name)
+            directory.start(settings, engine.task.data)
         else:
-            tell_other_data(directory, engine.task.dataset.name)
+            check_data(directory, engine.task)
         state = run_experiment(settings, engine, directory, on_round, ranks)
         return engine.evaluate(state.params_d)
 
 
-def tell_other_data(directory: RunDirectory, data: str) -> str:
-    """Warn of a run that goes on with data of another name than those it began with; returns that name."""
-    before: str = directory.environment().get("data", data)
-    if before != data:
-        _log.warning("this run began on the data %s and goes on with %s", before, data)
-    return before
+def check_data(directory: RunDirectory, task: Task) -> str:
+    """Compare the data with those that a run began with; returns their name.
+
+    Raises:
+        DeltaflError: If examples, or who holds them, are not the same. Another name alone is a warning.
+    """
+    known: dict[str, str] = {**task.data, **directory.environment()}
+    if known["data_crc32"] != task.data["data_crc32"]:
+        raise DeltaflError(
+            f"the data of {directory.path} are not those it began with (checksum {known['data_crc32']}, now "
+            f"{task.data['data_crc32']}): put the old ones back, or run it again in another folder"
+        )
+    if known["data"] != task.data["data"]:
+        _log.warning("this run began on the data %s and goes on with %s", known["data"], task.data["data"])
+    return known["data"]
 
 
 class Refusal(NamedTuple):

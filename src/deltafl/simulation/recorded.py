@@ -44,10 +44,11 @@ class TimingLine(BaseModel):
 
 
 class Mark(BaseModel):
-    """``checkpoint.json``."""
+    """``checkpoint.json``; old ones lack the tensors' checksum."""
 
     round: int
     tensors: str
+    crc32: int | None = None
     lengths: dict[str, int]
 
 

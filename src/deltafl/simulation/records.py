@@ -22,6 +22,7 @@ import platform
 import secrets
 import shutil
 import sys
+import zlib
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -76,13 +77,13 @@ def _processor() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def write_header(path: Path, settings: Settings, data: str | None = None) -> None:
-    """Write environment, with the name of the data, and settings.
+def write_header(path: Path, settings: Settings, data: Mapping[str, str] | None = None) -> None:
+    """Write environment, with ``Task.data``, and settings.
 
     These come last, for their presence says that something was started here.
     """
     path.mkdir(parents=True, exist_ok=True)
-    known = environment() if data is None else {**environment(), "data": data}
+    known = {**environment(), **(data or {})}
     write_atomically(path / "environment.json", json.dumps(known, indent=1) + "\n")
     write_atomically(path / "config.toml", tomli_w.dumps(settings.model_dump(exclude_none=True)))
 
@@ -99,8 +100,8 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def start(self, settings: Settings, data: str | None = None) -> None:
-        """Make the folder and write what is known before the first round; ``data`` is the name of what was read.
+    def start(self, settings: Settings, data: Mapping[str, str] | None = None) -> None:
+        """Make the folder and write what is known before the first round; ``data`` is ``Task.data``.
 
         Raises:
             DeltaflError: If it holds rounds without the settings that they were played with: nothing is erased.
@@ -132,9 +133,10 @@ class RunDirectory:
         """Write a checkpoint after the rounds appended so far; returns the state to go on with."""
         tensors = f"checkpoint-{state.round}.safetensors"
         arrays = {name: np.asarray(array, order="C") for name, array in flatten(state)}
-        write_atomically(self.path / tensors, _safetensors().save(arrays))
+        content: bytes = _safetensors().save(arrays)
+        write_atomically(self.path / tensors, content)
         lengths = {name: (self.path / name).stat().st_size for name in LINE_FILES}
-        mark = {"round": state.round, "tensors": tensors, "lengths": lengths}
+        mark = {"round": state.round, "tensors": tensors, "crc32": zlib.crc32(content), "lengths": lengths}
         write_atomically(self.path / "checkpoint.json", json.dumps(mark, indent=1) + "\n")
         for old in (*self.path.glob("checkpoint-*.safetensors*"), *self.path.glob("doubtful-*.safetensors")):
             if old.name != tensors:
@@ -271,7 +273,10 @@ class RunDirectory:
         from safetensors import SafetensorError
 
         try:
-            arrays: dict[str, Any] = load(tensors.read_bytes())
+            content = tensors.read_bytes()
+            if mark.crc32 not in (None, zlib.crc32(content)):
+                raise DeltaflError(f"{tensors} is not as it was written, its checksum differs: {CURE}")
+            arrays: dict[str, Any] = load(content)
         except OSError as error:
             raise DeltaflError(f"cannot read {tensors}: {error.strerror}; {CURE}") from None
         except SafetensorError as error:

@@ -1,7 +1,9 @@
 """What a task is: examples, the clients who hold them, a model, a loss and a metric."""
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -85,6 +87,17 @@ class Task:
         """The clients' weights (``"data"`` or ``"uniform"``) and sizes, and what is known of them: shares of labels."""
         sizes = [len(rows) for rows in self.client_rows]
         return Population.from_sizes(sizes, weights, self.label_shares() if self.dataset.num_classes > 0 else None)
+
+    @cached_property
+    def data(self) -> dict[str, str]:
+        """What a record says of the data that were read: their name, and a checksum of examples and who holds them."""
+        checksum = 0
+        examples = self.dataset
+        for part in (examples.train_x, examples.train_y, examples.test_x, examples.test_y, *self.client_rows):
+            array = np.ascontiguousarray(part)
+            content = array.reshape(-1).view(np.uint8).data
+            checksum = zlib.crc32(content, zlib.crc32(f"{array.dtype} {array.shape}".encode(), checksum))
+        return {"data": examples.name, "data_crc32": f"{checksum:08x}"}
 
     @property
     def chance(self) -> float:
