@@ -84,6 +84,11 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
         (["run", "--set", "proximl=1"], ["proximl", "proximal"]),
         (["run", "--set", "proximal"], ["KEY=VALUE"]),
         (["run", "--rounds", "2", "--set", "rounds=3"], ["--set rounds=3 and --rounds set the same"]),
+        (["run", "--sampler", "uniform", "--set", "candidates=20"], ["candidates", "power-of-choice, not of uniform"]),
+        (
+            ["compare", "--samplers", "full,fedavg", "--floor", "0.3"],
+            ["floor does nothing here", "not of fedavg, full"],
+        ),
         (["run", "--set", "nu=1", "--set", "nu=2"], ["--set nu=2 and another --set set the same"]),
         (["run", "--config", "nowhere.toml"], ["nowhere.toml"]),
         (["run", "--resume"], ["--out"]),

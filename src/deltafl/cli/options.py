@@ -131,7 +131,7 @@ def _refuse_other_command(kind: "type[Settings]", recorded: Mapping[str, Any], o
 
 
 def _refuse_ignored(settings: "Settings", given: Mapping[str, Any]) -> None:
-    """Refuse options that the task or its partition does not look at; a file of settings may serve several tasks."""
+    """Refuse options that task, partition and samplers do not look at; a file of settings may serve several of them."""
     from ..tasks.own import is_own
     from ..tasks.partition import PARTITIONS
 
@@ -149,6 +149,23 @@ def _refuse_ignored(settings: "Settings", given: Mapping[str, Any]) -> None:
     for key, (matters, who) in used.items():
         if key in given and not matters:
             raise DeltaflError(f"{key} does nothing here: {who}; leave it out")
+    own = settings.model_dump(include={"sampler", "samplers"})
+    _refuse_unread(own.get("samplers") or [own["sampler"]], given)
+
+
+def _refuse_unread(labels: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Refuse options of other samplers."""
+    from ..samplers import SAMPLERS, parse_label
+
+    chosen = {parse_label(label).name for label in labels}
+    for key in given:
+        option = {"delta_alpha": "constants"}.get(key, key)
+        users = [name for name, entry in SAMPLERS.items() if option in entry.options]
+        if users and not chosen.intersection(users):
+            raise DeltaflError(
+                f"{key} does nothing here: it is an option of {', '.join(users)}, not of {', '.join(sorted(chosen))}; "
+                "leave it out"
+            )
 
 
 def _continued(

@@ -1,6 +1,8 @@
 """The options that samplers share."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -40,3 +42,26 @@ class SamplerSettings:
     def floor_or(self, default: float) -> float:
         """The floor that was set, or a sampler's own default."""
         return default if self.floor is None else self.floor
+
+
+class _Noting(SamplerSettings):
+    """The defaults, which note the names of those that are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "noted", set())
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _NAMES:
+            self.noted.add(name)
+        return super().__getattribute__(name)
+
+
+_NAMES = frozenset(field.name for field in fields(SamplerSettings))
+
+
+def options_read(make: Callable[[SamplerSettings], object]) -> frozenset[str]:
+    """The names of the options that a sampler's maker looks at."""
+    noting = _Noting()
+    make(noting)
+    return frozenset(noting.noted)

@@ -20,7 +20,7 @@ from .mifa import NewFirst
 from .ocs import ApproximateOCS
 from .online import MirrorDescent, VarianceBandit
 from .oort import Oort
-from .options import SamplerSettings
+from .options import SamplerSettings, options_read
 from .power_of_choice import PowerOfChoice
 
 #: What a server must know for a sampler, in the words of the table.
@@ -56,6 +56,11 @@ class SamplerEntry(NamedTuple):
     scores: str
     needs: str
     source: str
+
+    @property
+    def options(self) -> frozenset[str]:
+        """The names of the ``SamplerSettings`` that it looks at."""
+        return options_read(lambda settings: self.make(settings, self.design or "systematic"))
 
     @property
     def unbiased(self) -> bool:
