@@ -103,6 +103,7 @@ def test_a_sweep_in_two_processes_records_what_single_runs_give_and_skips_it_the
     np.testing.assert_allclose(records[3].run().loss_r, losses, rtol=1e-5)
     assert records[3].data == engine.task.dataset.name
     assert sum(records[3].draws) == 6
+    assert records[0].environment == records[2].environment  # of machine and versions, nothing of a seed's data
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("runs/*/*.json")}
     run_sweep(sweep, tmp_path, 2, quietly)
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("runs/*/*.json")}

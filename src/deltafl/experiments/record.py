@@ -160,7 +160,7 @@ def record_of(job: "Job", directory: "RunDirectory", task: "Task") -> RunRecord:
         data=task.dataset.name,
         metric=task.metric,
         environment=places
-        | {key: value for key, value in directory.environment().items() if key not in {"command", "data"}},
+        | {key: value for key, value in directory.environment().items() if key not in {"command", *task.data}},
         round=run.round_r.tolist(),
         accuracy=run.accuracy_r.tolist(),
         client_accuracy=by_client if any(value is not None for value in by_client) else [],
