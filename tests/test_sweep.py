@@ -134,6 +134,15 @@ def test_an_interrupted_run_goes_on_and_ends_in_the_same_record(tmp_path: Path) 
     assert not directory.path.exists()
 
 
+def test_an_interrupted_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    job = next(make_sweep(experiment(), "smoke", ["a"]).jobs())
+    directory = RunDirectory(tmp_path / UNFINISHED / job.key)
+    directory.start(job.settings, {**engine_of(job.settings).task.data, "data_crc32": "01234567"})
+    with pytest.raises(DeltaflError, match=r"are not those it began with \(checksum 01234567, now [0-9a-f]{8}\)"):
+        run_job(job, tmp_path)
+    assert not record_path(job, tmp_path).exists()
+
+
 def test_a_folder_with_other_settings_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     job = next(make_sweep(experiment(), "smoke", ["a"]).jobs())
     run_job(job, tmp_path)
