@@ -20,7 +20,7 @@ from deltafl.errors import DeltaflError
 from deltafl.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.comparison import run_comparison
 from deltafl.simulation.engine import Engine, Evaluation
-from deltafl.simulation.experiment import check_data, refusals, run_experiment, run_single, subject_of
+from deltafl.simulation.experiment import begin, refusals, run_experiment, run_single, subject_of
 from deltafl.simulation.records import RunDirectory
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.training.local import LocalWork
@@ -195,8 +195,9 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run(folder)
     directory = RunDirectory(folder)
-    task = engine_of(make_settings(RunSettings, TINY)).task
-    assert check_data(directory, task) == task.dataset.name
+    settings = make_settings(RunSettings, TINY)
+    task = engine_of(settings).task
+    assert begin(directory, settings, task) == task.dataset.name
     train_y = task.dataset.train_y.copy()
     train_y[7] = (train_y[7] + 1) % 10
     relabelled = replace(task, dataset=replace(task.dataset, train_y=train_y))
@@ -206,7 +207,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
         with pytest.raises(
             DeltaflError, match=r"run are not those it began with \(checksum [0-9a-f]{8}, now [0-9a-f]{8}"
         ):
-            check_data(directory, other)
+            begin(directory, settings, other)
 
 
 def test_refusals_are_those_of_the_run_or_the_comparison_alone(tmp_path: Path) -> None:

@@ -158,9 +158,10 @@ def _refuse_unread(labels: Sequence[str], given: Mapping[str, Any]) -> None:
     from ..samplers import SAMPLERS, parse_label
 
     chosen = {parse_label(label).name for label in labels}
+    read = {name: entry.options for name, entry in SAMPLERS.items()}
     for key in given:
         option = {"delta_alpha": "constants"}.get(key, key)
-        users = [name for name, entry in SAMPLERS.items() if option in entry.options]
+        users = [name for name, options in read.items() if option in options]
         if users and not chosen.intersection(users):
             raise DeltaflError(
                 f"{key} does nothing here: it is an option of {', '.join(users)}, not of {', '.join(sorted(chosen))}; "

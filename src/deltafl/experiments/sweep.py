@@ -139,17 +139,14 @@ def run_job(job: Job, folder: Path, is_packed: IsPacked | None = None) -> bool:
 
 
 def _run_alone(job: Job, folder: Path) -> None:
-    from ..simulation.experiment import check_data, run_experiment
+    from ..simulation.experiment import begin, run_experiment
     from ..simulation.records import RunDirectory
     from ..simulation.setup import check_memory, engine_of
 
     directory = RunDirectory(folder / UNFINISHED / job.key)
     engine = engine_of(job.settings, folder=directory.path)
     check_memory(job.settings, engine, folder)
-    if not directory.started:
-        directory.start(job.settings, engine.task.data)
-    else:
-        check_data(directory, engine.task)
+    begin(directory, job.settings, engine.task)
     with suppress(DivergedError):  # the record says so
         run_experiment(job.settings, engine, directory, lambda *_: None)
     write_record(record_of(job, directory, engine.task), record_path(job, folder))

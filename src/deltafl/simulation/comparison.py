@@ -25,7 +25,7 @@ from ..report.summary import summarise, write_summary
 from ..settings import CompareSettings, RunSettings
 from ..types import IntArray
 from .engine import Engine, Evaluation
-from .experiment import check_data, run_experiment
+from .experiment import begin, run_experiment
 from .lock import claimed
 from .records import CURE, RunDirectory, environment, recorded_settings, write_header
 from .setup import check_memory, engine_of, plan_of
@@ -84,11 +84,7 @@ def _played(settings: CompareSettings, out: Path, workers: Workers, on_round: On
 def _play(settings: RunSettings, engine: Engine, directory: RunDirectory, on_round: OnCompareRound) -> list[str]:
     """Play one run, or what is missing of it; returns the names of the data that it read."""
     data = engine.task.dataset.name
-    names = [data]
-    if directory.started:
-        names = [check_data(directory, engine.task)]
-    else:
-        directory.start(settings, engine.task.data)
+    names = [begin(directory, settings, engine.task)]
 
     def report(done: int, total: int, test: Evaluation) -> None:
         names.append(data)

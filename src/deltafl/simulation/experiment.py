@@ -226,20 +226,20 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, ranks: Ra
         engine = engine_of(settings, workers, folder)
         plan_of(settings, engine.task.population(settings.weights), engine.task)
         check_memory(settings, engine, folder, divided=ranks.count > 1)
-        if not directory.started:
-            directory.start(settings, engine.task.data)
-        else:
-            check_data(directory, engine.task)
+        begin(directory, settings, engine.task)
         state = run_experiment(settings, engine, directory, on_round, ranks)
         return engine.evaluate(state.params_d)
 
 
-def check_data(directory: RunDirectory, task: Task) -> str:
-    """Compare the data with those that a run began with; returns their name.
+def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> str:
+    """Start a run's folder, or compare the data with those that the run began with; returns the name of those.
 
     Raises:
         DeltaflError: If examples, or who holds them, are not the same. Another name alone is a warning.
     """
+    if not directory.started:
+        directory.start(settings, task.data)
+        return task.data["data"]
     known: dict[str, str] = {**task.data, **directory.environment()}
     if known["data_crc32"] != task.data["data_crc32"]:
         raise DeltaflError(
