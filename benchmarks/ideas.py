@@ -105,6 +105,8 @@ def ideas() -> dict[str, Idea]:
         "delta-centred, cube": Idea(make_sampler("delta-centred@cube"), "difference"),
     }
     fewer = {
+        "delta-centred, beta learnt": Idea(make_sampler("delta-centred"), "difference-damped"),
+        "spread, beta learnt": Idea(make_sampler("spread"), "difference-damped"),
         "delta-centred, floor 0.05": Idea(Centred(floor=0.05), "difference"),
         "delta-centred, shrink 0": Idea(Centred(shrink=0.0), "difference"),
         "delta-centred, forgetting 1": Idea(Centred(forgetting=1.0), "difference"),
