@@ -54,3 +54,5 @@ def test_names_in_the_place_of_objects_are_refused() -> None:
         Plan(POPULATION, make_sampler("uniform"), 2, server_optimizer="adam")  # type: ignore[arg-type]
     with pytest.raises(DeltaflError, match="unknown sampler 'pracdelt'"):
         make_plan("pracdelt", POPULATION, 2)
+    with pytest.raises(DeltaflError, match="a label is text such as 'innovation', this is Population"):
+        make_plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]

@@ -85,8 +85,10 @@ def parse_label(label: str) -> Label:
     """Take ``name[@design[@estimator]]`` apart and check every part.
 
     Raises:
-        DeltaflError: If a part is unknown, or does not fit the others.
+        DeltaflError: If it is no text, a part is unknown, or does not fit the others.
     """
+    if not isinstance(label, str):
+        raise DeltaflError(f"a label is text such as 'innovation', this is {type(label).__name__}")
     name, _, rest = label.partition("@")
     design, _, weights = rest.partition("@")
     entry = find_sampler(name)
