@@ -9,11 +9,12 @@ from ..pages.cells import csv_text
 from ..pages.index import Finding, write_verdict
 from ..pages.what_was_run import hardware
 from ..spec import Experiment
+from .edges import edge_text
 from .gap import LEAST
 from .parts import BASELINE, Part
 from .pictures import draw_curves, draw_gaps, draw_methods
 from .results import Reasons, Result, Store
-from .tables import cost_table, edges, main_table, rates_table, run_cells, table_cells, tuning_cells
+from .tables import cost_table, main_table, rates_table, run_cells, table_cells, tuning_cells
 from .target import Judgement, elsewhere_text, headline, judge_all, no_gap_text, sentence
 
 
@@ -55,7 +56,7 @@ def write_page(
     write_atomically(folder / "table.csv", csv_text(table_cells(results)))
     write_atomically(folder / "runs.csv", csv_text(run_cells(results)))
     write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, Store(folder))))
-    page = _page(experiment, scale, parts, judgements, reasons, command)
+    page = _page(experiment, scale, parts, judgements, reasons, command, Store(folder))
     write_atomically(folder / "README.md", page)
     finding = Finding(
         name=experiment.name,
@@ -79,6 +80,7 @@ def _page(
     judgements: Sequence[Judgement],
     reasons: Reasons,
     command: str,
+    store: Store,
 ) -> str:
     by_part = [judgement for judgement in judgements if not judgement.informed]
     results = [judgement.result for judgement in by_part]
@@ -88,7 +90,7 @@ def _page(
     blocks += ["![Gap closed by task and method](gap.png)"]
     for judgement in by_part:
         blocks += _part_blocks(judgement)
-    blocks += ["## Learning rates", rates_table(results), _rates_text(results)]
+    blocks += ["## Learning rates", rates_table(results), _rates_text(results), edge_text(results, store)]
     blocks += ["## What was run", "\n".join(f"- {_setting_text(result)}" for result in results)]
     blocks += hardware([record for result in results for method in result.shown for record in method.runs.values()])
     blocks += [f"Command (scale {scale}):", f"```\n{command}\n```", _FILES]
@@ -157,13 +159,11 @@ def _diverged(result: Result) -> list[str]:
 
 def _rates_text(results: Sequence[Result]) -> str:
     texts = [_grid_text(result) for result in results]
-    last = edges(results)
-    stuck = f"Still at an edge of the grid: {'; '.join(last)}." if last else "No chosen rate is at an edge of its grid."
     return (
         "The chosen local rate has the fewest rounds to the threshold, averaged over the tuning seeds (never: twice "
         "the rounds; ties by mean accuracy, which alone decided where a rate is marked never). All methods of a task "
         "search one grid; where the best rate of any of them was at an edge, it grew by a factor of 2 on that side, "
-        f"for all. {'; '.join(texts)}. {stuck} Intervals "
+        f"for all. {'; '.join(texts)}. Intervals "
         "on this page are those of the chosen rates: what other tuning seeds would change is not in them."
     )
 

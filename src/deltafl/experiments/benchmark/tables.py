@@ -95,16 +95,6 @@ def rates_table(results: Sequence[Result]) -> str:
     return markdown(["method", *(result.part.title for result in results)], lines)
 
 
-def edges(results: Sequence[Result]) -> list[str]:
-    """The chosen rates that are still at an edge of their grid, as ``part: method (rate)``."""
-    return [
-        f"{result.part.title}: `{method.label}` ({method.search.best:g})"
-        for result in results
-        for method in result.shown
-        if method.search.edge
-    ]
-
-
 def cost_cells(result: Result, method: Method) -> dict[str, Any]:
     """Bytes, memory, time and probes of a method."""
     part = result.part

@@ -63,8 +63,12 @@ class Search(NamedTuple):
 
 def score(runs: Sequence[Tried]) -> Score:
     """The score of one rate from its runs, one a tuning seed."""
-    rounds = [NEVER * run.rounds if run.reached is None else run.reached for run in runs]
-    return Score(float(np.mean(rounds)), -float(np.mean([run.mean_accuracy for run in runs])))
+    return Score(float(np.mean([rounds_of(run) for run in runs])), -float(np.mean([run.mean_accuracy for run in runs])))
+
+
+def rounds_of(run: Tried) -> float:
+    """Rounds to the threshold; twice those of the run if it never got there, or diverged."""
+    return NEVER * run.rounds if run.reached is None else run.reached
 
 
 def search(
