@@ -110,6 +110,8 @@ def test_an_experiment_that_another_process_runs_there_is_refused(tmp_path: Path
         (("figure-11", "--processes", "0"), "--processes is 0; write 1 or more"),
         (("figure-11", "--only-page"), "has no finished run yet; leave out --only-page"),
         (("toy", "--only-page"), "has no finished run yet; leave out --only-page"),
+        (("figure-11", "--scale", "smoke", "--device", "cuda:99"), "device is 'cuda:99', but"),
+        (("benchmark", "--scale", "smoke", "--device", "cuda:99"), "device is 'cuda:99', but"),
         (("--index", "nowhere"), "has no folder with a verdict.json"),
     ],
 )

@@ -16,7 +16,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -84,6 +84,7 @@ def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgres
         require(package, extra)
     jobs = list(sweep.jobs())
     waiting = [job for job in jobs if not is_done(job, folder)]
+    require_devices(job.settings.device for job in waiting)
     not_run = _missing_data(sweep, waiting)
     if len(not_run) == len(sweep.comparisons):
         raise DeltaflError(next(iter(not_run.values()), "there is nothing to run: no part was chosen"))
@@ -92,6 +93,18 @@ def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgres
     write_config(sweep.experiment, sweep.scale, plain, folder)
     run_jobs([job for job in jobs if job.part not in not_run], folder, processes, on_progress)
     return not_run
+
+
+def require_devices(names: Iterable[str]) -> None:
+    """Refuse, before anything is written, devices that are not here.
+
+    Raises:
+        DeltaflError: If this machine, or this PyTorch, does not have one.
+    """
+    from ..simulation.training.devices import find_device
+
+    for name in dict.fromkeys(names):
+        find_device(name)
 
 
 def run_jobs(

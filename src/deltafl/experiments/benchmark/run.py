@@ -11,7 +11,7 @@ from ..configuration import write_config
 from ..kept import files_lock
 from ..record import what_is_run
 from ..spec import Experiment, Job
-from ..sweep import OnProgress, Progress, run_jobs
+from ..sweep import OnProgress, Progress, require_devices, run_jobs
 from .parts import Part, parts_of
 from .results import Reasons, Store, gather, tests, tuning
 from .tried import is_packed, stamp_of
@@ -93,6 +93,7 @@ def runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
         store.get(job) for job in tests(part, part.methods, store)
     ):
         return part.methods
+    require_devices([part.common.device])
     try:
         task = task_of(part.common)
     except DeltaflError as error:
