@@ -14,7 +14,17 @@ import pytest
 from deltafl.errors import DeltaflError
 from deltafl.tasks.download import Patience, check, fetch
 from deltafl.tasks.idx import read_pieces
-from deltafl.tasks.sources import LARGEST, SOURCES, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, Source
+from deltafl.tasks.sources import (
+    ARCHIVES,
+    LARGEST,
+    SOURCES,
+    TEST_IMAGES,
+    TEST_LABELS,
+    TRAIN_IMAGES,
+    TRAIN_LABELS,
+    Archive,
+    Source,
+)
 
 CONTENT = bytes(range(256)) * 2000
 PATIENCE = Patience(attempts=3, wait_s=0.0, timeout_s=5.0)
@@ -290,3 +300,15 @@ def test_check_says_where_and_whether(tmp_path: Path, monkeypatch: pytest.Monkey
         ("cut", folder / "cut.gz", "corrupt"),
         ("absent", None, "missing"),
     ]
+
+
+def test_a_data_set_that_is_one_file_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("DELTAFL_DATA", raising=False)
+    known = Archive("letters.npz", hashlib.sha256(b"letters").hexdigest(), "letters")
+    monkeypatch.setitem(ARCHIVES, "letters", known)
+    assert check("letters", tmp_path) == [("letters.npz", None, "missing")]
+    path = tmp_path / "letters.npz"
+    for content, state in ((b"letters", "ok"), (b"numbers", "corrupt")):
+        path.write_bytes(content)
+        assert check("letters", tmp_path) == [("letters.npz", path, state)]

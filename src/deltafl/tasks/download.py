@@ -21,7 +21,18 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from ..errors import DeltaflError
 from .datasets import content_sha256, read_writers
 from .idx import read_pieces
-from .sources import SOURCES, WRITERS_FILE, Source, cache_folder, find_file, get_source, search_folders
+from .images import file_sha256
+from .sources import (
+    ARCHIVES,
+    SOURCES,
+    WRITERS_FILE,
+    Source,
+    cache_folder,
+    find_file,
+    folders_of,
+    get_source,
+    search_folders,
+)
 
 _CHUNK = 1 << 16
 _SLACK = 1 << 20  # bytes: gzip's own, by which a packed file can be longer than its content
@@ -209,7 +220,7 @@ def check(name: str, data_dir: Path | None = None, *, sources: Mapping[str, Sour
     """Compare the files that ``load_dataset`` would read with the published content.
 
     Args:
-        name: A name of ``sources``.
+        name: A name of ``sources``, or of ``ARCHIVES``: other content than this project's counts as corrupt.
         data_dir: A folder to look in first.
         sources: What the files must contain.
 
@@ -220,6 +231,8 @@ def check(name: str, data_dir: Path | None = None, *, sources: Mapping[str, Sour
     Raises:
         DeltaflError: If the name is unknown, or ``data_dir`` is no folder.
     """
+    if name in ARCHIVES:
+        return [_check_archive(name, data_dir)]
     source = get_source(name, sources)
     best: dict[str, Path] = {}
     for folder in search_folders(name, data_dir, sources):
@@ -237,6 +250,15 @@ def _status(source: Source, file: str, path: Path | None) -> FileStatus:
     if path is None:
         return FileStatus(file, None, "missing")
     return FileStatus(file, path, "ok" if _is_right(path, source, file) else "corrupt")
+
+
+def _check_archive(name: str, data_dir: Path | None) -> FileStatus:
+    """The status of a data set that is one file."""
+    known = ARCHIVES[name]
+    paths = [path for folder in folders_of(name, data_dir) if (path := folder / known.file).is_file()]
+    if not paths:
+        return FileStatus(known.file, None, "missing")
+    return FileStatus(known.file, paths[0], "ok" if file_sha256(paths[0]) == known.sha256 else "corrupt")
 
 
 def _check_writers(path: Path, source: Source) -> list[FileStatus]:
