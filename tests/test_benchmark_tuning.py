@@ -1,17 +1,21 @@
 """The benchmark's search for each method's rate: the grid that grows, finalists, tuning runs and their scores."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from deltafl.experiments.benchmark import run as benchmark
+from deltafl.experiments.benchmark.parts import parts_of
 from deltafl.experiments.benchmark.results import Store, tuning
-from deltafl.experiments.benchmark.tried import tried_of
+from deltafl.experiments.benchmark.tried import read_tried, tried_of
 from deltafl.experiments.benchmark.tuning import Score, Screen, score, search
 from deltafl.experiments.kept import record_path
 from deltafl.experiments.record import RunRecord, write_record
-from made_up_benchmark import part_of, record
+from deltafl.experiments.request import Request
+from deltafl.experiments.spec import Job
+from made_up_benchmark import curve, part_of, record, tiny
 
 
 def best_at(**optimum: float) -> Callable[[str, float], Score]:
@@ -93,6 +97,26 @@ def test_later_tuning_seeds_play_only_the_finalists(tmp_path: Path) -> None:
         job = part.tuning_job("uniform", rate, 1000)
         write_record(record(job, accuracy_r), record_path(job, tmp_path))
     assert planned() == [*first, (1001, 0.2), (1001, 0.4)]
+
+
+def test_runs_of_rates_that_are_finalists_no_more_leave_no_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grid grows to 0.8, and 0.2 was a finalist before: its run of the second seed is a line, too."""
+    tiers = {"all": {"methods": ["uniform"], "rates": [0.1, 0.2, 0.4], "extensions": 1}}
+    experiment = tiny(tiers=tiers, tuning_seeds=[1000, 1001], finalists=2, seeds=1, rounds=12)
+    at = {0.1: 11, 0.2: 4, 0.4: 3, 0.8: 2}
+
+    def play(jobs: Sequence[Job], folder: Path, *_: object) -> None:
+        for job in jobs:
+            write_record(record(job, curve(12, at[job.settings.local_lr or 0], 12)), record_path(job, folder))
+
+    monkeypatch.setattr(benchmark, "run_jobs", play)
+    parts = parts_of(experiment, "smoke")
+    benchmark.run_parts(experiment, parts, parts, Request("benchmark", "smoke", tmp_path), lambda _: None)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits", "digits-tuning.jsonl"]
+    kept = {key[1:] for key in read_tried(parts[0], tmp_path)}
+    assert kept == {(rate, 1000) for rate in at} | {(rate, 1001) for rate in (0.2, 0.4, 0.8)}
 
 
 def test_tuning_runs_can_be_shorter() -> None:

@@ -75,8 +75,8 @@ def _run_part(part: Part, methods: tuple[str, ...], store: Store, processes: int
     before = stamp_of(part, store.folder)
     while jobs := [job for job in tuning(part, methods, store) if store.tried(part, job) is None]:
         run_jobs(jobs, store.folder, processes, progress.of(jobs), partial(is_packed, part, before))
+        store.pack(part, jobs)  # now: when the grid has grown, others may be finalists
         progress.add(jobs)
-    store.pack(part, tuning(part, methods, store))
     jobs = tests(part, methods, store)
     run_jobs(jobs, store.folder, processes, progress.of(jobs))
     progress.add(jobs)
