@@ -28,7 +28,13 @@ def test_an_edge_is_compared_with_the_best_rate_inside_seed_by_seed(tmp_path: Pa
     """Differences -1 and 0: mean -0.5, and t = 12.706 with one degree of freedom makes +- 6.35."""
     text = said(tmp_path, {0.1: [9, 9], 0.2: [7, 8], 0.4: [4, 3], 0.8: [3, 3]})
     assert text.splitlines()[-1] == "| digits | `uniform` | 0.8 | 3.0 | 0.4 | 3.5 | -0.5 [-6.9, 5.9] |"
-    assert text.startswith("Still at an edge of the grid")
+    assert "the paired interval tells 0 of 1 from it" in text
+
+
+def test_an_edge_that_every_seed_prefers_is_told_from_the_inside(tmp_path: Path) -> None:
+    text = said(tmp_path, {0.1: [9, 9], 0.2: [8, 9], 0.4: [3, 4]})
+    assert "the paired interval tells 1 of 1 from it" in text
+    assert text.splitlines()[-1] == "| digits | `uniform` | 0.4 | 3.5 | 0.2 | 8.5 | -5.0 [-5.0, -5.0] |"
 
 
 def test_a_run_that_never_gets_there_counts_twice_its_rounds(tmp_path: Path) -> None:

@@ -4,49 +4,68 @@ Where the difference is within chance, the edge was won by chance, and a longer 
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from ...report.statistics import mean_interval
+from ...report.statistics import Interval, mean_interval
 from ...types import FloatArray
-from ..pages.cells import markdown
+from ..pages.cells import DASH, markdown
 from .results import Method, Result, Store
 from .tuning import rounds_of
 
 
+class Edge(NamedTuple):
+    """A rate at an edge beside the best one inside the grid; None where the grid has no inside.
+
+    Attributes:
+        rate, rounds: The chosen rate, and its mean rounds on the tuning seeds.
+        inside, inside_rounds: The same of the best rate inside.
+        apart: Rounds at the edge less those inside, paired by tuning seed.
+    """
+
+    rate: float
+    rounds: float
+    inside: float | None = None
+    inside_rounds: float | None = None
+    apart: Interval | None = None
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the tuning seeds tell the edge from the inside."""
+        return self.apart is not None and self.apart.high is not None and self.apart.high < 0
+
+
 def edge_text(results: Sequence[Result], store: Store) -> str:
     """A table of them, and how to read it; one sentence if there are none."""
-    lines = [
-        [result.part.title, f"`{method.label}`", *_compared(result, method, store)]
+    found = [
+        (result, method, _edge(result, method, store))
         for result in results
         for method in result.shown
         if method.search.edge
     ]
-    if not lines:
+    if not found:
         return "No chosen rate is at an edge of its grid."
     heads = ["task", "method", "chosen", "rounds", "best inside", "rounds", "difference [95 %]"]
-    told = "Still at an edge of the grid, with the mean rounds on the tuning seeds, and those of the best rate inside"
-    return f"{told} (paired intervals, 95 % each by itself):\n\n{markdown(heads, lines)}"
+    lines = [[result.part.title, f"`{method.label}`", *_cells(edge)] for result, method, edge in found]
+    better = sum(edge.is_better for _, _, edge in found)
+    return (
+        "Still at an edge of the grid, with the mean rounds on the tuning seeds, and those of the best rate inside; "
+        f"the paired interval tells {better} of {len(found)} from it (95 % each by itself):\n\n{markdown(heads, lines)}"
+    )
 
 
-def _compared(result: Result, method: Method, store: Store) -> list[str]:
-    """The chosen rate and the best one inside the grid, with their rounds on the tuning seeds."""
+def _edge(result: Result, method: Method, store: Store) -> Edge:
+    """The chosen rate of a method, and the best one inside the grid."""
     search = method.search
-    inside = [rate for rate in search.finalists if rate not in (search.rates[0], search.rates[-1])]
-    chosen_s = _rounds(result, method, search.best or 0.0, store)
+    rate, ends = search.best or 0.0, (search.rates[0], search.rates[-1])
+    chosen_s = _rounds(result, method, rate, store)
+    inside = {other: _rounds(result, method, other, store) for other in search.finalists if other not in ends}
     if not inside:
-        return [f"{search.best:g}", f"{np.mean(chosen_s):.1f}", "–", "–", "–"]
-    round_rs = {rate: _rounds(result, method, rate, store) for rate in inside}
-    best = min(inside, key=lambda rate: float(np.mean(round_rs[rate])))
-    apart = mean_interval(chosen_s - round_rs[best])
-    ends = "" if apart.low is None else f" [{apart.low:.1f}, {apart.high:.1f}]"
-    return [
-        f"{search.best:g}",
-        f"{np.mean(chosen_s):.1f}",
-        f"{best:g}",
-        f"{np.mean(round_rs[best]):.1f}",
-        f"{apart.mean:+.1f}{ends}",
-    ]
+        return Edge(rate, float(np.mean(chosen_s)))
+    best = min(inside, key=lambda other: float(np.mean(inside[other])))
+    apart = mean_interval(chosen_s - inside[best])
+    return Edge(rate, float(np.mean(chosen_s)), best, float(np.mean(inside[best])), apart)
 
 
 def _rounds(result: Result, method: Method, rate: float, store: Store) -> FloatArray:
@@ -54,3 +73,11 @@ def _rounds(result: Result, method: Method, rate: float, store: Store) -> FloatA
     part = result.part
     found = [store.tried(part, part.tuning_job(method.label, rate, seed)) for seed in part.tuning_seeds]
     return np.array([rounds_of(run) for run in found if run is not None], dtype=np.float64)
+
+
+def _cells(edge: Edge) -> list[str]:
+    chosen = [f"{edge.rate:g}", f"{edge.rounds:.1f}"]
+    if edge.inside is None or edge.inside_rounds is None or edge.apart is None:
+        return [*chosen, DASH, DASH, DASH]
+    ends = "" if edge.apart.low is None else f" [{edge.apart.low:.1f}, {edge.apart.high:.1f}]"
+    return [*chosen, f"{edge.inside:g}", f"{edge.inside_rounds:.1f}", f"{edge.apart.mean:+.1f}{ends}"]
