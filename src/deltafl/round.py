@@ -1,7 +1,6 @@
 """One round of federated learning with sampled clients: read this file first.
 
-A *host* (the simulator, Flower, or a loop of your own) owns the training; deltafl owns who is asked and what each reply
-counts::
+A *host* (the simulator, Flower, your own loop) owns the training; deltafl owns who is asked and what replies count::
 
     state = init_round(plan, params)
     while not done:
@@ -21,11 +20,12 @@ import numpy.typing as npt
 
 from .designs.inclusion import check_anyone, check_cohort_size
 from .errors import DeltaflError, require_method
-from .estimators.controls import leftovers, weighted_sum, with_memory
+from .estimators.controls import leftovers, with_memory
 from .estimators.damping import trust
 from .estimators.heard import Heard
 from .estimators.memory import RowFormat
 from .estimators.remote import RemoteControl, RemoteReply, differences
+from .estimators.running_sum import weighted_sum
 from .estimators.table import find_estimator
 from .estimators.variance import estimate_variance
 from .guard import init_guard, shorten

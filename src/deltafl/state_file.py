@@ -66,12 +66,19 @@ def flatten(state: Any, prefix: str = "state") -> Iterator[tuple[str, Array]]:
 def unflatten(template: Any, arrays: Mapping[str, Array], prefix: str = "state") -> Any:
     """Put arrays back into the shape of a template; a whole number stays one.
 
+    A field with a default, of which there is nothing, keeps it: the state is from before there was the field.
+
     Raises:
         DeltaflError: If an array is missing or has another shape: the checkpoint belongs to other settings.
     """
     if hasattr(template, "_fields"):
+        there = [
+            field
+            for field in template._fields
+            if f"{prefix}.{field}" in arrays or field not in template._field_defaults
+        ]
         return type(template)(
-            *(unflatten(getattr(template, field), arrays, f"{prefix}.{field}") for field in template._fields)
+            **{field: unflatten(getattr(template, field), arrays, f"{prefix}.{field}") for field in there}
         )
     if isinstance(template, MappedRows) and all(f"{prefix}.{name}" in arrays for name in template.journal()):
         return template.restored({name: arrays[f"{prefix}.{name}"] for name in template.journal()})

@@ -5,7 +5,6 @@ u_i - c_i. A control is three functions: its memory before the first round, what
 learns from the replies (always after D has been computed).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -14,6 +13,7 @@ import numpy as np
 from ..types import BoolArray, FloatArray, IntArray, Params, Population
 from .heard import Heard
 from .memory import RowFormat, Rows, read_rows, replace_rows, wide_row
+from .running_sum import RunningSum, weighted_sum
 
 
 class Guess(NamedTuple):
@@ -107,10 +107,12 @@ class OwnControlState(NamedTuple):
     Attributes:
         control_md: m rows (``memory.py``): a tuple of them, one (m, d) array, as it is after a resume, or a file.
         total_d: float64 (d,), sum_j w_j c_j of the rows as they are stored.
+        rounding: float64 (), how far from it rounding may have led ``total_d`` (``running_sum.py``).
     """
 
     control_md: Rows
     total_d: FloatArray
+    rounding: FloatArray = np.zeros(())
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,17 @@ class OwnControl:
     ) -> OwnControlState:
         """Remember the replies."""
         client_n = heard.client_n
-        rows, num_params = replace_rows(state.control_md, client_n, update_nd), len(state.total_d)
+        rows = replace_rows(state.control_md, client_n, update_nd)
         changes = (wide_row(rows[client]) - wide_row(state.control_md[client]) for client in client_n)
-        total_d = state.total_d + weighted_sum(population.weight_m[client_n], changes, num_params)
-        return OwnControlState(rows, total_d)
+        followed = RunningSum(state.total_d, state.rounding).plus(population.weight_m[client_n], changes)
+        new = OwnControlState(rows, *followed)
+        return summed_anew(new, population.weight_m) if followed.is_lost else new
+
+
+def summed_anew(state: OwnControlState, weight_m: FloatArray) -> OwnControlState:
+    """The same rows with sum_j w_j c_j formed from them, m d operations: for other weights, or a sum that is lost."""
+    total_d = weighted_sum(weight_m, map(wide_row, state.control_md), len(state.total_d))
+    return OwnControlState(state.control_md, total_d)
 
 
 class InnovationControlState(NamedTuple):
@@ -250,11 +259,3 @@ def uses_known(control: Control) -> bool:
 def _controls_of(control: Control) -> dict[str, Any]:
     """The controls that a control is made of, by field."""
     return {name: part for name, part in vars(control).items() if isinstance(part, Control)}
-
-
-def weighted_sum(coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]], num_params: int) -> FloatArray:
-    """sum_i coef_i row_i in float64, one row after the other: the same bits whatever BLAS or thread count."""
-    total_d = np.zeros(num_params)
-    for coef, row_d in zip(coef_n, rows, strict=True):
-        total_d += coef * row_d.astype(np.float64, copy=False)
-    return total_d

@@ -11,12 +11,13 @@ must agree on c_i although replies get lost. The protocol::
     server             D with v_i; for each reply taken: sum <- sum + w_i v_i, taken_i <- name(taken_i, v_i)
 
 c_i changes only when the server says that it took the reply: one lost on its way, late or refused leaves both sides as
-they were. A client adds what it *sent*, rounding included, in float64, as the server does: the sum stays
-sum_j w_j c_j up to float64 rounding. A name is a 63-bit digest of all v_i that c_i is the sum of. So two sides that
-disagree for whatever reason (a lost disk, a reply changed on its way, another client's memory, a server that went back)
-notice it before a wrong c_i is used. If the server goes back to an earlier checkpoint, clients go back with it, as far
-as they keep older c_i; beyond that the server starts the memory anew (``begin_anew``), and every client with it. It has
-to be everyone: a sum does not tell what a single c_i was.
+they were. A client adds what it *sent*, rounding included, in float64, as the server does: the sum stays sum_j w_j c_j
+up to float64 rounding, and where that has become large beside it (``running_sum.py``) all begin anew. A name is a
+63-bit digest of all v_i that c_i is the sum of. So two sides that disagree for whatever reason (a lost disk, a reply
+changed on its way, another client's memory, a server that went back) notice it before a wrong c_i is used. If the
+server goes back to an earlier checkpoint, clients go back with it, as far as they keep older c_i; beyond that the
+server starts the memory anew (``begin_anew``), and every client with it. It has to be everyone: a sum does not tell
+what a single c_i was.
 
 ``difference-own-remote`` is ``difference-own`` and ``innovation-remote`` is ``innovation``, up to one float32 rounding
 of what is sent; bit for bit where u_i - c_i is a float32 number. The damped forms have no such twin: beta is learnt
@@ -36,8 +37,9 @@ import numpy.typing as npt
 
 from ..errors import DeltaflError
 from ..types import BoolArray, FloatArray, IntArray, Params, Population
-from .controls import Control, Guess, follow_estimate, weighted_sum
+from .controls import Control, Guess, follow_estimate
 from .heard import Heard
+from .running_sum import RunningSum
 
 #: taken_i of c_i = 0.
 NOTHING = -1
@@ -64,6 +66,7 @@ class RemoteControlState(NamedTuple):
         unseen_m: bool (m,), clients none of whose replies was taken.
         unseen_weight: float64 (), the sum of their weights.
         taken_m: int64 (m,), the name of c_i, see the module; -1 for c_i = 0. To be sent with the model.
+        rounding: float64 (), how far from it rounding may have led ``total_d`` (``running_sum.py``).
     """
 
     total_d: FloatArray
@@ -71,6 +74,7 @@ class RemoteControlState(NamedTuple):
     unseen_m: BoolArray
     unseen_weight: FloatArray
     taken_m: IntArray
+    rounding: FloatArray = np.zeros(())
 
 
 @dataclass(frozen=True)
@@ -102,9 +106,9 @@ class RemoteControl:
     def update(
         self, state: RemoteControlState, population: Population, heard: Heard, update_nd: Params
     ) -> RemoteControlState:
-        """Add the differences of the replies that were taken."""
+        """Add the differences of the replies that were taken; all begin anew where rounding has lost the sum."""
         client_n = heard.client_n
-        guess, num_params = self.guess(state, client_n), len(state.total_d)
+        guess = self.guess(state, client_n)
         common_d = state.common_d
         if self.memory is not None:
             common_d = follow_estimate(common_d, self.memory, guess, update_nd, heard.coef_n)
@@ -112,17 +116,20 @@ class RemoteControl:
         unseen_m[client_n] = False
         for client, difference_d in zip(client_n.tolist(), update_nd, strict=True):
             taken_m[client] = _name(int(taken_m[client]), difference_d)
-        return RemoteControlState(
-            total_d=state.total_d + weighted_sum(population.weight_m[client_n], update_nd, num_params),
+        followed = RunningSum(state.total_d, state.rounding).plus(population.weight_m[client_n], update_nd)
+        new = RemoteControlState(
+            total_d=followed.total_d,
             common_d=common_d,
             unseen_m=unseen_m,
             unseen_weight=np.asarray(population.weight_m[unseen_m].sum()),
             taken_m=taken_m,
+            rounding=followed.rounding,
         )
+        return begin_anew(new) if followed.is_lost else new
 
 
 def begin_anew(state: RemoteControlState) -> RemoteControlState:
-    """All c_i = 0 from now on, as after ``init``: for a client that lost its c_i, or weights w_i that changed.
+    """All c_i = 0 from now on, as after ``init``: for a client that lost its c_i, weights that changed, a lost sum.
 
     The guess for clients never seen stays: it is the server's own, and serves everybody now.
     """
@@ -131,6 +138,7 @@ def begin_anew(state: RemoteControlState) -> RemoteControlState:
         unseen_m=np.ones_like(state.unseen_m),
         unseen_weight=np.array(1.0),
         taken_m=np.full_like(state.taken_m, NOTHING),
+        rounding=np.zeros(()),
     )
 
 

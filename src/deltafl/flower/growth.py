@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeltaflError
-from ..estimators.controls import OwnControlState, weighted_sum
-from ..estimators.memory import MappedRows, read_rows
+from ..estimators.controls import OwnControlState, summed_anew
+from ..estimators.memory import MappedRows
 from ..estimators.remote import RemoteControlState, begin_anew
 from ..round import Plan, RoundState, init_round
 from ..types import FloatArray, IntArray
@@ -107,27 +107,21 @@ def _reweighed(control: RemoteControlState, old_weight_m: FloatArray, weight_m: 
     if not np.allclose(known_m, factor * old_weight_m, rtol=1e-12, atol=0):
         return begin_anew(control)
     unseen_weight = np.array(weight_m[control.unseen_m].sum())
-    return control._replace(total_d=factor * control.total_d, unseen_weight=unseen_weight)
+    return control._replace(
+        total_d=factor * control.total_d, unseen_weight=unseen_weight, rounding=factor * control.rounding
+    )
 
 
 def _resummed(control: Any, weight_m: FloatArray) -> Any:
     """Weighted sums over clients, with the new weights, wherever they are in a control's memory."""
     if isinstance(control, OwnControlState):
-        return control._replace(total_d=_weighted_total(weight_m, control))
+        return summed_anew(control, weight_m)
     if not hasattr(control, "_fields"):
         return control
     resummed = type(control)(*(_resummed(part, weight_m) for part in control))
     if "unseen_weight" in control._fields:
         return resummed._replace(unseen_weight=np.array(weight_m[resummed.unseen_m].sum()))
     return resummed
-
-
-def _weighted_total(weight_m: FloatArray, own: OwnControlState) -> FloatArray:
-    total_d = np.zeros(len(own.total_d))
-    for client in range(len(weight_m)):
-        row_nd = read_rows(own.control_md, np.array([client]), len(total_d))
-        total_d += weighted_sum(weight_m[client : client + 1], row_nd, len(total_d))
-    return total_d
 
 
 def _check_shapes(sampler: str, grown: Any, fresh: Any, name: str = "state") -> None:

@@ -1,0 +1,138 @@
+"""Sums that are followed by differences: what an enormous reply leaves behind; ordinary rounds change no bit."""
+
+import numpy as np
+import pytest
+
+from conftest import all_heard
+from deltafl import ClientMemory, Cohort, Plan, Population, close_round, init_round, make_plan, make_sampler, open_round
+from deltafl.estimators.controls import InnovationControl, OwnControl, OwnControlState
+from deltafl.estimators.heard import Heard
+from deltafl.estimators.memory import RowFormat, wide_row
+from deltafl.estimators.remote import NOTHING, RemoteControl
+from deltafl.estimators.running_sum import LOST, RunningSum, weighted_sum
+from deltafl.state_file import flatten, unflatten
+
+POPULATION = Population.from_sizes([1, 2, 3, 4])
+UPDATE_MD = np.arange(12, dtype=np.float32).reshape(4, 3) / 7 + 1
+
+
+def heard_of(*clients: int) -> Heard:
+    """Replies of these clients."""
+    return all_heard(Cohort(np.array(clients), np.ones(len(clients), dtype=np.int64), np.ones(len(clients))))
+
+
+def told(control: OwnControl, state: OwnControlState, *replies: tuple[int, float]) -> OwnControlState:
+    """The memory after one round of replies: each client's update times a factor."""
+    clients, factor_n = zip(*replies, strict=True)
+    update_nd = (UPDATE_MD[list(clients)] * np.array(factor_n)[:, None]).astype(np.float32)
+    return control.update(state, POPULATION, heard_of(*clients), update_nd)
+
+
+def off(state: OwnControlState) -> float:
+    """How far the sum is from that of the rows."""
+    right_d = weighted_sum(POPULATION.weight_m, map(wide_row, state.control_md), len(state.total_d))
+    return float(np.abs(state.total_d - right_d).max())
+
+
+ROUNDS = {
+    "one, and back": [[(0, 1e18)], [(0, 1.0)]],
+    "back in steps": [[(0, 1e18)], [(0, 1e13)], [(0, 1e8)], [(0, 1e3)], [(0, 1.0)]],
+    "two that cancel": [[(0, 4e18), (3, -1e18)], [(0, 1.0), (3, 1.0)]],
+    "within one round": [[(0, 1e16)], [(0, 1.0), (1, 1.0)]],
+    "to nothing": [[(0, 1e18)], [(0, 0.0)]],
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rounds", ROUNDS.values(), ids=ROUNDS)
+def test_an_enormous_reply_leaves_nothing_behind(rounds: list[list[tuple[int, float]]], dtype: str) -> None:
+    control = OwnControl(RowFormat(dtype))
+    state = told(control, control.init(POPULATION, 3), (0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0))
+    for replies in rounds:
+        state = told(control, state, *replies)
+    assert off(state) < 1e-5 * np.abs(state.total_d).max()
+    assert float(state.rounding) <= LOST * np.abs(state.total_d).max()
+
+
+def test_a_sum_without_its_bound_would_be_lost() -> None:
+    """The twin: the same differences added up plainly end up wrong by more than the sum itself."""
+    weight_m, total_d = POPULATION.weight_m, POPULATION.weight_m @ UPDATE_MD.astype(np.float64)
+    huge_d = 1e18 * UPDATE_MD[0].astype(np.float64)
+    total_d = total_d + weight_m[0] * (huge_d - UPDATE_MD[0])
+    total_d = total_d + weight_m[0] * (UPDATE_MD[0] - huge_d)
+    assert np.abs(total_d - weight_m @ UPDATE_MD).max() > 1
+
+
+def test_the_bound_holds_for_any_numbers() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        found = RunningSum(np.zeros(4), np.zeros(()))
+        exact_d = np.zeros(4, dtype=np.longdouble)
+        for _ in range(10):
+            coef_n, row_nd = rng.random(3), rng.normal(size=(3, 4)) * 10.0 ** rng.integers(-18, 18, size=(3, 1))
+            found = found.plus(coef_n, row_nd)
+            exact_d += (coef_n[:, None].astype(np.longdouble) * row_nd).sum(axis=0)
+        assert np.abs(found.total_d - exact_d).max() <= float(found.rounding)
+
+
+def test_ordinary_rounds_never_form_the_sum_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of rounds, updates that shrink and turn: the bits are those of the differences added up."""
+
+    def anew(*_: object) -> OwnControlState:
+        raise AssertionError("the sum was formed anew")
+
+    monkeypatch.setattr("deltafl.estimators.controls.summed_anew", anew)
+    rng, control = np.random.default_rng(1), OwnControl()
+    state = control.init(POPULATION, 3)
+    plain_d = np.zeros(3)
+    for t in range(3000):
+        client_n = np.sort(rng.choice(4, size=2, replace=False))
+        update_nd = (rng.normal(size=(2, 3)) * 0.999**t).astype(np.float32)
+        changes = [
+            update_d - state.control_md[i].astype(np.float64) for i, update_d in zip(client_n, update_nd, strict=True)
+        ]
+        plain_d = plain_d + weighted_sum(POPULATION.weight_m[client_n], changes, 3)
+        state = control.update(state, POPULATION, heard_of(*client_n.tolist()), update_nd)
+    np.testing.assert_array_equal(state.total_d, plain_d)
+
+
+@pytest.mark.parametrize("label", ["uniform@@difference-own", "innovation@@innovation", "fedvarp"])
+def test_rounds_are_unbiased_again_after_a_broken_client(label: str) -> None:
+    plan = make_plan(label, POPULATION, 2, norm_guard=3.0)
+    state = init_round(plan, np.zeros(3))
+    for t in range(200):
+        cohort = open_round(plan, state)
+        update_nd = UPDATE_MD[cohort.client_n].copy()
+        if t == 30:
+            update_nd[0] = 1e18
+        state, _ = close_round(plan, state, cohort, update_nd)
+    own = state.control.own if hasattr(state.control, "own") else state.control
+    np.testing.assert_allclose(own.total_d, POPULATION.weight_m @ UPDATE_MD, rtol=1e-6)
+
+
+@pytest.mark.parametrize("memory", [None, 0.7])
+def test_where_clients_keep_their_memory_all_begin_anew(memory: float | None) -> None:
+    estimator = "difference-own-remote" if memory is None else "innovation-remote"
+    plan = Plan(POPULATION, make_sampler("uniform"), 2, estimator, norm_guard=3.0)
+    state, clients = init_round(plan, np.zeros(3)), [ClientMemory(3) for _ in range(4)]
+    begun, before = 0, False
+    for t in range(300):
+        cohort = open_round(plan, state)
+        replies = []
+        for i in cohort.client_n.tolist():
+            update_d = np.full(3, 1e18, dtype=np.float32) if t == 30 and i == cohort.client_n[0] else UPDATE_MD[i]
+            replies.append(clients[i].reply(update_d, int(state.control.taken_m[i])))
+        state, _ = close_round(plan, state, cohort, replies)
+        anew = bool((state.control.taken_m == NOTHING).all())
+        begun, before = begun + (anew and not before), anew
+    assert begun == 1
+    np.testing.assert_allclose(state.control.total_d, POPULATION.weight_m @ UPDATE_MD, rtol=1e-5)
+
+
+def test_a_state_from_before_there_was_a_bound_is_read() -> None:
+    for control in (OwnControl(), InnovationControl(), RemoteControl()):
+        state = control.init(POPULATION, 3)
+        arrays = {name: array for name, array in flatten(state) if not name.endswith("rounding")}
+        assert len(arrays) < len(dict(flatten(state)))
+        again = unflatten(state, arrays)
+        assert dict(flatten(again)).keys() == dict(flatten(state)).keys()
