@@ -89,6 +89,30 @@ def test_flat_vector_and_arrays_are_each_others_inverse() -> None:
         assert np.array_equal(rebuilt[name], array)
 
 
+def test_a_narrow_type_takes_its_largest_number_instead_of_infinity() -> None:
+    layout = Layout.of(MODEL)
+    rebuilt = layout.rebuild(np.array([1e30, -1e30, 3, 4, -1e6], np.float32), layout.rest(MODEL))
+    assert rebuilt["dense.bias"].tolist() == [-65504]
+    assert rebuilt["dense.weight"].ravel().tolist() == [np.float32(1e30), np.float32(-1e30), 3, 4]
+
+
+def test_one_reply_in_a_wider_type_does_not_stop_a_half_precision_federation() -> None:
+    """It is refused; and where the model is beyond float16 anyway, honest replies are used and bring it back."""
+    fed = federation("uniform", {"b": np.zeros(2, np.float16)}, n=2)
+    fed.admit({key: Said(1) for key in "abcd"})
+    cohort = fed.open(fed.roster.keys)
+    wide = {int(i): Answer({"b": np.array([1e6, 0.0])}) for i in cohort.client_n[:1]}
+    info = fed.close(cohort, wide | {int(i): Answer(fed.arrays()) for i in cohort.client_n[1:]})
+    assert [reply.reason for reply in info.rejected] == ["trained 'b' has entries that float16 cannot hold"]
+    assert fed.state is not None
+    fed.state = fed.state._replace(params_d=np.array([2e5, 0], np.float32))
+    for _ in range(20):
+        cohort = fed.open(fed.roster.keys)
+        info = fed.close(cohort, {int(i): Answer({"b": np.ones(2, np.float16)}) for i in cohort.client_n})
+        assert info.num_responded == 2
+    np.testing.assert_allclose(fed.arrays()["b"], 1, atol=1e-2)
+
+
 def test_buffers_take_a_convex_mean_and_integers_stay_integers() -> None:
     layout = Layout.of(MODEL)
     first = {
@@ -167,7 +191,7 @@ FAULTS: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
     "integers": (lambda a: {**a, "x": np.zeros(3, np.int64)}, "type int64"),
     "nan": (lambda a: {**a, "x": np.full(3, np.nan, np.float32)}, "NaN"),
     "bad buffer": (lambda a: {**a, "running_mean": np.array([np.inf], np.float32)}, "buffer 'running_mean'"),
-    "beyond float32": (lambda a: {**a, "x": np.full(3, 1e300)}, "infinite"),
+    "beyond float32": (lambda a: {**a, "x": np.full(3, 1e300)}, "float32 cannot hold"),
 }
 
 

@@ -91,13 +91,21 @@ class Layout(NamedTuple):
         return np.concatenate([arrays[entry.name].astype(np.float32).ravel() for entry in self.trained])
 
     def rebuild(self, params_d: Params, rest: Mapping[str, Array]) -> Arrays:
-        """The model as named arrays: trained ones from the flat vector, the others from ``rest``."""
+        """The model as named arrays: trained ones from the flat vector, the others from ``rest``.
+
+        What a narrow type such as float16 cannot hold becomes its largest number: an infinite entry would make every
+        honest reply useless, and no reply could repair the model.
+        """
         arrays: Arrays = {}
         start = 0
         for entry in self.entries:
             if entry.kind == "trained":
                 stop = start + prod(entry.shape)
-                arrays[entry.name] = params_d[start:stop].reshape(entry.shape).astype(entry.dtype)
+                part = params_d[start:stop].reshape(entry.shape)
+                bound = float(np.finfo(entry.dtype).max)
+                if bound < np.finfo(part.dtype).max:
+                    part = part.clip(-bound, bound)
+                arrays[entry.name] = part.astype(entry.dtype)
                 start = stop
             else:
                 arrays[entry.name] = rest[entry.name]
@@ -127,6 +135,17 @@ class Layout(NamedTuple):
         return update_of({entry.name: sent[entry.name] for entry in self.trained}, received)
 
 
+def _trained_fault(entry: Entry, array: Array) -> str | None:
+    """What is wrong with trained values that came in a wider type than the model's, or None."""
+    if array.dtype == entry.dtype:
+        return None
+    with np.errstate(over="ignore"):
+        kept = array.astype(entry.dtype)
+    if np.any(np.isinf(kept) & np.isfinite(array)):
+        return f"entries that {entry.dtype} cannot hold"
+    return None
+
+
 def _buffer_fault(entry: Entry, array: Array) -> str | None:
     """What is wrong with a client's buffer, in the type in which the server would keep it, or None."""
     with np.errstate(over="ignore"):
@@ -151,7 +170,7 @@ def _counter_fault(entry: Entry, array: Array) -> str | None:
 
 
 _REST_FAULTS: dict[str, Callable[[Entry, Array], str | None]] = {
-    "trained": lambda entry, array: None,
+    "trained": _trained_fault,
     "buffer": _buffer_fault,
     "counter": _counter_fault,
 }
