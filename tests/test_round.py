@@ -358,8 +358,8 @@ def test_impossible_plans() -> None:
     [
         ([], "data", "at least one size"),
         ([[1, 2]], "data", "at least one size"),
-        ([1, 0], "data", "whole numbers >= 1"),
-        ([1.5, 2.0], "data", "whole numbers >= 1"),
+        ([1, 0], "data", "whole numbers, 1 to"),
+        ([1.5, 2.0], "data", "whole numbers, 1 to"),
         ([1, 2], "size", "weights is 'size'"),
     ],
 )

@@ -1,6 +1,6 @@
 """Values from clients are untrusted: what is refused here never touches the model or a sampler's memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -60,8 +60,6 @@ def screen_replies(
     """
     n = len(cohort.client_n)
     reports = Reports.make(n) if reports is None else reports
-    if isinstance(updates, Mapping):
-        raise DeltaflError("updates are a dict; give a list or an array, in the order of cohort.client_n")
     if len(updates) != n or any(len(column) != n for column in reports):
         raise DeltaflError(f"the cohort has {n} clients; updates and reports must have {n} rows in the same order")
     update_nd = np.zeros((n, num_params), dtype=np.float32)
@@ -91,7 +89,12 @@ def screen_replies(
 def _sound(updates: Updates, reports: Reports, num_params: int) -> npt.NDArray[np.bool_]:
     """The rows in which all is well, seen at once; none where updates are no table, so that each is looked at."""
     n = len(reports.responded_n)
-    if not isinstance(updates, np.ndarray) or updates.dtype.kind != "f" or updates.shape != (n, num_params):
+    if (
+        not isinstance(updates, np.ndarray)
+        or np.ma.isMaskedArray(updates)
+        or updates.dtype.kind != "f"
+        or updates.shape != (n, num_params)
+    ):
         return np.zeros(n, dtype=np.bool_)
     with np.errstate(over="ignore", invalid="ignore"):
         narrow_nd = updates.astype(np.float32, copy=False)
@@ -125,9 +128,14 @@ def _fault(update: npt.ArrayLike | None, reports: Reports, i: int, num_params: i
     """What is wrong with row i, or None."""
     if update is None:
         return "no reply"
+    if np.ma.isMaskedArray(update):
+        return "update is a masked array, whose hidden numbers would count"
     try:
         with np.errstate(over="ignore", invalid="ignore"):
-            update_d = np.asarray(update, dtype=np.float32)
+            given_d = np.asarray(update)
+            if given_d.dtype.kind == "c":
+                return "update has complex numbers"
+            update_d = given_d.astype(np.float32, copy=False)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: tensors with a gradient, or on a device
         return "update is not a list of numbers"
     if update_d.shape != (num_params,):

@@ -25,12 +25,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import DeltaflError
-from .params import checked_known
+from .params import checked_column, checked_known, was_said
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 Params = npt.NDArray[np.float32]
+#: Up to here float64 tells whole numbers apart.
+LARGEST_WHOLE = 2**53
 #: A sampler's memory: a NamedTuple of arrays, so that it can be printed, compared and saved as it is.
 State = Any
 
@@ -64,7 +66,7 @@ class Population(NamedTuple):
         """Refuse a population that cannot be one.
 
         Raises:
-            DeltaflError: If weights are negative or do not sum to 1, or are more or fewer than the sizes.
+            DeltaflError: If weights are negative or do not sum to 1, or sizes or what is known do not fit them.
         """
         if not (np.all(self.weight_m >= 0) and abs(self.weight_m.sum() - 1) <= 1e-6):
             raise DeltaflError("the weights of the population must be >= 0 with sum 1; see Population.from_sizes")
@@ -73,6 +75,8 @@ class Population(NamedTuple):
                 f"the population has {len(self.weight_m)} weights and {len(self.num_examples_m)} sizes; it must have "
                 "one of each for a client, see Population.from_sizes"
             )
+        if self.known_mq is not None:
+            checked_known(self.known_mq, self.num_clients)
 
     @classmethod
     def from_sizes(
@@ -81,25 +85,25 @@ class Population(NamedTuple):
         """Make a population from the clients' numbers of examples.
 
         Args:
-            num_examples_m: (m,) whole numbers >= 1.
+            num_examples_m: (m,) whole numbers, 1 to 2^53.
             weights: ``"data"`` for w_i = n_i / N, ``"uniform"`` for w_i = 1 / m.
             known: (m, q) finite numbers, what else is known of each client; see ``known_mq``.
 
         Raises:
-            DeltaflError: If there is no client, a size is below 1, ``weights`` is another word, or ``known`` does not
-                have a row of finite numbers for each client.
+            DeltaflError: If there is no client, a size is out of range, ``weights`` is another word, or ``known`` does
+                not have a row of finite numbers for each client.
         """
         size_m = np.asarray(num_examples_m)
         if size_m.ndim != 1 or len(size_m) == 0:
             raise DeltaflError(f"num_examples_m must be a list of at least one size, got shape {size_m.shape}")
-        if not np.issubdtype(size_m.dtype, np.integer) or size_m.min() < 1:
-            raise DeltaflError("num_examples_m must hold whole numbers >= 1; leave out clients without examples")
+        if size_m.dtype.kind not in "iu" or size_m.min() < 1 or size_m.max() > LARGEST_WHOLE:
+            raise DeltaflError("num_examples_m must hold whole numbers, 1 to 2^53; leave out clients without examples")
         if weights not in {"data", "uniform"}:
             raise DeltaflError(f"weights is {weights!r}; write 'data' (w_i = n_i / N) or 'uniform' (w_i = 1 / m)")
         size_m = size_m.astype(np.int64)
         share_m = size_m if weights == "data" else np.ones(len(size_m))
         known_mq = None if known is None else checked_known(known, len(size_m))
-        return cls(weight_m=share_m / share_m.sum(), num_examples_m=size_m, known_mq=known_mq)
+        return cls(weight_m=share_m / share_m.sum(dtype=np.float64), num_examples_m=size_m, known_mq=known_mq)
 
 
 class Cohort(NamedTuple):
@@ -174,25 +178,20 @@ class Reports(NamedTuple):
     ) -> "Reports":
         """Make reports of n clients from what a host knows; what is not given has a neutral value, losses None.
 
+        Entries that are no numbers stand for a fault, for which ``close_round`` refuses the reply.
+
         Raises:
             DeltaflError: If a column does not have n entries.
         """
-
-        def column(name: str, given: Any, default: float | None) -> npt.NDArray[Any]:
-            values = np.full(n, default) if given is None else np.asarray(given)
-            if values.shape != (n,):
-                raise DeltaflError(f"reports: {name} has shape {values.shape}, the cohort needs ({n},)")
-            return values
-
-        loss_n = column("loss", loss, None)
-        said = [entry is not None for entry in loss_n] if loss_n.dtype == object else np.ones(n)
+        loss_n = checked_column("loss", loss, n, None)
+        steps_n = checked_column("num_steps", num_steps, n, 1, bad=0)
         return cls(
-            responded_n=column("responded", responded, 1).astype(np.bool_),
-            loss_n=loss_n.astype(np.float64),
-            said_loss_n=np.array(said, dtype=np.bool_),
-            square_loss_n=column("square_loss", square_loss, None).astype(np.float64),
-            step_variance_n=column("step_variance", step_variance, 0.0).astype(np.float64),
-            num_steps_n=column("num_steps", num_steps, 1).astype(np.int64),
+            responded_n=checked_column("responded", responded, n, 1, bad=0).astype(np.bool_),
+            loss_n=loss_n,
+            said_loss_n=was_said(loss, n),
+            square_loss_n=checked_column("square_loss", square_loss, n, None, bad=-1),
+            step_variance_n=checked_column("step_variance", step_variance, n, 0.0),
+            num_steps_n=np.where(np.abs(steps_n) < 2.0**63, steps_n, 0).astype(np.int64),
             squared_norm_n=np.zeros(n),
             squared_deviation_n=np.zeros(n),
             squared_leftover_n=np.zeros(n),

@@ -157,8 +157,13 @@ def differences(
         The rows, and client -> why its reply is refused (its row is None), where both sides do not agree on c_i.
 
     Raises:
-        DeltaflError: If the host mixes up the two kinds of replies: the estimate would be wrong without a sign of it.
+        DeltaflError: If the updates are no list, or the host mixes up the two kinds of replies: the estimate would be
+            wrong without a sign of it.
     """
+    if isinstance(updates, Mapping) or np.isscalar(updates) or not hasattr(updates, "__getitem__"):
+        raise DeltaflError(
+            f"updates are a {type(updates).__name__}; give a list or an array, in the order of cohort.client_n"
+        )
     if not isinstance(control, RemoteControl):
         if not isinstance(updates, np.ndarray) and any(isinstance(reply, RemoteReply) for reply in updates):
             raise DeltaflError(
@@ -174,12 +179,17 @@ def differences(
                 f"the reply of client {client} is a plain update, and with a '-remote' estimator clients subtract "
                 "their own c_i: send what deltafl.ClientMemory.reply returns, or write the estimator without '-remote'"
             )
-        agreed = reply is not None and reply.since == state.taken_m[client]
+        agreed = reply is not None and _is_name(reply.since, int(state.taken_m[client]))
         rows.append(reply.difference_d if reply is not None and agreed else None)
         if reply is not None and not agreed:
             refused[client] = "the reply subtracts another c_i than the server counts on: the client lost its memory"
     rows += [None] * (len(updates) - len(rows))
     return rows, refused
+
+
+def _is_name(since: object, taken: int) -> bool:
+    """Whether what a client says is the name that the server has; anything but a whole number is none."""
+    return isinstance(since, int | np.integer) and int(since) == taken
 
 
 def _name(before: int, difference_d: Params) -> int:
