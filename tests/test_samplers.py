@@ -25,7 +25,10 @@ from deltafl import (
     Reports,
     Sampler,
     SamplerSettings,
+    Sgd,
+    close_round,
     init_round,
+    make_plan,
     make_sampler,
     open_round,
     stream,
@@ -33,8 +36,9 @@ from deltafl import (
 from deltafl.designs.exact import every_cohort
 from deltafl.designs.inclusion import inclusion_probabilities, with_floor
 from deltafl.designs.tree import SumTree
+from deltafl.estimators.controls import OwnControlState
 from deltafl.oracle import KnownUpdates
-from deltafl.samplers import parse_label
+from deltafl.samplers import bias_of, parse_label
 from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
 from deltafl.samplers.delta import diversity
 from deltafl.samplers.scored import PracticalState
@@ -450,3 +454,20 @@ def test_the_same_test_refuses_weights_that_are_a_little_wrong() -> None:
 def test_the_monte_carlo_covers_every_unbiased_sampler() -> None:
     covered = {SAMPLERS[label.split("@")[0]].make for label in MONTE_CARLO}
     assert {name for name, entry in SAMPLERS.items() if entry.unbiased and entry.make not in covered} == set()
+
+
+def test_theoretical_draws_without_a_floor_and_with_a_control_are_not_called_unbiased() -> None:
+    """They never ask a client whose update is 0, and with a control its 0 - c_i is missed: E[D] = 1 for ubar = 0.9."""
+    for label in ("fedis@systematic@difference", "ocs@poisson@difference-own", "aocs@@innovation", "delta@@fedstale"):
+        assert bias_of(label) == "draws that leave clients out"
+    assert bias_of("fedis@systematic@difference", SamplerSettings(floor=0.1)) is None
+    assert bias_of("fedis") is None
+    population = Population.from_sizes([1, 2, 3, 4])
+    plan = make_plan("fedis@systematic@difference-own", population, 2, server_optimizer=Sgd(1.0))
+    state = init_round(plan, np.zeros(1))._replace(control=OwnControlState(np.ones((4, 1), np.float32), np.ones(1)))
+    update_md = np.array([[0.0], [1], [1], [1]], dtype=np.float32)
+    cohort = open_round(plan, state, oracle=KnownUpdates(update_md, population.weight_m))
+    assert 0 not in cohort.client_n
+    following, _ = close_round(plan, state, cohort, update_md[cohort.client_n])
+    assert following.params_d == pytest.approx([1.0])
+    assert population.weight_m @ update_md == pytest.approx([0.9])

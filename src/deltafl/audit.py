@@ -18,7 +18,7 @@ from .errors import DeltaflError
 from .estimators.table import ESTIMATORS, Estimator, find_estimator
 from .oracle import KnownUpdates
 from .round import Plan, RoundState, close_round, coefficients, init_round
-from .samplers import SAMPLERS, SamplerSettings, find_sampler
+from .samplers import SAMPLERS, SamplerSettings, find_sampler, leaves_out
 from .server_optimizers import Sgd
 from .streams import stream
 from .types import Cohort, FloatArray, IntArray, Oracle, Params, Population, Reports
@@ -140,7 +140,7 @@ def all_samplers() -> list[str]:
 def _audit_one(subject: Subject, oracle: Oracle, plan: Plan, rule: Estimator, draws: int) -> AuditRow:
     state = _warm_state(plan, subject, oracle)
     error = estimate_error(plan, state, oracle, subject.update_md, draws)
-    claims = plan.sampler.unbiased and rule.unbiased
+    claims = rule.unbiased and not leaves_out(plan.sampler, rule.control)
     return AuditRow("", "", rule.name, claims, error.exact, error.bias, error.z, error.mse)
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..designs.table import find_design
 from ..errors import DeltaflError, unknown_name
+from ..estimators.controls import Control, NoControl
 from ..estimators.controls import uses_known as control_uses_known
 from ..estimators.table import ESTIMATORS, find_estimator
 from ..types import Sampler
@@ -110,15 +111,26 @@ def parse_label(label: str) -> Label:
 def bias_of(label: str, settings: SamplerSettings | None = None) -> str | None:
     """The part of a method that makes it biased, in a person's words: its estimator, design or draws; None if none.
 
-    With some settings draws leave clients out: those of practical samplers with ``floor`` = 0, and of cluster-is with
-    ``drop_small_after``.
+    Some draws leave clients out: those of practical samplers with ``floor`` = 0, of cluster-is with
+    ``drop_small_after``, and of theoretical ones without a floor where there is a control, see ``leaves_out``.
     """
     parsed = parse_label(label)
     if not find_estimator(parsed.estimator).unbiased:
         return f"estimator {parsed.estimator}"
     if parsed.design is not None and not find_design(parsed.design).exact:
         return f"design {parsed.design}"
-    return None if make_sampler(label, settings).unbiased else "draws that leave clients out"
+    leaving = leaves_out(make_sampler(label, settings), find_estimator(parsed.estimator).control)
+    return "draws that leave clients out" if leaving else None
+
+
+def leaves_out(sampler: Sampler, control: Control) -> bool:
+    """Whether draws leave clients out whom the estimate needs.
+
+    A theoretical sampler without a floor never asks a client whose update is 0. Without a control nothing is missed;
+    with one it is that client's 0 - c_i (docs/theory.md, section 10).
+    """
+    blind = sampler.needs_oracle and not getattr(sampler, "floor", 0.0)
+    return not sampler.unbiased or (blind and not isinstance(control, NoControl))
 
 
 def is_unbiased(label: str) -> bool:
