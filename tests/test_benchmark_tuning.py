@@ -83,6 +83,20 @@ def test_the_grid_grows_where_the_best_finalist_is_at_its_edge() -> None:
     assert (found.rates, found.finalists, found.best, found.edge) == ((0.1, 0.2, 0.4, 0.8), (0.2, 0.4), 0.4, "")
 
 
+def test_who_was_a_finalist_before_the_grid_grew_stays_one() -> None:
+    """The other method makes it grow; on the first seed 0.8 and 0.4 are then the best of this one, and 0.2 is on all."""
+    first = {"one": {0.1: 50.0, 0.2: 31.0, 0.4: 29.0, 0.8: 28.0}, "other": {0.1: 50.0, 0.2: 40.0, 0.4: 30.0, 0.8: 35.0}}
+    every = {"one": {0.2: 30.0, 0.4: 32.0, 0.8: 60.0}, "other": {0.2: 40.0, 0.4: 30.0, 0.8: 35.0}}
+    screen = Screen(2, lambda label, rate: Score(first[label][rate], 0.0))
+    found = search((0.1, 0.2, 0.4), 1, ("one", "other"), lambda label, rate: Score(every[label][rate], 0.0), screen)
+    assert (found["one"].rates, found["one"].finalists, found["one"].best) == (
+        (0.1, 0.2, 0.4, 0.8),
+        (0.2, 0.4, 0.8),
+        0.2,
+    )
+    assert (found["other"].finalists, found["other"].best, found["other"].edge) == ((0.2, 0.4, 0.8), 0.4, "")
+
+
 def test_later_tuning_seeds_play_only_the_finalists(tmp_path: Path) -> None:
     tiers = {"all": {"methods": ["full", "uniform"], "rates": [0.1, 0.2, 0.4], "extensions": 0}}
     part = part_of(tiers=tiers, tuning_seeds=[1000, 1001], finalists=2)

@@ -173,7 +173,11 @@ def _grid_text(result: Result) -> str:
     rates = max((search.rates for search in searches), key=len)
     seeds = f"{len(part.tuning_seeds)} tuning {'seed' if len(part.tuning_seeds) == 1 else 'seeds'}"
     rounds = f" of {part.tuning_rounds} rounds" if part.tuning_rounds else ""
-    few = f"; the first for all rates, the others for each method's best {part.finalists}" if part.finalists else ""
+    few = (
+        f"; the first for all rates, the others for each method's best {part.finalists}, before the grid grew and after"
+        if part.finalists
+        else ""
+    )
     return f"{part.title}: {', '.join(f'{rate:g}' for rate in rates)} ({seeds}{rounds}{few})"
 
 

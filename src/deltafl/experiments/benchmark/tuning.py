@@ -7,6 +7,7 @@ All methods of a part search the same grid, so that none of them wins by a finer
 any method is at an edge, the grid grows by a factor of 2 on that side, for all of them, as often as the part allows.
 
 Where runs are dear, the first tuning seed tries all rates, and the others only each method's best few, its finalists.
+Who was a finalist before the grid grew stays one: its runs are there, and may be the best.
 """
 
 from collections.abc import Callable, Sequence
@@ -88,8 +89,9 @@ def search(
         screen: Which rates of a method are no finalists; None for all being finalists.
     """
     grid, up, down = list(rates), extensions, extensions
+    found = {label: Search((), (), None, "", None) for label in labels}
     while True:
-        found = {label: _best(grid, label, score_of, screen) for label in labels}
+        found = {label: _best(grid, label, score_of, screen, found[label].finalists) for label in labels}
         edges = {search.edge for search in found.values()}
         grows_up, grows_down = "high" in edges and up > 0, "low" in edges and down > 0
         if not (grows_up or grows_down):
@@ -98,14 +100,16 @@ def search(
         up, down = up - grows_up, down - grows_down
 
 
-def _best(grid: Sequence[float], label: str, score_of: ScoreOf, screen: Screen | None) -> Search:
-    """The best rate of one method on a grid."""
+def _best(
+    grid: Sequence[float], label: str, score_of: ScoreOf, screen: Screen | None, former: Sequence[float]
+) -> Search:
+    """The best rate of one method on a grid; ``former`` are the finalists before it grew."""
     kept = tuple(grid)
     if screen is not None:
         first = _known(grid, label, screen.score_of)
         if len(first) < len(grid):
             return Search(tuple(grid), (), None, "", None)
-        kept = tuple(sorted(sorted(first, key=lambda rate: first[rate])[: screen.finalists]))
+        kept = tuple(sorted({*former, *sorted(first, key=lambda rate: first[rate])[: screen.finalists]}))
     known = _known(kept, label, score_of)
     if len(known) < len(kept):
         return Search(tuple(grid), kept, None, "", None)
