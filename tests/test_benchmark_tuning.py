@@ -84,7 +84,7 @@ def test_the_grid_grows_where_the_best_finalist_is_at_its_edge() -> None:
 
 
 def test_who_was_a_finalist_before_the_grid_grew_stays_one() -> None:
-    """The other method makes it grow; on the first seed 0.8 and 0.4 are then the best of this one, and 0.2 is on all."""
+    """The other method makes it grow; on the first seed 0.8 and 0.4 are then the best of this one, 0.2 on all."""
     first = {"one": {0.1: 50.0, 0.2: 31.0, 0.4: 29.0, 0.8: 28.0}, "other": {0.1: 50.0, 0.2: 40.0, 0.4: 30.0, 0.8: 35.0}}
     every = {"one": {0.2: 30.0, 0.4: 32.0, 0.8: 60.0}, "other": {0.2: 40.0, 0.4: 30.0, 0.8: 35.0}}
     screen = Screen(2, lambda label, rate: Score(first[label][rate], 0.0))
