@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from deltafl.errors import DeltaflError, MissingExtraError
 from deltafl.tasks.datasets import load_dataset
-from deltafl.tasks.download import check
+from deltafl.tasks.download import check, fetch
 from deltafl.tasks.images import read_arrays, split_owners
 from deltafl.tasks.registry import make_task
 from deltafl.tasks.sources import ARCHIVES, SOURCES
@@ -127,7 +127,8 @@ def test_a_missing_archive_says_which_file_and_where(tmp_path: Path, monkeypatch
         for words in (archive.file, str(data), str(environment), str(tmp_path / "cache"), "DELTAFL_DATA"):
             assert words in message
         with pytest.raises(DeltaflError, match=f"{archive.file}, that is published nowhere"):
-            check(name)
+            fetch(name)
+        assert check(name) == [(archive.file, None, "missing")]
     with pytest.raises(DeltaflError, match="nowhere, which is not a folder"):
         load_dataset("unipen62", tmp_path / "nowhere")
     with pytest.raises(DeltaflError, match="did you mean 'unipen62'"):
