@@ -29,8 +29,8 @@ from .sources import (
     Source,
     cache_folder,
     find_file,
-    folders_of,
     get_source,
+    locate_archive,
     search_folders,
 )
 
@@ -255,10 +255,10 @@ def _status(source: Source, file: str, path: Path | None) -> FileStatus:
 def _check_archive(name: str, data_dir: Path | None) -> FileStatus:
     """The status of a data set that is one file."""
     known = ARCHIVES[name]
-    paths = [path for folder in folders_of(name, data_dir) if (path := folder / known.file).is_file()]
-    if not paths:
+    path = locate_archive(name, data_dir)
+    if path is None:
         return FileStatus(known.file, None, "missing")
-    return FileStatus(known.file, paths[0], "ok" if file_sha256(paths[0]) == known.sha256 else "corrupt")
+    return FileStatus(known.file, path, "ok" if file_sha256(path) == known.sha256 else "corrupt")
 
 
 def _check_writers(path: Path, source: Source) -> list[FileStatus]:

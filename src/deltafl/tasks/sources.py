@@ -176,15 +176,20 @@ def find_archive(name: str, data_dir: Path | None) -> Path:
     Raises:
         DeltaflError: If it is nowhere, or ``data_dir`` or ``DELTAFL_DATA`` is given and is no folder.
     """
-    file = ARCHIVES[name].file
-    folders = folders_of(name, data_dir)
-    for folder in folders:
-        if (folder / file).is_file():
-            return folder / file
-    raise DeltaflError(
-        f"{name} needs the file {file}, which is not in {', '.join(map(str, folders))}: "
-        "give the folder that holds it as data_dir or DELTAFL_DATA"
-    )
+    path = locate_archive(name, data_dir)
+    if path is None:
+        raise DeltaflError(
+            f"{name} needs the file {ARCHIVES[name].file}, which is not in "
+            f"{', '.join(map(str, folders_of(name, data_dir)))}: "
+            "give the folder that holds it as data_dir or DELTAFL_DATA"
+        )
+    return path
+
+
+def locate_archive(name: str, data_dir: Path | None) -> Path | None:
+    """As ``find_archive``, but None if it is nowhere."""
+    paths = (folder / ARCHIVES[name].file for folder in folders_of(name, data_dir))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def folders_of(name: str, data_dir: Path | None) -> list[Path]:

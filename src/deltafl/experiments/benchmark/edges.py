@@ -70,9 +70,8 @@ def _edge(result: Result, method: Method, store: Store) -> Edge:
 
 def _rounds(result: Result, method: Method, rate: float, store: Store) -> FloatArray:
     """Rounds to the threshold of each tuning seed."""
-    part = result.part
-    found = [store.tried(part, part.tuning_job(method.label, rate, seed)) for seed in part.tuning_seeds]
-    return np.array([rounds_of(run) for run in found if run is not None], dtype=np.float64)
+    runs = store.tried_by(result.part, method.label, rate, result.part.tuning_seeds)
+    return np.array([rounds_of(run) for run in runs], dtype=np.float64)
 
 
 def _cells(edge: Edge) -> list[str]:

@@ -46,7 +46,7 @@ def write_page(
     """
     require("matplotlib", "plot")
     require("scipy", "sim")
-    judgements = judge_all(results)
+    judgements, store = judge_all(results), Store(folder)
     core = tuple(experiment.view.get("core", ()))
     folder.mkdir(parents=True, exist_ok=True)
     draw_gaps(results, core, folder / "gap.png")
@@ -55,8 +55,8 @@ def write_page(
         draw_methods(result, folder / f"methods-{result.part.name}.png")
     write_atomically(folder / "table.csv", csv_text(table_cells(results)))
     write_atomically(folder / "runs.csv", csv_text(run_cells(results)))
-    write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, Store(folder))))
-    page = _page(experiment, scale, parts, judgements, reasons, command, Store(folder))
+    write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
+    page = _page(experiment, scale, parts, judgements, reasons, command, store)
     write_atomically(folder / "README.md", page)
     finding = Finding(
         name=experiment.name,

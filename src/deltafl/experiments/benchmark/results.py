@@ -50,6 +50,11 @@ class Store:
         # Who packs writes the line before the record goes: where both were missing, the line may have come since.
         return line or self._line(part, job)
 
+    def tried_by(self, part: Part, label: str, rate: float, seeds: Sequence[int]) -> list[Tried]:
+        """What the finished ones of these tuning runs gave, in the order of the seeds."""
+        found = [self.tried(part, part.tuning_job(label, rate, seed)) for seed in seeds]
+        return [run for run in found if run is not None]
+
     def _line(self, part: Part, job: Job) -> Tried | None:
         stamp = stamp_of(part, self.folder)
         if part.name not in self._tried or self._tried[part.name][0] != stamp:
@@ -77,9 +82,8 @@ def find_rates(part: Part, methods: tuple[str, ...], store: Store) -> dict[str, 
     """How far the search for the methods' learning rates is."""
 
     def score_of(seeds: Sequence[int], label: str, rate: float) -> Score | None:
-        runs = [store.tried(part, part.tuning_job(label, rate, seed)) for seed in seeds]
-        found = [run for run in runs if run is not None]
-        return score(found) if len(found) == len(runs) else None
+        found = store.tried_by(part, label, rate, seeds)
+        return score(found) if len(found) == len(seeds) else None
 
     screen = None if part.finalists is None else Screen(part.finalists, partial(score_of, part.tuning_seeds[:1]))
     return search(part.rates, part.extensions, methods, partial(score_of, part.tuning_seeds), screen)

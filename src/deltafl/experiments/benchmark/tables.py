@@ -188,8 +188,7 @@ def tuning_cells(results: Sequence[Result], store: Store) -> Cells:
         part = result.part
         for method in result.methods:
             for rate in method.search.rates:
-                found = [store.tried(part, part.tuning_job(method.label, rate, seed)) for seed in part.tuning_seeds]
-                runs = [run for run in found if run is not None]
+                runs = store.tried_by(part, method.label, rate, part.tuning_seeds)
                 if runs:
                     rounds, minus = score(runs)
                     cell = {"part": part.name, "method": method.label, "rate": rate, "seeds": len(runs)}
