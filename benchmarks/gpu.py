@@ -32,8 +32,8 @@ import numpy as np
 import torch
 
 from deltafl.errors import DeltaflError
-from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training.devices import device_name, find_device, numerics
 from deltafl.simulation.training.local import LocalWork, minibatches, train_serial
 from deltafl.simulation.training.routes import Computation

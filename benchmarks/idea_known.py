@@ -6,23 +6,23 @@ from typing import NamedTuple
 import numpy as np
 
 from deltafl import Centred, Population, draw_cohort, with_floor
-from deltafl.estimators.controls import Guess
+from deltafl.estimators.controls import ControlValue
 from deltafl.estimators.heard import Heard
 from deltafl.estimators.regression import RegressionControl, RegressionControlState
 from deltafl.samplers.centred import CentredState
 from deltafl.types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Reports
 
 
-class LeftoverState(NamedTuple):
+class ResidualState(NamedTuple):
     """The regression, what it left of each client when it was seen last, and the weighted sum of that."""
 
     regression: RegressionControlState
-    leftover_md: FloatArray
+    residual_md: FloatArray
     total_d: FloatArray
 
 
 @dataclass(frozen=True)
-class LeftoverControl:
+class ResidualControl:
     """c_i = B x_i + (u_i - B x_i) when client i was last seen: a memory that moves with the client's labels.
 
     Attributes:
@@ -31,24 +31,24 @@ class LeftoverControl:
 
     regression: RegressionControl = field(default_factory=RegressionControl)
 
-    def init(self, population: Population, num_params: int) -> LeftoverState:
+    def init(self, population: Population, num_params: int) -> ResidualState:
         """Nobody was seen."""
         rows = np.zeros((population.num_clients, num_params))
-        return LeftoverState(self.regression.init(population, num_params), rows, np.zeros(num_params))
+        return ResidualState(self.regression.init(population, num_params), rows, np.zeros(num_params))
 
-    def guess(self, state: LeftoverState, client_n: IntArray) -> Guess:
+    def guess(self, state: ResidualState, client_n: IntArray) -> ControlValue:
         """The regression of today and the client's own of its last visit."""
         total_d, control_nd = self.regression.guess(state.regression, client_n)
-        return Guess(total_d + state.total_d, control_nd + state.leftover_md[client_n])
+        return ControlValue(total_d + state.total_d, control_nd + state.residual_md[client_n])
 
-    def update(self, state: LeftoverState, population: Population, heard: Heard, update_nd: Params) -> LeftoverState:
+    def update(self, state: ResidualState, population: Population, heard: Heard, update_nd: Params) -> ResidualState:
         """B follows what both parts leave; then what B leaves is remembered."""
         client_n = heard.client_n
-        left_nd = (update_nd - state.leftover_md[client_n]).astype(np.float32)
+        left_nd = (update_nd - state.residual_md[client_n]).astype(np.float32)
         regression = self.regression.update(state.regression, population, heard, left_nd)
-        leftover_md = state.leftover_md.copy()
-        leftover_md[client_n] = update_nd - self.regression.guess(regression, client_n).control_nd
-        return LeftoverState(regression, leftover_md, population.weight_m @ leftover_md)
+        residual_md = state.residual_md.copy()
+        residual_md[client_n] = update_nd - self.regression.guess(regression, client_n).control_nd
+        return ResidualState(regression, residual_md, population.weight_m @ residual_md)
 
 
 class KnownAndSeen(NamedTuple):
@@ -85,7 +85,7 @@ class BalancedInnovation:
         oracle: Oracle | None = None,
     ) -> Cohort:
         """Draw by innovation's scores, balanced."""
-        score_m = with_floor(state.seen.weight_m * self.score._leftover(state.seen, n), self.score.floor)
+        score_m = with_floor(state.seen.weight_m * self.score._residual(state.seen, n), self.score.floor)
         return draw_cohort(score_m, n, "cube", rng, available_m, state.value_mq)
 
     def update(self, state: KnownAndSeen, cohort: Cohort, reports: Reports) -> KnownAndSeen:

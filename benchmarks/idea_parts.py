@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from deltafl import Centred, Population
-from deltafl.estimators.controls import Guess
+from deltafl.estimators.controls import ControlValue
 from deltafl.estimators.heard import Heard
 from deltafl.samplers.centred import CentredState
 from deltafl.types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Reports
@@ -38,9 +38,9 @@ class DeviationControl:
             np.zeros((population.num_clients, num_params)), np.zeros(num_params), np.zeros(num_params)
         )
 
-    def guess(self, state: DeviationState, client_n: IntArray) -> Guess:
+    def guess(self, state: DeviationState, client_n: IntArray) -> ControlValue:
         """The common part of today and the client's own of its last visit."""
-        return Guess(state.total_d + state.common_d, state.common_d + state.deviation_md[client_n])
+        return ControlValue(state.total_d + state.common_d, state.common_d + state.deviation_md[client_n])
 
     def update(self, state: DeviationState, population: Population, heard: Heard, update_nd: Params) -> DeviationState:
         """Follow the round's estimate; what the replies have beside it is their own."""
@@ -103,13 +103,13 @@ class EndpointControl:
             np.zeros(2),
         )
 
-    def guess(self, state: EndpointState, client_n: IntArray) -> Guess:
+    def guess(self, state: EndpointState, client_n: IntArray) -> ControlValue:
         """Update and place, each with its coefficient."""
         beta, gamma = _box_least_squares(state.gram, state.cross)
         everyone = np.arange(len(state.unseen_m))
         a_md, b_md = self._remembered(state, everyone)
         control_md = beta * a_md + gamma * b_md
-        return Guess(state.weight_m @ control_md, control_md[client_n])
+        return ControlValue(state.weight_m @ control_md, control_md[client_n])
 
     def update(self, state: EndpointState, population: Population, heard: Heard, update_nd: Params) -> EndpointState:
         """Regress the replies on what was remembered of these clients, then remember them."""
@@ -200,10 +200,10 @@ class NeighbourControl:
             population.weight_m, np.zeros((m, num_params)), np.ones(m, dtype=np.bool_), np.zeros(num_params)
         )
 
-    def guess(self, state: NeighbourState, client_n: IntArray) -> Guess:
+    def guess(self, state: NeighbourState, client_n: IntArray) -> ControlValue:
         """Memories as they have moved, the common guess for the others."""
         every_md = np.where(state.unseen_m[:, None], state.common_d, state.control_md)
-        return Guess(state.weight_m @ every_md, every_md[client_n])
+        return ControlValue(state.weight_m @ every_md, every_md[client_n])
 
     def update(self, state: NeighbourState, population: Population, heard: Heard, update_nd: Params) -> NeighbourState:
         """Move the memories with their neighbours, remember the replies."""

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, Field
 
+from deltafl.analysis.statistics import first_reach, gap_closed, mean_interval
 from deltafl.errors import DeltaflError
 from deltafl.reading import checked, read_json, read_text
-from deltafl.report.statistics import first_reach, gap_closed, mean_interval
-from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.types import FloatArray
 
 _PLACE = re.compile(r"(<!-- (ideas|noise): (\S+)((?: \d+)*) -->\n\n)(?:\|.*\n)+")

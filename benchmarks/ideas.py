@@ -27,11 +27,11 @@ from deltafl.estimators.damping import DampedControl
 from deltafl.estimators.regression import RegressionControl
 from deltafl.estimators.table import ESTIMATORS, Estimator, horvitz_thompson
 from deltafl.samplers import Balanced, HicsFL
-from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.engine import Engine, reports_of
 from deltafl.simulation.records import environment
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
-from idea_known import BalancedInnovation, LeftoverControl
+from idea_known import BalancedInnovation, ResidualControl
 from idea_parts import DeviationControl, EndpointControl, NeighbourControl, OneKindOfVisit, TourFirst
 from idea_tables import CHANCE, Accuracies, read_ideas, table, write_tables
 
@@ -56,8 +56,8 @@ def ideas_with_labels() -> dict[str, Idea]:
         "B follows faster: memory 0.2": Idea(Balanced(), DampedControl(RegressionControl(memory=0.2))),
         "B follows slower: memory 0.8": Idea(Balanced(), DampedControl(RegressionControl(memory=0.8))),
         "B without the coefficient beta": Idea(Balanced(), "regression"),
-        "and the clients' own memory": Idea(Balanced(), DampedControl(LeftoverControl())),
-        "the same, with innovation's scores": Idea(BalancedInnovation(), DampedControl(LeftoverControl())),
+        "and the clients' own memory": Idea(Balanced(), DampedControl(ResidualControl())),
+        "the same, with innovation's scores": Idea(BalancedInnovation(), DampedControl(ResidualControl())),
         "innovation's memory instead of B": Idea(Balanced(), "innovation-damped"),
     }
 

@@ -24,9 +24,9 @@ from deltafl import close_round, init_round, open_round
 from deltafl.cli.options import assignment
 from deltafl.errors import DeltaflError
 from deltafl.estimators.table import find_estimator
-from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.engine import Engine, reports_of
 from deltafl.simulation.records import environment
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
 from deltafl.types import BoolArray, FloatArray
 
@@ -58,7 +58,7 @@ def play(settings: RunSettings, engine: Engine) -> list[list[float]]:
                 for label in (state.round, state.round + _OTHER_MINIBATCHES)
             )
             control_md = control.guess(state.control, everyone).control_nd
-            rows.append(_errors(weight_m, update_md, other_md, control_md, state.answered_m > 0, plan.n))
+            rows.append(_errors(weight_m, update_md, other_md, control_md, state.responded_m > 0, plan.n))
             rows[-1].append(engine.evaluate(state.params_d).accuracy)
         cohort = open_round(plan, state)
         training = engine.train(state.params_d, state.round, cohort.client_n)

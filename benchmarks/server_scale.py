@@ -171,7 +171,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Milliseconds of a round over clients; the trees in colour, the others in grey."""
     from matplotlib.figure import Figure
 
-    from deltafl.report.plot_style import GREY, looks, png_of, styled
+    from deltafl.analysis.plot_style import GREY, looks, png_of, styled
 
     look_of = looks(["pracdelta@ordered-pivotal", "pracdelta", "uniform", "innovation"], "pracdelta@ordered-pivotal")
     with styled():

@@ -88,7 +88,7 @@ def reports_of(problem: Problem, cohort: Cohort) -> Reports:
     """What the clients of a cohort report beside their updates."""
     whole = problem.oracle.reports()
     here = cohort.client_n
-    loss_n = whole.loss_n[here] if whole.said_loss_n.all() else None
+    loss_n = whole.loss_n[here] if whole.has_loss_n.all() else None
     return Reports.make(len(here), loss=loss_n, step_variance=whole.step_variance_n[here])
 
 

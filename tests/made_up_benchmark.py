@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deltafl.experiments.benchmark import run as benchmark
-from deltafl.experiments.benchmark.parts import Part, parts_of
-from deltafl.experiments.kept import record_path
-from deltafl.experiments.record import RunRecord, what_is_run, write_record
-from deltafl.experiments.request import Request
-from deltafl.experiments.spec import Experiment, Job, parse_experiment
+from reproduction.benchmark import run as benchmark
+from reproduction.benchmark.parts import Part, parts_of
+from reproduction.kept import record_path
+from reproduction.record import RunRecord, what_is_run, write_record
+from reproduction.request import Request
+from reproduction.spec import Experiment, Job, parse_experiment
 
 TINY: dict[str, Any] = {
     "task": "digits",

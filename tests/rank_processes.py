@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from deltafl.errors import DeltaflError
-from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation import oracle
 from deltafl.simulation.experiment import run_single
 from deltafl.simulation.ranks import Ranks, joined_ranks
+from deltafl.simulation.settings import RunSettings, make_settings
 
 Runs = dict[str, dict[str, object]]
 TINY = {"task": "digits", "clients": 12, "sample": 5, "rounds": 3, "batch_size": 16, "checkpoint_every": 2}

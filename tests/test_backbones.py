@@ -12,11 +12,11 @@ from conftest import Problem, Recorder, estimate, mean_estimate, same_tree
 from deltafl import SAMPLERS, DeltaflError, Plan, RoundState, broadcast, close_round, init_round, open_round
 from deltafl.estimators.table import find_estimator
 from deltafl.oracle import KnownUpdates
-from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.experiment import run_experiment, run_single
 from deltafl.simulation.oracle import SimulatedOracle
 from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
 
 #: Few clients, so that all cohorts can be enumerated.
@@ -95,9 +95,9 @@ def known_round(plan: Plan, state: RoundState, engine: Engine) -> Problem:
     oracle = SimulatedOracle(engine, plan.population, state.round, broadcast(plan, state))
     reports, training = oracle.reports(), oracle.train(np.arange(plan.population.num_clients))
     drift_d = oracle.sent.drift_d
-    leftover_md = training.update_nd if drift_d is None else training.update_nd - drift_d
+    residual_md = training.update_nd if drift_d is None else training.update_nd - drift_d
     columns = (reports.step_variance_n, reports.loss_n, reports.num_steps_n)
-    known = KnownUpdates(leftover_md, plan.population.weight_m, *columns)
+    known = KnownUpdates(residual_md, plan.population.weight_m, *columns)
     np.testing.assert_array_equal(known.reports().squared_norm_n, reports.squared_norm_n)
     return Problem(plan.population, training.update_nd, known)
 
@@ -139,7 +139,7 @@ def assert_claim_holds(plan: Plan, state: RoundState, problem: Problem, claimed:
     recording = replace(plan, server_optimizer=Recorder())
     if claimed:
         error_d = mean_estimate(recording, state, problem) - problem.ubar_d
-        tolerance = 1e-6 if plan.mime else 1e-12  # leftovers from the drift are rounded to float32
+        tolerance = 1e-6 if plan.mime else 1e-12  # residuals from the drift are rounded to float32
         assert np.abs(error_d).max() < tolerance * np.abs(problem.update_md).max()
     cohort = open_round(plan, state, oracle=problem.oracle)
     updates: list[Any] = list(problem.update_md[cohort.client_n])

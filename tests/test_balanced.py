@@ -308,7 +308,7 @@ def test_the_last_bits_of_the_values_change_no_cohort_of_the_cube() -> None:
     share_mq[::3] = (share_mq[::3] + np.roll(share_mq[::3], 1, axis=1)) / 2
 
     def cohorts(value_mq: FloatArray) -> list[list[int]]:
-        dice = [balanced.Dice(stream(seed, "draw")) for seed in range(30)]
+        dice = [balanced.GeneratorSource(stream(seed, "draw")) for seed in range(30)]
         return [balanced.cube(np.full(90, 0.1), value_mq, luck).tolist() for luck in dice]
 
     whole = cohorts(share_mq)

@@ -16,23 +16,23 @@ from scipy import stats
 from scipy.optimize import brentq
 
 from deltafl.errors import DeltaflError
-from deltafl.experiments import sweep
-from deltafl.experiments.benchmark import run as benchmark
-from deltafl.experiments.benchmark.gap import Gap, closed, room
-from deltafl.experiments.benchmark.judge import is_ours, measures
-from deltafl.experiments.benchmark.numbers import bounded_rounds, last_accuracy, mean_accuracy, rounds_to_threshold
-from deltafl.experiments.benchmark.parts import parts_of
-from deltafl.experiments.benchmark.results import Result, Store
-from deltafl.experiments.benchmark.server_memory import model_size, server_memory
-from deltafl.experiments.benchmark.target import Judgement, holm, p_value, sum_up
-from deltafl.experiments.kept import is_done, record_path
-from deltafl.experiments.pages.measures import compare
-from deltafl.experiments.request import Request
-from deltafl.experiments.spec import SCALES, Experiment, Job, load_experiment
-from deltafl.experiments.sweep import Progress
 from deltafl.samplers import SAMPLERS, is_unbiased
-from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation.settings import RunSettings, make_settings
 from made_up_benchmark import MADE_UP, curve, made_up, part_of, record, shown, tiny, write_runs
+from reproduction import sweep
+from reproduction.benchmark import run as benchmark
+from reproduction.benchmark.gap import Gap, closed, room
+from reproduction.benchmark.judge import is_ours, measures
+from reproduction.benchmark.numbers import bounded_rounds, last_accuracy, mean_accuracy, rounds_to_threshold
+from reproduction.benchmark.parts import parts_of
+from reproduction.benchmark.results import Result, Store
+from reproduction.benchmark.server_memory import model_size, server_memory
+from reproduction.benchmark.target import Judgement, holm, p_value, sum_up
+from reproduction.kept import is_done, record_path
+from reproduction.pages.measures import compare
+from reproduction.request import Request
+from reproduction.spec import SCALES, Experiment, Job, load_experiment
+from reproduction.sweep import Progress
 
 # Gaps closed
 

@@ -7,16 +7,16 @@ from typer.testing import CliRunner
 
 from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
-from deltafl.experiments import reproduce, spec
-from deltafl.experiments.benchmark import results
-from deltafl.experiments.benchmark.check import check_runs, choose, finished
-from deltafl.experiments.benchmark.parts import Part, parts_of
-from deltafl.experiments.benchmark.results import Store
-from deltafl.experiments.kept import record_path
-from deltafl.experiments.record import read_record, write_record
-from deltafl.experiments.request import Request
-from deltafl.experiments.spec import Experiment, Job, parse_experiment
-from deltafl.experiments.sweep import run_job
+from reproduction import reproduce, spec
+from reproduction.benchmark import results
+from reproduction.benchmark.check import check_runs, choose, finished
+from reproduction.benchmark.parts import Part, parts_of
+from reproduction.benchmark.results import Store
+from reproduction.kept import record_path
+from reproduction.record import read_record, write_record
+from reproduction.request import Request
+from reproduction.spec import Experiment, Job, parse_experiment
+from reproduction.sweep import run_job
 from small_benchmark import small_benchmark
 
 CONTENT = small_benchmark(rounds=3, threshold=0.2, seeds=2)

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from deltafl.experiments.benchmark.edges import edge_text
-from deltafl.experiments.benchmark.results import Store, gather
-from deltafl.experiments.kept import record_path
-from deltafl.experiments.record import write_record
 from made_up_benchmark import curve, part_of, record
+from reproduction.benchmark.edges import edge_text
+from reproduction.benchmark.results import Store, gather
+from reproduction.kept import record_path
+from reproduction.record import write_record
 
 
 def said(folder: Path, reached: dict[float, list[int]]) -> str:

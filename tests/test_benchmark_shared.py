@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.experiments import kept, sweep
-from deltafl.experiments.benchmark import run as benchmark
-from deltafl.experiments.benchmark.parts import Part, parts_of
-from deltafl.experiments.benchmark.results import Store, tuning
-from deltafl.experiments.kept import UNFINISHED, is_done, record_path
-from deltafl.experiments.record import RunRecord, read_record
-from deltafl.experiments.request import Request
-from deltafl.experiments.spec import Job, parse_experiment
-from deltafl.experiments.sweep import OnProgress, run_job
 from deltafl.simulation.records import RunDirectory
+from reproduction import kept, sweep
+from reproduction.benchmark import run as benchmark
+from reproduction.benchmark.parts import Part, parts_of
+from reproduction.benchmark.results import Store, tuning
+from reproduction.kept import UNFINISHED, is_done, record_path
+from reproduction.record import RunRecord, read_record
+from reproduction.request import Request
+from reproduction.spec import Job, parse_experiment
+from reproduction.sweep import OnProgress, run_job
 from small_benchmark import small_benchmark
 
 EXPERIMENT = parse_experiment("benchmark", small_benchmark(rounds=2, threshold=0.5, seeds=1))

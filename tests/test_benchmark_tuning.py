@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from deltafl.experiments.benchmark import run as benchmark
-from deltafl.experiments.benchmark.parts import parts_of
-from deltafl.experiments.benchmark.results import Store, tuning
-from deltafl.experiments.benchmark.tried import read_tried, tried_of
-from deltafl.experiments.benchmark.tuning import Score, Screen, score, search
-from deltafl.experiments.kept import record_path
-from deltafl.experiments.record import RunRecord, write_record
-from deltafl.experiments.request import Request
-from deltafl.experiments.spec import Job
 from made_up_benchmark import curve, part_of, record, tiny
+from reproduction.benchmark import run as benchmark
+from reproduction.benchmark.parts import parts_of
+from reproduction.benchmark.results import Store, tuning
+from reproduction.benchmark.tried import read_tried, tried_of
+from reproduction.benchmark.tuning import Score, Screen, score, search
+from reproduction.kept import record_path
+from reproduction.record import RunRecord, write_record
+from reproduction.request import Request
+from reproduction.spec import Job
 
 
 def best_at(**optimum: float) -> Callable[[str, float], Score]:

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltafl.experiments.benchmark.gap import Gap, room
-from deltafl.experiments.benchmark.judge import gap_of, measures, rounds_at
-from deltafl.experiments.benchmark.parts import parts_of
-from deltafl.experiments.benchmark.results import Method, Result, Store, gather
-from deltafl.experiments.benchmark.target import elsewhere_text, headline, judge, judge_all, sentence
-from deltafl.experiments.benchmark.tuning import Search
-from deltafl.experiments.kept import record_path
-from deltafl.experiments.record import RunRecord, read_record, write_record
 from made_up_benchmark import MADE_UP, curve, made_up, record, shown, tiny, write_runs
+from reproduction.benchmark.gap import Gap, room
+from reproduction.benchmark.judge import gap_of, measures, rounds_at
+from reproduction.benchmark.parts import parts_of
+from reproduction.benchmark.results import Method, Result, Store, gather
+from reproduction.benchmark.target import elsewhere_text, headline, judge, judge_all, sentence
+from reproduction.benchmark.tuning import Search
+from reproduction.kept import record_path
+from reproduction.record import RunRecord, read_record, write_record
 
 BENCHMARK = Path(__file__).parent.parent / "docs" / "results" / "benchmark"
 

@@ -25,8 +25,8 @@ EVERYONE = np.ones(4, dtype=np.bool_)
 POPULATION = Population.from_sizes([1, 2, 3, 4])
 
 
-def report(leftover: list[float]) -> Reports:
-    return Reports.make(len(leftover))._replace(squared_leftover_n=np.array(leftover))
+def report(residual: list[float]) -> Reports:
+    return Reports.make(len(residual))._replace(squared_residual_n=np.array(residual))
 
 
 def cohort(*clients: int) -> Cohort:
@@ -49,9 +49,9 @@ def test_delta_centred_by_hand() -> None:
     state = sampler.update(sampler.init(POPULATION), cohort(0, 1), report([16.0, 4.0]))
     state = sampler.update(state, cohort(1), report([12.0]))
     square_m = np.array([16.0, 8.0])
-    leftover_m = np.sqrt(0.8 * square_m + 0.2 * 12)
+    residual_m = np.sqrt(0.8 * square_m + 0.2 * 12)
     unseen = np.sqrt(square_m.mean())  # as if they were like those seen
-    score_m = POPULATION.weight_m * np.array([*leftover_m, unseen, unseen])
+    score_m = POPULATION.weight_m * np.array([*residual_m, unseen, unseen])
     np.testing.assert_allclose(expectations(sampler, state), 2 * score_m / score_m.sum())
 
 
@@ -105,16 +105,16 @@ def test_clients_that_stand_still_are_estimated_exactly_once_all_were_seen() -> 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    leftover=st.lists(st.floats(0, 1e12), min_size=4, max_size=4),
+    residual=st.lists(st.floats(0, 1e12), min_size=4, max_size=4),
     own=st.booleans(),
     floor=st.floats(0, 1),
     shrink=st.floats(0, 1),
 )
-def test_scores_are_finite_whatever_was_left(leftover: list[float], own: bool, floor: float, shrink: float) -> None:
+def test_scores_are_finite_whatever_was_left(residual: list[float], own: bool, floor: float, shrink: float) -> None:
     sampler = Centred(own_memory=own, floor=floor, shrink=shrink)
     state = sampler.init(POPULATION)
     for clients in ((0, 1), (1, 2)):
-        state = sampler.update(state, cohort(*clients), report(leftover[: len(clients)]))
+        state = sampler.update(state, cohort(*clients), report(residual[: len(clients)]))
         drawn = sampler.open(state, EVERYONE, 2, np.random.default_rng(0))
         assert np.isfinite(drawn.expected_n).all()
         assert (drawn.expected_n > 0).all()

@@ -20,8 +20,8 @@ from deltafl import (
     draw_cohort,
     make_sampler,
 )
+from deltafl.audit.check_sampler import check_sampler
 from deltafl.oracle import KnownUpdates
-from deltafl.testing import check_sampler
 from deltafl.types import BoolArray, FloatArray, Oracle
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_sampler.py"

@@ -22,13 +22,13 @@ from deltafl import (
     stream,
 )
 from deltafl.aggregation import Aggregation
+from deltafl.audit.check_sampler import check_sampler
+from deltafl.audit.mse_bounds import lower_bound
 from deltafl.designs.exact import every_cohort
 from deltafl.designs.table import systematic
-from deltafl.least import lower_bound
 from deltafl.samplers.power_of_choice import _candidates
-from deltafl.server_optimizers import Adaptive, Momentum, Sgd
+from deltafl.server.optimizers import Adaptive, Momentum, Sgd
 from deltafl.state_file import load_state, save_state
-from deltafl.testing import check_sampler
 from deltafl.types import BoolArray, Oracle
 
 
@@ -132,7 +132,7 @@ def test_models_and_populations_that_are_none_are_refused() -> None:
 
 def test_a_sampler_that_takes_everyone_must_give_the_same_cohort_for_none() -> None:
     class Forgetful(Fixed):
-        takes_everyone = True
+        accepts_no_mask = True
 
         def open(
             self,
@@ -146,5 +146,5 @@ def test_a_sampler_that_takes_everyone_must_give_the_same_cohort_for_none() -> N
             return super().open(state, all_but_one if available_m is None else available_m, n, rng, oracle)
 
     check_sampler(make_sampler("pracdelta@ordered-pivotal"))
-    with pytest.raises(AssertionError, match="takes_everyone"):
+    with pytest.raises(AssertionError, match="accepts_no_mask"):
         check_sampler(Forgetful())

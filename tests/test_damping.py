@@ -27,10 +27,10 @@ def remembered(problem: Problem, control_md: FloatArray, cross: float, square: f
     return DampedControlState(own, np.asarray(cross), np.asarray(square))
 
 
-def variance(problem: Problem, leftover_md: FloatArray, pi_m: FloatArray) -> float:
-    """sum_i w_i^2 (1 - pi_i) / pi_i norm(leftover_i)^2: independent draws."""
+def variance(problem: Problem, residual_md: FloatArray, pi_m: FloatArray) -> float:
+    """sum_i w_i^2 (1 - pi_i) / pi_i norm(residual_i)^2: independent draws."""
     g_m = problem.population.weight_m**2 * (1 - pi_m) / pi_m
-    return float(g_m @ np.sum(leftover_md**2, axis=1))
+    return float(g_m @ np.sum(residual_md**2, axis=1))
 
 
 @pytest.mark.parametrize("usefulness", [0.0, 0.4, 1.0])

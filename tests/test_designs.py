@@ -57,13 +57,13 @@ def deviations(design: str, wrong: float = 0.0) -> tuple[float, float]:
     score_m = scores_for(design, np.linspace(1, 12, 40) ** 1.5)
     draws = 20000
     count_tm, expected_m = draw_counts(design, score_m, 8, draws)
-    asked_m = DESIGNS[design].expectation(score_m, 8)
-    np.testing.assert_allclose(expected_m, asked_m)
-    p_m = asked_m / 8
-    spread_m = asked_m * (1 - p_m if DESIGNS[design].kind == "replacement" else 1 - asked_m)
+    selected_m = DESIGNS[design].expectation(score_m, 8)
+    np.testing.assert_allclose(expected_m, selected_m)
+    p_m = selected_m / 8
+    spread_m = selected_m * (1 - p_m if DESIGNS[design].kind == "replacement" else 1 - selected_m)
     undecided = spread_m > 1e-12
     assert np.array_equal(count_tm[:, ~undecided], np.ones_like(count_tm[:, ~undecided]))
-    stated_m = asked_m * (1 + wrong * np.where(np.arange(40) % 2 == 0, 1, -1))
+    stated_m = selected_m * (1 + wrong * np.where(np.arange(40) % 2 == 0, 1, -1))
     z_m = (count_tm.mean(axis=0) - stated_m)[undecided] / np.sqrt(spread_m[undecided] / draws)
     return float(np.abs(z_m).max()), float(np.sqrt(np.mean(z_m**2)))
 

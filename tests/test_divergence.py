@@ -10,28 +10,28 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from deltafl.analysis.curves import Run
+from deltafl.analysis.plots import draw_plots
+from deltafl.analysis.remarks import remarks
+from deltafl.analysis.summary import summarise
 from deltafl.cli.main import app
-from deltafl.divergence import DivergedError, Method, Watch, likely_cause
-from deltafl.experiments.kept import is_done
-from deltafl.experiments.pages.cells import over_seeds
-from deltafl.experiments.pages.groups import gather
-from deltafl.experiments.pages.measures import accuracy, late_loss
-from deltafl.experiments.pages.page import write_page
-from deltafl.experiments.pages.views import read_view
-from deltafl.experiments.record import read_record
-from deltafl.experiments.spec import Sweep, parse_experiment
-from deltafl.experiments.sweep import records_of, run_job
-from deltafl.report.curves import Run
-from deltafl.report.plots import draw_plots
-from deltafl.report.remarks import remarks
-from deltafl.report.summary import summarise
-from deltafl.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.comparison import run_comparison
+from deltafl.simulation.divergence import DivergedError, Method, Watch, likely_cause
 from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.experiment import run_single
 from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, task_of
 from deltafl.types import RejectedReply, RoundInfo
+from reproduction.kept import is_done
+from reproduction.pages.cells import over_seeds
+from reproduction.pages.groups import gather
+from reproduction.pages.measures import accuracy, late_loss
+from reproduction.pages.page import write_page
+from reproduction.pages.views import read_view
+from reproduction.record import read_record
+from reproduction.spec import Sweep, parse_experiment
+from reproduction.sweep import records_of, run_job
 
 TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 6, "local_epochs": 1, "batch_size": 16}
 #: The first step is so long that the loss is thousands of times that at the start.
@@ -44,7 +44,7 @@ def quiet(*_: object) -> None:
 
 def info(norm: float = 1.0, loss: float = 1.0, **more: object) -> RoundInfo:
     """A healthy round of ten clients."""
-    base = RoundInfo(0, 10, 10, [], norm, 0.1, 10.0, 0.1, 1.0, 0.5, loss, leftover=0.5)
+    base = RoundInfo(0, 10, 10, [], norm, 0.1, 10.0, 0.1, 1.0, 0.5, loss, residual=0.5)
     return base._replace(**more)  # type: ignore[arg-type]
 
 
@@ -108,7 +108,7 @@ def test_refused_replies_end_a_run_that_cannot_move() -> None:
     assert watch.see(gone, True, 2.3) is None
     assert watch.see(info(), True, 2.3) is None
     assert [watch.see(gone, True, 2.3) is None for _ in range(3)] == [True, True, False]
-    empty = info(num_asked=0, num_responded=0)  # an empty Poisson cohort is none
+    empty = info(num_selected=0, num_responded=0)  # an empty Poisson cohort is none
     assert [watch.see(empty, True, 2.3) for _ in range(9)] == [None] * 9
 
 
@@ -196,13 +196,13 @@ def test_likely_causes() -> None:
     )
     harmless = info(1.0, largest_weight=2.5)  # a large weight, but the norm grew in another round
     assert "fewer local steps" in likely_cause([*quiet_rounds, harmless, info(50.0)], method)
-    stale = [info(norm, round=round, leftover=1.7) for round, norm in ((98, 1.0), (99, 1.1), (100, 9.0))]
+    stale = [info(norm, round=round, residual=1.7) for round, norm in ((98, 1.0), (99, 1.1), (100, 9.0))]
     said = likely_cause(stale, method)
     assert "asked for after 100 rounds on average, and what it leaves is 1.7 times" in said
     assert "use a damped estimator, ask more clients" in said
     assert "norms): ask more clients" in likely_cause(stale, method._replace(damped=True))
     assert "fewer local steps" in likely_cause([i._replace(round=50) for i in stale], method)  # nobody was asked twice
-    assert "fewer local steps" in likely_cause([i._replace(leftover=1.0) for i in stale], method)  # it knows nothing
+    assert "fewer local steps" in likely_cause([i._replace(residual=1.0) for i in stale], method)  # it knows nothing
     assert "fewer local steps" in likely_cause(stale, method._replace(remembers=False))
 
 

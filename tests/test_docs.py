@@ -8,8 +8,8 @@ import numpy as np
 
 from deltafl.designs.table import DESIGNS
 from deltafl.estimators.table import ESTIMATORS, REMOTE_ESTIMATORS
-from deltafl.experiments.spec import load_experiment
 from deltafl.samplers import SAMPLERS
+from reproduction.spec import load_experiment
 
 ROOT = Path(__file__).parent.parent
 

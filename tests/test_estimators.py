@@ -46,7 +46,7 @@ from deltafl.estimators.controls import CommonControlState, OwnControlState
 from deltafl.estimators.running_sum import weighted_sum
 from deltafl.estimators.table import find_estimator, hajek, horvitz_thompson, plain_mean
 from deltafl.round import response_rates
-from deltafl.versions import Versioned
+from deltafl.scale.persistent_array import PersistentArray
 
 SIZES = [10, 15, 20, 25, 30]
 EQUAL_SCORES = {"fedavg", "uniform"}  # only these can use simple random sampling
@@ -169,7 +169,7 @@ def test_own_control_remembers_each_client() -> None:
     problem = make_problem(SIZES)
     plan = make_plan("uniform", None, "difference-own", problem.population)
     state = init_round(plan, np.zeros(3))
-    while state.asked_m.min() == 0:
+    while state.selected_m.min() == 0:
         state = play(plan, state, [problem])
     np.testing.assert_array_equal(state.control.control_md, problem.update_md)
     np.testing.assert_allclose(state.control.total_d, problem.ubar_d, rtol=1e-12)
@@ -192,7 +192,9 @@ def test_common_control_by_hand() -> None:
 
 def known_rates(state: RoundState) -> RoundState:
     """A state whose response rates are (1, .8, .5, .3, .1): (answered + 1) / (asked + 1) with nine times asked."""
-    return state._replace(asked_m=Versioned(np.full(5, 9)), answered_m=Versioned(np.array([9, 7, 4, 2, 0])))
+    return state._replace(
+        selected_m=PersistentArray(np.full(5, 9)), responded_m=PersistentArray(np.array([9, 7, 4, 2, 0]))
+    )
 
 
 @pytest.mark.parametrize("estimator", UNBIASED)
@@ -239,8 +241,8 @@ def test_estimated_rates_converge_and_the_bias_vanishes() -> None:
         if round >= 1000:
             total_d, late = total_d + state.optimizer.delta_d, late + 1
     rate_m = response_rates(plan, state)
-    asked_m = state.asked_m
-    assert np.all(np.abs(rate_m - true_m) < 4 * np.sqrt(true_m * (1 - true_m) / asked_m) + 1 / asked_m)
+    selected_m = state.selected_m
+    assert np.all(np.abs(rate_m - true_m) < 4 * np.sqrt(true_m * (1 - true_m) / selected_m) + 1 / selected_m)
     assert np.abs(total_d / late - problem.ubar_d).max() < 0.1 * np.abs(problem.ubar_d).max()
 
 

@@ -17,11 +17,11 @@ import torch
 from safetensors.numpy import load_file
 
 from deltafl.errors import DeltaflError
-from deltafl.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.comparison import run_comparison
 from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.experiment import begin, refusals, run_experiment, run_single, subject_of
 from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.training.local import LocalWork
 from deltafl.tasks.base import Task

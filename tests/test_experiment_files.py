@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.experiments.pages.groups import STAND_INS, split_ties
-from deltafl.experiments.pages.views import VIEWS, View, read_view
-from deltafl.experiments.spec import SCALES, Experiment, experiment_names, load_experiment
 from deltafl.samplers import parse_label
+from reproduction.pages.groups import STAND_INS, split_ties
+from reproduction.pages.views import VIEWS, View, read_view
+from reproduction.spec import SCALES, Experiment, experiment_names, load_experiment
 
 #: Kinds that are no sweep: their settings are their own.
 OWN_WAY = {"rates", "toy", "limits", "benchmark"}

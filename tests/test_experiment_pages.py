@@ -11,13 +11,13 @@ import pytest
 from PIL import Image
 
 from deltafl import DeltaflError
-from deltafl.experiments.pages.figures import curve_band, looks_of
-from deltafl.experiments.pages.groups import gather, readable
-from deltafl.experiments.pages.index import Finding, write_index, write_verdict
-from deltafl.experiments.pages.page import write_page
-from deltafl.experiments.pages.views import read_view
-from deltafl.experiments.record import RunRecord, what_is_run
-from deltafl.experiments.spec import Sweep, parse_experiment
+from reproduction.pages.figures import curve_band, looks_of
+from reproduction.pages.groups import gather, readable
+from reproduction.pages.index import Finding, write_index, write_verdict
+from reproduction.pages.page import write_page
+from reproduction.pages.views import read_view
+from reproduction.record import RunRecord, what_is_run
+from reproduction.spec import Sweep, parse_experiment
 
 COMMAND = "deltafl reproduce table-x --scale cpu"
 RNG = np.random.default_rng(5)

@@ -101,9 +101,9 @@ def test_a_deployment_outlives_its_crashes(tmp_path: Path) -> None:
         assert np.array_equal(flower.model(3), kept)  # nothing was played twice
         assert not np.array_equal(flower.model(6), kept)
         tensors = load_file(state / str(mark()["tensors"]))
-        asked_m, answered_m = tensors["state.asked_m"], tensors["state.answered_m"]
-        assert asked_m.sum() == 12  # two a round, over both lives of the server
-        assert 6 <= answered_m.sum() < 12
+        selected_m, responded_m = tensors["state.selected_m"], tensors["state.responded_m"]
+        assert selected_m.sum() == 12  # two a round, over both lives of the server
+        assert 6 <= responded_m.sum() < 12
 
 
 def test_tls_and_node_authentication(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_bad_arrays_are_non_response_and_named(fault: str) -> None:
     assert info.num_responded == 3
     assert [client for client, _ in info.rejected] == [2]
     assert reason in info.rejected[0].reason
-    assert fed.current.answered_m.tolist() == [1, 1, 0, 1]
+    assert fed.current.responded_m.tolist() == [1, 1, 0, 1]
     weight_m = fed.plan.population.weight_m
     assert np.allclose(fed.arrays()["x"], 1 - weight_m[2])  # everybody was certain to be asked
     assert fed.arrays()["running_mean"].tolist() == [2.0]  # a mean of those who answered
@@ -252,7 +252,7 @@ def test_newcomers_get_the_mean_score_and_the_others_keep_theirs() -> None:
     assert after_m.sum() == pytest.approx(1)
     assert after_m[6:] == pytest.approx([after_m.mean()] * 2)
     assert after_m[:6] / before_m == pytest.approx([6 / 8] * 6)
-    assert fed.current.asked_m[6:].tolist() == [0, 0]
+    assert fed.current.selected_m[6:].tolist() == [0, 0]
     play(fed, 2)
 
 
@@ -350,7 +350,7 @@ def test_absent_clients_keep_their_probabilities() -> None:
     kept_m = fed.current.sampler.p_m[3:]
     play(fed, 5, present={"client:0", "client:1", "client:2"})
     assert fed.current.sampler.p_m[3:] == pytest.approx(kept_m)
-    assert fed.current.asked_m[:3].sum() >= 10
+    assert fed.current.selected_m[:3].sum() >= 10
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_a_norm_guard_bounds_what_a_round_can_do_over_restarts_too(tmp_path: Pat
         before_d = fed.params_d.copy()
         cohort, sent = fed.open(set(fed.roster.keys)), fed.arrays()["x"]
         info = fed.close(cohort, {int(i): Answer({"x": sent + np.float32(step)}) for i in cohort.client_n})
-    assert info.shortened == pytest.approx(0.02, rel=0.2)  # 2 medians of about 1, where 100 was meant
+    assert info.clip_factor == pytest.approx(0.02, rel=0.2)  # 2 medians of about 1, where 100 was meant
     assert np.linalg.norm(fed.params_d - before_d) < 2 * np.sqrt(3) * 1.2
     with pytest.raises(DeltaflError, match=r"norm_guard = 2\.0, now it is None"):
         load(tmp_path, federation("uniform"))

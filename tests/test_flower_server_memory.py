@@ -15,7 +15,6 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord
 
 from deltafl import DeltaflError, make_sampler
-from deltafl.estimators import room as room_module
 from deltafl.estimators.memory import MappedRows, RowFormat
 from deltafl.flower import DeltaStrategy
 from deltafl.flower import saved as saved_module
@@ -26,6 +25,7 @@ from deltafl.flower.roster import Said
 from deltafl.flower.rules import Rules
 from deltafl.flower.saved import load, save
 from deltafl.flower.server_memory import ServerMemory
+from deltafl.scale import memory_budget as room_module
 from deltafl.state_file import flatten
 from flower_grid import FakeGrid, configs, linear_app, running
 

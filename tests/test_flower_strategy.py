@@ -327,7 +327,7 @@ def test_clients_join_and_leave_between_rounds() -> None:
     assert all(node in (998, 997) for round, node in trained if round in (3, 4))
     # Those who came back under new node ids are who they were.
     assert all(node > 1900 or node in (998, 997) for round, node in trained if round > 4)
-    assert federation.current.asked_m.sum() == 14
+    assert federation.current.selected_m.sum() == 14
 
 
 def test_a_client_with_two_nodes_is_asked_at_the_newer_one(caplog: pytest.LogCaptureFixture) -> None:

@@ -84,7 +84,7 @@ def test_silence_of_clients_that_often_fail_is_still_non_response() -> None:
     for _ in range(60):
         cohort, sent = fed.open(set(fed.roster.keys)), fed.arrays()["x"]
         fed.close(cohort, {i: Answer({"x": sent}) for i in cohort.client_n.tolist() if rng.random() < 0.5})
-    assert fed.current.asked_m.sum() >= 116
+    assert fed.current.selected_m.sum() >= 116
     assert all(0.3 < rate < 0.7 for rate in fed.response_rates().values())
 
 
@@ -178,10 +178,10 @@ def test_a_forgotten_client_leaves_nothing_behind(label: str, tmp_path: Path) ->
     name, _, estimator = label.partition("@systematic@")
     fed = federation(name, estimator or "horvitz-thompson", m=6)
     play(fed, 20, c5=1e6)
-    kept = fed.current.asked_m[:5]
+    kept = fed.current.selected_m[:5]
     fed.forget(["client:5", "client:77"])
     assert fed.roster.keys == tuple(f"client:{i}" for i in range(5))
-    assert np.array_equal(fed.current.asked_m, kept)
+    assert np.array_equal(fed.current.selected_m, kept)
     assert fed.plan.population.weight_m.tolist() == [0.2] * 5
     save(tmp_path, fed)
     again = Federation(fed.rules, {"x": np.zeros(2, np.float32)}, fed.layout)
@@ -322,9 +322,9 @@ def test_who_does_not_answer_is_named(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_log_says_that_a_shortened_step_is_biased(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("flwr").propagate = True
     with caplog.at_level(logging.WARNING, logger="flwr"):
-        for shortened in (1.0, 0.25):
-            tell_round(RoundInfo(0, 3, 3, [], 1.0, 0.1, 3.0, 0.1, 1.0, 0.5, 1.0, shortened=shortened), [], [])
-    said = "the norm guard shortened the step to 0.25 of its length, so that the estimate of this round is biased"
+        for clip_factor in (1.0, 0.25):
+            tell_round(RoundInfo(0, 3, 3, [], 1.0, 0.1, 3.0, 0.1, 1.0, 0.5, 1.0, clip_factor=clip_factor), [], [])
+    said = "the norm guard clip_factor the step to 0.25 of its length, so that the estimate of this round is biased"
     assert [message.strip() for message in caplog.messages] == [said]
 
 

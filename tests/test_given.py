@@ -49,9 +49,9 @@ def test_a_number_that_is_none_costs_its_own_reply_alone(column: str, said: obje
 
 
 def test_a_loss_that_nobody_said_is_no_fault() -> None:
-    assert Reports.make(3, loss=[1.0, None, 2]).said_loss_n.tolist() == [True, False, True]
-    assert not Reports.make(3).said_loss_n.any()
-    assert Reports.make(3, loss=np.ones(3)).said_loss_n.all()
+    assert Reports.make(3, loss=[1.0, None, 2]).has_loss_n.tolist() == [True, False, True]
+    assert not Reports.make(3).has_loss_n.any()
+    assert Reports.make(3, loss=np.ones(3)).has_loss_n.all()
     assert not closed(np.ones((3, 2)), loss=[1.0, None, 2]).rejected
 
 
@@ -84,7 +84,7 @@ def test_a_name_that_is_no_number_is_none(since: Any) -> None:
             "of client 1 holds a number that is not finite, or",
         ),
         (
-            lambda: make_plan("balanced", POPULATION._replace(known_mq=np.array([[1.0], [np.nan], [2]])), 2),
+            lambda: make_plan("balanced", POPULATION._replace(aux_mq=np.array([[1.0], [np.nan], [2]])), 2),
             "of client 1 holds a number that is not finite",
         ),
         (lambda: Reports.make(2, loss=[[1], [1, 2]]), "loss must have one number for each of 2 clients"),

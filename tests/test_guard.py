@@ -7,9 +7,9 @@ import pytest
 
 from conftest import Recorder
 from deltafl import Cohort, DeltaflError, Fixed, Plan, Population, RoundState, close_round, init_round, open_round
-from deltafl.guard import GuardState, NoGuard, init_guard, shorten
-from deltafl.settings import RunSettings
+from deltafl.server.norm_guard import GuardState, NoGuard, init_guard, shorten
 from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.settings import RunSettings
 from deltafl.state_file import flatten
 from deltafl.types import RoundInfo
 
@@ -39,12 +39,12 @@ def test_it_does_nothing_while_norms_are_below() -> None:
         on, info_on = close_round(plan_on, on, open_round(plan_on, on), updates)
         assert np.array_equal(off.optimizer.delta_d, on.optimizer.delta_d)
         assert repr(info_off) == repr(info_on)
-        assert info_on.shortened == 1.0
+        assert info_on.clip_factor == 1.0
 
 
 def test_an_outlier_is_shortened_to_the_factor_times_the_median() -> None:
     state, infos = played(3.0, [1, 2, 3, 4, 5, 1000, 2])
-    assert [info.shortened for info in infos] == pytest.approx([1, 1, 1, 1, 1, 0.009, 1])
+    assert [info.clip_factor for info in infos] == pytest.approx([1, 1, 1, 1, 1, 0.009, 1])
     assert infos[5].estimate_norm == pytest.approx(9)
     assert isinstance(state.guard, GuardState)
     np.testing.assert_allclose(state.guard.norm_k[-7:], [1, 2, 3, 4, 5, 9, 2], rtol=1e-6)
@@ -52,8 +52,8 @@ def test_an_outlier_is_shortened_to_the_factor_times_the_median() -> None:
 
 def test_the_first_five_steps_and_steps_of_nothing_are_no_measure() -> None:
     _, infos = played(3.0, [1, 1, 1, 1, 1000, 0, 0, 0, 5])
-    assert [info.shortened for info in infos[:8]] == [1] * 8
-    assert infos[8].shortened == pytest.approx(3 / 5)
+    assert [info.clip_factor for info in infos[:8]] == [1] * 8
+    assert infos[8].clip_factor == pytest.approx(3 / 5)
 
 
 def test_a_lasting_change_of_scale_is_followed() -> None:
@@ -69,7 +69,7 @@ def test_an_empty_cohort_moves_nothing() -> None:
     plan = Plan(POPULATION, Fixed(), 3, server_optimizer=Recorder(), norm_guard=3.0)
     nobody = Cohort(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), "poisson")
     after, info = close_round(plan, state, nobody, [])
-    assert info.shortened == 1.0
+    assert info.clip_factor == 1.0
     np.testing.assert_array_equal(after.guard.norm_k, state.guard.norm_k)
 
 
@@ -85,7 +85,7 @@ def test_its_norms_survive_a_checkpoint(tmp_path: Path) -> None:
     assert [(n, a.tobytes()) for n, a in flatten(back)] == [(n, a.tobytes()) for n, a in flatten(state)]
     results = [close_round(plan, s, open_round(plan, s), [np.array([900.0, 1.0])] * 3)[1] for s in (state, back)]
     assert repr(results[0]) == repr(results[1])
-    assert results[0].shortened < 0.1
+    assert results[0].clip_factor < 0.1
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5, -3.0, float("nan"), float("inf")])

@@ -16,7 +16,7 @@ from deltafl.estimators.regression import RegressionControl, RegressionControlSt
 from deltafl.estimators.table import weighted_mean
 from deltafl.samplers import Balanced, FedCBS
 from deltafl.samplers.fed_cbs import CbsState, imbalance
-from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of, task_of
 from deltafl.types import FloatArray
 
@@ -54,8 +54,8 @@ def test_what_is_linear_in_what_is_known_is_estimated_without_error() -> None:
 def test_columns_that_others_determine_cost_no_balance() -> None:
     """Shares that sum to 1 vary in one direction fewer, and a column twice is one column."""
     share_mc = np.random.default_rng(1).dirichlet(np.ones(4), size=9)
-    for known_mq, axes in ((share_mc, 3), (np.hstack([share_mc, share_mc]), 3), (np.full((9, 2), 0.1), 0)):
-        state = Balanced().init(Population.from_sizes(range(1, 10), known=known_mq))
+    for aux_mq, axes in ((share_mc, 3), (np.hstack([share_mc, share_mc]), 3), (np.full((9, 2), 0.1), 0)):
+        state = Balanced().init(Population.from_sizes(range(1, 10), known=aux_mq))
         assert state.value_mq.shape == (9, axes)
         np.testing.assert_allclose(state.value_mq.sum(axis=0), 0, atol=1e-12)
 
@@ -86,8 +86,8 @@ def test_unbiased_while_it_learns(estimator: str) -> None:
 # The regression
 
 
-def learnt(known_mq: Any, rounds: list[tuple[list[int], FloatArray, FloatArray]], **own: Any) -> RegressionControlState:
-    control, population = RegressionControl(**own), Population.from_sizes([1, 2, 3, 4, 5], known=known_mq)
+def learnt(aux_mq: Any, rounds: list[tuple[list[int], FloatArray, FloatArray]], **own: Any) -> RegressionControlState:
+    control, population = RegressionControl(**own), Population.from_sizes([1, 2, 3, 4, 5], known=aux_mq)
     state = control.init(population, 2)
     for client_n, update_nd, coef_n in rounds:
         state = control.update(state, population, heard_of(client_n, coef_n.tolist()), update_nd.astype(np.float32))
@@ -182,14 +182,14 @@ def test_what_is_known_must_be_a_row_of_numbers_for_each_client(known: Any, part
 def test_tasks_tell_the_shares_of_the_labels() -> None:
     settings = make_settings(RunSettings, {"sampler": "balanced", "task": "digits", "clients": 7, "sample": 2})
     task = task_of(settings)
-    known_mq = plan_of(settings, task.population("data"), task).population.known_mq
-    assert known_mq is not None
+    aux_mq = plan_of(settings, task.population("data"), task).population.aux_mq
+    assert aux_mq is not None
     rows = task.client_rows[3]
-    assert known_mq[3].tolist() == [float(np.mean(task.dataset.train_y[rows] == label)) for label in range(10)]
+    assert aux_mq[3].tolist() == [float(np.mean(task.dataset.train_y[rows] == label)) for label in range(10)]
     for label in ("balanced", "uniform@systematic@regression-damped", "fed-cbs"):
         settings = make_settings(RunSettings, {"sampler": label, "task": "toy"})
         toy = task_of(settings)
-        assert toy.population("data").known_mq is None
+        assert toy.population("data").aux_mq is None
         with pytest.raises(DeltaflError, match="this task has no labels"):
             plan_of(settings, toy.population("data"), toy)
 
@@ -220,7 +220,7 @@ def test_fed_cbs_draws_with_the_papers_probabilities() -> None:
     population = Population.from_sizes(count_mc.sum(axis=1).astype(int), known=count_mc)
     sampler, asked = FedCBS(exploration=10.0), np.array([0, 1, 4, 9])
     for rounds in (0, 6):
-        state = sampler.init(population)._replace(asked_m=asked, rounds=np.array(rounds))
+        state = sampler.init(population)._replace(selected_m=asked, rounds=np.array(rounds))
         chance = cbs_chances(count_mc, 10 * np.sqrt(1.5 * log(rounds + 1) / np.maximum(asked, 1)))
         assert_frequencies(frequencies(sampler, state, 4, 2), chance.sum(axis=0) + chance.sum(axis=1))
 
@@ -234,7 +234,7 @@ def test_fed_cbs_counts_who_was_asked_and_asks_those_that_are_there() -> None:
     assert len(cohort.client_n) == 3
     assert available_m[cohort.client_n].all()
     following: CbsState = sampler.update(state, cohort, None)  # type: ignore[arg-type]
-    assert following.asked_m.sum() == 3
+    assert following.selected_m.sum() == 3
     assert int(following.rounds) == 1
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.experiments.limits.drifting import Far, LimitsSettings, Point, measure, points_of
-from deltafl.experiments.limits.page import report_limits, run_limits, summarise_limits
-from deltafl.experiments.spec import load_experiment
+from reproduction.limits.drifting import Far, LimitsSettings, Point, measure, points_of
+from reproduction.limits.page import report_limits, run_limits, summarise_limits
+from reproduction.spec import load_experiment
 
 SMALL = LimitsSettings(
     methods=("uniform", "delta-centred", "fedvarp"),
@@ -43,7 +43,7 @@ def test_known_cases() -> None:
 
 
 def test_fast_drift_makes_memories_worse_than_none() -> None:
-    """Two independent vectors are further apart than one is from their mean: twice the leftover, hence about twice."""
+    """Two independent vectors are further apart than one is from their mean: twice the residual, hence about twice."""
     settings = SMALL.model_copy(update={"drifts": (1.0,), "spreads": (), "grouped": (), "methods": ("fedvarp",)})
     (row,) = measure(settings, lambda *_: None)
     assert row.point == Point("age", 20, 5, 1.0, 0, 0)

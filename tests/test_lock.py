@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.comparison import run_comparison
 from deltafl.simulation.experiment import run_single
 from deltafl.simulation.lock import NAME, claimed, claimed_new, only_one
+from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 
 TINY = {"task": "toy", "rounds": 2}
 

@@ -18,19 +18,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from deltafl import DeltaflError, Fixed, Plan, Population, RoundState, close_round, init_round, open_round, stream
-from deltafl.estimators import room as room_module
 from deltafl.estimators.controls import remembers, with_memory
-from deltafl.estimators.memory import (
-    MappedRows,
-    RowFormat,
-    from_bfloat16,
-    to_bfloat16,
-)
-from deltafl.estimators.room import human, memory_size, require_room
+from deltafl.estimators.memory import MappedRows, RowFormat, from_bfloat16, to_bfloat16
 from deltafl.estimators.table import ESTIMATORS, find_estimator
-from deltafl.settings import RunSettings, make_settings
+from deltafl.scale import memory_budget as room_module
+from deltafl.scale.memory_budget import human, memory_size, require_room
 from deltafl.simulation.experiment import run_single
 from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import task_of, tell_memory
 from deltafl.state_file import flatten
 

@@ -18,7 +18,7 @@ from deltafl import (
     make_sampler,
     open_round,
 )
-from deltafl.mime import MimeState
+from deltafl.server.mime import MimeState
 from deltafl.types import FloatArray
 
 SIZES = [10, 15, 20, 25, 30]
@@ -82,7 +82,7 @@ def test_a_client_with_more_steps_has_no_more_of_a_say_in_the_drift() -> None:
     "name", ["uniform", "md", "md-fixed", "fedis", "delta", "fedpracis", "pracdelta", "cluster-is"]
 )
 def test_the_estimate_stays_unbiased(name: str, estimator: str) -> None:
-    """In a state reached by four rounds, over all cohorts; to the rounding of the float32 leftovers."""
+    """In a state reached by four rounds, over all cohorts; to the rounding of the float32 residuals."""
     plan = Plan(Population.from_sizes(SIZES), make_sampler(name), 2, estimator, Recorder(), mime=BETA)
     problem = make_problem(SIZES, seed=9)
     state = play(plan, init_round(plan, np.zeros(3)), [make_problem(SIZES, seed=s) for s in range(4)])
@@ -107,10 +107,10 @@ def test_samplers_and_controls_see_the_updates_without_the_drift() -> None:
     drift_d = broadcast(plan, state).drift_d
     assert drift_d is not None
     cohort = open_round(plan, state)
-    leftover_nd = problem.update_md[cohort.client_n]
-    with_drift, _ = close_round(plan, state, cohort, leftover_nd + drift_d)
+    residual_nd = problem.update_md[cohort.client_n]
+    with_drift, _ = close_round(plan, state, cohort, residual_nd + drift_d)
     plain = replace(plan, mime=0.0)
-    without, _ = close_round(plain, init_round(plain, np.zeros(3)), cohort, leftover_nd)
+    without, _ = close_round(plain, init_round(plain, np.zeros(3)), cohort, residual_nd)
     for one, two in ((with_drift.sampler, without.sampler), (with_drift.control, without.control)):
         for a, b in zip(one, two, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)

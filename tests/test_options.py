@@ -7,8 +7,8 @@ import pytest
 
 from deltafl.cli.options import opened
 from deltafl.errors import DeltaflError
-from deltafl.settings import CompareSettings, RunSettings, Settings, make_settings
 from deltafl.simulation.records import write_header
+from deltafl.simulation.settings import CompareSettings, RunSettings, Settings, make_settings
 
 RUN, COMPARISON = RunSettings, CompareSettings
 

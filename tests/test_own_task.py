@@ -14,9 +14,9 @@ import torch
 
 from deltafl import DeltaflError
 from deltafl.cli.experiments import _interruptible
-from deltafl.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.comparison import run_comparison
 from deltafl.simulation.experiment import run_single
+from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import task_of
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.fitting import require_fitting

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltafl.audit import audit
+from deltafl.audit.audit import audit
 from deltafl.round import init_round
-from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.experiment import run_single, subject_of
 from deltafl.simulation.probes import EVERYONE, SELECTED, is_probed, probe_columns, probe_everyone
 from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
 
 TOY = {"task": "toy", "clients": 3, "sample": 2, "local_epochs": None, "batch_size": None, "probe_every": 1}

@@ -10,21 +10,13 @@ import pytest
 from pydantic import ValidationError
 
 from deltafl.errors import DeltaflError
-from deltafl.experiments import environments
-from deltafl.experiments.rates import runs as rates
-from deltafl.experiments.rates.problems import PROBLEMS, Problem, local_work, make_problem, make_quadratics
-from deltafl.experiments.rates.report import report_rates, summarise_rates
-from deltafl.experiments.rates.runs import (
-    Cell,
-    RatesSettings,
-    cells_path,
-    counter_example,
-    read_cells,
-    run_cell,
-    run_rates,
-)
-from deltafl.experiments.rates.slopes import Estimate, Row, ratio, slope, verdict
 from deltafl.types import FloatArray
+from reproduction import environments
+from reproduction.rates import runs as rates
+from reproduction.rates.problems import PROBLEMS, Problem, local_work, make_problem, make_quadratics
+from reproduction.rates.report import report_rates, summarise_rates
+from reproduction.rates.runs import Cell, RatesSettings, cells_path, counter_example, read_cells, run_cell, run_rates
+from reproduction.rates.slopes import Estimate, Row, ratio, slope, verdict
 
 SMALL = RatesSettings(
     problems=("quadratics", "quadratics-from-optimum"),
@@ -297,7 +289,7 @@ def test_wrong_settings(wrong: dict[str, object], message: str) -> None:
 
 @pytest.mark.parametrize("scale", ["smoke", "cpu", "paper"])
 def test_the_file_is_valid_at_every_scale(scale: str) -> None:
-    text = (resources.files("deltafl.experiments") / "files" / "table-1.toml").read_text()
+    text = (resources.files("reproduction") / "files" / "table-1.toml").read_text()
     table = tomllib.loads(text)
     settings = RatesSettings.model_validate({**table["settings"], **table[scale]})
     assert settings.problems == tuple(PROBLEMS)

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from deltafl import DeltaflError
-from deltafl.experiments import environments, folders
-from deltafl.experiments.limits import page as limits
-from deltafl.experiments.limits.drifting import LimitsSettings
-from deltafl.experiments.pages.index import Finding, read_verdict, write_index, write_verdict
-from deltafl.experiments.rates.runs import read_cells
-from deltafl.experiments.record import RunRecord, read_record
-from deltafl.experiments.toy import page as toy
+from deltafl.analysis.summary import read_summary
 from deltafl.reading import checked, read_json, read_json_lines, read_text, read_toml
-from deltafl.report.summary import read_summary
+from reproduction import environments, folders
+from reproduction.limits import page as limits
+from reproduction.limits.drifting import LimitsSettings
+from reproduction.pages.index import Finding, read_verdict, write_index, write_verdict
+from reproduction.rates.runs import read_cells
+from reproduction.record import RunRecord, read_record
+from reproduction.toy import page as toy
 
 #: Bytes that no reader takes: not UTF-8, brackets without end, half a value, a number of another kind.
 BAD = [b"\xff\xfe{}", b"[" * 100_000, b'{"round": ', b"5", b'[{"score": 1}]']

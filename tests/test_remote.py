@@ -28,7 +28,7 @@ from deltafl import (
 from deltafl.designs.exact import every_cohort
 from deltafl.estimators.remote import begin_anew
 from deltafl.estimators.table import find_estimator
-from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of
 from deltafl.types import FloatArray, Params
 
@@ -133,7 +133,7 @@ def test_every_cohort_of_a_round_on_average_is_full_participation(label: str) ->
         memory.reply(update_d, int(taken))
         for memory, update_d, taken in zip(clients.memories[:6], update_md, state.control.taken_m, strict=True)
     ]
-    asked_once = state._replace(asked_m=state.answered_m)  # response rates of 1: nobody fails in this round
+    asked_once = state._replace(selected_m=state.responded_m)  # response rates of 1: nobody fails in this round
     mean_d = np.zeros(D)
     for probability, cohort in every_cohort(lambda rng: sampler.open(state.sampler, everyone, 2, rng)):
         after, _ = close_round(plan, asked_once, cohort, [reply_m[client] for client in cohort.client_n])

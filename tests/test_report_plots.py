@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltafl.analysis import Run, draw_plots, summarise
+from deltafl.analysis.plot_curves import mean_band, spread
+from deltafl.analysis.plot_style import looks
 from deltafl.errors import DeltaflError, MissingExtraError
-from deltafl.report import Run, draw_plots, summarise
-from deltafl.report.plot_curves import mean_band, spread
-from deltafl.report.plot_style import looks
 from test_report_summary import make_run, runs_of
 
 

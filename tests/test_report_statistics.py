@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltafl.report.statistics import (
+from deltafl.analysis.statistics import (
     first_reach,
     gap_closed,
     mean_and_sd,

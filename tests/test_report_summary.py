@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from deltafl.analysis import Run, Summary, read_summary, summarise, write_summary
+from deltafl.analysis.curves import Metric
+from deltafl.analysis.schema import MODELS, SamplerSummary, schema_markdown
 from deltafl.errors import DeltaflError, MissingExtraError
-from deltafl.report import Run, Summary, read_summary, summarise, write_summary
-from deltafl.report.curves import Metric
-from deltafl.report.schema import MODELS, SamplerSummary, schema_markdown
 
 
 def make_run(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from deltafl.report import Run, Summary, comparison_table, remarks, summarise
-from deltafl.report.remarks import bias_remark
-from deltafl.report.table import human_bytes, human_seconds
+from deltafl.analysis import Run, Summary, comparison_table, remarks, summarise
+from deltafl.analysis.remarks import bias_remark
+from deltafl.analysis.table import human_bytes, human_seconds
 from test_report_summary import make_run, runs_of
 
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
-from deltafl.experiments import spec
-from deltafl.experiments.pages.index import read_verdict, write_index
-from deltafl.experiments.spec import experiment_names
 from deltafl.simulation.lock import only_one
+from reproduction import spec
+from reproduction.pages.index import read_verdict, write_index
+from reproduction.spec import experiment_names
 
 COMMAND = [sys.executable, "-m", "deltafl", "reproduce"]
 

@@ -28,7 +28,7 @@ from deltafl.samplers.active_fl import ActiveState
 from deltafl.samplers.divfl import DivState, distances, greedy
 from deltafl.samplers.oort import OortState
 from deltafl.samplers.unweighted import draw_successively
-from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of
 from deltafl.types import FloatArray, IntArray, State
 
@@ -71,7 +71,7 @@ def test_everyone_is_asked_once_first(name: str) -> None:
         cohort = sampler.open(state, available_m, 3, stream(0, "draw", round))
         asked += cohort.client_n.tolist()
         reports = Reports.make(3, responded=[True, False, True])
-        reports = reports._replace(sketch_nq=np.zeros((3, 64)), tail_nk=np.zeros((3, 3)))
+        reports = reports._replace(sketch_nq=np.zeros((3, 64)), output_bias_nk=np.zeros((3, 3)))
         state = sampler.update(state, cohort, reports)
     assert sorted(asked) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
     available_m[4] = True
@@ -294,7 +294,7 @@ def test_divfl_looks_at_no_distances_while_it_asks_new_clients(monkeypatch: pyte
     monkeypatch.setattr(divfl, "distances", never)
     sampler = DivFL(sketch_size=2)
     seen_m = np.arange(6) < 3
-    state = sampler.init(Population.from_sizes([1] * 6))._replace(asked_m=seen_m, seen_m=seen_m)
+    state = sampler.init(Population.from_sizes([1] * 6))._replace(selected_m=seen_m, seen_m=seen_m)
     asked = sampler.open(state, np.ones(6, dtype=np.bool_), 3, np.random.default_rng(0)).client_n
     assert sorted(asked.tolist()) == [3, 4, 5]
 
@@ -320,7 +320,7 @@ def test_divfl_remembers_sketches_of_those_who_replied() -> None:
     state = init_round(plan, np.zeros(20))
     cohort = open_round(plan, state)
     state, _ = close_round(plan, state, cohort, [problem.update_md[0], None, problem.update_md[2]])
-    assert state.sampler.asked_m.all()
+    assert state.sampler.selected_m.all()
     assert state.sampler.seen_m.tolist() == [True, False, True]
     assert np.abs(state.sampler.sketch_mq).sum(axis=1).astype(bool).tolist() == [True, False, True]
 

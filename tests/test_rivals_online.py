@@ -6,20 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from deltafl import (
-    DeltaflError,
-    Plan,
-    Sampler,
-    close_round,
-    inclusion_probabilities,
-    init_round,
-)
+from deltafl import DeltaflError, Plan, Sampler, close_round, inclusion_probabilities, init_round
 from deltafl import make_sampler as make
-from deltafl.samplers import (
-    MirrorDescent,
-    SamplerSettings,
-    VarianceBandit,
-)
+from deltafl.samplers import MirrorDescent, SamplerSettings, VarianceBandit
 from deltafl.samplers.online import MAX_EXPERTS, BanditState, num_experts, project
 from deltafl.streams import stream
 from deltafl.types import FloatArray

@@ -8,25 +8,13 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import minimize
 
 from conftest import Problem, make_problem
-from deltafl import (
-    DeltaflError,
-    FedIS,
-    Plan,
-    Population,
-    close_round,
-    init_round,
-)
+from deltafl import DeltaflError, FedIS, Plan, Population, close_round, init_round
 from deltafl import make_sampler as make
 from deltafl.oracle import KnownUpdates
 from deltafl.round import coefficients
-from deltafl.samplers import (
-    ApproximateOCS,
-    ClusteredBySimilarity,
-    MirrorDescent,
-    VarianceBandit,
-)
+from deltafl.samplers import ApproximateOCS, ClusteredBySimilarity, MirrorDescent, VarianceBandit
 from deltafl.samplers.ocs import rescaled_probabilities
-from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.streams import stream
 from deltafl.types import FloatArray
 from rival_tools import SIX, counts, known, mean_counts, norms

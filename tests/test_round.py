@@ -31,7 +31,7 @@ from deltafl import (
 )
 from deltafl.estimators.controls import CommonControlState
 from deltafl.replies import measure, screen_replies
-from deltafl.server_optimizers import SERVER_OPTIMIZERS
+from deltafl.server.optimizers import SERVER_OPTIMIZERS
 
 SIZES = [10, 15, 20, 25, 30, 35]
 PROBLEM = make_problem(SIZES)
@@ -80,7 +80,7 @@ def test_a_bad_update_counts_as_no_answer(fault: str, label: str) -> None:
     assert [reply.client for reply in info.rejected] == [cohort.client_n[1]]
     assert "update" in info.rejected[0].reason
     assert quiet_info.rejected == []
-    assert info.num_asked == len(updates)
+    assert info.num_selected == len(updates)
     assert info.num_responded == len(updates) - 1
     assert same_tree(info._replace(rejected=[]), quiet_info)
 
@@ -149,8 +149,8 @@ def test_all_replies_bad(label: str) -> None:
     assert np.array_equal(following.params_d, state.params_d)
     assert same_tree(following.sampler, state.sampler)
     assert following.round == state.round + 1
-    assert following.answered_m.sum() == state.answered_m.sum()
-    assert following.asked_m.sum() == state.asked_m.sum() + len(cohort.client_n)
+    assert following.responded_m.sum() == state.responded_m.sum()
+    assert following.selected_m.sum() == state.selected_m.sum() + len(cohort.client_n)
     assert info.num_responded == 0
     assert {reply.reason for reply in info.rejected} == {"no reply"}
     assert info.sum_of_weights == info.largest_weight == info.effective_sample_size == info.estimate_norm == 0
@@ -167,7 +167,7 @@ def test_an_empty_poisson_cohort(estimator: str) -> None:
     following, info = close_round(plan, state, open_round(plan, state), [])
     assert np.array_equal(following.params_d, START_D)
     assert following.round == empty + 1
-    assert info.num_asked == 0
+    assert info.num_selected == 0
     assert info.variance == 0
 
 
@@ -211,9 +211,9 @@ def test_the_simplest_round_by_hand() -> None:
     state, info = close_round(plan, state, open_round(plan, state), [np.array([8.0]), np.array([4.0]), np.array([1.6])])
     assert state.params_d[0] == pytest.approx(13)
     assert info.round == 0
-    assert (state.round, info.num_asked, info.num_responded) == (1, 3, 3)
+    assert (state.round, info.num_selected, info.num_responded) == (1, 3, 3)
     assert info.estimate_norm == pytest.approx(3)
-    assert state.asked_m.tolist() == state.answered_m.tolist() == [1, 1, 1]
+    assert state.selected_m.tolist() == state.responded_m.tolist() == [1, 1, 1]
 
 
 def test_loss_and_diversity_by_hand() -> None:
@@ -270,14 +270,14 @@ def test_replies_without_a_loss_are_refused_where_it_is_learnt_from(label: str, 
 def test_asking_and_answering_is_counted() -> None:
     plan = Plan(PROBLEM.population, Fixed(), 2)
     state = init_round(plan, START_D)
-    asked_m, answered_m = np.zeros(6), np.zeros(6)
+    selected_m, responded_m = np.zeros(6), np.zeros(6)
     for _ in range(20):
         cohort = open_round(plan, state)
         state, _ = close_round(plan, state, cohort, [PROBLEM.update_md[0], None])
-        asked_m[cohort.client_n] += 1
-        answered_m[cohort.client_n[0]] += 1
-    assert state.asked_m.tolist() == asked_m.tolist()
-    assert state.answered_m.tolist() == answered_m.tolist()
+        selected_m[cohort.client_n] += 1
+        responded_m[cohort.client_n[0]] += 1
+    assert state.selected_m.tolist() == selected_m.tolist()
+    assert state.responded_m.tolist() == responded_m.tolist()
 
 
 @pytest.mark.parametrize("label", ["uniform", "md", "md-fixed", "fedis", "cluster-is", "uniform@poisson"])
@@ -442,7 +442,7 @@ def test_replies_in_a_table_are_screened_as_one_by_one() -> None:
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_closing_a_round_takes_at_most_six_times_the_memory_of_its_updates(estimator: str) -> None:
-    """What is worked on at once: the updates, their leftovers in float64, and one table of controls or of new rows."""
+    """What is worked on at once: the updates, their residuals in float64, and one table of controls or of new rows."""
     m, n, d = 20, 10, 50_000
     population = Population.from_sizes(range(1, m + 1), known=np.eye(4)[np.arange(m) % 4])
     plan = Plan(population, PracDelta(), n=n, estimator=estimator)

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 
 from conftest import all_heard
-from deltafl import ClientMemory, Cohort, Plan, Population, close_round, init_round, make_plan, make_sampler, open_round
+from deltafl import (
+    ClientMemory,
+    Cohort,
+    Plan,
+    Population,
+    close_round,
+    init_round,
+    make_plan,
+    make_sampler,
+    open_round,
+)
 from deltafl.estimators.controls import InnovationControl, OwnControl, OwnControlState
 from deltafl.estimators.heard import Heard
 from deltafl.estimators.memory import RowFormat, wide_row

@@ -35,13 +35,13 @@ from deltafl import (
 )
 from deltafl.designs.exact import every_cohort
 from deltafl.designs.inclusion import inclusion_probabilities, with_floor
-from deltafl.designs.tree import SumTree
 from deltafl.estimators.controls import OwnControlState
 from deltafl.oracle import KnownUpdates
 from deltafl.samplers import bias_of, parse_label
 from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
 from deltafl.samplers.delta import diversity
 from deltafl.samplers.scored import PracticalState
+from deltafl.scale.tree import SumTree
 from deltafl.types import FloatArray, IntArray, State
 
 

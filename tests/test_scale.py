@@ -20,15 +20,15 @@ from deltafl import (
     make_server_optimizer,
     open_round,
 )
-from deltafl.designs.tree import TreeBuffer
 from deltafl.estimators.memory import RowFormat
-from deltafl.settings import RunSettings, make_settings
+from deltafl.scale.persistent_array import Array, Buffer, PersistentArray
+from deltafl.scale.tree import TreeBuffer
 from deltafl.simulation.experiment import run_single
 from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.state_file import flatten, load_state, save_state
 from deltafl.streams import stream
 from deltafl.types import IntArray
-from deltafl.versions import Array, Buffer, Versioned
 
 D = 6
 LABELS = ["pracdelta", "fedpracis", "uniform", "md-fixed"]
@@ -60,7 +60,7 @@ def numbers_touched(monkeypatch: pytest.MonkeyPatch, m: int) -> int:
     """Numbers of arrays with one row a client that a round reads in trees, or writes, once the state is there."""
     plan = plan_of(m)
     state = play(plan, init_round(plan, np.zeros(D)), 2)
-    count, read, write, copy = [0], TreeBuffer.children, Buffer.write, Versioned.__array__
+    count, read, write, copy = [0], TreeBuffer.children, Buffer.write, PersistentArray.__array__
 
     def children(buffer: TreeBuffer, level: int, node_k: IntArray) -> tuple[IntArray, Array]:
         child_kb, value_kb = read(buffer, level, node_k)
@@ -71,14 +71,14 @@ def numbers_touched(monkeypatch: pytest.MonkeyPatch, m: int) -> int:
         count[0] += len(index_k)
         write(buffer, index_k, value_k)
 
-    def copied(version: Versioned, *rest: Any, **more: Any) -> Array:
+    def copied(version: PersistentArray, *rest: Any, **more: Any) -> Array:
         count[0] += len(version)
         return copy(version, *rest, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(TreeBuffer, "children", children)
         patch.setattr(Buffer, "write", written)
-        patch.setattr(Versioned, "__array__", copied)
+        patch.setattr(PersistentArray, "__array__", copied)
         play(plan, state, 1)
     return count[0]
 
@@ -92,10 +92,10 @@ def test_a_round_among_a_million_touches_what_it_needs(monkeypatch: pytest.Monke
 def test_sixteen_bytes_a_client_are_enough() -> None:
     m = 10**6
     state = init_round(plan_of(m), np.zeros(D))
-    per_client = [state.sampler.p_m.current(), state.asked_m.current(), state.answered_m.current()]
+    per_client = [state.sampler.p_m.current(), state.selected_m.current(), state.responded_m.current()]
     total = sum(buffer.array_m.nbytes for buffer in per_client) + per_client[0].inner.nbytes
     assert total <= 16 * m
-    _, *rest = flatten(state._replace(sampler=None, asked_m=None, answered_m=None))  # type: ignore[arg-type]
+    _, *rest = flatten(state._replace(sampler=None, selected_m=None, responded_m=None))  # type: ignore[arg-type]
     assert sum(array.nbytes for _, array in rest if array.dtype != object) < 1000
 
 
@@ -168,8 +168,8 @@ def test_clients_join_a_tree_with_the_mean_score() -> None:
     before_m, after_m = np.asarray(state.sampler.p_m), np.asarray(grown.sampler.p_m)
     np.testing.assert_allclose(after_m, np.concatenate([before_m * 40 / 60, np.full(20, 1 / 60)]))
     assert grown.sampler.p_m.total == pytest.approx(1)
-    assert grown.asked_m.tolist() == state.asked_m.tolist() + [0] * 20
-    assert play(large, grown, 3).asked_m.sum() == 8 * 8
+    assert grown.selected_m.tolist() == state.selected_m.tolist() + [0] * 20
+    assert play(large, grown, 3).selected_m.sum() == 8 * 8
 
 
 # --- state files ------------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ OTHER_SIZES = Population.from_sizes(1 + np.arange(30) % 5)
     [
         ("weight_m", {"population": OTHER_SIZES}),
         ("num_examples_m", {"population": OTHER_SIZES._replace(weight_m=plan_of(30, n=5).population.weight_m)}),
-        ("known_mq", {"population": plan_of(30, n=5).population._replace(known_mq=np.ones((30, 2)))}),
+        ("aux_mq", {"population": plan_of(30, n=5).population._replace(aux_mq=np.ones((30, 2)))}),
         ("sampler", {"sampler": make_sampler("fedpracis")}),
         ("estimator", {"estimator": "innovation"}),
         ("server_optimizer", {"server_optimizer": make_server_optimizer("sgd", lr=0.5)}),
@@ -333,7 +333,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_samplers_that_do_not_say_so_are_still_given_a_mask() -> None:
-    """``takes_everyone`` is an offer: a sampler of one's own sees what it always saw."""
+    """``accepts_no_mask`` is an offer: a sampler of one's own sees what it always saw."""
     seen = []
 
     class Watching:
@@ -366,4 +366,4 @@ def test_the_example_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.Mo
     names: dict[str, Any] = {}
     exec(compile(block[: block.index("```")], "scale.md", "exec"), names)
     assert names["info"].round == 3
-    assert names["state"].asked_m.sum() == 4000
+    assert names["state"].selected_m.sum() == 4000

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from conftest import same_tree
 from deltafl import Adaptive, DeltaflError, Momentum, ServerOptimizer, Sgd, make_server_optimizer
-from deltafl.server_optimizers import SERVER_OPTIMIZERS
+from deltafl.server.optimizers import SERVER_OPTIMIZERS
 
 
 def scalar_twin(name: str, lr: float, deltas: list[float], x: float) -> list[float]:

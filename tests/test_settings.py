@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deltafl import DeltaflError
-from deltafl.settings import CompareSettings, RunSettings, make_settings
+from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 
 
 def test_what_is_left_out_comes_from_the_task() -> None:

@@ -108,7 +108,7 @@ def test_shared_rounds_are_those_of_one_process(sampler: str, estimator: str, lo
     for state in together:
         assert state.params_d.tobytes() == together[0].params_d.tobytes()
         np.testing.assert_allclose(state.params_d, alone.params_d, rtol=1e-6, atol=1e-7)
-        np.testing.assert_array_equal(np.asarray(state.answered_m), np.asarray(alone.answered_m))
+        np.testing.assert_array_equal(np.asarray(state.responded_m), np.asarray(alone.responded_m))
         if sampler == "oort":
             np.testing.assert_array_equal(state.sampler.utility_m, alone.sampler.utility_m)
     for info, shared in zip(infos, shared_infos, strict=True):
@@ -123,8 +123,8 @@ def test_processes_without_a_client_take_part(sampler: str) -> None:
     (alone,), infos = played(plan, 8, None, shares=False)
     together, shared = played(plan, 8, None, shares=True)
     np.testing.assert_allclose(together[0].params_d, alone.params_d, rtol=1e-6, atol=1e-7)
-    assert [info.num_asked for info in shared] == [info.num_asked for info in infos]
-    assert min(info.num_asked for info in infos) == (1 if sampler == "pracdelta" else 0)
+    assert [info.num_selected for info in shared] == [info.num_selected for info in infos]
+    assert min(info.num_selected for info in infos) == (1 if sampler == "pracdelta" else 0)
 
 
 def test_drift_and_guard_come_through() -> None:
@@ -132,7 +132,7 @@ def test_drift_and_guard_come_through() -> None:
     (alone,), infos = played(plan, 5, None, shares=False)
     together, shared = played(plan, 5, None, shares=True)
     np.testing.assert_allclose(together[0].params_d, alone.params_d, rtol=1e-6, atol=1e-7)
-    assert [info.shortened < 1 for info in shared] == [info.shortened < 1 for info in infos]
+    assert [info.clip_factor < 1 for info in shared] == [info.clip_factor < 1 for info in infos]
 
 
 def test_estimators_that_learn_from_rows_are_refused() -> None:

@@ -84,9 +84,9 @@ def test_a_round_measures_what_the_control_leaves() -> None:
         control_d = state.control.control_d
         updates = [None if i == cohort.client_n[1] else update_md[i] for i in cohort.client_n]
         state, _ = close_round(plan, state, cohort, updates)
-        leftover_nd = update_md[cohort.client_n].astype(np.float64) - control_d
-        leftover_nd[1] = 0
+        residual_nd = update_md[cohort.client_n].astype(np.float64) - control_d
+        residual_nd[1] = 0
         reports = sampler.seen[-1]
-        np.testing.assert_allclose(reports.squared_leftover_n, (leftover_nd**2).sum(axis=1))
-        np.testing.assert_allclose(reports.sketch_nq, count_sketch(leftover_nd, 4, 5))
+        np.testing.assert_allclose(reports.squared_residual_n, (residual_nd**2).sum(axis=1))
+        np.testing.assert_allclose(reports.sketch_nq, count_sketch(residual_nd, 4, 5))
     assert state.control.control_d.any()

@@ -16,21 +16,15 @@ import numpy as np
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.experiments.kept import UNFINISHED, is_done, record_path, rounds_played
-from deltafl.experiments.record import RunRecord, read_record, record_of, write_record
-from deltafl.experiments.spec import Experiment, parse_experiment
-from deltafl.experiments.sweep import (
-    Progress,
-    make_sweep,
-    records_of,
-    run_job,
-    run_sweep,
-)
-from deltafl.settings import RunSettings, make_settings
 from deltafl.simulation.experiment import run_experiment
 from deltafl.simulation.lock import only_one
 from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
+from reproduction.kept import UNFINISHED, is_done, record_path, rounds_played
+from reproduction.record import RunRecord, read_record, record_of, write_record
+from reproduction.spec import Experiment, parse_experiment
+from reproduction.sweep import Progress, make_sweep, records_of, run_job, run_sweep
 
 SETTINGS = {"task": "digits", "clients": 6, "sample": 2, "rounds": 3, "local_epochs": 1, "seeds": 2, "threshold": 0.3}
 
@@ -239,7 +233,7 @@ def test_what_memories_take_is_told_before_processes_without_a_log_start(
     """6 clients of 650 numbers in float32, four times over, are 62,400 bytes. Once a part, if such a run is left."""
     monkeypatch.setattr("deltafl.simulation.setup.WORTH_A_LINE", 62_400)
     told_before: list[str] = []
-    monkeypatch.setattr("deltafl.experiments.sweep.run_jobs", lambda *_: told_before.extend(caplog.messages))
+    monkeypatch.setattr("reproduction.sweep.run_jobs", lambda *_: told_before.extend(caplog.messages))
     small = {**SETTINGS, "seeds": 1, "samplers": ["uniform", "innovation", "fedvarp"]}
     sweep = make_sweep(
         experiment(settings=small, parts={"a": {}, "b": {"samplers": ["uniform", "innovation"]}}), "smoke"

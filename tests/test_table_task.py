@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltafl import DeltaflError, MissingExtraError
-from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.tasks.base import Task
 from deltafl.tasks.own import load_own
 from deltafl.tasks.table import codes, table_task

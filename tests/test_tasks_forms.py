@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from deltafl.errors import DeltaflError, MissingExtraError
-from deltafl.settings import RunSettings, make_settings
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.tasks.datasets import ARCHIVE_LOADERS, FORM_LOADERS, load_dataset
 from deltafl.tasks.download import check
 from deltafl.tasks.registry import make_task

@@ -6,9 +6,9 @@ import pytest
 from deltafl import Cohort, FedIS, FedPracIS, Fixed, Population, Reports
 from deltafl.designs.exact import joint_expectations, support
 from deltafl.designs.inclusion import draw_probabilities
-from deltafl.experiments.rates.runs import counter_example
-from deltafl.experiments.toy.enumeration import SCORES, WAYS, enumerate_toy, hand_picked
 from deltafl.oracle import KnownUpdates
+from reproduction.rates.runs import counter_example
+from reproduction.toy.enumeration import SCORES, WAYS, enumerate_toy, hand_picked
 from theory_tools import TEXT, states, variance
 
 
@@ -143,13 +143,13 @@ def test_the_best_score_with_a_control() -> None:
     rng = np.random.default_rng(1)
     update_md = rng.normal(size=(5, 3)) + 1
     for control_d in (np.zeros(3), update_md.mean(axis=0)):
-        leftover_md = update_md - control_d
-        best = variance(leftover_md, draw_probabilities(np.linalg.norm(leftover_md, axis=1)))
-        others = [variance(leftover_md, p_m) for p_m in rng.dirichlet(np.ones(5), size=500)]
+        residual_md = update_md - control_d
+        best = variance(residual_md, draw_probabilities(np.linalg.norm(residual_md, axis=1)))
+        others = [variance(residual_md, p_m) for p_m in rng.dirichlet(np.ones(5), size=500)]
         assert best <= min(others)
     oracle = KnownUpdates(update_md, np.full(5, 0.2))
     zeta_m = np.sqrt(oracle.reports().squared_deviation_n)
-    np.testing.assert_allclose(zeta_m, np.linalg.norm(leftover_md, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(zeta_m, np.linalg.norm(residual_md, axis=1), rtol=1e-5)
 
 
 def test_the_toy_as_stated() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.experiments.toy.enumeration import SCORES, WAYS, enumerate_toy, hand_picked
-from deltafl.experiments.toy.page import report_toy, run_toy, summarise_toy
+from reproduction.toy.enumeration import SCORES, WAYS, enumerate_toy, hand_picked
+from reproduction.toy.page import report_toy, run_toy, summarise_toy
 
 #: hh, ht, successive, hajek, plain-mean.
 MEAN_SQUARES = {

@@ -13,10 +13,10 @@ from deltafl import DeltaflError, draw_cohort, inclusion_probabilities, make_sam
 from deltafl.designs.exact import every_cohort, joint_expectations
 from deltafl.designs.ordered import draw, expectations
 from deltafl.designs.table import draw_from_tree
-from deltafl.designs.tree import WIDTH, Mass, SumTree, TreeBuffer
+from deltafl.scale.persistent_array import Array
+from deltafl.scale.tree import WIDTH, Mass, SumTree, TreeBuffer
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray, Population
-from deltafl.versions import Array
 
 #: Sizes around whole blocks and whole levels.
 SIZES = [1, 2, WIDTH - 1, WIDTH, WIDTH + 1, WIDTH**2, WIDTH**2 + 1, 3 * WIDTH**2 - 5]

@@ -69,12 +69,12 @@ def test_within_a_tenth_for_forty_clients(label: str) -> None:
     assert estimate_t.mean() == pytest.approx(square_t.mean(), rel=0.1)
 
 
-def test_difference_estimates_the_variance_of_the_leftovers() -> None:
+def test_difference_estimates_the_variance_of_the_residuals() -> None:
     """With perfect controls for everybody nothing is left to vary."""
     problem = make_problem(SIZES)
     plan = Plan(problem.population, Fixed(), 3, "difference-own")
     state = init_round(plan, np.zeros(3))
-    while state.asked_m.min() == 0:
+    while state.selected_m.min() == 0:
         cohort = open_round(plan, state)
         state, _ = close_round(plan, state, cohort, problem.update_md[cohort.client_n])
     cohort = open_round(plan, state)
@@ -189,8 +189,8 @@ def test_the_variance_is_that_of_the_estimate_whatever_makes_it(
     if rate < 1:
         everyone, asked = np.arange(m), 999
         state = state._replace(
-            asked_m=state.asked_m.replaced(everyone, np.full(m, asked)),
-            answered_m=state.answered_m.replaced(everyone, np.full(m, int(rate * (asked + 1)) - 1)),
+            selected_m=state.selected_m.replaced(everyone, np.full(m, asked)),
+            responded_m=state.responded_m.replaced(everyone, np.full(m, int(rate * (asked + 1)) - 1)),
         )
     estimates, guesses = [], []
     for round in range(3000):

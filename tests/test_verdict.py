@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from deltafl.experiments.pages.groups import Group, Row, split_ties
-from deltafl.experiments.pages.measures import (
+from reproduction.pages.groups import Group, Row, split_ties
+from reproduction.pages.measures import (
     Measure,
     Statement,
     Status,
@@ -20,8 +20,8 @@ from deltafl.experiments.pages.measures import (
     late_probe,
     rounds_to,
 )
-from deltafl.experiments.pages.verdict import NO_ORDER, by_chance, headline, ordered_pairs, paragraph, sum_up
-from deltafl.experiments.record import RunRecord
+from reproduction.pages.verdict import NO_ORDER, by_chance, headline, ordered_pairs, paragraph, sum_up
+from reproduction.record import RunRecord
 
 
 def record(

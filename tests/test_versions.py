@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltafl.designs.tree import SumTree
+from deltafl.scale.persistent_array import Buffer, PersistentArray, alike
+from deltafl.scale.tree import SumTree
 from deltafl.types import FloatArray
-from deltafl.versions import Buffer, Versioned, alike
 
 SIZE = 40
 #: (which version to start from, where to write, which version to read afterwards)
@@ -20,8 +20,8 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.sampled_from([Versioned, SumTree]))
-def test_all_versions_read_as_copies_would(steps: list[tuple[int, set[int], int]], kind: type[Versioned]) -> None:
+@given(STEPS, st.sampled_from([PersistentArray, SumTree]))
+def test_all_versions_read_as_copies_would(steps: list[tuple[int, set[int], int]], kind: type[PersistentArray]) -> None:
     """Branches and old versions, in any order; every version is read again at the end."""
     plain: list[FloatArray] = [np.arange(float(SIZE))]
     shared = [kind(plain[0].copy())]
@@ -42,7 +42,7 @@ def test_all_versions_read_as_copies_would(steps: list[tuple[int, set[int], int]
 
 
 def test_it_takes_part_in_arithmetic_as_the_array_it_stands_for() -> None:
-    count_m = Versioned(np.array([3, 1, 2], dtype=np.int16))
+    count_m = PersistentArray(np.array([3, 1, 2], dtype=np.int16))
     assert count_m.shape == (3,)
     assert count_m.dtype == np.int16
     assert [len(count_m), count_m.sum(), count_m.min(), count_m.max()] == [3, 6, 1, 3]
@@ -53,11 +53,11 @@ def test_it_takes_part_in_arithmetic_as_the_array_it_stands_for() -> None:
     assert [int(count) for count in count_m] == [3, 1, 2]
     assert count_m[1] == 1
     assert count_m[np.array([2, 0])].tolist() == [2, 3]
-    assert repr(count_m) == "Versioned(array([3, 1, 2], dtype=int16))"
+    assert repr(count_m) == "PersistentArray(array([3, 1, 2], dtype=int16))"
 
 
 def test_nobody_can_change_it() -> None:
-    before = Versioned(np.zeros(4))
+    before = PersistentArray(np.zeros(4))
     for part in (np.asarray(before), before[:], before[1:3], before[np.array([0])]):
         part[:] = 5
     assert before.tolist() == [0, 0, 0, 0]
@@ -81,7 +81,7 @@ def test_copies_share_nothing() -> None:
 
 
 def test_counts_become_wider_before_they_overflow() -> None:
-    count_m = Versioned(np.array([32766, 5, 0], dtype=np.int16))
+    count_m = PersistentArray(np.array([32766, 5, 0], dtype=np.int16))
     at_most = count_m.plus_one(np.array([0, 1]))
     assert at_most.dtype == np.int16
     beyond = at_most.plus_one(np.array([0, 2]))
@@ -94,7 +94,7 @@ def test_counts_become_wider_before_they_overflow() -> None:
 def test_a_version_kept_for_ever_costs_one_array_and_not_its_whole_future() -> None:
     """20,000 changes of 10,000 numbers: the differences from the first version must not pile up beside it."""
     rng = np.random.default_rng(0)
-    first = newest = Versioned(np.zeros(10_000, dtype=np.int64))
+    first = newest = PersistentArray(np.zeros(10_000, dtype=np.int64))
     tracemalloc.start()
     for _ in range(200):
         newest = newest.plus_one(rng.choice(10_000, size=100, replace=False))
@@ -112,7 +112,7 @@ def test_nothing_is_copied_while_older_versions_are_dropped(monkeypatch: pytest.
         raise AssertionError("copied")
 
     rng = np.random.default_rng(0)
-    newest = Versioned(np.zeros(1000, dtype=np.int64))
+    newest = PersistentArray(np.zeros(1000, dtype=np.int64))
     with monkeypatch.context() as patch:
         patch.setattr(Buffer, "copy", refuse)
         for _ in range(100):

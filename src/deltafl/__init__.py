@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         SamplerSettings,
         make_sampler,
     )
-    from .server_optimizers import Adaptive, Momentum, ServerOptimizer, Sgd, make_server_optimizer
+    from .server.optimizers import Adaptive, Momentum, ServerOptimizer, Sgd, make_server_optimizer
     from .state_file import load_state, save_state
     from .streams import stream
     from .types import Cohort, Oracle, Population, RejectedReply, Reports, RoundInfo, Sampler
@@ -105,7 +105,7 @@ _MODULES = {
         "round": "Broadcast Plan RoundState broadcast close_round init_round open_round",
         "samplers": "SAMPLERS Centred ClusterIS Delta FedIS FedPracIS Fixed Full PowerOfChoice PracDelta "
         "SamplerSettings make_sampler",
-        "server_optimizers": "Adaptive Momentum ServerOptimizer Sgd make_server_optimizer",
+        "server.optimizers": "Adaptive Momentum ServerOptimizer Sgd make_server_optimizer",
         "state_file": "load_state save_state",
         "streams": "stream",
         "types": "Cohort Oracle Population RejectedReply Reports RoundInfo Sampler",

@@ -10,7 +10,7 @@
 
 The model moves as ``close_round`` would move it: with the same bits if the updates come in the cohort's order and an
 update's coefficient does not depend on who else replies, and up to rounding in float64 otherwise. Norms of updates and
-of leftovers u_i - c_i, sketches and tails are measured on each update as it comes.
+of residuals u_i - c_i, sketches and tails are measured on each update as it comes.
 
 What needs all updates at once is measured on sketches of 64 numbers instead: norm(u_i - mean)^2, which DELTA's scores
 are made of, and ``info.variance``. Both have the right mean; the standard deviation of a squared norm is at most
@@ -23,13 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import DeltaflError
-from .estimators.controls import CommonControl, Control, NoControl, leftovers, remembers
+from .estimators.controls import CommonControl, Control, NoControl, remembers, residuals
 from .estimators.damping import trust
 from .estimators.heard import Heard
 from .estimators.sketch import SKETCH_SIZE, count_sketch
 from .estimators.table import find_estimator
 from .estimators.variance import estimate_variance
-from .replies import measure, measure_leftovers, measure_tails, screen_replies
+from .replies import measure, measure_output_bias, measure_residuals, screen_replies
 from .round import Plan, RoundState, advance, broadcast, coefficients, hear
 from .round_info import describe
 from .types import Cohort, FloatArray, Params, RejectedReply, Reports, RoundInfo
@@ -60,13 +60,13 @@ class Aggregation:
         self._sum_d = np.zeros(d)
         said = Reports.make(n, responded=np.zeros(n), loss=np.zeros(n), square_loss=np.zeros(n))
         self._reports = said._replace(
-            said_loss_n=np.zeros(n, dtype=np.bool_),
+            has_loss_n=np.zeros(n, dtype=np.bool_),
             sketch_nq=np.zeros((n, getattr(plan.sampler, "sketch_size", 0))),
-            tail_nk=np.zeros((n, getattr(plan.sampler, "tail_size", 0))),
+            output_bias_nk=np.zeros((n, getattr(plan.sampler, "output_bias_size", 0))),
         )
         kept = min(d, SKETCH_SIZE)
         self._update_nq = np.zeros((n, kept), dtype=np.float32 if d <= SKETCH_SIZE else np.float64)
-        self._leftover_nq = np.zeros((n, kept))
+        self._residual_nq = np.zeros((n, kept))
         self._closed = False
 
     def add(
@@ -105,13 +105,13 @@ class Aggregation:
             self._rejected[client] = replies.rejected[0].reason
             return replies.rejected[0]
         update_1d = replies.update_nd
-        _, leftover_1d = leftovers(self._control, self.state.control, only.client_n, update_1d)
-        self._sum_d += self._coef_n[i] * leftover_1d[0]
-        row = measure_leftovers(replies.reports, leftover_1d, self._reports.sketch_nq.shape[1], plan.seed)
-        row = measure_tails(row, update_1d, self._reports.tail_nk.shape[1])
+        _, residual_1d = residuals(self._control, self.state.control, only.client_n, update_1d)
+        self._sum_d += self._coef_n[i] * residual_1d[0]
+        row = measure_residuals(replies.reports, residual_1d, self._reports.sketch_nq.shape[1], plan.seed)
+        row = measure_output_bias(row, update_1d, self._reports.output_bias_nk.shape[1])
         for column, entry in zip(self._reports, row, strict=True):
             column[i] = entry[0]
-        self._update_nq[i], self._leftover_nq[i] = self._short(update_1d)[0], self._short(leftover_1d)[0]
+        self._update_nq[i], self._residual_nq[i] = self._short(update_1d)[0], self._short(residual_1d)[0]
         if self._keeps_rows:
             self._row_nd[i] = update_1d[0]
         return None
@@ -136,16 +136,16 @@ class Aggregation:
             control = self._control.update(control, plan.population, heard, self._row_nd[here])
         elif isinstance(self._control, CommonControl) and coef_n.sum() > 0:
             control = self._control.follow(control, ratio * self._sum_d / coef_n.sum() + control_nd[0])
-        error_nq = self._leftover_nq[here]
+        error_nq = self._residual_nq[here]
         if find_estimator(plan.estimator).ratio:
             error_nq = error_nq - self._short(delta_d[None])
         variance = estimate_variance(heard, error_nq)
-        following, delta_d, shortened = advance(plan, state, self.cohort, reports, delta_d, control)
+        following, delta_d, clip_factor = advance(plan, state, self.cohort, reports, delta_d, control)
         info = describe(state.round, heard, reports, variance, delta_d)
         beta = trust(self._control, state.control)
         faults = sorted((self._rejected | dict.fromkeys(self._waiting, "no reply")).items())
         rejected = [RejectedReply(client, fault) for client, fault in faults]
-        return following, info._replace(rejected=rejected, shortened=shortened, control_coefficient=beta)
+        return following, info._replace(rejected=rejected, clip_factor=clip_factor, control_coefficient=beta)
 
     def _free_place(self, client: int) -> int:
         self._refuse_if_closed()

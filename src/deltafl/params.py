@@ -28,20 +28,20 @@ def checked_params(params: npt.ArrayLike) -> npt.NDArray[np.float32]:
 def checked_known(known: npt.ArrayLike, num_clients: int) -> npt.NDArray[np.float64]:
     """What is known of each client, (m, q) numbers of size 1e100 at most; always a copy."""
     try:
-        known_mq = np.array(known, dtype=np.float64)
+        aux_mq = np.array(known, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         raise DeltaflError("known must hold one row of numbers for each client, all of one length") from None
-    if known_mq.ndim != 2 or len(known_mq) != num_clients:
+    if aux_mq.ndim != 2 or len(aux_mq) != num_clients:
         raise DeltaflError(
-            f"known has shape {known_mq.shape}; it must have one row of numbers for each of {num_clients} clients"
+            f"known has shape {aux_mq.shape}; it must have one row of numbers for each of {num_clients} clients"
         )
-    bad = np.flatnonzero(~(np.abs(known_mq) <= LARGEST_KNOWN).all(axis=1))
+    bad = np.flatnonzero(~(np.abs(aux_mq) <= LARGEST_KNOWN).all(axis=1))
     if len(bad):
         raise DeltaflError(
             f"what is known of client {bad[0]} holds a number that is not finite, or beyond {LARGEST_KNOWN:.0e}; "
             "write 0 in its place, or smaller units"
         )
-    return known_mq
+    return aux_mq
 
 
 def checked_column(name: str, given: Any, n: int, default: float | None, bad: float = nan) -> npt.NDArray[np.float64]:

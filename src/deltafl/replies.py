@@ -65,7 +65,7 @@ def screen_replies(
     update_nd = np.zeros((n, num_params), dtype=np.float32)
     responded_n = reports.responded_n.copy()
     rejected: list[RejectedReply] = []
-    silent_n = ~reports.said_loss_n & bool(getattr(sampler, "needs_loss", False))
+    silent_n = ~reports.has_loss_n & bool(getattr(sampler, "needs_loss", False))
     sound_n = _sound(updates, reports, num_params) & ~silent_n
     at_once = np.flatnonzero(responded_n & sound_n)
     if len(at_once):
@@ -103,8 +103,8 @@ def _sound(updates: Updates, reports: Reports, num_params: int) -> npt.NDArray[n
     )  # NaN if there is one
     sound_n: npt.NDArray[np.bool_] = (
         (largest_n <= LARGEST_ENTRY)
-        & (~reports.said_loss_n | (np.abs(reports.loss_n) <= LARGEST_ENTRY))
-        & _is_square_loss(reports.square_loss_n, reports.loss_n, reports.said_loss_n)
+        & (~reports.has_loss_n | (np.abs(reports.loss_n) <= LARGEST_ENTRY))
+        & _is_square_loss(reports.square_loss_n, reports.loss_n, reports.has_loss_n)
         & (reports.step_variance_n >= 0)
         & (reports.step_variance_n <= LARGEST_ENTRY**2)
         & (reports.num_steps_n >= 1)
@@ -112,14 +112,14 @@ def _sound(updates: Updates, reports: Reports, num_params: int) -> npt.NDArray[n
     return sound_n
 
 
-def _is_square_loss(square_n: FloatArray, loss_n: FloatArray, said_loss_n: BoolArray) -> BoolArray:
+def _is_square_loss(square_n: FloatArray, loss_n: FloatArray, has_loss_n: BoolArray) -> BoolArray:
     """Whether mean squared losses can be those of these mean losses; NaN stands for one that was not said.
 
     Jensen's inequality bounds them from below. From above 1e72 does: a mean loss of 1e18 leaves single ones room to be
     larger, and the root still fits into every score.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        least_n = np.where(said_loss_n, (1 - _SQUARE_SLACK) * np.square(loss_n) - _SMALLEST_SQUARE, 0.0)
+        least_n = np.where(has_loss_n, (1 - _SQUARE_SLACK) * np.square(loss_n) - _SMALLEST_SQUARE, 0.0)
         is_one_n: BoolArray = (square_n >= np.maximum(least_n, 0.0)) & (square_n <= LARGEST_ENTRY**4)
     return np.isnan(square_n) | is_one_n
 
@@ -145,9 +145,9 @@ def _fault(update: npt.ArrayLike | None, reports: Reports, i: int, num_params: i
         return "update has NaN or infinite entries"
     if largest > LARGEST_ENTRY:
         return f"update has an entry of size {largest:.3g}, expected at most {LARGEST_ENTRY:.0e}"
-    if reports.said_loss_n[i] and not abs(reports.loss_n[i]) <= LARGEST_ENTRY:
+    if reports.has_loss_n[i] and not abs(reports.loss_n[i]) <= LARGEST_ENTRY:
         return f"loss is {reports.loss_n[i]}, expected a number of size {LARGEST_ENTRY:.0e} at most"
-    square, said = reports.square_loss_n[i], reports.said_loss_n[i]
+    square, said = reports.square_loss_n[i], reports.has_loss_n[i]
     if not _is_square_loss(square, reports.loss_n[i], said):
         least = f"{reports.loss_n[i] ** 2:.6g}, the square of the mean loss," if said else "0"
         return f"mean squared loss is {square}, expected {least} to {LARGEST_ENTRY**4:.0e}"
@@ -163,51 +163,53 @@ def _neutral(reports: Reports, responded_n: npt.NDArray[np.bool_]) -> Reports:
 
     A reply that said no loss has NaN, whatever stood in its place.
     """
-    said_n = responded_n & reports.said_loss_n
+    said_n = responded_n & reports.has_loss_n
     return reports._replace(
         responded_n=responded_n,
         loss_n=np.where(said_n, reports.loss_n, np.where(responded_n, np.nan, 0.0)),
-        said_loss_n=said_n,
+        has_loss_n=said_n,
         square_loss_n=np.where(responded_n, reports.square_loss_n, 0.0),
         step_variance_n=np.where(responded_n, reports.step_variance_n, 0.0),
         num_steps_n=np.where(responded_n, reports.num_steps_n, 1),
     )
 
 
-def measure_leftovers(reports: Reports, leftover_nd: FloatArray, sketch_size: int, seed: int) -> Reports:
+def measure_residuals(reports: Reports, residual_nd: FloatArray, sketch_size: int, seed: int) -> Reports:
     """Fill norm(u_i - c_i)^2, and sketches of u_i - c_i if there is to be any, of the clients that responded.
 
     Args:
         reports: Whose columns are replaced.
-        leftover_nd: (responding clients, d), u_i - c_i in their order.
+        residual_nd: (responding clients, d), u_i - c_i in their order.
         sketch_size: Numbers of a sketch; 0 for none.
         seed: Seed of the sketches.
     """
     n, here = len(reports.responded_n), reports.responded_n
-    squared_leftover_n, sketch_nq = np.zeros(n), np.zeros((n, sketch_size))
-    squared_leftover_n[here] = [leftover_d @ leftover_d for leftover_d in leftover_nd]
+    squared_residual_n, sketch_nq = np.zeros(n), np.zeros((n, sketch_size))
+    squared_residual_n[here] = [residual_d @ residual_d for residual_d in residual_nd]
     if sketch_size > 0:
-        sketch_nq[here] = count_sketch(leftover_nd, sketch_size, seed)
-    return reports._replace(squared_leftover_n=squared_leftover_n, sketch_nq=sketch_nq)
+        sketch_nq[here] = count_sketch(residual_nd, sketch_size, seed)
+    return reports._replace(squared_residual_n=squared_residual_n, sketch_nq=sketch_nq)
 
 
-def measure_tails(reports: Reports, update_nd: Params, tail_size: int) -> Reports:
+def measure_output_bias(reports: Reports, update_nd: Params, output_bias_size: int) -> Reports:
     """Fill the last entries of u_i of the clients that responded.
 
     Args:
         reports: Whose column is replaced.
         update_nd: (responding clients, d), u_i in their order.
-        tail_size: How many entries k; 0 for none.
+        output_bias_size: How many entries k; 0 for none.
 
     Raises:
         DeltaflError: If there are fewer than k parameters.
     """
     n, d = len(reports.responded_n), update_nd.shape[1]
-    if tail_size > d:
-        raise DeltaflError(f"the sampler looks at the last {tail_size} parameters of a model of {d}; lower 'classes'")
-    tail_nk = np.zeros((n, tail_size))
-    tail_nk[reports.responded_n] = update_nd[:, d - tail_size :]
-    return reports._replace(tail_nk=tail_nk)
+    if output_bias_size > d:
+        raise DeltaflError(
+            f"the sampler looks at the last {output_bias_size} parameters of a model of {d}; lower 'classes'"
+        )
+    output_bias_nk = np.zeros((n, output_bias_size))
+    output_bias_nk[reports.responded_n] = update_nd[:, d - output_bias_size :]
+    return reports._replace(output_bias_nk=output_bias_nk)
 
 
 def measure(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from .designs.inclusion import check_anyone, check_cohort_size
 from .errors import DeltaflError, require_method
-from .estimators.controls import leftovers, with_memory
+from .estimators.controls import residuals, with_memory
 from .estimators.damping import trust
 from .estimators.heard import Heard
 from .estimators.memory import RowFormat
@@ -28,26 +28,15 @@ from .estimators.remote import RemoteControl, RemoteReply, differences
 from .estimators.running_sum import weighted_sum
 from .estimators.table import find_estimator
 from .estimators.variance import estimate_variance
-from .guard import init_guard, shorten
-from .mime import drift, init_mime, remember
 from .params import checked_params
-from .replies import Updates, measure_leftovers, measure_tails, screen_replies
+from .replies import Updates, measure_output_bias, measure_residuals, screen_replies
 from .round_info import describe
-from .server_optimizers import ServerOptimizer, Sgd
+from .scale.persistent_array import PersistentArray
+from .server.mime import drift, init_mime, remember
+from .server.norm_guard import init_guard, shorten
+from .server.optimizers import ServerOptimizer, Sgd
 from .streams import stream
-from .types import (
-    BoolArray,
-    Cohort,
-    FloatArray,
-    IntArray,
-    Oracle,
-    Params,
-    Population,
-    Reports,
-    RoundInfo,
-    Sampler,
-)
-from .versions import Versioned
+from .types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Population, Reports, RoundInfo, Sampler
 
 
 @dataclass(frozen=True)
@@ -86,7 +75,7 @@ class Plan:
         check_cohort_size(self.n, self.population.num_clients)
         self.population.check()
         control = find_estimator(self.estimator).control
-        if isinstance(control, RemoteControl) and getattr(self.sampler, "tail_size", 0) > 0:
+        if isinstance(control, RemoteControl) and getattr(self.sampler, "output_bias_size", 0) > 0:
             raise DeltaflError(
                 f"{type(self.sampler).__name__} looks at the last entries of updates, which clients that keep their "
                 "memory do not send; write the estimator without '-remote'"
@@ -106,9 +95,9 @@ class RoundState(NamedTuple):
         optimizer: The server optimizer's memory.
         sampler: The sampler's memory.
         control: The estimator's controls.
-        asked_m: int16 (m,), how often each client was asked so far; wider once a count needs it. States of several
+        selected_m: int16 (m,), how often each client was asked so far; wider once a count needs it. States of several
             rounds share the memory, and none is seen to change (``versions.py``).
-        answered_m: The same for how often it answered.
+        responded_m: The same for how often it answered.
         mime: The momentum that is sent to the clients, see ``mime.py``.
         guard: The norms that the norm guard goes by, see ``guard.py``.
     """
@@ -118,8 +107,8 @@ class RoundState(NamedTuple):
     optimizer: Any
     sampler: Any
     control: Any
-    asked_m: Versioned
-    answered_m: Versioned
+    selected_m: PersistentArray
+    responded_m: PersistentArray
     mime: Any
     guard: Any
 
@@ -148,8 +137,8 @@ def init_round(plan: Plan, params: npt.ArrayLike) -> RoundState:
         optimizer=plan.server_optimizer.init(d),
         sampler=plan.sampler.init(plan.population),
         control=control.init(plan.population, d),
-        asked_m=Versioned(np.zeros(m, dtype=np.int16)),
-        answered_m=Versioned(np.zeros(m, dtype=np.int16)),
+        selected_m=PersistentArray(np.zeros(m, dtype=np.int16)),
+        responded_m=PersistentArray(np.zeros(m, dtype=np.int16)),
         mime=init_mime(plan.mime, d),
         guard=init_guard(plan.norm_guard),
     )
@@ -189,7 +178,7 @@ def _present(plan: Plan, available_m: BoolArray | None) -> Any:
     """A mask of who can be asked; None for everyone where the sampler takes that for an answer: m numbers saved."""
     m = plan.population.num_clients
     if available_m is None:
-        return None if getattr(plan.sampler, "takes_everyone", False) else np.ones(m, dtype=np.bool_)
+        return None if getattr(plan.sampler, "accepts_no_mask", False) else np.ones(m, dtype=np.bool_)
     available_m = np.asarray(available_m)
     if available_m.shape != (m,) or available_m.dtype != np.bool_:
         raise DeltaflError(f"available_m is {available_m!r:.60}; it must say True or False of each of {m} clients")
@@ -231,19 +220,19 @@ def close_round(
     update_nd = replies.update_nd if len(here) == len(cohort.client_n) else replies.update_nd[here]
 
     heard = hear(plan, state, cohort, here)
-    total_d, leftover_nd = leftovers(estimator.control, state.control, heard.client_n, update_nd)
-    reports = measure_leftovers(replies.reports, leftover_nd, getattr(plan.sampler, "sketch_size", 0), plan.seed)
-    reports = measure_tails(reports, update_nd, getattr(plan.sampler, "tail_size", 0))
-    delta_d = total_d + weighted_sum(heard.coef_n, leftover_nd, len(state.params_d))
+    total_d, residual_nd = residuals(estimator.control, state.control, heard.client_n, update_nd)
+    reports = measure_residuals(replies.reports, residual_nd, getattr(plan.sampler, "sketch_size", 0), plan.seed)
+    reports = measure_output_bias(reports, update_nd, getattr(plan.sampler, "output_bias_size", 0))
+    delta_d = total_d + weighted_sum(heard.coef_n, residual_nd, len(state.params_d))
     if estimator.ratio:
-        leftover_nd -= delta_d  # in place: it is as large as all updates, twice
-    variance = estimate_variance(heard, leftover_nd)
-    del leftover_nd
+        residual_nd -= delta_d  # in place: it is as large as all updates, twice
+    variance = estimate_variance(heard, residual_nd)
+    del residual_nd
     control = estimator.control.update(state.control, plan.population, heard, update_nd)
-    following, delta_d, shortened = advance(plan, state, cohort, reports, delta_d, control)
+    following, delta_d, clip_factor = advance(plan, state, cohort, reports, delta_d, control)
     info = describe(state.round, heard, reports, variance, delta_d)
     beta = trust(estimator.control, state.control)
-    return following, info._replace(rejected=rejected, shortened=shortened, control_coefficient=beta)
+    return following, info._replace(rejected=rejected, clip_factor=clip_factor, control_coefficient=beta)
 
 
 def advance(
@@ -257,7 +246,7 @@ def advance(
     drift_d = broadcast(plan, state).drift_d
     if drift_d is not None:
         delta_d = drift_d + delta_d
-    delta_d, shortened, guard = shorten(plan.norm_guard, state.guard, delta_d)
+    delta_d, clip_factor, guard = shorten(plan.norm_guard, state.guard, delta_d)
     params_d, optimizer = plan.server_optimizer.step(state.params_d, delta_d, state.optimizer)
     following = RoundState(
         round=state.round + 1,
@@ -265,12 +254,12 @@ def advance(
         optimizer=optimizer,
         sampler=plan.sampler.update(state.sampler, cohort, reports),
         control=control,
-        asked_m=state.asked_m.plus_one(cohort.client_n),
-        answered_m=state.answered_m.plus_one(cohort.client_n[reports.responded_n]),
+        selected_m=state.selected_m.plus_one(cohort.client_n),
+        responded_m=state.responded_m.plus_one(cohort.client_n[reports.responded_n]),
         mime=remember(state.mime, delta_d),
         guard=guard,
     )
-    return following, delta_d, shortened
+    return following, delta_d, clip_factor
 
 
 def hear(plan: Plan, state: RoundState, asked: Cohort, which_n: Any) -> Heard:
@@ -295,6 +284,6 @@ def response_rates(plan: Plan, state: RoundState, client_k: IntArray | None = No
     client.
     """
     which = slice(None) if client_k is None else client_k
-    answered_k, asked_k = (count_m[which].astype(np.float64) for count_m in (state.answered_m, state.asked_m))
-    rate_k: FloatArray = np.maximum(plan.response_floor, (answered_k + 1) / (asked_k + 1))
+    responded_k, selected_k = (count_m[which].astype(np.float64) for count_m in (state.responded_m, state.selected_m))
+    rate_k: FloatArray = np.maximum(plan.response_floor, (responded_k + 1) / (selected_k + 1))
     return rate_k

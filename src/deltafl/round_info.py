@@ -8,7 +8,7 @@ from .types import FloatArray, Reports, RoundInfo
 
 
 def describe(round: int, heard: Heard, reports: Reports, variance: float, delta_d: FloatArray) -> RoundInfo:
-    """Describe a round in which nobody was rejected and nothing shortened.
+    """Describe a round in which nobody was rejected and nothing clip_factor.
 
     Args:
         round: Its index.
@@ -20,10 +20,10 @@ def describe(round: int, heard: Heard, reports: Reports, variance: float, delta_
     here, coef_n = reports.responded_n, heard.coef_n
     zeta_n = np.sqrt(reports.squared_deviation_n[here])
     norm, total = float(np.linalg.norm(delta_d)), float(coef_n.sum())
-    left, whole = coef_n @ reports.squared_leftover_n[here], coef_n @ reports.squared_norm_n[here]
+    left, whole = coef_n @ reports.squared_residual_n[here], coef_n @ reports.squared_norm_n[here]
     return RoundInfo(
         round=round,
-        num_asked=len(here),
+        num_selected=len(here),
         num_responded=len(heard.client_n),
         rejected=(),
         estimate_norm=norm,
@@ -33,14 +33,14 @@ def describe(round: int, heard: Heard, reports: Reports, variance: float, delta_
         sum_of_weights=total,
         mean_over_diversity=norm / float(zeta_n.mean()) if zeta_n.any() else float("nan"),
         loss=_mean_loss(coef_n, reports),
-        leftover=float(left / whole) if whole > 0 else float("nan"),
+        residual=float(left / whole) if whole > 0 else float("nan"),
     )
 
 
 def _mean_loss(coef_n: FloatArray, reports: Reports) -> float:
     """The losses of the replies that said one, weighted by what these replies count; NaN without any."""
     here = reports.responded_n
-    said_n = reports.said_loss_n[here]
+    said_n = reports.has_loss_n[here]
     coef_k = coef_n[said_n]
     total = float(coef_k.sum())
     return float(coef_k @ reports.loss_n[here][said_n]) / total if total > 0 else float("nan")

@@ -22,7 +22,7 @@ from .estimators.damping import trust
 from .estimators.heard import Heard
 from .estimators.table import find_estimator
 from .estimators.variance import variance_form
-from .replies import Replies, Updates, measure_leftovers, measure_tails, screen_replies
+from .replies import Replies, Updates, measure_output_bias, measure_residuals, screen_replies
 from .round import Plan, RoundState, advance, broadcast, hear
 from .round_info import describe
 from .types import BoolArray, Cohort, FloatArray, IntArray, RejectedReply, Reports, RoundInfo
@@ -86,13 +86,13 @@ class _Sums(NamedTuple):
     """What the first sum over all processes has.
 
     Attributes:
-        leftover_d: sum coef_i (u_i - c_i).
+        residual_d: sum coef_i (u_i - c_i).
         update_d: sum u_i.
         centre_d: sum mass_i scale_i (u_i - c_i), of the variance estimate.
         reports: All clients' columns.
     """
 
-    leftover_d: FloatArray
+    residual_d: FloatArray
     update_d: FloatArray
     centre_d: FloatArray
     reports: Reports
@@ -115,11 +115,11 @@ class _Share:
         self.update_kd = self.replies.update_nd[here]
         self.control = find_estimator(plan.estimator).control
         self.total_d, self.control_1d = self.control.guess(state.control, mine.client_n)
-        self.leftover_kd = self.update_kd.astype(np.float64) - self.control_1d
-        measured = measure_leftovers(
-            self.replies.reports, self.leftover_kd, getattr(plan.sampler, "sketch_size", 0), plan.seed
+        self.residual_kd = self.update_kd.astype(np.float64) - self.control_1d
+        measured = measure_residuals(
+            self.replies.reports, self.residual_kd, getattr(plan.sampler, "sketch_size", 0), plan.seed
         )
-        measured = measure_tails(measured, self.update_kd, getattr(plan.sampler, "tail_size", 0))
+        measured = measure_output_bias(measured, self.update_kd, getattr(plan.sampler, "output_bias_size", 0))
         self.columns = Reports._make(column[here] for column in measured)
         # A column that nobody reads stays here: what is added up, and its rounding, do not depend on it.
         unread = set() if getattr(plan.sampler, "uses_square_loss", False) else {"square_loss_n"}
@@ -134,20 +134,20 @@ class _Share:
         if form is not None:
             centre_n[assumed_n] = form.mass_n * form.scale_n
         vectors = [
-            coef_n[self.place_k] @ self.leftover_kd,
+            coef_n[self.place_k] @ self.residual_kd,
             self.update_kd.sum(axis=0, dtype=np.float64),
-            centre_n[self.place_k] @ self.leftover_kd,
+            centre_n[self.place_k] @ self.residual_kd,
         ]
         own = [getattr(self.columns, name) for name in self.told]
         spread = [self._spread(column, n) for column in own]
         total = peers.add_up(np.concatenate([*vectors, *(column.ravel() for column in spread)]))
         cuts = np.cumsum([d, d, d, *(column.size for column in spread)])[:-1]
-        leftover_d, update_d, centre_d, *flat = np.split(total, cuts)
+        residual_d, update_d, centre_d, *flat = np.split(total, cuts)
         columns = {
             name: part.reshape(like.shape).astype(column.dtype)
             for name, part, like, column in zip(self.told, flat, spread, own, strict=True)
         }
-        return _Sums(leftover_d, update_d, centre_d, _neutral(Reports.make(n)._replace(**columns)))
+        return _Sums(residual_d, update_d, centre_d, _neutral(Reports.make(n)._replace(**columns)))
 
     def closed(self, sums: _Sums, rejected: list[RejectedReply], peers: Peers) -> tuple[RoundState, RoundInfo]:
         """The next state and the description, from the sums."""
@@ -157,13 +157,13 @@ class _Share:
         reports, variance = self._measured(sums, heard, peers)
         control, total = state.control, heard.coef_n.sum()
         if isinstance(self.control, CommonControl) and total > 0:
-            control = self.control.follow(control, sums.leftover_d / total + self.control_1d[0])
-        following, delta_d, shortened = advance(
-            plan, state, self.cohort, reports, self.total_d + sums.leftover_d, control
+            control = self.control.follow(control, sums.residual_d / total + self.control_1d[0])
+        following, delta_d, clip_factor = advance(
+            plan, state, self.cohort, reports, self.total_d + sums.residual_d, control
         )
         info = describe(state.round, heard, reports, variance, delta_d)
         beta = trust(self.control, state.control)
-        return following, info._replace(rejected=rejected, shortened=shortened, control_coefficient=beta)
+        return following, info._replace(rejected=rejected, clip_factor=clip_factor, control_coefficient=beta)
 
     def _measured(self, sums: _Sums, heard: Heard, peers: Peers) -> tuple[Reports, float]:
         """The second sum: deviations from the mean of the updates, and the variance of the estimate."""
@@ -175,10 +175,10 @@ class _Share:
             return sums.reports._replace(squared_deviation_n=total_n), float("nan")
         scale_n = np.zeros(n)
         scale_n[here] = form.scale_n
-        error_kd, centre_d = self.leftover_kd, sums.centre_d
+        error_kd, centre_d = self.residual_kd, sums.centre_d
         if find_estimator(self.plan.estimator).ratio:
-            error_kd = self.leftover_kd - sums.leftover_d
-            centre_d = sums.centre_d - form.mass_n @ form.scale_n * sums.leftover_d
+            error_kd = self.residual_kd - sums.residual_d
+            centre_d = sums.centre_d - form.mass_n @ form.scale_n * sums.residual_d
         total = form.mass_n.sum()
         centre_d = centre_d / total if form.centred and total > 0 else np.zeros(len(mean_d))
         scaled = zip(scale_n[self.place_k], error_kd, strict=True)

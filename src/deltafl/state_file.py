@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from .designs.tree import SumTree
 from .errors import DeltaflError
 from .estimators.memory import MappedRows
 from .round import Plan, RoundState, init_round
+from .scale.persistent_array import PersistentArray, alike
+from .scale.tree import SumTree
 from .types import Population
-from .versions import Versioned, alike
 
 Array = np.ndarray[Any, Any]
 #: safetensors' names of types.
@@ -106,10 +106,10 @@ def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> N
         DeltaflError: If the state has rows in a file of their own (``memory.py``; such runs have checkpoints), has
             another number of clients than the plan, or holds an array of a type that the format does not have.
     """
-    if len(state.asked_m) != plan.population.num_clients:
+    if len(state.selected_m) != plan.population.num_clients:
         raise DeltaflError(
-            f"the state is of {len(state.asked_m)} clients and the plan of {plan.population.num_clients}; save it with "
-            "the plan of its rounds"
+            f"the state is of {len(state.selected_m)} clients and the plan of {plan.population.num_clients}; save it "
+            "with the plan of its rounds"
         )
     # Wide types first: every array begins at a multiple of its width.
     arrays = dict(sorted(_parts(state, "state"), key=lambda part: -part[1].itemsize))
@@ -146,8 +146,8 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
     arrays = _mapped(Path(path), owner(plan))
     m, params_d = plan.population.num_clients, arrays.get("state.params_d", np.zeros(0))
     # The form of the state, without m numbers: that of one client.
-    known_mq = plan.population.known_mq
-    one = replace(plan, population=Population.from_sizes([1], known=None if known_mq is None else known_mq[:1]), n=1)
+    aux_mq = plan.population.aux_mq
+    one = replace(plan, population=Population.from_sizes([1], known=None if aux_mq is None else aux_mq[:1]), n=1)
     state: RoundState = _filled(init_round(one, np.zeros(params_d.shape)), arrays, "state", m)
     return state
 
@@ -155,12 +155,12 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
 def owner(plan: Plan) -> dict[str, str]:
     """What a state belongs to, as texts: checksums of the clients, and the settings that it hangs on."""
     population = plan.population
-    known_mq = population.known_mq
+    aux_mq = population.aux_mq
     return {
         "clients": str(population.num_clients),
         "weight_m": _checksum(population.weight_m, np.float64),
         "num_examples_m": _checksum(population.num_examples_m, np.int64),
-        "known_mq": "None" if known_mq is None else _checksum(known_mq, np.float64),
+        "aux_mq": "None" if aux_mq is None else _checksum(aux_mq, np.float64),
         "sampler": written(plan.sampler),
         "estimator": plan.estimator,
         "server_optimizer": written(plan.server_optimizer),
@@ -224,7 +224,7 @@ def _parts(state: Any, prefix: str) -> Iterator[tuple[str, Array]]:
         raise DeltaflError(
             "this state keeps rows in a file of their own, which a state file cannot hold; see memory.py"
         )
-    elif isinstance(state, Versioned):
+    elif isinstance(state, PersistentArray):
         yield prefix, state.current().array_m
         if isinstance(state, SumTree):
             yield prefix + _INNER, state.current().inner
@@ -263,8 +263,8 @@ def _filled(template: Any, arrays: Mapping[str, Array], prefix: str, m: int) -> 
         raise DeltaflError(f"the state file does not fit this plan ({prefix} differs); load it with the plan it had")
     if isinstance(template, SumTree):
         return SumTree(arrays[prefix], arrays.get(prefix + _INNER))
-    if isinstance(template, Versioned):
-        return Versioned(arrays[prefix])
+    if isinstance(template, PersistentArray):
+        return PersistentArray(arrays[prefix])
     if per_client:
         return arrays[prefix]
     return int(arrays[prefix]) if isinstance(template, int) else np.array(arrays[prefix])

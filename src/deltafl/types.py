@@ -43,14 +43,14 @@ class Population(NamedTuple):
     Attributes:
         weight_m: float64 (m,), >= 0, sum 1. ``f = sum_i weight_m[i] F_i`` is what is minimised.
         num_examples_m: int64 (m,), >= 1. Sizes of the clients' data; samplers by size use them.
-        known_mq: float64 (m, q), what else is known of the clients before the first round, such as the shares of each
+        aux_mq: float64 (m, q), what else is known of the clients before the first round, such as the shares of each
             label in their data; finite. None for nothing. ``balanced`` and the estimators ``regression`` and
             ``regression-damped`` use it; a column counts as much as its numbers are large.
     """
 
     weight_m: FloatArray
     num_examples_m: IntArray
-    known_mq: FloatArray | None = None
+    aux_mq: FloatArray | None = None
 
     @property
     def num_clients(self) -> int:
@@ -60,7 +60,7 @@ class Population(NamedTuple):
     def design_mq(self) -> FloatArray:
         """Float64 (m, 1 + q): a column of ones, then what is known; q = 0 if nothing is."""
         one_m1 = np.ones((self.num_clients, 1))
-        return one_m1 if self.known_mq is None else np.hstack([one_m1, self.known_mq])
+        return one_m1 if self.aux_mq is None else np.hstack([one_m1, self.aux_mq])
 
     def check(self) -> None:
         """Refuse a population that cannot be one.
@@ -75,8 +75,8 @@ class Population(NamedTuple):
                 f"the population has {len(self.weight_m)} weights and {len(self.num_examples_m)} sizes; it must have "
                 "one of each for a client, see Population.from_sizes"
             )
-        if self.known_mq is not None:
-            checked_known(self.known_mq, self.num_clients)
+        if self.aux_mq is not None:
+            checked_known(self.aux_mq, self.num_clients)
 
     @classmethod
     def from_sizes(
@@ -87,7 +87,7 @@ class Population(NamedTuple):
         Args:
             num_examples_m: (m,) whole numbers, 1 to 2^53.
             weights: ``"data"`` for w_i = n_i / N, ``"uniform"`` for w_i = 1 / m.
-            known: (m, q) finite numbers, what else is known of each client; see ``known_mq``.
+            known: (m, q) finite numbers, what else is known of each client; see ``aux_mq``.
 
         Raises:
             DeltaflError: If there is no client, a size is out of range, ``weights`` is another word, or ``known`` does
@@ -102,8 +102,8 @@ class Population(NamedTuple):
             raise DeltaflError(f"weights is {weights!r}; write 'data' (w_i = n_i / N) or 'uniform' (w_i = 1 / m)")
         size_m = size_m.astype(np.int64)
         share_m = size_m if weights == "data" else np.ones(len(size_m))
-        known_mq = None if known is None else checked_known(known, len(size_m))
-        return cls(weight_m=share_m / share_m.sum(dtype=np.float64), num_examples_m=size_m, known_mq=known_mq)
+        aux_mq = None if known is None else checked_known(known, len(size_m))
+        return cls(weight_m=share_m / share_m.sum(dtype=np.float64), num_examples_m=size_m, aux_mq=aux_mq)
 
 
 class Cohort(NamedTuple):
@@ -135,7 +135,7 @@ class Reports(NamedTuple):
     Attributes:
         responded_n: bool (n,), False for a client whose reply is missing or was refused.
         loss_n: float64 (n,), mean training loss over the local work; NaN for a reply that said none.
-        said_loss_n: bool (n,), who said a loss. A NaN that was said is a fault, and the reply is refused.
+        has_loss_n: bool (n,), who said a loss. A NaN that was said is a fault, and the reply is refused.
         square_loss_n: float64 (n,), >= loss_n^2: mean of the squared losses of single examples over the local work; NaN
             for a reply that said none.
         step_variance_n: float64 (n,), >= 0: variance of one local step around the mean of the client's steps,
@@ -144,26 +144,26 @@ class Reports(NamedTuple):
         squared_norm_n: float64 (n,), norm(u_i)^2. Filled by ``close_round`` from the updates.
         squared_deviation_n: float64 (n,), norm(u_i - mean)^2, the practical zeta_i^2, about the plain mean of the
             responding cohort; about ubar where all clients report to an oracle. Filled by ``close_round``.
-        squared_leftover_n: float64 (n,), norm(u_i - c_i)^2 with the estimator's control c_i of this round: what is left
+        squared_residual_n: float64 (n,), norm(u_i - c_i)^2 with the estimator's control c_i of this round: what is left
             for the draw to get wrong. Filled by ``close_round``; 0 where clients report to an oracle.
         sketch_nq: float64 (n, q), ``sketch.count_sketch`` of u_i - c_i, for samplers with an attribute ``sketch_size``
             q > 0; else q is 0. Filled by ``close_round``.
-        tail_nk: float64 (n, k), the last k entries of u_i (less the drift that all were sent), for samplers with an
-            attribute ``tail_size`` k > 0; else k is 0. In models that end in a linear layer with a bias these are the
-            update of that bias, one number a class. Filled by ``close_round``; k is 0 with an oracle.
+        output_bias_nk: float64 (n, k), the last k entries of u_i (less the drift that all were sent), for samplers with
+            an attribute ``output_bias_size`` k > 0; else k is 0. In models that end in a linear layer with a bias these
+            are the update of that bias, one number a class. Filled by ``close_round``; k is 0 with an oracle.
     """
 
     responded_n: BoolArray
     loss_n: FloatArray
-    said_loss_n: BoolArray
+    has_loss_n: BoolArray
     square_loss_n: FloatArray
     step_variance_n: FloatArray
     num_steps_n: IntArray
     squared_norm_n: FloatArray
     squared_deviation_n: FloatArray
-    squared_leftover_n: FloatArray
+    squared_residual_n: FloatArray
     sketch_nq: FloatArray
-    tail_nk: FloatArray
+    output_bias_nk: FloatArray
 
     @classmethod
     def make(
@@ -188,15 +188,15 @@ class Reports(NamedTuple):
         return cls(
             responded_n=checked_column("responded", responded, n, 1, bad=0).astype(np.bool_),
             loss_n=loss_n,
-            said_loss_n=was_said(loss, n),
+            has_loss_n=was_said(loss, n),
             square_loss_n=checked_column("square_loss", square_loss, n, None, bad=-1),
             step_variance_n=checked_column("step_variance", step_variance, n, 0.0),
             num_steps_n=np.where(np.abs(steps_n) < 2.0**63, steps_n, 0).astype(np.int64),
             squared_norm_n=np.zeros(n),
             squared_deviation_n=np.zeros(n),
-            squared_leftover_n=np.zeros(n),
+            squared_residual_n=np.zeros(n),
             sketch_nq=np.zeros((n, 0)),
-            tail_nk=np.zeros((n, 0)),
+            output_bias_nk=np.zeros((n, 0)),
         )
 
 
@@ -219,10 +219,10 @@ class Sampler(Protocol):
 
     A sampler of your own needs these five members and nothing else: no base class, no registration. One that looks at
     the directions of updates also has ``sketch_size``, a whole number, and finds ``reports.sketch_nq`` filled; one that
-    looks at the update of the output layer's bias has ``tail_size``, and finds ``reports.tail_nk`` filled. One with
-    ``takes_everyone = True`` is given None in place of ``available_m`` if everyone can be asked. One that reads losses
-    has ``needs_loss = True``: replies without a loss are then refused; without it, ``reports.loss_n`` may hold NaN, as
-    ``reports.square_loss_n`` always may; who reads that has ``uses_square_loss = True``.
+    looks at the update of the output layer's bias has ``output_bias_size``, and finds ``reports.output_bias_nk``
+    filled. One with ``accepts_no_mask = True`` is given None in place of ``available_m`` if everyone can be asked. One
+    that reads losses has ``needs_loss = True``: replies without a loss are then refused; without it, ``reports.loss_n``
+    may hold NaN, as ``reports.square_loss_n`` always may; who reads that has ``uses_square_loss = True``.
     """
 
     @property
@@ -267,7 +267,7 @@ class RoundInfo(NamedTuple):
 
     Attributes:
         round: Index of the round, from 0.
-        num_asked: Distinct clients asked.
+        num_selected: Distinct clients asked.
         num_responded: Replies used.
         rejected: Replies refused, with client and reason.
         estimate_norm: norm(D), D the estimate of the full-participation update.
@@ -277,14 +277,14 @@ class RoundInfo(NamedTuple):
         sum_of_weights: Sum of the coefficients; its mean is 1 for an unbiased design.
         mean_over_diversity: norm(D) / mean zeta of the replies; above about 1, DELTA's scores are worse than uniform.
         loss: Mean training loss of the replies that said one, weighted by the coefficients; NaN if none did.
-        leftover: sum_S coef_i norm(u_i - c_i)^2 / sum_S coef_i norm(u_i)^2: 1 without controls; above 1, the controls
+        residual: sum_S coef_i norm(u_i - c_i)^2 / sum_S coef_i norm(u_i)^2: 1 without controls; above 1, the controls
             are further from the updates than 0 is.
         control_coefficient: beta of the round's controls in [0, 1], see ``damping.py``; 1 if there is none.
-        shortened: What the norm guard multiplied D with; below 1 the round's estimate is **biased** (``guard.py``).
+        clip_factor: What the norm guard multiplied D with; below 1 the round's estimate is **biased** (``guard.py``).
     """
 
     round: int
-    num_asked: int
+    num_selected: int
     num_responded: int
     rejected: Sequence[RejectedReply]
     estimate_norm: float
@@ -294,6 +294,6 @@ class RoundInfo(NamedTuple):
     sum_of_weights: float
     mean_over_diversity: float
     loss: float
-    leftover: float = float("nan")
+    residual: float = float("nan")
     control_coefficient: float = 1.0
-    shortened: float = 1.0
+    clip_factor: float = 1.0

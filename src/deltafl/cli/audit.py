@@ -10,8 +10,8 @@ from . import options as o
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..audit import AuditRow
-    from ..settings import RunSettings
+    from ..audit.audit import AuditRow
+    from ..simulation.settings import RunSettings
 
 
 def audit(
@@ -35,10 +35,10 @@ def audit(
     """
     names = ("clients", clients), ("sample", sample), ("weights", weights), ("floor", floor), ("data_dir", data_dir)
     given = {"task": task, "seed": seed} | {key: value for key, value in names if value is not None}
-    from ..settings import RunSettings, make_settings
+    from ..simulation.settings import RunSettings, make_settings
 
     settings = make_settings(RunSettings, given)
-    from ..audit import all_samplers
+    from ..audit.audit import all_samplers
     from ..samplers import find_sampler
 
     named = _names(samplers)
@@ -65,9 +65,9 @@ def _print_findings(
     """Audit sampler by sampler, each printed when it is done, then the sum of it."""
     from rich.console import Console
 
-    from ..audit import audit as audit_methods
-    from ..audit import gram_of
-    from ..least import least_mse
+    from ..audit.audit import audit as audit_methods
+    from ..audit.audit import gram_of
+    from ..audit.mse_bounds import least_mse
     from ..simulation.experiment import subject_of
 
     subject = subject_of(settings)

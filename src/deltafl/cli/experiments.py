@@ -14,10 +14,10 @@ from . import options as o
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from ..settings import CompareSettings, RunSettings
     from ..simulation.engine import Evaluation
     from ..simulation.experiment import OnRound
     from ..simulation.ranks import Ranks
+    from ..simulation.settings import CompareSettings, RunSettings
 
 EXIT_INTERRUPTED = 130
 #: A run that diverged: not 1 (a check that failed) and not 2 (bad input).
@@ -54,8 +54,8 @@ def compare(
 
     Example: deltafl compare --task digits --samplers full,uniform,pracdelta --seeds 3
     """
-    from ..settings import CompareSettings
     from ..simulation.ranks import refuse_ranks
+    from ..simulation.settings import CompareSettings
 
     refuse_ranks("compare")
     with o.opened(CompareSettings, ctx.params, "compare") as (settings, folder):
@@ -65,7 +65,7 @@ def compare(
 def _compare(settings: "CompareSettings", folder: Path) -> None:
     from rich.console import Console
 
-    from ..report.table import comparison_table
+    from ..analysis.table import comparison_table
     from ..simulation.comparison import run_comparison
 
     with _interruptible("compare", folder, settings.task), _progress() as progress:
@@ -119,8 +119,8 @@ def run(
 
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """
-    from ..settings import RunSettings
     from ..simulation.ranks import joined_ranks
+    from ..simulation.settings import RunSettings
 
     with joined_ranks() as ranks, ExitStack() as stack:
         _run(*ranks.from_first(lambda: stack.enter_context(o.opened(RunSettings, ctx.params, "run"))), ranks)
@@ -148,7 +148,7 @@ def _run(settings: "RunSettings", folder: Path, ranks: "Ranks") -> None:
 
 def _run_or_diverge(settings: "RunSettings", folder: Path, on_round: "OnRound", ranks: "Ranks") -> "Evaluation":
     """The last evaluation; a run that diverges ends with its sentence and an exit code of its own."""
-    from ..divergence import DivergedError
+    from ..simulation.divergence import DivergedError
     from ..simulation.experiment import run_single
 
     try:
@@ -163,7 +163,7 @@ def _run_or_diverge(settings: "RunSettings", folder: Path, on_round: "OnRound", 
 
 def _tell_bias(settings: "RunSettings") -> None:
     """Say if the run's method is biased, as the table of a comparison does."""
-    from ..report.remarks import bias_remark
+    from ..analysis.remarks import bias_remark
 
     for sentence in bias_remark([settings.sampler], settings.model_dump()):
         typer.echo(sentence)

@@ -15,7 +15,7 @@ import typer
 from ..errors import DeltaflError
 
 if TYPE_CHECKING:
-    from ..settings import AnySettings, Settings
+    from ..simulation.settings import AnySettings, Settings
 
 #: Parameters of a command that are not settings.
 NOT_SETTINGS = {"config", "out", "resume", "set_"}
@@ -85,8 +85,8 @@ def opened(kind: "type[AnySettings]", params: Mapping[str, Any], command: str) -
 
 def _settings_from(kind: "type[AnySettings]", params: Mapping[str, Any], out: Path | None) -> "AnySettings":
     """The settings of a command for a folder that was named, or is to be made."""
-    from ..settings import make_settings
     from ..simulation.records import recorded_settings
+    from ..simulation.settings import make_settings
 
     given = {key: value for key, value in params.items() if value is not None and key not in NOT_SETTINGS}
     given = _joined(given, params["set_"] or [])
@@ -173,7 +173,7 @@ def _continued(
     kind: "type[AnySettings]", recorded: dict[str, Any], given: dict[str, Any], config: Path | None
 ) -> "AnySettings":
     """The recorded settings, if what is given now does not contradict them."""
-    from ..settings import make_settings
+    from ..simulation.settings import make_settings
 
     before = make_settings(kind, recorded)
     if not given and config is None:

@@ -15,9 +15,9 @@ from . import options as o
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..experiments.request import Request
-    from ..experiments.sweep import OnProgress
-    from ..experiments.sweep import Progress as SweepProgress
+    from reproduction.request import Request
+    from reproduction.sweep import OnProgress
+    from reproduction.sweep import Progress as SweepProgress
 
 EXIT_INTERRUPTED = 130
 
@@ -61,9 +61,9 @@ def reproduce(
     """
     from rich.console import Console
 
-    from ..experiments.reproduce import default_folder
-    from ..experiments.request import Request
-    from ..experiments.spec import SCALES
+    from reproduction.reproduce import default_folder
+    from reproduction.request import Request
+    from reproduction.spec import SCALES
 
     if scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
@@ -90,8 +90,8 @@ def reproduce(
 
 def _check(request: "Request", number: int) -> None:
     """Say which runs are not what the code gives today; exit code 1 if any is not."""
-    from ..experiments.benchmark.check import check_runs
-    from ..experiments.spec import load_experiment
+    from reproduction.benchmark.check import check_runs
+    from reproduction.spec import load_experiment
 
     if request.name != "benchmark":
         raise DeltaflError(f"--check is for the benchmark, not for {request.name}; leave it out")
@@ -106,7 +106,7 @@ def _check(request: "Request", number: int) -> None:
 
 
 def _reproduce_one(request: "Request") -> None:
-    from ..experiments.reproduce import reproduce as run_reproduce
+    from reproduction.reproduce import reproduce as run_reproduce
 
     with _progress(request.out) as on_progress:
         page = run_reproduce(request, on_progress)
@@ -116,8 +116,8 @@ def _reproduce_one(request: "Request") -> None:
 
 def _reproduce_all(request: "Request") -> None:
     """Every experiment in a folder of its own, those that cannot be run named, and the index."""
-    from ..experiments.pages.index import require_index
-    from ..experiments.spec import experiment_names
+    from reproduction.pages.index import require_index
+    from reproduction.spec import experiment_names
 
     require_index(request.out)
     for name in experiment_names():
@@ -135,7 +135,7 @@ def _verdict(page: str) -> str:
 
 
 def _write_index(folder: Path) -> None:
-    from ..experiments.pages.index import write_index
+    from reproduction.pages.index import write_index
 
     write_index(folder)
     typer.echo(f"Index: {folder}/README.md")
@@ -144,8 +144,8 @@ def _write_index(folder: Path) -> None:
 def _list_table() -> "Table":
     from rich.table import Table
 
-    from ..experiments.reproduce import listing
-    from ..experiments.spec import experiment_names
+    from reproduction.reproduce import listing
+    from reproduction.spec import experiment_names
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("name", "shows", "needs", "time on 2 cores"):

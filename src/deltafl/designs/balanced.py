@@ -10,7 +10,7 @@ is at 0 (out) or 1 (drawn): that alone makes the inclusion probabilities exact, 
 - ``cube``: sum_S x_i / pi_i = sum_i x_i up to the last q + 1 clients. Deville and Tille, Biometrika 2004, with the fast
   flight phase of Chauvet and Tille, Computational Statistics 2006.
 
-All randomness comes as ``Luck``, so that a generator can draw and ``exact.py`` can go through every case.
+All randomness comes as ``RandomSource``, so that a generator can draw and ``exact.py`` can go through every case.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ _LARGE = 0.3717
 _TOGETHER = 1e-9
 
 
-class Luck(Protocol):
+class RandomSource(Protocol):
     """Where decisions come from."""
 
     def pick(self, count: int) -> int:
@@ -48,8 +48,8 @@ class Luck(Protocol):
         """True with this probability."""
 
 
-class Dice:
-    """Luck from a generator."""
+class GeneratorSource:
+    """RandomSource from a generator."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._random = rng.random
@@ -63,7 +63,7 @@ class Dice:
         return self._random() < probability
 
 
-def local_pivotal(expected_m: FloatArray, value_mq: FloatArray, luck: Luck) -> IntArray:
+def local_pivotal(expected_m: FloatArray, value_mq: FloatArray, luck: RandomSource) -> IntArray:
     """Draw clients whose places x_i / pi_i lie apart.
 
     Of k clients at one place whose pi sum to T, floor(T) or ceil(T) are drawn (if all fit one cell).
@@ -105,7 +105,7 @@ def undecided(pi_m: FloatArray) -> BoolArray:
     return (pi_m > 0) & (pi_m < 1)
 
 
-def duel(pi_k: FloatArray, far_kk: FloatArray, luck: Luck) -> bool:
+def duel(pi_k: FloatArray, far_kk: FloatArray, luck: RandomSource) -> bool:
     """Decide at least one of two neighbours, in place; False if there is no pair left.
 
     With a + b < 1 one is out and the other has a + b; else one is drawn and the other keeps a + b - 1.
@@ -125,7 +125,7 @@ def duel(pi_k: FloatArray, far_kk: FloatArray, luck: Luck) -> bool:
     return True
 
 
-def _neighbours(far_kk: FloatArray, open_k: IntArray, luck: Luck) -> tuple[int, int]:
+def _neighbours(far_kk: FloatArray, open_k: IntArray, luck: RandomSource) -> tuple[int, int]:
     """A random one and its nearest; but if that one has a twin, the twins."""
     if len(open_k) == 2:
         return int(open_k[0]), int(open_k[1])
@@ -136,7 +136,7 @@ def _neighbours(far_kk: FloatArray, open_k: IntArray, luck: Luck) -> tuple[int, 
     return i, j
 
 
-def _nearest(far_kk: FloatArray, i: int, open_k: IntArray, luck: Luck) -> tuple[int, float]:
+def _nearest(far_kk: FloatArray, i: int, open_k: IntArray, luck: RandomSource) -> tuple[int, float]:
     """The nearest open one, ties at random, and how far it is."""
     row_k = far_kk[i, open_k]
     shortest = row_k.min()
@@ -167,7 +167,7 @@ def _cells(place_mq: FloatArray, client_k: IntArray) -> Iterator[IntArray]:
         pile += [cell_k[order[half:]], cell_k[order[:half]]]
 
 
-def _shuffled(count: int, luck: Luck) -> IntArray:
+def _shuffled(count: int, luck: RandomSource) -> IntArray:
     """0 .. count - 1 in random order (Fisher and Yates)."""
     order = list(range(count))
     for last in range(count - 1, 0, -1):
@@ -176,7 +176,7 @@ def _shuffled(count: int, luck: Luck) -> IntArray:
     return np.asarray(order, dtype=np.int64)
 
 
-def cube(expected_m: FloatArray, value_mq: FloatArray, luck: Luck) -> IntArray:
+def cube(expected_m: FloatArray, value_mq: FloatArray, luck: RandomSource) -> IntArray:
     """Draw n clients such that sum_S x_i / pi_i is nearly sum_i x_i.
 
     Flight, over a window that rolls on in random order: among more than q + 1 undecided clients there are directions
@@ -252,7 +252,7 @@ def _first_large(size_k: FloatArray) -> int:
     return int((size_k > _LARGE * size_k.max()).argmax())
 
 
-def _flight(pi_w: FloatArray, direction_wr: FloatArray, luck: Luck) -> FloatArray:
+def _flight(pi_w: FloatArray, direction_wr: FloatArray, luck: RandomSource) -> FloatArray:
     """Go along the directions one after the other; each loses what would move the clients decided before."""
     pi_w, here = pi_w.copy(), np.arange(len(pi_w))
     while direction_wr.shape[1] > 0:
@@ -280,7 +280,7 @@ def _without(direction_wr: FloatArray, row: int) -> FloatArray:
     return np.asarray(rest_wr - lost_w[:, None] * (rest_wr[row] / scale))
 
 
-def _fly(pi_w: FloatArray, direction_w: FloatArray, luck: Luck) -> FloatArray:
+def _fly(pi_w: FloatArray, direction_w: FloatArray, luck: RandomSource) -> FloatArray:
     """Go along a line to one of its two ends in the unit cube, such that the mean of where we end is where we are."""
     rising = direction_w > 0
     ahead_w = np.where(rising, 1 - pi_w, pi_w) / np.abs(direction_w)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import Cohort, FloatArray, IntArray
-from .balanced import Luck, cube, duel, places, squared_distances
+from .balanced import RandomSource, cube, duel, places, squared_distances
 from .table import Chooser, find_design
 
 #: Count of each client -> probability.
@@ -115,8 +115,8 @@ def _follow(start: Callable[[list[int]], P], run: Callable[[P], T]) -> Iterator[
         path[-1] += 1
 
 
-def every_path(run: Callable[[Luck], T]) -> Iterator[tuple[float, T]]:
-    """All results that code can have whose only randomness is ``balanced.Luck``, with their probabilities."""
+def every_path(run: Callable[[RandomSource], T]) -> Iterator[tuple[float, T]]:
+    """All results that code can have whose only randomness is ``balanced.RandomSource``, with their probabilities."""
     return _follow(_Fate, run)
 
 
@@ -252,7 +252,7 @@ def _local_pivotal(expected_m: FloatArray, value_mq: FloatArray) -> Support:
     far_mm = squared_distances(places(start_m, value_mq))
     result: Support = defaultdict(float)
 
-    def step(pi: tuple[float, ...], luck: Luck) -> tuple[tuple[float, ...], bool]:
+    def step(pi: tuple[float, ...], luck: RandomSource) -> tuple[tuple[float, ...], bool]:
         pi_m = np.array(pi)
         goes_on = duel(pi_m, far_mm, luck)
         return tuple(pi_m.tolist()), goes_on

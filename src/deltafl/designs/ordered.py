@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
+from ..scale.tree import Mass, SumTree
 from ..types import FloatArray, IntArray
 from .inclusion import check_cohort_size
-from .tree import Mass, SumTree
 
 #: Keeps a place inside an interval off the client on its border, whatever the rounding.
 _LIFT = 2.0**900  # what the sums of very small scores are multiplied by

@@ -33,14 +33,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError, unknown_name
+from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, IntArray
-from .balanced import Dice, Luck, cube, local_pivotal
+from .balanced import GeneratorSource, RandomSource, cube, local_pivotal
 from .inclusion import check_anyone, draw_probabilities, inclusion_probabilities, with_floor
 from .ordered import draw, expectations, ordered_pivotal
-from .tree import SumTree
 
 Draw = Callable[[FloatArray, np.random.Generator], IntArray]
-BalancedDraw = Callable[[FloatArray, FloatArray, Luck], IntArray]
+BalancedDraw = Callable[[FloatArray, FloatArray, RandomSource], IntArray]
 
 
 class Design(NamedTuple):
@@ -233,13 +233,13 @@ def draw_cohort(
     present = np.arange(len(score_m)) if available_m is None else np.flatnonzero(available_m)
     check_anyone(len(present))
     expected_m = how.expectation(score_m[present], min(n, len(present)) if available_m is not None else n)
-    known_mq = _usable_values(how, value_mq, len(score_m), present)
+    aux_mq = _usable_values(how, value_mq, len(score_m), present)
     if isinstance(rng, Chooser):
-        drawn = rng.choose(design, expected_m) if known_mq is None else rng.choose(design, expected_m, known_mq)
-    elif known_mq is None or how.draw_balanced is None:
+        drawn = rng.choose(design, expected_m) if aux_mq is None else rng.choose(design, expected_m, aux_mq)
+    elif aux_mq is None or how.draw_balanced is None:
         drawn = how.draw(expected_m, rng)
     else:
-        drawn = how.draw_balanced(expected_m, known_mq, Dice(rng))
+        drawn = how.draw_balanced(expected_m, aux_mq, GeneratorSource(rng))
     row_n, count_n = np.unique(drawn, return_counts=True)
     return Cohort(present[row_n], count_n.astype(np.int64), expected_m[row_n], how.kind)
 

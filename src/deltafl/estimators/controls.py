@@ -1,6 +1,6 @@
 """Controls: guesses c_i of the clients' updates, known before the draw, that the difference estimator subtracts.
 
-``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is unbiased for *any* c, and its variance is that of the leftovers
+``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is unbiased for *any* c, and its variance is that of the residuals
 u_i - c_i. A control is three functions: its memory before the first round, what it says about a cohort, and what it
 learns from the replies (always after D has been computed).
 """
@@ -16,7 +16,7 @@ from .memory import RowFormat, Rows, read_rows, replace_rows, wide_row
 from .running_sum import RunningSum, weighted_sum
 
 
-class Guess(NamedTuple):
+class ControlValue(NamedTuple):
     """What a control says: ``total_d`` = sum_j w_j c_j over all clients, and c_i of the cohort, (n, d) or (1, d)."""
 
     total_d: FloatArray
@@ -31,7 +31,7 @@ class Control(Protocol):
         """The memory before the first round."""
         ...
 
-    def guess(self, state: Any, client_n: IntArray) -> Guess:
+    def guess(self, state: Any, client_n: IntArray) -> ControlValue:
         """C for the clients of a cohort, and its weighted sum over everyone."""
         ...
 
@@ -54,9 +54,9 @@ class NoControl:
         """No memory."""
         return NoControlState(np.zeros(num_params))
 
-    def guess(self, state: NoControlState, client_n: IntArray) -> Guess:
+    def guess(self, state: NoControlState, client_n: IntArray) -> ControlValue:
         """Zero for everyone."""
-        return Guess(state.zero_d, state.zero_d[None])
+        return ControlValue(state.zero_d, state.zero_d[None])
 
     def update(self, state: NoControlState, population: Population, heard: Heard, update_nd: Params) -> NoControlState:
         """Nothing is learnt."""
@@ -83,9 +83,9 @@ class CommonControl:
         """C = 0."""
         return CommonControlState(np.zeros(num_params))
 
-    def guess(self, state: CommonControlState, client_n: IntArray) -> Guess:
+    def guess(self, state: CommonControlState, client_n: IntArray) -> ControlValue:
         """The same c for everyone; the weights sum to 1, hence so does their sum."""
-        return Guess(state.control_d, state.control_d[None])
+        return ControlValue(state.control_d, state.control_d[None])
 
     def update(
         self, state: CommonControlState, population: Population, heard: Heard, update_nd: Params
@@ -132,9 +132,9 @@ class OwnControl:
         """All c_i = 0."""
         return OwnControlState(self.rows.zeros(population.num_clients, num_params), np.zeros(num_params))
 
-    def guess(self, state: OwnControlState, client_n: IntArray) -> Guess:
+    def guess(self, state: OwnControlState, client_n: IntArray) -> ControlValue:
         """Each client's last update."""
-        return Guess(state.total_d, read_rows(state.control_md, client_n, len(state.total_d)))
+        return ControlValue(state.total_d, read_rows(state.control_md, client_n, len(state.total_d)))
 
     def update(
         self, state: OwnControlState, population: Population, heard: Heard, update_nd: Params
@@ -194,12 +194,12 @@ class InnovationControl:
             unseen_weight=np.array(1.0),
         )
 
-    def guess(self, state: InnovationControlState, client_n: IntArray) -> Guess:
+    def guess(self, state: InnovationControlState, client_n: IntArray) -> ControlValue:
         """Each client's last update, or the common guess."""
         total_d, control_nd = self.own.guess(state.own, client_n)
         common_d = state.common.control_d
         control_nd[state.unseen_m[client_n]] = common_d
-        return Guess(total_d + state.unseen_weight * common_d, control_nd)
+        return ControlValue(total_d + state.unseen_weight * common_d, control_nd)
 
     def update(
         self, state: InnovationControlState, population: Population, heard: Heard, update_nd: Params
@@ -217,14 +217,14 @@ class InnovationControl:
         )
 
 
-def leftovers(control: Control, state: Any, client_n: IntArray, update_nd: Params) -> tuple[FloatArray, FloatArray]:
+def residuals(control: Control, state: Any, client_n: IntArray, update_nd: Params) -> tuple[FloatArray, FloatArray]:
     """sum_j w_j c_j, and u_i - c_i of the cohort, float64 (n, d)."""
     total_d, control_nd = control.guess(state, client_n)
     return total_d, np.subtract(update_nd, control_nd, dtype=np.float64)
 
 
 def follow_estimate(
-    common_d: FloatArray, memory: float, guess: Guess, update_nd: Params, coef_n: FloatArray
+    common_d: FloatArray, memory: float, guess: ControlValue, update_nd: Params, coef_n: FloatArray
 ) -> FloatArray:
     """C <- memory c + (1 - memory) D, D the undamped estimate of the round; c stays if no reply counts."""
     if coef_n.sum() <= 0:
@@ -252,7 +252,7 @@ def remembers(control: Control) -> bool:
 
 
 def uses_known(control: Control) -> bool:
-    """Whether a control goes by ``Population.known_mq``."""
+    """Whether a control goes by ``Population.aux_mq``."""
     return bool(getattr(control, "uses_known", False)) or any(map(uses_known, _controls_of(control).values()))
 
 

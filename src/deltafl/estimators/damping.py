@@ -20,7 +20,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import Cohort, FloatArray, IntArray, Params, Population
-from .controls import Control, Guess
+from .controls import Control, ControlValue
 from .heard import Heard
 
 #: Below this share of sum_S mass norm(coef c)^2 what centring leaves is rounding, not spread.
@@ -48,7 +48,7 @@ class ScaledControl:
         """The memory of the control itself."""
         return self.control.init(population, num_params)
 
-    def guess(self, state: Any, client_n: IntArray) -> Guess:
+    def guess(self, state: Any, client_n: IntArray) -> ControlValue:
         """Everything times beta."""
         return _scaled(self.control.guess(state, client_n), self.beta)
 
@@ -114,7 +114,7 @@ class DampedControl:
         """Beta of the next round, in [0, 1]."""
         return float(np.clip(state.cross / state.square, 0.0, 1.0)) if state.square > 0 else 1.0
 
-    def guess(self, state: DampedControlState, client_n: IntArray) -> Guess:
+    def guess(self, state: DampedControlState, client_n: IntArray) -> ControlValue:
         """Everything times beta."""
         return _scaled(self.control.guess(state.control, client_n), self.coefficient(state))
 
@@ -138,11 +138,11 @@ def trust(control: Control, state: Any) -> float:
     return control.beta if isinstance(control, ScaledControl) else 1.0
 
 
-def _scaled(guess: Guess, beta: float) -> Guess:
-    return guess if beta == 1 else Guess(beta * guess.total_d, beta * guess.control_nd)
+def _scaled(guess: ControlValue, beta: float) -> ControlValue:
+    return guess if beta == 1 else ControlValue(beta * guess.total_d, beta * guess.control_nd)
 
 
-def _products(update_nd: Params, guess: Guess, weight_n: FloatArray, heard: Heard) -> tuple[float, float]:
+def _products(update_nd: Params, guess: ControlValue, weight_n: FloatArray, heard: Heard) -> tuple[float, float]:
     """A and B of one round: those of the draw, about the means if what is common cancels, and those of who replied."""
     control_nd = guess.control_nd
     rate_n, sent_n, count_n = heard.response_n, heard.response_n * heard.coef_n, heard.cohort.count_n

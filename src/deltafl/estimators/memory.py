@@ -10,7 +10,7 @@ folder     a file, memory-      the rows that changed since the checkpoint   row
 ========== ==================== ============================================ ======================================
 
 bfloat16 is float32 without its lower 16 bits, rounded to nearest, ties to even; 8 bits of precision, which costs a
-control nothing but 2^-9 of its length in leftovers: c is what was stored, so that the estimate stays unbiased.
+control nothing but 2^-9 of its length in residuals: c is what was stored, so that the estimate stays unbiased.
 
 **The file and the checkpoints.** A row that changes is kept in RAM; the file is not touched. A checkpoint holds these
 changed rows. Only when it is valid are they written into the file (``settled``) and forgotten. So the file is never

@@ -1,6 +1,6 @@
 """A control that guesses updates from what is known of the clients: c_i = B x_i, B learnt from earlier rounds.
 
-x_i = (1, known_i), see ``Population.known_mq``: q numbers for each client, such as the shares of its labels. It guesses
+x_i = (1, known_i), see ``Population.aux_mq``: q numbers for each client, such as the shares of its labels. It guesses
 the update of a client never seen as well as that of any other, and costs q models however many clients there are.
 
 Source: the generalised regression estimator of survey sampling (Cassel, Sarndal and Wretman 1976; Sarndal, Swensson and
@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import FloatArray, IntArray, Params, Population
-from .controls import Guess
+from .controls import ControlValue
 from .heard import Heard
 
 #: Directions of x in which clients differ less than this share of the largest are taken for none.
@@ -25,12 +25,12 @@ class RegressionControlState(NamedTuple):
     """What is known of the clients, and what was learnt.
 
     Attributes:
-        known_mq: float64 (m, q), x_i, the first column ones.
+        aux_mq: float64 (m, q), x_i, the first column ones.
         weight_m: float64 (m,), the weights w_i.
         slope_qd: float64 (q, d), B.
     """
 
-    known_mq: FloatArray
+    aux_mq: FloatArray
     weight_m: FloatArray
     slope_qd: FloatArray
 
@@ -62,14 +62,14 @@ class RegressionControl:
 
     def init(self, population: Population, num_params: int) -> RegressionControlState:
         """B = 0."""
-        known_mq = population.design_mq()
-        return RegressionControlState(known_mq, population.weight_m, np.zeros((known_mq.shape[1], num_params)))
+        aux_mq = population.design_mq()
+        return RegressionControlState(aux_mq, population.weight_m, np.zeros((aux_mq.shape[1], num_params)))
 
-    def guess(self, state: RegressionControlState, client_n: IntArray) -> Guess:
+    def guess(self, state: RegressionControlState, client_n: IntArray) -> ControlValue:
         """B x_i of the cohort; over everyone it is B times the weighted mean of x."""
-        mean_q = np.einsum("m,mq->q", state.weight_m, state.known_mq)
+        mean_q = np.einsum("m,mq->q", state.weight_m, state.aux_mq)
         total_d = np.einsum("q,qd->d", mean_q, state.slope_qd)
-        return Guess(total_d, np.einsum("nq,qd->nd", state.known_mq[client_n], state.slope_qd))
+        return ControlValue(total_d, np.einsum("nq,qd->nd", state.aux_mq[client_n], state.slope_qd))
 
     def update(
         self, state: RegressionControlState, population: Population, heard: Heard, update_nd: Params
@@ -78,13 +78,13 @@ class RegressionControl:
         total = heard.coef_n.sum()
         if total <= 0:
             return state
-        known_nq, share_n = state.known_mq[heard.client_n], heard.coef_n / total
-        here_qq = np.einsum("n,np,nq->pq", share_n, known_nq, known_nq)
-        everyone_qq = np.einsum("m,mp,mq->pq", state.weight_m, state.known_mq, state.known_mq)
+        aux_nq, share_n = state.aux_mq[heard.client_n], heard.coef_n / total
+        here_qq = np.einsum("n,np,nq->pq", share_n, aux_nq, aux_nq)
+        everyone_qq = np.einsum("m,mp,mq->pq", state.weight_m, state.aux_mq, state.aux_mq)
         inverse_qq = np.linalg.pinv(
             (1 - self.memory) * here_qq + self.memory * everyone_qq, rcond=_RANK_TOLERANCE, hermitian=True
         )
-        gain_qn = (1 - self.memory) * np.einsum("pq,nq,n->pn", inverse_qq, known_nq, share_n)
-        leftover_nd = np.einsum("nq,qd->nd", known_nq, state.slope_qd)
-        np.subtract(update_nd, leftover_nd, out=leftover_nd)
-        return state._replace(slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, leftover_nd))
+        gain_qn = (1 - self.memory) * np.einsum("pq,nq,n->pn", inverse_qq, aux_nq, share_n)
+        residual_nd = np.einsum("nq,qd->nd", aux_nq, state.slope_qd)
+        np.subtract(update_nd, residual_nd, out=residual_nd)
+        return state._replace(slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, residual_nd))

@@ -24,7 +24,7 @@ of what is sent; bit for bit where u_i - c_i is a float32 number. The damped for
 from the products of u_i with c_i, and the estimate needs u_i - beta c_i = v_i + (1 - beta) c_i. The server has neither.
 
 Norms that samplers are told are those of what was sent: ``squared_norm_n`` is norm(u_i - c_i)^2, as
-``squared_leftover_n`` is for clients seen before.
+``squared_residual_n`` is for clients seen before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from ..errors import DeltaflError
 from ..types import BoolArray, FloatArray, IntArray, Params, Population
-from .controls import Control, Guess, follow_estimate
+from .controls import Control, ControlValue, follow_estimate
 from .heard import Heard
 from .running_sum import RunningSum
 
@@ -98,10 +98,10 @@ class RemoteControl:
             taken_m=np.full(m, NOTHING, dtype=np.int64),
         )
 
-    def guess(self, state: RemoteControlState, client_n: IntArray) -> Guess:
+    def guess(self, state: RemoteControlState, client_n: IntArray) -> ControlValue:
         """What is still to be subtracted: nothing of clients that did it themselves, the common guess of the others."""
         control_nd = np.where(state.unseen_m[client_n][:, None], state.common_d, 0.0)
-        return Guess(state.total_d + state.unseen_weight * state.common_d, control_nd)
+        return ControlValue(state.total_d + state.unseen_weight * state.common_d, control_nd)
 
     def update(
         self, state: RemoteControlState, population: Population, heard: Heard, update_nd: Params

@@ -43,17 +43,17 @@ class VarianceForm(NamedTuple):
     alone_n: FloatArray
     centred: bool
 
-    def total(self, squared_n: FloatArray, squared_leftover_n: FloatArray) -> float:
+    def total(self, squared_n: FloatArray, squared_residual_n: FloatArray) -> float:
         """V, from norm(scale_i l_i - B)^2 and norm(l_i)^2."""
-        return float(self.ratio * (self.mass_n @ squared_n) + self.alone_n @ squared_leftover_n)
+        return float(self.ratio * (self.mass_n @ squared_n) + self.alone_n @ squared_residual_n)
 
 
-def estimate_variance(heard: Heard, leftover_nd: npt.NDArray[np.floating]) -> float:
+def estimate_variance(heard: Heard, residual_nd: npt.NDArray[np.floating]) -> float:
     """Estimate E norm(D - E D)^2 over draws and replies.
 
     Args:
         heard: The replies.
-        leftover_nd: (n, d) their l_i: u_i - c_i, or u_i - D for an estimator whose coefficients sum to 1.
+        residual_nd: (n, d) their l_i: u_i - c_i, or u_i - D for an estimator whose coefficients sum to 1.
 
     Returns:
         The estimated variance, summed over coordinates, >= 0, in squared update units.
@@ -61,17 +61,17 @@ def estimate_variance(heard: Heard, leftover_nd: npt.NDArray[np.floating]) -> fl
     form = variance_form(heard)
     if form is None:
         return float("nan")
-    squared_n, squared_leftover_n = np.zeros(len(leftover_nd)), np.zeros(len(leftover_nd))
+    squared_n, squared_residual_n = np.zeros(len(residual_nd)), np.zeros(len(residual_nd))
     total, some_fail = form.mass_n.sum(), form.alone_n.any()
-    for first in range(0, leftover_nd.shape[1], _BLOCK):
-        part_nb = leftover_nd[:, first : first + _BLOCK]
+    for first in range(0, residual_nd.shape[1], _BLOCK):
+        part_nb = residual_nd[:, first : first + _BLOCK]
         scaled_nb = form.scale_n[:, None] * part_nb
         if form.centred and total > 0:
             scaled_nb -= (form.mass_n[:, None] * scaled_nb).sum(axis=0) / total
         squared_n += np.einsum("nd,nd->n", scaled_nb, scaled_nb)
         if some_fail:
-            squared_leftover_n += np.einsum("nd,nd->n", part_nb, part_nb)
-    return form.total(squared_n, squared_leftover_n)
+            squared_residual_n += np.einsum("nd,nd->n", part_nb, part_nb)
+    return form.total(squared_n, squared_residual_n)
 
 
 def variance_form(heard: Heard) -> VarianceForm | None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeltaflError
-from ..server_optimizers import ServerOptimizer
+from ..server.optimizers import ServerOptimizer
 from ..streams import stream
 from ..types import FloatArray, Params
 
@@ -44,7 +44,7 @@ class WeightedClipping:
             )
 
     def clip(self, update_d: Params) -> Params:
-        """U_i, shortened to norm C if it is longer; not finite entries stay, to be refused later."""
+        """U_i, clip_factor to norm C if it is longer; not finite entries stay, to be refused later."""
         norm = float(np.linalg.norm(update_d.astype(np.float64)))
         if not np.isfinite(norm) or norm <= self.norm:
             return update_d

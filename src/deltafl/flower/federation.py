@@ -130,7 +130,7 @@ class Federation:
         """Refuse more clients than there is room to remember; newcomers alone once there were rounds."""
         if not self.rules.remembers:
             return
-        seen = 0 if self.state is None else int(np.count_nonzero(self.state.answered_m))
+        seen = 0 if self.state is None else int(np.count_nonzero(self.state.responded_m))
         try:
             self.rules.memory.require_room(num_clients, self.layout.num_params, self.rules.n, seen)
         except DeltaflError as error:
@@ -172,7 +172,7 @@ class Federation:
         largest = float(coefficients(plan, state, cohort).max(initial=0.0)) if self.rules.clipping else 0.0
         closing = self._sketched(self._noisy(plan, largest, rng), state, cohort, screened)
         following, info = close_round(closing, state, cohort, update_n, reports_of(screened, update_n))
-        used = set(np.flatnonzero(following.answered_m - state.answered_m).tolist())
+        used = set(np.flatnonzero(following.responded_m - state.responded_m).tolist())
         self.rest = self._mean_rest(plan, state, cohort, used, answers, sent)
         self.state = self._following(following, cohort, screened, anybody=bool(used))
         faults = [
@@ -207,7 +207,7 @@ class Federation:
                 self.news.append("nobody answered, which is no chance failure of so many: the round changes nothing")
             following = before._replace(round=following.round)
         elif lost_n.any():
-            following = following._replace(asked_m=before.asked_m.plus_one(cohort.client_n[~lost_n]))
+            following = following._replace(selected_m=before.selected_m.plus_one(cohort.client_n[~lost_n]))
         if not lost_n.any():
             return following
         lost = [self.roster.keys[client] for client in cohort.client_n[lost_n].tolist()]

@@ -15,12 +15,12 @@ from ..estimators.controls import OwnControlState, summed_anew
 from ..estimators.memory import MappedRows
 from ..estimators.remote import RemoteControlState, begin_anew
 from ..round import Plan, RoundState, init_round
+from ..scale.persistent_array import alike
 from ..types import FloatArray, IntArray
-from ..versions import alike
 
 _PER_CLIENT = re.compile(r"_m[a-z]?$")
 #: Arrays that follow from the population alone: they are made anew.
-_FROM_POPULATION = {"weight_m", "score_m", "size_m", "num_examples_m", "known_mq", "value_mq", "count_mc"}
+_FROM_POPULATION = {"weight_m", "score_m", "size_m", "num_examples_m", "aux_mq", "value_mq", "count_mc"}
 #: Scores that only grow: one that began at nothing would stay behind for as long as the run is old.
 _GROWING = {"total_m"}
 
@@ -58,8 +58,8 @@ def grow_state(plan: Plan, state: RoundState, weight_m: FloatArray, kept_k: Sequ
     return state._replace(
         sampler=sampler,
         control=control,
-        asked_m=_rows(state.asked_m, fresh.asked_m),
-        answered_m=_rows(state.answered_m, fresh.answered_m),
+        selected_m=_rows(state.selected_m, fresh.selected_m),
+        responded_m=_rows(state.responded_m, fresh.responded_m),
     )
 
 

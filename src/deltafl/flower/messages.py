@@ -139,7 +139,7 @@ def metrics_of(info: RoundInfo) -> dict[str, int | float | list[int] | list[floa
     metrics: dict[str, int | float | list[int] | list[float]] = {
         name: float(number) for name, number in numbers.items() if isfinite(number)
     }
-    counts = {"asked": info.num_asked, "responded": info.num_responded, "refused": len(info.rejected)}
+    counts = {"asked": info.num_selected, "responded": info.num_responded, "refused": len(info.rejected)}
     return {**metrics, **counts}
 
 

@@ -28,7 +28,7 @@ def looks_like_outage(state: RoundState, client_n: IntArray) -> bool:
     """
     if len(client_n) < 2:
         return False
-    answered_m, asked_m = np.asarray(state.answered_m, dtype=float), np.asarray(state.asked_m, dtype=float)
-    overall = (answered_m.sum() + 1) / (asked_m.sum() + 2)
-    rate_n = (answered_m[client_n] + 2 * overall) / (asked_m[client_n] + 2)
+    responded_m, selected_m = np.asarray(state.responded_m, dtype=float), np.asarray(state.selected_m, dtype=float)
+    overall = (responded_m.sum() + 1) / (selected_m.sum() + 2)
+    rate_n = (responded_m[client_n] + 2 * overall) / (selected_m[client_n] + 2)
     return bool(np.prod(1 - rate_n) < UNLIKELY)

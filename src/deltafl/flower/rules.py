@@ -9,7 +9,7 @@ from ..estimators.remote import RemoteControl
 from ..estimators.table import find_estimator
 from ..round import Plan
 from ..samplers import uses_known
-from ..server_optimizers import ServerOptimizer, Sgd
+from ..server.optimizers import ServerOptimizer, Sgd
 from ..types import Population, Sampler
 from .checks import check_part, check_whole
 from .clipping import WeightedClipping
@@ -60,7 +60,7 @@ class Rules:
                 f"{name} needs every client's update or loss before the draw, which only a simulation has; choose a "
                 "practical sampler such as 'pracdelta' or 'fedpracis'"
             )
-        if self.sketch and (getattr(self.sampler, "sketch_size", 0) or getattr(self.sampler, "tail_size", 0)):
+        if self.sketch and (getattr(self.sampler, "sketch_size", 0) or getattr(self.sampler, "output_bias_size", 0)):
             raise DeltaflError(f"{name} looks at the updates themselves on the server; sketches cannot replace them")
         if uses_known(self.sampler, self.estimator) and self.known < 1:
             raise DeltaflError(

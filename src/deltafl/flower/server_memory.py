@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..errors import DeltaflError
 from ..estimators.memory import DTYPES, RowFormat, note_round, noted_round
-from ..estimators.room import Cures, MemorySize, memory_size, memory_words, require_room
+from ..scale.memory_budget import Cures, MemorySize, memory_size, memory_words, require_room
 
 #: What to change where it does not fit, in ``DeltaStrategy``'s words.
 CURES = Cures("a lower n", "state_path")

@@ -65,10 +65,10 @@ class BySketch:
 
     def update(self, state: Any, cohort: Cohort, reports: Reports) -> Any:
         """Learn from norms of sketches."""
-        leftover_n = np.sum((self.sketch_nq - self.control_nq) ** 2, axis=1)
+        residual_n = np.sum((self.sketch_nq - self.control_nq) ** 2, axis=1)
         measured = measure(self.sketch_nq, reports)
         return self.inner.update(
-            state, cohort, measured._replace(squared_leftover_n=np.where(reports.responded_n, leftover_n, 0.0))
+            state, cohort, measured._replace(squared_residual_n=np.where(reports.responded_n, residual_n, 0.0))
         )
 
 

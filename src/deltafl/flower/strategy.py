@@ -14,7 +14,7 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from ..errors import DeltaflError
 from ..samplers import make_sampler, parse_label
-from ..server_optimizers import ServerOptimizer, make_server_optimizer
+from ..server.optimizers import ServerOptimizer, make_server_optimizer
 from ..types import Cohort, RoundInfo, Sampler
 from .arrays import BUFFERS, Layout
 from .checks import check_whole, texts

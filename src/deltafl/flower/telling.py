@@ -20,14 +20,16 @@ def tell_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int]) -> N
         INFO,
         "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f",
         info.num_responded,
-        info.num_asked,
+        info.num_selected,
         info.sum_of_weights,
         info.largest_weight,
         info.effective_sample_size if isfinite(info.effective_sample_size) else 0.0,
     )
-    if info.shortened < 1:
-        said = "\tthe norm guard shortened the step to %.3g of its length, so that the estimate of this round is biased"
-        log(WARNING, said, info.shortened)
+    if info.clip_factor < 1:
+        said = (
+            "\tthe norm guard clip_factor the step to %.3g of its length, so that the estimate of this round is biased"
+        )
+        log(WARNING, said, info.clip_factor)
 
 
 def tell_memory(name: str, federation: Federation, told: int) -> int:

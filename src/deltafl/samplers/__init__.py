@@ -139,7 +139,7 @@ def is_unbiased(label: str) -> bool:
 
 
 def uses_known(sampler: Sampler, estimator: str) -> bool:
-    """Whether a method goes by ``Population.known_mq``: by its sampler, or by its control."""
+    """Whether a method goes by ``Population.aux_mq``: by its sampler, or by its control."""
     return getattr(sampler, "uses_known", False) or control_uses_known(find_estimator(estimator).control)
 
 

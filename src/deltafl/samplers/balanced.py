@@ -38,7 +38,7 @@ class Balanced:
     Scores are the weights, so pi_i is proportional to w_i (up to capping) and each reply counts alike. The default
     estimator, ``regression-damped``, subtracts what it has learnt of B as well: that removes the rest of the imbalance.
 
-    Where nothing is known of the clients (``Population.known_mq`` is None) there is nothing to balance, and the draw is
+    Where nothing is known of the clients (``Population.aux_mq`` is None) there is nothing to balance, and the draw is
     that of ``md-fixed@pivotal``.
 
     Attributes:
@@ -60,10 +60,10 @@ class Balanced:
 
     def init(self, population: Population) -> BalancedState:
         """What is known, once and for all."""
-        weight_m, known_mq = population.weight_m, population.known_mq
-        if known_mq is None:
+        weight_m, aux_mq = population.weight_m, population.aux_mq
+        if aux_mq is None:
             return BalancedState(weight_m, np.zeros((len(weight_m), 0)))
-        return BalancedState(weight_m, weight_m[:, None] * _varying(known_mq, weight_m))
+        return BalancedState(weight_m, weight_m[:, None] * _varying(aux_mq, weight_m))
 
     def open(
         self,
@@ -81,14 +81,14 @@ class Balanced:
         return state
 
 
-def _varying(known_mq: FloatArray, weight_m: FloatArray) -> FloatArray:
+def _varying(aux_mq: FloatArray, weight_m: FloatArray) -> FloatArray:
     """The rows about their weighted mean, on the axes in which they differ: shares that sum to 1 have one fewer.
 
     A column that others determine would cost the cube as much as one that says something. The mean needs no balance:
     w_i / pi_i is the same for all clients that may or may not be drawn, so a cohort of fixed size has it right.
     """
-    centred_mq = known_mq - np.einsum("m,mq->q", weight_m, known_mq)
-    size = np.einsum("m,mq->q", weight_m, known_mq**2).max(initial=0.0)
+    centred_mq = aux_mq - np.einsum("m,mq->q", weight_m, aux_mq)
+    size = np.einsum("m,mq->q", weight_m, aux_mq**2).max(initial=0.0)
     spread_q, axis_qq = np.linalg.eigh(np.einsum("m,mp,mq->pq", weight_m, centred_mq, centred_mq))
     kept_qr = axis_qq[:, spread_q > _NO_SPREAD * size]
     return np.asarray(np.einsum("mq,qr->mr", centred_mq, kept_qr))

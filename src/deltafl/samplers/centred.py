@@ -1,16 +1,16 @@
 """Samplers of this project: they look at what the control leaves, u_i - c_i, instead of at u_i.
 
-With the difference estimator ``D = sum_j w_j c_j + sum_S (w_i / pi_i) (u_i - c_i)`` only the leftovers are at stake, so
+With the difference estimator ``D = sum_j w_j c_j + sum_S (w_i / pi_i) (u_i - c_i)`` only the residuals are at stake, so
 the best scores are w_i norm(u_i - c_i) (Cauchy-Schwarz, as for importance sampling), and cohorts should be spread over
 their directions. What c is belongs to the estimator (see ``controls.py``); the sampler is told the squared norms of the
-leftovers, and sketches of them if its design spreads cohorts by values.
+residuals, and sketches of them if its design spreads cohorts by values.
 
 ================= ============================================= ===================== ==================================
 name              score                                         default estimator     memory of the server
 ================= ============================================= ===================== ==================================
-``delta-centred`` w_i a_i, a_i the leftover's norm when seen    difference            1 model, 1 number a client
+``delta-centred`` w_i a_i, a_i the residual's norm when seen    difference            1 model, 1 number a client
 ``innovation``    the same, growing with the memory's age       innovation-damped     1 update a client
-``spread``        w_i, cohorts spread over sketched leftovers   difference            1 model, 8 numbers a client
+``spread``        w_i, cohorts spread over sketched residuals   difference            1 model, 8 numbers a client
 ================= ============================================= ===================== ==================================
 
 Source: this project; docs/theory.md derives them.
@@ -122,7 +122,7 @@ class Centred:
     ) -> Cohort:
         """Draw with scores w_i a_i, or w_i, spread over the sketches where the design can."""
         weight_m = state.weight_m
-        score_m = with_floor(weight_m * self._leftover(state, n), self.floor, available_m=available_m)
+        score_m = with_floor(weight_m * self._residual(state, n), self.floor, available_m=available_m)
         value_mq = weight_m[:, None] * state.sketch_mq if self.sketch_size else None
         return draw_cohort(score_m, n, self.design, rng, available_m, value_mq)
 
@@ -131,7 +131,7 @@ class Centred:
         """Whether first visits are told from later ones."""
         return self.own_memory
 
-    def _leftover(self, state: CentredState, n: int) -> FloatArray:
+    def _residual(self, state: CentredState, n: int) -> FloatArray:
         """a_i > 0, what is expected to be left of each client's update."""
         m = len(state.weight_m)
         seen_m, again_m = np.isfinite(state.first_m), np.isfinite(state.square_m)
@@ -143,11 +143,11 @@ class Centred:
         mean = square_m[seen_m].mean()
         unseen = first_m[seen_m].mean() if self._visits_differ else mean
         expected_m = np.where(seen_m, (1 - self.shrink) * square_m + self.shrink * mean, self.explore * unseen)
-        leftover_m: FloatArray = np.sqrt(expected_m)
-        return leftover_m
+        residual_m: FloatArray = np.sqrt(expected_m)
+        return residual_m
 
     def _remaining(self, state: CentredState) -> float:
-        """How much of the first leftover is left at later visits, on average; 1/2 as long as few are known."""
+        """How much of the first residual is left at later visits, on average; 1/2 as long as few are known."""
         if not self._visits_differ:
             return 1.0
         again_m = np.isfinite(state.square_m)
@@ -163,14 +163,14 @@ class Centred:
         return np.where(state.seen_m < 0, 1.0, (1 + self.ageing * age_m) / (1 + self.ageing))
 
     def update(self, state: CentredState, cohort: Cohort, reports: Reports) -> CentredState:
-        """Follow the leftovers of those who replied, divided by the growth that their age explains."""
+        """Follow the residuals of those who replied, divided by the growth that their age explains."""
         here = reports.responded_n
-        client_n, leftover_n, sketch_nq = (
+        client_n, residual_n, sketch_nq = (
             cohort.client_n[here],
-            reports.squared_leftover_n[here],
+            reports.squared_residual_n[here],
             reports.sketch_nq[here],
         )
-        newest_n = leftover_n / self._growth(state, int(cohort.count_n.sum()) / len(state.weight_m))[client_n]
+        newest_n = residual_n / self._growth(state, int(cohort.count_n.sum()) / len(state.weight_m))[client_n]
         first_m, square_m = state.first_m.copy(), state.square_m.copy()
         seen_m, sketch_mq = state.seen_m.copy(), state.sketch_mq.copy()
         new_n = state.seen_m[client_n] < 0

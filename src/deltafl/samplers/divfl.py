@@ -18,12 +18,12 @@ class DivState(NamedTuple):
 
     Attributes:
         sketch_mq: float64 (m, q), sketches of the last known updates; 0 for clients that never replied.
-        asked_m: bool (m,), who was asked.
+        selected_m: bool (m,), who was asked.
         seen_m: bool (m,), who replied.
     """
 
     sketch_mq: FloatArray
-    asked_m: BoolArray
+    selected_m: BoolArray
     seen_m: BoolArray
 
 
@@ -39,7 +39,7 @@ class DivFL:
     Our reading: the authors' code asks everybody for a gradient before the first round; here everyone is asked once
     first, in random order, and a client enters the sum once it replied. Ties are broken at random.
     Distances are those of sketches of u_i - c_i (see ``sketch.py``; each has a relative error of some 1 / sqrt(q)); so
-    with an estimator that has controls, leftovers are compared instead of updates.
+    with an estimator that has controls, residuals are compared instead of updates.
 
     Costs O(m^2 (q + n)) time and O(m^2) memory a round for m <= ``exact_up_to`` clients, and O(m^2 q log(1 / epsilon))
     time above, by stochastic greedy: each step looks at (m / n) log(1 / epsilon) random clients, epsilon = 0.1.
@@ -79,7 +79,7 @@ class DivFL:
     ) -> Cohort:
         """Ask the new ones; fill up with the most diverse of those who replied, then with anyone."""
         present_k, size = places(available_m, n, rng)
-        new = present_k[~state.asked_m[present_k]][:size]
+        new = present_k[~state.selected_m[present_k]][:size]
         able = present_k[state.seen_m[present_k]]
         wanted = min(size - len(new), len(able))
         diverse = able[self._most_diverse(state.sketch_mq[state.seen_m], state.sketch_mq[able], wanted, rng)]
@@ -107,11 +107,11 @@ class DivFL:
     def update(self, state: DivState, cohort: Cohort, reports: Reports) -> DivState:
         """Remember the sketches of those who replied."""
         here = reports.responded_n
-        sketch_mq, asked_m, seen_m = state.sketch_mq.copy(), state.asked_m.copy(), state.seen_m.copy()
-        asked_m[cohort.client_n] = True
+        sketch_mq, selected_m, seen_m = state.sketch_mq.copy(), state.selected_m.copy(), state.seen_m.copy()
+        selected_m[cohort.client_n] = True
         seen_m[cohort.client_n[here]] = True
         sketch_mq[cohort.client_n[here]] = reports.sketch_nq[here]
-        return DivState(sketch_mq, asked_m, seen_m)
+        return DivState(sketch_mq, selected_m, seen_m)
 
 
 def distances(candidate_cq: FloatArray, point_kq: FloatArray) -> FloatArray:

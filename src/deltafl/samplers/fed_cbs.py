@@ -17,12 +17,12 @@ class CbsState(NamedTuple):
 
     Attributes:
         count_mc: float64 (m, C), examples of each class.
-        asked_m: int64 (m,), how often each client was asked.
+        selected_m: int64 (m,), how often each client was asked.
         rounds: int64 (), rounds so far.
     """
 
     count_mc: FloatArray
-    asked_m: IntArray
+    selected_m: IntArray
     rounds: IntArray
 
 
@@ -67,7 +67,7 @@ class FedCBS:
 
     def init(self, population: Population) -> CbsState:
         """The labels, once and for all."""
-        share_mc, size_m = population.known_mq, population.num_examples_m
+        share_mc, size_m = population.aux_mq, population.num_examples_m
         if share_mc is None or share_mc.shape[1] == 0 or share_mc.min() < 0 or share_mc.sum(axis=1).min() <= 0:
             raise DeltaflError(
                 "fed-cbs needs the labels of every client; give Population.from_sizes(sizes, known=shares), one row of "
@@ -99,15 +99,15 @@ class FedCBS:
 
     def _bonus(self, state: CbsState, client_k: IntArray) -> FloatArray:
         """Lambda sqrt(3 ln t / (2 T_i)), at least the smallest number above 0."""
-        asked_k = np.maximum(state.asked_m[client_k], 1)
-        bonus_k = self.exploration * np.sqrt(1.5 * np.log(float(state.rounds) + 1) / asked_k)
+        selected_k = np.maximum(state.selected_m[client_k], 1)
+        bonus_k = self.exploration * np.sqrt(1.5 * np.log(float(state.rounds) + 1) / selected_k)
         return np.asarray(np.maximum(bonus_k, np.finfo(np.float64).tiny))
 
     def update(self, state: CbsState, cohort: Cohort, reports: Reports) -> CbsState:
         """Count who was asked."""
-        asked_m = state.asked_m.copy()
-        asked_m[cohort.client_n] += 1
-        return CbsState(state.count_mc, asked_m, np.asarray(state.rounds + 1))
+        selected_m = state.selected_m.copy()
+        selected_m[cohort.client_n] += 1
+        return CbsState(state.count_mc, selected_m, np.asarray(state.rounds + 1))
 
 
 def imbalance(count_kc: FloatArray) -> FloatArray:

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..designs.table import ORDERED, draw_cohort, draw_from_tree, find_design
-from ..designs.tree import SumTree
+from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
 
 
@@ -57,7 +57,7 @@ class Fixed:
     design: str = "systematic"
 
     needs_oracle: ClassVar[bool] = False
-    takes_everyone: ClassVar[bool] = True
+    accepts_no_mask: ClassVar[bool] = True
 
     @property
     def unbiased(self) -> bool:

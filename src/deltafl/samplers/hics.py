@@ -20,14 +20,14 @@ class HicsState(NamedTuple):
     Attributes:
         weight_m: float64 (m,), the target's weights.
         bias_mc: float64 (m, C), last update of the output layer's bias; 0 for clients that never replied.
-        asked_m: bool (m,), who was asked.
+        selected_m: bool (m,), who was asked.
         seen_m: bool (m,), who replied.
         rounds: int64 (), rounds so far.
     """
 
     weight_m: FloatArray
     bias_mc: FloatArray
-    asked_m: BoolArray
+    selected_m: BoolArray
     seen_m: BoolArray
     rounds: IntArray
 
@@ -95,7 +95,7 @@ class HicsFL:
             raise DeltaflError(f"hics-fl's rounds is {self.rounds}; it must be at least 1")
 
     @property
-    def tail_size(self) -> int:
+    def output_bias_size(self) -> int:
         """How many of the last entries of an update it wants to see."""
         return self.classes
 
@@ -105,7 +105,7 @@ class HicsFL:
         return HicsState(
             weight_m=population.weight_m,
             bias_mc=np.zeros((m, self.classes)),
-            asked_m=np.zeros(m, dtype=np.bool_),
+            selected_m=np.zeros(m, dtype=np.bool_),
             seen_m=np.zeros(m, dtype=np.bool_),
             rounds=np.zeros((), dtype=np.int64),
         )
@@ -120,7 +120,7 @@ class HicsFL:
     ) -> Cohort:
         """Ask the new ones; fill up from the clusters, then with anyone."""
         present_k, size = places(available_m, n, rng)
-        new = present_k[~state.asked_m[present_k]][:size]
+        new = present_k[~state.selected_m[present_k]][:size]
         known = np.sort(present_k[state.seen_m[present_k]])
         chosen = new
         if len(new) < size and len(known) > 0:
@@ -150,11 +150,11 @@ class HicsFL:
     def update(self, state: HicsState, cohort: Cohort, reports: Reports) -> HicsState:
         """Remember the biases' updates of those who replied."""
         here = reports.responded_n
-        bias_mc, asked_m, seen_m = state.bias_mc.copy(), state.asked_m.copy(), state.seen_m.copy()
-        asked_m[cohort.client_n] = True
+        bias_mc, selected_m, seen_m = state.bias_mc.copy(), state.selected_m.copy(), state.seen_m.copy()
+        selected_m[cohort.client_n] = True
         seen_m[cohort.client_n[here]] = True
-        bias_mc[cohort.client_n[here]] = reports.tail_nk[here]
-        return HicsState(state.weight_m, bias_mc, asked_m, seen_m, np.asarray(state.rounds + 1, dtype=np.int64))
+        bias_mc[cohort.client_n[here]] = reports.output_bias_nk[here]
+        return HicsState(state.weight_m, bias_mc, selected_m, seen_m, np.asarray(state.rounds + 1, dtype=np.int64))
 
 
 def entropies(bias_kc: FloatArray, temperature: float) -> FloatArray:

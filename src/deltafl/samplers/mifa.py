@@ -12,7 +12,7 @@ from .unweighted import places, unweighted_cohort
 class AskedState(NamedTuple):
     """Who was asked, bool (m,)."""
 
-    asked_m: BoolArray
+    selected_m: BoolArray
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class NewFirst:
     ) -> Cohort:
         """The new ones first."""
         present_k, size = places(available_m, n, rng)
-        new_first = np.argsort(state.asked_m[present_k], kind="stable")
+        new_first = np.argsort(state.selected_m[present_k], kind="stable")
         return unweighted_cohort(present_k[new_first][:size])
 
     def update(self, state: AskedState, cohort: Cohort, reports: Reports) -> AskedState:
         """Remember who was asked, whether they replied or not."""
-        asked_m = state.asked_m.copy()
-        asked_m[cohort.client_n] = True
-        return AskedState(asked_m)
+        selected_m = state.selected_m.copy()
+        selected_m[cohort.client_n] = True
+        return AskedState(selected_m)

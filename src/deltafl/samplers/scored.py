@@ -16,8 +16,8 @@ import numpy as np
 
 from ..designs.inclusion import with_floor
 from ..designs.table import ORDERED, draw_cohort, draw_from_tree, find_design
-from ..designs.tree import SumTree
 from ..errors import DeltaflError
+from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
 
 
@@ -97,7 +97,7 @@ class Practical(ABC):
     floor: float = 0.1
 
     needs_oracle: ClassVar[bool] = False
-    takes_everyone: ClassVar[bool] = True
+    accepts_no_mask: ClassVar[bool] = True
 
     @abstractmethod
     def score(self, reports: Reports) -> FloatArray:

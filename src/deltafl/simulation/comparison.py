@@ -16,18 +16,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..divergence import DivergedError
+from ..analysis.curves import Run
+from ..analysis.plots import draw_plots
+from ..analysis.schema import Summary
+from ..analysis.summary import summarise, write_summary
 from ..errors import DeltaflError, require
-from ..report.curves import Run
-from ..report.plots import draw_plots
-from ..report.schema import Summary
-from ..report.summary import summarise, write_summary
-from ..settings import CompareSettings, RunSettings
 from ..types import IntArray
+from .divergence import DivergedError
 from .engine import Engine, Evaluation
 from .experiment import begin, run_experiment
 from .lock import claimed
 from .records import CURE, RunDirectory, environment, recorded_settings, write_header
+from .settings import CompareSettings, RunSettings
 from .setup import check_memory, engine_of, plan_of
 from .workers import Workers
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..divergence import DivergedError
 from ..errors import DeltaflError
 from ..round import RoundState
-from ..settings import RunSettings, Settings
 from ..state_file import flatten, settled, unflatten
+from .divergence import DivergedError
 from .ranks import Ranks, shared_out
 from .records import RunDirectory
+from .settings import RunSettings, Settings
 from .workers import Job, Workers
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DeltaflError
-from ..estimators.room import human
 from ..replies import screen_replies
+from ..scale.memory_budget import human
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Params, Population, Reports
 from .engine import Training, reports_of
 

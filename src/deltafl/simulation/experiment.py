@@ -14,21 +14,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..audit import Subject
-from ..divergence import DivergedError, Watch
+from ..audit.audit import Subject
 from ..errors import DeltaflError, require
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
-from ..settings import RunSettings
 from ..shared import can_share, close_shared_round
 from ..tasks.base import Task
 from ..types import Cohort, RoundInfo
 from .distributed import SharedDirectory, SharedWorkers, refuse_undividable
+from .divergence import DivergedError, Watch
 from .engine import Engine, Evaluation, Training, reports_of
 from .lock import claimed
 from .oracle import BYTES_PER_PARAMETER, SimulatedOracle, Traffic, bytes_of, bytes_of_statistics
 from .probes import is_probed, probe_everyone, probe_selected
 from .ranks import Ranks, shared_out
 from .records import CURE, RunDirectory
+from .settings import RunSettings
 from .setup import check_memory, engine_of, filled_in, method_of, plan_of
 from .training.routes import keep_route
 from .workers import Workers

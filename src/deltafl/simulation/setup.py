@@ -5,31 +5,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ..divergence import Method
 from ..errors import DeltaflError
 from ..estimators.controls import remembers
 from ..estimators.damping import DampedControl
 from ..estimators.memory import RowFormat
-from ..estimators.room import MemorySize, free_ram, human, memory_size, memory_words, require_room
 from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
 from ..plans import make_plan
 from ..round import Plan
 from ..samplers import parse_label, uses_known
-from ..server_optimizers import make_server_optimizer
-from ..settings import RunSettings
+from ..scale.memory_budget import MemorySize, free_ram, human, memory_size, memory_words, require_room
+from ..server.optimizers import make_server_optimizer
 from ..tasks.base import Task, with_fewer_tests
 from ..tasks.own import is_own, load_own
 from ..tasks.registry import make_task
 from ..types import Population
+from .divergence import Method
 from .engine import Engine
 from .oracle import BYTES_PER_PARAMETER
+from .settings import RunSettings
 from .training.local import LocalWork
 from .training.routes import Computation, kept_route
 from .workers import Workers
 
 T = TypeVar("T")
 
-#: How often the float32 updates of a cohort are in RAM at once, measured: as they came, as a table and as leftovers in
+#: How often the float32 updates of a cohort are in RAM at once, measured: as they came, as a table and as residuals in
 #: float64; and where not all clients are asked, in what is sorted by who replied. Probes keep them in float64 twice.
 COPIES_OF_DRAWN = 7
 COPIES_OF_CERTAIN = 5
@@ -119,29 +119,30 @@ def plan_of(
         memory=RowFormat(settings.memory_dtype, None if folder is None else str(folder)),
     )
     if task is not None:
-        _check_output_layer(settings.sampler, getattr(plan.sampler, "tail_size", 0), task)
+        _check_output_layer(settings.sampler, getattr(plan.sampler, "output_bias_size", 0), task)
     _check_known(settings.sampler, uses_known(plan.sampler, label.estimator), population)
     return plan
 
 
 def _check_known(name: str, used: bool, population: Population) -> None:
     """Refuse a method that goes by what is known of the clients where nothing is."""
-    if used and population.known_mq is None:
+    if used and population.aux_mq is None:
         raise DeltaflError(
             f"{name} goes by what is known of the clients before the first round, their shares of labels, and this "
             "task has no labels; choose a task with classes, or a sampler that needs none of it, such as 'innovation'"
         )
 
 
-def _check_output_layer(name: str, tail_size: int, task: Task) -> None:
+def _check_output_layer(name: str, output_bias_size: int, task: Task) -> None:
     """Refuse a sampler that looks at the output layer's bias where the model does not end in one."""
-    if tail_size == 0:
+    if output_bias_size == 0:
         return
     shapes = [tuple(param.shape) for param in task.make_model().parameters()]
-    if shapes[-1] != (tail_size,):
+    if shapes[-1] != (output_bias_size,):
         raise DeltaflError(
-            f"{name} looks at the bias of an output layer of {tail_size} classes, but the last parameters of the model "
-            f"of {task.name!r} have shape {shapes[-1]}; set 'classes', or end the model in a linear layer with a bias"
+            f"{name} looks at the bias of an output layer of {output_bias_size} classes, but the last parameters of "
+            f"the model of {task.name!r} have shape {shapes[-1]}; set 'classes', or end the model in a linear layer "
+            "with a bias"
         )
 
 

@@ -6,7 +6,7 @@ u = x_K - x_0 with what one pass over the same steps can tell about it.
 
 Three momenta can be combined; each is named for where it lives. *Local momentum* (``LocalWork.momentum``) begins anew
 in every round of every client; *server momentum* (``server_optimizers.Momentum``) moves the global model; with *mime*
-(``deltafl.mime``) the server keeps one momentum that all clients apply, in each of their steps.
+(``deltafl.server.mime``) the server keeps one momentum that all clients apply, in each of their steps.
 """
 
 import copy

@@ -1,0 +1,223 @@
+"""The small record of a finished run: settings, curve and draws in one JSON file of some ten kilobytes.
+
+A run's own folder (checkpoints, a line for every round) is megabytes and is thrown away when the run is finished; this
+is what stays, is committed, and lets a sweep go on elsewhere. Numbers keep the digits that a reader can use.
+"""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+
+from deltafl.analysis.curves import Run
+from deltafl.errors import DeltaflError
+from deltafl.plain_files import plain_json, write_atomically
+from deltafl.reading import checked, read_json
+from deltafl.simulation.settings import RunSettings
+from deltafl.types import FloatArray
+
+if TYPE_CHECKING:
+    from deltafl.simulation.records import RunDirectory
+    from deltafl.tasks.base import Task
+
+    from .spec import Job
+
+#: A column of numbers; null where one does not exist.
+Column = Annotated[list[float | None], BeforeValidator(plain_json)]
+
+
+class RunRecord(BaseModel):
+    """One finished run.
+
+    Attributes:
+        part: The part of the experiment.
+        settings: Every setting (``RunSettings``), sampler and seed included; folders and workers are left out.
+        data: The honest name of the data that were read.
+        metric: What counts: accuracy or loss.
+        environment: Versions and hardware.
+        round: Rounds done at each evaluation, increasing.
+        accuracy: Test accuracy there; null where the task has none.
+        client_accuracy: Mean over clients of their own test accuracy; empty if not measured.
+        loss: Test loss there.
+        seconds: Wall clock up to there, evaluation excluded.
+        cpu_seconds: Processor time of the training process up to there, evaluation excluded: unlike the wall clock it
+            does not depend on what else the machine did.
+        bytes: Bytes that a federation would have moved up to there.
+        draws: How often each client was drawn.
+        refused: Replies that were refused and counted as missing.
+        diverged: The round in which the run diverged and was ended, its last one; null if it was not.
+        diverged_why: Symptom and likely cause, one sentence; empty if it did not diverge.
+        probes: What else was measured, column by column, with its own ``round``; empty if nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    part: str
+    settings: dict[str, Any]
+    data: str
+    metric: Literal["accuracy", "loss"]
+    environment: dict[str, Any]
+    round: list[int]
+    accuracy: Column
+    client_accuracy: Column = []
+    loss: Column
+    seconds: Column
+    cpu_seconds: Column
+    bytes: Column
+    draws: list[int]
+    refused: int = 0
+    diverged: int | None = None
+    diverged_why: str = ""
+    probes: dict[str, Column] = {}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        """Columns that belong together are equally long, and rounds rise."""
+        columns = {name: getattr(self, name) for name in ("accuracy", "loss", "seconds", "cpu_seconds", "bytes")}
+        if self.client_accuracy:
+            columns["client_accuracy"] = self.client_accuracy
+        lengths = {name: (len(column), len(self.round)) for name, column in columns.items()}
+        lengths |= {f"probes.{n}": (len(c), len(self.probes.get("round", []))) for n, c in self.probes.items()}
+        for name, (length, needed) in lengths.items():
+            if length != needed:
+                raise ValueError(f"{name} has {length} entries for {needed} rounds")
+        if not self.round or not self.draws:
+            raise ValueError("it has no round or no client")
+        if any(after <= before for before, after in pairwise(self.round)):
+            raise ValueError("its rounds do not rise")
+        if not isinstance(self.settings.get("sampler"), str) or not isinstance(self.settings.get("seed"), int):
+            raise ValueError("its settings lack sampler or seed")
+        return self
+
+    @property
+    def sampler(self) -> str:
+        """The label of the sampler."""
+        return str(self.settings["sampler"])
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return int(self.settings["seed"])
+
+    def run(self) -> Run:
+        """The run as ``report.summarise`` takes it; its seconds are processor time."""
+        return Run(
+            sampler=self.sampler,
+            seed=self.seed,
+            metric=self.metric,
+            round_r=np.array(self.round, dtype=np.int64),
+            accuracy_r=_floats(self.accuracy),
+            loss_r=_floats(self.loss),
+            seconds_r=_floats(self.cpu_seconds),
+            bytes_r=_floats(self.bytes),
+            draws_m=np.array(self.draws, dtype=np.int64),
+            diverged=self.diverged,
+        )
+
+    def probe(self, name: str) -> FloatArray:
+        """A column of ``probes``, NaN where there is no number.
+
+        Raises:
+            DeltaflError: If it was not measured.
+        """
+        if name not in self.probes:
+            raise DeltaflError(f"run {self.sampler}, seed {self.seed} has no column {name!r}; it was run without it")
+        return _floats(self.probes[name])
+
+
+#: Settings that say where and how a run is computed, not what; they are not compared and not recorded.
+HOW = {"workers", "data_dir", "checkpoint_every", "memory_path", "device"}
+
+
+def what_is_run(settings: RunSettings) -> dict[str, Any]:
+    """The settings that decide the result, as they are recorded."""
+    return settings.model_dump(mode="json", exclude_none=True, exclude=HOW)
+
+
+def record_of(job: "Job", directory: "RunDirectory", task: "Task") -> RunRecord:
+    """The record of a finished run from its directory.
+
+    Raises:
+        DeltaflError: If the directory does not hold every round once, which two processes that wrote there leave.
+    """
+    from deltafl.simulation.comparison import read_run
+    from deltafl.simulation.probes import probe_columns
+    from deltafl.simulation.training.routes import hardware_of
+
+    _require_every_round_once(directory)
+    run = read_run(directory, job.settings.sampler, job.settings.seed, task.metric, task.num_clients)
+    lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
+    # By round; the first entry is round 0.
+    cpu_seconds = np.cumsum([timing.get("cpu_seconds", np.nan) for timing in timings])
+    places = {"device": hardware} if (hardware := hardware_of(directory.path)) else {}
+    tests = [line["test"] for line in lines[1:] if "test" in line]
+    by_client = [test.get("client_accuracy") for test in tests]
+    return RunRecord(
+        part=job.part,
+        settings=what_is_run(job.settings),
+        data=task.dataset.name,
+        metric=task.metric,
+        environment=places
+        | {key: value for key, value in directory.environment().items() if key not in {"command", *task.data}},
+        round=run.round_r.tolist(),
+        accuracy=run.accuracy_r.tolist(),
+        client_accuracy=by_client if any(value is not None for value in by_client) else [],
+        loss=run.loss_r.tolist(),
+        seconds=run.seconds_r.tolist(),
+        cpu_seconds=cpu_seconds[run.round_r].tolist(),
+        bytes=run.bytes_r.tolist(),
+        draws=run.draws_m.tolist(),
+        refused=sum(len(line.get("rejected", ())) for line in lines),
+        diverged=run.diverged,
+        diverged_why="" if run.diverged is None else lines[-1]["diverged"]["why"],
+        probes=probe_columns(lines),
+    )
+
+
+def _require_every_round_once(directory: "RunDirectory") -> None:
+    rounds, timed = ([line["round"] for line in directory.lines(f"{name}.jsonl")] for name in ("rounds", "timings"))
+    if not rounds == timed == list(range(len(rounds))):
+        raise DeltaflError(
+            f"{directory.path} does not hold every round once and in order, so two processes wrote there; "
+            "delete it and give the same command again"
+        )
+
+
+def write_record(record: RunRecord, path: Path) -> None:
+    """Write a record; the file appears in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rounded = record.model_copy(
+        update={
+            **{name: _rounded(getattr(record, name), 6) for name in ("accuracy", "client_accuracy", "loss")},
+            **{name: _rounded(getattr(record, name), 6) for name in ("seconds", "cpu_seconds")},
+            "probes": {name: _rounded(column, 5) for name, column in record.probes.items()},
+        }
+    )
+    columns = rounded.model_dump(mode="json")
+    lines = (f'"{name}": {json.dumps(value, separators=(",", ":"))}' for name, value in columns.items())
+    write_atomically(path, "{" + ",\n ".join(lines) + "}\n")
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read what ``write_record`` wrote.
+
+    Raises:
+        DeltaflError: If the file is missing or is no record.
+    """
+    return checked(RunRecord, read_json(path), f"{path} is not the record of a run", "delete it to run again")
+
+
+def read_records(folder: Path) -> list[RunRecord]:
+    """All records below ``folder/runs``, in order of their files."""
+    return [read_record(path) for path in sorted((folder / "runs").glob("*/*.json"))]
+
+
+def _floats(column: list[float | None]) -> FloatArray:
+    return np.array([np.nan if value is None else value for value in column], dtype=np.float64)
+
+
+def _rounded(column: list[float | None], digits: int) -> list[float | None]:
+    return [None if value is None else float(f"{value:.{digits}g}") for value in column]

@@ -1,0 +1,197 @@
+"""Check a sampler of your own: the protocol and, by Monte Carlo, the promise that its expectations are exact.
+
+In a test of yours, ``check_sampler(MySampler())`` is enough; a sampler that needs an oracle also needs
+``oracle=KnownUpdates(...)``. Every sampler of this library passes the same check.
+"""
+
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+
+from ..scale.persistent_array import PersistentArray
+from ..streams import stream
+from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports, Sampler, State
+
+#: A mean may lie this many of its standard errors from 1 before it is called wrong.
+_STANDARD_ERRORS = 5.0
+
+
+def check_sampler(
+    sampler: Sampler,
+    *,
+    num_clients: int = 12,
+    n: int = 4,
+    oracle: Oracle | None = None,
+    draws: int = 2000,
+    seed: int = 0,
+) -> None:
+    """Check that a sampler keeps the protocol and, if it claims to be unbiased, its expectations.
+
+    The population has unequal weights, and of each client the shares of three labels are known.
+
+    Three rounds with replies and failures are played first, so that a learning sampler is tested in a state that it
+    reached itself. Then: the same generator gives the same cohort; clients are distinct, sorted and available; nothing
+    is changed in place; replies of clients that did not respond are ignored; and over many draws from one state the
+    mean of count / expected is 1 for every client.
+
+    Args:
+        sampler: The sampler.
+        num_clients: Clients m of the population.
+        n: Cohort size.
+        oracle: For samplers that need one, over ``num_clients`` clients whose updates are not zero.
+        draws: Draws of the Monte Carlo part.
+        seed: Seed of everything random here.
+
+    Raises:
+        AssertionError: With one sentence on what is wrong.
+
+    Example:
+        >>> from deltafl import make_sampler
+        >>> check_sampler(make_sampler("pracdelta@pivotal"))
+    """
+    _require(isinstance(sampler, Sampler), "a sampler has unbiased, needs_oracle, init, open and update")
+    _require(not sampler.needs_oracle or oracle is not None, "this sampler needs an oracle: pass KnownUpdates(...)")
+    known_mc = stream(seed, "audit", 5).dirichlet(np.ones(3), size=num_clients)  # such as shares of three labels
+    population = Population.from_sizes(np.arange(10, 10 + num_clients), known=known_mc)
+    everyone_m = np.ones(num_clients, dtype=np.bool_)
+    state = sampler.init(population)
+    _check_state(state)
+    for round in range(3):
+        cohort = _open(sampler, state, everyone_m, n, oracle, seed, round)
+        _check_cohort(cohort, everyone_m)
+        state = _check_update(sampler, state, cohort, stream(seed, "audit", round, 1))
+    some_m = everyone_m.copy()
+    some_m[1::3] = False
+    few_m = everyone_m & (np.arange(num_clients) < max(n - 1, 1))
+    for available_m in (some_m, few_m):
+        _check_cohort(_open(sampler, state, available_m, n, oracle, seed, 3), available_m)
+    if getattr(sampler, "accepts_no_mask", False):
+        cohorts = [
+            sampler.open(state, available_m, n, stream(seed, "audit", 4), oracle if sampler.needs_oracle else None)  # type: ignore[arg-type]
+            for available_m in (everyone_m, None)
+        ]
+        _require(_same(*cohorts), "accepts_no_mask: open gives another cohort for None than for everyone")
+    if sampler.unbiased:
+        for available_m in (everyone_m, some_m):
+            _check_means(sampler, state, available_m, n, oracle, draws, seed)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
+
+
+def _open(
+    sampler: Sampler,
+    state: State,
+    available_m: BoolArray,
+    n: int,
+    oracle: Oracle | None,
+    seed: int,
+    round: int,
+) -> Cohort:
+    """Open twice: a round must be repeatable, and opening must not change the state."""
+    before = deepcopy(state)
+    first, again = (
+        sampler.open(state, available_m, n, stream(seed, "audit", round), oracle if sampler.needs_oracle else None)
+        for _ in range(2)
+    )
+    _require(_same(first, again), "open gives another cohort for the same state and generator")
+    _require(_same(before, state), "open changes the state in place")
+    return first
+
+
+def _check_state(state: State) -> None:
+    """A NamedTuple of arrays, nested at will, can be printed, compared and saved."""
+    _require(isinstance(state, tuple) and hasattr(state, "_fields"), f"the state is a {type(state)}, not a NamedTuple")
+    for name, value in zip(state._fields, state, strict=True):
+        if isinstance(value, tuple):
+            _check_state(value)
+        else:
+            array = isinstance(value, np.ndarray | PersistentArray)
+            _require(array, f"{name} in the state is a {type(value)}, not an array")
+
+
+def _check_cohort(cohort: Cohort, available_m: BoolArray) -> None:
+    client_n, count_n, expected_n, _ = cohort
+    _require(client_n.shape == count_n.shape == expected_n.shape, "the columns of the cohort differ in length")
+    _require(np.issubdtype(client_n.dtype, np.integer), f"client_n has type {client_n.dtype}, not whole numbers")
+    _require(bool(np.all(np.diff(client_n) > 0)), f"client_n is {client_n}; it must be sorted, without repetition")
+    _require(bool(np.all(available_m[client_n])), "a client was asked that is not available")
+    _require(bool(np.all(count_n >= 1)), "a client of the cohort has a count below 1")
+    _require(bool(np.all(~(expected_n <= 0))), "a client was drawn with expectation 0 or less")
+
+
+def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: np.random.Generator) -> State:
+    """Update with some replies missing; what stands in their rows must not matter."""
+    n = len(cohort.client_n)
+    responded_n, loss_n = rng.random(n) < 0.7, rng.exponential(size=n)
+    reports = Reports(
+        responded_n=responded_n,
+        loss_n=loss_n,
+        has_loss_n=np.ones(n, dtype=np.bool_),
+        square_loss_n=np.where(np.arange(n) % 3 > 0, 2 * loss_n**2, np.nan),  # some say none
+        step_variance_n=rng.exponential(size=n),
+        num_steps_n=rng.integers(1, 9, size=n),
+        squared_norm_n=rng.exponential(size=n),
+        squared_deviation_n=rng.exponential(size=n),
+        squared_residual_n=rng.exponential(size=n),
+        sketch_nq=rng.standard_normal((n, getattr(sampler, "sketch_size", 0))),
+        output_bias_nk=rng.standard_normal((n, getattr(sampler, "output_bias_size", 0))),
+    )
+    before = deepcopy(state)
+    after = sampler.update(state, cohort, reports)
+    _check_state(after)
+    _require(type(after) is type(state), "update returns a state of another type")
+    _require(_same(before, state), "update changes the state in place")
+
+    def spoil(column_n: FloatArray) -> FloatArray:
+        return np.where(reports.responded_n, column_n, 1e6)
+
+    other = reports._replace(
+        loss_n=spoil(reports.loss_n),
+        square_loss_n=spoil(reports.square_loss_n),
+        step_variance_n=spoil(reports.step_variance_n),
+        squared_norm_n=spoil(reports.squared_norm_n),
+        squared_deviation_n=spoil(reports.squared_deviation_n),
+        squared_residual_n=spoil(reports.squared_residual_n),
+        sketch_nq=np.where(reports.responded_n[:, None], reports.sketch_nq, 1e6),
+        output_bias_nk=np.where(reports.responded_n[:, None], reports.output_bias_nk, 1e6),
+    )
+    _require(_same(after, sampler.update(state, cohort, other)), "update uses rows of clients that did not respond")
+    return after
+
+
+def _check_means(
+    sampler: Sampler,
+    state: State,
+    available_m: BoolArray,
+    n: int,
+    oracle: Oracle | None,
+    draws: int,
+    seed: int,
+) -> None:
+    """The mean of count / expected over many draws is 1, within the standard errors that the expectations imply."""
+    sum_m, least_m = np.zeros(len(available_m)), np.full(len(available_m), np.inf)
+    rng = stream(seed, "audit", 4)
+    for _ in range(draws):
+        cohort = sampler.open(state, available_m, n, rng, oracle if sampler.needs_oracle else None)
+        sum_m[cohort.client_n] += cohort.count_n / cohort.expected_n
+        least_m[cohort.client_n] = np.minimum(least_m[cohort.client_n], cohort.expected_n)
+    # Var(count / pi) is 1 / pi - 1 where a client is drawn once at most, and 1 / pi - 1 / n in n draws.
+    once = 1 / n if cohort.kind == "replacement" else 1.0
+    mean_m, error_m = sum_m / draws, np.sqrt(np.maximum(1 / least_m - once, 0) / draws)
+    for i in np.flatnonzero(available_m):
+        _require(
+            bool(abs(mean_m[i] - 1) <= _STANDARD_ERRORS * error_m[i] + 1e-9),
+            f"the sampler claims to be unbiased, but count / expected of client {i} has mean "
+            f"{mean_m[i]:.3f} +- {error_m[i]:.3f}, not 1",
+        )
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equality of nested tuples of arrays, NaN equal to NaN."""
+    if isinstance(a, tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(_same, a, b))
+    return bool(np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind == "f"))

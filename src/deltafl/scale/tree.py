@@ -1,0 +1,158 @@
+"""A sum tree: m scores with the sums of ever larger blocks, so that drawing and changing n of them costs O(n log m).
+
+Level 0 are the scores of the clients in their order; a node of level l + 1 is the sum of ``WIDTH`` nodes of level l. A
+node that is touched is summed anew from its children, in float64, so that nothing drifts: the tree is a function of its
+leaves, bit for bit. Several nodes are worked on at once, level by level.
+
+A *mass* of a client is ``slope score_i + base``, which one search serves as well: the number of clients below a node is
+known. That is how a floor, or a scaling, is applied without touching m numbers.
+"""
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import DeltaflError
+from ..types import FloatArray, IntArray
+from .persistent_array import Array, Buffer, PersistentArray
+
+#: Children of a node.
+WIDTH = 16
+#: Nodes that are summed at once while a tree is built.
+_CHUNK = 2**14
+
+_NOBODY = np.zeros(0, dtype=np.int64)
+
+
+class Mass(NamedTuple):
+    """What each client weighs in a search: slope score_i + base, and 0 for some.
+
+    Attributes:
+        slope: >= 0.
+        base: >= 0.
+        without_c: int64, clients without mass, in increasing order; the tree must hold score 0 for them.
+    """
+
+    slope: float
+    base: float
+    without_c: IntArray = _NOBODY
+
+
+class TreeBuffer(Buffer):
+    """The scores, and the sums above them.
+
+    Args:
+        array_m: The scores, float32 or float64.
+        inner: The sums of all levels in a row, each level filled up with zeros to whole blocks; None to form them.
+    """
+
+    def __init__(self, array_m: Array, inner: FloatArray | None = None) -> None:
+        super().__init__(array_m)
+        self.widths = [len(array_m)]
+        while self.widths[-1] > 1 or len(self.widths) == 1:
+            self.widths.append(-(-self.widths[-1] // WIDTH))
+        rooms = [-(-width // WIDTH) * WIDTH for width in self.widths[1:]]
+        ends = np.cumsum([0, *rooms]).tolist()
+        self.inner = np.zeros(ends[-1]) if inner is None else inner
+        if self.inner.shape != (ends[-1],):
+            raise DeltaflError(f"the sums of a tree over {len(array_m)} scores are {ends[-1]}, not {len(self.inner)}")
+        self.levels = [array_m, *(self.inner[start:end] for start, end in pairwise(ends))]
+        if inner is None:
+            for level, width in enumerate(self.widths[1:], start=1):
+                for first in range(0, width, _CHUNK):
+                    self._add_up(level, np.arange(first, min(first + _CHUNK, width)))
+
+    def copy(self) -> "TreeBuffer":
+        """A buffer of its own with the same entries."""
+        return TreeBuffer(np.array(self.array_m), np.array(self.inner))
+
+    def write(self, index_k: IntArray, value_k: Array) -> None:
+        """Change scores and all sums that they are in."""
+        super().write(index_k, value_k)
+        node_k = index_k
+        for level in range(1, len(self.levels)):
+            node_k = np.unique(node_k // WIDTH)
+            self._add_up(level, node_k)
+
+    def children(self, level: int, node_k: IntArray) -> tuple[IntArray, Array]:
+        """The children of nodes of a level, (k, WIDTH) indices and values one level below; 0 past the end."""
+        below = self.levels[level - 1]
+        child_kb = node_k[:, None] * WIDTH + np.arange(WIDTH)
+        value_kb = below.take(child_kb, mode="clip")
+        if level == 1:  # the last block may lack some clients; the sums are filled up with zeros
+            value_kb[child_kb >= len(below)] = 0
+        return child_kb, value_kb
+
+    def _add_up(self, level: int, node_k: IntArray) -> None:
+        _, value_kb = self.children(level, node_k)
+        self.levels[level][node_k] = value_kb.astype(np.float64).sum(axis=1)
+
+
+class SumTree(PersistentArray):
+    """Scores >= 0 of m clients, never changed, of which others are made in O(n log m). A ``PersistentArray`` with sums.
+
+    Args:
+        score_m: float32 or float64 (m,), finite and >= 0; they belong to this object from now on.
+        inner: The sums of such a tree, as ``inner`` gives them, for one that is read from a file.
+
+    Raises:
+        DeltaflError: If there is no score, or the sums do not fit.
+    """
+
+    def __init__(self, score_m: Array, inner: FloatArray | None = None) -> None:
+        if np.ndim(score_m) != 1 or len(score_m) == 0:
+            raise DeltaflError(f"scores must be a list with one number a client, got shape {np.shape(score_m)}")
+        super().__init__(score_m)
+        self._buffer = TreeBuffer(score_m, inner)
+
+    @property
+    def total(self) -> float:
+        """The sum of all scores."""
+        return float(self.current().levels[-1][0])
+
+    @property
+    def inner(self) -> FloatArray:
+        """A copy of the sums, for files."""
+        return np.array(self.current().inner)
+
+    def at_least(self, least: float) -> IntArray:
+        """The clients with score >= least > 0, in increasing order; O(k log m), k <= total / least."""
+        buffer = self.current()
+        node_k = np.zeros(1, dtype=np.int64)
+        for level in range(len(buffer.levels) - 1, 0, -1):
+            child_kb, value_kb = buffer.children(level, node_k)
+            node_k = child_kb[value_kb >= least]
+        return node_k
+
+    def find(self, position_k: FloatArray, mass: Mass) -> tuple[IntArray, FloatArray]:
+        """Lay the clients end to end, each as long as its mass: who lies at k positions?
+
+        Args:
+            position_k: Each >= 0 and below the sum of the masses; rounding beyond it gives the last client with mass.
+            mass: The masses, not all 0.
+
+        Returns:
+            The clients (k,), none without mass, and how far into them the positions are, float64 (k,).
+        """
+        buffer = self.current()
+        left_k, row_k = np.array(position_k, dtype=np.float64), np.arange(len(position_k))
+        node_k = np.zeros(len(position_k), dtype=np.int64)
+        for level in range(len(buffer.levels) - 1, 0, -1):
+            child_kb, value_kb = buffer.children(level, node_k)
+            end_kb = mass.slope * np.cumsum(value_kb, axis=1, dtype=np.float64)
+            if mass.base:
+                end_kb += mass.base * _heads(child_kb, WIDTH ** (level - 1), len(self), mass.without_c)
+            left_k = np.minimum(left_k, np.nextafter(end_kb[:, -1], 0.0))
+            place_k = (end_kb <= left_k[:, None]).sum(axis=1)
+            left_k = left_k - np.where(place_k > 0, end_kb[row_k, place_k - 1], 0.0)
+            node_k = child_kb[row_k, place_k]
+        return node_k, left_k
+
+
+def _heads(child_kb: IntArray, span: int, m: int, without_c: IntArray) -> Any:
+    """How many clients with mass there are below each row's children, from the first up to each of them."""
+    start_k1, end_kb = child_kb[:, :1] * span, np.minimum((child_kb + 1) * span, m)
+    if len(without_c) == 0:
+        return end_kb - start_k1
+    return end_kb - start_k1 - np.searchsorted(without_c, end_kb) + np.searchsorted(without_c, start_k1)

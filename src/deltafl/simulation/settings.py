@@ -1,0 +1,291 @@
+"""Settings: every option of a run, typed and checked; from the command line, from TOML, or from Python.
+
+What is left out is filled from the task's own defaults by ``resolve``, so that a record holds every value used.
+All mistakes end in one sentence (``DeltaflError``) before anything is written.
+"""
+
+import re
+from collections.abc import Mapping
+from math import ceil, isnan
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from ..errors import DeltaflError, unknown_name
+from ..reading import read_toml as read_toml  # noqa: PLC0414, a name of this module as well
+from ..reading import sentence
+from ..samplers import SamplerSettings, parse_label, theory_constants
+from ..server.optimizers import DEFAULT_MOMENTUM, make_server_optimizer
+from ..tasks.fitting import require_sendable
+from ..tasks.own import is_own, is_table, load_own, own_spec, unknown_task
+from ..tasks.partition import PARTITIONS
+from ..tasks.registry import TASKS, TaskSpec
+
+Positive = Annotated[float, Field(gt=0, le=1e37)]  # in float32
+Share = Annotated[float, Field(ge=0, le=1)]
+Memory = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+#: Settings that a task fills in, and the names of its defaults.
+TASK_DEFAULTS = {
+    "clients": "num_clients",
+    "sample": "sample_size",
+    "rounds": "rounds",
+    "local_epochs": "local_epochs",
+    "local_steps": "local_steps",
+    "batch_size": "batch_size",
+    "local_lr": "local_lr",
+    "partition": "partition",
+    "alpha": "alpha",
+    "threshold": "threshold",
+}
+
+
+class Settings(BaseModel):
+    """What ``deltafl run`` and ``deltafl compare`` have in common. None means: the task's default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    task: str = Field("digits", description="what is learnt; see `deltafl tasks`, or FILE.py:FUNCTION, or a table")
+    clients: Count | None = Field(None, description="number of clients m")
+    sample: Count | None = Field(None, description="clients asked a round, n")
+    rounds: Count | None = Field(None, description="communication rounds T")
+    local_epochs: Count | None = Field(None, description="passes over the client's data a round")
+    local_steps: Count | None = Field(None, description="minibatch steps a round, instead of epochs")
+    batch_size: Count | None = Field(None, description="examples a minibatch")
+    local_lr: Positive | None = Field(None, description="local learning rate")
+    local_momentum: Memory = Field(0.0, description="local momentum gamma, new in every round of a client")
+    mime: Memory = Field(0.0, description="beta of the server's momentum that all clients apply (FedMIME-style)")
+    proximal: Annotated[float, Field(ge=0, le=1e37)] = Field(0.0, description="proximal term mu (FedProx)")
+    server_optimizer: str = Field("sgd", description="sgd, momentum, adagrad, adam or yogi")
+    server_lr: Positive | None = Field(None, description="server learning rate")
+    server_momentum: Memory | None = Field(None, description="gamma of server_optimizer = momentum; 0.9 if not set")
+    partition: str | None = Field(None, description="how examples are split over clients")
+    alpha: Positive | None = Field(None, description="concentration of Dirichlet partitions")
+    column: str | None = Field(None, description="column that names the owner: natural partition, tables")
+    label: str | None = Field(None, description="column of the label, for tables; 'label' if not set")
+    weights: Literal["data", "uniform"] = Field("data", description="target: w_i = n_i / N, or 1 / m")
+    floor: Share | None = Field(None, description="share of the cohort drawn evenly by scored samplers")
+    norm_guard: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = Field(
+        None, description="longest step in medians of the last 20, such as 3; biased; no guard if not set"
+    )
+    memory_dtype: Literal["float32", "bfloat16"] = Field("float32", description="of one update a client, where kept")
+    memory_path: str | None = Field(None, description="folder on a disk for them; in RAM if not set")
+    threshold: float | None = Field(None, description="accuracy (or loss) that counts as reached")
+    evaluate_every: Count = Field(1, description="rounds between two evaluations")
+    test_examples: Count | None = Field(None, description="evaluate on so many test examples; all if not set")
+    workers: Count = Field(1, description="processes that train clients")
+    device: str = Field("cpu", description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)")
+    precision: Literal["float32", "tf32", "bfloat16"] = Field("float32", description="of products in local training")
+    engine: Literal["auto", "loop", "batched", "unfolded", "measured"] = Field(
+        "auto",
+        description="one client after the other, or a cohort together; measured: what a short trial finds faster",
+    )
+    data_dir: str | None = Field(None, description="folder with data sets; DELTAFL_DATA does the same")
+    delta_alpha: Positive | Literal["theory"] = Field(0.5, description="DELTA's a1 = a2, or the paper's theory")
+    sigma_scale: Literal["step", "update"] = Field("step", description="DELTA's sigma^2 counted once, or K times")
+    clusters: Count = Field(5, description="clusters of cluster-is")
+    drop_small_after: Count | None = Field(None, description="cluster-is drops its smallest norms after so many rounds")
+    candidates: Count | None = Field(None, description="candidates of power-of-choice; 2 n if not set")
+    mixing: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="even share of k-vib and vrb (theta), osmd (alpha); their papers' if not set"
+    )
+    rescalings: Annotated[int, Field(ge=0)] | None = Field(None, description="j_max of aocs; 4 if not set")
+    similarity: Literal["arccos", "l2"] | None = Field(
+        None, description="distance of clients in clustered-sampling-2; arccos if not set"
+    )
+    active_alphas: tuple[Share, Annotated[float, Field(ge=0, allow_inf_nan=False)], Share] | None = Field(
+        None, description="(alpha1, alpha2, alpha3) of active-fl; (0.75, 0.01, 0.1) if not set"
+    )
+    classes: Annotated[int, Field(ge=2)] | None = Field(None, description="classes of hics-fl; the task's if not set")
+    hics_temperature: Positive | None = Field(None, description="T of hics-fl; 2.5 local_lr if not set")
+    noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(20.0, description="nu of the synthetic task")
+    truth: tuple[float, float] = Field((8.0, 2.0), description="(A, b) of the synthetic task")
+    checkpoint_every: Count = Field(10, description="rounds between two checkpoints")
+    probe_every: Count | None = Field(None, description="rounds between two probes of all clients; never if not set")
+
+    def resolve(self) -> Self:
+        """Fill in the task's defaults and refuse what cannot be.
+
+        Raises:
+            DeltaflError: For unknown names, n > m, both epochs and steps, or a threshold out of range.
+        """
+        spec = self._spec()
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise DeltaflError("local_epochs and local_steps are both set; two ways to say one thing, keep one")
+        own_work = self.local_epochs is not None or self.local_steps is not None
+        own = {"local_epochs", "local_steps"} if own_work else set()
+        partition = PARTITIONS.get(self.partition or spec.partition or "")
+        if partition is not None and partition.uses_column and (self.partition is not None or spec.all_owners):
+            own.add("clients")  # all owners, however many there are
+        if is_own(self.task):
+            own |= {"clients", "alpha"}
+        missing = {
+            key: getattr(spec, name)
+            for key, name in TASK_DEFAULTS.items()
+            if getattr(self, key) is None and key not in own
+        }
+        if self.server_momentum is None and self.server_optimizer == "momentum":
+            missing["server_momentum"] = DEFAULT_MOMENTUM
+        resolved = self.model_copy(update=missing)
+        resolved._check_names()
+        resolved._check_ranges(spec)
+        resolved._check_computation()
+        return resolved
+
+    def _first_seed(self) -> int:
+        """The seed whose task is looked at before the first run."""
+        return 0
+
+    def _spec(self) -> TaskSpec:
+        """The task's defaults; an own task is made once to know its clients and its metric."""
+        if self.label is not None and not is_table(self.task):
+            raise DeltaflError(f"label is a setting of tables, not of the task {self.task!r}: leave it out")
+        if not is_own(self.task):
+            if self.task not in TASKS:
+                raise unknown_task(self.task, TASKS)
+            return TASKS[self.task]
+        for setting in ("clients", "partition", "alpha", *(() if is_table(self.task) else ("column",))):
+            if getattr(self, setting) is not None:
+                raise DeltaflError(
+                    f"{setting} is not a setting of {self.task}: a task of your own says itself who holds what; "
+                    "leave it out"
+                )
+        task = load_own(self.task, self._first_seed(), label=self.label, client=self.column)
+        if self.workers > 1:
+            require_sendable(task, self.task)
+        return own_spec(self.task, task)
+
+    def _check_names(self) -> None:
+        make_server_optimizer(self.server_optimizer, self.server_lr, self.server_momentum)
+        if self.partition is not None and self.partition not in PARTITIONS:
+            raise unknown_name("partition", self.partition, PARTITIONS)
+
+    def _check_ranges(self, spec: TaskSpec) -> None:
+        clients = spec.num_clients if is_own(self.task) else self.clients
+        if self.sample is not None and clients is not None and self.sample > clients:
+            cure = "lower 'sample'" if is_own(self.task) else "lower 'sample' or raise 'clients'"
+            raise DeltaflError(f"cannot sample {self.sample} of {clients} clients; {cure}")
+        if self.candidates is not None and self.sample is not None and self.candidates < self.sample:
+            raise DeltaflError(f"candidates is {self.candidates}; it must be at least the sample size {self.sample}")
+        if self.threshold is None:
+            return
+        if isnan(self.threshold) or (spec.metric == "accuracy" and not 0 < self.threshold <= 1):
+            raise DeltaflError(
+                f"threshold is {self.threshold:g}; accuracy is a share between 0 and 1, write 0.7 for 70 %"
+            )
+
+    def _check_computation(self) -> None:
+        """Whether device, precision, engine and workers go together; if the device is there, the engine will see."""
+        if re.fullmatch(r"cpu|auto|cuda(:\d+)?", self.device) is None:
+            raise DeltaflError(
+                f"device is {self.device!r}; write 'cpu', 'cuda', 'cuda:1' for the second GPU, or 'auto'"
+            )
+        if self.precision == "tf32" and self.device == "cpu":
+            raise DeltaflError("precision is 'tf32', which CPUs do not have; write 'float32' or 'bfloat16'")
+        if self.workers > 1 and (self.device != "cpu" or self.engine not in ("auto", "loop")):
+            raise DeltaflError(
+                f"workers is {self.workers}, but with device = {self.device!r} and engine = {self.engine!r} one "
+                "process trains the whole cohort; write workers = 1"
+            )
+
+    def sampler_settings(
+        self, num_clients: int, mean_examples: float, design: str | None, num_classes: int | None = None
+    ) -> SamplerSettings:
+        """The samplers' share of the settings; DELTA's theory needs the numbers of clients and of local steps.
+
+        ``num_classes`` are the task's (0 for regression), for samplers that look at labels; None if unknown.
+        """
+        classes = num_classes if self.classes is None else self.classes
+        # The paper of HiCS-FL has T = 0.0025 with a learning rate of 0.001, and updates grow with the rate.
+        temperature = self.hics_temperature or 2.5 * (self.local_lr or 0.001)
+        if self.delta_alpha == "theory":
+            batches = ceil(mean_examples / (self.batch_size or mean_examples))
+            steps = self.local_steps or (self.local_epochs or 1) * batches
+            constants = theory_constants(
+                steps, self.rounds or 1, self.sample or 1, num_clients, with_replacement=design == "multinomial"
+            )
+        else:
+            constants = (self.delta_alpha, self.delta_alpha)
+        return SamplerSettings(
+            self.floor,
+            constants,
+            self.sigma_scale,
+            self.clusters,
+            self.candidates,
+            self.drop_small_after,
+            mixing=self.mixing,
+            horizon=self.rounds or SamplerSettings.horizon,
+            rescalings=SamplerSettings.rescalings if self.rescalings is None else self.rescalings,
+            similarity=self.similarity or SamplerSettings.similarity,
+            active_alphas=self.active_alphas or SamplerSettings.active_alphas,
+            classes=SamplerSettings.classes if classes is None else classes,
+            hics_temperature=temperature,
+        )
+
+
+class RunSettings(Settings):
+    """One run: one sampler, one seed."""
+
+    sampler: str = Field("pracdelta", description="name[@design[@estimator]]; see `deltafl samplers`")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="fixes split, initial model, draws and minibatches")
+
+    def _check_names(self) -> None:
+        super()._check_names()
+        parse_label(self.sampler)
+
+    def _first_seed(self) -> int:
+        return self.seed
+
+
+class CompareSettings(Settings):
+    """A comparison: several samplers, each with the same seeds."""
+
+    samplers: tuple[str, ...] = Field(
+        ("full", "fedavg", "uniform", "fedpracis", "pracdelta"), description="labels, comma separated"
+    )
+    seeds: Count = Field(3, description="number of seeds: 0, 1, ...")
+
+    @field_validator("samplers", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        """Take ``"a,b"`` for ``["a", "b"]``, as the command line writes it."""
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    def _check_names(self) -> None:
+        super()._check_names()
+        if not self.samplers:
+            raise DeltaflError("samplers is empty; name at least one, such as uniform,pracdelta")
+        for label in self.samplers:
+            parse_label(label)
+        if len(set(self.samplers)) < len(self.samplers):
+            raise DeltaflError(f"a sampler is named twice in {', '.join(self.samplers)}; name each once")
+
+    def run(self, sampler: str, seed: int) -> RunSettings:
+        """The settings of one run of the comparison."""
+        common = self.model_dump(exclude={"samplers", "seeds"})
+        return RunSettings(**common, sampler=sampler, seed=seed)
+
+
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Path | None = None) -> AnySettings:
+    """Settings from a TOML file and options; options win. Resolved and checked.
+
+    Raises:
+        DeltaflError: If the file cannot be read, a key is unknown or a value impossible; one sentence.
+    """
+    values = {**(read_toml(config) if config else {}), **given}
+    unknown = next((key for key in values if key not in kind.model_fields), None)
+    if unknown is not None:
+        raise unknown_name("setting", unknown, kind.model_fields)
+    for key, value in values.items():
+        if isinstance(value, str) and value.encode(errors="ignore").decode() != value:
+            raise DeltaflError(f"{key} is {value!r}, which is not text in UTF-8; rename what it names")
+    try:
+        return kind.model_validate(values).resolve()
+    except ValidationError as error:
+        raise DeltaflError(sentence(error.errors()[0])) from None
