@@ -204,7 +204,7 @@ import sys, numpy as np
 from pathlib import Path
 from deltafl import Fixed, Plan, Population, close_round, init_round, open_round, stream
 from deltafl.estimators.memory import RowFormat
-from deltafl.settings import RunSettings
+from deltafl.simulation.settings import RunSettings
 from deltafl.simulation.records import RunDirectory
 out, rounds = Path(sys.argv[1]), int(sys.argv[2])
 plan = Plan(Population.from_sizes([1] * 60), Fixed(), 6, "innovation", memory=RowFormat("bfloat16", str(out / "rows")))

@@ -52,7 +52,7 @@ def test_a_user_style_changes_nothing_and_is_left_alone(tmp_path: Path) -> None:
 def test_pyplot_is_never_imported() -> None:
     code = (
         "import sys, tempfile; sys.path.insert(0, sys.argv[1]);"
-        "from test_report_summary import runs_of; from deltafl.report import draw_plots, summarise;"
+        "from test_report_summary import runs_of; from deltafl.analysis import draw_plots, summarise;"
         "runs = runs_of(fedavg=[3, 4]); assert 'matplotlib' not in sys.modules;"
         "draw_plots(runs, summarise(runs, 0.7), tempfile.mkdtemp()); assert 'matplotlib.pyplot' not in sys.modules"
     )
