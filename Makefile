@@ -9,9 +9,9 @@ JOBS ?= 2
 .PHONY: demo test clean
 
 demo: $(VENV)/.installed
-	rm -rf results/demo
-	$(VENV)/bin/deltafl compare --workers 2 --out results/demo
-	@echo "Look at results/demo/accuracy.png, results/demo/loss.png and results/demo/selections.png"
+	rm -rf runs/demo
+	$(VENV)/bin/deltafl compare --workers 2 --out runs/demo
+	@echo "Look at runs/demo/accuracy.png, runs/demo/loss.png and runs/demo/selections.png"
 
 test: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
@@ -26,4 +26,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) results build dist src/*.egg-info
+	rm -rf $(VENV) runs build dist src/*.egg-info

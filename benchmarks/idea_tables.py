@@ -128,8 +128,8 @@ def with_tables(notes: str, folder: Path) -> str:
 
 
 def write_tables(path: Path) -> None:
-    """Make the tables of the notes anew, from ``results/ideas`` beside them."""
-    path.write_text(with_tables(read_text(path), path.parent / "results" / "ideas"), encoding="utf-8")
+    """Make the tables of the notes anew, from ``../results/ideas``."""
+    path.write_text(with_tables(read_text(path), path.parent.parent / "results" / "ideas"), encoding="utf-8")
 
 
 def _above(own_s: FloatArray, other_s: FloatArray) -> str:

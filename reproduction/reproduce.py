@@ -168,8 +168,8 @@ def _page(experiment: Experiment, request: Request, body: str, measured: str, ve
 
 
 def default_folder(name: str, scale: str) -> Path:
-    """Where results go unless told otherwise."""
-    return Path("results") / scale / name
+    """Where results go by default: the committed folder for the scale that it holds, ``runs`` for the others."""
+    return Path("results") / name if scale == "cpu" else Path("runs") / scale / name
 
 
 def listing(names: Sequence[str]) -> list[tuple[str, str, str, str]]:

@@ -411,7 +411,7 @@ def test_lines_of_tuning_runs_say_what_their_records_said(tmp_path: Path) -> Non
 )
 def test_the_committed_table_is_that_of_the_committed_runs(part: str, method: str) -> None:
     """Mean of the first rounds at the threshold; a run that never is there counts with all of its rounds."""
-    folder = Path(__file__).parent.parent / "docs" / "results" / "benchmark"
+    folder = Path(__file__).parent.parent / "results" / "benchmark"
     with (folder / "table.csv").open(encoding="utf-8") as file:
         (cell,) = (row for row in csv.DictReader(file) if (row["part"], row["method"]) == (part, method))
     rounds, never = [], 0

@@ -18,7 +18,7 @@ from reproduction.benchmark.tuning import Search
 from reproduction.kept import record_path
 from reproduction.record import RunRecord, read_record, write_record
 
-BENCHMARK = Path(__file__).parent.parent / "docs" / "results" / "benchmark"
+BENCHMARK = Path(__file__).parent.parent / "results" / "benchmark"
 
 
 def result_of(folder: Path, table: dict[str, list[int]], **changes: Any) -> Result:

@@ -123,9 +123,9 @@ def judged(losses: list[float | None], accuracies: list[float | None], metric: s
 
 
 def test_the_runs_of_the_repository_are_judged_as_they_were() -> None:
-    """Every curve that is kept below docs/results, noisy methods included; those that diverged end where they did."""
+    """Every curve that is kept below results, noisy methods included; those that diverged end where they did."""
     curves, lost = 0, 0
-    for path in sorted((Path(__file__).parent.parent / "docs" / "results").rglob("runs/*/*.json")):
+    for path in sorted((Path(__file__).parent.parent / "results").rglob("runs/*/*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         if "loss" not in content:
             continue
@@ -361,7 +361,7 @@ def test_a_sweep_records_it_and_its_page_shows_it(tmp_path: Path) -> None:
 
 
 def test_records_without_the_field_are_read(tmp_path: Path) -> None:
-    kept = Path(__file__).parent.parent / "docs" / "results" / "figure-2" / "runs"
+    kept = Path(__file__).parent.parent / "results" / "figure-2" / "runs"
     content = json.loads(min(kept.rglob("*.json")).read_text(encoding="utf-8"))
     for name in ("diverged", "diverged_why"):
         content.pop(name, None)

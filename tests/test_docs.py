@@ -44,7 +44,7 @@ def test_the_architecture_names_every_file_and_folder() -> None:
 
 def test_the_readmes_first_table_is_that_of_the_benchmark() -> None:
     titles = {part: str(table["title"]) for part, table in load_experiment("benchmark").parts.items()}
-    with (ROOT / "docs" / "results" / "benchmark" / "table.csv").open(encoding="utf-8") as file:
+    with (ROOT / "results" / "benchmark" / "table.csv").open(encoding="utf-8") as file:
         measured = {(row["method"], titles[row["part"]]): row for row in csv.DictReader(file)}
     lines = [line.strip("| ").split(" | ") for line in (ROOT / "README.md").read_text().splitlines() if line[:1] == "|"]
     labels = [cell.split("`")[1] for cell in lines[0][1:]]
@@ -60,7 +60,7 @@ def test_the_readmes_first_table_is_that_of_the_benchmark() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+    for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"

@@ -26,8 +26,9 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_tables_of_the_notes_are_those_of_their_files(tables: Any, tmp_path: Path) -> None:
     """After a new run: python benchmarks/ideas.py --notes docs/lab-notes.md."""
-    shutil.copytree(DOCS / "results" / "ideas", tmp_path / "results" / "ideas")
-    notes = tmp_path / "lab-notes.md"
+    shutil.copytree(ROOT / "results" / "ideas", tmp_path / "results" / "ideas")
+    notes = tmp_path / "docs" / "lab-notes.md"
+    notes.parent.mkdir()
     shutil.copy(DOCS / notes.name, notes)
     tables.write_tables(notes)
     assert notes.read_text() == (DOCS / "lab-notes.md").read_text()
@@ -58,7 +59,7 @@ def test_differences_are_paired_with_the_default_too_and_runs_that_never_reach_a
         (["--set", "foo=1"], "unknown setting 'foo'"),
         (["--seeds", "0"], "--seeds is 0; write 1 or more"),
         (["--show", "pyproject.toml"], "pyproject.toml is not valid JSON"),
-        (["--show", "docs/results/ideas/noise-digits.json"], "is no file of ideas.py"),
+        (["--show", "results/ideas/noise-digits.json"], "is no file of ideas.py"),
     ],
 )
 def test_a_mistake_is_answered_in_a_sentence(
@@ -89,7 +90,7 @@ def test_the_error_of_even_draws_holds_for_unequal_values(monkeypatch: pytest.Mo
 
 def test_why_less_of_the_gap_is_closed_at_tuned_rates() -> None:
     """Four G of the tuning seeds, with each side at rate 0.8 or at its own."""
-    with (DOCS / "results" / "benchmark" / "tuning.csv").open(encoding="utf-8") as file:
+    with (ROOT / "results" / "benchmark" / "tuning.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["part"] == "digits"]
     at = {(row["method"], float(row["rate"])): float(row["rounds"]) for row in rows}
     own = {row["method"]: float(row["rate"]) for row in rows if row["chosen"] == "True"}
@@ -117,7 +118,7 @@ PAIRS = [(1000, 0.03), (10, 0.3), (1000, 0.1), (100, 0.3)]
 
 def test_other_numbers_of_the_documents() -> None:
     theory = (DOCS / "theory.md").read_text()
-    rows = json.loads((DOCS / "results" / "limits" / "limits.json").read_text())["rows"]
+    rows = json.loads((ROOT / "results" / "limits" / "limits.json").read_text())["rows"]
     at = {
         (row["clients"] // row["sample"], row["drift"], row["method"]): f"{np.mean(row['error']):.2f}"
         for row in rows
@@ -130,7 +131,7 @@ def test_other_numbers_of_the_documents() -> None:
     assert f"variance of uniform draws at $\\delta = 0.3$ ({at[1000, 0.3, 'fedvarp']})" in theory
     scale = (DOCS / "scale.md").read_text()
     shown = re.findall(r"^\| `([^`]+)`.*MB \|$|^\| `(spread)`", scale, re.MULTILINE)
-    rows = json.loads((DOCS / "results" / "speed" / "server_scale.json").read_text())["rows"]
+    rows = json.loads((ROOT / "results" / "speed" / "server_scale.json").read_text())["rows"]
     labels = {"".join(pair) for pair in shown}
     few = [
         row

@@ -94,7 +94,7 @@ def test_data_of_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_committed_data_are_those_of_the_command_on_their_page() -> None:
-    folder = Path(__file__).parent.parent / "docs" / "results" / "limits"
+    folder = Path(__file__).parent.parent / "results" / "limits"
     settings = LimitsSettings.model_validate(load_experiment("limits").own_settings("cpu"))
     assert summarise_limits(settings, folder)[0] in (folder / "README.md").read_text()
 

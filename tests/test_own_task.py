@@ -93,7 +93,7 @@ def test_the_examples_run(tmp_path: Path, example: str) -> None:
     arguments = ["--rounds", "3", "--seeds", "1", "--samplers", "full,pracdelta", "--workers", "2"]
     done = deltafl("compare", "--task", f"{EXAMPLES / example}.py:make_task", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    (out,) = (tmp_path / "results").iterdir()
+    (out,) = (tmp_path / "runs").iterdir()
     assert out.name.startswith(f"compare-{example}-2")
     settings = json.loads((out / "summary.json").read_text())["settings"]
     assert (settings["sample"], settings["local_epochs"], settings["batch_size"]) == (3, 1, 32)

@@ -7,11 +7,11 @@ from typer.testing import CliRunner
 
 from deltafl.cli.main import app
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
+RESULTS = Path(__file__).parent.parent / "results"
 
 
 def test_the_index_is_that_of_the_pages(tmp_path: Path) -> None:
-    """After a page was written anew: deltafl reproduce --index docs/results."""
+    """After a page was written anew: deltafl reproduce --index results."""
     for folder in filter(Path.is_dir, RESULTS.iterdir()):
         here = tmp_path / folder.name
         here.mkdir()

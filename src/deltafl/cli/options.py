@@ -79,7 +79,7 @@ def opened(kind: "type[AnySettings]", params: Mapping[str, Any], command: str) -
         return
     settings = _settings_from(kind, params, None)
     name = f"{command}-{short_name(settings.task)}-{datetime.now():%Y%m%d-%H%M%S}"
-    with claimed_new(Path("results") / name) as out:
+    with claimed_new(Path("runs") / name) as out:
         yield settings, out
 
 
