@@ -153,4 +153,4 @@ def _gap(name: str, rounds: dict[str, FloatArray]) -> str:
     if not {"uniform", "full"} <= set(rounds):
         return "–"
     gap = gap_closed(rounds["uniform"], rounds[name], rounds["full"])
-    return "–" if gap is None else f"{gap + 0.0:.2f}"
+    return "–" if gap is None else f"{gap.mean + 0.0:.2f}"

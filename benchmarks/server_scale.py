@@ -171,9 +171,9 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Milliseconds of a round over clients; the trees in colour, the others in grey."""
     from matplotlib.figure import Figure
 
-    from deltafl.analysis.plot_style import GREY, looks, png_of, styled
+    from deltafl.analysis.plots import GREY, looks, small_png, styled
 
-    look_of = looks(["pracdelta@ordered-pivotal", "pracdelta", "uniform", "innovation"], "pracdelta@ordered-pivotal")
+    look_of = looks(["pracdelta@ordered-pivotal", "pracdelta", "uniform", "innovation"])
     with styled():
         figure = Figure(figsize=(5.4, 3.8), dpi=150, layout="constrained")
         axes = figure.subplots()
@@ -181,8 +181,8 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             points = [(row["clients"], 1e3 * row["seconds"]["median"]) for row in rows if row["sampler"] == label]
             x, y = zip(*points, strict=True)
             if label in look_of:
-                colour, dash, order = look_of[label]
-                axes.loglog(x, y, color=colour, linestyle=dash, zorder=order, marker="o", markersize=3, label=label)
+                colour, dash, marker, order = look_of[label]
+                axes.loglog(x, y, color=colour, linestyle=dash, zorder=order, marker=marker, markersize=3, label=label)
             elif "@" not in label:
                 axes.loglog(x, y, color=GREY, alpha=0.35, linewidth=0.8, zorder=1)
         axes.plot([], [], color=GREY, alpha=0.35, linewidth=0.8, label="other samplers")
@@ -192,7 +192,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             title="A round at the server, 1000 clients asked (100 of 1000)",
         )
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
-        path.write_bytes(png_of(figure))
+        path.write_bytes(small_png(figure))
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
-from deltafl.analysis.curves import Run
+from deltafl.analysis.runs import Run
 from deltafl.errors import DeltaflError
 from deltafl.plain_files import plain_json, write_atomically
 from deltafl.reading import checked, read_json

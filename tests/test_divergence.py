@@ -10,10 +10,10 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from deltafl.analysis.curves import Run
 from deltafl.analysis.plots import draw_plots
-from deltafl.analysis.remarks import remarks
+from deltafl.analysis.runs import Run
 from deltafl.analysis.summary import summarise
+from deltafl.analysis.table import remarks
 from deltafl.cli.main import app
 from deltafl.simulation.comparison import run_comparison
 from deltafl.simulation.divergence import DivergedError, Method, Watch, likely_cause
@@ -317,7 +317,7 @@ def test_a_comparison_goes_on_and_marks_it(tmp_path: Path) -> None:
     seed = summary.samplers[0].seeds[0]
     assert seed.top5 == seed.final
     said = " ".join(remarks(summary))
-    assert "† Diverged: uniform (1 of 1 seed), fedavg (1 of 1 seed). Such a run was ended" in said
+    assert "† Diverged: uniform (1 of 1 seed), fedavg (1 of 1 seed). A stopped run keeps" in said
     assert "Biased, all of them: norm_guard = 3" in said
 
 
@@ -373,16 +373,17 @@ def test_records_without_the_field_are_read(tmp_path: Path) -> None:
 
 def test_a_curve_is_drawn_where_seeds_ended_at_different_rounds(tmp_path: Path) -> None:
     """One seed was evaluated only when it diverged, in a round where the other was not."""
-    columns = {"accuracy_r": np.array([0.1]), "loss_r": np.array([np.nan]), "seconds_r": np.ones(1)}
     one = Run(
         "uniform",
         0,
         "accuracy",
         np.array([7]),
+        accuracy_r=np.array([0.1]),
+        loss_r=np.array([np.nan]),
+        seconds_r=np.ones(1),
         bytes_r=np.ones(1),
         draws_m=np.ones(3, dtype=np.int64),
         diverged=7,
-        **columns,
     )
     two = one._replace(seed=1, round_r=np.array([10]), loss_r=np.array([2.0]), diverged=None)
     three = two._replace(sampler="fedavg", seed=0)

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from deltafl import DeltaflError
-from reproduction.pages.figures import curve_band, looks_of
+from deltafl.analysis import looks as looks_of
+from reproduction.pages.figures import curve_band
 from reproduction.pages.groups import gather, readable
 from reproduction.pages.index import Finding, write_index, write_verdict
 from reproduction.pages.page import write_page
@@ -338,7 +339,7 @@ def test_a_sampler_has_one_colour_on_every_page() -> None:
     assert few["pracdelta"].colour == many["pracdelta"].colour == many["pracdelta@pivotal"].colour
     assert many["pracdelta"].dash != many["pracdelta@pivotal"].dash
     crowd = looks_of([f"pracdelta+n{i}" for i in range(6)])
-    assert len({(look.colour, str(look.dash)) for look in crowd.values()}) == 6
+    assert len({(look.colour, str(look.dash), look.marker) for look in crowd.values()}) == 6
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deltafl.analysis.plot_style import DPI, GREY, INK, PALE, WIDTH, Look, looks
+from deltafl.analysis.plots import DPI, GREY, INK, PALE, WIDTH, Look, looks
 from deltafl.analysis.statistics import WINDOW
 from deltafl.samplers import is_unbiased
 from deltafl.types import FloatArray
@@ -33,7 +33,7 @@ def draw_curves(result: Result, labels: Sequence[str], path: Path) -> None:
     """Mean test accuracy over rounds and over bytes, with a band from the least to the greatest seed."""
     methods = [method for method in result.shown if method.label in labels]
     ours_first = sorted((method.label for method in methods), key=lambda label: not is_ours(label))
-    look_of = looks(ours_first, BASELINE if result.find(BASELINE) else None)
+    look_of = looks(ours_first)
     with styled():
         figure, (left, right) = grid(2, 2, legend_rows([method.label for method in methods]))
         most, smooth = 0.0, WINDOW if result.part.horizon >= 10 * WINDOW else 1

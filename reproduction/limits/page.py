@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import BaseModel
 
-from deltafl.analysis.plot_style import DPI, GREY, WIDTH, Look, looks, png_of, styled
+from deltafl.analysis.plots import DPI, GREY, WIDTH, Look, looks, small_png, styled
 from deltafl.analysis.statistics import mean_interval
 from deltafl.errors import DeltaflError
 from deltafl.plain_files import write_atomically
@@ -162,7 +162,7 @@ def _read(settings: LimitsSettings, path: Path) -> list[Measured]:
 
 
 def _draw(settings: LimitsSettings, panels: Sequence[Panel], path: Path) -> None:
-    chosen = looks([method for method in settings.methods if method != "uniform"], None)
+    chosen = looks([method for method in settings.methods if method != "uniform"])
     with styled():
         lines = -(-len(panels) // 2)
         figure = Figure(figsize=(WIDTH, 2.7 * lines + 0.5), dpi=DPI, facecolor="white", layout="constrained")
@@ -182,7 +182,7 @@ def _draw(settings: LimitsSettings, panels: Sequence[Panel], path: Path) -> None
         figure.legend(
             *grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8
         )
-        drawn = png_of(figure)
+        drawn = small_png(figure)
     write_atomically(path, drawn)
 
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deltafl.analysis.plot_curves import Band, mean_band
-from deltafl.analysis.plot_style import GREY, Look, looks
+from deltafl.analysis import plots
+from deltafl.analysis.plots import GREY, Band, Look, looks, mean_band
 from deltafl.analysis.statistics import mean_and_sd
-from deltafl.types import FloatArray
 
 from ..record import RunRecord
 from .canvas import Line, draw_panels, finish, grid, legend_rows, styled
-from .groups import Group, base_name
+from .groups import Group
 from .measures import best_within
 from .tables_of_figures import horizons_of
 from .views import BestView, CurvesView, ProbesView
@@ -25,47 +24,14 @@ from .views import BestView, CurvesView, ProbesView
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = {
-    "fedavg": "#000000",
-    "full": "#767676",
-    "pracdelta": "#0072B2",
-    "delta": "#0072B2",
-    "fedpracis": "#D55E00",
-    "fedis": "#D55E00",
-    "cluster-is": "#009E73",
-    "cluster-is-oracle": "#009E73",
-    "power-of-choice": "#CC79A7",
-    "uniform": "#56B4E9",
-    "md": "#E69F00",
-    "md-fixed": "#E69F00",
-}
 _DASHES = ("-", (0.0, (4.0, 1.5)), (0.0, (1.0, 1.2)), (0.0, (5.0, 1.2, 1.0, 1.2)))
 _HATCHES = ("", "///", "...", "xxx")
 _TITLES = {"accuracy": "test accuracy, %", "loss": "test loss", "log10-loss": "log10 of the test loss"}
 
 
-def looks_of(labels: Sequence[str], baseline: str | None = None) -> dict[str, Look]:
-    """A look for each label: the colour of its sampler, the next dash for each variant.
-
-    Where one sampler has more variants than there are dashes, or is none of the paper's, all have colours of their own.
-    """
-    if not {base_name(label) for label in labels} <= _COLOURS.keys():
-        return looks(labels, baseline)
-    used: dict[str, int] = {}
-    chosen = {}
-    for label in labels:
-        colour = _COLOURS[base_name(label)]
-        used[colour] = used.get(colour, 0) + 1
-        if used[colour] > len(_DASHES):
-            return looks(labels, baseline)
-        chosen[label] = Look(colour, _DASHES[used[colour] - 1], 2.5 if label == "fedavg" else 2.0)
-    return chosen
-
-
 def _looks(groups: Sequence[Group]) -> dict[str, Look]:
     """One look for each label of a picture, in whichever panels it is."""
-    labels = list(dict.fromkeys(label for group in groups for label in group.labels))
-    return looks_of(labels, groups[0].baseline)
+    return looks(list(dict.fromkeys(label for group in groups for label in group.labels)))
 
 
 def draw_curves(groups: Sequence[Group], view: CurvesView, path: Path) -> None:
@@ -81,7 +47,9 @@ def draw_curves(groups: Sequence[Group], view: CurvesView, path: Path) -> None:
             panels.append(lines)
             captions.append(f"{group.title}: {_TITLES[y]}" if group.title else _TITLES[y])
     goals = [
-        group.threshold if y == "accuracy" and group.metric == "accuracy" else None for y in view.y for group in groups
+        100 * group.threshold if y == group.metric == "accuracy" and group.threshold is not None else None
+        for y in view.y
+        for group in groups
     ]
     smooth = f" Moving average over {view.smoothing} evaluations." if view.smoothing > 1 else ""
     note = f"Line: mean over seeds. Band: from the lowest to the highest seed.{smooth}"
@@ -90,14 +58,7 @@ def draw_curves(groups: Sequence[Group], view: CurvesView, path: Path) -> None:
 
 def curve_band(records: Sequence[RunRecord], y: str, smoothing: int = 1) -> Band:
     """Mean and range over seeds of what is drawn: percent, loss, or log10 loss."""
-    runs = [record.run() for record in records]
-    if y == "accuracy":
-        runs = [run._replace(accuracy_r=_smooth(100 * run.accuracy_r, smoothing)) for run in runs]
-        return mean_band(runs, "accuracy")
-    if y == "log10-loss":
-        with np.errstate(divide="ignore", invalid="ignore"):
-            runs = [run._replace(loss_r=np.log10(run.loss_r)) for run in runs]
-    return mean_band([run._replace(loss_r=_smooth(run.loss_r, smoothing)) for run in runs], "loss")
+    return plots.curve_band([record.run() for record in records], y, smoothing)
 
 
 def draw_probes(groups: Sequence[Group], view: ProbesView, path: Path) -> None:
@@ -119,11 +80,11 @@ def draw_probes(groups: Sequence[Group], view: ProbesView, path: Path) -> None:
             panels.append(_by_column(lines_of, len(group.rows) > 1))
             captions.append(group.title)
     note = "Line: mean over seeds. Band: from the lowest to the highest seed."
-    draw_panels(panels, captions, min(2, len(panels)), note, path, log=view.log)
+    draw_panels(panels, captions, min(2, len(panels)), note, path, log_y=view.log)
 
 
 def _by_column(lines_of: dict[str, list[Line]], several: bool) -> list[Line]:
-    look_of = looks(list(lines_of), None)
+    look_of = looks(list(lines_of))
     return [
         Line(f"{title}, {line.name}" if several else title, line.look if several else look_of[title], line.band)
         for title, lines in lines_of.items()
@@ -172,14 +133,3 @@ def draw_bars(groups: Sequence[Group], view: BestView, path: Path) -> None:
         for axes, group in zip(panels, groups, strict=True):
             draw(axes, group)
         finish(figure, panels, "Whisker: one standard deviation over seeds. The axis does not begin at 0.", path)
-
-
-def _smooth(value_r: FloatArray, window: int) -> FloatArray:
-    """Moving average of each evaluation and those before it; shorter at the beginning."""
-    if window == 1:
-        return value_r
-    sums = np.cumsum(np.concatenate([[0.0], value_r]))
-    end_r = np.arange(1, len(value_r) + 1)
-    begin_r = np.maximum(end_r - window, 0)
-    smooth_r: FloatArray = (sums[end_r] - sums[begin_r]) / (end_r - begin_r)
-    return smooth_r

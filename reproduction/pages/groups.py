@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from deltafl.analysis.remarks import DIVERGED
+from deltafl.analysis.table import DIVERGED
 from deltafl.samplers import parse_label
 
 from ..record import RunRecord

@@ -193,7 +193,7 @@ def _interval(measure: Measure, pair_s2: FloatArray) -> tuple[float, float | Non
     better_s, worse_s = (pair_s2[:, 0], pair_s2[:, 1]) if measure.higher else (pair_s2[:, 1], pair_s2[:, 0])
     if measure.form == "ratio":
         ratio = ratio_of_means(better_s, worse_s)
-        return ratio.ratio, ratio.low, ratio.high
+        return ratio.mean, ratio.low, ratio.high
     difference = mean_interval(better_s - worse_s)
     return difference.mean, difference.low, difference.high
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from deltafl.analysis.remarks import DIVERGED
+from deltafl.analysis.table import DIVERGED
 from deltafl.simulation.settings import CompareSettings, RunSettings
 from deltafl.tasks.partition import PARTITIONS
 

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from deltafl.analysis.plot_style import DPI, GREY, PALE, WIDTH, Look, looks, png_of, styled
+from deltafl.analysis.plots import DPI, GREY, PALE, WIDTH, Look, looks, small_png, styled
 from deltafl.plain_files import write_atomically
 from deltafl.types import FloatArray
 
@@ -23,7 +23,7 @@ def draw_rates(settings: RatesSettings, values: Values, path: Path) -> None:
         rows = len(settings.problems)
         figure = Figure(figsize=(WIDTH, 0.7 + 2.3 * rows), dpi=DPI, facecolor="white", layout="constrained")
         grid = figure.subplots(rows, 2, squeeze=False, sharex=True)
-        look_of = looks(settings.methods, "uniform" if "uniform" in settings.methods else None)
+        look_of = looks(settings.methods)
         for line, problem in zip(grid, settings.problems, strict=True):
             for axes, measure in zip(line, range(2), strict=True):
                 for label in settings.methods:
@@ -33,7 +33,7 @@ def draw_rates(settings: RatesSettings, values: Values, path: Path) -> None:
             axes.set_xlabel("rounds T, a run each")
         handles, names = grid[0][1].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=7, frameon=False)
-        drawn = png_of(figure)
+        drawn = small_png(figure)
     write_atomically(path, drawn)
 
 

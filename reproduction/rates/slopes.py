@@ -2,7 +2,7 @@
 
 A slope is that of log(mean over seeds) against log T by least squares, slope = sum_t c_t log mean_t. Linearised, seed s
 moves it by r_s = sum_t c_t value_ts / mean_t, hence the interval slope +- t_{S-1} sd(r) / sqrt(S), t the 0.975 quantile
-of Student's t. Ratios have the paired interval of ``report.statistics.ratio_of_means``.
+of Student's t. Ratios have the paired interval of ``analysis.statistics.ratio_of_means``.
 """
 
 from collections.abc import Sequence
@@ -124,7 +124,7 @@ def ratio(value_s: FloatArray, base_s: FloatArray) -> Estimate:
     """mean(value) / mean(base) over the same seeds, with its interval."""
     found = ratio_of_means(value_s, base_s)
     low, high = (0.0, inf) if found.low is None or found.high is None else (found.low, found.high)
-    return Estimate(found.ratio, low, high)
+    return Estimate(found.mean, low, high)
 
 
 def verdict(row: Row) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from deltafl.analysis.plot_style import DPI, GREY, INK, PALE, WIDTH, png_of, styled
+from deltafl.analysis.plots import DPI, GREY, INK, PALE, WIDTH, small_png, styled
 from deltafl.plain_files import write_atomically
 
 from .enumeration import GRADIENTS, IDEAL, SCORES, WAYS, Enumerated, hand_picked
@@ -34,7 +34,7 @@ def draw_toy(rows: Sequence[Enumerated], path: Path) -> None:
         for line, score in zip(grid[1:], SCORES, strict=True):
             for axes, way in zip(line, SHOWN, strict=True):
                 _outcomes(axes, by_key[score, way])
-        drawn = png_of(figure)
+        drawn = small_png(figure)
     write_atomically(path, drawn)
 
 

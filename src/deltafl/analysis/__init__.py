@@ -1,23 +1,126 @@
-"""From finished runs to the comparison a person reads: summary, table, remarks, plots.
+"""From finished runs to what a person reads: the run table, statistics, summary, tables, pictures, pages.
 
-The map: ``Run`` (one sampler x one seed) -> ``summarise`` -> ``Summary`` -> ``write_summary`` / ``comparison_table`` /
-``remarks``; ``draw_plots`` draws the curves of the runs beside the summary's threshold and baseline.
+``Run`` (one sampler with one seed) -> ``summarise`` -> ``Summary`` -> ``write_summary`` / ``comparison_table`` /
+``remarks``; ``draw_plots`` draws the curves of the runs. ``compare`` sets two methods against each other by any
+``Measure``; the functions of ``statistics`` state their formulas.
 """
 
-from .curves import Run
-from .plots import draw_plots
-from .remarks import remarks
-from .schema import Summary
-from .summary import read_summary, summarise, write_summary
-from .table import comparison_table
+from .measures import (
+    Measure,
+    Statement,
+    accuracy,
+    best_within,
+    centre,
+    compare,
+    late_loss,
+    late_probe,
+    rounds_to,
+    second_half,
+)
+from .page import DASH, Cells, csv_text, fixed, folded, markdown, plus_minus, plus_minus_short, short
+from .plots import (
+    DPI,
+    GREY,
+    INK,
+    PALE,
+    WIDTH,
+    Band,
+    Line,
+    Look,
+    band_of,
+    curve_band,
+    draw_panels,
+    draw_plots,
+    finish,
+    grid,
+    legend_rows,
+    looks,
+    mean_band,
+    small_png,
+    styled,
+)
+from .runs import Metric, Run, long_table
+from .statistics import (
+    WINDOW,
+    Interval,
+    area_under,
+    fieller,
+    first_reach,
+    gap_closed,
+    mean_and_sd,
+    mean_interval,
+    mean_of_best,
+    moving_average,
+    ratio_of_means,
+    reach,
+    t_quantile,
+)
+from .summary import Summary, read_summary, summarise, write_summary
+from .table import DIVERGED, bias_remark, comparison_table, human_bytes, human_seconds, remarks
 
 __all__ = [
+    "DASH",
+    "DIVERGED",
+    "DPI",
+    "GREY",
+    "INK",
+    "PALE",
+    "WIDTH",
+    "WINDOW",
+    "Band",
+    "Cells",
+    "Interval",
+    "Line",
+    "Look",
+    "Measure",
+    "Metric",
     "Run",
+    "Statement",
     "Summary",
+    "accuracy",
+    "area_under",
+    "band_of",
+    "best_within",
+    "bias_remark",
+    "centre",
+    "compare",
     "comparison_table",
+    "csv_text",
+    "curve_band",
+    "draw_panels",
     "draw_plots",
+    "fieller",
+    "finish",
+    "first_reach",
+    "fixed",
+    "folded",
+    "gap_closed",
+    "grid",
+    "human_bytes",
+    "human_seconds",
+    "late_loss",
+    "late_probe",
+    "legend_rows",
+    "long_table",
+    "looks",
+    "markdown",
+    "mean_and_sd",
+    "mean_band",
+    "mean_interval",
+    "mean_of_best",
+    "moving_average",
+    "plus_minus",
+    "plus_minus_short",
+    "ratio_of_means",
+    "reach",
     "read_summary",
     "remarks",
+    "rounds_to",
+    "second_half",
+    "short",
+    "small_png",
+    "styled",
     "summarise",
+    "t_quantile",
     "write_summary",
 ]

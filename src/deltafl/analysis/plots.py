@@ -1,22 +1,104 @@
-"""The comparison as pictures: ``accuracy.png``, ``loss.png`` and ``selections.png``. Needs Matplotlib.
+"""Pictures: curves with bands over seeds, and how often each client was selected. Needs Matplotlib.
 
 Figures are made with the object-oriented interface and the Agg canvas, so no window, no global figure and no
 ``matplotlibrc`` of the user plays a part: the same runs give the same bytes.
 """
 
-from collections.abc import Sequence
+import io
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import require
-from .curves import Run, by_sampler, check_runs
-from .plot_style import looks, png_of, styled
-from .schema import Summary
+from ..samplers import SAMPLERS
+from ..types import FloatArray
+from .runs import Metric, Run, by_sampler, check_runs
+from .summary import Summary
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+#: Dots an inch, and the width of a figure in inches.
+DPI, WIDTH = 150, 7.2
+INK, GREY, PALE = "#222222", "#767676", "#E8E8E8"
+_STYLE: dict[Any, Any] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 8.0,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 8.0,
+    "text.color": INK,
+    "xtick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.color": GREY,
+    "ytick.labelcolor": INK,
+}
+# Okabe and Ito (2008) without its yellow, which is too pale on white.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_DASHES = ("-", (0.0, (4.0, 1.5)), (0.0, (1.0, 1.2)), (0.0, (5.0, 1.2, 1.0, 1.2)))
+#: The methods that nearly every picture has; the others take the colours in the order of the table of samplers.
+_FIXED = {"fedavg": ("#000000", "o"), "full": (GREY, "s")}
+#: A theoretical form has the colour of the practical one.
+_PRACTICAL = {"delta": "pracdelta", "fedis": "fedpracis", "cluster-is-oracle": "cluster-is", "md-fixed": "md"}
+#: Points of one curve in a picture; more would only make the file larger.
+_MOST_POINTS = 500
+_CAPTION = "Line: mean over seeds. Band: from the lowest to the highest seed."
+
+
+class Look(NamedTuple):
+    """How a method is drawn."""
+
+    colour: str
+    dash: str | tuple[float, tuple[float, ...]]
+    marker: str
+    zorder: float
+
+
+class Band(NamedTuple):
+    """One method's curve over seeds at the rounds that all its seeds evaluated: (r,) each."""
+
+    round_r: npt.NDArray[Any]
+    mean_r: FloatArray
+    low_r: FloatArray
+    high_r: FloatArray
+
+
+class Line(NamedTuple):
+    """One curve of a panel."""
+
+    name: str
+    look: Look
+    band: Band
+
+
+def looks(labels: Sequence[str]) -> dict[str, Look]:
+    """A look for each label: colour and marker of its sampler, the same in every picture, the next dash a variant."""
+    known = [name for name in SAMPLERS if name not in _FIXED and name not in _PRACTICAL]
+    used: dict[tuple[str, str], int] = {}
+    chosen = {}
+    for label in labels:
+        name = label.partition("+")[0].partition("@")[0].partition("(")[0]
+        name = _PRACTICAL.get(name, name)
+        if name not in _FIXED and name not in known:
+            known.append(name)
+        place = known.index(name) if name in known else 0
+        colour, marker = _FIXED.get(name, (_COLOURS[place % 6], _MARKERS[place // 6 % 6]))
+        variant = used.get((colour, marker), 0)
+        used[colour, marker] = variant + 1
+        marker = _MARKERS[(_MARKERS.index(marker) + variant // 4) % 6]  # there are four dashes
+        chosen[label] = Look(colour, _DASHES[variant % 4], marker, 2.5 if name == "fedavg" else 2.0)
+    return chosen
 
 
 def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> list[Path]:
@@ -28,7 +110,7 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
 
     Args:
         runs: The runs that ``summary`` was made from.
-        summary: Gives the threshold and the baseline, which is drawn in black.
+        summary: Gives the threshold.
         directory: Where the files go; made if it does not exist.
 
     Returns:
@@ -39,23 +121,222 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
         DeltaflError: If the runs cannot be compared.
     """
     require("matplotlib", "plot")
-    from .plot_curves import curves_figure
-    from .plot_selections import selections_figure
-
     check_runs(runs)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     groups = by_sampler(runs)
-    look_of = looks(list(groups), summary.baseline)
+    look_of = looks(list(groups))
     written = []
-    with styled():
-        if any(np.isfinite(run.accuracy_r).any() for run in runs):
-            written.append(_save(curves_figure(groups, look_of, summary, "accuracy"), directory / "accuracy.png"))
-        written.append(_save(curves_figure(groups, look_of, summary, "loss"), directory / "loss.png"))
-        written.append(_save(selections_figure(groups, look_of), directory / "selections.png"))
+    for metric, title in (("accuracy", "test accuracy, %"), ("loss", "test loss")):
+        lines = [Line(label, look_of[label], curve_band(group, metric)) for label, group in groups.items()]
+        drawn = [line for line in lines if np.isfinite(line.band.mean_r).any()]
+        if not drawn and metric == "accuracy":
+            continue
+        missing = [line.name for line in lines if line not in drawn]
+        note = _CAPTION + (f" Never finite: {', '.join(missing)}." if missing else "")
+        goal = summary.threshold if metric == summary.metric else None
+        goals = [None if goal is None else 100 * goal if metric == "accuracy" else goal]
+        path = directory / f"{metric}.png"
+        draw_panels([drawn], [title], 1, note, path, log_y=metric == "loss", goals=goals)
+        written.append(path)
+    written.append(directory / "selections.png")
+    _draw_selections(groups, look_of, written[-1])
     return written
 
 
-def _save(figure: "Figure", path: Path) -> Path:
-    path.write_bytes(png_of(figure))
-    return path
+def mean_band(runs: Sequence[Run], metric: Metric) -> Band:
+    """Mean, least and greatest value of one sampler's seeds at the rounds that all of them evaluated.
+
+    A value that is not finite in one seed makes a hole there: the mean of the others would look better than it was.
+    """
+    return band_of([(run.round_r, run.accuracy_r if metric == "accuracy" else run.loss_r) for run in runs])
+
+
+def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
+    """The band of several curves, each its rounds and its values, at the rounds that all of them have."""
+    shared = curves[0][0]
+    for round_r, _ in curves[1:]:
+        shared = np.intersect1d(shared, round_r)
+    value_sr = np.array([value_r[np.isin(round_r, shared)] for round_r, value_r in curves], dtype=np.float64)
+    value_sr[:, ~np.isfinite(value_sr).all(axis=0)] = np.nan
+    return Band(shared, value_sr.mean(axis=0), value_sr.min(axis=0), value_sr.max(axis=0))
+
+
+def curve_band(runs: Sequence[Run], y: str, smoothing: int = 1) -> Band:
+    """Mean and range over seeds of ``accuracy`` (in percent), ``loss`` or ``log10-loss``, as a moving average."""
+    if y == "accuracy":
+        return band_of([(run.round_r, _smooth(100 * run.accuracy_r, smoothing)) for run in runs])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        losses = [np.log10(run.loss_r) if y == "log10-loss" else run.loss_r for run in runs]
+    return band_of([(run.round_r, _smooth(loss_r, smoothing)) for run, loss_r in zip(runs, losses, strict=True)])
+
+
+def _smooth(value_r: FloatArray, window: int) -> FloatArray:
+    """Moving average of each evaluation and those before it; shorter at the beginning."""
+    if window == 1:
+        return value_r
+    sums = np.cumsum(np.concatenate([[0.0], value_r]))
+    end_r = np.arange(1, len(value_r) + 1)
+    begin_r = np.maximum(end_r - window, 0)
+    smooth_r: FloatArray = (sums[end_r] - sums[begin_r]) / (end_r - begin_r)
+    return smooth_r
+
+
+def draw_panels(
+    panels: Sequence[Sequence[Line]],
+    captions: Sequence[str],
+    columns: int,
+    note: str,
+    path: Path,
+    *,
+    log_y: bool = False,
+    log_x: bool = False,
+    goals: Sequence[float | None] = (),
+    x_label: str = "rounds",
+) -> None:
+    """Draw panels of lines with captions, a note, perhaps a dashed goal in each, and save them.
+
+    ``log_y`` makes an axis logarithmic unless its numbers are not positive or span less than a factor of 3.
+    """
+    with styled():
+        figure, all_axes = grid(len(panels), columns, legend_rows([line.name for lines in panels for line in lines]))
+        for i, (axes, lines, caption) in enumerate(zip(all_axes, panels, captions, strict=True)):
+            for line in lines:
+                _draw_line(axes, line)
+            if log_y:
+                _log_axis(axes, lines)
+            if goals and (goal := goals[i]) is not None:
+                axes.axhline(goal, color=GREY, linewidth=0.8, linestyle=(0, (5, 3)), zorder=1.5)
+            axes.set_title(caption)
+            if log_x:
+                axes.set_xscale("log")
+            else:
+                axes.set_xlim(left=0)
+        for axes in all_axes[-columns:]:
+            axes.set_xlabel(x_label)
+        finish(figure, all_axes, note, path)
+
+
+def _log_axis(axes: "Axes", lines: Sequence[Line]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogFormatter
+
+    means = np.concatenate([line.band.mean_r for line in lines] or [np.empty(0)])
+    means = means[np.isfinite(means)]
+    if len(means) and means.min() > 0 and means.max() >= 3 * means.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.4)))
+
+
+def _draw_line(axes: "Axes", line: Line) -> None:
+    x_r, mean_r, low_r, high_r = (_thin(column) for column in line.band)
+    look = line.look
+    axes.fill_between(x_r, low_r, high_r, color=look.colour, alpha=0.13, linewidth=0, zorder=1.5)
+    axes.plot(
+        x_r,
+        mean_r,
+        color=look.colour,
+        linestyle=look.dash,
+        linewidth=1.2 if len(x_r) <= 150 else 0.8,
+        marker=look.marker,
+        markersize=3.2,
+        markevery=max(1, len(x_r) // 8),
+        zorder=look.zorder,
+        label=line.name,
+    )
+
+
+def _thin(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """At most so many points as can be seen; the last one stays."""
+    step = math.ceil(len(column) / _MOST_POINTS) or 1
+    return column[(len(column) - 1) % step :: step]
+
+
+def _draw_selections(groups: dict[str, list[Run]], look_of: dict[str, Look], path: Path) -> None:
+    """Counts of each client, sorted within a run and averaged over seeds, one line a sampler."""
+    lines = []
+    for label, group in groups.items():
+        draws_sm = np.array([np.sort(run.draws_m)[::-1] for run in group], dtype=np.float64)
+        client_m = np.arange(1, draws_sm.shape[1] + 1)
+        lines.append(Line(label, look_of[label], band_of([(client_m, draws_m) for draws_m in draws_sm])))
+    never = {label: float(np.mean([run.draws_m == 0 for run in group])) for label, group in groups.items()}
+    shares = ", ".join(f"{label} {100 * share:.0f} %" for label, share in never.items() if share > 0)
+    note = _CAPTION + (f" Clients never selected: {shares}." if shares else "")
+    title, x_label = "how often each client was selected", "clients, the most often selected first"
+    draw_panels([lines], [title], 1, note, path, log_y=True, x_label=x_label)
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Matplotlib's defaults with the style of these pictures, whatever the user's own settings are."""
+    require("matplotlib", "plot")
+    import matplotlib as mpl
+
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
+        yield
+
+
+def grid(number: int, columns: int, legend_rows: int) -> tuple["Figure", "list[Axes]"]:
+    """A figure of panels in rows, with space for the legend below."""
+    from matplotlib.figure import Figure
+
+    rows = math.ceil(number / columns)
+    below = 0.62 + 0.2 * legend_rows
+    height = (2.0 if columns > 1 else 3.0) * rows + 0.35 * (rows - 1) + 0.3 + below
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    figure.subplots_adjust(
+        left=0.075, right=0.985, top=1 - 0.3 / height, bottom=below / height, wspace=0.16 + 0.05 * columns, hspace=0.35
+    )
+    for unused in axes[number:]:
+        unused.set_visible(False)
+    return figure, axes[:number]
+
+
+def legend_rows(names: Sequence[str]) -> int:
+    """Rows that a legend of these names needs."""
+    return math.ceil(len(set(names)) / _legend_columns(names)) if names else 0
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    # A letter of the legend is about 0.065 inches wide, its key 0.45.
+    widest = 0.5 + 0.063 * max(map(len, names), default=0)
+    return max(1, min(len(set(names)), int((WIDTH - 0.2) / widest)))
+
+
+def finish(figure: "Figure", panels: "Sequence[Axes]", note: str, path: Path) -> None:
+    """One legend for all panels, the note below, the file."""
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        axes.grid(axis="y", color=PALE, linewidth=0.6)
+        axes.set_axisbelow(True)
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(str(name), handle)
+    height = figure.get_figheight()
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="lower left",
+        bbox_to_anchor=(0.005, 0.2 / height),
+        ncol=_legend_columns(list(handles)),
+        frameon=False,
+        fontsize=7.5,
+        columnspacing=1.2,
+        handlelength=2.4,
+    )
+    figure.text(0.012, 0.06 / height, note, fontsize=7, color=GREY)
+    path.write_bytes(small_png(figure))
+
+
+def small_png(figure: "Figure") -> bytes:
+    """The figure in a palette of 256 colours: a third of the bytes, and no difference that is seen."""
+    from PIL import Image
+
+    drawn, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png")
+    image = Image.open(drawn).convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    # Nothing of Matplotlib's or Pillow's versions is in the file, so that a rebuild elsewhere differs in pixels only.
+    image.save(small, format="png", optimize=True)
+    return small.getvalue()

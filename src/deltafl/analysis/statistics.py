@@ -1,7 +1,7 @@
-"""The numbers of a comparison, as functions of plain arrays.
+"""The numbers of a comparison: rounds to a threshold, speed-up, gap closed, area under a curve, intervals.
 
-Letters: ``r`` evaluations of one run, ``s`` seeds. Where ``higher`` is True the metric is better when
-higher (accuracy), else when lower (loss).
+Letters: ``r`` evaluations of one run, ``s`` seeds. Where ``higher`` is True higher values are better (accuracy), else
+lower ones (loss). Every interval is 95 %, by itself.
 """
 
 import math
@@ -11,25 +11,17 @@ import numpy as np
 
 from ..errors import MissingExtraError
 from ..types import BoolArray, FloatArray, IntArray
+from .runs import Run
 
 #: Evaluations in the moving average, and in the mean of the best ones.
 WINDOW = 5
-#: Every interval of a report has this level.
 CONFIDENCE = 0.95
 
 
 class Interval(NamedTuple):
-    """A mean with its interval; ``low`` and ``high`` are None with fewer than two numbers."""
+    """A mean, or a ratio of means, with its interval; ``low`` and ``high`` are None where there is no interval."""
 
     mean: float
-    low: float | None
-    high: float | None
-
-
-class Ratio(NamedTuple):
-    """A ratio of means with its interval; ``low`` and ``high`` are None with fewer than two pairs."""
-
-    ratio: float
     low: float | None
     high: float | None
 
@@ -37,8 +29,7 @@ class Ratio(NamedTuple):
 def mean_of_best(value_r: FloatArray, round_r: IntArray, higher: bool, count: int = WINDOW) -> float:
     """Mean of the ``count`` best evaluations within the last 4 % of the rounds (at least the last ``count`` rounds).
 
-    Where fewer rounds were evaluated there, it is the mean of those. For accuracy and 5 this is the paper's
-    ``acc_top5``.
+    For accuracy and 5 this is the paper's ``acc_top5``. Where fewer rounds were evaluated there, it is their mean.
 
     Args:
         value_r: (r,) metric at each evaluation.
@@ -80,6 +71,23 @@ def first_reach(value_r: FloatArray, threshold: float, higher: bool) -> int | No
     return int(np.argmax(reached_r)) if reached_r.any() else None
 
 
+def reach(run: Run, threshold: float, smoothed: bool = False) -> int | None:
+    """Index of the first evaluation of a run that reaches the threshold, by itself or by the 5-evaluation mean."""
+    value_r = moving_average(run.value_r) if smoothed else run.value_r
+    return first_reach(value_r, threshold, run.metric == "accuracy")
+
+
+def area_under(run: Run, horizon: int) -> float:
+    """Mean test accuracy over rounds 1 to ``horizon``: (1 / T) sum_t a_t, the area under the curve.
+
+    Between evaluations and after a divergence the last accuracy counts, before the first evaluation the first; an
+    accuracy that is missing counts as 0. The area between two curves is the difference of their areas.
+    """
+    known_r = np.where(np.isfinite(run.accuracy_r), run.accuracy_r, 0.0)
+    last = np.searchsorted(run.round_r, np.arange(1, horizon + 1), side="right") - 1
+    return float(np.mean(known_r[np.maximum(last, 0)]))
+
+
 def mean_and_sd(value_s: FloatArray) -> tuple[float, float]:
     """Mean and sample standard deviation (divisor S - 1) over seeds; the sd of one seed is NaN, infinity gives NaN."""
     if not np.isfinite(value_s).all() or len(value_s) == 0:
@@ -87,8 +95,24 @@ def mean_and_sd(value_s: FloatArray) -> tuple[float, float]:
     return float(np.mean(value_s)), float(np.std(value_s, ddof=1)) if len(value_s) > 1 else math.nan
 
 
-def ratio_of_means(base_s: FloatArray, other_s: FloatArray) -> Ratio:
-    """mean(base) / mean(other) over pairs, with the 95 % interval of a paired t on the log scale.
+def mean_interval(value_s: FloatArray) -> Interval:
+    """Mean with the interval of Student's t: mean +- t_{S-1} sd / sqrt(S); of paired differences, the paired t.
+
+    Args:
+        value_s: (s,) finite numbers, at least one.
+
+    Raises:
+        MissingExtraError: If SciPy is not installed.
+    """
+    mean = float(np.mean(value_s))
+    if len(value_s) < 2:
+        return Interval(mean, None, None)
+    margin = _margin(value_s)
+    return Interval(mean, mean - margin, mean + margin)
+
+
+def ratio_of_means(base_s: FloatArray, other_s: FloatArray) -> Interval:
+    """The speed-up mean(base) / mean(other) over pairs, with the interval of a paired t on the log scale.
 
     Linearised, log(mean a / mean b) has the influence values r_s = a_s / mean(a) - b_s / mean(b), whose mean is 0. With
     se = sd(r) / sqrt(S) the interval is exp(log ratio +- t_{S-1} se), t the 0.975 quantile of Student's t.
@@ -104,41 +128,55 @@ def ratio_of_means(base_s: FloatArray, other_s: FloatArray) -> Ratio:
     Raises:
         MissingExtraError: If SciPy is not installed.
     """
-    num_pairs = len(base_s)
     ratio = float(np.mean(base_s) / np.mean(other_s))
-    if num_pairs < 2:
-        return Ratio(ratio, None, None)
-    influence_s = base_s / np.mean(base_s) - other_s / np.mean(other_s)
-    margin = t_quantile(num_pairs - 1) * float(np.std(influence_s, ddof=1)) / math.sqrt(num_pairs)
-    return Ratio(ratio, ratio * math.exp(-margin), ratio * math.exp(margin))
+    if len(base_s) < 2:
+        return Interval(ratio, None, None)
+    margin = _margin(base_s / np.mean(base_s) - other_s / np.mean(other_s))
+    return Interval(ratio, ratio * math.exp(-margin), ratio * math.exp(margin))
 
 
-def mean_interval(value_s: FloatArray) -> Interval:
-    """Mean with the 95 % interval of Student's t: mean +- t_{S-1} sd / sqrt(S).
+def fieller(numerator_s: FloatArray, denominator_s: FloatArray) -> Interval:
+    """The ratio of means theta = mean a / mean b over pairs with Fieller's interval.
 
-    Of differences over paired seeds it is the interval of the paired t.
+    The interval holds all theta for which a paired t does not reject mean(a - theta b) = 0:
+
+        (mean a - theta mean b)^2 <= t^2 (v_aa - 2 theta v_ab + theta^2 v_bb),   v = covariance over seeds / S.
+
+    It is bounded if and only if the interval of mean b excludes 0; otherwise ``low`` and ``high`` are None, as with
+    fewer than two pairs.
+
+    Source: Fieller, "Some problems in interval estimation", JRSS B 1954.
 
     Args:
-        value_s: (s,) finite numbers, at least one.
+        numerator_s: (s,) a_s.
+        denominator_s: (s,) b_s with the same seeds, their mean not 0.
 
     Raises:
         MissingExtraError: If SciPy is not installed.
     """
-    mean = float(np.mean(value_s))
-    if len(value_s) < 2:
-        return Interval(mean, None, None)
-    margin = t_quantile(len(value_s) - 1) * float(np.std(value_s, ddof=1)) / math.sqrt(len(value_s))
-    return Interval(mean, mean - margin, mean + margin)
+    num_pairs = len(denominator_s)
+    a, b = float(np.mean(numerator_s)), float(np.mean(denominator_s))
+    if num_pairs < 2:
+        return Interval(a / b, None, None)
+    factor = t_quantile(num_pairs - 1) ** 2 / num_pairs
+    (v_aa, v_ab), (_, v_bb) = factor * np.cov(numerator_s, denominator_s)
+    square = b * b - v_bb
+    if square <= 0:
+        return Interval(a / b, None, None)
+    middle = (a * b - v_ab) / square
+    # Rounding can take the discriminant below 0 where a is a multiple of b.
+    half = math.sqrt(max(middle * middle - (a * a - v_aa) / square, 0.0))
+    return Interval(a / b, middle - half, middle + half)
 
 
-def gap_closed(uniform_s: FloatArray, rounds_s: FloatArray, full_s: FloatArray) -> float | None:
-    """G = (R_uniform - R) / (R_uniform - R_full) of the mean rounds; 0 is uniform, 1 is full participation.
+def gap_closed(uniform_s: FloatArray, rounds_s: FloatArray, full_s: FloatArray) -> Interval | None:
+    """G = (R_uniform - R) / (R_uniform - R_full) of mean rounds over pairs, with Fieller's interval.
 
-    Returns:
-        G, or None where full participation needs no fewer rounds than uniform sampling.
+    0 is uniform sampling, 1 full participation. None where full participation needs no fewer rounds than uniform.
     """
-    uniform, rounds, full = (float(np.mean(x)) for x in (uniform_s, rounds_s, full_s))
-    return (uniform - rounds) / (uniform - full) if uniform > full else None
+    if float(np.mean(uniform_s)) <= float(np.mean(full_s)):
+        return None
+    return fieller(uniform_s - rounds_s, uniform_s - full_s)
 
 
 def t_quantile(degrees_of_freedom: int) -> float:
@@ -152,3 +190,8 @@ def t_quantile(degrees_of_freedom: int) -> float:
     except ImportError as error:
         raise MissingExtraError("scipy", "sim") from error
     return float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))
+
+
+def _margin(value_s: FloatArray) -> float:
+    """t_{S-1} sd / sqrt(S)."""
+    return t_quantile(len(value_s) - 1) * float(np.std(value_s, ddof=1)) / math.sqrt(len(value_s))

@@ -1,18 +1,148 @@
-"""From finished runs to the numbers of a comparison, and the file that keeps them."""
+"""The numbers of a comparison, and ``summary.json``, the file that holds them.
+
+``docs/summary-schema.md`` documents the file with the descriptions of these fields. Numbers that do not exist (never
+reached, one seed, diverged) are null; NaN and infinity are never written.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from ..errors import DeltaflError, unknown_name
-from ..plain_files import write_atomically
+from ..plain_files import plain_json, write_atomically
 from ..reading import checked, read_json
 from ..types import FloatArray
-from .curves import Run, by_sampler, check_runs, find_sampler
-from .schema import GapClosed, MeanSd, Reach, SamplerSummary, SeedSummary, SpeedUp, Summary, ToThreshold
-from .statistics import first_reach, gap_closed, mean_and_sd, mean_of_best, moving_average, ratio_of_means
+from .runs import Metric, Run, by_sampler, check_runs, find_sampler
+from .statistics import (
+    CONFIDENCE,
+    first_reach,
+    gap_closed,
+    mean_and_sd,
+    mean_of_best,
+    moving_average,
+    ratio_of_means,
+)
+
+#: A number, or null where it does not exist.
+Number = Annotated[float | None, BeforeValidator(plain_json)]
+JsonDict = Annotated[dict[str, JsonValue], BeforeValidator(plain_json)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class MeanSd(_Model):
+    """Mean and spread of one number over seeds."""
+
+    mean: Number = Field(description="mean over the seeds; null if one of them is not finite")
+    sd: Number = Field(description="sample standard deviation (divisor S - 1); null with one seed")
+
+
+class Reach(_Model):
+    """When one run reached the threshold."""
+
+    round: int = Field(description="rounds completed at the first evaluation that reaches the threshold")
+    seconds: float = Field(description="wall clock up to there in seconds, evaluation excluded")
+    bytes: float = Field(description="bytes down + up until there")
+
+
+class SeedSummary(_Model):
+    """One run."""
+
+    seed: int = Field(description="the seed; runs of two samplers with one seed are a pair")
+    num_rounds: int = Field(description="rounds completed at the last evaluation")
+    final: Number = Field(description="metric at the last evaluation")
+    top5: Number = Field(
+        description="mean of the 5 best evaluations (highest accuracy, lowest loss) within the last 4 % of the rounds, "
+        "at least the last 5 rounds; of all evaluations there if they are fewer; `final` of a run that was ended"
+    )
+    total_seconds: float = Field(description="wall clock of the run in seconds, evaluation excluded")
+    total_bytes: float = Field(description="bytes down + up of the run")
+    diverged: bool = Field(description="whether the run diverged and was ended, or its last test loss is not finite")
+    diverged_in: int | None = Field(default=None, description="the round in which it was ended so; null if it was not")
+    reach: Reach | None = Field(description="when the metric reached the threshold; null if never or without one")
+    reach_smoothed: Reach | None = Field(
+        description="when the mean of the last 5 evaluations reached it; null if never, or with fewer than 5"
+    )
+
+
+class SpeedUp(_Model):
+    """How many times fewer rounds than the baseline, over paired seeds."""
+
+    ratio: float = Field(description="mean rounds of the baseline / mean rounds of this sampler; above 1 is faster")
+    low: Number = Field(description="lower end of the interval; null with fewer than 2 pairs")
+    high: Number = Field(description="upper end of the interval; null with fewer than 2 pairs")
+    num_pairs: int = Field(description="seeds with which both reached the threshold: these make the ratio")
+    num_left_out: int = Field(description="seeds that both ran but one of them never reached it: not in the ratio")
+
+    @property
+    def verdict(self) -> Literal["faster", "slower", "open"]:
+        """``"faster"`` or ``"slower"`` if the interval excludes 1 and has a width, else ``"open"``."""
+        if self.low is None or self.high is None or self.low == self.high or self.low <= 1 <= self.high:
+            return "open"
+        return "faster" if self.low > 1 else "slower"
+
+
+class GapClosed(_Model):
+    """How much of the way from uniform sampling to full participation, in rounds."""
+
+    value: float = Field(description="(R_uniform - R) / (R_uniform - R_full), R mean rounds; 0 is uniform, 1 is full")
+    num_seeds: int = Field(description="seeds with which all three reached the threshold: these make the value")
+    num_left_out: int = Field(description="seeds that all three ran but one of them never reached it: not in the value")
+
+
+class ToThreshold(_Model):
+    """What it took to reach the threshold, over seeds. Means are over the seeds that reached it."""
+
+    num_reached: int = Field(description="seeds that reached the threshold")
+    num_never: int = Field(description="seeds that never did within their rounds")
+    rounds: MeanSd | None = Field(description="rounds; null if no seed reached it")
+    seconds: Number = Field(description="mean wall clock in seconds, evaluation excluded; null if no seed reached it")
+    bytes: Number = Field(description="mean bytes down + up; null if no seed reached it")
+    speedup: SpeedUp | None = Field(description="against the baseline; null for the baseline itself and without a pair")
+    gap_closed: GapClosed | None = Field(
+        description="null if `uniform` or `full` is missing or never reached it, or `full` was not the faster one"
+    )
+
+
+class SamplerSummary(_Model):
+    """One sampler over its seeds."""
+
+    sampler: str = Field(description="label, perhaps with a suffix as in `fedis@multinomial`")
+    censored: bool = Field(description="whether at least one seed never reached the threshold")
+    final: MeanSd = Field(description="metric at the last evaluation")
+    top5: MeanSd = Field(description="`top5` of the runs; for accuracy this is the paper's acc_top5")
+    final_log10_loss: MeanSd | None = Field(
+        description="log10 of the test loss at the last evaluation; null for the metric accuracy or a loss <= 0"
+    )
+    to_threshold: ToThreshold | None = Field(
+        description="by the first evaluation that reaches the threshold; null without a threshold"
+    )
+    to_threshold_smoothed: ToThreshold | None = Field(
+        description="by the moving average over 5 evaluations, which one lucky evaluation cannot fool; null likewise"
+    )
+    total_seconds: Number = Field(description="mean wall clock of a run in seconds, evaluation excluded")
+    total_bytes: Number = Field(description="mean bytes down + up of a run")
+    num_diverged: int = Field(description="seeds that diverged: `diverged` of the runs")
+    seeds: list[SeedSummary] = Field(description="the runs, by seed")
+
+
+class Summary(_Model):
+    """A comparison of samplers: the file `summary.json`."""
+
+    schema_version: Literal[1] = Field(default=1, description="version of this schema; readers refuse another one")
+    metric: Metric = Field(description="accuracy (share in [0, 1], higher is better) or loss (lower is better)")
+    threshold: Number = Field(description="value of the metric to be reached, a tie counts; null: no threshold was set")
+    baseline: str | None = Field(description="label of the sampler that speed-ups compare with; null: no speed-ups")
+    confidence: float = Field(default=CONFIDENCE, description="level of each interval (one by one, not jointly)")
+    samplers: list[SamplerSummary] = Field(description="in the order of the runs given")
+    settings: JsonDict = Field(default_factory=dict, description="settings of the experiment, as given")
+    environment: JsonDict = Field(default_factory=dict, description="hardware and versions, as given")
+
 
 #: For each sampler, by seed, when the run reached the threshold; None where it never did.
 Reaches = dict[str, dict[int, Reach | None]]
@@ -61,7 +191,7 @@ def summarise(
             entries,
             _to_threshold(label, plain, reference) if threshold is not None else None,
             _to_threshold(label, smoothed, reference) if threshold is not None else None,
-            metric == "loss",
+            metric,
         )
         for label, entries in seeds.items()
     ]
@@ -123,16 +253,12 @@ def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
 
 
 def _sampler_summary(
-    label: str,
-    seeds: list[SeedSummary],
-    plain: ToThreshold | None,
-    smoothed: ToThreshold | None,
-    metric_is_loss: bool,
+    label: str, seeds: list[SeedSummary], plain: ToThreshold | None, smoothed: ToThreshold | None, metric: Metric
 ) -> SamplerSummary:
-    # null stands for what is not finite, so it must not leave the mean: NaN keeps it there.
+    # A value that is not finite is null in a seed's summary; as NaN it keeps the mean from existing.
     final_s = np.array([np.nan if entry.final is None else entry.final for entry in seeds])
     top5_s = np.array([np.nan if entry.top5 is None else entry.top5 for entry in seeds])
-    has_log = metric_is_loss and not bool(np.any(final_s <= 0))
+    has_log = metric == "loss" and not bool(np.any(final_s <= 0))
     return SamplerSummary(
         sampler=label,
         censored=plain is not None and plain.num_never > 0,
@@ -167,7 +293,7 @@ def _to_threshold(label: str, reaches: Reaches, baseline: str | None) -> ToThres
 
 
 def _paired(labels: Sequence[str], reaches: Reaches) -> tuple[FloatArray, int]:
-    """Rounds (labels, seeds) for the shared seeds with which all labels reached it; number of the other ones."""
+    """Rounds (labels, seeds) of the shared seeds with which all labels reached it; the number of other shared seeds."""
     shared = sorted(set.intersection(*(set(reaches[label]) for label in labels)))
     rows = [[reach.round for label in labels if (reach := reaches[label][seed]) is not None] for seed in shared]
     complete = [row for row in rows if len(row) == len(labels)]
@@ -189,5 +315,5 @@ def _gap_closed(label: str, reaches: Reaches) -> GapClosed | None:
     if uniform is None or full is None:
         return None
     (uniform_s, rounds_s, full_s), left_out = _paired([uniform, label, full], reaches)
-    value = gap_closed(uniform_s, rounds_s, full_s) if len(rounds_s) else None
-    return None if value is None else GapClosed(value=value, num_seeds=len(rounds_s), num_left_out=left_out)
+    found = gap_closed(uniform_s, rounds_s, full_s) if len(rounds_s) else None
+    return None if found is None else GapClosed(value=found.mean, num_seeds=len(rounds_s), num_left_out=left_out)

@@ -1,27 +1,30 @@
-"""The comparison as a table for the terminal, with its remarks below."""
+"""The comparison as a table for the terminal, with remarks below: what the numbers show and what they do not show."""
 
-import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from .remarks import DASH, DIVERGED, MARK, remarks, threshold_text
-from .schema import GapClosed, MeanSd, SamplerSummary, SpeedUp, Summary, ToThreshold
+from ..samplers import SAMPLERS, SamplerSettings, bias_of
+from .summary import MeanSd, SamplerSummary, SpeedUp, Summary, ToThreshold
 
-#: Columns from which a row fits into one line, and the longest line of a label below that.
-_WIDE, _LABEL = 92, 16
-_VERDICT_STYLES = {"faster": "green", "slower": "red", "open": ""}
+#: Stands for a number that does not exist.
+DASH = "—"
+#: Marks a ratio from which pairs were left out because a run never reached the threshold.
+MARK = "*"
+#: Marks a value that rests on a run that diverged.
+DIVERGED = "†"
+_STYLES = {"faster": "green", "slower": "red", "open": ""}
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def comparison_table(summary: Summary) -> RenderableType:
-    """One row a sampler, and below it what the numbers say and do not say.
+    """One row a sampler, and remarks below it; it fits into 80 columns.
 
-    Seconds and bytes are those to the threshold; without a threshold, those of the whole run. From 92 columns on a
-    sampler has one line (two if some of its seeds never reached the threshold); in fewer, down to 80, the interval
-    goes below the ratio.
+    Seconds and bytes are those to the threshold; without a threshold, those of the whole run.
     """
     return _Comparison(summary)
 
@@ -31,7 +34,7 @@ class _Comparison:
         self.summary = summary
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield _table(self.summary, narrow=options.max_width < _WIDE)
+        yield _table(self.summary)
         yield Text()
         notes = Table.grid(padding=(0, 1))
         for sentence in remarks(self.summary):
@@ -39,21 +42,39 @@ class _Comparison:
         yield notes
 
 
-def _table(summary: Summary, narrow: bool) -> Table:
+def _table(summary: Summary) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("sampler", overflow="fold")
-    for heading in _headings(summary):
+    value = "accuracy\n%" if summary.metric == "accuracy" else "log10\nloss" if _shows_log(summary) else "loss"
+    headings = [value, "seconds", "bytes"]
+    if summary.threshold is not None:
+        goal = threshold_text(summary).removeprefix("loss ")
+        headings[1:1] = [
+            f"rounds to\n{goal}",
+            "speed-up\n[95 %]",
+            "gap\nclosed",
+        ]
+    for heading in headings:
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for entry in summary.samplers:
-        table.add_row(*_row(entry, summary, narrow))
+        table.add_row(*_row(entry, summary))
     return table
 
 
-def _headings(summary: Summary) -> list[str]:
-    if summary.threshold is None:
-        return [_metric_heading(summary), "seconds", "bytes"]
-    goal = threshold_text(summary).removeprefix("loss ")
-    return [_metric_heading(summary), f"rounds to\n{goal}", "speed-up\n[95 %]", "gap\nclosed", "seconds", "bytes"]
+def _row(entry: SamplerSummary, summary: Summary) -> list[Text]:
+    head = [Text(entry.sampler), Text(_value_text(entry, summary))]
+    reached = entry.to_threshold
+    if reached is None:
+        return [*head, Text(human_seconds(entry.total_seconds)), Text(human_bytes(entry.total_bytes))]
+    gap = reached.gap_closed
+    return [
+        *head,
+        Text(_rounds_text(reached)),
+        _speedup_text(reached.speedup, entry.sampler == summary.baseline),
+        Text(DASH if gap is None else f"{gap.value:.2f}{MARK if gap.num_left_out else ''}"),
+        Text(human_seconds(reached.seconds)),
+        Text(human_bytes(reached.bytes)),
+    ]
 
 
 def human_bytes(number: float | None) -> str:
@@ -78,54 +99,23 @@ def _three_digits(number: float) -> str:
     return f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"
 
 
-def _metric_heading(summary: Summary) -> str:
-    if summary.metric == "accuracy":
-        return "accuracy\n%"
-    return "log10\nloss" if _shows_log(summary) else "loss"
-
-
 def _shows_log(summary: Summary) -> bool:
     return summary.metric == "loss" and all(entry.final_log10_loss is not None for entry in summary.samplers)
 
 
-def _row(entry: SamplerSummary, summary: Summary, narrow: bool) -> list[Text]:
-    head = [Text(_short_lines(entry.sampler) if narrow else entry.sampler), Text(_metric_text(entry, summary))]
-    reached = entry.to_threshold
-    if reached is None:
-        return [*head, Text(human_seconds(entry.total_seconds)), Text(human_bytes(entry.total_bytes))]
-    return [
-        *head,
-        Text(_rounds_text(reached)),
-        _speedup_text(reached.speedup, entry.sampler == summary.baseline, "\n" if narrow else " "),
-        Text(_gap_text(reached.gap_closed)),
-        Text(human_seconds(reached.seconds)),
-        Text(human_bytes(reached.bytes)),
-    ]
-
-
-def _short_lines(label: str) -> str:
-    """A label in lines of at most 16 characters, broken before its suffix and at hyphens."""
-    if len(label) <= _LABEL:
-        return label
-    name, at, suffix = label.partition("@")
-    return "\n".join(line for part in (name, at + suffix) for line in textwrap.wrap(part, _LABEL))
-
-
-def _metric_text(entry: SamplerSummary, summary: Summary) -> str:
+def _value(entry: SamplerSummary, summary: Summary) -> MeanSd:
     if summary.metric == "accuracy":
-        text = _mean_sd_text(entry.top5, 100.0, 2)
-    elif _shows_log(summary) and entry.final_log10_loss is not None:
-        text = _mean_sd_text(entry.final_log10_loss, 1.0, 3)
-    else:
-        text = _mean_sd_text(entry.final, 1.0, 4)
-    return text + DIVERGED if entry.num_diverged and text != DASH else text
+        return entry.top5
+    return entry.final_log10_loss if _shows_log(summary) and entry.final_log10_loss else entry.final
 
 
-def _mean_sd_text(value: MeanSd, scale: float, digits: int) -> str:
+def _value_text(entry: SamplerSummary, summary: Summary) -> str:
+    value = _value(entry, summary)
     if value.mean is None:
         return DASH
-    mean = f"{scale * value.mean:.{digits}f}"
-    return mean if value.sd is None else f"{mean}±{scale * value.sd:.{digits}f}"
+    scale, digits = (100.0, 2) if summary.metric == "accuracy" else (1.0, 3 if _shows_log(summary) else 4)
+    spread = "" if value.sd is None else f"±{scale * value.sd:.{digits}f}"
+    return f"{scale * value.mean:.{digits}f}{spread}{DIVERGED if entry.num_diverged else ''}"
 
 
 def _rounds_text(reached: ToThreshold) -> str:
@@ -137,20 +127,124 @@ def _rounds_text(reached: ToThreshold) -> str:
     return f"{mean}\n{share}" if reached.num_never else mean
 
 
-def _speedup_text(speedup: SpeedUp | None, is_baseline: bool, separator: str) -> Text:
+def _speedup_text(speedup: SpeedUp | None, is_baseline: bool) -> Text:
     if is_baseline:
         return Text("baseline", style="dim")
     if speedup is None:
         return Text(DASH)
     text = _ratio_text(speedup.ratio) + (MARK if speedup.num_left_out else "")
     if speedup.low is not None and speedup.high is not None:
-        text += f"{separator}[{_ratio_text(speedup.low)}–{_ratio_text(speedup.high)}]"
-    return Text(text, style=_VERDICT_STYLES[speedup.verdict])
+        text += f"\n[{_ratio_text(speedup.low)}–{_ratio_text(speedup.high)}]"
+    return Text(text, style=_STYLES[speedup.verdict])
 
 
 def _ratio_text(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 99.995 else f"{ratio:.3g}"
 
 
-def _gap_text(gap: GapClosed | None) -> str:
-    return DASH if gap is None else f"{gap.value:.2f}{MARK if gap.num_left_out else ''}"
+def threshold_text(summary: Summary) -> str:
+    """The threshold as a person writes it, for example ``70 %`` or ``loss 0.1``; ``none`` if there is none."""
+    if summary.threshold is None:
+        return "none"
+    return f"{100 * summary.threshold:g} %" if summary.metric == "accuracy" else f"loss {summary.threshold:g}"
+
+
+def remarks(summary: Summary) -> list[str]:
+    """What a reader of the table must know, result first; each entry is one or two sentences.
+
+    It names the samplers whose interval excludes 1, runs that never reached the threshold or diverged, what rests on
+    one seed only, methods that are biased, and what the columns are.
+    """
+    found = _verdicts(summary) if summary.threshold is not None else ["No threshold was set: no rounds, no speed-ups."]
+    if all(len(entry.seeds) == 1 for entry in summary.samplers):
+        found.append("One seed: no intervals. Another seed may change the order.")
+    if summary.threshold is not None:
+        found += _censored(summary)
+    diverged = [f"{e.sampler} ({_share(e.num_diverged, e)})" for e in summary.samplers if e.num_diverged]
+    if diverged:
+        found.append(f"{DIVERGED} Diverged: {', '.join(diverged)}. A stopped run keeps its last {summary.metric}.")
+    found += bias_remark([entry.sampler for entry in summary.samplers], summary.settings)
+    lengths = sorted({run.num_rounds for entry in summary.samplers for run in entry.seeds})
+    if len(lengths) > 1:
+        found.append(f"The runs differ in length ({lengths[0]} to {lengths[-1]} rounds).")
+    return [*found, _columns(summary)]
+
+
+def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+    """One sentence if methods are biased: all of them by a norm guard, else those whose own parts are, with the part.
+
+    Args:
+        labels: Their labels; one that is no sampler's is not judged.
+        settings: Those of the run or the comparison, by name; what is missing is not set.
+    """
+    factor = settings.get("norm_guard")
+    if factor is not None:
+        who = "Biased, all of them" if len(labels) > 1 else "Biased"
+        return [f"{who}: norm_guard = {factor:g} shortens estimates that are longer than those before."]
+    given = SamplerSettings(floor=settings.get("floor"), drop_small_after=settings.get("drop_small_after"))
+    parts = {label: bias_of(label, given) for label in labels if label.partition("@")[0] in SAMPLERS}
+    named = [f"{label} ({part})" for label, part in parts.items() if part is not None]
+    return [f"Biased: {', '.join(named)}."] if named else []
+
+
+def _reached(summary: Summary) -> list[tuple[SamplerSummary, ToThreshold]]:
+    return [(entry, entry.to_threshold) for entry in summary.samplers if entry.to_threshold is not None]
+
+
+def _verdicts(summary: Summary) -> list[str]:
+    if summary.baseline is None:
+        return ["No speed-ups: neither fedavg nor uniform is among the samplers, and no other baseline was named."]
+    speedups = {entry.sampler: reached.speedup for entry, reached in _reached(summary) if reached.speedup is not None}
+    intervals = {label: s for label, s in speedups.items() if s.low is not None}
+    sentences = []
+    for verdict, word in (("faster", "Fewer"), ("slower", "More")):
+        labels = [label for label, s in intervals.items() if s.verdict == verdict]
+        if labels:
+            sentences.append(f"{word} rounds than {summary.baseline} (interval excludes 1): {', '.join(labels)}.")
+    if intervals and not sentences:
+        sentences.append(f"No interval excludes 1: no sampler is shown to differ from {summary.baseline} in rounds.")
+    if len(intervals) > 1:
+        sentences.append(f"Each of the {len(intervals)} intervals is 95 % by itself, not all of them together.")
+    changed = [
+        f"{entry.sampler} ({other})"
+        for entry, reached in _reached(summary)
+        if (other := _verdict(entry.to_threshold_smoothed)) != _verdict(reached)
+    ]
+    if changed:
+        sentences.append(f"By the mean of five evaluations the verdict changes: {', '.join(changed)}.")
+    if speedups:
+        sentences.append(f"Speed-up: mean rounds of {summary.baseline} / mean rounds of the sampler, paired by seed.")
+    return sentences
+
+
+def _verdict(reached: ToThreshold | None) -> str:
+    return "open" if reached is None or reached.speedup is None else reached.speedup.verdict
+
+
+def _censored(summary: Summary) -> list[str]:
+    goal = threshold_text(summary)
+    never = [f"{e.sampler} ({_share(r.num_never, e)})" for e, r in _reached(summary) if r.num_never]
+    if not any(reached.num_reached for _, reached in _reached(summary)):
+        return [f"No run reached {goal}."]
+    if not never:
+        return []
+    return [
+        f"Never reached {goal}: {', '.join(never)}. Rounds, seconds and bytes are means over the seeds that did; "
+        f"{MARK} leaves out such seeds, which flatters the sampler that failed."
+    ]
+
+
+def _columns(summary: Summary) -> str:
+    spread = ", ± sd over seeds" if any(len(entry.seeds) > 1 for entry in summary.samplers) else ""
+    value = (
+        "Accuracy: mean of the 5 best evaluations in the last 4 % of the rounds"
+        if summary.metric == "accuracy"
+        else "Loss: test loss at the last evaluation"
+    )
+    span = "of the whole run" if summary.threshold is None else f"up to {threshold_text(summary)}"
+    return f"{value}{spread}. Seconds and bytes (down + up): {span}, evaluation excluded. {DASH}: no number."
+
+
+def _share(number: int, entry: SamplerSummary) -> str:
+    seeds = len(entry.seeds)
+    return f"{number} of {seeds} {'seed' if seeds == 1 else 'seeds'}"

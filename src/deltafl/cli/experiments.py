@@ -163,7 +163,7 @@ def _run_or_diverge(settings: "RunSettings", folder: Path, on_round: "OnRound", 
 
 def _tell_bias(settings: "RunSettings") -> None:
     """Say if the run's method is biased, as the table of a comparison does."""
-    from ..analysis.remarks import bias_remark
+    from ..analysis.table import bias_remark
 
     for sentence in bias_remark([settings.sampler], settings.model_dump()):
         typer.echo(sentence)

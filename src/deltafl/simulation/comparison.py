@@ -16,10 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..analysis.curves import Run
 from ..analysis.plots import draw_plots
-from ..analysis.schema import Summary
-from ..analysis.summary import summarise, write_summary
+from ..analysis.runs import Run
+from ..analysis.summary import Summary, summarise, write_summary
 from ..errors import DeltaflError, require
 from ..types import IntArray
 from .divergence import DivergedError

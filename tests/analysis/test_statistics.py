@@ -8,15 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltafl.analysis.statistics import (
+    area_under,
+    fieller,
     first_reach,
     gap_closed,
     mean_and_sd,
+    mean_interval,
     mean_of_best,
     moving_average,
     ratio_of_means,
+    reach,
 )
 from deltafl.streams import stream
 from deltafl.types import FloatArray
+from tools.runs import make_run
 
 
 def test_mean_of_best_takes_five_of_the_last_four_percent() -> None:
@@ -59,12 +64,6 @@ def test_moving_average_by_hand() -> None:
     assert np.isnan(moving_average(np.ones(4))).all()
 
 
-def test_moving_average_forgets_nan_after_five() -> None:
-    average_r = moving_average(np.array([np.nan, 1.0, 1.0, 1.0, 1.0, 1.0]))
-    assert np.isnan(average_r[4])
-    assert average_r[5] == 1.0
-
-
 def test_first_reach_counts_a_tie_and_skips_nan() -> None:
     assert first_reach(np.array([0.1, np.nan, 0.7, 0.8]), 0.7, higher=True) == 2
     assert first_reach(np.array([np.nan, 3.0, 0.5, 0.4]), 0.5, higher=False) == 2
@@ -86,7 +85,7 @@ def test_ratio_of_means_by_hand() -> None:
     # freedom the quantile has a closed form: t = q sqrt(2 / (1 - q^2)) at q = .95, about 4.3027.
     result = ratio_of_means(np.array([90.0, 110.0, 100.0]), np.array([50.0, 50.0, 60.0]))
     margin = 0.95 * math.sqrt(2 / (1 - 0.95**2)) * math.sqrt(0.0434375 / 6)
-    assert result.ratio == pytest.approx(1.875)
+    assert result.mean == pytest.approx(1.875)
     assert result.low == pytest.approx(1.875 * math.exp(-margin), rel=1e-12)
     assert result.high == pytest.approx(1.875 * math.exp(margin), rel=1e-12)
 
@@ -108,8 +107,8 @@ def test_swapping_inverts_and_units_cancel(pairs: list[tuple[float, float]], uni
     base_s, other_s = np.array(pairs).T
     result, swapped = ratio_of_means(base_s, other_s), ratio_of_means(other_s, base_s)
     assert result.low is not None and result.high is not None and swapped.low is not None
-    assert result.low <= result.ratio <= result.high
-    assert swapped.ratio == pytest.approx(1 / result.ratio)
+    assert result.low <= result.mean <= result.high
+    assert swapped.mean == pytest.approx(1 / result.mean)
     assert swapped.low == pytest.approx(1 / result.high)
     assert ratio_of_means(unit * base_s, unit * other_s) == pytest.approx(result)
 
@@ -145,17 +144,39 @@ def test_the_interval_agrees_with_a_paired_bootstrap() -> None:
     assert result.high == pytest.approx(high, rel=0.005)
 
 
-def test_pairing_narrows_the_interval() -> None:
-    base_s, other_s = _pairs(20, 1)
-    paired, crossed = ratio_of_means(base_s, other_s), ratio_of_means(base_s, np.roll(other_s, 1))
-    assert paired.low is not None and paired.high is not None and crossed.low is not None and crossed.high is not None
-    assert math.log(paired.high / paired.low) < 0.75 * math.log(crossed.high / crossed.low)
-
-
 def test_gap_closed() -> None:
     uniform_s, full_s = np.array([400.0, 200.0]), np.array([100.0, 100.0])
-    assert gap_closed(uniform_s, np.array([200.0, 200.0]), full_s) == pytest.approx((300 - 200) / (300 - 100))
-    assert gap_closed(uniform_s, uniform_s, full_s) == 0.0
-    assert gap_closed(uniform_s, full_s, full_s) == 1.0
+    for own_s, value in ((np.array([200.0, 200.0]), 0.5), (uniform_s, 0.0), (full_s, 1.0)):
+        gap = gap_closed(uniform_s, own_s, full_s)
+        assert gap is not None
+        assert gap.mean == pytest.approx(value)
     assert gap_closed(full_s, uniform_s, full_s) is None
     assert gap_closed(full_s, full_s, uniform_s) is None
+
+
+def test_fieller_interval_holds_what_a_paired_t_does_not_reject() -> None:
+    own_s, gap_s = np.array([5.0, 7.0, 9.0, 6.0]), np.array([10.0, 11.0, 15.0, 12.0])
+    found = fieller(own_s, gap_s)
+    assert found.mean == pytest.approx(27 / 48)
+    for end in found[1:]:
+        assert end is not None
+        interval = mean_interval(own_s - end * gap_s)
+        # At an end of the interval the paired t just rejects: 0 is an end of its interval.
+        assert min(abs(interval.low or 0.0), abs(interval.high or 0.0)) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_fieller_interval_is_unbounded_where_the_gap_is_not_told_from_zero() -> None:
+    assert fieller(np.array([1.0, 2.0]), np.array([10.0, -8.0])) == (1.5, None, None)
+    assert fieller(np.array([1.0]), np.array([2.0])) == (0.5, None, None)
+
+
+def test_the_area_under_a_curve_keeps_the_last_accuracy() -> None:
+    run = make_run("a", 0, 1, num_rounds=2, round_r=np.array([2, 4]), accuracy_r=np.array([0.2, 0.8]))
+    assert area_under(run, 6) == pytest.approx((3 * 0.2 + 3 * 0.8) / 6)
+    assert area_under(run._replace(accuracy_r=np.array([np.nan, 0.8])), 4) == pytest.approx(0.8 / 4)
+
+
+def test_reach_of_a_run_by_one_evaluation_and_by_the_mean_of_five() -> None:
+    run = make_run("a", 0, 1, accuracy_r=np.array([0.2, 0.9, 0.2, 0.2, 0.2, 0.8, 0.8, 0.8, 0.8, 0.8]))
+    assert (reach(run, 0.7), reach(run, 0.7, smoothed=True)) == (1, 9)  # windows ending there have means .68 and .8
+    assert reach(run, 0.95) is None

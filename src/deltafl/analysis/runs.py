@@ -1,10 +1,11 @@
-"""What a comparison is made from: one ``Run`` for each sampler and seed. Reads no files, knows no task.
+"""The run table: one ``Run`` for each sampler and seed; every table, statistic and picture is made from it.
 
-Letters: ``r`` evaluations of one run in the order of time, ``m`` clients, ``s`` seeds.
+Letters: ``r`` evaluations of one run in order of time, ``m`` clients, ``s`` seeds.
 """
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -12,22 +13,31 @@ from ..errors import DeltaflError
 from ..types import FloatArray, IntArray
 
 Metric = Literal["accuracy", "loss"]
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Run(NamedTuple):
-    """One sampler x one seed, as it went.
+    """One sampler with one seed.
 
     Attributes:
         sampler: The label of the sampler, perhaps with a suffix as in ``fedis@multinomial``.
         seed: The seed; runs of two samplers with the same seed are a pair.
         metric: ``"accuracy"`` (higher is better) or ``"loss"`` (lower is better); the same in all runs of a comparison.
-        round_r: int64 (r,), rounds completed when the global model was evaluated, 1-based, strictly increasing.
+        round_r: int64 (r,), rounds completed at each evaluation, 1-based, strictly increasing.
         accuracy_r: float64 (r,), share in [0, 1]; NaN where the task has none.
         loss_r: float64 (r,), test loss; not finite where the run diverged.
         seconds_r: float64 (r,), wall clock of all rounds up to there, evaluation excluded.
         bytes_r: float64 (r,), bytes down + up of all rounds up to there.
-        draws_m: int64 (m,), how often each client was drawn over the whole run.
-        diverged: The round in which the run diverged and was ended; None if it was not.
+        draws_m: int64 (m,), how often each client was drawn in the run.
+        diverged: The round in which the run diverged and was stopped; None if it did not.
+        part: The part of the experiment.
+        cpu_seconds_r: float64 (r,), processor time up to there, evaluation excluded; None if not recorded.
+        client_accuracy_r: float64 (r,), mean over clients of their own test accuracy; None if not measured.
+        probes: Other measurements, column by column, with their own ``round``; NaN where there is no number.
+        settings: Settings of the run.
+        data: The name of the data set.
+        environment: Hardware and versions.
+        diverged_why: Symptom and likely cause, one sentence.
     """
 
     sampler: str
@@ -40,6 +50,14 @@ class Run(NamedTuple):
     bytes_r: FloatArray
     draws_m: IntArray
     diverged: int | None = None
+    part: str = ""
+    cpu_seconds_r: FloatArray | None = None
+    client_accuracy_r: FloatArray | None = None
+    probes: Mapping[str, FloatArray] = _NOTHING
+    settings: Mapping[str, Any] = _NOTHING
+    data: str = ""
+    environment: Mapping[str, Any] = _NOTHING
+    diverged_why: str = ""
 
     @property
     def value_r(self) -> FloatArray:
@@ -50,6 +68,35 @@ class Run(NamedTuple):
     def num_rounds(self) -> int:
         """Rounds completed at the last evaluation."""
         return int(self.round_r[-1])
+
+    @property
+    def horizon(self) -> int:
+        """Rounds that were planned; those at the last evaluation if the settings do not say."""
+        return int(self.settings.get("rounds") or self.num_rounds)
+
+    def probe(self, name: str) -> FloatArray:
+        """A column of ``probes``.
+
+        Raises:
+            DeltaflError: If it was not measured.
+        """
+        if name not in self.probes:
+            raise DeltaflError(f"run {self.sampler}, seed {self.seed} has no column {name!r}; it was run without it")
+        return self.probes[name]
+
+
+def long_table(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """One row for each evaluation of each run, as columns that ``pandas.DataFrame`` takes.
+
+    The columns are part, sampler, seed, round, accuracy, loss, seconds and bytes.
+    """
+    rows = [
+        (run.part, run.sampler, run.seed, *values)
+        for run in runs
+        for values in zip(*(column.tolist() for column in run[3:8]), strict=True)
+    ]
+    names = ("part", "sampler", "seed", "round", "accuracy", "loss", "seconds", "bytes")
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
 def by_sampler(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -69,7 +116,7 @@ def find_sampler(name: str, labels: Sequence[str]) -> str | None:
 
 
 def check_runs(runs: Sequence[Run]) -> None:
-    """Refuse runs that cannot be compared.
+    """Reject runs that cannot be compared.
 
     Raises:
         DeltaflError: If there is no run, a sampler has a seed twice, the metrics or the numbers of clients
@@ -84,12 +131,13 @@ def check_runs(runs: Sequence[Run]) -> None:
             raise DeltaflError(f"two runs of sampler {run.sampler!r} have seed {run.seed}; leave one out")
         seen.add((run.sampler, run.seed))
         _check_run(run)
-    metrics = sorted({run.metric for run in runs})
-    if len(metrics) > 1:
-        raise DeltaflError(f"the runs have different metrics ({', '.join(metrics)}); compare runs of one task")
-    num_clients = sorted({len(run.draws_m) for run in runs})
-    if len(num_clients) > 1:
-        raise DeltaflError(f"the runs have different numbers of clients ({num_clients}); compare runs of one task")
+    for what, found in (
+        ("metrics", {run.metric for run in runs}),
+        ("numbers of clients", {len(run.draws_m) for run in runs}),
+    ):
+        if len(found) > 1:
+            values = ", ".join(map(str, sorted(found)))
+            raise DeltaflError(f"the runs have different {what} ({values}); compare runs of one task")
 
 
 def _check_run(run: Run) -> None:

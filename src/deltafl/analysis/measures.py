@@ -1,0 +1,187 @@
+"""What methods are compared by: one number for each run, and paired comparisons of two methods over seeds."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from ..types import FloatArray
+from .runs import Run
+from .statistics import Interval, is_late, mean_interval, mean_of_best, ratio_of_means, reach
+
+Status = Literal["shown", "contradicted", "open", "no interval"]
+
+
+class Measure(NamedTuple):
+    """One number of a run.
+
+    Attributes:
+        name: For people, as in "rounds to 70 %".
+        form: ``"ratio"``: methods are compared by the ratio of means; ``"difference"``: by the mean difference.
+        higher: Whether higher is better.
+        value: The number; None where there is none: the threshold was never reached, the run diverged.
+        scale: Factor of a difference when it is shown: 100 for shares.
+        unit: What stands after a difference, or before a ratio.
+        failed: What a missing number means, as in "never reached 70 %".
+        words: What a method with the better number is called, and one with the worse.
+        cut: Whether the number of a run is only a bound, larger had the run gone on. None for never.
+    """
+
+    name: str
+    form: Literal["ratio", "difference"]
+    higher: bool
+    value: Callable[[Run], float | None]
+    scale: float = 1.0
+    unit: str = ""
+    failed: str = "has no finite value"
+    words: tuple[str, str] = ("better", "worse")
+    cut: Callable[[Run], bool] | None = None
+
+    def numbers(self, runs: Mapping[int, Run]) -> FloatArray:
+        """The numbers of the seeds that have one, (s,)."""
+        found = (self.value(run) for run in runs.values())
+        return np.array([number for number in found if number is not None], dtype=np.float64)
+
+
+def accuracy(best: int = 5) -> Measure:
+    """The mean of the best accuracies within the last 4 % of the rounds (5: acc_top5); the last one if it diverged."""
+
+    def value(run: Run) -> float | None:
+        if run.diverged is not None:  # the best of the rounds before would hide it
+            return _finite(float(run.accuracy_r[-1]))
+        return _finite(mean_of_best(run.accuracy_r, run.round_r, True, best))
+
+    return Measure("accuracy", "difference", True, value, 100.0, " points")
+
+
+def best_within(horizon: int, best: int) -> Measure:
+    """The mean of the best accuracies within the first ``horizon`` rounds."""
+
+    def value(run: Run) -> float | None:
+        if run.diverged is not None and run.diverged <= horizon:
+            return _finite(float(run.accuracy_r[-1]))
+        early_r = np.sort(run.accuracy_r[run.round_r <= horizon])
+        return _finite(float(np.mean(early_r[-best:]))) if len(early_r) else None
+
+    return Measure(f"best {best} of {horizon} rounds", "difference", True, value, 100.0, " points")
+
+
+def rounds_to(threshold: float, metric: str, smoothed: bool = False) -> Measure:
+    """The first evaluated round that reaches the threshold, by itself or by the mean of five evaluations."""
+
+    def value(run: Run) -> float | None:
+        at = reach(run, threshold, smoothed)
+        return None if at is None else float(run.round_r[at])
+
+    goal = f"{100 * threshold:g} %" if metric == "accuracy" else f"loss {threshold:g}"
+    return Measure(f"rounds to {goal}", "ratio", False, value, unit="speed-up ", failed=f"never reached {goal}")
+
+
+def late_loss(log10: bool) -> Measure:
+    """Mean loss, or mean log10 loss, over the last 4 % of the rounds (at least five): one round alone is noisy."""
+
+    def value(run: Run) -> float | None:
+        if run.diverged is not None:
+            return None
+        late_r = run.loss_r[is_late(run.round_r)]
+        if log10:
+            late_r = np.log10(late_r) if (late_r > 0).all() else np.array([math.nan])
+        return _finite(float(np.mean(late_r)))
+
+    return Measure("log10 loss" if log10 else "loss", "difference", False, value, failed="diverged")
+
+
+def late_probe(title: str, column: str, larger: bool) -> Measure:
+    """Mean of a probe column over the second half of the rounds, geometric where all numbers are above 0."""
+    words = ("larger", "smaller") if larger else ("smaller", "larger")
+    return Measure(
+        title, "ratio", larger, lambda run: centre(second_half(run, column)), unit=f"{words[0]} ", words=words
+    )
+
+
+def second_half(run: Run, column: str) -> FloatArray:
+    """The numbers of a probe column in the second half of the run's rounds, without holes."""
+    value_r = run.probe(column)
+    # Probes have their own rounds: they need not be measured in every round.
+    round_r = run.probes.get("round", np.arange(len(value_r)))
+    late_r = value_r[round_r >= (round_r[0] + round_r[-1]) / 2] if len(value_r) else value_r
+    return late_r[np.isfinite(late_r)]
+
+
+def centre(value_r: FloatArray) -> float | None:
+    """The geometric mean of positive numbers, the arithmetic mean of others; None of no number."""
+    if len(value_r) == 0:
+        return None
+    return _finite(float(np.exp(np.mean(np.log(value_r))) if (value_r > 0).all() else np.mean(value_r)))
+
+
+class Statement(NamedTuple):
+    """The statement that the first method is better than the second, and what paired seeds show.
+
+    Attributes:
+        where: Title of the part.
+        measure: What is compared.
+        first, second: Names of the methods.
+        estimate: Ratio (above 1) or difference (above 0) in favour of the first; None without a pair.
+        low, high: Its 95 % interval; None with fewer than two pairs.
+        pairs: Seeds with a number of both.
+        only_first, only_second: Seeds that both ran where only one of them has a number.
+        status: ``shown``: the interval excludes no difference in the stated direction; ``contradicted``: in the other;
+            ``open``: it contains no difference; ``no interval``: fewer than two pairs.
+    """
+
+    where: str
+    measure: Measure
+    first: str
+    second: str
+    estimate: float | None
+    low: float | None
+    high: float | None
+    pairs: int
+    only_first: int
+    only_second: int
+    status: Status
+
+
+def compare(
+    where: str, measure: Measure, first: tuple[str, Mapping[int, Run]], second: tuple[str, Mapping[int, Run]]
+) -> Statement:
+    """Compare two methods, each a name with its runs by seed, over the seeds that both ran.
+
+    A method without a number (threshold never reached, diverged) in a seed where the other has one is not called
+    better, whatever the interval of the remaining pairs is: those pairs flatter it. All pairs alike make an interval
+    without width, which proves nothing: open.
+    """
+    shared = sorted(set(first[1]) & set(second[1]))
+    both = [(measure.value(first[1][seed]), measure.value(second[1][seed])) for seed in shared]
+    pairs = [(a, b) for a, b in both if a is not None and b is not None]
+    only_first = sum(a is not None and b is None for a, b in both)
+    only_second = sum(a is None and b is not None for a, b in both)
+    if not pairs:
+        return Statement(
+            where, measure, first[0], second[0], None, None, None, 0, only_first, only_second, "no interval"
+        )
+    found = _interval(measure, np.array(pairs, dtype=np.float64))
+    status: Status = "no interval"
+    if found.low is not None and found.high is not None:
+        status = _status(found.low, found.high, 1.0 if measure.form == "ratio" else 0.0)
+        if (status == "shown" and only_second) or (status == "contradicted" and only_first):
+            status = "open"
+    return Statement(where, measure, first[0], second[0], *found, len(pairs), only_first, only_second, status)
+
+
+def _interval(measure: Measure, pair_s2: FloatArray) -> Interval:
+    better_s, worse_s = (pair_s2[:, 0], pair_s2[:, 1]) if measure.higher else (pair_s2[:, 1], pair_s2[:, 0])
+    return ratio_of_means(better_s, worse_s) if measure.form == "ratio" else mean_interval(better_s - worse_s)
+
+
+def _status(low: float, high: float, no_difference: float) -> Status:
+    # Pairs that agree up to rounding have an interval without width, which proves nothing.
+    if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12) or low <= no_difference <= high:
+        return "open"
+    return "shown" if low > no_difference else "contradicted"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,55 @@
+"""Writing pages: cells and tables in Markdown, rows of CSV."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+DASH = "–"
+#: Rows of a CSV file.
+Cells = list[dict[str, Any]]
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table, its first ``left`` columns to the left and the others to the right."""
+    lines = [heads, ["---" if i < left else "---:" for i in range(len(heads))], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def folded(summary: str, text: str) -> str:
+    """A text that a reader unfolds, with one line that stays visible."""
+    return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>"
+
+
+def csv_text(cells: Cells) -> str:
+    """Rows as CSV; the columns are those of all rows, in order of appearance; numbers have six digits."""
+    names = list(dict.fromkeys(name for row in cells for name in row))
+    file = io.StringIO()
+    writer = csv.DictWriter(file, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _six_digits(value) for name, value in row.items()} for row in cells)
+    return file.getvalue()
+
+
+def _six_digits(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """A number with its digits behind the point; a dash for None."""
+    return DASH if value is None else f"{value:.{digits}f}"
+
+
+def plus_minus(mean: float | None, sd: float | None, digits: int) -> str:
+    """Mean ± sd with their digits behind the point."""
+    return fixed(mean, digits) + ("" if mean is None or sd is None else f" ± {sd:.{digits}f}")
+
+
+def short(value: float | None) -> str:
+    """A number with four significant digits; a dash for None."""
+    return DASH if value is None else f"{value:.4g}"
+
+
+def plus_minus_short(mean: float | None, sd: float | None) -> str:
+    """Mean with four, sd with two significant digits."""
+    return short(mean) + ("" if mean is None or sd is None else f" ± {sd:.2g}")

@@ -1,0 +1,192 @@
+"""What a person reads: the table at 80 and 100 columns, and the sentences below it."""
+
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from deltafl.analysis import Run, Summary, comparison_table, remarks, summarise
+from deltafl.analysis.table import bias_remark, human_bytes, human_seconds
+from tools.runs import make_run, runs_of
+
+
+def render(summary: Summary, width: int) -> list[str]:
+    console = Console(width=width, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(comparison_table(summary))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def wide_runs() -> list[Run]:
+    """Many samplers with long labels and large numbers, the widest cells that an experiment makes."""
+    reaches: dict[str, list[int | None]] = {
+        "fedavg": [1200, 1500, 1400],
+        "uniform": [1300, 1450, 1350],
+        "full": [700, 800, 760],
+        "clustered-sampling": [1100, 1400, 1290],
+        "fedis@multinomial": [1000, 1350, None],
+        "power-of-choice": [None, None, None],
+    }
+    return [
+        make_run(
+            sampler,
+            seed,
+            reach,
+            num_rounds=2000,
+            accuracy_r=np.where(np.arange(1, 2001) >= (reach or 9999), 0.8, 0.2) + 0.001 * seed,
+            bytes_r=1e8 * np.arange(1, 2001),
+            seconds_r=7.3 * np.arange(1, 2001),
+        )
+        for sampler, seeds in reaches.items()
+        for seed, reach in enumerate(seeds)
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_the_table_fits_and_cuts_nothing(width: int) -> None:
+    lines = render(summarise(wide_runs(), 0.7), width)
+    text = "\n".join(lines)
+    assert all(len(line) <= width for line in lines)
+    assert "…" not in text
+    for piece in ("1,366.7", "2/3 seeds", "0/3 seeds", "baseline", "[1.62–2.03]", "9,977", "137 GB", "0.00", "1.00"):
+        assert piece in text
+
+
+def test_brackets_in_labels_are_not_markup() -> None:
+    assert any(line.startswith("[bold]x") for line in render(summarise([make_run("[bold]x", 0, 3)], 0.7), 100))
+
+
+def test_log_loss_column() -> None:
+    lines = render(summarise(runs_of("loss", fedavg=[3, 4], fedis=[2, 4]), 0.5), 100)
+    assert any("log10" in line for line in lines)
+    assert any("-1.000±0.000" in line for line in lines)
+
+
+def test_diverged_loss_is_a_dash() -> None:
+    runs = [make_run("fedavg", 0, 3, "loss"), make_run("fedis", 0, 3, "loss", loss_r=np.full(10, np.nan))]
+    summary = summarise(runs, 0.5)
+    row = next(line for line in render(summary, 100) if line.startswith("fedis"))
+    assert row.split()[1] == "—"
+    assert "† Diverged: fedis (1 of 1 seed)." in " ".join(remarks(summary))
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999.6, "1.00 kB"),
+        (1234, "1.23 kB"),
+        (9.996e6, "10.0 MB"),
+        (99.96e6, "100 MB"),
+        (999.4e6, "999 MB"),
+        (999.6e6, "1.00 GB"),
+        (3.2e18, "3,200 PB"),
+        (None, "—"),
+    ],
+)
+def test_human_bytes(number: float | None, text: str) -> None:
+    assert human_bytes(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0.5, "0.50"), (9.99, "9.99"), (9.996, "10.0"), (99.96, "100"), (1747.6, "1,748"), (None, "—")]
+)
+def test_human_seconds(number: float | None, text: str) -> None:
+    assert human_seconds(number) == text
+
+
+def test_no_threshold_shows_totals() -> None:
+    lines = render(summarise(runs_of(fedavg=[3, 4]), math.nan), 80)
+    row = next(line for line in lines if line.startswith("fedavg"))
+    assert row.split() == ["fedavg", "80.00±0.00", "20.0", "10.0", "kB"]
+
+
+@pytest.mark.parametrize(
+    ("label", "settings", "part"),
+    [
+        ("uniform", {}, None),
+        ("innovation@pivotal", {}, None),
+        ("fedavg", {}, "estimator hajek"),
+        ("pracdelta@successive", {}, "design successive"),
+        ("power-of-choice", {}, "estimator plain-mean"),
+        ("pracdelta", {"floor": 0.0}, "draws that leave clients out"),
+        ("cluster-is", {"drop_small_after": 9}, "draws that leave clients out"),
+    ],
+)
+def test_a_biased_method_is_named_with_the_part_that_makes_it_so(
+    label: str, settings: dict[str, float], part: str | None
+) -> None:
+    said = [] if part is None else [f"Biased: {label} ({part})."]
+    assert bias_remark([label], settings) == said
+    summary = summarise([make_run(label, 0, 3), make_run("no sampler", 0, 3)], 0.7, settings=settings)
+    assert [sentence for sentence in remarks(summary) if "iased" in sentence] == said
+
+
+def test_a_norm_guard_makes_every_method_biased() -> None:
+    said = "norm_guard = 3 shortens estimates that are longer than those before."
+    assert bias_remark(["uniform"], {"norm_guard": 3.0}) == [f"Biased: {said}"]
+    assert bias_remark(["uniform", "fedavg"], {"norm_guard": 3.0}) == [f"Biased, all of them: {said}"]
+
+
+def test_a_row_has_its_interval_below_the_ratio() -> None:
+    # r = a / mean(a) - b / mean(b) = (-.05115, .03561, .01554): se .02622, times t_2 = 4.3027 gives .1128.
+    lines = render(summarise(wide_runs(), 0.7), 80)
+    at = next(i for i, line in enumerate(lines) if line.startswith("full "))
+    assert lines[at].split() == ["full", "80.10±0.10", "753.3", "1.81", "1.00", "5,499", "75.3", "GB"]
+    assert lines[at + 1].strip() == "[1.62–2.03]"
+
+
+def test_remarks_state_the_result_first() -> None:
+    reaches: dict[str, list[int | None]] = {
+        "fedavg": [600, 620, 640],
+        "fedis": [300, 310, 321],
+        "delta": [600, 640, 619],
+        "md": [900, 930, 961],
+    }
+    runs = [make_run(k, seed, reach, num_rounds=1000) for k, v in reaches.items() for seed, reach in enumerate(v)]
+    assert remarks(summarise(runs, 0.7))[:3] == [
+        "Fewer rounds than fedavg (interval excludes 1): fedis.",
+        "More rounds than fedavg (interval excludes 1): md.",
+        "Each of the 3 intervals is 95 % by itself, not all of them together.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reaches", "threshold", "sentence"),
+    [
+        ({"fedavg": [3, 5], "fedis": [5, 3]}, 0.7, "No interval excludes 1"),
+        ({"fedavg": [6, 6], "fedis": [3, 3]}, 0.7, "No interval excludes 1"),  # no width: no proof
+        ({"fedavg": [6], "fedis": [3]}, 0.7, "One seed: no intervals."),
+        ({"fedavg": [3, 4]}, None, "No threshold was set"),
+        ({"fedis": [3, 4], "md": [3, 4]}, 0.7, "No speed-ups: neither fedavg"),
+        ({"fedavg": [None]}, 0.7, "No run reached 70 %."),
+        ({"fedavg": [6, None, 7], "fedis": [3, 4, 4]}, 0.7, "Never reached 70 %: fedavg (1 of 3 seeds)."),
+    ],
+)
+def test_remarks(reaches: dict[str, list[int | None]], threshold: float | None, sentence: str) -> None:
+    assert any(
+        found.startswith(sentence)
+        for found in remarks(
+            summarise([make_run(k, seed, at) for k, v in reaches.items() for seed, at in enumerate(v)], threshold)
+        )
+    )
+
+
+def test_a_remark_names_lengths_that_differ() -> None:
+    text = " ".join(remarks(summarise([make_run("fedavg", 0, 3), make_run("md", 0, 3, num_rounds=20)], 0.7)))
+    assert "The runs differ in length (10 to 20 rounds)" in text
+
+
+def test_a_remark_says_where_the_mean_of_five_disagrees() -> None:
+    # fedis is lucky in rounds 100 to 102 and stays above the threshold only from round 600 on, as fedavg does.
+    runs = [make_run("fedavg", seed, 600 + seed, num_rounds=1000) for seed in range(3)]
+    for seed in range(3):
+        run = make_run("fedis", seed, 600 + 2 * (seed % 2), num_rounds=1000)
+        accuracy_r = run.accuracy_r.copy()
+        accuracy_r[100 + seed] = 0.9
+        runs.append(run._replace(accuracy_r=accuracy_r))
+    sentences = remarks(summarise(runs, 0.7))
+    assert "Fewer rounds than fedavg (interval excludes 1): fedis." in sentences
+    assert "By the mean of five evaluations the verdict changes: fedis (open)." in sentences
