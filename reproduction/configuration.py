@@ -8,9 +8,8 @@ from typing import Any
 import tomli_w
 
 from deltafl.plain_files import write_atomically
-from deltafl.simulation.lock import in_turn
+from deltafl.simulation.record import RunStore
 
-from .kept import files_lock
 from .spec import Experiment
 
 
@@ -28,7 +27,7 @@ def write_config(experiment: Experiment, scale: str, parts: Mapping[str, Mapping
     """
     path = folder / "config.toml"
     head = {"experiment": experiment.name, "scale": scale}
-    with in_turn(files_lock(folder)):
+    with RunStore(folder).lock():
         known = {**_parts_there(path, head), **parts}
         ordered = {part: known[part] for part in experiment.parts if part in known}
         write_atomically(path, tomli_w.dumps({**head, "parts": ordered}))

@@ -8,14 +8,15 @@ from pydantic import ValidationError
 
 from deltafl.errors import DeltaflError, require
 from deltafl.plain_files import write_atomically
-from deltafl.simulation.lock import in_turn, only_one
+from deltafl.simulation.lock import only_one
+from deltafl.simulation.record import RunStore
+from deltafl.simulation.sweep import OnProgress, Progress
 
 from .environments import only_here, told
 from .folders import require_ours
-from .kept import files_lock
 from .request import Request
 from .spec import Experiment, Sweep, load_experiment
-from .sweep import OnProgress, Progress, make_sweep, records_of, run_sweep
+from .sweep import make_sweep, records_of, run_sweep
 
 
 def reproduce(request: Request, on_progress: OnProgress) -> str:
@@ -53,7 +54,7 @@ def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) ->
     records = records_of(sweep, folder)
     if not records:
         raise DeltaflError(f"{folder} has no finished run yet; leave out --only-page to run some")
-    with in_turn(files_lock(request.out)):
+    with RunStore(request.out).lock():
         return write_page(replace(sweep, experiment=experiment), records, request.out, not_run, request.command)
 
 
@@ -125,7 +126,7 @@ def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) 
     experiment.own_settings(request.scale)  # refuses an unknown scale before anything is written
     if request.only_page and not request.out.is_dir():
         raise DeltaflError(f"{request.out} has no finished run yet; leave out --only-page to run some")
-    with only_one(files_lock(request.out)) as ours:
+    with only_one(request.out / ".playing") as ours:
         if not ours:
             raise DeltaflError(f"another process is running {experiment.name} in {request.out}; choose another --out")
         try:

@@ -19,12 +19,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deltafl.errors import DeltaflError, unknown_name
-from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
+from deltafl.simulation.settings import CompareSettings, make_settings
+from deltafl.simulation.sweep import Job
 
 SCALES = ("smoke", "cpu", "paper")
 #: Figures of the paper that another experiment shows.
@@ -128,18 +129,6 @@ class Experiment(_Model):
         merged = {**self.settings, **self.parts[part], **change.settings, **change.change.get(part, {}), **own}
         merged.pop("title", None)
         return make_settings(CompareSettings, {key: value for key, value in merged.items() if value is not None})
-
-
-class Job(NamedTuple):
-    """One run of a sweep."""
-
-    part: str
-    settings: RunSettings
-
-    @property
-    def key(self) -> str:
-        """Its place below ``runs/``, without the suffix."""
-        return f"{self.part}/{self.settings.sampler}-seed{self.settings.seed}"
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from deltafl.simulation.record import RunRecord, RunStore, what_is_run, write_record
+from deltafl.simulation.sweep import Job
 from reproduction.benchmark import run as benchmark
 from reproduction.benchmark.parts import Part, parts_of
-from reproduction.kept import record_path
-from reproduction.record import RunRecord, what_is_run, write_record
 from reproduction.request import Request
-from reproduction.spec import Experiment, Job, parse_experiment
+from reproduction.spec import Experiment, parse_experiment
 
 TINY: dict[str, Any] = {
     "task": "digits",
@@ -86,10 +86,10 @@ def write_runs(folder: Path, experiment: Experiment, table: dict[str, list[int]]
         for label, reached_s in table.items():
             for rate, at in ((0.1, 39), (0.2, reached_s[0]), (0.4, 38)):
                 job = part.tuning_job(label, rate, 1000)
-                write_record(record(job, curve(job.settings.rounds or 0, at, 40)), record_path(job, folder))
+                write_record(record(job, curve(job.settings.rounds or 0, at, 40)), RunStore(folder).path(job))
             for seed, at in enumerate(reached_s):
                 job = part.test_job(label, 0.2, seed)
-                write_record(record(job, curve(job.settings.rounds or 0, at, 40)), record_path(job, folder))
+                write_record(record(job, curve(job.settings.rounds or 0, at, 40)), RunStore(folder).path(job))
 
 
 def shown(folder: Path, experiment: Experiment) -> str:

@@ -17,9 +17,10 @@ from scipy.optimize import brentq
 
 from deltafl.errors import DeltaflError
 from deltafl.samplers import SAMPLERS, is_unbiased
+from deltafl.simulation.record import RunStore
 from deltafl.simulation.settings import RunSettings, make_settings
+from deltafl.simulation.sweep import Job, Progress, run_job
 from made_up_benchmark import MADE_UP, curve, made_up, part_of, record, shown, tiny, write_runs
-from reproduction import sweep
 from reproduction.benchmark import run as benchmark
 from reproduction.benchmark.gap import Gap, closed, room
 from reproduction.benchmark.judge import is_ours, measures
@@ -28,11 +29,9 @@ from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.results import Result, Store
 from reproduction.benchmark.server_memory import model_size, server_memory
 from reproduction.benchmark.target import Judgement, holm, p_value, sum_up
-from reproduction.kept import is_done, record_path
 from reproduction.pages.measures import compare
 from reproduction.request import Request
-from reproduction.spec import SCALES, Experiment, Job, load_experiment
-from reproduction.sweep import Progress
+from reproduction.spec import SCALES, Experiment, load_experiment
 
 # Gaps closed
 
@@ -387,7 +386,7 @@ def test_lines_of_tuning_runs_say_what_their_records_said(tmp_path: Path) -> Non
     store, jobs = Store(tmp_path), [part.tuning_job("uniform", rate, 1000) for rate in part.rates]
     before = [store.tried(part, job) for job in jobs]
     store.pack(part, jobs)
-    assert not any(record_path(job, tmp_path).exists() for job in jobs)
+    assert not any(RunStore(tmp_path).path(job).exists() for job in jobs)
     assert [store.tried(part, job) for job in jobs] == before
     assert [Store(tmp_path).tried(part, job) for job in jobs] == before
     store.pack(part, [part.tuning_job("full", 0.2, 1000)])  # the others stay
@@ -439,8 +438,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def serial(jobs: Sequence[Job], folder: Path, _: int, on_progress: Callable[[Progress], None], *__: object) -> None:
         for job in jobs:
-            if not is_done(job, folder):
-                sweep.run_job(job, folder)
+            if not RunStore(folder).get(job):
+                run_job(job, folder)
                 done.append(job.key)
         rounds = sum(job.settings.rounds or 0 for job in jobs)
         on_progress(Progress(rounds, rounds, len(jobs), len(jobs), ()))

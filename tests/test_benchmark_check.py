@@ -7,16 +7,15 @@ from typer.testing import CliRunner
 
 from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
+from deltafl.simulation.record import RunStore, read_record, write_record
+from deltafl.simulation.sweep import Job, run_job
 from reproduction import reproduce, spec
 from reproduction.benchmark import results
 from reproduction.benchmark.check import check_runs, choose, finished
 from reproduction.benchmark.parts import Part, parts_of
 from reproduction.benchmark.results import Store
-from reproduction.kept import record_path
-from reproduction.record import read_record, write_record
 from reproduction.request import Request
-from reproduction.spec import Experiment, Job, parse_experiment
-from reproduction.sweep import run_job
+from reproduction.spec import Experiment, parse_experiment
 from small_benchmark import small_benchmark
 
 CONTENT = small_benchmark(rounds=3, threshold=0.2, seeds=2)
@@ -66,7 +65,7 @@ def test_records_of_other_code_are_named(ran: Path, monkeypatch: pytest.MonkeyPa
 
     same = ["digits/full-seed0: the same", "digits/uniform-seed1: the same", "0 of 2 runs differ from their records"]
     assert told() == (0, same)
-    path = record_path(part_and_jobs(ran)[1][1][1], ran)
+    path = RunStore(ran).path(part_and_jobs(ran)[1][1][1])
     before, record = path.read_bytes(), read_record(path)
     assert record.accuracy[1] is not None
     accuracy = [record.accuracy[0], record.accuracy[1] + 0.01, *record.accuracy[2:]]

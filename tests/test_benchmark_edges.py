@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
+from deltafl.simulation.record import RunStore, write_record
 from made_up_benchmark import curve, part_of, record
 from reproduction.benchmark.edges import edge_text
 from reproduction.benchmark.results import Store, gather
-from reproduction.kept import record_path
-from reproduction.record import write_record
 
 
 def said(folder: Path, reached: dict[float, list[int]]) -> str:
@@ -17,7 +16,7 @@ def said(folder: Path, reached: dict[float, list[int]]) -> str:
     best = min(reached, key=lambda rate: sum(reached[rate]))
     jobs[part.test_job("uniform", best, 0)] = 5
     for job, at in jobs.items():
-        write_record(record(job, curve(12, at, 12)), record_path(job, folder))
+        write_record(record(job, curve(12, at, 12)), RunStore(folder).path(job))
     store = Store(folder)
     result = gather(part, store)
     assert result is not None

@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 
 from deltafl.errors import DeltaflError
+from deltafl.simulation import record, sweep
+from deltafl.simulation.record import UNFINISHED, RunRecord, RunStore, read_record
 from deltafl.simulation.records import RunDirectory
-from reproduction import kept, sweep
+from deltafl.simulation.sweep import Job, OnProgress, run_job
 from reproduction.benchmark import run as benchmark
 from reproduction.benchmark.parts import Part, parts_of
 from reproduction.benchmark.results import Store, tuning
-from reproduction.kept import UNFINISHED, is_done, record_path
-from reproduction.record import RunRecord, read_record
 from reproduction.request import Request
-from reproduction.spec import Job, parse_experiment
-from reproduction.sweep import OnProgress, run_job
+from reproduction.spec import parse_experiment
 from small_benchmark import small_benchmark
 
 EXPERIMENT = parse_experiment("benchmark", small_benchmark(rounds=2, threshold=0.5, seeds=1))
@@ -33,7 +32,7 @@ def test_runs_that_another_process_packed_are_found(tmp_path: Path) -> None:
     for job in jobs:
         run_job(job, tmp_path)
     theirs.pack(part, jobs)
-    assert not any(is_done(job, tmp_path) for job in jobs)
+    assert not any(RunStore(tmp_path).get(job) for job in jobs)
     found = [ours.tried(part, job) for job in jobs]
     assert None not in found
     assert found == [theirs.tried(part, job) for job in jobs]
@@ -58,9 +57,9 @@ def test_a_sweep_that_lags_behind_plays_nothing_again(tmp_path: Path, monkeypatc
     played: list[str] = []
     run_alone = sweep._run_alone
 
-    def run_counted(job: Job, folder: Path) -> None:
+    def run_counted(job: Job, store: RunStore) -> None:
         played.append(job.key)
-        run_alone(job, folder)
+        run_alone(job, store)
 
     def behind(
         jobs: Sequence[Job], folder: Path, _: int, on_progress: OnProgress, is_packed: sweep.IsPacked | None = None
@@ -86,8 +85,8 @@ def test_a_record_that_goes_while_it_is_read_is_none(tmp_path: Path, monkeypatch
         path.unlink(missing_ok=True)
         return read_record(path)
 
-    monkeypatch.setattr(kept, "read_record", read_late)
-    assert not is_done(job, tmp_path)
+    monkeypatch.setattr(record, "read_record", read_late)
+    assert not RunStore(tmp_path).get(job)
 
 
 def test_an_unfinished_run_that_ends_while_it_is_looked_at_is_none(
@@ -104,13 +103,13 @@ def test_an_unfinished_run_that_ends_while_it_is_looked_at_is_none(
         return found
 
     monkeypatch.setattr(Path, "exists", exists_then_goes)
-    assert not is_done(job, tmp_path)
+    assert not RunStore(tmp_path).get(job)
 
 
 def test_a_damaged_record_is_still_refused(tmp_path: Path) -> None:
     _, (job, _) = part_and_jobs(tmp_path)
-    path = record_path(job, tmp_path)
+    path = RunStore(tmp_path).path(job)
     path.parent.mkdir(parents=True)
     path.write_text("{}")
     with pytest.raises(DeltaflError, match="is not the record of a run"):
-        is_done(job, tmp_path)
+        RunStore(tmp_path).get(job)

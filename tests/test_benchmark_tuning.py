@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from deltafl.simulation.record import RunRecord, RunStore, write_record
+from deltafl.simulation.sweep import Job
 from made_up_benchmark import curve, part_of, record, tiny
 from reproduction.benchmark import run as benchmark
 from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.results import Store, tuning
 from reproduction.benchmark.tried import read_tried, tried_of
 from reproduction.benchmark.tuning import Score, Screen, score, search
-from reproduction.kept import record_path
-from reproduction.record import RunRecord, write_record
 from reproduction.request import Request
-from reproduction.spec import Job
 
 
 def best_at(**optimum: float) -> Callable[[str, float], Score]:
@@ -109,7 +108,7 @@ def test_later_tuning_seeds_play_only_the_finalists(tmp_path: Path) -> None:
     assert planned() == first
     for rate, accuracy_r in ((0.1, [0, 0, 0, 0.9]), (0.2, [0.9] * 4), (0.4, [0, 0.9, 0.9, 0.9])):
         job = part.tuning_job("uniform", rate, 1000)
-        write_record(record(job, accuracy_r), record_path(job, tmp_path))
+        write_record(record(job, accuracy_r), RunStore(tmp_path).path(job))
     assert planned() == [*first, (1001, 0.2), (1001, 0.4)]
 
 
@@ -123,7 +122,7 @@ def test_runs_of_rates_that_are_finalists_no_more_leave_no_records(
 
     def play(jobs: Sequence[Job], folder: Path, *_: object) -> None:
         for job in jobs:
-            write_record(record(job, curve(12, at[job.settings.local_lr or 0], 12)), record_path(job, folder))
+            write_record(record(job, curve(12, at[job.settings.local_lr or 0], 12)), RunStore(folder).path(job))
 
     monkeypatch.setattr(benchmark, "run_jobs", play)
     parts = parts_of(experiment, "smoke")

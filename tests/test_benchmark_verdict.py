@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deltafl.simulation.record import RunRecord, RunStore, read_record, write_record
 from made_up_benchmark import MADE_UP, curve, made_up, record, shown, tiny, write_runs
 from reproduction.benchmark.gap import Gap, room
 from reproduction.benchmark.judge import gap_of, measures, rounds_at
@@ -15,8 +16,6 @@ from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.results import Method, Result, Store, gather
 from reproduction.benchmark.target import elsewhere_text, headline, judge, judge_all, sentence
 from reproduction.benchmark.tuning import Search
-from reproduction.kept import record_path
-from reproduction.record import RunRecord, read_record, write_record
 
 BENCHMARK = Path(__file__).parent.parent / "results" / "benchmark"
 
@@ -158,7 +157,7 @@ def test_the_error_column_is_the_mean_squared_error_and_bounds_of_zero_say_nothi
         "bias": [0.1] * 4,
         "least_error": [1.0, 1.0, 0.0, 0.25],
     }
-    write_record(run.model_copy(update={"probes": probes}), record_path(job, tmp_path))
+    write_record(run.model_copy(update={"probes": probes}), RunStore(tmp_path).path(job))
     page = shown(tmp_path, made_up())
     (row,) = (
         line for line in page.splitlines() if line.startswith("| `delta-centred` |") and line.endswith("| 0.25 |")

@@ -19,19 +19,19 @@ from deltafl.simulation.comparison import run_comparison
 from deltafl.simulation.divergence import DivergedError, Method, Watch, likely_cause
 from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.experiment import run_single
+from deltafl.simulation.record import RunStore, read_record
 from deltafl.simulation.records import RunDirectory
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, task_of
+from deltafl.simulation.sweep import run_job
 from deltafl.types import RejectedReply, RoundInfo
-from reproduction.kept import is_done
 from reproduction.pages.cells import over_seeds
 from reproduction.pages.groups import gather
 from reproduction.pages.measures import accuracy, late_loss
 from reproduction.pages.page import write_page
 from reproduction.pages.views import read_view
-from reproduction.record import read_record
 from reproduction.spec import Sweep, parse_experiment
-from reproduction.sweep import records_of, run_job
+from reproduction.sweep import records_of
 
 TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 6, "local_epochs": 1, "batch_size": 16}
 #: The first step is so long that the loss is thousands of times that at the start.
@@ -345,7 +345,7 @@ def test_a_sweep_records_it_and_its_page_shows_it(tmp_path: Path) -> None:
     sweep = Sweep(experiment, "cpu", {part: experiment.comparison(part, "cpu") for part in ("one", "two")})
     for job in sweep.jobs():
         run_job(job, tmp_path)
-        assert is_done(job, tmp_path)
+        assert RunStore(tmp_path).get(job) is not None
     records = records_of(sweep, tmp_path)
     assert [record.diverged for record in records] == [1, 1, None, None]
     assert records[0].diverged_why.startswith("the test loss is")

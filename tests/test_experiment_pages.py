@@ -12,12 +12,12 @@ from PIL import Image
 
 from deltafl import DeltaflError
 from deltafl.analysis import looks as looks_of
+from deltafl.simulation.record import RunRecord, what_is_run
 from reproduction.pages.figures import curve_band
 from reproduction.pages.groups import gather, readable
 from reproduction.pages.index import Finding, write_index, write_verdict
 from reproduction.pages.page import write_page
 from reproduction.pages.views import read_view
-from reproduction.record import RunRecord, what_is_run
 from reproduction.spec import Sweep, parse_experiment
 
 COMMAND = "deltafl reproduce table-x --scale cpu"

@@ -10,12 +10,12 @@ import pytest
 from deltafl import DeltaflError
 from deltafl.analysis.summary import read_summary
 from deltafl.reading import checked, read_json, read_json_lines, read_text, read_toml
+from deltafl.simulation.record import RunRecord, read_record
 from reproduction import environments, folders
 from reproduction.limits import page as limits
 from reproduction.limits.drifting import LimitsSettings
 from reproduction.pages.index import Finding, read_verdict, write_index, write_verdict
 from reproduction.rates.runs import read_cells
-from reproduction.record import RunRecord, read_record
 from reproduction.toy import page as toy
 
 #: Bytes that no reader takes: not UTF-8, brackets without end, half a value, a number of another kind.

@@ -90,7 +90,7 @@ def test_results_of_another_experiment_are_not_overwritten(file: str, text: str,
 
 def test_an_experiment_that_another_process_runs_there_is_refused(tmp_path: Path) -> None:
     with (
-        only_one(tmp_path / "unfinished" / "files.lock"),
+        only_one(tmp_path / ".playing"),
         pytest.raises(DeltaflError, match="another process is running toy in"),
     ):
         told("toy", "--out", str(tmp_path))

@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.experiment import run_experiment
-from deltafl.simulation.lock import only_one
+from deltafl.simulation.record import UNFINISHED, RunRecord, RunStore, read_record, record_of, write_record
 from deltafl.simulation.records import RunDirectory
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
-from reproduction.kept import UNFINISHED, is_done, record_path, rounds_played
-from reproduction.record import RunRecord, read_record, record_of, write_record
+from deltafl.simulation.sweep import Progress, rounds_played, run_job
 from reproduction.spec import Experiment, parse_experiment
-from reproduction.sweep import Progress, make_sweep, records_of, run_job, run_sweep
+from reproduction.sweep import make_sweep, records_of, run_sweep
 
 SETTINGS = {"task": "digits", "clients": 6, "sample": 2, "rounds": 3, "local_epochs": 1, "seeds": 2, "threshold": 0.3}
 
@@ -121,7 +121,7 @@ def test_an_interrupted_run_goes_on_and_ends_in_the_same_record(tmp_path: Path) 
         run_experiment(job.settings, engine_of(job.settings), directory, stop)
     assert rounds_played(directory.path) == 2
     run_job(job, tmp_path / "cut")
-    whole, cut = (read_record(record_path(job, tmp_path / name)) for name in ("whole", "cut"))
+    whole, cut = (read_record(RunStore(tmp_path / name).path(job)) for name in ("whole", "cut"))
     clock = {"seconds", "cpu_seconds", "environment"}
     assert whole.model_dump(exclude=clock) == cut.model_dump(exclude=clock)
     assert len(cut.cpu_seconds) == 3
@@ -134,24 +134,24 @@ def test_an_interrupted_run_does_not_go_on_with_other_data(tmp_path: Path) -> No
     directory.start(job.settings, {**engine_of(job.settings).task.data, "data_crc32": "01234567"})
     with pytest.raises(DeltaflError, match=r"are not those it began with \(checksum 01234567, now [0-9a-f]{8}\)"):
         run_job(job, tmp_path)
-    assert not record_path(job, tmp_path).exists()
+    assert not RunStore(tmp_path).path(job).exists()
 
 
 def test_a_folder_with_other_settings_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     job = next(make_sweep(experiment(), "smoke", ["a"]).jobs())
     run_job(job, tmp_path)
     other = make_sweep(experiment(settings={**SETTINGS, "rounds": 4, "samplers": ["uniform"]}), "smoke", ["a"])
-    before = record_path(job, tmp_path).read_bytes()
+    before = RunStore(tmp_path).path(job).read_bytes()
     with pytest.raises(DeltaflError, match=r"was run with rounds = 3, not 4: choose another --out"):
         run_sweep(other, tmp_path, 1, quietly)
-    assert record_path(job, tmp_path).read_bytes() == before
+    assert RunStore(tmp_path).path(job).read_bytes() == before
 
 
 def test_a_record_from_before_a_setting_existed_counts_as_run_with_its_default(tmp_path: Path) -> None:
     sweep = make_sweep(experiment(), "smoke", ["a"])
     job = next(sweep.jobs())
     run_job(job, tmp_path)
-    path = record_path(job, tmp_path)
+    path = RunStore(tmp_path).path(job)
     content = json.loads(path.read_text())
     assert content["settings"].pop("proximal") == 0.0
     path.write_text(json.dumps(content))
@@ -166,14 +166,17 @@ def test_a_run_counts_on_whatever_device_it_was_made(tmp_path: Path) -> None:
     """Sweeps go on on another machine: with a GPU, or without one."""
     job = next(make_sweep(experiment(), "smoke", ["a"], seeds=1).jobs())
     run_job(job, tmp_path)
-    assert is_done(next(make_sweep(experiment(), "smoke", ["a"], seeds=1, device="auto").jobs()), tmp_path)
-    assert "device" not in read_record(record_path(job, tmp_path)).settings
+    assert (
+        RunStore(tmp_path).get(next(make_sweep(experiment(), "smoke", ["a"], seeds=1, device="auto").jobs()))
+        is not None
+    )
+    assert "device" not in read_record(RunStore(tmp_path).path(job)).settings
 
 
 def test_a_record_of_impossible_settings_is_named(tmp_path: Path) -> None:
     sweep = make_sweep(experiment(), "smoke", ["a"], seeds=1)
     run_sweep(sweep, tmp_path, 1, quietly)
-    path = record_path(next(sweep.jobs()), tmp_path)
+    path = RunStore(tmp_path).path(next(sweep.jobs()))
     for changed, words in (({"rounds": "many"}, "rounds: Input should be"), ({"no_such": 1}, "no_such: Extra inputs")):
         content = json.loads(path.read_text())
         content["settings"] |= changed
@@ -326,32 +329,15 @@ def test_a_run_of_another_process_is_left_to_it_and_taken_over_when_it_ends(tmp_
     job = next(sweep.jobs())
     told: list[Progress] = []
     with ThreadPoolExecutor(1) as thread:
-        with only_one(tmp_path / UNFINISHED / f"{job.key}.lock") as held:
-            assert held
+        lock = tmp_path / UNFINISHED / f"{job.key}.lock"
+        lock.parent.mkdir(parents=True)
+        with FileLock(lock):
             assert not run_job(job, tmp_path)
             waits = thread.submit(run_sweep, sweep, tmp_path, 1, told.append)
             wait_for(lambda: waits.done() or (bool(told) and (told[-1].runs_done, told[-1].running) == (1, (job.key,))))
             assert not waits.done()
         assert waits.result() == {}
-    assert record_path(job, tmp_path).exists()
-
-
-def test_the_lock_of_a_killed_process_holds_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b.lock"
-    text = (
-        "import sys, time, pathlib; from deltafl.simulation.lock import only_one\n"
-        "with only_one(pathlib.Path(sys.argv[1])) as ours: print(ours, flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", text, str(path)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "True\n"
-        with only_one(path) as ours:
-            assert not ours
-        process.kill()
-    assert path.exists()
-    with only_one(path) as ours:
-        assert ours
-    assert not path.parent.exists()
+    assert RunStore(tmp_path).path(job).exists()
 
 
 def test_a_run_that_two_processes_played_never_becomes_a_record(tmp_path: Path) -> None:
@@ -365,3 +351,25 @@ def test_a_run_that_two_processes_played_never_becomes_a_record(tmp_path: Path) 
         (directory.path / name).write_text("".join([*lines[:3], *lines[2:]]))
     with pytest.raises(DeltaflError, match="does not hold every round once and in order"):
         record_of(job, directory, engine.task)
+
+
+def test_packed_records_are_found_and_a_loose_one_wins(tmp_path: Path) -> None:
+    jobs = list(make_sweep(experiment(), "smoke", ["a"], seeds=1).jobs())
+    for job in jobs:
+        run_job(job, tmp_path)
+    store = RunStore(tmp_path)
+    before = store.records()
+    store.pack("a")
+    packed = tmp_path / "runs" / "a.jsonl.gz"
+    content = packed.read_bytes()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a.jsonl.gz"]
+    assert store.records() == store.records("a") == before
+    assert store.get(jobs[0]) == next(record for record in before if record.sampler == jobs[0].settings.sampler)
+    write_record(before[0].model_copy(update={"refused": 1}), store.path(jobs[1]))
+    assert store.get(jobs[1]) == before[0].model_copy(update={"refused": 1})
+    write_record(before[0], store.path(jobs[1]))
+    store.pack("a")
+    assert packed.read_bytes() == content
+    packed.write_bytes(content[:-20])
+    with pytest.raises(DeltaflError, match=r"a\.jsonl\.gz cannot be read: .*restore it"):
+        store.get(jobs[0])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from deltafl.simulation.record import RunRecord
 from reproduction.pages.groups import Group, Row, split_ties
 from reproduction.pages.measures import (
     Measure,
@@ -21,7 +22,6 @@ from reproduction.pages.measures import (
     rounds_to,
 )
 from reproduction.pages.verdict import NO_ORDER, by_chance, headline, ordered_pairs, paragraph, sum_up
-from reproduction.record import RunRecord
 
 
 def record(

@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from deltafl.errors import DeltaflError
+from deltafl.simulation.record import RunRecord
+from deltafl.simulation.sweep import Job, OnProgress, run_jobs
 
-from ..record import RunRecord
-from ..spec import Experiment, Job
-from ..sweep import OnProgress, run_jobs
+from ..spec import Experiment
 from .numbers import rounds_to_threshold
 from .parts import Part, parts_of
 from .results import Store, tests

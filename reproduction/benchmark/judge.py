@@ -6,10 +6,10 @@ import numpy as np
 
 from deltafl.analysis.statistics import mean_interval
 from deltafl.samplers import SAMPLERS, parse_label
+from deltafl.simulation.record import RunRecord
 from deltafl.types import FloatArray
 
 from ..pages.measures import Measure, Statement, compare
-from ..record import RunRecord
 from .gap import NO_GAP, Gap, Room, closed, room
 from .numbers import bounded_rounds, last_accuracy, mean_accuracy, rounds_to_threshold
 from .parts import BASELINE, FULL, Part

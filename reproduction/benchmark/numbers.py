@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 
 from deltafl.analysis.statistics import mean_of_best
+from deltafl.simulation.record import RunRecord
 
 from ..pages.measures import reach
-from ..record import RunRecord
 
 MB = 1e6
 

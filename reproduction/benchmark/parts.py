@@ -28,8 +28,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from deltafl.errors import DeltaflError, unknown_name
 from deltafl.samplers import SAMPLERS, parse_label
 from deltafl.simulation.settings import RunSettings, make_settings
+from deltafl.simulation.sweep import Job
 
-from ..spec import Experiment, Job
+from ..spec import Experiment
 
 FULL, BASELINE = "full", "uniform"
 Count = Annotated[int, Field(ge=1)]

@@ -6,11 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from deltafl.simulation.lock import in_turn
+from deltafl.simulation.record import RunRecord, RunStore
+from deltafl.simulation.sweep import Job
 
-from ..kept import files_lock, find_record, record_path
-from ..record import RunRecord
-from ..spec import Job
 from .parts import Part
 from .tried import Key, Stamp, Tried, key_of, line_of, read_tried, stamp_of, tried_of, write_tried
 from .tuning import Score, Screen, Search, score, search
@@ -35,7 +33,7 @@ class Store:
         Raises:
             DeltaflError: If there is a record of other settings in its place.
         """
-        if job.key not in self._known and (record := find_record(job, self.folder)) is not None:
+        if job.key not in self._known and (record := RunStore(self.folder).get(job)) is not None:
             self._known[job.key] = record
         return self._known.get(job.key)
 
@@ -67,12 +65,12 @@ class Store:
         found = [(job, record) for job in jobs if (record := self.get(job)) is not None]
         if not found:
             return
-        with in_turn(files_lock(self.folder)):
+        with RunStore(self.folder).lock():
             lines = read_tried(part, self.folder) | {key_of(job): tried_of(record, part) for job, record in found}
             write_tried(part, self.folder, lines.values())
             self._tried[part.name] = stamp_of(part, self.folder), lines
             for job, _ in found:
-                path = record_path(job, self.folder)
+                path = RunStore(self.folder).path(job)
                 path.unlink(missing_ok=True)
                 with suppress(OSError):  # it is not empty
                     path.parent.rmdir()

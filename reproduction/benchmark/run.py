@@ -6,13 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from deltafl.errors import DeltaflError, require, unknown_name
-from deltafl.simulation.lock import in_turn
+from deltafl.simulation.record import RunStore, what_is_run
+from deltafl.simulation.sweep import Job, OnProgress, Progress, require_devices, run_jobs
 
 from ..configuration import write_config
-from ..kept import files_lock
-from ..record import what_is_run
-from ..spec import Experiment, Job
-from ..sweep import OnProgress, Progress, require_devices, run_jobs
+from ..spec import Experiment
 from .parts import Part, parts_of
 from .results import Reasons, Store, gather, tests, tuning
 from .tried import is_packed, stamp_of
@@ -43,7 +41,7 @@ def reproduce_benchmark(experiment: Experiment, request: "Request", on_progress:
         why = "; ".join(reasons.values()) or "leave out --only-page to run some"
         raise DeltaflError(f"{request.out} has no finished run yet: {why}")
     command = replace(request, parts=None).command
-    with in_turn(files_lock(request.out)):
+    with RunStore(request.out).lock():
         return write_page(experiment, request.scale, parts, results, request.out, reasons, command)
 
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from deltafl.analysis.statistics import mean_and_sd
 from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
+from deltafl.simulation.record import RunRecord
 
 from ..pages.cells import DASH, Cells, fixed, markdown, plus_minus
 from ..pages.measures import Measure, Statement, centre, second_half
-from ..record import RunRecord
 from .gap import NO_GAP, Gap
 from .judge import against, gap_by_seed, gap_of, interval, measures, needs, never, value_s
 from .numbers import (

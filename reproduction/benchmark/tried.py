@@ -14,10 +14,9 @@ from pydantic import BaseModel, ConfigDict
 from deltafl.errors import DeltaflError
 from deltafl.plain_files import write_atomically
 from deltafl.reading import checked, read_json_lines
+from deltafl.simulation.record import RunRecord, require_same, what_is_run
+from deltafl.simulation.sweep import Job
 
-from ..kept import require_same
-from ..record import RunRecord, what_is_run
-from ..spec import Job
 from .numbers import mean_accuracy, rounds_to_threshold
 from .parts import Part
 

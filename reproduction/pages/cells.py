@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from deltafl.analysis.statistics import mean_and_sd
+from deltafl.simulation.record import RunRecord
 from deltafl.types import FloatArray
 
-from ..record import RunRecord
 from .groups import Group, Row
 from .measures import Measure
 

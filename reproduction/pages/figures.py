@@ -13,8 +13,8 @@ import numpy as np
 from deltafl.analysis import plots
 from deltafl.analysis.plots import GREY, Band, Look, looks, mean_band
 from deltafl.analysis.statistics import mean_and_sd
+from deltafl.simulation.record import RunRecord
 
-from ..record import RunRecord
 from .canvas import Line, draw_panels, finish, grid, legend_rows, styled
 from .groups import Group
 from .measures import best_within

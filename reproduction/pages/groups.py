@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from deltafl.analysis.table import DIVERGED
 from deltafl.samplers import parse_label
+from deltafl.simulation.record import RunRecord
 
-from ..record import RunRecord
 from ..spec import Reported, Sweep
 from .views import View
 

@@ -14,9 +14,8 @@ from deltafl.analysis.statistics import (
     moving_average,
     ratio_of_means,
 )
+from deltafl.simulation.record import RunRecord
 from deltafl.types import FloatArray
-
-from ..record import RunRecord
 
 Status = Literal["shown", "contradicted", "open", "no interval"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from deltafl.errors import DeltaflError, require
 from deltafl.plain_files import write_atomically
+from deltafl.simulation.record import RunRecord
 
-from ..record import RunRecord
 from ..spec import Sweep
 from .cells import csv_text
 from .groups import Group, data_note, gather, shown_sweep

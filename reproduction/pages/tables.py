@@ -7,8 +7,8 @@ import numpy as np
 
 from deltafl.analysis.statistics import mean_interval, mean_of_best
 from deltafl.analysis.table import human_seconds
+from deltafl.simulation.record import RunRecord
 
-from ..record import RunRecord
 from ..spec import Reported
 from .cells import (
     DASH,

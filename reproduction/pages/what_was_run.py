@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from deltafl.analysis.table import DIVERGED
+from deltafl.simulation.record import RunRecord
 from deltafl.simulation.settings import CompareSettings, RunSettings
 from deltafl.tasks.partition import PARTITIONS
 
-from ..record import RunRecord
 from ..spec import Sweep
 from .cells import markdown
 from .groups import Group, full_title

@@ -1,5 +1,5 @@
-"""The command line: ``deltafl compare``, ``run``, ``audit``, ``samplers``, ``tasks``, ``data``."""
+"""The command line: ``deltafl compare``, ``run``, ``audit``, ``samplers``, ``tasks``, ``data``, ``reproduce``."""
 
-from .main import main
+from .main import main, run_app
 
-__all__ = ["main"]
+__all__ = ["main", "run_app"]

@@ -1,12 +1,15 @@
 """The application: its commands, and how mistakes reach a person (one sentence, exit code 2, no traceback)."""
 
+import importlib
+import importlib.util
 import sys
+from pathlib import Path
 
 import typer
 
 from .. import __version__
 from ..errors import DeltaflError, ToldElsewhere
-from . import audit, catalogue, experiments, reproduce
+from . import audit, catalogue, experiments
 from .log import show_log
 
 app = typer.Typer(
@@ -20,7 +23,6 @@ app = typer.Typer(
 )
 app.command()(experiments.compare)
 app.command()(experiments.run)
-app.command()(reproduce.reproduce)
 app.command()(audit.audit)
 app.command()(catalogue.samplers)
 app.command()(catalogue.tasks)
@@ -40,11 +42,33 @@ def _options(
     """Client sampling for federated learning: who to ask, and how to weigh the replies."""
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def reproduce(ctx: typer.Context) -> None:
+    """Run one of the paper's tables or figures, from a checkout: the same as python -m reproduction."""
+    sys.path.insert(0, str(Path.cwd()))
+    if importlib.util.find_spec("reproduction") is None:
+        raise DeltaflError(
+            "the paper's tables and figures are not part of the installed package: clone the repository of deltafl and "
+            "give the command in its folder"
+        )
+    cli = importlib.import_module("reproduction.cli")
+    code = cli.app(ctx.args, prog_name="deltafl reproduce", standalone_mode=False)
+    if code:
+        raise typer.Exit(code)
+
+
 def main() -> None:
     """Entry point of the console script."""
+    run_app(app)
+
+
+def run_app(command: typer.Typer, arguments: list[str] | None = None, name: str | None = None) -> None:
+    """Run a command line; a ``DeltaflError`` or a failing file becomes one sentence and exit code 2."""
     show_log()
     try:
-        app()
+        command(arguments, prog_name=name)
     except ToldElsewhere:
         sys.exit(2)
     except DeltaflError as error:

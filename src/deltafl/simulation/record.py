@@ -1,29 +1,43 @@
-"""The small record of a finished run: settings, curve and draws in one JSON file of some ten kilobytes.
+"""The record of a finished run, and the store that keeps the records of a sweep.
 
-A run's own folder (checkpoints, a line for every round) is megabytes and is thrown away when the run is finished; this
-is what stays, is committed, and lets a sweep go on elsewhere. Numbers keep the digits that a reader can use.
+::
+
+    DIR/runs/PART/SAMPLER-seedN.json     the record of one run: settings, curve and draws, about ten kilobytes
+    DIR/runs/PART.jsonl.gz               many of them, one a line; a loose record wins over a packed one
+    DIR/unfinished/PART/SAMPLER-seedN/   the folder of a run that is not finished (``sweep.py``)
+
+A run's own folder (checkpoints, a line for every round) takes megabytes and is deleted when the run is finished; its
+record stays and lets a sweep continue on another machine. Numbers are rounded to the digits that a reader can use.
 """
 
+import gzip
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
+from filelock import FileLock
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
-from deltafl.analysis.runs import Run
-from deltafl.errors import DeltaflError
-from deltafl.plain_files import plain_json, write_atomically
-from deltafl.reading import checked, read_json
-from deltafl.simulation.settings import RunSettings
-from deltafl.types import FloatArray
+from ..analysis.runs import Run
+from ..errors import DeltaflError
+from ..plain_files import plain_json, write_atomically
+from ..reading import checked, read_json
+from ..types import FloatArray
+from .settings import RunSettings
 
 if TYPE_CHECKING:
-    from deltafl.simulation.records import RunDirectory
-    from deltafl.tasks.base import Task
+    from ..tasks.base import Task
+    from .records import RunDirectory
+    from .sweep import Job
 
-    from .spec import Job
+UNFINISHED = "unfinished"
+PACKED = ".jsonl.gz"
+LOCK = ".lock"
 
 #: A column of numbers; null where one does not exist.
 Column = Annotated[list[float | None], BeforeValidator(plain_json)]
@@ -143,9 +157,9 @@ def record_of(job: "Job", directory: "RunDirectory", task: "Task") -> RunRecord:
     Raises:
         DeltaflError: If the directory does not hold every round once, which two processes that wrote there leave.
     """
-    from deltafl.simulation.comparison import read_run
-    from deltafl.simulation.probes import probe_columns
-    from deltafl.simulation.training.routes import hardware_of
+    from .comparison import read_run
+    from .probes import probe_columns
+    from .training.routes import hardware_of
 
     _require_every_round_once(directory)
     run = read_run(directory, job.settings.sampler, job.settings.seed, task.metric, task.num_clients)
@@ -189,14 +203,7 @@ def _require_every_round_once(directory: "RunDirectory") -> None:
 def write_record(record: RunRecord, path: Path) -> None:
     """Write a record; the file appears in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rounded = record.model_copy(
-        update={
-            **{name: _rounded(getattr(record, name), 6) for name in ("accuracy", "client_accuracy", "loss")},
-            **{name: _rounded(getattr(record, name), 6) for name in ("seconds", "cpu_seconds")},
-            "probes": {name: _rounded(column, 5) for name, column in record.probes.items()},
-        }
-    )
-    columns = rounded.model_dump(mode="json")
+    columns = _rounded_record(record).model_dump(mode="json")
     lines = (f'"{name}": {json.dumps(value, separators=(",", ":"))}' for name, value in columns.items())
     write_atomically(path, "{" + ",\n ".join(lines) + "}\n")
 
@@ -210,9 +217,144 @@ def read_record(path: Path) -> RunRecord:
     return checked(RunRecord, read_json(path), f"{path} is not the record of a run", "delete it to run again")
 
 
-def read_records(folder: Path) -> list[RunRecord]:
-    """All records below ``folder/runs``, in order of their files."""
-    return [read_record(path) for path in sorted((folder / "runs").glob("*/*.json"))]
+class RunStore:
+    """The records of the finished runs in a folder.
+
+    Several processes can use a store at the same time: records appear in one step, and a record is packed before its
+    loose file is deleted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, job: "Job") -> Path:
+        """The loose file of a job's record."""
+        return self.folder / "runs" / f"{job.key}.json"
+
+    def unfinished(self, job: "Job") -> Path:
+        """The run directory of a job that is not finished."""
+        return self.folder / UNFINISHED / job.key
+
+    def get(self, job: "Job") -> RunRecord | None:
+        """The record of a job; None if it is not finished.
+
+        Raises:
+            DeltaflError: If there is a record or an unfinished run of other settings in its place.
+        """
+        from .records import recorded_settings
+
+        record = self._find(job)
+        if record is not None:
+            require_same(record.settings, job, self.path(job))
+            return record
+        place = self.unfinished(job)
+        try:
+            begun = recorded_settings(place)
+        except DeltaflError:
+            if (place / "config.toml").exists():
+                raise
+            return self._find(job)  # another process finished it at this moment
+        if begun is not None:
+            require_same(begun, job, place)
+        return None
+
+    def _find(self, job: "Job") -> RunRecord | None:
+        path = self.path(job)
+        if path.exists():
+            try:
+                return read_record(path)
+            except DeltaflError:
+                if path.exists():  # else another process packed it at this moment
+                    raise
+        packed = self._packed_file(job.part)
+        return _read_packed(packed).get(path.stem) if packed.exists() else None
+
+    def records(self, part: str | None = None) -> list[RunRecord]:
+        """All records, or those of one part, in the order of parts and of their files' names."""
+        return [record for name in ([part] if part else self.parts()) for _, record in sorted(self._part(name).items())]
+
+    def parts(self) -> list[str]:
+        """The parts that have a record, in alphabetical order."""
+        runs = self.folder / "runs"
+        packed = {path.name.removesuffix(PACKED) for path in runs.glob(f"*{PACKED}")}
+        return sorted(packed | {path.parent.name for path in runs.glob("*/*.json")})
+
+    def _part(self, part: str) -> dict[str, RunRecord]:
+        packed = self._packed_file(part)
+        loose = {path.stem: read_record(path) for path in (self.folder / "runs" / part).glob("*.json")}
+        return {**(_read_packed(packed) if packed.exists() else {}), **loose}
+
+    def _packed_file(self, part: str) -> Path:
+        return self.folder / "runs" / f"{part}{PACKED}"
+
+    def pack(self, part: str) -> None:
+        """Move the loose records of a part into its packed file; the same records give the same bytes."""
+        with self.lock():
+            loose = list((self.folder / "runs" / part).glob("*.json"))
+            if not loose:
+                return
+            known = sorted(self._part(part).items())
+            lines = (
+                json.dumps(_rounded_record(record).model_dump(mode="json"), separators=(",", ":"))
+                for _, record in known
+            )
+            content = gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0)
+            write_atomically(self._packed_file(part), content)
+            for path in loose:
+                path.unlink()
+            with suppress(OSError):  # another process finished a run meanwhile
+                loose[0].parent.rmdir()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held while one process writes a file that belongs to the whole folder, such as its page."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / LOCK):
+            yield
+
+
+@lru_cache(maxsize=16)
+def _lines_of(path: Path, stamp: tuple[int, int]) -> dict[str, RunRecord]:
+    """The records of a packed file by the names of their loose files; ``stamp`` changes with the file."""
+    try:
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        values = [json.loads(line) for line in lines]
+    except (OSError, EOFError, ValueError) as error:
+        raise DeltaflError(f"{path} cannot be read: {error}; restore it, or delete it to run again") from None
+    where, cure = f"{path} does not hold records of runs", "restore it, or delete it to run again"
+    found = [checked(RunRecord, value, where, cure) for value in values]
+    return {f"{record.sampler}-seed{record.seed}": record for record in found}
+
+
+def _read_packed(path: Path) -> dict[str, RunRecord]:
+    status = path.stat()
+    return _lines_of(path, (status.st_mtime_ns, status.st_size))
+
+
+def require_same(recorded: dict[str, Any], job: "Job", place: Path) -> None:
+    """Refuse recorded settings that differ from the job's; a setting that is not recorded had its default.
+
+    Raises:
+        DeltaflError: If one differs; it names the setting.
+    """
+    cure = "delete it to run it again"
+    before = what_is_run(checked(RunSettings, recorded, f"{place} has impossible settings", cure))
+    now = what_is_run(job.settings)
+    for key in sorted({*before, *now}):
+        if before.get(key) != now.get(key):
+            raise DeltaflError(
+                f"{place} was run with {key} = {before.get(key)}, not {now.get(key)}: choose another --out, or {cure}"
+            )
+
+
+def _rounded_record(record: RunRecord) -> RunRecord:
+    return record.model_copy(
+        update={
+            **{name: _rounded(getattr(record, name), 6) for name in ("accuracy", "client_accuracy", "loss")},
+            **{name: _rounded(getattr(record, name), 6) for name in ("seconds", "cpu_seconds")},
+            "probes": {name: _rounded(column, 5) for name, column in record.probes.items()},
+        }
+    )
 
 
 def _floats(column: list[float | None]) -> FloatArray:

@@ -1,4 +1,4 @@
-"""``deltafl reproduce``: the paper's tables and figures, one command each."""
+"""``python -m reproduction``: the paper's tables and figures, one command each."""
 
 import os
 from collections.abc import Iterator
@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import DeltaflError, unknown_name
-from . import options as o
+from deltafl.cli import run_app
+from deltafl.errors import DeltaflError, unknown_name
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from reproduction.request import Request
-    from reproduction.sweep import OnProgress
-    from reproduction.sweep import Progress as SweepProgress
+    from deltafl.simulation.sweep import OnProgress
+    from deltafl.simulation.sweep import Progress as SweepProgress
+
+    from .request import Request
 
 EXIT_INTERRUPTED = 130
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
+
+@app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="a table or figure, such as table-2, or all; see --list")] = None,
     scale: Annotated[
@@ -30,11 +34,11 @@ def reproduce(
             help="smoke (minutes; the default), cpu (hours), paper (a GPU)", metavar="NAME", show_default=False
         ),
     ] = "smoke",
-    out: o.Out = None,
+    out: Annotated[Path | None, typer.Option(help="where results go", metavar="DIR")] = None,
     part: Annotated[list[str] | None, typer.Option(help="only this part; may be repeated", metavar="NAME")] = None,
     seeds: Annotated[int | None, typer.Option(help="number of seeds, instead of its own", metavar="S")] = None,
     processes: Annotated[int | None, typer.Option(help="runs side by side; all cores, 1 on a GPU", metavar="P")] = None,
-    data_dir: o.DataDir = None,
+    data_dir: Annotated[str | None, typer.Option(help="folder with data sets", metavar="DIR")] = None,
     device: Annotated[
         str | None, typer.Option(help="where clients train: cpu, cuda, cuda:N, auto", metavar="NAME")
     ] = None,
@@ -61,9 +65,9 @@ def reproduce(
     """
     from rich.console import Console
 
-    from reproduction.reproduce import default_folder
-    from reproduction.request import Request
-    from reproduction.spec import SCALES
+    from .reproduce import default_folder
+    from .request import Request
+    from .spec import SCALES
 
     if scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
@@ -90,8 +94,8 @@ def reproduce(
 
 def _check(request: "Request", number: int) -> None:
     """Say which runs are not what the code gives today; exit code 1 if any is not."""
-    from reproduction.benchmark.check import check_runs
-    from reproduction.spec import load_experiment
+    from .benchmark.check import check_runs
+    from .spec import load_experiment
 
     if request.name != "benchmark":
         raise DeltaflError(f"--check is for the benchmark, not for {request.name}; leave it out")
@@ -106,7 +110,7 @@ def _check(request: "Request", number: int) -> None:
 
 
 def _reproduce_one(request: "Request") -> None:
-    from reproduction.reproduce import reproduce as run_reproduce
+    from .reproduce import reproduce as run_reproduce
 
     with _progress(request.out) as on_progress:
         page = run_reproduce(request, on_progress)
@@ -116,8 +120,8 @@ def _reproduce_one(request: "Request") -> None:
 
 def _reproduce_all(request: "Request") -> None:
     """Every experiment in a folder of its own, those that cannot be run named, and the index."""
-    from reproduction.pages.index import require_index
-    from reproduction.spec import experiment_names
+    from .pages.index import require_index
+    from .spec import experiment_names
 
     require_index(request.out)
     for name in experiment_names():
@@ -135,7 +139,7 @@ def _verdict(page: str) -> str:
 
 
 def _write_index(folder: Path) -> None:
-    from reproduction.pages.index import write_index
+    from .pages.index import write_index
 
     write_index(folder)
     typer.echo(f"Index: {folder}/README.md")
@@ -144,8 +148,8 @@ def _write_index(folder: Path) -> None:
 def _list_table() -> "Table":
     from rich.table import Table
 
-    from reproduction.reproduce import listing
-    from reproduction.spec import experiment_names
+    from .reproduce import listing
+    from .spec import experiment_names
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("name", "shows", "needs", "time on 2 cores"):
@@ -185,3 +189,8 @@ def _progress(folder: Path) -> Iterator["OnProgress"]:
     finally:
         if bars.live.is_started:
             bars.stop()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point; the arguments of the command line if none are given."""
+    run_app(app, arguments, "deltafl reproduce")
