@@ -1,9 +1,11 @@
 """What the core's tests share: a problem with unequal weights, exact means over cohorts, a server that only records."""
 
+import platform
 import signal
 from collections.abc import Iterator
 from itertools import combinations, product
 from math import comb
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +37,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The same examples in every run: a failure is a change of the code, never luck, nor a machine that is busy.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
+
+
+def pytest_report_header() -> str:
+    """Name the CPU: some faults, and last bits, depend on its vector instructions."""
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else []
+    fields = dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
+    flags = fields.get("flags", "").split()
+    kind = next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), "no AVX2 found")
+    return f"CPU: {fields.get('model name', platform.processor() or platform.machine())}, {kind}"
+
 
 #: Cohorts with their probabilities.
 Cohorts = list[tuple[float, Cohort]]

@@ -1,8 +1,10 @@
 """Local training: the twin against a hand-written reference, the fast path against the twin."""
 
 import copy
+import ctypes.util
 import functools
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -323,6 +325,32 @@ def test_layouts_are_chosen_by_structure() -> None:
     assert feature_layout(odd_cnn(), x).is_mkldnn
     assert feature_layout(group_norm_cnn(), x).stride(1) == 1
     assert feature_layout(ViewNet(), x).is_contiguous()
+
+
+STRIDED = """
+import torch
+from torch import nn
+from deltafl.simulation.training.fast import choose_layout
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Conv2d({channels}, 8, 1, stride=2), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(128, 3))
+for size in (2, 8, 5) * 10:
+    x = torch.randn(size, {channels}, 8, 8)
+    layout = choose_layout(model, x)
+    torch.autograd.grad(layout.forward(layout.arrange(x)).sum(), list(model.parameters()))
+    junk = [torch.randn(k) for k in range(60)]
+print(torch.backends.cpu.get_cpu_capability())
+"""
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 6])
+def test_a_convolution_that_corrupts_memory_without_avx512_is_kept_out_of_channels_last(channels: int) -> None:
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MALLOC_CHECK_": "3"}
+    if ctypes.util.find_library("c_malloc_debug"):  # finds what the heap would hide until later
+        environment["LD_PRELOAD"] = str(ctypes.util.find_library("c_malloc_debug"))
+    command = [sys.executable, "-c", STRIDED.format(channels=channels)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "AVX512" not in done.stdout
 
 
 @pytest.mark.parametrize("make", [cnn, odd_cnn, group_norm_cnn])

@@ -206,7 +206,25 @@ def choose_layout(model: torch.nn.Module, x: torch.Tensor, precision: str = "flo
         if _runs(tiled, model, x):
             return tiled
     last = Layout(channels_last, model)
-    return last if _runs(last, model, x) else plain
+    return last if not _corrupts_memory(model) and _runs(last, model, x) else plain
+
+
+def _corrupts_memory(model: torch.nn.Module) -> bool:
+    """Whether a layer of the model is not safe with channels last.
+
+    On CPUs without AVX-512, the gradient in the weights of ``Conv2d(4, 8, 1, stride=2)`` on images in channels last
+    writes beyond its memory, and the process dies later without a message. Seen with torch 2.13.0 (oneDNN 3.12.0), for
+    1 to 6 input channels and any stride above 1; not with 7 channels or more, larger kernels, padding, groups, tiles or
+    the standard layout. A CPU with AVX-512 shows it with ONEDNN_MAX_CPU_ISA=AVX2 in the environment, surely so with
+    glibc's libc_malloc_debug.so.0 in LD_PRELOAD and MALLOC_CHECK_=3. The rule takes in a little more than was seen.
+    """
+    return any(
+        isinstance(part, torch.nn.Conv2d)
+        and part.kernel_size == (1, 1)
+        and max(part.stride) > 1
+        and part.in_channels < 8 * part.groups
+        for part in model.modules()
+    )
 
 
 def _tiled_length(model: torch.nn.Module) -> int:
