@@ -159,11 +159,11 @@ def test_an_experiment_is_resumed_bit_for_bit(tmp_path: Path) -> None:
 def test_clients_join_a_tree_with_the_mean_score() -> None:
     """Flower's federations grow: scores of those who were there keep their proportions, newcomers get the mean."""
     pytest.importorskip("flwr")
-    from deltafl.flower.growth import grow_state
+    from deltafl.flower.clients import resize_state
 
     small, large = plan_of(40, n=8), plan_of(60, n=8)
     state = play(small, init_round(small, np.zeros(D)), 5)
-    grown = grow_state(large, state, small.population.weight_m)
+    grown = resize_state(large, state, small.population.weight_m)
     assert type(grown.sampler.p_m) is type(state.sampler.p_m)
     before_m, after_m = np.asarray(state.sampler.p_m), np.asarray(grown.sampler.p_m)
     np.testing.assert_allclose(after_m, np.concatenate([before_m * 40 / 60, np.full(20, 1 / 60)]))

@@ -1,17 +1,19 @@
-"""deltafl in a Flower federation: the same samplers and weights as in the simulator. Extra ``flower``.
+"""deltafl in a Flower federation: the samplers and weights of the simulator. Needs the extra ``flower``.
 
-Server: ``DeltaStrategy``, with ``WeightedClipping``. Client: ``delta_mod``, ``register``, ``LocalSteps``. Messages are
-translated in ``strategy.py``, ``registration.py``, ``messages.py``, ``telling.py`` and ``client.py``; everything else
-runs without Flower: ``federation.py`` is the rounds over clients who come and go.
+Server: ``DeltaStrategy``, optionally with ``WeightedClipping``. Client: ``delta_mod``, ``register``, ``LocalSteps``.
+
+Flower's messages appear in ``strategy.py``, ``registration.py``, ``messages.py`` and ``client.py`` only.
+``federation.py`` runs the rounds and does not know Flower.
 """
 
 from ..errors import require
 
-require("flwr", "flower")
+for _package in ("flwr", "safetensors", "filelock"):
+    require(_package, "flower")
 
 from .client import delta_mod, register  # noqa: E402
-from .clipping import WeightedClipping  # noqa: E402
 from .local_steps import LocalSteps  # noqa: E402
+from .rules import WeightedClipping  # noqa: E402
 from .strategy import DeltaStrategy  # noqa: E402
 
 __all__ = ["DeltaStrategy", "LocalSteps", "WeightedClipping", "delta_mod", "register"]

@@ -1,20 +1,20 @@
-"""A model's named arrays and the flat vector that the rounds work on. No Flower here: arrays in, arrays out.
+"""A model's named arrays and the flat vector that the rounds work on. Knows no Flower: arrays in, arrays out.
 
-Three kinds of arrays travel in one record, and each has its own way through a round:
+Three kinds of arrays travel in one record:
 
 ========= ====================================== ============================================================
 kind      which                                  what the server does with the replies
 ========= ====================================== ============================================================
-trained   floating point, not named as a buffer  its flat difference is the update u_i that the estimate uses
+trained   floating point, not named as a buffer  the flat difference is the update u_i that the estimate uses
 buffer    floating point, named as a buffer      sent + sum_i h_i (received_i - sent), h_i >= 0 with sum 1
-counter   integers and truth values              the same, rounded; truth values stay as they are
+counter   integers and booleans                  the same, rounded; booleans never change
 ========= ====================================== ============================================================
 
 Buffers take a convex mean (the estimate's coefficients divided by their sum) because running variances must stay >= 0,
-which no unbiased weight can promise; the server optimizer never sees them.
+which no unbiased weighting guarantees. The server optimizer never sees them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, NamedTuple
@@ -28,21 +28,13 @@ from ..types import FloatArray, Params
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
-#: Patterns of the names of floating-point arrays that are statistics, not parameters: those of batch normalisation.
+#: Name patterns of floating-point arrays that are statistics, not parameters: those of batch normalisation.
 BUFFERS = ("*running_mean", "*running_var", "*moving_mean", "*moving_variance")
-#: Those of them that are never negative.
-VARIANCES = ("*running_var", "*moving_variance")
+_VARIANCES = ("*running_var", "*moving_variance")
 
 
 class Entry(NamedTuple):
-    """One array of the model.
-
-    Attributes:
-        name: Its name in the record.
-        shape: Its shape.
-        dtype: NumPy's name of its type, such as ``"float32"``.
-        kind: ``"trained"``, ``"buffer"`` or ``"counter"``.
-    """
+    """One array of the model; ``dtype`` as NumPy names it, ``kind`` is "trained", "buffer" or "counter"."""
 
     name: str
     shape: tuple[int, ...]
@@ -61,10 +53,10 @@ class Layout(NamedTuple):
 
         Args:
             arrays: The initial model.
-            buffers: Patterns (``*`` for anything) of names of floating-point arrays that are not trained.
+            buffers: Name patterns (``*`` matches anything) of floating-point arrays that are not trained.
 
         Raises:
-            DeltaflError: If there is nothing to train, or an array holds neither numbers nor truth values, or NaN.
+            DeltaflError: If there is nothing to train, or an array holds neither numbers nor booleans, or NaN.
         """
         entries = tuple(
             Entry(name, array.shape, str(array.dtype), _kind(name, array, buffers)) for name, array in arrays.items()
@@ -93,22 +85,22 @@ class Layout(NamedTuple):
     def rebuild(self, params_d: Params, rest: Mapping[str, Array]) -> Arrays:
         """The model as named arrays: trained ones from the flat vector, the others from ``rest``.
 
-        What a narrow type such as float16 cannot hold becomes its largest number: an infinite entry would make every
-        honest reply useless, and no reply could repair the model.
+        Values beyond the range of a narrow type such as float16 become its largest number: one infinite entry would
+        spoil every honest reply, and no reply could repair the model.
         """
         arrays: Arrays = {}
         start = 0
         for entry in self.entries:
-            if entry.kind == "trained":
-                stop = start + prod(entry.shape)
-                part = params_d[start:stop].reshape(entry.shape)
-                bound = float(np.finfo(entry.dtype).max)
-                if bound < np.finfo(part.dtype).max:
-                    part = part.clip(-bound, bound)
-                arrays[entry.name] = part.astype(entry.dtype)
-                start = stop
-            else:
+            if entry.kind != "trained":
                 arrays[entry.name] = rest[entry.name]
+                continue
+            stop = start + prod(entry.shape)
+            part = params_d[start:stop].reshape(entry.shape)
+            bound = float(np.finfo(entry.dtype).max)
+            if bound < np.finfo(part.dtype).max:
+                part = part.clip(-bound, bound)
+            arrays[entry.name] = part.astype(entry.dtype)
+            start = stop
         return arrays
 
     def rest(self, arrays: Mapping[str, Array]) -> Arrays:
@@ -116,16 +108,16 @@ class Layout(NamedTuple):
         return {entry.name: arrays[entry.name] for entry in self.entries if entry.kind != "trained"}
 
     def fault(self, arrays: Mapping[str, Array]) -> str | None:
-        """What is wrong with a client's arrays, or None; trained values are judged later, as updates."""
+        """What is wrong with a client's arrays, or None; ``close_round`` checks trained values, as updates."""
         if set(arrays) != {entry.name for entry in self.entries}:
             return "the reply's arrays have other names than those that were sent"
         for entry in self.entries:
             array = arrays[entry.name]
             if array.shape != entry.shape:
                 return f"array {entry.name!r} has shape {array.shape}, expected {entry.shape}"
-            if array.dtype.kind not in ("f" if entry.kind != "counter" else np.dtype(entry.dtype).kind):
+            if array.dtype.kind != ("f" if entry.kind != "counter" else np.dtype(entry.dtype).kind):
                 return f"array {entry.name!r} has type {array.dtype}, expected {entry.dtype}"
-            fault = _REST_FAULTS[entry.kind](entry, array)
+            fault = _value_fault(entry, array)
             if fault is not None:
                 return f"{entry.kind} {entry.name!r} has {fault}"
         return None
@@ -135,49 +127,8 @@ class Layout(NamedTuple):
         return update_of({entry.name: sent[entry.name] for entry in self.trained}, received)
 
 
-def _trained_fault(entry: Entry, array: Array) -> str | None:
-    """What is wrong with trained values that came in a wider type than the model's, or None."""
-    if array.dtype == entry.dtype:
-        return None
-    with np.errstate(over="ignore"):
-        kept = array.astype(entry.dtype)
-    if np.any(np.isinf(kept) & np.isfinite(array)):
-        return f"entries that {entry.dtype} cannot hold"
-    return None
-
-
-def _buffer_fault(entry: Entry, array: Array) -> str | None:
-    """What is wrong with a client's buffer, in the type in which the server would keep it, or None."""
-    with np.errstate(over="ignore"):
-        kept = array.astype(entry.dtype)
-    if not np.all(np.isfinite(kept)):
-        return "NaN or infinite entries"
-    if not np.all(np.abs(kept) <= LARGEST_ENTRY):
-        return f"entries above {LARGEST_ENTRY:.0e}"
-    if any(fnmatchcase(entry.name, pattern) for pattern in VARIANCES) and not np.all(kept >= 0):
-        return "negative entries, which no variance has"
-    return None
-
-
-def _counter_fault(entry: Entry, array: Array) -> str | None:
-    """What is wrong with a client's integers, which may come in a wider type, or None."""
-    if array.dtype.kind == "b" or array.size == 0:
-        return None
-    kept = np.iinfo(entry.dtype)
-    if not kept.min <= int(array.min()) <= int(array.max()) <= kept.max:
-        return f"entries outside {kept.min} to {kept.max}, which are those of {entry.dtype}"
-    return None
-
-
-_REST_FAULTS: dict[str, Callable[[Entry, Array], str | None]] = {
-    "trained": _trained_fault,
-    "buffer": _buffer_fault,
-    "counter": _counter_fault,
-}
-
-
 def update_of(sent: Mapping[str, Array], received: Mapping[str, Array]) -> Params:
-    """Received - sent over the arrays that were sent, in their order, float32 (d,); what overflows becomes infinite."""
+    """Received - sent over the arrays in ``sent``, in that order, float32 (d,); overflowing entries become infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         parts = [
             np.subtract(received[name], old, dtype=np.float64).astype(np.float32).ravel() for name, old in sent.items()
@@ -185,43 +136,55 @@ def update_of(sent: Mapping[str, Array], received: Mapping[str, Array]) -> Param
     return np.concatenate(parts)
 
 
-def _kind(name: str, array: Array, buffers: Sequence[str]) -> str:
-    if array.dtype.kind in "iub":
-        return "counter"
-    if array.dtype.kind != "f":
-        raise DeltaflError(f"array {name!r} has type {array.dtype}; use floats, integers or truth values")
-    return "buffer" if any(fnmatchcase(name, pattern) for pattern in buffers) else "trained"
-
-
 def mean_rest(layout: Layout, sent: Arrays, received: Iterable[Mapping[str, Array]], coef_n: FloatArray) -> Arrays:
     """Buffers and counters after a round: sent + sum_i h_i (received_i - sent), h = coef / sum coef.
 
     Args:
         layout: The model.
-        sent: What the clients were sent; it is what remains if nobody replied.
-        received: The used replies.
-        coef_n: float64 (n,), >= 0, what each of them counts in the estimate.
+        sent: What the clients were sent; it stays if nobody replied.
+        received: The replies used.
+        coef_n: float64 (n,), >= 0, their coefficients in the estimate.
     """
-    total = float(coef_n.sum())
-    if total <= 0:
-        return layout.rest(sent)
-    replies = list(received)
-    rest: Arrays = {}
-    for entry in layout.entries:
-        if entry.kind == "trained":
-            continue
-        old = sent[entry.name]
-        rest[entry.name] = old
-        if old.dtype.kind == "b":
-            continue
-        here = [reply[entry.name] for reply in replies]
-        mean = _mean_counter if entry.kind == "counter" else _mean_buffer
-        rest[entry.name] = mean(old, here, coef_n / total)
+    rest, replies, total = layout.rest(sent), list(received), float(coef_n.sum())
+    for entry in layout.entries if total > 0 else ():
+        if entry.kind != "trained" and entry.dtype != "bool":
+            mean = _mean_counter if entry.kind == "counter" else _mean_buffer
+            rest[entry.name] = mean(sent[entry.name], [reply[entry.name] for reply in replies], coef_n / total)
     return rest
 
 
+def _kind(name: str, array: Array, buffers: Sequence[str]) -> str:
+    if array.dtype.kind in "iub":
+        return "counter"
+    if array.dtype.kind != "f":
+        raise DeltaflError(f"array {name!r} has type {array.dtype}; use floats, integers or booleans")
+    return "buffer" if any(fnmatchcase(name, pattern) for pattern in buffers) else "trained"
+
+
+def _value_fault(entry: Entry, array: Array) -> str | None:
+    """What is wrong with values, which may come in a wider type than the server keeps them in; None if nothing."""
+    if entry.kind == "counter":
+        if array.dtype.kind == "b" or array.size == 0:
+            return None
+        kept = np.iinfo(entry.dtype)
+        if not kept.min <= int(array.min()) <= int(array.max()) <= kept.max:
+            return f"entries outside {kept.min} to {kept.max}, the range of {entry.dtype}"
+        return None
+    with np.errstate(over="ignore"):
+        narrow = array.astype(entry.dtype)
+    if entry.kind == "trained":
+        overflows = array.dtype != entry.dtype and bool(np.any(np.isinf(narrow) & np.isfinite(array)))
+        return f"entries that {entry.dtype} cannot hold" if overflows else None
+    if not np.all(np.isfinite(narrow)):
+        return "NaN or infinite entries"
+    if not np.all(np.abs(narrow) <= LARGEST_ENTRY):
+        return f"entries above {LARGEST_ENTRY:.0e}"
+    if any(fnmatchcase(entry.name, pattern) for pattern in _VARIANCES) and not np.all(narrow >= 0):
+        return "negative entries, impossible for a variance"
+    return None
+
+
 def _mean_buffer(old: Array, replies: list[Array], share_n: FloatArray) -> Array:
-    """Old + sum_i h_i (reply_i - old) of floats."""
     change = np.zeros(old.shape)
     for share, new in zip(share_n, replies, strict=True):
         change += share * (new.astype(np.float64) - old.astype(np.float64))
@@ -229,26 +192,13 @@ def _mean_buffer(old: Array, replies: list[Array], share_n: FloatArray) -> Array
 
 
 def _mean_counter(old: Array, replies: list[Array], share_n: FloatArray) -> Array:
-    """The same of integers, rounded, and between the smallest and the largest of them.
+    """The rounded mean of integers, between the smallest and the largest of them.
 
-    Large ones that nobody changed stay what they are. Distances are taken modulo 2^64 from the smaller to the larger
-    one, in uint64: that is exact for any two integers of 64 bits, where int64 would overflow.
+    In Python's integers: float64 cannot hold large ones, and differences of 64-bit integers overflow.
     """
-    kept = [reply.astype(old.dtype) for reply in replies]
-    low, high = np.minimum.reduce(kept), np.maximum.reduce(kept)
-    change = np.zeros(old.shape)
-    for share, new in zip(share_n, kept, strict=True):
-        distance = np.where(new >= old, _distance(old, new), _distance(new, old)).astype(np.float64)
-        change += share * np.where(new >= old, distance, -distance)
-    # The largest float64 that uint64 can hold: one that is rounded up to 2^64 cannot be cast.
-    step = np.minimum(np.rint(np.abs(change)), 2.0**64 - 2048).astype(np.uint64)
-    # Not beyond the farthest reply on that side, so that nothing wraps; then between all replies, whatever was rounded.
-    up = old.astype(np.uint64) + np.minimum(step, _distance(old, np.maximum(old, high)))
-    down = old.astype(np.uint64) - np.minimum(step, _distance(np.minimum(old, low), old))
-    return np.asarray(np.clip(np.where(change >= 0, up, down).astype(old.dtype), low, high))
-
-
-def _distance(low: Array, high: Array) -> Array:
-    """High - low >= 0 of integers, uint64."""
-    with np.errstate(over="ignore"):
-        return np.asarray(high.astype(np.uint64) - low.astype(np.uint64))
+    old_k = np.asarray(old.ravel(), dtype=object)
+    new_nk = [np.asarray(new.ravel(), dtype=object) for new in replies]
+    change_k = sum(float(share) * (new_k - old_k) for share, new_k in zip(share_n, new_nk, strict=True))
+    mean_k = old_k + np.array([round(change) for change in np.asarray(change_k).tolist()], dtype=object)
+    bounded_k = np.clip(mean_k, np.minimum.reduce(new_nk), np.maximum.reduce(new_nk))
+    return np.asarray(bounded_k).astype(old.dtype).reshape(old.shape)

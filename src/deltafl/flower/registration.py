@@ -1,98 +1,113 @@
-"""The server's side of registration: which nodes are there, and which client each of them is."""
+"""The server's side of registration: which nodes are connected, and which client each of them is.
+
+A node id says nothing about a client, for it changes between runs. A client has a *key* instead:
+
+============== ====================================== ==========================================================
+key begins     meaning                                vouched for by
+============== ====================================== ==========================================================
+``partition:`` the partition of a simulation          the simulation; in a deployment nobody, as ``client:``
+``key:``       fingerprint of the node's public key   the SuperLink: the node signs every request with that key
+``name:``      name under which it was registered     the SuperLink's operator, if names are given only once
+``client:``    ``client-id`` of the node's config     nobody: **self-reported**
+============== ====================================== ==========================================================
+
+A node that reports an id of its own choice can take over another client's scores, weight and history, and count several
+times under several ids.
+"""
 
 import difflib
+import hashlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from logging import INFO, WARNING
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore import log
 from flwr.superlink.grid import InMemoryGrid
 
-from ..errors import DeltaflError
-from .client import CLIENT_ID, KIND, KNOWN, NUM_EXAMPLES, RECORD
-from .identity import Identity, Node, Registration, check_registration, identify
+from ..errors import DeltaflError, unknown_name
+from .client import AUX, CLIENT_ID, KIND, NUM_EXAMPLES, RECORD
+from .clients import LARGEST_SIZE, ClientInfo
 from .messages import by_request, fault_of
-from .roster import Said
 
-QUERY = f"query.{RECORD}"
-_FIRST_RETRY = 5.0
-_LAST_RETRY = 600.0
+IDENTITIES = ("auto", "public-key", "name", "config")
+_LONGEST_KEY = 200
+_LARGEST_AUX = 1e9
+#: Seconds until a node whose registration failed is asked again.
+_RETRY = 30.0
 
 
 class Directory:
-    """Clients by durable key, and the nodes through which they can be reached now.
+    """Clients by key, and the nodes through which they can be reached now.
 
     Args:
-        identity: How clients are told apart, see ``identity.identify``.
+        identity: How clients are identified, see ``client_key``.
         timeout: Seconds that nodes have to answer the registration query.
-        num_known: How many numbers that describe it each client must tell.
-        without: Keys of clients that are taken for absent.
+        num_aux: Number of auxiliary variables that every client must send.
+        forget: Keys of clients that are treated as absent.
+
+    Raises:
+        DeltaflError: If there is no such way to identify clients.
     """
 
-    def __init__(self, identity: str, timeout: float, num_known: int = 0, without: Collection[str] = ()) -> None:
-        self.identity, self.timeout, self.num_known, self.without = identity, timeout, num_known, frozenset(without)
-        #: Node id -> (key, what it said of itself), in the order of registration.
-        self._known: dict[int, tuple[str, Said]] = {}
-        #: Node id -> (who, the query that is on its way, when it counts as failed).
-        self._asked: dict[int, tuple[Node, Message, float]] = {}
-        #: Node id -> (failed queries, when the next may be sent).
-        self._failed: dict[int, tuple[int, float]] = {}
+    def __init__(self, identity: str, timeout: float, num_aux: int = 0, forget: Collection[str] = ()) -> None:
+        if identity not in IDENTITIES:
+            raise unknown_name("identity", identity, IDENTITIES)
+        self.identity, self.timeout, self.num_aux, self.forget = identity, timeout, num_aux, frozenset(forget)
+        #: Node id -> (key, what it reported), in the order of registration.
+        self._registered: dict[int, tuple[str, ClientInfo]] = {}
+        #: Node id -> (node, the query under way, when it counts as failed).
+        self._queried: dict[int, tuple[NodeInfo, Message, float]] = {}
+        #: Node id -> when it may be asked again.
+        self._failed: dict[int, float] = {}
         self._last_fault = ""
         self._warned: set[str] = set()
-        #: Keys of the saved state, those to be forgotten among them.
-        self._saved: frozenset[str] = frozenset()
 
-    def refresh(self, grid: Grid) -> dict[str, Said]:
-        """See who is connected, read what came, ask new nodes who they are; returns key -> what it said, for all known.
+    def refresh(self, grid: Grid) -> dict[str, ClientInfo]:
+        """Look who is connected, read the answers that came, query new nodes; returns all registered clients by key.
 
-        Nothing is waited for: a node that is slow to answer, or silent, holds nobody up.
+        Never waits: a node that answers slowly, or not at all, holds nobody up.
         """
         nodes = {node.node_id: node for node in grid.get_nodes()}
-        self._known = {node_id: known for node_id, known in self._known.items() if node_id in nodes}
-        self._asked = {node_id: asked for node_id, asked in self._asked.items() if node_id in nodes}
-        self._failed = {node_id: failure for node_id, failure in self._failed.items() if node_id in nodes}
+        self._registered = {node_id: entry for node_id, entry in self._registered.items() if node_id in nodes}
+        self._queried = {node_id: query for node_id, query in self._queried.items() if node_id in nodes}
+        self._failed = {node_id: retry for node_id, retry in self._failed.items() if node_id in nodes}
         self._collect(grid)
         now = time.monotonic()
-        new = [
-            Node(node_id, bytes(node.public_key), node.name)
-            for node_id, node in nodes.items()
-            if node_id not in self._known
-            and node_id not in self._asked
-            and self._failed.get(node_id, (0, 0.0))[1] <= now
-        ]
+        busy = {*self._registered, *self._queried, *(node_id for node_id, retry in self._failed.items() if retry > now)}
+        new = [nodes[node_id] for node_id in sorted(nodes.keys() - busy)]
         if new:
-            self._query(grid, sorted(new))
+            wanted = RecordDict({RECORD: ConfigRecord({AUX: self.num_aux} if self.num_aux else {})})
+            queries = [Message(wanted, node.node_id, f"query.{RECORD}", ttl=self.timeout) for node in new]
+            grid.push_messages(queries)
+            for node, query in zip(new, queries, strict=True):
+                self._queried[node.node_id] = (node, query, time.monotonic() + self.timeout)
             self._collect(grid)
-        return {key: said for key, said in self._known.values() if key not in self.without}
+        return {key: info for key, info in self._registered.values() if key not in self.forget}
 
     def nodes(self) -> dict[str, int]:
-        """Key -> node id; of two nodes with one key the one that registered last, for the other may be its past."""
+        """Key -> node id; of two nodes with one key the later one, for the other may be its own past."""
         by_key: dict[str, int] = {}
-        for node_id, (key, _) in self._known.items():
+        for node_id, (key, _) in self._registered.items():
             if key in by_key:
                 self._warn(
                     f"twice {key}",
-                    f"nodes {by_key[key]} and {node_id} are both connected as client {key!r}; the latter is asked. "
+                    f"nodes {by_key[key]} and {node_id} are both connected as client {key!r}; only the latter is used. "
                     "If no node was just restarted, two clients share an id",
                 )
             by_key[key] = node_id
         return by_key
 
-    def to_forget(self, saved: Collection[str]) -> frozenset[str]:
-        """Those to be dropped from a saved state that knows these keys."""
-        self._saved = frozenset(saved)
-        return self.without
-
-    def tell_unknown(self) -> None:
-        """Warn of keys to be forgotten that nobody has, saved or registered: a cure for a bad client that is none.
+    def warn_of_unknown(self, saved: Collection[str]) -> None:
+        """Warn of keys to forget that no client has, saved or registered.
 
         No error: a client that an earlier start forgot is in no state any more, and need not be connected.
         """
-        have = self._saved.union(key for key, _ in self._known.values())
-        for key in sorted(self.without - have):
-            near = difflib.get_close_matches(key, sorted(have), n=1, cutoff=0.5)
+        known = {*saved, *(key for key, _ in self._registered.values())}
+        for key in sorted(self.forget - known):
+            near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else "the keys are those in the log and in federation.json"
             self._warn(f"unknown {key}", f"forget names {key!r}, which no saved or connected client has: {hint}")
 
@@ -100,32 +115,27 @@ class Directory:
         self,
         grid: Grid,
         min_nodes: int,
-        deadline: float,
+        seconds: float,
         settle: bool,
-        admit: Callable[[dict[str, Said]], dict[str, Said]],
-    ) -> dict[str, Said]:
-        """Refresh until enough clients are there.
+        admit: Callable[[dict[str, ClientInfo]], dict[str, ClientInfo]],
+    ) -> dict[str, ClientInfo]:
+        """Refresh until enough clients are there; returns those that can be selected.
 
         Args:
             grid: Flower's grid.
             min_nodes: How many clients are enough.
-            deadline: Seconds to wait for them.
-            settle: Also wait, a second at a time, until no more come in and all have said who they are (at the start,
-                when all nodes connect at once).
-            admit: Lets clients join, and returns those of them who can be asked: a sampler may have to leave newcomers
-                out, and these do not count. Called once enough are connected.
-
-        Returns:
-            Key -> what it said, for all who can be asked.
+            seconds: How long to wait for them.
+            settle: Also wait until no more clients come and all nodes have answered: at the start, when all connect.
+            admit: Lets clients join, and returns those that can be selected; called once enough are connected.
 
         Raises:
-            DeltaflError: If there are fewer when the time is over.
+            DeltaflError: If there are too few clients when the time is over.
         """
-        end = time.monotonic() + deadline
+        end = time.monotonic() + seconds
         before = -1
         while True:
             present = self.refresh(grid)
-            settled = len(present) == before and not self._asked
+            settled = len(present) == before and not self._queried
             over = time.monotonic() >= end
             able = present
             if len(present) >= min_nodes and (settled or not settle or over):
@@ -133,14 +143,14 @@ class Directory:
                 if len(able) >= min_nodes:
                     return able
             if over:
-                raise DeltaflError(self._too_few(len(able), min_nodes, deadline, len(present) - len(able)))
+                raise DeltaflError(self._too_few(len(able), min_nodes, seconds, len(present) - len(able)))
             if len(able) < min_nodes and len(present) != before:
                 log(INFO, "Waiting for clients: %d registered, %d needed", len(able), min_nodes)
             before = len(present)
             time.sleep(min(1.0, max(0.05, end - time.monotonic())))
 
-    def _too_few(self, count: int, min_nodes: int, deadline: float, left_out: int) -> str:
-        text = f"{count} clients are registered and connected after {deadline:g} s, {min_nodes} are needed; start more "
+    def _too_few(self, count: int, min_nodes: int, seconds: float, left_out: int) -> str:
+        text = f"{count} clients are registered and connected after {seconds:g} s, {min_nodes} are needed; start more "
         text += "SuperNodes, lower min_nodes, or raise wait_for_nodes"
         if left_out:
             text += f". {left_out} more came after the first round and were left out, as the log says"
@@ -149,56 +159,40 @@ class Directory:
                 f". {len(self._failed)} connected nodes did not register (last reason: {self._last_fault}); does their "
                 "ClientApp call deltafl.flower.register(app, ...)?"
             )
-        if self._asked:
-            text += f". {len(self._asked)} connected nodes have not said yet who they are"
+        if self._queried:
+            text += f". {len(self._queried)} connected nodes have not answered yet"
         return text
 
-    def _query(self, grid: Grid, nodes: list[Node]) -> None:
-        """Ask nodes who they are; ``_collect`` reads the answers, now or later."""
-        wanted = ConfigRecord({KNOWN: self.num_known} if self.num_known else {})
-        messages = [Message(RecordDict({RECORD: wanted}), node.node_id, QUERY, ttl=self.timeout) for node in nodes]
-        grid.push_messages(messages)
-        end = time.monotonic() + self.timeout
-        for node, message in zip(nodes, messages, strict=True):
-            self._asked[node.node_id] = (node, message, end)
-
     def _collect(self, grid: Grid) -> None:
-        """Take in the answers that have come; who has not answered in time has failed."""
-        if not self._asked:
+        """Read the answers that have come; a node that did not answer in time has failed."""
+        if not self._queried:
             return
-        messages = [message for _, message, _ in self._asked.values()]
-        replies = by_request(messages, grid.pull_messages([message.metadata.message_id for message in messages]))
+        queries = [query for _, query, _ in self._queried.values()]
+        replies = by_request(queries, grid.pull_messages([query.metadata.message_id for query in queries]))
         simulated = isinstance(grid, InMemoryGrid)
-        before, now = len(self._failed), time.monotonic()
-        for node, message, end in list(self._asked.values()):
-            reply = replies.get(message.metadata.message_id)
+        num_failed, now = 0, time.monotonic()
+        for node_id, (node, query, end) in list(self._queried.items()):
+            reply = replies.get(query.metadata.message_id)
             if reply is None and now < end:
                 continue
-            del self._asked[node.node_id]
+            del self._queried[node_id]
             try:
-                registration = _read(reply, self.num_known)
-                identity = identify(self.identity, node, registration, simulated)
+                own_key, info = _read(reply, self.num_aux)
+                key = client_key(self.identity, node, own_key, simulated)
             except DeltaflError as error:
-                self._fail(node.node_id, str(error))
-            else:
-                self._accept(node.node_id, identity, registration)
-        if len(self._failed) > before:
-            log(WARNING, "%d nodes did not register; the last: %s", len(self._failed), self._last_fault)
-
-    def _accept(self, node_id: int, identity: Identity, registration: Registration) -> None:
-        self._failed.pop(node_id, None)
-        self._known[node_id] = (identity.key, registration.said)
-        if identity.self_reported:
-            self._warn(
-                "self-reported",
-                "clients are told apart by ids that they report themselves: a client can take another's place, or "
-                "count several times under several ids. Enable node authentication and write identity='public-key'",
-            )
-
-    def _fail(self, node_id: int, reason: str) -> None:
-        failures = self._failed.get(node_id, (0, 0.0))[0] + 1
-        self._failed[node_id] = (failures, time.monotonic() + min(_FIRST_RETRY * 2 ** min(failures, 10), _LAST_RETRY))
-        self._last_fault = reason
+                num_failed += 1
+                self._failed[node_id], self._last_fault = now + _RETRY, str(error)
+                continue
+            self._failed.pop(node_id, None)
+            self._registered[node_id] = (key, info)
+            if key == own_key and not (simulated and key.startswith("partition:")):
+                self._warn(
+                    "self-reported",
+                    "clients report their ids themselves: a client can take another's place, or count several times "
+                    "under several ids. Enable node authentication and write identity='public-key'",
+                )
+        if num_failed:
+            log(WARNING, "%d nodes did not register; the last: %s", num_failed, self._last_fault)
 
     def _warn(self, topic: str, text: str) -> None:
         if topic not in self._warned:
@@ -206,8 +200,75 @@ class Directory:
             log(WARNING, text)
 
 
-def _read(reply: Message | None, num_known: int) -> Registration:
-    """The registration in a reply."""
+def client_key(identity: str, node: NodeInfo, own_key: str, simulated: bool) -> str:
+    """The durable key of a client.
+
+    Args:
+        identity: ``"public-key"``, ``"name"``, ``"config"``, or ``"auto"``: the partition in a simulation, the public
+            key of a node that was registered under a name, else the id that the node reports.
+        node: What the SuperLink knows about the node.
+        own_key: ``"partition:..."`` or ``"client:..."``, from what the client reports.
+        simulated: Whether Flower's simulation made the node, so that its partition is certain.
+
+    Raises:
+        DeltaflError: If the SuperLink does not know what the key is to be made of.
+    """
+    if identity == "public-key" or (identity == "auto" and not simulated and node.name):
+        if not node.public_key:
+            raise DeltaflError(
+                f"node {node.node_id} has no public key; write identity='config' or enable authentication"
+            )
+        return "key:" + hashlib.sha256(node.public_key).hexdigest()[:40]
+    if identity == "name":
+        if not node.name:
+            raise DeltaflError(
+                f"node {node.node_id} has no registered name; register it with 'flwr supernode register --name', or "
+                "write identity='public-key'"
+            )
+        return "name:" + node.name[:_LONGEST_KEY]
+    return own_key
+
+
+def check_same_kind(saved: Iterable[str], present: Iterable[str]) -> None:
+    """Refuse to resume if clients are identified in another way than before: each would be known twice.
+
+    Raises:
+        DeltaflError: If no key in one list is of a kind that the other has.
+    """
+    before, now = ({key.partition(":")[0] for key in keys} for keys in (saved, present))
+    if before and now and not before & now:
+        raise DeltaflError(
+            f"the saved state knows its clients by keys that begin with {min(before)!r}, and now they begin with "
+            f"{min(now)!r}: everybody would be known twice. Write identity= as it was, or choose a new state_path"
+        )
+
+
+def read_registration(record: ConfigRecord, num_aux: int = 0) -> tuple[str, ClientInfo]:
+    """A client's own key and what it reports, from a record that may hold anything.
+
+    Raises:
+        DeltaflError: If a value is not what it should be.
+    """
+    kind, client_id, size, aux = (record.get(name) for name in (KIND, CLIENT_ID, NUM_EXAMPLES, AUX))
+    if kind not in ("partition", "client"):
+        raise DeltaflError(f"the kind of id is {str(kind)[:40]!r}; it must be 'partition' or 'client'")
+    if not isinstance(client_id, str) or not 1 <= len(client_id) <= _LONGEST_KEY or not client_id.isprintable():
+        raise DeltaflError(f"the client's id must be a text of 1 to {_LONGEST_KEY} printable characters")
+    if type(size) is not int or not 1 <= size <= LARGEST_SIZE:
+        raise DeltaflError(f"the number of examples is {str(size)[:40]}; it must be from 1 to 2^40")
+    if num_aux == 0:
+        return f"{kind}:{client_id}", ClientInfo(size)
+    if not isinstance(aux, list) or len(aux) != num_aux:
+        raise DeltaflError(
+            f"the server wants {num_aux} auxiliary variables of each client, and the client sent "
+            f"{len(aux) if isinstance(aux, list) else 'none'}; give aux=... to deltafl.flower.register"
+        )
+    if not all(isinstance(value, int | float) and abs(value) <= _LARGEST_AUX for value in aux):
+        raise DeltaflError(f"an auxiliary variable of the client is not finite, or above {_LARGEST_AUX:g}")
+    return f"{kind}:{client_id}", ClientInfo(size, tuple(float(value) for value in aux))
+
+
+def _read(reply: Message | None, num_aux: int) -> tuple[str, ClientInfo]:
     if reply is None:
         raise DeltaflError("no answer to the registration query in time")
     fault = fault_of(reply)
@@ -216,5 +277,4 @@ def _read(reply: Message | None, num_known: int) -> Registration:
     record = reply.content.config_records.get(RECORD)
     if record is None:
         raise DeltaflError("the answer to the registration query is another client's; call deltafl.flower.register")
-    kind, client_id, num_examples, known = (record.get(name) for name in (KIND, CLIENT_ID, NUM_EXAMPLES, KNOWN))
-    return check_registration(kind, client_id, num_examples, known, num_known)
+    return read_registration(record, num_aux)

@@ -1,42 +1,149 @@
-"""What does not change over a federation's rounds, and what of it no federation can do. No Flower here."""
+"""The settings of a federation, refused at once where no federation can have them. Knows no Flower."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from ..errors import DeltaflError
+import numpy as np
+
+from ..errors import DeltaflError, require_method
 from ..estimators.controls import remembers
+from ..estimators.memory import DTYPES, RowFormat
 from ..estimators.remote import RemoteControl
 from ..estimators.table import find_estimator
 from ..round import Plan
 from ..samplers import uses_known
+from ..scale.memory_budget import Cures, MemorySize, memory_size, memory_words, require_room
 from ..server.optimizers import ServerOptimizer, Sgd
-from ..types import Population, Sampler
-from .checks import check_part, check_whole
-from .clipping import WeightedClipping
-from .server_memory import ServerMemory
+from ..streams import stream
+from ..types import FloatArray, Params, Population, Sampler
 
-#: The most numbers that ``count_sketch`` makes.
+#: The longest sketch that ``count_sketch`` makes.
 LARGEST_SKETCH = 128
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What does not change over the rounds; see ``round.Plan`` for the fields that it has too.
+class WeightedClipping:
+    """Clip each update, and add noise scaled to the largest weight of the round.
+
+    Flower's wrappers for differential privacy add noise for a plain mean, in which nobody counts more than 1 / n. Here
+    a reply counts coef_i, which may be much more::
+
+        u_i <- u_i min(1, C / norm(u_i))        hence norm(coef_i u_i) <= coef_max C
+        D   <- sum_i coef_i u_i + N(0, (z coef_max C)^2)    in each coordinate
+
+    coef_max is the largest coefficient of all selected clients, fixed before any reply is seen. Given the cohort, this
+    is the Gaussian mechanism with noise multiplier z for adding or removing one reply. It does not cover what the draws
+    of a sampler that learns from the replies reveal.
 
     Attributes:
-        sampler: Who is asked.
-        n: Cohort size; fewer are asked while fewer clients are known.
-        estimator: What each reply counts.
-        server_optimizer: How the model moves.
-        weights: ``"data"`` for w_i = n_i / N, ``"uniform"`` for w_i = 1 / m.
-        seed: Seed of the draws.
-        response_floor: Least response rate assumed of a client.
-        norm_guard: Shorten estimates that are longer than so many times the median of those before; None for no guard.
-        clipping: Clip updates and add noise, or None.
-        sketch: Numbers of the sketches that clients send and the sampler learns from; 0 for norms measured here.
-        known: Numbers that are known of every client beforehand, such as its shares of labels; 0 for none.
-        memory: How and where the server keeps one update a client, if the estimator remembers them.
+        norm: C > 0, the largest norm of an update, in update units (learning rate included).
+        noise_multiplier: z >= 0, standard deviation of the noise over coef_max C; 0 only clips.
     """
+
+    norm: float
+    noise_multiplier: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not (0 < self.norm < float("inf") and 0 <= self.noise_multiplier < float("inf")):
+            raise DeltaflError(
+                f"clipping to norm {self.norm} with noise multiplier {self.noise_multiplier}; the norm must be above 0 "
+                "and the multiplier at least 0"
+            )
+
+    def clip(self, update_d: Params) -> Params:
+        """u_i, scaled to norm C if it is longer; updates that are not finite pass, to be refused later."""
+        norm = float(np.linalg.norm(update_d.astype(np.float64)))
+        if not np.isfinite(norm) or norm <= self.norm:
+            return update_d
+        return (update_d.astype(np.float64) * (self.norm / norm)).astype(np.float32)
+
+    def noise(self, largest_coef: float, num_params: int, rng: np.random.Generator | None = None) -> FloatArray:
+        """Noise for D, float64 (d,).
+
+        Args:
+            largest_coef: coef_max over all selected clients.
+            num_params: d.
+            rng: A generator for tests. None for one that cannot be seeded: reproducible noise hides nothing.
+        """
+        scale = self.noise_multiplier * largest_coef * self.norm
+        generator = stream(secrets.randbits(63), "noise") if rng is None else rng
+        return generator.normal(scale=scale, size=num_params) if scale > 0 else np.zeros(num_params)
+
+
+@dataclass(frozen=True)
+class ServerMemory:
+    """How and where the server keeps one update per client, for estimators that remember them.
+
+    With ``memory_path`` the rows are in a file, in a folder that the saved state names. A file and a state that do not
+    belong together (an old copy of one was put back) would make the estimate count updates that nobody sent, so both
+    record their round::
+
+        MEMORY_PATH/federation-XXXXXXXX/rows.bin     the rows
+        MEMORY_PATH/federation-XXXXXXXX/round        the round of the state that they belong to, written last
+
+    Attributes:
+        dtype: ``"float32"`` or ``"bfloat16"``: ``memory_dtype``.
+        path: ``memory_path``; None for RAM.
+        state_path: Where the state is saved after every round; None if it is not. Required with ``path``.
+        folder: This federation's folder below ``path``; None before there is one.
+    """
+
+    dtype: str = "float32"
+    path: str | Path | None = None
+    state_path: Path | None = None
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse unknown types, and rows in a file without a saved state that they belong to."""
+        RowFormat(self.dtype)
+        if self.path is None:
+            return
+        if not isinstance(self.path, str | Path):
+            raise DeltaflError(f"memory_path is {self.path!r}; write a folder on a disk, or None for RAM")
+        if self.state_path is None:
+            raise DeltaflError(
+                f"memory_path is {str(self.path)!r} and there is no state_path: the file is part of the saved state; "
+                "write state_path=..., too, or leave memory_path out"
+            )
+
+    @property
+    def rows(self) -> RowFormat:
+        """How the core keeps the rows."""
+        folder = self.folder or self.path
+        return RowFormat(self.dtype, None if folder is None else str(folder))
+
+    def with_new_folder(self) -> "ServerMemory":
+        """With a folder of its own; it is created once there are rows to write."""
+        if self.path is None:
+            return self
+        return replace(self, folder=str(Path(self.path).absolute() / f"federation-{secrets.token_hex(4)}"))
+
+    def size(self, num_clients: int, num_params: int, n: int) -> MemorySize:
+        """Bytes it takes at most; the state is saved after every round of n clients."""
+        return memory_size(self.rows, (num_clients, num_params), None if self.state_path is None else n)
+
+    def describe(self, num_clients: int, num_params: int, n: int) -> str:
+        """The same as the end of a sentence."""
+        size, place = self.size(num_clients, num_params, n), f"in {self.rows.folder or self.state_path}"
+        return memory_words(self.rows, (num_clients, num_params), size, place)
+
+    def require_room(self, num_clients: int, num_params: int, n: int, num_seen: int = 0) -> None:
+        """Raise a ``DeltaflError`` if more RAM or disk is needed than is free.
+
+        ``num_seen`` clients have an update already: in RAM their rows are part of what is needed.
+        """
+        size, rows = self.size(num_clients, num_params, n), self.rows
+        held = 0 if rows.folder is not None else num_seen * num_params * DTYPES[rows.dtype].itemsize
+        require_room(size, rows, self.state_path, Cures("a lower n", "state_path"), held)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What does not change over the rounds; the fields are those of ``DeltaStrategy``."""
 
     sampler: Sampler
     n: int
@@ -48,11 +155,11 @@ class Rules:
     norm_guard: float | None = None
     clipping: WeightedClipping | None = None
     sketch: int = 0
-    known: int = 0
+    aux: int = 0
     memory: ServerMemory = field(default_factory=ServerMemory)
 
     def __post_init__(self) -> None:
-        """Refuse what no federation can do."""
+        """Refuse what no federation can do: later it would cost a round of the clients' work."""
         self._check_types()
         name = type(self.sampler).__name__
         if self.sampler.needs_oracle:
@@ -61,29 +168,31 @@ class Rules:
                 "practical sampler such as 'pracdelta' or 'fedpracis'"
             )
         if self.sketch and (getattr(self.sampler, "sketch_size", 0) or getattr(self.sampler, "output_bias_size", 0)):
-            raise DeltaflError(f"{name} looks at the updates themselves on the server; sketches cannot replace them")
-        if uses_known(self.sampler, self.estimator) and self.known < 1:
+            raise DeltaflError(f"{name} measures the updates themselves on the server; sketches cannot replace them")
+        if uses_known(self.sampler, self.estimator) and self.aux < 1:
             raise DeltaflError(
-                f"{name} with {self.estimator!r} looks at what is known of the clients beforehand: write known=10 if "
-                "each tells 10 numbers, such as its shares of 10 labels, and give known=... to deltafl.flower.register"
+                f"{name} with {self.estimator!r} uses auxiliary variables of the clients: write aux=10 if each has 10, "
+                "such as its shares of 10 labels, and give aux=... to deltafl.flower.register"
             )
         if self.clipping is not None:
             self._check_clipping(self.clipping)
-        if not self.memory.is_default and not self.remembers:
+        if (self.memory.dtype != "float32" or self.memory.path is not None) and not self.remembers:
             given = "memory_dtype" if self.memory.path is None else "memory_path"
             raise DeltaflError(
                 f"{given} is set, but with {self.estimator!r} the server remembers no update of a client; leave it out "
-                "or write an estimator with which it does, such as 'innovation'"
+                "or choose an estimator with which it does, such as 'innovation'"
             )
 
     def _check_types(self) -> None:
-        """Refuse settings of another type, or out of range: later a client's round would be lost to them."""
-        check_part("sampler", self.sampler, ("unbiased", "needs_oracle", "init", "open", "update"), "pracdelta")
-        check_part("server_optimizer", self.server_optimizer, ("init", "step"), "sgd")
+        require_method(self.sampler, "open", "sampler", "write a name such as 'pracdelta', or give a sampler")
+        require_method(self.server_optimizer, "step", "server_optimizer", "write a name such as 'sgd'")
+        for part in (self.sampler, self.server_optimizer):
+            if isinstance(part, type):
+                raise DeltaflError(f"{part.__name__} is a class; give an object of it: write {part.__name__}(...)")
         check_whole("n", self.n, "at least 1", 1)
         check_whole("seed", self.seed, "at least 0", 0)
         check_whole("sketch", self.sketch, f"from 1 to {LARGEST_SKETCH}, or 0 for none", 0, LARGEST_SKETCH)
-        check_whole("known", self.known, "0 for none", 0)
+        check_whole("aux", self.aux, "0 for none", 0)
         if self.clipping is not None and not isinstance(self.clipping, WeightedClipping):
             raise DeltaflError(
                 f"clipping is {self.clipping!r}; it must be a WeightedClipping, or None for none: write "
@@ -91,7 +200,6 @@ class Rules:
             )
 
     def _check_clipping(self, clipping: WeightedClipping) -> None:
-        """Refuse clipping, or noise, with what it does not go with."""
         if isinstance(find_estimator(self.estimator).control, RemoteControl):
             raise DeltaflError(
                 f"with {self.estimator!r} clients remember what they sent, and clipping on the server would change it; "
@@ -105,24 +213,24 @@ class Rules:
             )
         if noisy and self.norm_guard is not None:
             raise DeltaflError(
-                f"norm_guard is {self.norm_guard} and noise is added: the guard goes by the lengths of earlier rounds "
-                "without their noise, and would show them; write norm_guard=None or leave the noise out"
+                f"norm_guard is {self.norm_guard} and noise is added: the guard would reveal the lengths of earlier "
+                "estimates without their noise; write norm_guard=None or leave the noise out"
             )
 
     @property
     def remembers(self) -> bool:
-        """Whether the server keeps one update a client."""
+        """Whether the server keeps one update per client."""
         return remembers(find_estimator(self.estimator).control)
 
     @property
-    def loss_of(self) -> str | None:
-        """The sampler's name if it learns from the clients' losses, so that a reply without one is of no use."""
+    def needs_loss(self) -> str | None:
+        """The sampler's name if it learns from losses, so that a reply without one is useless; else None."""
         return type(self.sampler).__name__ if getattr(self.sampler, "needs_loss", False) else None
 
-    def plan(self, sizes: list[int], known: Sequence[Sequence[float]] | None = None) -> Plan:
-        """The plan for clients of these sizes, of whom this is known."""
+    def plan(self, sizes: list[int], aux: Sequence[Sequence[float]] | None = None) -> Plan:
+        """The plan for clients of these sizes, with these auxiliary variables."""
         return Plan(
-            population=Population.from_sizes(sizes, self.weights, known if self.known else None),
+            population=Population.from_sizes(sizes, self.weights, aux if self.aux else None),
             sampler=self.sampler,
             n=min(self.n, len(sizes)),
             estimator=self.estimator,
@@ -132,3 +240,16 @@ class Rules:
             norm_guard=self.norm_guard,
             memory=self.memory.rows,
         )
+
+
+def check_whole(name: str, value: Any, allowed: str, least: int, most: int | None = None) -> None:
+    """Raise a ``DeltaflError`` unless ``value`` is an int from ``least`` to ``most``; booleans and 10.0 are refused."""
+    if type(value) is not int or value < least or (most is not None and value > most):
+        raise DeltaflError(f"{name} is {value!r}; it must be a whole number, {allowed}")
+
+
+def check_texts(name: str, value: Any) -> tuple[str, ...]:
+    """Return a list of strings as a tuple; a single string, which would be read letter by letter, is refused."""
+    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(part, str) for part in value):
+        raise DeltaflError(f"{name} is {value!r}; it must be a list of texts: write {name}=['...']")
+    return tuple(value)

@@ -1,13 +1,13 @@
-"""The state of a federation on disk: plain files, never seen half written, from which a killed server goes on.
+"""The state of a federation on disk: never seen half written, so that a killed server resumes from it.
 
 ::
 
-    DIR/federation.json              clients (keys, sizes), the model's layout, the settings; names the other
-    DIR/federation-N.safetensors     model, scores, controls, counts, buffers after N rounds
-    DIR/federation.lock              held by the server that writes here; its end, however it comes, frees it
+    DIR/federation.json              clients (keys, sizes), the model's layout, the settings; names the other file
+    DIR/federation-N.safetensors     model, scores, control variates, counts, buffers after N rounds
+    DIR/federation.lock              held by the server that writes here, and released however it ends
 
-A new pair becomes valid by one rename of the JSON file; the old tensors are removed afterwards. With ``memory_path``
-the clients' updates are in a file elsewhere (``server_memory.py``), and the tensors hold those of the last round alone.
+A new pair becomes valid when the JSON file is renamed; the old tensors are deleted afterwards. With ``memory_path`` the
+clients' updates are in a file elsewhere (``rules.ServerMemory``), and the tensors hold only those of the last round.
 """
 
 import json
@@ -19,70 +19,66 @@ from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
 
-from ..errors import DeltaflError, MissingExtraError
+from ..errors import DeltaflError
+from ..estimators.memory import note_round, noted_round
 from ..plain_files import write_atomically
 from ..round import init_round
 from ..state_file import flatten, settled, unflatten, written
+from .clients import ClientInfo, ClientRegistry
 from .federation import Federation
-from .roster import Roster, Said
 from .rules import Rules
 
 MARK = "federation.json"
-LOCK = "federation.lock"
-_VERSION = 1
+_VERSION = 2
 _REST = "rest."
-#: Settings that states of earlier versions do not name.
-_UNSAID = {"memory_dtype": "float32"}
 
 
 @contextmanager
 def sole_owner(folder: Path | None) -> Iterator[None]:
-    """Keep other servers from the folder; does nothing without one.
+    """Lock the folder against other servers, which would overwrite this one's rounds; does nothing without a folder.
 
     Raises:
-        DeltaflError: If another server holds it: two would overwrite each other's rounds.
+        DeltaflError: If another server holds it, or it cannot be written.
     """
     if folder is None:
         yield
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DeltaflError(f"cannot keep the state in {folder} ({error.strerror}); choose another state_path") from None
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
+        lock = FileLock(folder / "federation.lock").acquire(timeout=0)
     except Timeout:
         raise DeltaflError(
             f"another server is using the state in {folder}; stop it first, or choose another state_path"
         ) from None
-    try:
+    except OSError as error:
+        raise DeltaflError(f"cannot keep the state in {folder} ({error.strerror}); choose another state_path") from None
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 def save(folder: Path, federation: Federation) -> None:
     """Write the state after a round."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = federation.current
+    state, memory = federation.current, federation.rules.memory
     tensors = f"federation-{state.round}.safetensors"
-    arrays = {name: np.asarray(array, order="C") for name, array in flatten(state)}
-    arrays |= {_REST + name: np.asarray(array, order="C") for name, array in federation.rest.items()}
-    write_atomically(folder / tensors, _safetensors().save(arrays))
-    memory = federation.rules.memory
+    arrays = {**dict(flatten(state)), **{_REST + name: array for name, array in federation.rest.items()}}
+    write_atomically(
+        folder / tensors, save_tensors({name: np.asarray(array, order="C") for name, array in arrays.items()})
+    )
     mark = {
         "version": _VERSION,
         "round": state.round,
         "tensors": tensors,
-        "settings": described(federation.rules),
+        "settings": _settings(federation.rules),
         "layout": [list(entry) for entry in federation.layout.entries],
         "clients": [
-            {"key": key, "num_examples": said.num_examples, "known": list(said.known)}
-            for key, said in zip(federation.roster.keys, federation.roster.said, strict=True)
+            {"key": key, **info._asdict()}
+            for key, info in zip(federation.clients.keys, federation.clients.infos, strict=True)
         ],
-        **({} if memory.folder is None else {"memory": {"folder": memory.folder, "round": memory.round()}}),
+        "memory": None if memory.folder is None else {"folder": memory.folder, "round": _memory_round(memory.folder)},
     }
     write_atomically(folder / MARK, json.dumps(mark, indent=1) + "\n")
     for old in folder.glob("federation-*.safetensors"):
@@ -92,19 +88,18 @@ def save(folder: Path, federation: Federation) -> None:
 
 
 def load(folder: Path, federation: Federation) -> bool:
-    """Put the saved state into a new federation; False if there is none.
+    """Restore the saved state into a new federation; False if there is none.
 
     Raises:
         DeltaflError: If it was saved with other settings or for another model, or is damaged.
     """
     if not (folder / MARK).exists():
         return False
-    tensors = _safetensors()
     try:
-        _restore(folder, federation, tensors)
+        _restore(folder, federation)
     except DeltaflError:
         raise
-    except Exception as error:  # whatever a cut or edited file can raise
+    except Exception as error:  # whatever a truncated or edited file can raise
         raise DeltaflError(
             f"the state in {folder} is damaged ({type(error).__name__}: {str(error)[:100]}); put a copy of the folder "
             "in its place, or choose a new state_path"
@@ -112,74 +107,73 @@ def load(folder: Path, federation: Federation) -> bool:
     return True
 
 
-def _restore(folder: Path, federation: Federation, tensors: Any) -> None:
-    """Read the two files, and check them against the settings."""
+def _restore(folder: Path, federation: Federation) -> None:
     mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
     if mark["version"] != _VERSION:
-        raise DeltaflError(f"{folder / MARK} has version {mark['version']}; this deltafl reads version {_VERSION}")
-    before, settings = {**_UNSAID, **mark["settings"]}, described(federation.rules)
-    differing = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
-    if differing:
-        name = differing[0]
         raise DeltaflError(
-            f"the state in {folder} was saved with {name} = {before.get(name)}, now it is {settings.get(name)}; write "
-            "it as it was, or choose a new state_path"
+            f"{folder / MARK} has version {mark['version']}; this deltafl reads version {_VERSION}: choose a new "
+            "state_path"
         )
+    before, now = mark["settings"], _settings(federation.rules)
+    for name in now:
+        if before[name] != now[name]:
+            raise DeltaflError(
+                f"the state in {folder} was saved with {name} = {before[name]}, now it is {now[name]}; write it as it "
+                "was, or choose a new state_path"
+            )
     if mark["layout"] != json.loads(json.dumps([list(entry) for entry in federation.layout.entries])):
         raise DeltaflError(f"the state in {folder} belongs to a model with other arrays; choose a new state_path")
-    clients = mark["clients"]
-    said = [Said(client["num_examples"], tuple(client.get("known", ()))) for client in clients]
-    roster = Roster(tuple(client["key"] for client in clients), tuple(said))
-    _find_memory(folder, federation, mark, len(clients))
-    arrays = tensors.load((folder / mark["tensors"]).read_bytes())
-    template = init_round(federation.rules.plan(roster.sizes, roster.known), federation.params_d)
+    clients = ClientRegistry(
+        tuple(client["key"] for client in mark["clients"]),
+        tuple(ClientInfo(client["num_examples"], tuple(client["aux"])) for client in mark["clients"]),
+    )
+    _find_memory(folder, federation, mark, len(clients.keys))
+    arrays = load_tensors((folder / mark["tensors"]).read_bytes())
+    template = init_round(federation.rules.plan(clients.sizes, clients.aux), federation.params_d)
     rest = {name: arrays[_REST + name] for name in federation.rest}
-    federation.restore(roster, unflatten(template, arrays), rest)
+    federation.restore(clients, unflatten(template, arrays), rest)
     _settle(federation)
 
 
 def _find_memory(folder: Path, federation: Federation, mark: dict[str, Any], num_clients: int) -> None:
-    """Point to the folder of the clients' updates, and see whether they are this state's and whether they fit."""
+    """Point to the folder of the clients' updates; check that they belong to this state and fit."""
     rules = federation.rules
     if not rules.remembers:
         return
-    if "memory" in mark:
-        rules = federation.rules = replace(rules, memory=rules.memory.at(mark["memory"]["folder"]))
-        # Killed while it settled, or before: the saved state has what is missing.
-        if rules.memory.round() not in (mark["memory"]["round"], mark["round"]):
+    if mark["memory"] is not None:
+        place = mark["memory"]["folder"]
+        rules = federation.rules = replace(rules, memory=replace(rules.memory, folder=place))
+        # A server killed before or while it settled: the saved state has the missing rows.
+        if _memory_round(place) not in (mark["memory"]["round"], mark["round"]):
             raise DeltaflError(
-                f"the clients' updates in {rules.memory.folder} do not belong to the state in {folder} after round "
-                f"{mark['round']}; put back copies of both that were made at one time, or choose a new state_path"
+                f"the clients' updates in {place} do not belong to the state in {folder} after round {mark['round']}; "
+                "put back copies of both that were made at the same time, or choose a new state_path"
             )
     rules.memory.require_room(num_clients, federation.layout.num_params, rules.n)
 
 
+def _memory_round(folder: str) -> int | None:
+    return noted_round(Path(folder))
+
+
 def _settle(federation: Federation) -> None:
-    """Write the clients' updates that the saved state has into their file, if there is one."""
-    memory = federation.rules.memory
-    if memory.folder is not None:
+    """Write the updates that the saved state holds into the clients' file, if there is one."""
+    folder = federation.rules.memory.folder
+    if folder is not None:
         federation.state = settled(federation.current)
-        memory.settled(federation.current.round)
+        note_round(Path(folder), federation.current.round)
 
 
-def described(rules: Rules) -> dict[str, Any]:
-    """The settings that a saved state depends on, as JSON has them; the cohort size may change between starts."""
+def _settings(rules: Rules) -> dict[str, Any]:
+    """The settings that a saved state depends on, as JSON; the cohort size may change between starts."""
     return {
         "sampler": written(rules.sampler),
         "estimator": rules.estimator,
         "server_optimizer": written(rules.server_optimizer),
         "weights": rules.weights,
         "seed": rules.seed,
-        **({"known": rules.known} if rules.known else {}),
-        **({"norm_guard": rules.norm_guard} if rules.norm_guard is not None else {}),
+        "aux": rules.aux,
+        "norm_guard": rules.norm_guard,
         "memory_dtype": rules.memory.dtype,
-        **({} if rules.memory.path is None else {"memory_path": str(rules.memory.path)}),
+        "memory_path": None if rules.memory.path is None else str(rules.memory.path),
     }
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.numpy as tensors
-    except ImportError:
-        raise MissingExtraError("safetensors", "flower") from None
-    return tensors

@@ -1,10 +1,10 @@
 """DeltaStrategy: deltafl's samplers and weights in Flower's rounds. A translation, with no mathematics of its own."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from logging import INFO
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+from math import isfinite
 from pathlib import Path
-from typing import Any, NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
@@ -17,67 +17,66 @@ from ..samplers import make_sampler, parse_label
 from ..server.optimizers import ServerOptimizer, make_server_optimizer
 from ..types import Cohort, RoundInfo, Sampler
 from .arrays import BUFFERS, Layout
-from .checks import check_whole, texts
-from .clipping import WeightedClipping
-from .evaluating import Evaluating
+from .clients import ClientInfo
 from .federation import Federation
-from .identity import check_identity, check_same_kind
-from .messages import answer_of, by_request, content_of, for_client, metrics_of, to_record
-from .refused import FOREIGN_PRIVACY, SECURE_AGGREGATION
-from .registration import Directory
-from .roster import Said
-from .rules import Rules
+from .messages import by_request, content_for, content_for_all, mean_metrics, read_reply, round_metrics, to_record
+from .registration import Directory, check_same_kind
+from .rules import Rules, ServerMemory, WeightedClipping, check_texts, check_whole
 from .saved import load, save, sole_owner
-from .server_memory import ServerMemory
-from .telling import tell_memory, tell_news, tell_round
 
 #: Seconds that a message outlives its round's timeout, for replies that are under way.
-TTL_GRACE = 10.0
+_TTL_GRACE = 10.0
+
+_FOREIGN_PRIVACY = (
+    "DeltaStrategy was called by another strategy, not started. Flower's wrappers for differential privacy assume that "
+    "every reply counts 1 / n; importance weights count some far more, which voids their guarantee. Call "
+    "DeltaStrategy.start, and write clipping=WeightedClipping(norm, noise_multiplier) to clip and add noise instead"
+)
 
 
 @dataclass
-class _Open:
+class _OpenRound:
     """A round between configure and aggregate."""
 
     cohort: Cohort
-    messages: list[Message]
+    messages: list[Message] = field(default_factory=list)
 
 
 class DeltaStrategy(Strategy):
     """Client sampling of deltafl for Flower's Message API.
 
     The server aggregates *updates* (received minus sent) with weights from its own probabilities, whatever weights the
-    clients send. A round that a client does not answer, or answers badly, is non-response; response rates are kept.
+    clients send. A missing or faulty reply is non-response; the server keeps each client's response rate.
 
     Args:
         sampler: A label such as ``"pracdelta"`` or ``"pracdelta@pivotal@difference"``, or a sampler of your own.
-        n: Clients asked a round.
+        n: Clients selected per round.
         server_optimizer: A name such as ``"sgd"`` or ``"adam"``, or an optimizer.
-        state_path: Folder where the state is kept after every round, and from which a restart goes on; or None.
-        estimator: What a reply counts; None for the sampler's own default.
-        weights: ``"data"`` for the target sum_i (n_i / N) F_i, ``"uniform"`` for the plain mean of the clients.
+        state_path: Folder where the state is saved after every round and from which a restart resumes; or None.
+        estimator: How replies are weighted; None for the sampler's default.
+        weights: ``"data"`` for the target sum_i (n_i / N) F_i, ``"uniform"`` for the plain mean over clients.
         seed: Seed of the draws.
         min_nodes: Clients that must be connected before a round begins; None for n.
         wait_for_nodes: Seconds to wait for them before an error.
-        registration_timeout: Seconds that a new node has to say who it is.
-        identity: How clients are told apart over restarts: ``"auto"``, ``"public-key"``, ``"name"`` or ``"config"``.
-        buffers: Patterns of the names of floating-point arrays that are not trained.
-        response_floor: Least response rate assumed of a client, in (0, 1].
-        norm_guard: A factor above 1, such as 3, for ``guard.py``: bounds what one round can do, biased; None for none
-            (and with noise).
-        clipping: Clip weighted updates and add noise, see ``WeightedClipping``.
-        sketch: Numbers of a sketch (64 is usual) if scores are to be learnt from sketches that clients send; 0 for
-            norms measured on the server.
-        known: Numbers that every client must tell of itself before it is asked, such as its shares of 10 labels, for
-            ``balanced`` (``register(app, ..., known=...)``); 0 for none. They are the client's word.
-        memory_dtype: ``"float32"`` or ``"bfloat16"``, of one update a client where the server remembers them.
+        registration_timeout: Seconds that a new node has to register.
+        identity: How clients are identified across restarts: ``"auto"``, ``"public-key"``, ``"name"`` or ``"config"``.
+        buffers: Name patterns of floating-point arrays that are not trained.
+        response_floor: Smallest response rate assumed of a client, in (0, 1].
+        norm_guard: A factor above 1, such as 3: no step is longer than that many times the median of the last 20.
+            Biased; None for no guard. Not with noise.
+        clipping: Clip updates and add noise, see ``WeightedClipping``.
+        sketch: Length of the sketches (64 is usual) that clients send and the sampler learns from; 0 for norms measured
+            on the server.
+        aux: Number of auxiliary variables that every client must send when it registers, such as its shares of 10
+            labels, for ``balanced`` (``register(app, ..., aux=...)``); 0 for none. They are the client's claim.
+        memory_dtype: ``"float32"`` or ``"bfloat16"``, for the updates that the server remembers, one per client.
         memory_path: Folder on a disk for them, with ``state_path``; None for RAM.
         evaluate: Whether all connected clients evaluate the model after every round.
-        forget: Keys of clients (as the log and ``federation.json`` write them) to do without: at the start they are
-            dropped from the saved state, with their weight and all that is remembered of them, and never asked.
+        forget: Keys of clients (as in the log and ``federation.json``) to drop from the saved state, with their weight
+            and everything remembered about them; they are never selected again.
 
     Raises:
-        DeltaflError: If the sampler needs to know every update before the draw, or an argument is out of range.
+        DeltaflError: If the sampler needs every update before the draw, or an argument is out of range.
     """
 
     def __init__(
@@ -99,13 +98,18 @@ class DeltaStrategy(Strategy):
         norm_guard: float | None = None,
         clipping: WeightedClipping | None = None,
         sketch: int = 0,
-        known: int = 0,
+        aux: int = 0,
         memory_dtype: str = "float32",
         memory_path: str | Path | None = None,
         evaluate: bool = False,
         forget: Collection[str] = (),
+        **renamed: object,
     ) -> None:
+        if renamed:
+            (name, *_) = renamed
+            raise DeltaflError(f"unknown argument {name!r}" + ("; it is now called aux" if name == "known" else ""))
         label = parse_label(sampler) if isinstance(sampler, str) else None
+        self.state_path = None if state_path is None else Path(state_path)
         self.rules = Rules(
             sampler=make_sampler(sampler) if isinstance(sampler, str) else sampler,
             n=n,
@@ -119,27 +123,25 @@ class DeltaStrategy(Strategy):
             norm_guard=norm_guard,
             clipping=clipping,
             sketch=sketch,
-            known=known,
-            memory=ServerMemory(memory_dtype, memory_path, None if state_path is None else Path(state_path)),
+            aux=aux,
+            memory=ServerMemory(memory_dtype, memory_path, self.state_path),
         )
-        check_identity(identity)
         if min_nodes is not None:
             check_whole("min_nodes", min_nodes, "at least 1, or None for n", 1)
-        self.rules.plan([1] * n, [(0.0,) * known] * n)  # refuses what is out of range before anybody is waited for
+        self.rules.plan([1] * n, [(0.0,) * aux] * n)  # refuses what is out of range before waiting for anybody
         self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
-        self.state_path = self.rules.memory.state_path
         self.min_nodes = n if min_nodes is None else min_nodes
         self.wait_for_nodes = wait_for_nodes
-        self.buffers, self.evaluate = texts("buffers", buffers), evaluate
-        self.directory = Directory(identity, registration_timeout, known, texts("forget", forget))
+        self.buffers, self.evaluate = check_texts("buffers", buffers), evaluate
+        self.directory = Directory(identity, registration_timeout, aux, check_texts("forget", forget))
         self.federation: Federation | None = None
-        #: What each round told, for callers who want more than the metrics.
+        #: The statistics of every round, for callers who want more than the metrics.
         self.history: list[RoundInfo] = []
         self._timeout = 3600.0
         self._started = False
-        self._open: _Open | None = None
-        self._evaluating = Evaluating()
-        self._clients_told = 0  # those of the last word on the server's memory
+        self._open: _OpenRound | None = None
+        self._saved_keys: tuple[str, ...] = ()
+        self._evaluations: list[tuple[str, Message]] = []
 
     def start(
         self,
@@ -151,9 +153,9 @@ class DeltaStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run rounds until ``num_rounds`` are done, those before a restart included. Arguments as in ``Strategy``.
+        """Run rounds until ``num_rounds`` are done, including those before a restart. Arguments as in ``Strategy``.
 
-        ``timeout`` also bounds how long a train message lives: a node that is late does not begin old work.
+        ``timeout`` also bounds how long a train message lives: a late node does not start old work.
         """
         with sole_owner(self.state_path):
             done = self._begin(initial_arrays)
@@ -161,7 +163,7 @@ class DeltaStrategy(Strategy):
             try:
                 result = super().start(
                     grid,
-                    to_record(self._known().arrays()),
+                    to_record(self._active().arrays()),
                     max(0, num_rounds - done),
                     timeout,
                     train_config,
@@ -170,10 +172,15 @@ class DeltaStrategy(Strategy):
                 )
             finally:
                 self._started = False
-        result.arrays = to_record(self._known().arrays())
-        for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
-            metrics: dict[int, MetricRecord] = getattr(result, name)
-            setattr(result, name, {server_round + done: record for server_round, record in metrics.items()})
+        result.arrays = to_record(self._active().arrays())
+        for metrics in (
+            result.train_metrics_clientapp,
+            result.evaluate_metrics_clientapp,
+            result.evaluate_metrics_serverapp,
+        ):
+            renumbered = {server_round + done: record for server_round, record in metrics.items()}
+            metrics.clear()
+            metrics.update(renumbered)
         return result
 
     def summary(self) -> None:
@@ -185,99 +192,142 @@ class DeltaStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Decide who is asked; a list, for the deployment's grid reads it twice."""
+        """Select clients; returns a list because the deployment's grid iterates over it twice."""
         if not self._started or KEY_CLIPPING_NORM in config:
-            raise DeltaflError(FOREIGN_PRIVACY)
-        federation = self._known()
-        first = self._open is None
-        present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=first, admit=self._admit)
-        self._clients_told = tell_memory(self.name, federation, self._clients_told)
+            raise DeltaflError(_FOREIGN_PRIVACY)
+        federation, is_first = self._active(), self._open is None
+        present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=is_first, admit=self._admit)
+        rules, keys = self.rules, federation.clients.keys
+        if is_first and rules.remembers:
+            memory = federation.rules.memory.describe(len(keys), federation.layout.num_params, rules.n)
+            log(INFO, "%s %s", self.name, memory)
         cohort = federation.open(present)
-        content = content_of(federation, config)
-        nodes = self.directory.nodes()
+        content, nodes, number = (
+            content_for_all(federation, config),
+            self.directory.nodes(),
+            federation.current.round + 1,
+        )
         messages = [
             Message(
-                for_client(content, federation.expected(client)),
-                nodes[federation.roster.keys[client]],
+                content_for(content, federation.expected_memory(client)),
+                nodes[keys[client]],
                 MessageType.TRAIN,
-                ttl=self._timeout + TTL_GRACE,
-                group_id=str(federation.current.round + 1),
+                ttl=self._timeout + _TTL_GRACE,
+                group_id=str(number),
             )
             for client in cohort.client_n.tolist()
         ]
-        log(INFO, "Round %d: %d of %d clients asked", federation.current.round + 1, len(messages), len(present))
-        self._open = _Open(cohort, messages)
+        log(INFO, "Round %d: %d of %d clients selected", number, len(messages), len(present))
+        self._open = _OpenRound(cohort, messages)
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Close the round: the estimate, the step, what the sampler learns; then keep the state."""
+        """Close the round: estimate, step, the sampler's update; then save the state."""
         if self._open is None:
             raise DeltaflError("aggregate_train was called before configure_train")
-        federation, opened = self._known(), self._open
-        by_message = by_request(opened.messages, replies)
-        answers = {
-            client: answer_of(by_message[message.metadata.message_id])
-            for client, message in zip(opened.cohort.client_n.tolist(), opened.messages, strict=True)
+        federation, cohort = self._active(), self._open.cohort
+        by_message = by_request(self._open.messages, replies)
+        answered = {
+            client: read_reply(by_message[message.metadata.message_id])
+            for client, message in zip(cohort.client_n.tolist(), self._open.messages, strict=True)
             if message.metadata.message_id in by_message
         }
-        info = federation.close(opened.cohort, answers)
+        info = federation.close(cohort, answered)
         self.history.append(info)
-        self._open = _Open(opened.cohort, [])
+        self._open = _OpenRound(cohort)
         if self.state_path is not None:
             save(self.state_path, federation)
-        silent = [client for client in opened.cohort.client_n.tolist() if client not in answers]
-        tell_round(info, federation.roster.keys, silent)
-        tell_news(federation.news)
-        return to_record(federation.arrays()), MetricRecord(metrics_of(info))
+        silent = [client for client in cohort.client_n.tolist() if client not in answered]
+        log_round(info, federation.clients.keys, silent)
+        _log_warnings(federation)
+        return to_record(federation.arrays()), MetricRecord(round_metrics(info))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask all connected clients to evaluate, if the strategy is told to."""
-        nodes = self.directory.nodes() if self.evaluate else {}
-        return self._evaluating.ask(self._known(), config, nodes, self._timeout + TTL_GRACE)
+        """Ask all connected clients to evaluate, if ``evaluate`` is set."""
+        self._evaluations = []
+        if self.evaluate:
+            federation = self._active()
+            content, group_id = content_for_all(federation, config), str(federation.current.round)
+            ttl = self._timeout + _TTL_GRACE
+            self._evaluations = [
+                (key, Message(content, node_id, MessageType.EVALUATE, ttl=ttl, group_id=group_id))
+                for key, node_id in self.directory.nodes().items()
+                if key in federation.clients.index
+            ]
+        return [message for _, message in self._evaluations]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The mean of the clients' metrics, by their weights in the target, over those that answered."""
-        return self._evaluating.mean(self._known(), replies)
-
-    def initialize_parameters(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Part of Flower's legacy API, which SecAgg+ needs: refused."""
-        raise DeltaflError(SECURE_AGGREGATION)
-
-    def configure_fit(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Part of Flower's legacy API, which SecAgg+ needs: refused."""
-        raise DeltaflError(SECURE_AGGREGATION)
+        """The mean of the clients' metrics, by their weights in the target, over those that responded."""
+        federation = self._active()
+        by_message = by_request([message for _, message in self._evaluations], replies)
+        weight_m, index = federation.plan.population.weight_m, federation.clients.index
+        metrics = mean_metrics(
+            (float(weight_m[index[key]]), by_message[message.metadata.message_id])
+            for key, message in self._evaluations
+            if message.metadata.message_id in by_message
+        )
+        return MetricRecord(metrics) if metrics else None
 
     def _begin(self, initial_arrays: ArrayRecord) -> int:
-        """The model and, if there is one, the saved state; returns the rounds done."""
+        """Set up the model and, if there is one, the saved state; returns the number of rounds done."""
         arrays = {name: array.numpy() for name, array in initial_arrays.items()}
         self.federation = Federation(self.rules, arrays, Layout.of(arrays, self.buffers))
-        self._open, self._clients_told = None, 0
+        self._open, self._saved_keys = None, ()
         if self.state_path is None or not load(self.state_path, self.federation):
             return 0
-        self.federation.forget(self.directory.to_forget(self.federation.roster.keys))
+        self._saved_keys = self.federation.clients.keys
+        self.federation.forget(self.directory.forget)
         done = self.federation.current.round
-        log(INFO, "Going on after round %d with %d known clients", done, len(self.federation.roster.keys))
+        log(INFO, "Resuming after round %d with %d known clients", done, len(self.federation.clients.keys))
         return done
 
-    def _admit(self, present: dict[str, Said]) -> dict[str, Said]:
-        """Let those who are connected join; returns those who can be asked."""
-        federation = self._known()
+    def _admit(self, present: dict[str, ClientInfo]) -> dict[str, ClientInfo]:
+        """Let connected clients join; returns those that can be selected."""
+        federation = self._active()
+        before = len(federation.clients.keys)
         if self._open is None:
-            check_same_kind(federation.roster.keys, present)
-            self.directory.tell_unknown()
-        before = len(federation.roster.keys)
+            check_same_kind(federation.clients.keys, present)
+            self.directory.warn_of_unknown(self._saved_keys)
         federation.admit(present)
-        tell_news(federation.news)
-        after = len(federation.roster.keys)
+        _log_warnings(federation)
+        after = len(federation.clients.keys)
         if after > before:
             log(INFO, "%d clients joined, %d are known", after - before, after)
-        return {key: said for key, said in present.items() if key in federation.roster.place}
+        return {key: info for key, info in present.items() if key in federation.clients.index}
 
-    def _known(self) -> Federation:
+    def _active(self) -> Federation:
         if self.federation is None:
-            raise DeltaflError(FOREIGN_PRIVACY)
+            raise DeltaflError(_FOREIGN_PRIVACY)
         return self.federation
+
+
+def log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int]) -> None:
+    """Log who did not reply, which replies were rejected and why, and what the others add up to."""
+    if silent:
+        log(WARNING, "\tno reply in time: %s", ", ".join(keys[client] for client in silent))
+    for client, reason in info.rejected:
+        log(WARNING, "\treply of %s rejected: %s", keys[client], reason)
+    log(
+        INFO,
+        "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f",
+        info.num_responded,
+        info.num_selected,
+        info.sum_of_weights,
+        info.largest_weight,
+        info.effective_sample_size if isfinite(info.effective_sample_size) else 0.0,
+    )
+    if info.clip_factor < 1:
+        log(
+            WARNING,
+            "\tthe norm guard scaled the step by %.3g: the estimate of this round is biased",
+            info.clip_factor,
+        )
+
+
+def _log_warnings(federation: Federation) -> None:
+    while federation.warnings:
+        log(WARNING, "\t%s", federation.warnings.pop(0))

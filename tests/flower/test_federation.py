@@ -28,16 +28,12 @@ from deltafl import (
 from deltafl.estimators.sketch import count_sketch
 from deltafl.estimators.table import find_estimator
 from deltafl.flower import WeightedClipping
-from deltafl.flower.answers import Answer
 from deltafl.flower.arrays import Arrays, Layout, mean_rest
-from deltafl.flower.federation import Federation
-from deltafl.flower.growth import grow_state
-from deltafl.flower.identity import Node, Registration, check_registration, identify
-from deltafl.flower.local_steps import LocalSteps
-from deltafl.flower.roster import Said
+from deltafl.flower.clients import ClientInfo, resize_state
+from deltafl.flower.federation import Federation, sketch_seed
+from deltafl.flower.replies import ClientReply
 from deltafl.flower.rules import Rules
 from deltafl.flower.saved import load, save
-from deltafl.flower.sketched import sketch_seed
 from deltafl.samplers import parse_label, uses_known
 from deltafl.state_file import flatten
 from deltafl.types import FloatArray
@@ -55,7 +51,7 @@ def federation(label: str = "pracdelta", model: Arrays | None = None, **settings
     model = {"x": np.zeros(3, dtype=np.float32)} if model is None else model
     estimator = settings.pop("estimator", parse_label(label).estimator)
     known = 3 if uses_known(make_sampler(label), estimator) else 0
-    rules = Rules(make_sampler(label), settings.pop("n", 3), estimator, known=known, **settings)
+    rules = Rules(make_sampler(label), settings.pop("n", 3), estimator, aux=known, **settings)
     return Federation(rules, model, Layout.of(model))
 
 
@@ -66,15 +62,17 @@ def sizes_of(m: int, start: int = 0) -> dict[str, int]:
 def admit(fed: Federation, sizes: dict[str, int]) -> None:
     """With the clients' shares of three labels, where they matter."""
     shares = {key: tuple(stream(0, "data", client=size).dirichlet([1, 1, 1])) for key, size in sizes.items()}
-    fed.admit({key: Said(size, shares[key] if fed.rules.known else ()) for key, size in sizes.items()})
+    fed.admit({key: ClientInfo(size, shares[key] if fed.rules.aux else ()) for key, size in sizes.items()})
 
 
 def play(fed: Federation, rounds: int, present: set[str] | None = None) -> None:
     """Rounds in which client i moves every entry by a number of its own."""
     for _ in range(rounds):
-        cohort = fed.open(set(fed.roster.keys) if present is None else present)
+        cohort = fed.open(set(fed.clients.keys) if present is None else present)
         sent = fed.arrays()
-        fed.close(cohort, {int(i): Answer({"x": sent["x"] + np.float32(1 + i % 5)}, loss=1.0) for i in cohort.client_n})
+        fed.close(
+            cohort, {int(i): ClientReply({"x": sent["x"] + np.float32(1 + i % 5)}, loss=1.0) for i in cohort.client_n}
+        )
 
 
 def test_flat_vector_and_arrays_are_each_others_inverse() -> None:
@@ -99,16 +97,16 @@ def test_a_narrow_type_takes_its_largest_number_instead_of_infinity() -> None:
 def test_one_reply_in_a_wider_type_does_not_stop_a_half_precision_federation() -> None:
     """It is refused; and where the model is beyond float16 anyway, honest replies are used and bring it back."""
     fed = federation("uniform", {"b": np.zeros(2, np.float16)}, n=2)
-    fed.admit({key: Said(1) for key in "abcd"})
-    cohort = fed.open(fed.roster.keys)
-    wide = {int(i): Answer({"b": np.array([1e6, 0.0])}) for i in cohort.client_n[:1]}
-    info = fed.close(cohort, wide | {int(i): Answer(fed.arrays()) for i in cohort.client_n[1:]})
+    fed.admit({key: ClientInfo(1) for key in "abcd"})
+    cohort = fed.open(fed.clients.keys)
+    wide = {int(i): ClientReply({"b": np.array([1e6, 0.0])}) for i in cohort.client_n[:1]}
+    info = fed.close(cohort, wide | {int(i): ClientReply(fed.arrays()) for i in cohort.client_n[1:]})
     assert [reply.reason for reply in info.rejected] == ["trained 'b' has entries that float16 cannot hold"]
     assert fed.state is not None
     fed.state = fed.state._replace(params_d=np.array([2e5, 0], np.float32))
     for _ in range(20):
-        cohort = fed.open(fed.roster.keys)
-        info = fed.close(cohort, {int(i): Answer({"b": np.ones(2, np.float16)}) for i in cohort.client_n})
+        cohort = fed.open(fed.clients.keys)
+        info = fed.close(cohort, {int(i): ClientReply({"b": np.ones(2, np.float16)}) for i in cohort.client_n})
         assert info.num_responded == 2
     np.testing.assert_allclose(fed.arrays()["b"], 1, atol=1e-2)
 
@@ -201,9 +199,9 @@ def test_bad_arrays_are_non_response_and_named(fault: str) -> None:
     model: Arrays = {"x": np.zeros(3, np.float32), "running_mean": np.array([1.0], np.float32)}
     fed = federation("uniform", model, n=4)
     admit(fed, sizes_of(4))
-    cohort = fed.open(set(fed.roster.keys))
+    cohort = fed.open(set(fed.clients.keys))
     good = {"x": np.ones(3, np.float32), "running_mean": np.array([2.0], np.float32)}
-    answers = {i: Answer(dict(good)) for i in range(4)} | {2: Answer(spoil(dict(good)))}
+    answers = {i: ClientReply(dict(good)) for i in range(4)} | {2: ClientReply(spoil(dict(good)))}
     info = fed.close(cohort, answers)
     assert info.num_responded == 3
     assert [client for client, _ in info.rejected] == [2]
@@ -216,7 +214,7 @@ def test_bad_arrays_are_non_response_and_named(fault: str) -> None:
 
 def test_weights_that_clients_send_do_not_count() -> None:
     """Sizes are those of the registration, whatever a reply says: there is no place to say it."""
-    assert set(Answer._fields) == {
+    assert set(ClientReply._fields) == {
         *("arrays", "fault", "loss", "square_loss", "step_variance", "num_steps", "sketch", "since")
     }
 
@@ -224,8 +222,10 @@ def test_weights_that_clients_send_do_not_count() -> None:
 def test_a_missing_reply_is_not_a_refused_one() -> None:
     fed = federation("uniform", n=3)
     admit(fed, sizes_of(3))
-    cohort = fed.open(set(fed.roster.keys))
-    info = fed.close(cohort, {0: Answer({"x": np.ones(3, np.float32)}), 1: Answer(None, "error 5: node is gone")})
+    cohort = fed.open(set(fed.clients.keys))
+    info = fed.close(
+        cohort, {0: ClientReply({"x": np.ones(3, np.float32)}), 1: ClientReply(None, "error 5: node is gone")}
+    )
     assert info.num_responded == 1
     assert info.rejected == [(1, "error 5: node is gone")]
     assert fed.response_rates() == {"client:0": 1.0, "client:1": 0.5, "client:2": 0.5}
@@ -234,10 +234,10 @@ def test_a_missing_reply_is_not_a_refused_one() -> None:
 def test_clients_are_numbered_by_their_keys_and_keep_their_numbers() -> None:
     fed = federation()
     admit(fed, {f"partition:{i}": 7 for i in (10, 2, 11, 1)})
-    assert fed.roster.keys == ("partition:1", "partition:2", "partition:10", "partition:11")
+    assert fed.clients.keys == ("partition:1", "partition:2", "partition:10", "partition:11")
     admit(fed, {"partition:5": 7, "partition:2": 70})
-    assert list(fed.roster.keys)[4:] == ["partition:5"]
-    assert fed.roster.sizes == [7, 70, 7, 7, 7]
+    assert list(fed.clients.keys)[4:] == ["partition:5"]
+    assert fed.clients.sizes == [7, 70, 7, 7, 7]
     assert fed.plan.population.weight_m[1] == pytest.approx(70 / 98)
 
 
@@ -274,7 +274,7 @@ def test_growing_is_what_starting_with_everybody_would_be_at_the_first_round(lab
     admit(late, sizes_of(4))
     admit(late, sizes_of(9, start=4))
     admit(early, sizes_of(9))
-    assert late.roster.keys == early.roster.keys
+    assert late.clients.keys == early.clients.keys
     for (name, grown), (_, begun) in zip(flatten(late.current), flatten(early.current), strict=True):
         assert np.allclose(grown, begun, rtol=1e-12, atol=0, equal_nan=grown.dtype.kind == "f"), name
 
@@ -304,11 +304,11 @@ def test_samplers_that_cannot_grow_go_on_without_newcomers_and_say_so(label: str
     fed = federation(label, n=3)
     admit(fed, sizes_of(5))
     admit(fed, {"client:1": 60, **sizes_of(8, start=5)})
-    assert fed.roster.sizes == [10, 60, 20, 25, 30]
-    assert "client:5, client:6, client:7 cannot join" in fed.news[0]
-    assert "set min_nodes to the number of all clients" in fed.news[0]
+    assert fed.clients.sizes == [10, 60, 20, 25, 30]
+    assert "client:5, client:6, client:7 cannot join" in fed.warnings[0]
+    assert "set min_nodes to the number of all clients" in fed.warnings[0]
     admit(fed, sizes_of(8, start=5))
-    assert len(fed.news) == 1  # said once
+    assert len(fed.warnings) == 1  # said once
     play(fed, 2)
 
 
@@ -340,7 +340,7 @@ class Counting(Fixed):
 def test_a_sampler_whose_memory_cannot_grow_is_refused() -> None:
     two, three = (Plan(Population.from_sizes([1] * m), Counting(), 1) for m in (2, 3))
     with pytest.raises(DeltaflError, match="'counts' with shape"):
-        grow_state(three, init_round(two, np.zeros(2)), two.population.weight_m)
+        resize_state(three, init_round(two, np.zeros(2)), two.population.weight_m)
 
 
 def test_absent_clients_keep_their_probabilities() -> None:
@@ -362,12 +362,14 @@ def test_a_restart_goes_on_to_the_same_bits(label: str, tmp_path: Path) -> None:
 
     def play_all(fed: Federation, rounds: int) -> None:
         for _ in range(rounds):
-            cohort = fed.open(set(fed.roster.keys))
+            cohort = fed.open(set(fed.clients.keys))
             sent = fed.arrays()
             fed.close(
                 cohort,
                 {
-                    int(i): Answer({n: a + a.dtype.type(1 + i % 3) if a.dtype != bool else a for n, a in sent.items()})
+                    int(i): ClientReply(
+                        {n: a + a.dtype.type(1 + i % 3) if a.dtype != bool else a for n, a in sent.items()}
+                    )
                     for i in cohort.client_n
                 },
             )
@@ -379,7 +381,7 @@ def test_a_restart_goes_on_to_the_same_bits(label: str, tmp_path: Path) -> None:
     save(tmp_path, stopped)
     again = fresh()
     assert load(tmp_path, again)
-    assert again.roster.keys == through.roster.keys
+    assert again.clients.keys == through.clients.keys
     for fed in (through, again):
         admit(fed, sizes_of(9, start=7))
         play_all(fed, 3)
@@ -399,8 +401,8 @@ def test_a_norm_guard_bounds_what_a_round_can_do_over_restarts_too(tmp_path: Pat
             fed = federation("uniform", norm_guard=2.0)
             assert load(tmp_path, fed)
         before_d = fed.params_d.copy()
-        cohort, sent = fed.open(set(fed.roster.keys)), fed.arrays()["x"]
-        info = fed.close(cohort, {int(i): Answer({"x": sent + np.float32(step)}) for i in cohort.client_n})
+        cohort, sent = fed.open(set(fed.clients.keys)), fed.arrays()["x"]
+        info = fed.close(cohort, {int(i): ClientReply({"x": sent + np.float32(step)}) for i in cohort.client_n})
     assert info.clip_factor == pytest.approx(0.02, rel=0.2)  # 2 medians of about 1, where 100 was meant
     assert np.linalg.norm(fed.params_d - before_d) < 2 * np.sqrt(3) * 1.2
     with pytest.raises(DeltaflError, match=r"norm_guard = 2\.0, now it is None"):
@@ -452,7 +454,7 @@ def test_a_state_of_other_settings_is_refused(change: dict[str, Any], message: s
         load(tmp_path, federation(**{"n": 2, **change}))
     assert load(tmp_path, federation(n=3))  # the cohort size may change
     mark = json.loads((tmp_path / "federation.json").read_text())
-    assert [client["key"] for client in mark["clients"]] == list(fed.roster.keys)
+    assert [client["key"] for client in mark["clients"]] == list(fed.clients.keys)
 
 
 # Monte Carlo of the weighting, with failures of every kind.
@@ -470,19 +472,19 @@ def one_chain(chain: int, response_floor: float) -> tuple[FloatArray, FloatArray
     admit(fed, sizes_of(6))
     rng = np.random.default_rng([chain, 7])
     update_md = np.array([[1, 2], [-2, 1], [4, 0], [0.5, -3], [1, 1], [-1, 5]], dtype=np.float32)
-    failures: list[Callable[[], Answer | None]] = [
+    failures: list[Callable[[], ClientReply | None]] = [
         lambda: None,
-        lambda: Answer(None, "error"),
-        lambda: Answer({"x": np.array([np.nan, 0], np.float32)}),
-        lambda: Answer({"x": update_md[0]}, loss=float("inf")),
-        lambda: Answer({"x": np.zeros(5, np.float32)}),
+        lambda: ClientReply(None, "error"),
+        lambda: ClientReply({"x": np.array([np.nan, 0], np.float32)}),
+        lambda: ClientReply({"x": update_md[0]}, loss=float("inf")),
+        lambda: ClientReply({"x": np.zeros(5, np.float32)}),
     ]
     for _ in range(WARM_UP):
-        cohort = fed.open(set(fed.roster.keys))
+        cohort = fed.open(set(fed.clients.keys))
         answers = {}
         for i in cohort.client_n.tolist():
             works = rng.random() < ANSWER_RATE[i]
-            answers[i] = Answer({"x": update_md[i]}) if works else failures[rng.integers(len(failures))]()
+            answers[i] = ClientReply({"x": update_md[i]}) if works else failures[rng.integers(len(failures))]()
         fed.close(cohort, {i: answer for i, answer in answers.items() if answer is not None})
     truth_d = fed.plan.population.weight_m @ update_md
     return fed.current.optimizer.delta_d, truth_d
@@ -510,8 +512,8 @@ def test_the_monte_carlo_would_notice_a_bias() -> None:
 def test_clipping_bounds_what_a_reply_can_do() -> None:
     fed = federation("uniform", n=2, clipping=WeightedClipping(norm=0.5))
     admit(fed, sizes_of(4))
-    cohort = fed.open(set(fed.roster.keys))
-    info = fed.close(cohort, {int(i): Answer({"x": np.array([3, 4, 0], np.float32)}) for i in cohort.client_n})
+    cohort = fed.open(set(fed.clients.keys))
+    info = fed.close(cohort, {int(i): ClientReply({"x": np.array([3, 4, 0], np.float32)}) for i in cohort.client_n})
     assert fed.params_d == pytest.approx(info.sum_of_weights * np.array([0.3, 0.4, 0]), rel=1e-6)
 
 
@@ -521,8 +523,8 @@ def test_noise_follows_the_largest_weight_of_those_asked_not_of_those_who_replie
     for trial in range(trials):
         fed = federation("uniform", n=2, clipping=WeightedClipping(norm, z))
         admit(fed, {"client:0": 10, "client:1": 90})
-        cohort = fed.open(set(fed.roster.keys))
-        fed.close(cohort, {0: Answer({"x": np.zeros(3, np.float32)})}, rng=np.random.default_rng(trial))
+        cohort = fed.open(set(fed.clients.keys))
+        fed.close(cohort, {0: ClientReply({"x": np.zeros(3, np.float32)})}, rng=np.random.default_rng(trial))
         coefs.add(0.9)
         noisy.append(fed.params_d)
     ratio = np.stack(noisy).std() / (z * norm * 0.9)
@@ -566,8 +568,8 @@ def test_scores_from_sketches_are_near_those_from_norms() -> None:
     sketch_nq = count_sketch(update_nd, 64, sketch_seed(0))
     for fed in (exact, sketched):
         admit(fed, sizes_of(6))
-        cohort = fed.open(set(fed.roster.keys))
-        fed.close(cohort, {i: Answer({"x": update_nd[i]}, sketch=sketch_nq[i].tolist()) for i in range(6)})
+        cohort = fed.open(set(fed.clients.keys))
+        fed.close(cohort, {i: ClientReply({"x": update_nd[i]}, sketch=sketch_nq[i].tolist()) for i in range(6)})
     ratio = sketched.current.sampler.p_m / exact.current.sampler.p_m
     assert np.all(np.abs(ratio - 1) < 0.35)  # 4 standard deviations of a norm from 64 numbers, sqrt(2 / 64) / 2 each
     assert not np.allclose(ratio, 1, atol=1e-3)
@@ -578,13 +580,13 @@ def test_scores_from_sketches_are_near_those_from_norms() -> None:
 def test_a_bad_sketch_is_a_bad_reply(sketch: list[float] | None) -> None:
     fed = federation("pracdelta", n=2, sketch=64)
     admit(fed, sizes_of(2))
-    cohort = fed.open(set(fed.roster.keys))
+    cohort = fed.open(set(fed.clients.keys))
     good = [0.0] * 64
     info = fed.close(
         cohort,
         {
-            0: Answer({"x": np.ones(3, np.float32)}, sketch=sketch),
-            1: Answer({"x": np.ones(3, np.float32)}, sketch=good),
+            0: ClientReply({"x": np.ones(3, np.float32)}, sketch=sketch),
+            1: ClientReply({"x": np.ones(3, np.float32)}, sketch=good),
         },
     )
     assert [client for client, _ in info.rejected] == [0]
@@ -595,105 +597,14 @@ def test_the_seed_of_sketches_is_not_the_seed_of_draws() -> None:
     assert sketch_seed(3) != sketch_seed(4)
 
 
-# Identity and statistics.
-
-
-def test_keys_that_a_client_chooses_cannot_look_like_vouched_ones() -> None:
-    registration = Registration("client", "key:abc", Said(5))
-    assert identify("config", Node(1, b"k", ""), registration, simulated=False) == ("client:key:abc", True)
-    with pytest.raises(DeltaflError, match="kind"):
-        check_registration("key", "abc", 5)
-
-
-def test_who_vouches_for_a_key() -> None:
-    partition = Registration("partition", "3", Said(5))
-    assert identify("auto", Node(1, b"k", ""), partition, simulated=True) == ("partition:3", False)
-    assert identify("auto", Node(1, b"k", ""), partition, simulated=False) == ("partition:3", True)
-    signed = identify("public-key", Node(1, b"k", ""), partition, simulated=False)
-    assert signed.key.startswith("key:")
-    assert not signed.self_reported
-    assert identify("public-key", Node(99, b"k", ""), partition, False) == signed  # whatever the node id
-    assert identify("auto", Node(1, b"k", "hospital-a"), partition, False) == signed
-    assert identify("name", Node(1, b"k", "hospital-a"), partition, False) == ("name:hospital-a", False)
-    with pytest.raises(DeltaflError, match="no registered name"):
-        identify("name", Node(1, b"k", ""), partition, False)
-
-
-@pytest.mark.parametrize("size", [0, -1, 2.0, True, "5", None, 2**50])
-def test_sizes_that_are_none_are_refused(size: object) -> None:
-    with pytest.raises(DeltaflError, match="number of examples"):
-        check_registration("client", "a", size)
-
-
-@pytest.mark.parametrize("client_id", ["", "a" * 201, "a\nb", 5, None])
-def test_ids_that_are_none_are_refused(client_id: object) -> None:
-    with pytest.raises(DeltaflError, match="printable"):
-        check_registration("client", client_id, 5)
-
-
-@pytest.mark.parametrize(
-    "known", [None, [], [0.5], [0.5, 0.5, 0.0], [0.5, float("nan")], [0.5, "a"], "ab", [1e30, 0.0]]
-)
-def test_what_a_client_tells_of_itself_is_checked(known: object) -> None:
-    assert check_registration("client", "a", 5, [0.25, 1], 2).said.known == (0.25, 1.0)
-    assert check_registration("client", "a", 5, known).said.known == ()  # not asked for, not kept
-    with pytest.raises(DeltaflError, match=r"the server wants 2 numbers|a number that the client tells"):
-        check_registration("client", "a", 5, known, 2)
-
-
 def test_a_state_that_knew_other_things_of_the_clients_is_refused(tmp_path: Path) -> None:
     fed = federation("balanced")
     admit(fed, sizes_of(5))
     play(fed, 1)
     save(tmp_path, fed)
-    rules = Rules(make_sampler("balanced"), 3, "regression-damped", known=4)
-    with pytest.raises(DeltaflError, match="known = 3, now it is 4"):
+    rules = Rules(make_sampler("balanced"), 3, "regression-damped", aux=4)
+    with pytest.raises(DeltaflError, match="aux = 3, now it is 4"):
         load(tmp_path, Federation(rules, {"x": np.zeros(3, np.float32)}, Layout.of({"x": np.zeros(3, np.float32)})))
-
-
-def test_the_step_variance_is_the_textbooks() -> None:
-    gradient_kd = stream(1, "data").normal(size=(7, 5))
-    steps = LocalSteps(lr=0.3)
-    for k, gradient_d in enumerate(gradient_kd):
-        steps.add(float(k), [gradient_d[:2], gradient_d[2:].reshape(3, 1)])
-    metrics = steps.metrics()
-    assert metrics["loss"] == 3.0
-    assert metrics["num-steps"] == 7
-    assert metrics["step-variance"] == pytest.approx(0.09 * gradient_kd.var(axis=0).sum())
-
-
-def test_steps_without_gradients_measure_no_variance() -> None:
-    steps = LocalSteps(lr=1.0)
-    steps.add(2.0)
-    steps.add(4.0)
-    assert steps.metrics() == {"loss": 3.0, "step-variance": 0.0, "num-steps": 2}
-    with pytest.raises(DeltaflError, match="no local step"):
-        LocalSteps(lr=1.0).metrics()
-
-
-def test_steps_tell_the_mean_square_of_their_examples_losses() -> None:
-    """Losses 1, 3 (mean square 5) and 0, 2, 4, 2 (mean square 6), as NumPy, a list or a tensor; by hand (5 + 6) / 2."""
-    torch = pytest.importorskip("torch")
-    for make in (np.array, list, torch.tensor):
-        steps = LocalSteps(lr=1.0)
-        steps.add(2.0, [np.ones(2)], make([1.0, 3.0]))
-        steps.add(2.0, [np.ones(2)], example_losses=make([0.0, 2.0, 4.0, 2.0]))
-        told = {"loss": 2.0, "square-loss": 5.5, "step-variance": 0.0, "num-steps": 2}
-        assert steps.metrics() == told
-        steps.add(2.0)  # one step does not say: nothing is told of the others
-        steps.add(2.0, None, make([1.0, 3.0]))
-        assert steps.metrics() == {"loss": 2.0, "step-variance": pytest.approx(0.5), "num-steps": 4}
-
-
-@pytest.mark.parametrize(
-    ("losses", "part"), [([], "is empty"), ("text", "leave example_losses out"), (object(), "read")]
-)
-def test_losses_of_examples_that_are_none_are_said_in_one_sentence(losses: Any, part: str) -> None:
-    steps = LocalSteps(1.0)
-    with pytest.raises(DeltaflError, match=part):
-        steps.add(1.0, None, losses)
-    steps.add(3.0)
-    assert steps.metrics()["loss"] == 3.0
 
 
 def test_samplers_that_need_everybodys_update_are_refused() -> None:

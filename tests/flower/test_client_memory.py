@@ -16,16 +16,15 @@ from flwr.clientapp.typing import ClientAppCallable
 from deltafl import ClientMemory, DeltaflError, make_sampler, stream
 from deltafl.estimators.sketch import count_sketch
 from deltafl.flower import DeltaStrategy, WeightedClipping, delta_mod
-from deltafl.flower.answers import Answer
 from deltafl.flower.arrays import Layout
-from deltafl.flower.client_memory import subtracted
-from deltafl.flower.federation import Federation
-from deltafl.flower.remembering import SINCE
-from deltafl.flower.roster import Said
+from deltafl.flower.client import MEMORY_SINCE, subtract_memory
+from deltafl.flower.clients import ClientInfo
+from deltafl.flower.federation import Federation, sketch_seed
+from deltafl.flower.replies import ClientReply
 from deltafl.flower.rules import Rules
 from deltafl.flower.saved import load, save
-from deltafl.flower.sketched import sketch_seed
-from flower_grid import FakeGrid, configs, linear_app, running
+
+from .grid import FakeGrid, configs, linear_app, running
 
 D = 3
 SIZES = {f"client:{i}": 10 + 5 * i for i in range(7)}
@@ -39,37 +38,37 @@ class Members:
         model = {"x": np.zeros(D, dtype)}
         self.layout = Layout.of(model)
         self.fed = Federation(Rules(make_sampler("innovation"), 3, estimator), model, self.layout)
-        self.fed.admit({key: Said(size) for key, size in SIZES.items()})
+        self.fed.admit({key: ClientInfo(size) for key, size in SIZES.items()})
         self.memories: dict[int, ClientMemory] = {}
 
     def play(self, rounds: int) -> None:
         for _ in range(rounds):
-            number, cohort, sent = self.fed.current.round, self.fed.open(set(self.fed.roster.keys)), self.fed.arrays()
+            number, cohort, sent = self.fed.current.round, self.fed.open(set(self.fed.clients.keys)), self.fed.arrays()
             replies = {client: self.reply(client, sent, number) for client in cohort.client_n.tolist()}
             self.fed.close(cohort, {client: answer for client, answer in replies.items() if answer is not None})
 
-    def reply(self, client: int, sent: dict[str, Any], number: int) -> Answer | None:
+    def reply(self, client: int, sent: dict[str, Any], number: int) -> ClientReply | None:
         """An update that depends on the model, the client and the round; half of them get lost, late or broken."""
         rng = stream(2, "data", number, client)
         what, noise_d = int(rng.integers(6)), rng.normal(size=D)
         received = {"x": (0.9 * sent["x"] + 0.1 * client + 0.1 * noise_d).astype(sent["x"].dtype)}
-        taken = self.fed.expected(client)
+        taken = self.fed.expected_memory(client)
         if what == 0:
             return None  # nothing was done
         if taken is not None:
             memory = self.memories.setdefault(client, ClientMemory(D))
             if not memory.follows(taken):
-                return Answer(None, "the reply has 0 array records, expected one", since=-1)
-            received = subtracted(memory, taken, sent, received)
+                return ClientReply(None, "the reply has 0 array records, expected one", since=-1)
+            received = subtract_memory(memory, taken, sent, received)
         if what == 1:
             return None  # lost, or late
-        return Answer({"x": np.full(D, np.nan, np.float32)} if what == 2 else received, since=taken)
+        return ClientReply({"x": np.full(D, np.nan, np.float32)} if what == 2 else received, since=taken)
 
     def sum_of_memories(self) -> Any:
         """sum_j w_j c_j of what clients hold, once they have heard what became of their last replies."""
         total_d = np.zeros(D)
         for client, memory in self.memories.items():
-            memory.reply(np.zeros(D, np.float32), self.fed.expected(client) or 0)
+            memory.reply(np.zeros(D, np.float32), self.fed.expected_memory(client) or 0)
             total_d += self.fed.plan.population.weight_m[client] * memory.control_d
         return total_d
 
@@ -83,10 +82,10 @@ def test_both_forms_give_the_same_models_while_clients_join(form: str) -> None:
     kept, sent = Members(form), Members(f"{form}-remote")
     for members in (kept, sent):
         members.play(12)
-        members.fed.admit({"client:7": Said(100), "client:8": Said(1)})
+        members.fed.admit({"client:7": ClientInfo(100), "client:8": ClientInfo(1)})
         members.play(12)
     np.testing.assert_allclose(kept.fed.params_d, sent.fed.params_d, rtol=1e-5, atol=1e-6)
-    assert sent.fed.news == []
+    assert sent.fed.warnings == []
     sent.check()
 
 
@@ -100,11 +99,11 @@ def test_sums_stay_exact_where_messages_round_coarsely() -> None:
 def test_new_sizes_of_known_clients_begin_the_memory_anew() -> None:
     members = Members()
     members.play(10)
-    members.fed.admit({"client:1": Said(99)})
-    assert members.fed.news == ["the weights of known clients changed: the memories that all clients keep begin anew"]
+    members.fed.admit({"client:1": ClientInfo(99)})
+    assert members.fed.warnings == ["the weights of known clients changed: the memories of all clients are reset"]
     assert (members.fed.current.control.taken_m == -1).all()
     members.play(10)
-    assert len(members.fed.news) == 1
+    assert len(members.fed.warnings) == 1
     members.check()
 
 
@@ -114,13 +113,13 @@ def test_a_client_that_lost_its_memory_makes_all_begin_anew() -> None:
     before_m = members.fed.current.control.taken_m
     lost = int(np.flatnonzero(before_m != -1)[0])
     members.memories[lost] = ClientMemory(D)
-    while not members.fed.news:
+    while not members.fed.warnings:
         members.play(1)
-    assert members.fed.news == [
-        f"client:{lost} lost the memory that the server counts on: those of all clients begin anew"
+    assert members.fed.warnings == [
+        f"client:{lost} lost the memory that the server counts on: the memories of all clients are reset"
     ]
     members.play(10)
-    assert len(members.fed.news) == 1
+    assert len(members.fed.warnings) == 1
     members.check()
 
 
@@ -136,24 +135,24 @@ def test_a_server_goes_back_one_round_and_the_clients_with_it(tmp_path: Path) ->
     members.play(1)
     assert np.array_equal(members.fed.params_d, once.params_d)
     members.play(8)
-    assert members.fed.news == []
+    assert members.fed.warnings == []
     members.check()
 
 
 def test_replies_that_do_not_say_what_they_subtract_are_not_used() -> None:
     members = Members()
-    cohort, ones = members.fed.open(set(members.fed.roster.keys)), {"x": np.ones(D, np.float32)}
-    info = members.fed.close(cohort, {client: Answer(ones) for client in cohort.client_n.tolist()})
+    cohort, ones = members.fed.open(set(members.fed.clients.keys)), {"x": np.ones(D, np.float32)}
+    info = members.fed.close(cohort, {client: ClientReply(ones) for client in cohort.client_n.tolist()})
     assert info.num_responded == 0
     assert all("add delta_mod to the ClientApp's mods" in reason for _, reason in info.rejected)
     assert not members.fed.params_d.any()
-    assert members.fed.news == []
+    assert members.fed.warnings == []
 
 
 def test_differences_that_nobody_asked_for_are_not_used() -> None:
     members = Members("innovation")
-    cohort, ones = members.fed.open(set(members.fed.roster.keys)), {"x": np.ones(D, np.float32)}
-    info = members.fed.close(cohort, {client: Answer(ones, since=-1) for client in cohort.client_n.tolist()})
+    cohort, ones = members.fed.open(set(members.fed.clients.keys)), {"x": np.ones(D, np.float32)}
+    info = members.fed.close(cohort, {client: ClientReply(ones, since=-1) for client in cohort.client_n.tolist()})
     assert info.num_responded == 0
     assert all("did not ask for" in reason for _, reason in info.rejected)
 
@@ -209,7 +208,7 @@ def test_the_mod_measures_what_it_sends() -> None:
     assert len(told) == 6
     for metrics, sent_d in told:
         assert metrics["sketch"] == pytest.approx(count_sketch(sent_d[None], 16, sketch_seed(0))[0])
-    assert [metrics[SINCE] == -1 for metrics, _ in told] == [True] * 3 + [False] * 3
+    assert [metrics[MEMORY_SINCE] == -1 for metrics, _ in told] == [True] * 3 + [False] * 3
 
 
 def test_clients_without_the_mod_are_told_so_in_the_log() -> None:
@@ -229,7 +228,7 @@ def test_a_new_run_finds_no_memory_in_flowers_contexts(tmp_path: Path, caplog: p
         federation = start(again, FakeGrid(linear_app(), configs(3)), 6)
     assert rejected(again)[0] == ["the client does not have the memory that the server counts on"] * 3
     assert rejected(again)[1:] == [[], []]
-    assert "lost the memory that the server counts on: those of all clients begin anew" in caplog.text
+    assert "lost the memory that the server counts on: the memories of all clients are reset" in caplog.text
     assert (federation.current.control.taken_m != -1).all()
 
 

@@ -17,7 +17,8 @@ from deltafl.samplers import parse_label
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.local import LocalWork
 from deltafl.tasks.registry import make_task
-from flower_processes import Processes, wait_until
+
+from .processes import Processes, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +108,7 @@ def test_a_deployment_outlives_its_crashes(tmp_path: Path) -> None:
 
 
 def test_tls_and_node_authentication(tmp_path: Path) -> None:
-    from flower_certificates import make_certificates, make_node_key
+    from .certificates import make_certificates, make_node_key
 
     with Processes(tmp_path) as flower:
         flower.tls = make_certificates(tmp_path / "tls")

@@ -106,7 +106,7 @@ def linear_app(lr: float = 0.5, mods: list[Mod] | None = None) -> ClientApp:
     register(
         app,
         num_examples=lambda context: int(context.node_config["examples"]),
-        known=lambda context: [float(context.node_config["target"]), 1.0],
+        aux=lambda context: [float(context.node_config["target"]), 1.0],
     )
 
     @app.train()

@@ -14,7 +14,7 @@ from types import TracebackType
 
 import numpy as np
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "flower_quickstart"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_quickstart"
 
 #: A server that writes the model of every round, and clients of which some fail.
 TRACED = """

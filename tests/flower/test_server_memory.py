@@ -1,6 +1,5 @@
 """One update a client in a federation's server: bfloat16, in a file, over restarts and with clients who join and go."""
 
-import json
 import logging
 import re
 import shutil
@@ -13,21 +12,22 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord
+from safetensors.numpy import load as load_tensors
 
 from deltafl import DeltaflError, make_sampler
 from deltafl.estimators.memory import MappedRows, RowFormat
 from deltafl.flower import DeltaStrategy
 from deltafl.flower import saved as saved_module
-from deltafl.flower.answers import Answer
 from deltafl.flower.arrays import Layout
+from deltafl.flower.clients import ClientInfo
 from deltafl.flower.federation import Federation
-from deltafl.flower.roster import Said
-from deltafl.flower.rules import Rules
+from deltafl.flower.replies import ClientReply
+from deltafl.flower.rules import Rules, ServerMemory
 from deltafl.flower.saved import load, save
-from deltafl.flower.server_memory import ServerMemory
-from deltafl.scale import memory_budget as room_module
+from deltafl.scale import memory_budget as budget_module
 from deltafl.state_file import flatten
-from flower_grid import FakeGrid, configs, linear_app, running
+
+from .grid import FakeGrid, configs, linear_app, running
 
 D = 5
 MODEL = {"x": np.zeros(D, np.float32)}
@@ -50,16 +50,18 @@ def federation(root: Path, dtype: str = "float32", mapped: bool = False, n: int 
 
 
 def admit(fed: Federation, m: int, start: int = 0) -> None:
-    fed.admit({f"client:{i}": Said(10 + 5 * i) for i in range(start, m)})
+    fed.admit({f"client:{i}": ClientInfo(10 + 5 * i) for i in range(start, m)})
 
 
 def play(fed: Federation, rounds: int, state: Path | None = None) -> None:
     """Rounds in which client i moves entry k by a number of its own and the round's."""
     for _ in range(rounds):
-        cohort, sent, answers = fed.open(set(fed.roster.keys)), fed.arrays()["x"], {}
+        cohort, sent, answers = fed.open(set(fed.clients.keys)), fed.arrays()["x"], {}
         for client in cohort.client_n.tolist():
-            number = int(fed.roster.keys[client].removeprefix("client:"))
-            answers[client] = Answer({"x": sent + np.sin(number + fed.current.round + np.arange(D, dtype=np.float32))})
+            number = int(fed.clients.keys[client].removeprefix("client:"))
+            answers[client] = ClientReply(
+                {"x": sent + np.sin(number + fed.current.round + np.arange(D, dtype=np.float32))}
+            )
         fed.close(cohort, answers)
         if state is not None:
             save(state, fed)
@@ -77,7 +79,7 @@ def told(fed: Federation) -> list[bytes]:
     """Everything that the state says, its rows read one by one."""
     rows = fed.current.control.control.own.control_md
     others = [array.tobytes() for name, array in flatten(fed.current) if "control_md" not in name]
-    return [*others, *(np.asarray(rows[client]).tobytes() for client in range(len(fed.roster.keys)))]
+    return [*others, *(np.asarray(rows[client]).tobytes() for client in range(len(fed.clients.keys)))]
 
 
 def file_of(fed: Federation) -> Path:
@@ -119,9 +121,7 @@ def test_the_saved_state_holds_the_rows_of_a_round_and_no_more(tmp_path: Path) -
         fed = federation(tmp_path / str(m), mapped=True)
         admit(fed, m)
         play(fed, 2, tmp_path / str(m) / "state")
-        arrays = saved_module._safetensors().load(
-            (tmp_path / str(m) / "state" / "federation-2.safetensors").read_bytes()
-        )
+        arrays = load_tensors((tmp_path / str(m) / "state" / "federation-2.safetensors").read_bytes())
         sizes.append(arrays["state.control.control.own.control_md.row_kd"].shape)
     assert sizes == [(3, D), (3, D)]
 
@@ -154,7 +154,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bits(
         elif crash == "settle":
             patch.setattr(saved_module, "settled", stop)
         elif crash == "stamp":
-            patch.setattr(ServerMemory, "settled", stop)
+            patch.setattr(saved_module, "note_round", stop)
         else:
             raise CrashError
         save(state, fed)
@@ -212,18 +212,6 @@ def test_a_state_of_another_memory_is_refused(
         load(tmp_path / "state", federation(tmp_path, *now))
 
 
-def test_states_that_do_not_name_a_memory_are_those_of_float32(tmp_path: Path) -> None:
-    fed = federation(tmp_path)
-    admit(fed, 4)
-    play(fed, 1, tmp_path / "state")
-    mark = json.loads((tmp_path / "state" / "federation.json").read_text())
-    del mark["settings"]["memory_dtype"]
-    (tmp_path / "state" / "federation.json").write_text(json.dumps(mark))
-    assert told(restarted(fed, tmp_path / "state")) == told(fed)
-    with pytest.raises(DeltaflError, match="memory_dtype = float32, now it is bfloat16"):
-        load(tmp_path / "state", federation(tmp_path, "bfloat16"))
-
-
 def test_no_room_for_a_second_file_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = federation(tmp_path, mapped=True)
     admit(fed, 4)
@@ -235,7 +223,7 @@ def test_no_room_for_a_second_file_is_one_sentence(tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patch, pytest.raises(DeltaflError, match=r"cannot write .*rows-2.bin \(No space"):
         patch.setattr("os.fsync", full)
         fed.forget({"client:1"})
-    assert len(fed.roster.keys) == 4
+    assert len(fed.clients.keys) == 4
     assert told(restarted(fed, tmp_path / "state")) == told(fed)
 
 
@@ -244,7 +232,7 @@ def test_no_room_for_a_second_file_is_one_sentence(tmp_path: Path, monkeypatch: 
 
 def test_before_the_first_round_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five numbers a client in float32, four times over while they are saved: 80 bytes."""
-    monkeypatch.setattr(room_module, "free_ram", lambda: 800)
+    monkeypatch.setattr(budget_module, "free_ram", lambda: 800)
     fed = federation(tmp_path)
     admit(fed, 10)
     with pytest.raises(DeltaflError, match=r"up to 880 B of RAM and 800 B are free: set memory_path .*, memory_dtype"):
@@ -267,32 +255,34 @@ def test_later_on_newcomers_alone_are_left_out(tmp_path: Path, monkeypatch: pyte
     fed = federation(tmp_path)
     admit(fed, 10)
     play(fed, 1)
-    monkeypatch.setattr(room_module, "free_ram", lambda: 11 * 80 - 3 * 20)  # three rows of 20 bytes are there already
+    monkeypatch.setattr(budget_module, "free_ram", lambda: 11 * 80 - 3 * 20)  # three rows of 20 bytes are there already
     admit(fed, 11)
-    monkeypatch.setattr(room_module, "free_ram", lambda: 12 * 80 - 3 * 20 - 1)
+    monkeypatch.setattr(budget_module, "free_ram", lambda: 12 * 80 - 3 * 20 - 1)
     admit(fed, 12)
-    assert len(fed.roster.keys) == 11
-    assert re.fullmatch(r"client:11 cannot join: the memory of one update a client takes up to 960 B .*", fed.news[0])
+    assert len(fed.clients.keys) == 11
+    assert re.fullmatch(
+        r"client:11 cannot join: the memory of one update a client takes up to 960 B .*", fed.warnings[0]
+    )
     play(fed, 3)
     admit(fed, 12)
-    assert len(fed.roster.keys) == 12  # by then more rows are there, and nothing more is needed for them
+    assert len(fed.clients.keys) == 12  # by then more rows are there, and nothing more is needed for them
 
 
 def test_after_a_restart_the_whole_memory_must_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = federation(tmp_path)
     admit(fed, 10)
     play(fed, 1, tmp_path / "state")
-    monkeypatch.setattr(room_module, "free_ram", lambda: 799)
+    monkeypatch.setattr(budget_module, "free_ram", lambda: 799)
     with pytest.raises(DeltaflError, match="takes up to 800 B of RAM and 799 B are free"):
         restarted(fed, tmp_path / "state")
 
 
 def test_other_estimators_need_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_module, "free_ram", lambda: 0)
+    monkeypatch.setattr(budget_module, "free_ram", lambda: 0)
     for estimator in ("horvitz-thompson", "difference", "innovation-remote"):
         fed = Federation(Rules(make_sampler("uniform"), 3, estimator), MODEL, Layout.of(MODEL))
         admit(fed, 5)
-        assert len(fed.roster.keys) == 5
+        assert len(fed.clients.keys) == 5
 
 
 # --- the strategy
@@ -350,21 +340,6 @@ def test_the_log_says_what_the_memory_takes(
     assert len(said) == 1
     begins = "innovation remembers one update a client, 7 x 5 numbers "
     assert re.fullmatch(begins + words.format(root=re.escape(str(tmp_path))), said[0])
-
-
-def test_the_log_says_it_again_when_there_are_twice_as_many(caplog: pytest.LogCaptureFixture) -> None:
-    strategy, grid = DeltaStrategy("innovation", 3, min_nodes=3), FakeGrid(linear_app(), configs(3))
-    grown = iter([4, 5, 6, 7, 12])
-
-    def join(server_round: int, arrays: ArrayRecord) -> None:
-        grid.configs = configs(next(grown, 12))
-
-    logging.getLogger("flwr").propagate = True
-    with caplog.at_level(logging.INFO, logger="flwr"), running():
-        arrays = ArrayRecord({"x": Array(np.zeros(D, np.float32))})
-        strategy.start(grid, arrays, num_rounds=6, timeout=30, evaluate_fn=join)
-    said = [message.split(",")[1].split()[0] for message in caplog.messages if "remembers one update" in message]
-    assert said == ["4", "12"]
 
 
 @pytest.mark.parametrize(

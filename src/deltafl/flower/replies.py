@@ -1,0 +1,115 @@
+"""What came back from a client: untrusted, so every part is checked before it is used. Knows no Flower.
+
+With a ``...-remote`` estimator the server names, in each train message, the control variate c_i that it counts on; the
+client states in its reply which one it subtracted.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..estimators.remote import NOTHING, RemoteControlState
+from ..replies import LARGEST_ENTRY
+from ..types import Reports
+from .arrays import Arrays, Layout
+
+
+class ClientReply(NamedTuple):
+    """A client's reply to a train message.
+
+    Attributes:
+        arrays: Its model after training; None if there is none.
+        fault: Why the reply cannot be used, if that is already known; it then counts as non-response.
+        loss: Mean training loss; None if not reported.
+        square_loss: Mean squared loss of single examples; None if not reported.
+        step_variance: Variance of one local step, see ``types.Reports``.
+        num_steps: Local steps.
+        sketch: The update's sketch, if the client sent one.
+        since: From a client that keeps its own memory: the name of the c_i that it subtracted.
+    """
+
+    arrays: Arrays | None
+    fault: str | None = None
+    loss: float | None = None
+    square_loss: float | None = None
+    step_variance: float = 0.0
+    num_steps: int = 1
+    sketch: Sequence[float] | None = None
+    since: int | None = None
+
+
+def check_reply(
+    reply: ClientReply | None, layout: Layout, sketch_size: int, expected: int | None, needs_loss: str | None = None
+) -> ClientReply | None:
+    """Return the reply with its fault filled in, if it has one.
+
+    Args:
+        reply: The reply; None if there is none.
+        layout: The model's arrays.
+        sketch_size: Length of the sketch that the client was asked for; 0 for none.
+        expected: The c_i that the client was asked to subtract, see ``expected_memory``.
+        needs_loss: The name of the sampler if it cannot do without the loss.
+    """
+    if reply is None:
+        return None
+    memory_fault = _memory_fault(reply.since, expected)
+    if reply.fault is not None:
+        return reply._replace(fault=memory_fault) if lost_memory(reply.since, expected) else reply
+    if reply.arrays is None:
+        return reply._replace(fault="the reply has no arrays")
+    fault = layout.fault(reply.arrays) or _sketch_fault(reply.sketch, sketch_size) or memory_fault
+    if fault is None and needs_loss is not None and reply.loss is None:
+        fault = f"the reply has no loss, which {needs_loss} needs; put 'loss' or 'train_loss' into its metrics"
+    return reply._replace(fault=fault)
+
+
+def reports_of(replies: Sequence[ClientReply | None], updates: Sequence[object | None]) -> Reports:
+    """The columns of ``Reports``; replies without a usable update leave their row neutral."""
+    neutral = ClientReply(None)
+    used = [reply if reply and update is not None else neutral for reply, update in zip(replies, updates, strict=True)]
+    return Reports.make(
+        len(used),
+        responded=[update is not None for update in updates],
+        loss=[reply.loss for reply in used],
+        square_loss=[reply.square_loss for reply in used],
+        step_variance=[reply.step_variance for reply in used],
+        num_steps=[max(0, min(reply.num_steps, 2**62)) for reply in used],  # int64 holds these; 0 is refused
+    )
+
+
+def expected_memory(control: Any, client: int) -> int | None:
+    """The name of the c_i that the server counts on; None if clients keep no memory of their own."""
+    return int(control.taken_m[client]) if isinstance(control, RemoteControlState) else None
+
+
+def lost_memory(since: int | None, expected: int | None) -> bool:
+    """Whether the client says that it no longer has the c_i that the server counts on."""
+    return expected not in (None, NOTHING) and since is not None and since != expected
+
+
+def memories_were_reset(before: Any, after: Any) -> bool:
+    """Whether the clients' memories were reset between two states of a control variate, and there were any."""
+    remote = isinstance(before, RemoteControlState) and isinstance(after, RemoteControlState)
+    return remote and bool(np.any(before.taken_m != NOTHING) and np.all(after.taken_m == NOTHING))
+
+
+def _memory_fault(since: int | None, expected: int | None) -> str | None:
+    if since == expected:
+        return None
+    if expected is None:
+        return "the reply is a difference from the client's memory, which this server did not ask for"
+    if since is None:
+        return "the reply does not name the memory that it subtracts; add delta_mod to the ClientApp's mods"
+    return "the client does not have the memory that the server counts on"
+
+
+def _sketch_fault(sketch: Sequence[float] | None, size: int) -> str | None:
+    if size == 0:
+        return None
+    if sketch is None:
+        return "the reply has no sketch of the update; add delta_mod to the ClientApp's mods"
+    sketch_q = np.asarray(sketch, dtype=np.float64)
+    if sketch_q.shape != (size,) or not np.all(np.abs(sketch_q) <= LARGEST_ENTRY):
+        return f"the sketch must be {size} finite numbers"
+    return None

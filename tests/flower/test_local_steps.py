@@ -1,0 +1,125 @@
+"""LocalSteps: loss, number and variance of a client's local steps, from gradients of any framework."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from deltafl import DeltaflError, stream
+from deltafl.flower import LocalSteps
+
+
+def test_the_step_variance_is_the_textbooks() -> None:
+    gradient_kd = stream(1, "data").normal(size=(7, 5))
+    steps = LocalSteps(lr=0.3)
+    for k, gradient_d in enumerate(gradient_kd):
+        steps.add(float(k), [gradient_d[:2], gradient_d[2:].reshape(3, 1)])
+    metrics = steps.metrics()
+    assert metrics["loss"] == 3.0
+    assert metrics["num-steps"] == 7
+    assert metrics["step-variance"] == pytest.approx(0.09 * gradient_kd.var(axis=0).sum())
+
+
+def test_steps_without_gradients_measure_no_variance() -> None:
+    steps = LocalSteps(lr=1.0)
+    steps.add(2.0)
+    steps.add(4.0)
+    assert steps.metrics() == {"loss": 3.0, "step-variance": 0.0, "num-steps": 2}
+    with pytest.raises(DeltaflError, match="no local step"):
+        LocalSteps(lr=1.0).metrics()
+
+
+def test_steps_tell_the_mean_square_of_their_examples_losses() -> None:
+    """Losses 1, 3 (mean square 5) and 0, 2, 4, 2 (mean square 6), as NumPy, a list or a tensor; by hand (5 + 6) / 2."""
+    torch = pytest.importorskip("torch")
+    for make in (np.array, list, torch.tensor):
+        steps = LocalSteps(lr=1.0)
+        steps.add(2.0, [np.ones(2)], make([1.0, 3.0]))
+        steps.add(2.0, [np.ones(2)], example_losses=make([0.0, 2.0, 4.0, 2.0]))
+        told = {"loss": 2.0, "square-loss": 5.5, "step-variance": 0.0, "num-steps": 2}
+        assert steps.metrics() == told
+        steps.add(2.0)  # one step does not say: nothing is told of the others
+        steps.add(2.0, None, make([1.0, 3.0]))
+        assert steps.metrics() == {"loss": 2.0, "step-variance": pytest.approx(0.5), "num-steps": 4}
+
+
+@pytest.mark.parametrize(
+    ("losses", "part"), [([], "is empty"), ("text", "leave example_losses out"), (object(), "read")]
+)
+def test_losses_of_examples_that_are_none_are_said_in_one_sentence(losses: Any, part: str) -> None:
+    steps = LocalSteps(1.0)
+    with pytest.raises(DeltaflError, match=part):
+        steps.add(1.0, None, losses)
+    steps.add(3.0)
+    assert steps.metrics()["loss"] == 3.0
+
+
+class _Tensor:
+    """What PyTorch's tensors do: NumPy reads them when they are dense, on the CPU, and of a type that it has."""
+
+    def __init__(self, array: np.ndarray, **state: bool) -> None:
+        self.array, self.state = array, {"grad": False, "sparse": False, "away": False, "bfloat16": False} | state
+
+    def _now(self, name: str) -> "_Tensor":
+        return _Tensor(self.array, **self.state | {name: False})
+
+    def detach(self) -> "_Tensor":
+        return self._now("grad")
+
+    def to_dense(self) -> "_Tensor":
+        return self._now("sparse")
+
+    def cpu(self) -> "_Tensor":
+        return self._now("away")
+
+    def double(self) -> "_Tensor":
+        assert not self.state["away"]  # some devices have no float64
+        return self._now("bfloat16")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if any(self.state.values()):
+            raise TypeError(f"cannot convert {self.state}")
+        return self.array.astype(dtype)
+
+
+@pytest.mark.parametrize("state", ["grad", "sparse", "away", "bfloat16"])
+def test_gradients_of_every_kind_of_tensor_are_read(state: str) -> None:
+    tensors, arrays = LocalSteps(0.5), LocalSteps(0.5)
+    for gradient in ([2.0, 0.0], [0.0, 2.0]):
+        tensors.add(1.0, [_Tensor(np.array(gradient), **{state: True})])
+        arrays.add(1.0, [np.array(gradient)])
+    assert tensors.metrics() == arrays.metrics()
+
+
+def test_gradients_of_torch_in_bfloat16_and_sparse_ones_are_read() -> None:
+    torch = pytest.importorskip("torch")
+    for tensor in (
+        torch.full((3,), 2.0, dtype=torch.bfloat16, requires_grad=True),
+        torch.sparse_coo_tensor([[0, 0]], [2.0, 1.0], (3,), check_invariants=True),
+        torch.eye(3).to_sparse(),
+    ):
+        steps = LocalSteps(1.0)
+        steps.add(1.0, [torch.zeros_like(tensor)])
+        steps.add(1.0, [tensor])
+        norm = float(torch.linalg.vector_norm(tensor.detach().to_dense().double()))
+        assert steps.metrics()["step-variance"] == pytest.approx(norm**2 / 4)
+
+
+@pytest.mark.parametrize("gradient", [object(), "text", [[1.0], [1.0, 2.0]]])
+def test_a_gradient_that_is_none_is_said_in_one_sentence(gradient: Any) -> None:
+    with pytest.raises(DeltaflError, match=r"cannot be read as numbers .*leave the gradients out: add\(loss\)"):
+        LocalSteps(1.0).add(1.0, [gradient])
+
+
+def test_parameters_without_a_gradient_count_as_zero() -> None:
+    some, all_zero = LocalSteps(0.5), LocalSteps(0.5)
+    for gradient in ([2.0, 0.0], [0.0, 2.0]):
+        some.add(1.0, [np.array(gradient), None])
+        all_zero.add(1.0, [np.array(gradient), np.zeros(3)])
+    assert some.metrics() == all_zero.metrics()
+    late = LocalSteps(1.0)
+    late.add(1.0, [None])
+    late.add(1.0, [np.array([2.0])])
+    assert late.metrics()["step-variance"] == pytest.approx(1.0)
