@@ -6,11 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from deltafl import Centred, Population, draw_cohort, with_floor
-from deltafl.estimators.controls import ControlValue
-from deltafl.estimators.heard import Heard
-from deltafl.estimators.regression import RegressionControl, RegressionControlState
+from deltafl.estimators.control_variates import ControlValue, ControlVariate, RegressionControl, RegressionControlState
 from deltafl.samplers.centred import CentredState
-from deltafl.types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Reports
+from deltafl.types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Replies, Reports
 
 
 class ResidualState(NamedTuple):
@@ -22,7 +20,7 @@ class ResidualState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ResidualControl:
+class ResidualControl(ControlVariate):
     """c_i = B x_i + (u_i - B x_i) when client i was last seen: a memory that moves with the client's labels.
 
     Attributes:
@@ -31,23 +29,30 @@ class ResidualControl:
 
     regression: RegressionControl = field(default_factory=RegressionControl)
 
+    @property
+    def uses_aux(self) -> bool:
+        """As the regression."""
+        return True
+
     def init(self, population: Population, num_params: int) -> ResidualState:
         """Nobody was seen."""
         rows = np.zeros((population.num_clients, num_params))
         return ResidualState(self.regression.init(population, num_params), rows, np.zeros(num_params))
 
-    def guess(self, state: ResidualState, client_n: IntArray) -> ControlValue:
+    def value(self, state: ResidualState, client_n: IntArray) -> ControlValue:
         """The regression of today and the client's own of its last visit."""
-        total_d, control_nd = self.regression.guess(state.regression, client_n)
+        total_d, control_nd = self.regression.value(state.regression, client_n)
         return ControlValue(total_d + state.total_d, control_nd + state.residual_md[client_n])
 
-    def update(self, state: ResidualState, population: Population, heard: Heard, update_nd: Params) -> ResidualState:
+    def update(
+        self, state: ResidualState, population: Population, replies: Replies, update_nd: Params
+    ) -> ResidualState:
         """B follows what both parts leave; then what B leaves is remembered."""
-        client_n = heard.client_n
+        client_n = replies.client_n
         left_nd = (update_nd - state.residual_md[client_n]).astype(np.float32)
-        regression = self.regression.update(state.regression, population, heard, left_nd)
+        regression = self.regression.update(state.regression, population, replies, left_nd)
         residual_md = state.residual_md.copy()
-        residual_md[client_n] = update_nd - self.regression.guess(regression, client_n).control_nd
+        residual_md[client_n] = update_nd - self.regression.value(regression, client_n).control_nd
         return ResidualState(regression, residual_md, population.weight_m @ residual_md)
 
 

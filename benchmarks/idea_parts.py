@@ -6,10 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from deltafl import Centred, Population
-from deltafl.estimators.controls import ControlValue
-from deltafl.estimators.heard import Heard
+from deltafl.estimators.control_variates import ControlValue, ControlVariate
 from deltafl.samplers.centred import CentredState
-from deltafl.types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Reports
+from deltafl.types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Replies, Reports
 
 
 class DeviationState(NamedTuple):
@@ -21,7 +20,7 @@ class DeviationState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DeviationControl:
+class DeviationControl(ControlVariate):
     """c_i = c now + (u_i - c) when client i was last seen: the part that all have in common is kept fresh.
 
     Attributes:
@@ -38,14 +37,16 @@ class DeviationControl:
             np.zeros((population.num_clients, num_params)), np.zeros(num_params), np.zeros(num_params)
         )
 
-    def guess(self, state: DeviationState, client_n: IntArray) -> ControlValue:
+    def value(self, state: DeviationState, client_n: IntArray) -> ControlValue:
         """The common part of today and the client's own of its last visit."""
         return ControlValue(state.total_d + state.common_d, state.common_d + state.deviation_md[client_n])
 
-    def update(self, state: DeviationState, population: Population, heard: Heard, update_nd: Params) -> DeviationState:
+    def update(
+        self, state: DeviationState, population: Population, replies: Replies, update_nd: Params
+    ) -> DeviationState:
         """Follow the round's estimate; what the replies have beside it is their own."""
-        client_n, coef_n = heard.client_n, heard.coef_n
-        total_d, control_nd = self.guess(state, client_n)
+        client_n, coef_n = replies.client_n, replies.coef_n
+        total_d, control_nd = self.value(state, client_n)
         estimate_d = total_d + coef_n @ (update_nd - control_nd)
         common_d = self.memory * state.common_d + (1 - self.memory) * estimate_d
         deviation_md = self.decay * state.deviation_md
@@ -72,7 +73,7 @@ class EndpointState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EndpointControl:
+class EndpointControl(ControlVariate):
     """c_i = beta a_i + gamma (b_i - x): gamma = 0 remembers updates, gamma = beta = 1 where clients ended.
 
     A client that trains to the end arrives at the same place whatever model x it was sent, so that its update is that
@@ -103,7 +104,7 @@ class EndpointControl:
             np.zeros(2),
         )
 
-    def guess(self, state: EndpointState, client_n: IntArray) -> ControlValue:
+    def value(self, state: EndpointState, client_n: IntArray) -> ControlValue:
         """Update and place, each with its coefficient."""
         beta, gamma = _box_least_squares(state.gram, state.cross)
         everyone = np.arange(len(state.unseen_m))
@@ -111,10 +112,12 @@ class EndpointControl:
         control_md = beta * a_md + gamma * b_md
         return ControlValue(state.weight_m @ control_md, control_md[client_n])
 
-    def update(self, state: EndpointState, population: Population, heard: Heard, update_nd: Params) -> EndpointState:
+    def update(
+        self, state: EndpointState, population: Population, replies: Replies, update_nd: Params
+    ) -> EndpointState:
         """Regress the replies on what was remembered of these clients, then remember them."""
-        client_n, coef_n = heard.client_n, heard.coef_n
-        guess = self.guess(state, client_n)
+        client_n, coef_n = replies.client_n, replies.coef_n
+        guess = self.value(state, client_n)
         estimate_d = guess.total_d + coef_n @ (update_nd - guess.control_nd)
         a_nd, b_nd = (_centred(part, coef_n) for part in self._remembered(state, client_n))
         u_nd = _centred(update_nd.astype(np.float64), coef_n)
@@ -176,7 +179,7 @@ class NeighbourState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NeighbourControl:
+class NeighbourControl(ControlVariate):
     """Memories that follow what their neighbours' updates have done since: c_j moves with u_k - c_k of clients asked.
 
     Asked clients are remembered as they are, u_k. Each other memory moves by sum_k K_jk (u_k - c_k) / (ridge + sum_k
@@ -200,15 +203,17 @@ class NeighbourControl:
             population.weight_m, np.zeros((m, num_params)), np.ones(m, dtype=np.bool_), np.zeros(num_params)
         )
 
-    def guess(self, state: NeighbourState, client_n: IntArray) -> ControlValue:
+    def value(self, state: NeighbourState, client_n: IntArray) -> ControlValue:
         """Memories as they have moved, the common guess for the others."""
         every_md = np.where(state.unseen_m[:, None], state.common_d, state.control_md)
         return ControlValue(state.weight_m @ every_md, every_md[client_n])
 
-    def update(self, state: NeighbourState, population: Population, heard: Heard, update_nd: Params) -> NeighbourState:
+    def update(
+        self, state: NeighbourState, population: Population, replies: Replies, update_nd: Params
+    ) -> NeighbourState:
         """Move the memories with their neighbours, remember the replies."""
-        client_n, coef_n = heard.client_n, heard.coef_n
-        guess = self.guess(state, client_n)
+        client_n, coef_n = replies.client_n, replies.coef_n
+        guess = self.value(state, client_n)
         estimate_d = guess.total_d + coef_n @ (update_nd - guess.control_nd)
         again_n = ~state.unseen_m[client_n]
         drift_kd, before_kd = (update_nd - guess.control_nd)[again_n], guess.control_nd[again_n]

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 from deltafl import SAMPLERS, Centred, Plan, Sampler, close_round, init_round, make_sampler, open_round
 from deltafl.cli.options import assignment
 from deltafl.errors import DeltaflError, unknown_name
-from deltafl.estimators.controls import Control, InnovationControl
-from deltafl.estimators.damping import DampedControl
-from deltafl.estimators.regression import RegressionControl
+from deltafl.estimators.control_variates import ControlVariate, InnovationControl, RegressionControl
+from deltafl.estimators.learned_coefficient import LearnedCoefficient
 from deltafl.estimators.table import ESTIMATORS, Estimator, horvitz_thompson
 from deltafl.samplers import Balanced, HicsFL
 from deltafl.simulation.engine import Engine, reports_of
@@ -40,7 +39,7 @@ class Idea(NamedTuple):
     """A sampler and an estimator or a control of its own."""
 
     sampler: Sampler
-    estimator: str | Control
+    estimator: str | ControlVariate
 
 
 def ideas_with_labels() -> dict[str, Idea]:
@@ -53,11 +52,11 @@ def ideas_with_labels() -> dict[str, Idea]:
         "spread over the labels: local pivotal": Idea(Balanced("local-pivotal"), "regression-damped"),
         "regression alone, drawn by weight": Idea(make_sampler("md-fixed"), "regression-damped"),
         "regression alone, drawn evenly": Idea(make_sampler("uniform"), "regression-damped"),
-        "B follows faster: memory 0.2": Idea(Balanced(), DampedControl(RegressionControl(memory=0.2))),
-        "B follows slower: memory 0.8": Idea(Balanced(), DampedControl(RegressionControl(memory=0.8))),
+        "B follows faster: memory 0.2": Idea(Balanced(), LearnedCoefficient(RegressionControl(memory=0.2))),
+        "B follows slower: memory 0.8": Idea(Balanced(), LearnedCoefficient(RegressionControl(memory=0.8))),
         "B without the coefficient beta": Idea(Balanced(), "regression"),
-        "and the clients' own memory": Idea(Balanced(), DampedControl(ResidualControl())),
-        "the same, with innovation's scores": Idea(BalancedInnovation(), DampedControl(ResidualControl())),
+        "and the clients' own memory": Idea(Balanced(), LearnedCoefficient(ResidualControl())),
+        "the same, with innovation's scores": Idea(BalancedInnovation(), LearnedCoefficient(ResidualControl())),
         "innovation's memory instead of B": Idea(Balanced(), "innovation-damped"),
     }
 
@@ -65,7 +64,7 @@ def ideas_with_labels() -> dict[str, Idea]:
 def ideas() -> dict[str, Idea]:
     """What was tried; the first ones are what the others are compared with."""
     ours = Centred(own_memory=True)
-    variants: dict[str, tuple[dict[str, object], str | Control]] = {
+    variants: dict[str, tuple[dict[str, object], str | ControlVariate]] = {
         "innovation (the default)": ({}, "innovation-damped"),
         "without the coefficient beta": ({}, "innovation"),
         "no ageing, first visits not told from others": ({"own_memory": False}, "innovation-damped"),
@@ -83,13 +82,13 @@ def ideas() -> dict[str, Idea]:
         "forgetting 1 (the last visit alone)": ({"forgetting": 1.0}, "innovation-damped"),
         "forgetting 0.2": ({"forgetting": 0.2}, "innovation-damped"),
         "unseen clients guessed as zero": ({}, "difference-own-damped"),
-        "common c: memory 0.9": ({}, DampedControl(InnovationControl(memory=0.9))),
-        "common c: memory 0.3": ({}, DampedControl(InnovationControl(memory=0.3))),
+        "common c: memory 0.9": ({}, LearnedCoefficient(InnovationControl(memory=0.9))),
+        "common c: memory 0.3": ({}, LearnedCoefficient(InnovationControl(memory=0.3))),
         "memory of deviations from c": ({}, DeviationControl()),
         "memory of deviations, 2 % lost a round": ({}, DeviationControl(decay=0.98)),
         "memory of where clients ended": ({}, EndpointControl()),
-        "memories that move with their neighbours": ({}, DampedControl(NeighbourControl(power=8.0))),
-        "the same, with farther neighbours": ({}, DampedControl(NeighbourControl(power=2.0))),
+        "memories that move with their neighbours": ({}, LearnedCoefficient(NeighbourControl(power=8.0))),
+        "the same, with farther neighbours": ({}, LearnedCoefficient(NeighbourControl(power=2.0))),
         "spread: local pivotal": ({"design": "local-pivotal"}, "innovation-damped"),
         "balanced: cube": ({"design": "cube"}, "innovation-damped"),
         "local pivotal, sketch of 32": ({"design": "local-pivotal", "sketch": 32}, "innovation-damped"),

@@ -57,7 +57,7 @@ def play(settings: RunSettings, engine: Engine) -> list[list[float]]:
                 engine.train(state.params_d, label, everyone).update_nd.astype(np.float64)
                 for label in (state.round, state.round + _OTHER_MINIBATCHES)
             )
-            control_md = control.guess(state.control, everyone).control_nd
+            control_md = control.value(state.control, everyone).control_nd
             rows.append(_errors(weight_m, update_md, other_md, control_md, state.responded_m > 0, plan.n))
             rows[-1].append(engine.evaluate(state.params_d).accuracy)
         cohort = open_round(plan, state)

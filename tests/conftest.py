@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from deltafl import (
     Cohort,
+    KnownUpdates,
     Oracle,
     Plan,
     Population,
@@ -25,10 +26,8 @@ from deltafl import (
     stream,
 )
 from deltafl.designs.exact import every_cohort
-from deltafl.estimators.heard import Heard
-from deltafl.oracle import KnownUpdates
 from deltafl.round import response_rates
-from deltafl.types import FloatArray, IntArray, Params, State
+from deltafl.types import FloatArray, IntArray, Params, Replies, State
 
 # Some tests press Ctrl-C in a program they start, which would inherit that the shell of a background job ignores it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -189,14 +188,14 @@ def assert_frequencies(frequency_m: FloatArray, expected_m: FloatArray, draws: i
     assert np.all(np.abs(frequency_m - expected_m) <= 4.5 * error_m + 1e-12)
 
 
-def all_heard(cohort: Cohort, coef_n: FloatArray | None = None) -> Heard:
+def all_replies(cohort: Cohort, coef_n: FloatArray | None = None) -> Replies:
     """A cohort in which everybody always replies; each counts count / expected if nothing else is said."""
     coef_n = cohort.count_n / cohort.expected_n if coef_n is None else coef_n
-    return Heard(cohort, cohort, np.asarray(coef_n, dtype=np.float64), np.ones(len(cohort.client_n)))
+    return Replies(cohort, cohort, np.asarray(coef_n, dtype=np.float64), np.ones(len(cohort.client_n)))
 
 
-def heard_of(client_n: list[int], coef_n: list[float], kind: str = "fixed-size") -> Heard:
+def replies_of(client_n: list[int], coef_n: list[float], kind: str = "fixed-size") -> Replies:
     """Replies of these clients, who always reply, with these coefficients."""
     n = len(client_n)
     cohort = Cohort(np.array(client_n, dtype=np.int64), np.ones(n, dtype=np.int64), np.full(n, np.nan), kind)
-    return all_heard(cohort, np.array(coef_n))
+    return all_replies(cohort, np.array(coef_n))

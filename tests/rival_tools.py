@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from deltafl import Cohort, Population, Reports, Sampler
+from deltafl import Cohort, KnownUpdates, Population, Reports, Sampler
 from deltafl.designs.exact import every_cohort
-from deltafl.oracle import KnownUpdates
 from deltafl.types import FloatArray, State
 
 FOUR = Population.from_sizes([1, 1, 1, 2])

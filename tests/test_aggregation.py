@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from deltafl import (
+    Accumulator,
     Cohort,
     DeltaflError,
     Plan,
@@ -20,7 +21,6 @@ from deltafl import (
     make_server_optimizer,
     open_round,
 )
-from deltafl.aggregation import Aggregation
 from deltafl.estimators.sketch import SKETCH_SIZE
 from deltafl.round import broadcast
 from deltafl.state_file import flatten
@@ -62,7 +62,7 @@ class Replies:
         return close_round(plan, state, cohort, self.updates, said)
 
     def stream(self, plan: Plan, state: RoundState, cohort: Cohort, order: Any) -> tuple[RoundState, RoundInfo]:
-        aggregation = Aggregation(plan, state, cohort)
+        aggregation = Accumulator(plan, state, cohort)
         for i in order:
             if self.updates[i] is not None:
                 aggregation.add(
@@ -155,7 +155,7 @@ def test_nobody_replies() -> None:
     plan = plan_of()
     state = init_round(plan, np.ones(3))
     cohort = open_round(plan, state)
-    whole, streamed = close_round(plan, state, cohort, [None] * N), Aggregation(plan, state, cohort).close()
+    whole, streamed = close_round(plan, state, cohort, [None] * N), Accumulator(plan, state, cohort).close()
     assert_same(whole[0], streamed[0])
     assert [*whole[1].rejected] == [*streamed[1].rejected]
     assert len(streamed[1].rejected) == N
@@ -175,7 +175,7 @@ def test_memory_is_that_of_a_few_models() -> None:
     plan, d = plan_of("uniform"), 100_000
     state = init_round(plan, np.zeros(d))
     cohort = open_round(plan, state)
-    aggregation = Aggregation(plan, state, cohort)
+    aggregation = Accumulator(plan, state, cohort)
     update_d = np.ones(d, dtype=np.float32)
     aggregation.add(int(cohort.client_n[0]), update_d)
     tracemalloc.start()
@@ -190,7 +190,7 @@ def test_refusals() -> None:
     plan = plan_of()
     state = init_round(plan, np.zeros(3))
     cohort = open_round(plan, state)
-    aggregation = Aggregation(plan, state, cohort)
+    aggregation = Accumulator(plan, state, cohort)
     client, stranger = int(cohort.client_n[0]), next(i for i in range(M) if i not in cohort.client_n)
     refused = aggregation.add(client, [1.0, 2.0])
     assert refused is not None
@@ -204,5 +204,3 @@ def test_refusals() -> None:
     for late in (aggregation.close, lambda: aggregation.add(int(cohort.client_n[1]), np.zeros(3))):
         with pytest.raises(DeltaflError, match="this round is closed"):
             late()
-    with pytest.raises(DeltaflError, match="'difference-damped' learns from all updates of a round together"):
-        Aggregation(plan_of(estimator="difference-damped"), state, cohort)

@@ -9,9 +9,18 @@ import numpy as np
 import pytest
 
 from conftest import Problem, Recorder, estimate, mean_estimate, same_tree
-from deltafl import SAMPLERS, DeltaflError, Plan, RoundState, broadcast, close_round, init_round, open_round
+from deltafl import (
+    SAMPLERS,
+    DeltaflError,
+    KnownUpdates,
+    Plan,
+    RoundState,
+    broadcast,
+    close_round,
+    init_round,
+    open_round,
+)
 from deltafl.estimators.table import find_estimator
-from deltafl.oracle import KnownUpdates
 from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.experiment import run_experiment, run_single
 from deltafl.simulation.oracle import SimulatedOracle

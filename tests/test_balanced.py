@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from conftest import all_heard, same_tree
+from conftest import all_replies, same_tree
 from deltafl import DESIGNS, Cohort, DeltaflError, draw_cohort, inclusion_probabilities, stream
 from deltafl.designs import balanced
 from deltafl.designs.exact import Support, every_cohort, every_path, joint_expectations, support
@@ -165,7 +165,7 @@ def total_errors(name: str, pi_m: FloatArray, value_mq: FloatArray, draws: int) 
         cohort: Cohort = draw_cohort(pi_m, round(pi_m.sum()), name, rng, value_mq=value_mq)
         part_nq = value_mq[cohort.client_n]
         error_tq[t] = (part_nq / cohort.expected_n[:, None]).sum(axis=0) - value_mq.sum(axis=0)
-        guess_t[t] = estimate_variance(all_heard(cohort), part_nq)
+        guess_t[t] = estimate_variance(all_replies(cohort), part_nq)
     return error_tq, guess_t
 
 

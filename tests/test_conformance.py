@@ -14,6 +14,7 @@ from deltafl import (
     SAMPLERS,
     Cohort,
     DeltaflError,
+    KnownUpdates,
     Population,
     Reports,
     SamplerSettings,
@@ -21,7 +22,6 @@ from deltafl import (
     make_sampler,
 )
 from deltafl.audit.check_sampler import check_sampler
-from deltafl.oracle import KnownUpdates
 from deltafl.types import BoolArray, FloatArray, Oracle
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_sampler.py"

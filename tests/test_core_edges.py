@@ -8,6 +8,7 @@ import pytest
 
 from conftest import same_tree
 from deltafl import (
+    Accumulator,
     Cohort,
     DeltaflError,
     Fixed,
@@ -21,7 +22,6 @@ from deltafl import (
     open_round,
     stream,
 )
-from deltafl.aggregation import Aggregation
 from deltafl.audit.check_sampler import check_sampler
 from deltafl.audit.mse_bounds import lower_bound
 from deltafl.designs.exact import every_cohort
@@ -62,7 +62,7 @@ def test_a_round_in_which_nobody_is_asked_is_the_same_one_update_at_a_time() -> 
     for round in range(12):
         cohort = open_round(plan, state)
         updates = stream(3, "audit", round).normal(size=(5, 4)).astype(np.float32)[cohort.client_n]
-        closing = Aggregation(plan, state, cohort)
+        closing = Accumulator(plan, state, cohort)
         for client, update_d in zip(cohort.client_n.tolist(), updates, strict=True):
             closing.add(client, update_d)
         streamed, _ = closing.close()

@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import Problem, Recorder, all_heard, heard_of, make_problem, mean_estimate
+from conftest import Problem, Recorder, all_replies, make_problem, mean_estimate, replies_of
 from deltafl import DeltaflError, Fixed, Plan, Population, close_round, init_round, open_round, stream
 from deltafl.designs.exact import every_cohort
-from deltafl.estimators.controls import CommonControl, InnovationControl, OwnControl, OwnControlState
-from deltafl.estimators.damping import DampedControl, DampedControlState, ScaledControl
+from deltafl.estimators.control_variates import CommonControl, InnovationControl, OwnControl, OwnControlState
+from deltafl.estimators.learned_coefficient import FixedCoefficient, LearnedCoefficient, LearnedCoefficientState
 from deltafl.estimators.table import find_estimator
 from deltafl.types import Cohort, FloatArray, Params
 
 SIZES = [10, 15, 20, 25, 30, 12, 9]
 
 
-def remembered(problem: Problem, control_md: FloatArray, cross: float, square: float) -> DampedControlState:
+def remembered(problem: Problem, control_md: FloatArray, cross: float, square: float) -> LearnedCoefficientState:
     """A state of ``difference-own-damped`` that remembers these rows and sums."""
     total_d = problem.population.weight_m @ control_md.astype(np.float32).astype(np.float64)
     own = OwnControlState(control_md.astype(np.float32), total_d)
-    return DampedControlState(own, np.asarray(cross), np.asarray(square))
+    return LearnedCoefficientState(own, np.asarray(cross), np.asarray(square))
 
 
 def variance(problem: Problem, residual_md: FloatArray, pi_m: FloatArray) -> float:
@@ -39,7 +39,7 @@ def test_poisson_draws_learn_the_beta_of_least_variance(usefulness: float) -> No
     problem = make_problem(SIZES, seed=3)
     rng = np.random.default_rng(1)
     control_md = 2 * (usefulness * problem.update_md + (1 - usefulness) * rng.normal(size=(7, 3)))
-    control = DampedControl(OwnControl(), memory=0.0)
+    control = LearnedCoefficient(OwnControl(), memory=0.0)
     state = remembered(problem, control_md, 0.0, 0.0)
     cross = square = 0.0
     sampler = Fixed(True, "poisson")
@@ -47,7 +47,7 @@ def test_poisson_draws_learn_the_beta_of_least_variance(usefulness: float) -> No
     for chance, cohort in every_cohort(lambda rng: sampler.open(sampler.init(problem.population), everyone, 3, rng)):
         coef_n = problem.population.weight_m[cohort.client_n] / cohort.expected_n
         update_nd = problem.update_md[cohort.client_n]
-        after = control.update(state, problem.population, all_heard(cohort, coef_n), update_nd)
+        after = control.update(state, problem.population, all_replies(cohort, coef_n), update_nd)
         cross, square = cross + chance * float(after.cross), square + chance * float(after.square)
     pi_m = 3 * problem.population.weight_m
     grid = np.linspace(0, 1, 1001)
@@ -61,7 +61,7 @@ def test_draws_with_replacement_learn_the_beta_of_least_variance() -> None:
     problem = make_problem([50, 9, 12, 14], seed=5)
     weight_m = problem.population.weight_m
     control_md = 0.7 * problem.update_md + np.random.default_rng(2).normal(size=(4, 3))
-    control, state = DampedControl(OwnControl(), memory=0.0), remembered(problem, control_md, 0.0, 0.0)
+    control, state = LearnedCoefficient(OwnControl(), memory=0.0), remembered(problem, control_md, 0.0, 0.0)
     control_md = state.control.control_md.astype(np.float64)  # as it is remembered, in float32
     p_m, n = weight_m, 3
     assert n * p_m[0] > 1
@@ -70,7 +70,7 @@ def test_draws_with_replacement_learn_the_beta_of_least_variance() -> None:
         client_n, count_n = np.unique(draws, return_counts=True)
         cohort = Cohort(client_n, count_n, n * p_m[client_n], "replacement")
         coef_n = count_n * weight_m[client_n] / (n * p_m[client_n])
-        after = control.update(state, problem.population, all_heard(cohort, coef_n), problem.update_md[client_n])
+        after = control.update(state, problem.population, all_replies(cohort, coef_n), problem.update_md[client_n])
         chance = float(np.prod(p_m[list(draws)]))
         cross, square = cross + chance * float(after.cross), square + chance * float(after.square)
 
@@ -86,29 +86,29 @@ def test_draws_with_replacement_learn_the_beta_of_least_variance() -> None:
 def test_by_hand() -> None:
     """Two of four equal clients: coef = 1/2, masses 1/2; y = (1, 2), z = (1, 0) about their means 1.5 and .5."""
     population = Population.from_sizes([1] * 4)
-    control = DampedControl(OwnControl(), memory=0.5)
+    control = LearnedCoefficient(OwnControl(), memory=0.5)
     own = OwnControlState(np.array([[2.0], [0.0], [0.0], [0.0]], dtype=np.float32), np.array([0.5]))
-    state = DampedControlState(own, np.asarray(4.0), np.asarray(8.0))
+    state = LearnedCoefficientState(own, np.asarray(4.0), np.asarray(8.0))
     assert control.coefficient(state) == 0.5
-    guess = control.guess(state, np.array([0, 1]))
+    guess = control.value(state, np.array([0, 1]))
     assert guess.total_d.tolist() == [0.25]
     assert guess.control_nd.tolist() == [[1.0], [0.0]]
     update_nd = np.array([[2.0], [4.0]], dtype=np.float32)
-    after = control.update(state, population, heard_of([0, 1], [0.5, 0.5]), update_nd)
+    after = control.update(state, population, replies_of([0, 1], [0.5, 0.5]), update_nd)
     # masses 1/2: cross = (1 - 1.5)(1 - .5)/2 + (2 - 1.5)(0 - .5)/2 = -.25, square = .25
     assert (float(after.cross), float(after.square)) == (2.0 - 0.25, 4.0 + 0.25)
     assert after.control.control_md[1].tolist() == [4.0]
-    after = control.update(state, population, heard_of([0, 1], [0.5, 0.5], "poisson"), update_nd)
+    after = control.update(state, population, replies_of([0, 1], [0.5, 0.5], "poisson"), update_nd)
     assert (float(after.cross), float(after.square)) == (2.0 + 0.5, 4.0 + 0.5)
 
 
 def test_who_is_always_asked_has_no_say() -> None:
     population = Population.from_sizes([1, 1])
-    control = DampedControl(OwnControl())
+    control = LearnedCoefficient(OwnControl())
     for kind in ("fixed-size", "poisson"):
         state = control.init(population, 2)
         for _ in range(3):
-            heard = heard_of([0, 1], [0.5, 0.5], kind)
+            heard = replies_of([0, 1], [0.5, 0.5], kind)
             state = control.update(state, population, heard, np.ones((2, 2), dtype=np.float32))
         assert control.coefficient(state) == 1.0
         assert float(state.square) == 0.0
@@ -116,13 +116,13 @@ def test_who_is_always_asked_has_no_say() -> None:
 
 def test_what_all_guesses_have_in_common_says_nothing_where_the_size_is_fixed() -> None:
     """Equal weights, simple random draws: a common guess cancels, so B stays 0 and beta 1."""
-    control = DampedControl(CommonControl())
+    control = LearnedCoefficient(CommonControl())
     population = Population.from_sizes([1] * 6)
     state = control.init(population, 3)
     rng = np.random.default_rng(0)
     for _ in range(5):
         update_nd = rng.normal(size=(3, 3)).astype(np.float32) + 5
-        state = control.update(state, population, heard_of([0, 2, 3], [1 / 3] * 3), update_nd)
+        state = control.update(state, population, replies_of([0, 2, 3], [1 / 3] * 3), update_nd)
     assert state.control.control_d.any()
     assert control.coefficient(state) == 1.0
 
@@ -223,11 +223,11 @@ def test_one_reply_a_round_is_enough_to_distrust_a_useless_memory(design: str) -
 def test_of_a_cohort_with_one_open_place_the_certain_have_no_say() -> None:
     """Clients 0 and 1 are certain, 2 is not: beta is that of 2 alone, uncentred."""
     population = Population.from_sizes([1, 1, 1, 1])
-    control = DampedControl(OwnControl(), memory=0.0)
+    control = LearnedCoefficient(OwnControl(), memory=0.0)
     memory = OwnControlState(np.array([[9.0], [9.0], [2.0], [0.0]], dtype=np.float32), np.zeros(1))
     cohort = Cohort(np.array([0, 1, 2]), np.ones(3, dtype=np.int64), np.array([1.0, 1.0, 0.5]), "fixed-size")
-    heard = all_heard(cohort, 0.25 / cohort.expected_n)
-    state = DampedControlState(memory, np.zeros(()), np.zeros(()))
+    heard = all_replies(cohort, 0.25 / cohort.expected_n)
+    state = LearnedCoefficientState(memory, np.zeros(()), np.zeros(()))
     after = control.update(state, population, heard, np.array([[-5.0], [7.0], [1.0]], dtype=np.float32))
     assert (float(after.cross), float(after.square)) == pytest.approx((0.5 * 0.5 * 1, 0.5 * 0.5 * 2 * 1))
     assert control.coefficient(after) == pytest.approx(0.5)
@@ -235,23 +235,23 @@ def test_of_a_cohort_with_one_open_place_the_certain_have_no_say() -> None:
 
 def test_a_fixed_beta() -> None:
     population = Population.from_sizes([1, 3])
-    control = ScaledControl(InnovationControl(), 0.25)
+    control = FixedCoefficient(InnovationControl(), 0.25)
     state = control.init(population, 1)
-    state = control.update(state, population, heard_of([0], [1.0]), np.array([[8.0]], dtype=np.float32))
-    guess = control.guess(state, np.array([0]))
-    plain = InnovationControl().guess(state, np.array([0]))
+    state = control.update(state, population, replies_of([0], [1.0]), np.array([[8.0]], dtype=np.float32))
+    guess = control.value(state, np.array([0]))
+    plain = InnovationControl().value(state, np.array([0]))
     assert guess.control_nd.tolist() == [[2.0]]
     np.testing.assert_array_equal(guess.total_d, 0.25 * plain.total_d)
 
 
 def test_refusals_and_names() -> None:
     with pytest.raises(DeltaflError, match=r"beta is 1\.5"):
-        ScaledControl(OwnControl(), 1.5)
+        FixedCoefficient(OwnControl(), 1.5)
     with pytest.raises(DeltaflError, match="memory is 1"):
-        DampedControl(OwnControl(), memory=1.0)
+        LearnedCoefficient(OwnControl(), memory=1.0)
     assert find_estimator("difference-damped").unbiased
-    control = DampedControl(OwnControl())
+    control = LearnedCoefficient(OwnControl())
     state = control.init(Population.from_sizes([1, 1]), 2)
-    nobody = heard_of([], [], "poisson")
+    nobody = replies_of([], [], "poisson")
     after = control.update(state, Population.from_sizes([1, 1]), nobody, np.zeros((0, 2), dtype=np.float32))
     assert control.coefficient(after) == 1.0

@@ -42,8 +42,7 @@ from deltafl import (
     open_round,
     stream,
 )
-from deltafl.estimators.controls import CommonControlState, OwnControlState
-from deltafl.estimators.running_sum import weighted_sum
+from deltafl.estimators.control_variates import CommonControlState, OwnControlState, weighted_sum
 from deltafl.estimators.table import find_estimator, hajek, horvitz_thompson, plain_mean
 from deltafl.round import response_rates
 from deltafl.scale.persistent_array import PersistentArray

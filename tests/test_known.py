@@ -8,11 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from conftest import Recorder, assert_frequencies, frequencies, heard_of, make_problem, mean_estimate
+from conftest import Recorder, assert_frequencies, frequencies, make_problem, mean_estimate, replies_of
 from deltafl import Cohort, DeltaflError, Plan, Population, close_round, init_round, make_sampler, open_round
 from deltafl.designs.exact import every_cohort
-from deltafl.estimators.controls import CommonControl
-from deltafl.estimators.regression import RegressionControl, RegressionControlState
+from deltafl.estimators.control_variates import CommonControl, RegressionControl, RegressionControlState
 from deltafl.estimators.table import weighted_mean
 from deltafl.samplers import Balanced, FedCBS
 from deltafl.samplers.fed_cbs import CbsState, imbalance
@@ -90,7 +89,7 @@ def learnt(aux_mq: Any, rounds: list[tuple[list[int], FloatArray, FloatArray]], 
     control, population = RegressionControl(**own), Population.from_sizes([1, 2, 3, 4, 5], known=aux_mq)
     state = control.init(population, 2)
     for client_n, update_nd, coef_n in rounds:
-        state = control.update(state, population, heard_of(client_n, coef_n.tolist()), update_nd.astype(np.float32))
+        state = control.update(state, population, replies_of(client_n, coef_n.tolist()), update_nd.astype(np.float32))
     return state
 
 
@@ -122,7 +121,7 @@ def test_the_guesses_do_not_depend_on_the_units_of_what_is_known(seed: int) -> N
     assume(np.linalg.cond(mix_qq) < 100)  # else the columns are one, by the tolerance for their rank
     mixed = KNOWN @ mix_qq * 10 ** rng.uniform(-2, 2) + rng.normal(size=2)
     first, second, third = (learnt(known, ROUNDS) for known in (KNOWN, mixed, np.column_stack([KNOWN, mixed])))
-    guesses = [RegressionControl().guess(state, np.arange(5)).control_nd for state in (first, second, third)]
+    guesses = [RegressionControl().value(state, np.arange(5)).control_nd for state in (first, second, third)]
     np.testing.assert_allclose(guesses[1], guesses[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(guesses[2], guesses[0], rtol=1e-4, atol=1e-5)
 
@@ -131,13 +130,13 @@ def test_with_nothing_known_it_is_the_common_control() -> None:
     common, population = CommonControl(memory=0.5), Population.from_sizes([1, 2, 3, 4, 5])
     state = common.init(population, 2)
     for client_n, update_nd, coef_n in ROUNDS:
-        state = common.update(state, population, heard_of(client_n, coef_n.tolist()), update_nd.astype(np.float32))
+        state = common.update(state, population, replies_of(client_n, coef_n.tolist()), update_nd.astype(np.float32))
     np.testing.assert_allclose(learnt(None, ROUNDS).slope_qd, state.control_d[None], rtol=1e-12)
 
 
 def test_the_total_is_that_of_everybodys_guesses() -> None:
     state = learnt(KNOWN, ROUNDS)
-    guess = RegressionControl().guess(state, np.arange(5))
+    guess = RegressionControl().value(state, np.arange(5))
     np.testing.assert_allclose(guess.total_d, np.arange(1, 6) / 15 @ guess.control_nd, rtol=1e-12)
 
 

@@ -8,10 +8,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from conftest import Recorder, all_cohorts, estimate, make_problem, mean_square
-from deltafl import Delta, FedIS, Fixed, Plan, Population, Sampler, Sgd, close_round, init_round, open_round
+from deltafl import (
+    Delta,
+    FedIS,
+    Fixed,
+    KnownUpdates,
+    Plan,
+    Population,
+    Sampler,
+    Sgd,
+    close_round,
+    init_round,
+    open_round,
+)
 from deltafl.designs.exact import support
 from deltafl.designs.inclusion import draw_probabilities
-from deltafl.oracle import KnownUpdates
 from deltafl.samplers import theory_constants
 from deltafl.types import FloatArray
 

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from deltafl import DeltaflError, Fixed, Plan, Population, RoundState, close_round, init_round, open_round, stream
-from deltafl.estimators.controls import remembers, with_memory
-from deltafl.estimators.memory import MappedRows, RowFormat, from_bfloat16, to_bfloat16
 from deltafl.estimators.table import ESTIMATORS, find_estimator
 from deltafl.scale import memory_budget as room_module
 from deltafl.scale.memory_budget import human, memory_size, require_room
+from deltafl.scale.rows import MappedRows, RowFormat, from_bfloat16, to_bfloat16
 from deltafl.simulation.experiment import run_single
 from deltafl.simulation.records import RunDirectory
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -203,7 +202,7 @@ PLAY = """
 import sys, numpy as np
 from pathlib import Path
 from deltafl import Fixed, Plan, Population, close_round, init_round, open_round, stream
-from deltafl.estimators.memory import RowFormat
+from deltafl.scale.rows import RowFormat
 from deltafl.simulation.settings import RunSettings
 from deltafl.simulation.records import RunDirectory
 out, rounds = Path(sys.argv[1]), int(sys.argv[2])
@@ -376,12 +375,12 @@ def test_free_ram_is_known_here() -> None:
 def test_the_format_reaches_controls_within_controls() -> None:
     rows = RowFormat("bfloat16")
     for name, estimator in ESTIMATORS.items():
-        control = with_memory(estimator.control, rows)
+        control = estimator.control.with_rows(rows)
         state = control.init(POPULATION, D)
         kept = [array for key, array in flatten(state) if key.endswith("control_md")]
-        assert remembers(control) == bool(kept), name
+        assert control.remembers == bool(kept), name
         assert all(array.dtype == np.uint16 for array in kept)
-    assert not remembers(find_estimator("difference-damped").control)
+    assert not find_estimator("difference-damped").control.remembers
 
 
 def test_refusals(tmp_path: Path) -> None:

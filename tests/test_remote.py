@@ -68,7 +68,7 @@ class Clients:
             what = fate(state.round, client) if failing else "taken"
             reply: Any = update(sent, state.round, client)
             broken: Any = np.full(D, np.nan, dtype=np.float32)
-            if plan.estimator.endswith("-remote"):
+            if plan.rule.name.endswith("-remote"):
                 taken = int(state.control.taken_m[client])
                 reply = self.memories[client].reply(reply, taken, sent.drift_d) if what != "silent" else None
                 broken = RemoteReply(broken, taken)

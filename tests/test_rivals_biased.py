@@ -8,7 +8,7 @@ import pytest
 
 from conftest import DRAWS, assert_frequencies, frequencies, make_problem
 from deltafl import (
-    Aggregation,
+    Accumulator,
     Cohort,
     DeltaflError,
     Plan,
@@ -184,7 +184,7 @@ def test_oort_learns_squares_through_a_round(one_by_one: bool) -> None:
     state = init_round(plan, np.zeros(1))
     cohort, loss, square = open_round(plan, state), [1.0, 1.0, 1.0, 1.0], [4.0, None, 9.0, 0.5]
     if one_by_one:
-        aggregation = Aggregation(plan, state, cohort)
+        aggregation = Accumulator(plan, state, cohort)
         for client in range(4):
             aggregation.add(client, np.ones(1), loss=loss[client], square_loss=square[client])
         following, info = aggregation.close()

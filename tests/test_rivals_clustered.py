@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from conftest import all_heard
+from conftest import all_replies
 from deltafl import Cohort, DeltaflError, Plan, Population, Reports, Sampler, close_round, init_round
 from deltafl import make_sampler as make
 from deltafl.designs.exact import every_cohort
@@ -154,7 +154,7 @@ def test_clustered_sampling_is_exact_a_plain_mean_and_no_worse_than_md(sampler: 
         coef_n = coefficients(plan, init_round(plan, np.zeros(4)), cohort)
         np.testing.assert_allclose(coef_n, cohort.count_n / n)
         mse += probability * float(np.sum((coef_n @ update_md[cohort.client_n] - mean_d) ** 2))
-        estimated += probability * estimate_variance(all_heard(cohort, coef_n), update_md[cohort.client_n])
+        estimated += probability * estimate_variance(all_replies(cohort, coef_n), update_md[cohort.client_n])
     md = float(SIX.weight_m @ np.sum((update_md - mean_d) ** 2, axis=1)) / n
     assert mse < md
     # The estimate for draws with replacement is conservative by the variance between the urns' means.

@@ -15,7 +15,7 @@ from deltafl import (
     make_sampler,
     open_round,
 )
-from deltafl.estimators.damping import ScaledControl
+from deltafl.estimators.learned_coefficient import FixedCoefficient
 from deltafl.estimators.table import find_estimator
 from deltafl.samplers import NewFirst, parse_label
 
@@ -131,7 +131,7 @@ def test_an_impossible_coefficient_is_refused(name: str) -> None:
 def test_a_coefficient_is_part_of_the_name() -> None:
     assert parse_label("uniform@@fedstale-0.8").estimator == "fedstale-0.8"
     control = find_estimator("fedstale-0.8").control
-    assert isinstance(control, ScaledControl)
+    assert isinstance(control, FixedCoefficient)
     assert control.beta == 0.8
     with pytest.raises(DeltaflError, match="did you mean 'fedstale'"):
         Plan(Population.from_sizes([1, 1]), Fixed(), 1, "fedstal")

@@ -8,9 +8,8 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import minimize
 
 from conftest import Problem, make_problem
-from deltafl import DeltaflError, FedIS, Plan, Population, close_round, init_round
+from deltafl import DeltaflError, FedIS, KnownUpdates, Plan, Population, close_round, init_round
 from deltafl import make_sampler as make
-from deltafl.oracle import KnownUpdates
 from deltafl.round import coefficients
 from deltafl.samplers import ApproximateOCS, ClusteredBySimilarity, MirrorDescent, VarianceBandit
 from deltafl.samplers.ocs import rescaled_probabilities

@@ -11,7 +11,7 @@ from conftest import Recorder, all_cohorts, estimate, make_problem, play, report
 from deltafl import (
     ESTIMATORS,
     SAMPLERS,
-    Aggregation,
+    Accumulator,
     Cohort,
     DeltaflError,
     Fixed,
@@ -29,9 +29,9 @@ from deltafl import (
     make_server_optimizer,
     open_round,
 )
-from deltafl.estimators.controls import CommonControlState
-from deltafl.replies import measure, screen_replies
+from deltafl.estimators.control_variates import CommonControlState
 from deltafl.server.optimizers import SERVER_OPTIMIZERS
+from deltafl.server.screening import measure, screen_replies
 
 SIZES = [10, 15, 20, 25, 30, 35]
 PROBLEM = make_problem(SIZES)
@@ -239,7 +239,7 @@ def test_the_loss_is_that_of_the_replies_that_said_one() -> None:
     _, info = close_round(plan, state, cohort, updates, Reports.make(3, loss=[1.0, None, np.nan]))
     assert info.loss == 1
     assert [(reply.client, reply.reason[:11]) for reply in info.rejected] == [(2, "loss is nan")]
-    aggregation = Aggregation(plan, state, cohort)
+    aggregation = Accumulator(plan, state, cohort)
     for client, loss in enumerate([1.0, None, 4.0]):
         assert aggregation.add(client, np.ones(1), loss=loss) is None
     assert aggregation.close()[1].loss == pytest.approx((0.25 * 1 + 0.5 * 4) / 0.75)
@@ -253,14 +253,14 @@ def test_replies_without_a_loss_are_refused_where_it_is_learnt_from(label: str, 
     state, cohort = opened(plan)
     updates, silent = PROBLEM.update_md[cohort.client_n], int(cohort.client_n[1])
     if one_by_one:
-        aggregation = Aggregation(plan, state, cohort)
+        aggregation = Accumulator(plan, state, cohort)
         for client, update, loss in zip(cohort.client_n.tolist(), updates, [2.0, None, 3.0], strict=True):
             aggregation.add(client, update, loss=loss)
         following, info = aggregation.close()
     else:
         following, info = close_round(plan, state, cohort, updates, Reports.make(3, loss=[2.0, None, 3.0]))
     assert [reply.client for reply in info.rejected] == [silent]
-    assert "says no loss" in info.rejected[0].reason
+    assert "has no loss" in info.rejected[0].reason
     field = "value_m" if label == "active-fl" else "utility_m"
     before_m, after_m = getattr(state.sampler, field), getattr(following.sampler, field)
     assert np.array_equal(before_m[[silent]], after_m[[silent]], equal_nan=True)
@@ -399,8 +399,9 @@ def test_rows_of_missing_clients_are_neutral_for_samplers() -> None:
     assert replies.reports.square_loss_n.tolist() == [2, 0, 0]
     assert replies.reports.step_variance_n.tolist() == [1, 0, 0]
     assert replies.reports.num_steps_n.tolist() == [4, 1, 1]
-    assert replies.reports.squared_norm_n.tolist() == [5, 0, 0]
-    assert replies.reports.squared_deviation_n.tolist() == [0, 0, 0]
+    measured = measure(replies.update_nd, replies.reports)
+    assert measured.squared_norm_n.tolist() == [5, 0, 0]
+    assert measured.squared_deviation_n.tolist() == [0, 0, 0]
     assert replies.update_nd.tolist() == [[1, 2], [0, 0], [0, 0]]
 
 
@@ -431,8 +432,8 @@ def test_replies_in_a_table_are_screened_as_one_by_one() -> None:
     )
     cohort = Cohort(np.arange(11), np.ones(11, dtype=np.int64), np.ones(11))
     known_d = np.ones(4, dtype=np.float32)
-    table = screen_replies(cohort, table_nd, reports, 4, known_d=known_d)
-    listed = screen_replies(cohort, list(table_nd), reports, 4, known_d=known_d)
+    table = screen_replies(cohort, table_nd, reports, 4, drift_d=known_d)
+    listed = screen_replies(cohort, list(table_nd), reports, 4, drift_d=known_d)
     assert [reply.client for reply in table.rejected] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert table.rejected == listed.rejected
     assert np.array_equal(table.update_nd, listed.update_nd)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from conftest import all_heard
+from conftest import all_replies
 from deltafl import (
     ClientMemory,
     Cohort,
@@ -15,27 +15,33 @@ from deltafl import (
     make_sampler,
     open_round,
 )
-from deltafl.estimators.controls import InnovationControl, OwnControl, OwnControlState
-from deltafl.estimators.heard import Heard
-from deltafl.estimators.memory import RowFormat, wide_row
+from deltafl.estimators.control_variates import (
+    LOST,
+    InnovationControl,
+    OwnControl,
+    OwnControlState,
+    RunningSum,
+    weighted_sum,
+)
 from deltafl.estimators.remote import NOTHING, RemoteControl
-from deltafl.estimators.running_sum import LOST, RunningSum, weighted_sum
+from deltafl.scale.rows import RowFormat, wide_row
 from deltafl.state_file import flatten, unflatten
+from deltafl.types import Replies
 
 POPULATION = Population.from_sizes([1, 2, 3, 4])
 UPDATE_MD = np.arange(12, dtype=np.float32).reshape(4, 3) / 7 + 1
 
 
-def heard_of(*clients: int) -> Heard:
+def replies_of(*clients: int) -> Replies:
     """Replies of these clients."""
-    return all_heard(Cohort(np.array(clients), np.ones(len(clients), dtype=np.int64), np.ones(len(clients))))
+    return all_replies(Cohort(np.array(clients), np.ones(len(clients), dtype=np.int64), np.ones(len(clients))))
 
 
 def told(control: OwnControl, state: OwnControlState, *replies: tuple[int, float]) -> OwnControlState:
     """The memory after one round of replies: each client's update times a factor."""
     clients, factor_n = zip(*replies, strict=True)
     update_nd = (UPDATE_MD[list(clients)] * np.array(factor_n)[:, None]).astype(np.float32)
-    return control.update(state, POPULATION, heard_of(*clients), update_nd)
+    return control.update(state, POPULATION, replies_of(*clients), update_nd)
 
 
 def off(state: OwnControlState) -> float:
@@ -91,7 +97,7 @@ def test_ordinary_rounds_never_form_the_sum_anew(monkeypatch: pytest.MonkeyPatch
     def anew(*_: object) -> OwnControlState:
         raise AssertionError("the sum was formed anew")
 
-    monkeypatch.setattr("deltafl.estimators.controls.summed_anew", anew)
+    monkeypatch.setattr("deltafl.estimators.control_variates.summed_anew", anew)
     rng, control = np.random.default_rng(1), OwnControl()
     state = control.init(POPULATION, 3)
     plain_d = np.zeros(3)
@@ -102,7 +108,7 @@ def test_ordinary_rounds_never_form_the_sum_anew(monkeypatch: pytest.MonkeyPatch
             update_d - state.control_md[i].astype(np.float64) for i, update_d in zip(client_n, update_nd, strict=True)
         ]
         plain_d = plain_d + weighted_sum(POPULATION.weight_m[client_n], changes, 3)
-        state = control.update(state, POPULATION, heard_of(*client_n.tolist()), update_nd)
+        state = control.update(state, POPULATION, replies_of(*client_n.tolist()), update_nd)
     np.testing.assert_array_equal(state.total_d, plain_d)
 
 

@@ -18,6 +18,7 @@ from deltafl import (
     FedPracIS,
     Fixed,
     Full,
+    KnownUpdates,
     Plan,
     Population,
     PowerOfChoice,
@@ -35,8 +36,7 @@ from deltafl import (
 )
 from deltafl.designs.exact import every_cohort
 from deltafl.designs.inclusion import inclusion_probabilities, with_floor
-from deltafl.estimators.controls import OwnControlState
-from deltafl.oracle import KnownUpdates
+from deltafl.estimators.control_variates import OwnControlState
 from deltafl.samplers import bias_of, parse_label
 from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
 from deltafl.samplers.delta import diversity

@@ -20,8 +20,8 @@ from deltafl import (
     make_server_optimizer,
     open_round,
 )
-from deltafl.estimators.memory import RowFormat
 from deltafl.scale.persistent_array import Array, Buffer, PersistentArray
+from deltafl.scale.rows import RowFormat
 from deltafl.scale.tree import TreeBuffer
 from deltafl.simulation.experiment import run_single
 from deltafl.simulation.records import RunDirectory

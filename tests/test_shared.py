@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deltafl.accumulate import Accumulator
 from deltafl.errors import DeltaflError
 from deltafl.round import Plan, RoundState, close_round, init_round, open_round
 from deltafl.samplers import make_sampler
-from deltafl.shared import can_share, close_shared_round
 from deltafl.streams import stream
 from deltafl.types import FloatArray, Population, RejectedReply, Reports, RoundInfo
 
@@ -76,7 +76,10 @@ def played(plan: Plan, rounds: int, lost: int | None, shares: bool) -> tuple[lis
             if shares:
                 mine = np.arange(n)[rank::COUNT][::-1]
                 own = Reports._make(column[mine] for column in reports)
-                state, info = close_shared_round(plan, state, cohort, mine, update_nd[mine], own, peer)
+                accumulator = Accumulator(plan, state, cohort)
+                accumulator.add_rows(update_nd[mine], own, mine)
+                accumulator.merge(peer)
+                state, info = accumulator.close()
                 assert max(peer.talks) < 3 * D + N * 80
             else:
                 state, info = close_round(plan, state, cohort, update_nd, reports)
@@ -137,12 +140,9 @@ def test_drift_and_guard_come_through() -> None:
 
 def test_estimators_that_learn_from_rows_are_refused() -> None:
     plan = plan_of("uniform", "difference-own")
-    assert not can_share(plan)
     state = init_round(plan, np.ones(D))
     with pytest.raises(DeltaflError, match="'difference-own' learns from rows"):
-        close_shared_round(
-            plan, state, open_round(plan, state), np.arange(0), [], Reports.make(0), Thread(Threads(1), 0)
-        )
+        Accumulator(plan, state, open_round(plan, state)).merge(Thread(Threads(1), 0))
 
 
 def test_processes_that_have_drifted_apart_are_told() -> None:
@@ -152,8 +152,10 @@ def test_processes_that_have_drifted_apart_are_told() -> None:
         state = init_round(plan, np.full(D, 1.0 + rank))
         cohort = open_round(plan, state)
         mine, peer = np.arange(len(cohort.client_n))[rank::2], Thread(everyone, rank)
+        accumulator = Accumulator(plan, state, cohort)
+        accumulator.add_rows(np.ones((len(mine), D)), Reports.make(len(mine)), mine)
         with pytest.raises(DeltaflError, match="do not have the same model and cohort in round 0"):
-            close_shared_round(plan, state, cohort, mine, np.ones((len(mine), D)), Reports.make(len(mine)), peer)
+            accumulator.merge(peer)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(play, range(2)))

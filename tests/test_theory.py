@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from deltafl import Cohort, FedIS, FedPracIS, Fixed, Population, Reports
+from deltafl import Cohort, FedIS, FedPracIS, Fixed, KnownUpdates, Population, Reports
 from deltafl.designs.exact import joint_expectations, support
 from deltafl.designs.inclusion import draw_probabilities
-from deltafl.oracle import KnownUpdates
 from reproduction.rates.runs import counter_example
 from reproduction.toy.enumeration import SCORES, WAYS, enumerate_toy, hand_picked
 from theory_tools import TEXT, states, variance

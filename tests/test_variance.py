@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from conftest import Recorder, all_cohorts, all_heard, make_problem, mean_square
+from conftest import Recorder, all_cohorts, all_replies, make_problem, mean_square
 from deltafl import (
-    Aggregation,
+    Accumulator,
     Cohort,
     Fixed,
     Full,
@@ -86,24 +86,24 @@ def test_by_hand() -> None:
     y_nd = np.array([[1.0], [3.0]])
     two, ones = np.array([0, 1]), np.ones(2, dtype=np.int64)
     # simple random, 2 of 4: (1 - f) N^2 s^2 / n with N = 4, s^2 = 2
-    half = all_heard(Cohort(two, ones, np.full(2, 0.5), "fixed-size"))
+    half = all_replies(Cohort(two, ones, np.full(2, 0.5), "fixed-size"))
     assert estimate_variance(half, y_nd) == pytest.approx(0.5 * 16 * 2 / 2)
     # Poisson: .5 (1 / .5)^2 + .8 (3 / .2)^2
     poisson = Cohort(two, ones, np.array([0.5, 0.2]), "poisson")
-    assert estimate_variance(all_heard(poisson), y_nd) == pytest.approx(0.5 * 4 + 0.8 * 225)
+    assert estimate_variance(all_replies(poisson), y_nd) == pytest.approx(0.5 * 4 + 0.8 * 225)
     # three draws, one client twice, p = (.5, .25): values 2, 2, 12, mean 16/3, sum of squares about it / (3 * 2)
     repeated = Cohort(two, np.array([2, 1]), np.array([1.5, 0.75]), "replacement")
     values = np.array([2, 2, 12])
-    assert estimate_variance(all_heard(repeated), y_nd) == pytest.approx(np.sum((values - values.mean()) ** 2) / 6)
+    assert estimate_variance(all_replies(repeated), y_nd) == pytest.approx(np.sum((values - values.mean()) ** 2) / 6)
 
 
 def test_where_one_cohort_cannot_tell() -> None:
     y_nd, one = np.ones((1, 2)), np.ones(1, dtype=np.int64)
     for kind in ("fixed-size", "replacement"):
-        assert np.isnan(estimate_variance(all_heard(Cohort(np.array([3]), one, np.array([0.4]), kind)), y_nd))
-    assert np.isnan(estimate_variance(all_heard(Cohort(np.array([3]), one, np.array([np.nan]))), y_nd))
+        assert np.isnan(estimate_variance(all_replies(Cohort(np.array([3]), one, np.array([0.4]), kind)), y_nd))
+    assert np.isnan(estimate_variance(all_replies(Cohort(np.array([3]), one, np.array([np.nan]))), y_nd))
     nobody = Cohort(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), "poisson")
-    assert estimate_variance(all_heard(nobody), np.zeros((0, 2))) == 0
+    assert estimate_variance(all_replies(nobody), np.zeros((0, 2))) == 0
 
 
 @pytest.mark.parametrize("answering", [0, 1, 2])
@@ -115,7 +115,7 @@ def test_fewer_than_two_undecided_replies_do_not_tell(answering: int) -> None:
     assert cohort.expected_n.tolist()[0] == 1
     updates = [np.full(4, i + 1.0) if i < answering else None for i in range(3)]
     assert np.isnan(close_round(plan, state, cohort, updates)[1].variance)
-    aggregation = Aggregation(plan, state, cohort)
+    aggregation = Accumulator(plan, state, cohort)
     for client, update in zip(cohort.client_n[:answering].tolist(), updates, strict=False):
         aggregation.add(client, update)
     assert np.isnan(aggregation.close()[1].variance)

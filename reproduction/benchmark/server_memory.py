@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deltafl.estimators.controls import NoControlState
+from deltafl.estimators.control_variates import NoControlState
 from deltafl.plans import make_plan
 from deltafl.round import init_round
 from deltafl.samplers import parse_label

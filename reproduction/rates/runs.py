@@ -19,8 +19,8 @@ from typing import Annotated, Any, NamedTuple, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from deltafl import KnownUpdates
 from deltafl.errors import DeltaflError, unknown_name
-from deltafl.oracle import KnownUpdates
 from deltafl.plain_files import plain_json, write_atomically
 from deltafl.plans import make_plan
 from deltafl.reading import checked, read_json, read_text

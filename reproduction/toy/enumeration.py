@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from deltafl import KnownUpdates
 from deltafl.designs.exact import every_cohort
-from deltafl.estimators.controls import CommonControlState
-from deltafl.oracle import KnownUpdates
+from deltafl.estimators.control_variates import CommonControlState
 from deltafl.round import Plan, RoundState, close_round, init_round
 from deltafl.samplers import make_sampler
 from deltafl.types import Cohort, FloatArray, Params, Population

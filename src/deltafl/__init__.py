@@ -9,15 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .aggregation import Aggregation
+    from .accumulate import Accumulator
+    from .audit.audit import KnownUpdates
     from .designs.inclusion import inclusion_probabilities, with_floor
     from .designs.table import DESIGNS, Design, draw_cohort
     from .errors import DeltaflError, MissingExtraError
+    from .estimators.control_variates import ControlValue, ControlVariate
     from .estimators.remote import ClientMemory, RemoteReply
     from .estimators.table import ESTIMATORS, Estimator
-    from .oracle import KnownUpdates
+    from .plan import Plan, RoundState
     from .plans import make_plan
-    from .round import Broadcast, Plan, RoundState, broadcast, close_round, init_round, open_round
+    from .round import Broadcast, broadcast, close_round, init_round, open_round
     from .samplers import (
         SAMPLERS,
         Centred,
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from .server.optimizers import Adaptive, Momentum, ServerOptimizer, Sgd, make_server_optimizer
     from .state_file import load_state, save_state
     from .streams import stream
-    from .types import Cohort, Oracle, Population, RejectedReply, Reports, RoundInfo, Sampler
+    from .types import Cohort, Oracle, Population, RejectedReply, Replies, Reports, RoundInfo, Sampler
 
 __version__ = "0.1.0"
 
@@ -43,13 +45,15 @@ __all__ = [
     "DESIGNS",
     "ESTIMATORS",
     "SAMPLERS",
+    "Accumulator",
     "Adaptive",
-    "Aggregation",
     "Broadcast",
     "Centred",
     "ClientMemory",
     "ClusterIS",
     "Cohort",
+    "ControlValue",
+    "ControlVariate",
     "Delta",
     "DeltaflError",
     "Design",
@@ -68,6 +72,7 @@ __all__ = [
     "PracDelta",
     "RejectedReply",
     "RemoteReply",
+    "Replies",
     "Reports",
     "RoundInfo",
     "RoundState",
@@ -94,21 +99,23 @@ __all__ = [
 _MODULES = {
     name: module
     for module, names in {
-        "aggregation": "Aggregation",
+        "accumulate": "Accumulator",
+        "audit.audit": "KnownUpdates",
         "designs.table": "DESIGNS Design draw_cohort",
         "errors": "DeltaflError MissingExtraError",
         "estimators.remote": "ClientMemory RemoteReply",
+        "estimators.control_variates": "ControlValue ControlVariate",
         "estimators.table": "ESTIMATORS Estimator",
         "designs.inclusion": "inclusion_probabilities with_floor",
-        "oracle": "KnownUpdates",
         "plans": "make_plan",
-        "round": "Broadcast Plan RoundState broadcast close_round init_round open_round",
+        "plan": "Plan RoundState",
+        "round": "Broadcast broadcast close_round init_round open_round",
         "samplers": "SAMPLERS Centred ClusterIS Delta FedIS FedPracIS Fixed Full PowerOfChoice PracDelta "
         "SamplerSettings make_sampler",
         "server.optimizers": "Adaptive Momentum ServerOptimizer Sgd make_server_optimizer",
         "state_file": "load_state save_state",
         "streams": "stream",
-        "types": "Cohort Oracle Population RejectedReply Reports RoundInfo Sampler",
+        "types": "Cohort Oracle Population RejectedReply Replies Reports RoundInfo Sampler",
     }.items()
     for name in names.split()
 }

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from .errors import DeltaflError
-from .estimators.memory import MappedRows
-from .round import Plan, RoundState, init_round
+from .plan import Plan, RoundState
+from .round import init_round
 from .scale.persistent_array import PersistentArray, alike
+from .scale.rows import MappedRows
 from .scale.tree import SumTree
 from .types import Population
 
@@ -162,7 +163,7 @@ def owner(plan: Plan) -> dict[str, str]:
         "num_examples_m": _checksum(population.num_examples_m, np.int64),
         "aux_mq": "None" if aux_mq is None else _checksum(aux_mq, np.float64),
         "sampler": written(plan.sampler),
-        "estimator": plan.estimator,
+        "estimator": plan.rule.name,
         "server_optimizer": written(plan.server_optimizer),
         "seed": str(plan.seed),
         "mime": str(float(plan.mime)),

@@ -19,13 +19,13 @@ for plain SGD is local_lr^2 times the variance of a minibatch gradient. So the l
 """
 
 from collections.abc import Sequence
+from math import nan
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import DeltaflError
-from .params import checked_column, checked_known, was_said
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -33,6 +33,8 @@ BoolArray = npt.NDArray[np.bool_]
 Params = npt.NDArray[np.float32]
 #: Up to here float64 tells whole numbers apart.
 LARGEST_WHOLE = 2**53
+#: Auxiliary variables are squared and summed.
+LARGEST_AUX = 1e100
 #: A sampler's memory: a NamedTuple of arrays, so that it can be printed, compared and saved as it is.
 State = Any
 
@@ -58,7 +60,7 @@ class Population(NamedTuple):
         return len(self.weight_m)
 
     def design_mq(self) -> FloatArray:
-        """Float64 (m, 1 + q): a column of ones, then what is known; q = 0 if nothing is."""
+        """Float64 (m, 1 + q): a column of ones, then the auxiliary variables (q = 0 without any)."""
         one_m1 = np.ones((self.num_clients, 1))
         return one_m1 if self.aux_mq is None else np.hstack([one_m1, self.aux_mq])
 
@@ -76,7 +78,7 @@ class Population(NamedTuple):
                 "one of each for a client, see Population.from_sizes"
             )
         if self.aux_mq is not None:
-            checked_known(self.aux_mq, self.num_clients)
+            checked_aux(self.aux_mq, self.num_clients)
 
     @classmethod
     def from_sizes(
@@ -102,7 +104,7 @@ class Population(NamedTuple):
             raise DeltaflError(f"weights is {weights!r}; write 'data' (w_i = n_i / N) or 'uniform' (w_i = 1 / m)")
         size_m = size_m.astype(np.int64)
         share_m = size_m if weights == "data" else np.ones(len(size_m))
-        aux_mq = None if known is None else checked_known(known, len(size_m))
+        aux_mq = None if known is None else checked_aux(known, len(size_m))
         return cls(weight_m=share_m / share_m.sum(dtype=np.float64), num_examples_m=size_m, aux_mq=aux_mq)
 
 
@@ -127,6 +129,27 @@ class Cohort(NamedTuple):
     def part(self, which_n: Any) -> "Cohort":
         """The rows that an index or a mask names, such as those of the clients that replied."""
         return Cohort(self.client_n[which_n], self.count_n[which_n], self.expected_n[which_n], self.kind)
+
+
+class Replies(NamedTuple):
+    """The usable replies of a round, and what each counts.
+
+    Attributes:
+        cohort: The clients that replied, (n,).
+        selected: All selected clients, these included.
+        coef_n: float64 (n,), coefficient of each reply in the estimate.
+        response_n: float64 (n,), response rates q_i in (0, 1] of these clients, as assumed before the round.
+    """
+
+    cohort: Cohort
+    selected: Cohort
+    coef_n: FloatArray
+    response_n: FloatArray
+
+    @property
+    def client_n(self) -> IntArray:
+        """Indices of the clients that replied."""
+        return self.cohort.client_n
 
 
 class Reports(NamedTuple):
@@ -183,14 +206,14 @@ class Reports(NamedTuple):
         Raises:
             DeltaflError: If a column does not have n entries.
         """
-        loss_n = checked_column("loss", loss, n, None)
-        steps_n = checked_column("num_steps", num_steps, n, 1, bad=0)
+        loss_n = _checked_column("loss", loss, n, nan)
+        steps_n = _checked_column("num_steps", num_steps, n, 1, bad=0)
         return cls(
-            responded_n=checked_column("responded", responded, n, 1, bad=0).astype(np.bool_),
+            responded_n=_checked_column("responded", responded, n, 1, bad=0).astype(np.bool_),
             loss_n=loss_n,
-            has_loss_n=was_said(loss, n),
-            square_loss_n=checked_column("square_loss", square_loss, n, None, bad=-1),
-            step_variance_n=checked_column("step_variance", step_variance, n, 0.0),
+            has_loss_n=_is_given(loss, n),
+            square_loss_n=_checked_column("square_loss", square_loss, n, nan, bad=-1),
+            step_variance_n=_checked_column("step_variance", step_variance, n, 0.0),
             num_steps_n=np.where(np.abs(steps_n) < 2.0**63, steps_n, 0).astype(np.int64),
             squared_norm_n=np.zeros(n),
             squared_deviation_n=np.zeros(n),
@@ -297,3 +320,77 @@ class RoundInfo(NamedTuple):
     residual: float = float("nan")
     control_coefficient: float = 1.0
     clip_factor: float = 1.0
+
+
+def checked_params(params: npt.ArrayLike) -> Params:
+    """A model as one flat float32 vector (d,), from any 1-d array of finite numbers; always a copy."""
+    try:
+        params_d = np.array(params, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise DeltaflError("params must be one flat array of numbers; write numpy.concatenate of the layers") from None
+    if params_d.ndim != 1:
+        raise DeltaflError(f"params must be one flat array of numbers, got shape {params_d.shape}; use .ravel()")
+    if not np.all(np.isfinite(params_d)):
+        raise DeltaflError("params has NaN or infinite entries; begin with a model of finite numbers")
+    return params_d
+
+
+def checked_aux(known: npt.ArrayLike, num_clients: int) -> FloatArray:
+    """Auxiliary variables, (m, q) numbers of size 1e100 at most; always a copy."""
+    try:
+        aux_mq = np.array(known, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise DeltaflError("known must hold one row of numbers for each client, all of one length") from None
+    if aux_mq.ndim != 2 or len(aux_mq) != num_clients:
+        raise DeltaflError(
+            f"known has shape {aux_mq.shape}; it must have one row of numbers for each of {num_clients} clients"
+        )
+    bad = np.flatnonzero(~(np.abs(aux_mq) <= LARGEST_AUX).all(axis=1))
+    if len(bad):
+        raise DeltaflError(
+            f"what is known of client {bad[0]} holds a number that is not finite, or beyond {LARGEST_AUX:.0e}; "
+            "write 0 in its place, or smaller units"
+        )
+    return aux_mq
+
+
+def _checked_column(name: str, given: Any, n: int, default: float, bad: float = nan) -> FloatArray:
+    """One number a client, float64 (n,), of a report.
+
+    Args:
+        name: Its name, for messages.
+        given: (n,) what the clients reported; None for nothing.
+        n: The number of clients.
+        default: The value of all entries if nothing is given.
+        bad: The value of an entry that is no number, such as text; the reply is rejected for it. None becomes NaN.
+
+    Raises:
+        DeltaflError: If there is not one entry a client.
+    """
+    if given is None:
+        return np.full(n, default)
+    try:
+        values = np.asarray(given)
+    except ValueError:  # rows of several lengths
+        raise DeltaflError(f"reports: {name} must have one number for each of {n} clients") from None
+    if values.shape != (n,):
+        raise DeltaflError(f"reports: {name} has shape {values.shape}, the cohort needs ({n},)")
+    if values.dtype.kind in "biuf":
+        return values.astype(np.float64)
+    return np.array([nan if entry is None else _number(entry, bad) for entry in values], dtype=np.float64)
+
+
+def _is_given(given: Any, n: int) -> BoolArray:
+    """Which entries of a column are given, bool (n,): those that are not None."""
+    if given is None:
+        return np.zeros(n, dtype=np.bool_)
+    if isinstance(given, np.ndarray) and given.dtype != object:
+        return np.ones(n, dtype=np.bool_)
+    return np.array([entry is not None for entry in given], dtype=np.bool_)
+
+
+def _number(entry: object, bad: float) -> float:
+    try:
+        return float(entry)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return bad

@@ -287,7 +287,7 @@ def test_a_control_stands_for_everybody_with_the_new_weights(estimator: str) -> 
     play(fed, 3)
     admit(fed, {"client:1": 99, **sizes_of(7, start=5)})
     control, weight_m = find_estimator(estimator).control, fed.plan.population.weight_m
-    guess = control.guess(fed.current.control, np.arange(7))
+    guess = control.value(fed.current.control, np.arange(7))
     everybody_md = np.broadcast_to(guess.control_nd, (7, 3))
     assert np.allclose(guess.total_d, weight_m @ everybody_md)
     assert everybody_md.any() == (estimator not in {"horvitz-thompson", "hajek", "plain-mean", "weighted-mean"})

@@ -15,7 +15,6 @@ from flwr.app import Array, ArrayRecord
 from safetensors.numpy import load as load_tensors
 
 from deltafl import DeltaflError, make_sampler
-from deltafl.estimators.memory import MappedRows, RowFormat
 from deltafl.flower import DeltaStrategy
 from deltafl.flower import saved as saved_module
 from deltafl.flower.arrays import Layout
@@ -25,6 +24,7 @@ from deltafl.flower.replies import ClientReply
 from deltafl.flower.rules import Rules, ServerMemory
 from deltafl.flower.saved import load, save
 from deltafl.scale import memory_budget as budget_module
+from deltafl.scale.rows import MappedRows, RowFormat
 from deltafl.state_file import flatten
 
 from .grid import FakeGrid, configs, linear_app, running

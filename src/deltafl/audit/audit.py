@@ -7,6 +7,7 @@ small (``exact.py``) and drawn otherwise; either way the samplers' and estimator
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +17,11 @@ from ..designs.exact import MAX_CLIENTS, every_cohort
 from ..designs.table import DESIGNS, find_design
 from ..errors import DeltaflError
 from ..estimators.table import ESTIMATORS, Estimator, find_estimator
-from ..oracle import KnownUpdates
-from ..round import Plan, RoundState, close_round, coefficients, init_round
+from ..plan import Plan, RoundState, coefficients
+from ..round import close_round, init_round
 from ..samplers import SAMPLERS, SamplerSettings, find_sampler, leaves_out
 from ..server.optimizers import Sgd
+from ..server.screening import measure
 from ..streams import stream
 from ..types import Cohort, FloatArray, IntArray, Oracle, Params, Population, Reports
 
@@ -29,6 +31,41 @@ WARM_UP_ROUNDS = 5
 EXACT_TOLERANCE = 1e-9
 #: A drawn bias above this many standard errors is a bias.
 LARGEST_Z = 5.0
+
+
+class KnownUpdates:
+    """An ``Oracle`` (see ``types.py``) over a table: what every client would send this round.
+
+    Attributes:
+        update_md: float32 (m, d), the updates u_i.
+        weight_m: float64 (m,), the weights w_i; deviations are about ubar = sum w_i u_i.
+        columns: The other columns of the reports: losses, step variances, numbers of steps.
+    """
+
+    def __init__(
+        self,
+        update_md: npt.ArrayLike,
+        weight_m: FloatArray,
+        step_variance_m: FloatArray | None = None,
+        loss_m: FloatArray | None = None,
+        num_steps_m: IntArray | None = None,
+    ) -> None:
+        self.update_md: Params = np.asarray(update_md, dtype=np.float32)
+        self.weight_m = weight_m
+        self.columns = Reports.make(len(weight_m), loss=loss_m, step_variance=step_variance_m, num_steps=num_steps_m)
+
+    @cached_property
+    def _reports(self) -> Reports:
+        return measure(self.update_md, self.columns, self.weight_m)
+
+    def reports(self) -> Reports:
+        """What all m clients report, with zeta about ubar."""
+        return self._reports
+
+    def losses(self, client_k: IntArray) -> FloatArray:
+        """The losses of some clients, float64 (k,)."""
+        losses_k: FloatArray = self.columns.loss_n[client_k]
+        return losses_k
 
 
 class Subject(NamedTuple):
@@ -168,7 +205,7 @@ def estimate_error(plan: Plan, state: RoundState, oracle: Oracle, update_md: Par
     """
     probability_k, coef_km, exact = _coefficients(plan, state, oracle, draws)
     m, weight_m = plan.population.num_clients, plan.population.weight_m
-    total_d, control_md = find_estimator(plan.estimator).control.guess(state.control, np.arange(m))
+    total_d, control_md = find_estimator(plan.estimator).control.value(state.control, np.arange(m))
     residual_md = update_md.astype(np.float64) - control_md
     mean_d = weight_m @ update_md.astype(np.float64)
     offset_d = total_d + weight_m @ residual_md - mean_d  # 0 unless the control's own sum is wrong

@@ -12,7 +12,7 @@ must agree on c_i although replies get lost. The protocol::
 
 c_i changes only when the server says that it took the reply: one lost on its way, late or refused leaves both sides as
 they were. A client adds what it *sent*, rounding included, in float64, as the server does: the sum stays sum_j w_j c_j
-up to float64 rounding, and where that has become large beside it (``running_sum.py``) all begin anew. A name is a
+up to float64 rounding, and where that has become large beside it (``RunningSum``) all begin anew. A name is a
 63-bit digest of all v_i that c_i is the sum of. So two sides that disagree for whatever reason (a lost disk, a reply
 changed on its way, another client's memory, a server that went back) notice it before a wrong c_i is used. If the
 server goes back to an earlier checkpoint, clients go back with it, as far as they keep older c_i; beyond that the
@@ -36,10 +36,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
-from ..types import BoolArray, FloatArray, IntArray, Params, Population
-from .controls import Control, ControlValue, follow_estimate
-from .heard import Heard
-from .running_sum import RunningSum
+from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
+from .control_variates import ControlValue, ControlVariate, RunningSum, follow_estimate
 
 #: taken_i of c_i = 0.
 NOTHING = -1
@@ -66,7 +64,7 @@ class RemoteControlState(NamedTuple):
         unseen_m: bool (m,), clients none of whose replies was taken.
         unseen_weight: float64 (), the sum of their weights.
         taken_m: int64 (m,), the name of c_i, see the module; -1 for c_i = 0. To be sent with the model.
-        rounding: float64 (), how far from it rounding may have led ``total_d`` (``running_sum.py``).
+        rounding: float64 (), how far from it rounding may have led ``total_d`` (``RunningSum``).
     """
 
     total_d: FloatArray
@@ -78,7 +76,7 @@ class RemoteControlState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RemoteControl:
+class RemoteControl(ControlVariate):
     """The server's part: the sum of all c_i, and the name of each.
 
     Attributes:
@@ -98,20 +96,20 @@ class RemoteControl:
             taken_m=np.full(m, NOTHING, dtype=np.int64),
         )
 
-    def guess(self, state: RemoteControlState, client_n: IntArray) -> ControlValue:
+    def value(self, state: RemoteControlState, client_n: IntArray) -> ControlValue:
         """What is still to be subtracted: nothing of clients that did it themselves, the common guess of the others."""
         control_nd = np.where(state.unseen_m[client_n][:, None], state.common_d, 0.0)
         return ControlValue(state.total_d + state.unseen_weight * state.common_d, control_nd)
 
     def update(
-        self, state: RemoteControlState, population: Population, heard: Heard, update_nd: Params
+        self, state: RemoteControlState, population: Population, replies: Replies, update_nd: Params
     ) -> RemoteControlState:
         """Add the differences of the replies that were taken; all begin anew where rounding has lost the sum."""
-        client_n = heard.client_n
-        guess = self.guess(state, client_n)
+        client_n = replies.client_n
+        value = self.value(state, client_n)
         common_d = state.common_d
         if self.memory is not None:
-            common_d = follow_estimate(common_d, self.memory, guess, update_nd, heard.coef_n)
+            common_d = follow_estimate(common_d, self.memory, value, update_nd, replies.coef_n)
         unseen_m, taken_m = state.unseen_m.copy(), state.taken_m.copy()
         unseen_m[client_n] = False
         for client, difference_d in zip(client_n.tolist(), update_nd, strict=True):
@@ -143,7 +141,7 @@ def begin_anew(state: RemoteControlState) -> RemoteControlState:
 
 
 def differences(
-    control: Control, state: Any, client_n: IntArray, updates: Sequence[Any] | npt.NDArray[np.floating]
+    control: ControlVariate, state: Any, client_n: IntArray, updates: Sequence[Any] | npt.NDArray[np.floating]
 ) -> tuple[Sequence[Any] | npt.NDArray[np.floating], dict[int, str]]:
     """What ``close_round`` was given, as plain rows: v_i of clients that keep their memory, u_i where none do.
 

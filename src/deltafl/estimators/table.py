@@ -28,16 +28,25 @@ formula serves both: sum_S (w_i / pi_i) u_i and (1/n) sum_draws (w_i / p_i) u_i.
 ``mifa`` is an alias of ``fedvarp``: MIFA's update is that very average, see ``average_of_all``.
 """
 
+import re
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
+from ..calls import load_class, parse_call, with_options
 from ..errors import DeltaflError, unknown_name
 from ..types import Cohort, FloatArray
-from .controls import CommonControl, Control, InnovationControl, NoControl, OwnControl
-from .damping import DampedControl, ScaledControl
-from .regression import RegressionControl
+from .control_variates import (
+    CommonControl,
+    ControlVariate,
+    InnovationControl,
+    NoControl,
+    OwnControl,
+    RegressionControl,
+)
+from .learned_coefficient import FixedCoefficient, LearnedCoefficient
 from .remote import RemoteControl
 
 Coefficients = Callable[[Cohort, FloatArray, FloatArray], FloatArray]
@@ -115,7 +124,7 @@ class Estimator(NamedTuple):
 
     name: str
     coefficients: Coefficients
-    control: Control
+    control: ControlVariate
     unbiased: bool
     needs_expected: bool = True
     ratio: bool = False
@@ -148,33 +157,33 @@ ESTIMATORS: dict[str, Estimator] = {
         Estimator(
             "difference-damped",
             horvitz_thompson,
-            DampedControl(CommonControl()),
+            LearnedCoefficient(CommonControl()),
             unbiased=True,
             source="Montanari 1987",
         ),
         Estimator(
             "difference-own-damped",
             horvitz_thompson,
-            DampedControl(OwnControl()),
+            LearnedCoefficient(OwnControl()),
             unbiased=True,
             source="Montanari 1987",
         ),
         Estimator(
             "innovation-damped",
             horvitz_thompson,
-            DampedControl(InnovationControl()),
+            LearnedCoefficient(InnovationControl()),
             unbiased=True,
             source="Montanari 1987",
         ),
         Estimator(
             "regression-damped",
             horvitz_thompson,
-            DampedControl(RegressionControl()),
+            LearnedCoefficient(RegressionControl()),
             unbiased=True,
             source="Montanari 1987",
         ),
         Estimator(
-            "fedstale", horvitz_thompson, ScaledControl(OwnControl(), 0.5), unbiased=True, source="Rodio, Neglia 2024"
+            "fedstale", horvitz_thompson, FixedCoefficient(OwnControl()), unbiased=True, source="Rodio, Neglia 2024"
         ),
         Estimator(
             "fedvarp", average_of_all, OwnControl(), unbiased=False, needs_expected=False, source="Gu et al. 2021"
@@ -192,29 +201,38 @@ REMOTE_ESTIMATORS: dict[str, Estimator] = {
     )
 }
 _ALIASES = {"hansen-hurwitz": "horvitz-thompson", "ratio": "hajek", "mifa": "fedvarp"}
-_STALE = "fedstale-"  # a coefficient follows
+#: The spelling of older versions.
+_OLD_FEDSTALE = re.compile(r"^fedstale-([-+.\w]+)$")
 
 
-def find_estimator(name: str) -> Estimator:
-    """Look an estimator up by name or alias; an unknown one is a ``DeltaflError`` that suggests the nearest.
+def find_estimator(given: str | Estimator | ControlVariate) -> Estimator:
+    """Look an estimator up.
 
-    ``fedstale-BETA``, such as ``fedstale-0.8``, is FedStale with another coefficient than 0.5.
+    Args:
+        given: A name or alias, with options of its control variate where it has some: ``fedstale(beta=0.8)``, also
+            written ``fedstale-0.8``; or ``FILE.py:Class(...)`` for a control variate of your own, which is used with
+            the Horvitz-Thompson coefficients, as is an instance; or an estimator, which is returned as it is.
+
+    Raises:
+        DeltaflError: If the name or an option is unknown; the message suggests the nearest.
     """
-    known = _ALIASES.get(name, name)
-    if known.startswith(_STALE):
-        return _fedstale(known)
+    if isinstance(given, Estimator):
+        return given
+    if isinstance(given, ControlVariate):
+        return Estimator(repr(given), horvitz_thompson, given, unbiased=True)
+    name = _ALIASES.get(given, given)
+    return ESTIMATORS.get(name) or REMOTE_ESTIMATORS.get(name) or _with_options(given)
+
+
+@cache
+def _with_options(text: str) -> Estimator:
+    """The estimator of a text that is no name."""
+    name, options = parse_call(_OLD_FEDSTALE.sub(r"fedstale(beta=\1)", text))
+    name = _ALIASES.get(name, name)
+    if ".py:" in name:
+        control = load_class(name, ControlVariate)(**options)
+        return Estimator(text, horvitz_thompson, control, unbiased=True)
     every = ESTIMATORS | REMOTE_ESTIMATORS
-    if known not in every:
+    if name not in every:
         raise unknown_name("estimator", name, [*every, *_ALIASES])
-    return every[known]
-
-
-def _fedstale(name: str) -> Estimator:
-    """FedStale with the coefficient that its name ends in."""
-    try:
-        beta = float(name.removeprefix(_STALE))
-    except ValueError:
-        beta = float("nan")
-    if not 0 <= beta <= 1:
-        raise DeltaflError(f"unknown estimator {name!r}: write fedstale-BETA, beta from 0 to 1, such as fedstale-0.8")
-    return ESTIMATORS["fedstale"]._replace(name=name, control=ScaledControl(OwnControl(), beta))
+    return every[name]._replace(name=text, control=with_options(every[name].control, options, name))

@@ -24,8 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..types import FloatArray
-from .heard import Heard
+from ..types import FloatArray, Replies
 
 #: Coordinates that are looked at together: a model is large, and copies of all rows of a cohort are larger.
 _BLOCK = 2**14
@@ -48,17 +47,17 @@ class VarianceForm(NamedTuple):
         return float(self.ratio * (self.mass_n @ squared_n) + self.alone_n @ squared_residual_n)
 
 
-def estimate_variance(heard: Heard, residual_nd: npt.NDArray[np.floating]) -> float:
+def estimate_variance(replies: Replies, residual_nd: npt.NDArray[np.floating]) -> float:
     """Estimate E norm(D - E D)^2 over draws and replies.
 
     Args:
-        heard: The replies.
+        replies: The replies.
         residual_nd: (n, d) their l_i: u_i - c_i, or u_i - D for an estimator whose coefficients sum to 1.
 
     Returns:
         The estimated variance, summed over coordinates, >= 0, in squared update units.
     """
-    form = variance_form(heard)
+    form = variance_form(replies)
     if form is None:
         return float("nan")
     squared_n, squared_residual_n = np.zeros(len(residual_nd)), np.zeros(len(residual_nd))
@@ -74,22 +73,22 @@ def estimate_variance(heard: Heard, residual_nd: npt.NDArray[np.floating]) -> fl
     return form.total(squared_n, squared_residual_n)
 
 
-def variance_form(heard: Heard) -> VarianceForm | None:
+def variance_form(replies: Replies) -> VarianceForm | None:
     """The formula above that fits a cohort; None where it cannot tell."""
-    cohort, rate_n, coef_n = heard.cohort, heard.response_n, heard.coef_n
+    cohort, rate_n, coef_n = replies.cohort, replies.response_n, replies.coef_n
     if not np.all(np.isfinite(cohort.expected_n)):
         return None
     alone_n = (1 - rate_n) * coef_n**2
     if cohort.kind == "replacement":
         if int(cohort.count_n.sum()) < 2:
             return None
-        size = int(heard.asked.count_n.sum())
+        size = int(replies.selected.count_n.sum())
         scale_n = rate_n * coef_n / cohort.count_n
         return VarianceForm(size / (size - 1), cohort.count_n / rate_n, scale_n, alone_n, centred=True)
     mass_n = _undecided(cohort.expected_n) / rate_n
     if cohort.kind == "poisson":
         return VarianceForm(1.0, mass_n, rate_n * coef_n, alone_n, centred=False)
-    size = int(np.count_nonzero(_undecided(heard.asked.expected_n)))
+    size = int(np.count_nonzero(_undecided(replies.selected.expected_n)))
     if size > 0 and np.count_nonzero(mass_n) < 2:
         return None
     return VarianceForm(size / max(size - 1, 1), mass_n, rate_n * coef_n, alone_n, centred=True)

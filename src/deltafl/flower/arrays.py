@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
-from ..replies import LARGEST_ENTRY
+from ..server.screening import LARGEST_ENTRY
 from ..types import FloatArray, Params
 
 Array = np.ndarray[Any, Any]

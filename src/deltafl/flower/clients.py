@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
-from ..estimators.controls import OwnControlState, summed_anew
-from ..estimators.memory import MappedRows
+from ..estimators.control_variates import OwnControlState, summed_anew
 from ..estimators.remote import RemoteControlState, begin_anew
 from ..round import Plan, RoundState, init_round
 from ..scale.persistent_array import alike
+from ..scale.rows import MappedRows
 from ..types import FloatArray
 
 LARGEST_SIZE = 2**40

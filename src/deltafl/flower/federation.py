@@ -14,9 +14,9 @@ from ..errors import DeltaflError
 from ..estimators.remote import RemoteReply, begin_anew
 from ..estimators.sketch import count_sketch
 from ..estimators.table import find_estimator
-from ..replies import measure
 from ..round import Plan, RoundState, close_round, coefficients, init_round, open_round, response_rates
 from ..server.optimizers import ServerOptimizer
+from ..server.screening import measure
 from ..streams import stream
 from ..types import (
     BoolArray,
@@ -260,7 +260,7 @@ class Federation:
         for row_q, reply in zip(sketch_nq, replies, strict=True):
             if reply is not None and reply.fault is None and reply.sketch is not None:
                 row_q[:] = reply.sketch
-        control_nd = find_estimator(plan.estimator).control.guess(state.control, cohort.client_n).control_nd
+        control_nd = find_estimator(plan.estimator).control.value(state.control, cohort.client_n).control_nd
         control_nq = count_sketch(control_nd, self.rules.sketch, sketch_seed(plan.seed))
         return replace(plan, sampler=_SketchedSampler(plan.sampler, sketch_nq, sketch_nq - control_nq))
 

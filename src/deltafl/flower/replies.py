@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..estimators.remote import NOTHING, RemoteControlState
-from ..replies import LARGEST_ENTRY
+from ..server.screening import LARGEST_ENTRY
 from ..types import Reports
 from .arrays import Arrays, Layout
 

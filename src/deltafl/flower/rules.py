@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeltaflError, require_method
-from ..estimators.controls import remembers
-from ..estimators.memory import DTYPES, RowFormat
 from ..estimators.remote import RemoteControl
 from ..estimators.table import find_estimator
 from ..round import Plan
 from ..samplers import uses_known
 from ..scale.memory_budget import Cures, MemorySize, memory_size, memory_words, require_room
+from ..scale.rows import DTYPES, RowFormat
 from ..server.optimizers import ServerOptimizer, Sgd
 from ..streams import stream
 from ..types import FloatArray, Params, Population, Sampler
@@ -220,7 +219,7 @@ class Rules:
     @property
     def remembers(self) -> bool:
         """Whether the server keeps one update per client."""
-        return remembers(find_estimator(self.estimator).control)
+        return find_estimator(self.estimator).control.remembers
 
     @property
     def needs_loss(self) -> str | None:

@@ -23,9 +23,9 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from ..errors import DeltaflError
-from ..estimators.memory import note_round, noted_round
 from ..plain_files import write_atomically
 from ..round import init_round
+from ..scale.rows import note_round, noted_round
 from ..state_file import flatten, settled, unflatten, written
 from .clients import ClientInfo, ClientRegistry
 from .federation import Federation

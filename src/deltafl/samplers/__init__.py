@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from ..designs.table import find_design
 from ..errors import DeltaflError, unknown_name
-from ..estimators.controls import Control, NoControl
-from ..estimators.controls import uses_known as control_uses_known
+from ..estimators.control_variates import ControlVariate, NoControl
 from ..estimators.table import ESTIMATORS, find_estimator
 from ..types import Sampler
 from .active_fl import ActiveFL
@@ -123,7 +122,7 @@ def bias_of(label: str, settings: SamplerSettings | None = None) -> str | None:
     return "draws that leave clients out" if leaving else None
 
 
-def leaves_out(sampler: Sampler, control: Control) -> bool:
+def leaves_out(sampler: Sampler, control: ControlVariate) -> bool:
     """Whether draws leave clients out whom the estimate needs.
 
     A theoretical sampler without a floor never asks a client whose update is 0. Without a control nothing is missed;
@@ -140,7 +139,7 @@ def is_unbiased(label: str) -> bool:
 
 def uses_known(sampler: Sampler, estimator: str) -> bool:
     """Whether a method goes by ``Population.aux_mq``: by its sampler, or by its control."""
-    return getattr(sampler, "uses_known", False) or control_uses_known(find_estimator(estimator).control)
+    return getattr(sampler, "uses_known", False) or find_estimator(estimator).control.uses_aux
 
 
 def make_sampler(label: str, settings: SamplerSettings | None = None) -> Sampler:

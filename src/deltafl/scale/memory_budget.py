@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DeltaflError
-from ..estimators.memory import DTYPES, RowFormat
+from .rows import DTYPES, RowFormat
 
 #: Copies of what a checkpoint holds while it is written: the rows, the tensor, its bytes, the file's bytes.
 COPIES = 4

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DeltaflError
-from ..replies import screen_replies
 from ..scale.memory_budget import human
+from ..server.screening import measure, screen_replies
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Params, Population, Reports
 from .engine import Training, reports_of
 
@@ -99,8 +99,8 @@ class Everyone:
         """The usable updates of a block and its reports, as ``close_round`` would take them."""
         k = len(client_k)
         cohort = Cohort(client_k, np.ones(k, dtype=np.int64), np.ones(k))
-        replies = screen_replies(cohort, training.update_nd, reports_of(training), self._num_params, known_d=known_d)
-        return replies.update_nd, replies.reports
+        replies = screen_replies(cohort, training.update_nd, reports_of(training), self._num_params, drift_d=known_d)
+        return replies.update_nd, measure(replies.update_nd, replies.reports)
 
     def _deviations(self, mean_d: FloatArray, responded_m: BoolArray, known_d: Params | None) -> FloatArray:
         squared_deviation_m = np.zeros(len(responded_m))

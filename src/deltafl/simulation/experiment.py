@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..accumulate import Accumulator
 from ..audit.audit import Subject
 from ..errors import DeltaflError, require
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
-from ..shared import can_share, close_shared_round
 from ..tasks.base import Task
 from ..types import Cohort, RoundInfo
 from .distributed import SharedDirectory, SharedWorkers, refuse_undividable
@@ -104,12 +104,14 @@ def _play_round(
     squares = bool(getattr(plan.sampler, "uses_square_loss", False))
     oracle = SimulatedOracle(engine, plan.population, opened.round, sent, plan.n, directory.scratch, squares=squares)
     cohort = open_round(plan, opened, oracle=oracle)
-    if ranks.count > 1 and settings.probe_every is None and can_share(plan):
+    if ranks.count > 1 and settings.probe_every is None and plan.rule.control.learns_from_sums:
         place_k = np.array(shared_out(engine.costs(cohort.client_n), ranks.count)[ranks.rank], dtype=np.int64)
         with ranks.apart():
             training = oracle.train(cohort.client_n[place_k])
-        own = reports_of(training)
-        state, info = close_shared_round(plan, opened, cohort, place_k, training.update_nd, own, ranks)
+        accumulator = Accumulator(plan, opened, cohort)
+        accumulator.add_rows(training.update_nd, reports_of(training), place_k)
+        accumulator.merge(ranks)
+        state, info = accumulator.close()
     else:
         training = oracle.train(cohort.client_n)
         state, info = close_round(plan, opened, cohort, training.update_nd, reports_of(training))

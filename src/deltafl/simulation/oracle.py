@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..replies import screen_replies
 from ..round import Broadcast
+from ..server.screening import measure, screen_replies
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
 from .engine import Engine, Training, reports_of
 from .everyone import Everyone
@@ -70,10 +70,9 @@ class SimulatedOracle:
             self._table.update_nd,
             reports_of(self._table),
             self.engine.num_params,
-            self.population.weight_m,
             self.sent.drift_d,
         )
-        return replies.reports
+        return measure(replies.update_nd, replies.reports, self.population.weight_m)
 
     def losses(self, client_k: IntArray) -> FloatArray:
         """Evaluate the global model at the clients; each downloads it and sends one number."""

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..audit.audit import estimate_error
-from ..replies import screen_replies
 from ..round import Plan, RoundState, broadcast
+from ..server.screening import measure, screen_replies
 from ..types import Cohort, FloatArray, IntArray, Oracle, Reports
 from .engine import Engine, Training, reports_of
 
@@ -74,15 +74,15 @@ def probe_everyone(
         training.update_nd,
         reports_of(training),
         engine.num_params,
-        plan.population.weight_m,
         sent.drift_d,
     )
     if replies.rejected:
         return dict.fromkeys(EVERYONE, nan)
+    reports = measure(replies.update_nd, replies.reports, plan.population.weight_m)
     path_m = lr * training.num_steps_n
-    norm_m = np.sqrt(replies.reports.squared_norm_n) / path_m
-    zeta_m = np.sqrt(replies.reports.squared_deviation_n) / path_m
-    oracle = _Remembered(replies.reports, engine, state)
+    norm_m = np.sqrt(reports.squared_norm_n) / path_m
+    zeta_m = np.sqrt(reports.squared_deviation_n) / path_m
+    oracle = _Remembered(reports, engine, state)
     error = estimate_error(plan, state, oracle, replies.update_nd, DRAWS)
     update_md, weight_m = replies.update_nd.astype(np.float64), plan.population.weight_m
     full = float(np.sum((weight_m @ update_md) ** 2))

@@ -33,10 +33,10 @@ import tomli_w
 from pydantic import BaseModel
 
 from ..errors import DeltaflError, MissingExtraError
-from ..estimators.memory import note_round, noted_round
 from ..plain_files import plain_json, write_atomically
 from ..reading import checked, read_json, read_json_lines, read_toml
 from ..round import RoundState
+from ..scale.rows import note_round, noted_round
 from ..state_file import flatten, settled, unflatten
 from .divergence import DivergedError
 from .recorded import Mark, Note, RoundLine, TimingLine

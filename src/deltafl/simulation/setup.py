@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import DeltaflError
-from ..estimators.controls import remembers
-from ..estimators.damping import DampedControl
-from ..estimators.memory import RowFormat
+from ..estimators.learned_coefficient import LearnedCoefficient
 from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
 from ..plans import make_plan
 from ..round import Plan
 from ..samplers import parse_label, uses_known
 from ..scale.memory_budget import MemorySize, free_ram, human, memory_size, memory_words, require_room
+from ..scale.rows import RowFormat
 from ..server.optimizers import make_server_optimizer
 from ..tasks.base import Task, with_fewer_tests
 from ..tasks.own import is_own, load_own
@@ -185,7 +184,7 @@ def tell_memory(part: str, runs: Sequence[RunSettings], task: Task) -> None:
 
 def _remembers(settings: RunSettings) -> bool:
     """Whether a run keeps one update a client."""
-    return remembers(find_estimator(parse_label(settings.sampler).estimator).control)
+    return find_estimator(parse_label(settings.sampler).estimator).control.remembers
 
 
 def _memory_of(settings: RunSettings, m: int, num_params: int, place: str) -> tuple[MemorySize, str]:
@@ -216,11 +215,11 @@ def _check_rounds(settings: RunSettings, engine: Engine) -> None:
 
 def method_of(settings: RunSettings, plan: Plan) -> Method:
     """What the likely cause of a divergence depends on beside the rounds."""
-    control = find_estimator(plan.estimator).control
+    control = plan.rule.control
     cure = f"lower local_lr, now {settings.local_lr:g}"
     if settings.server_lr is not None and settings.server_lr > 1:
         cure = f"lower server_lr, now {settings.server_lr:g}"
-    return Method(plan.population.num_clients, remembers(control), isinstance(control, DampedControl), cure)
+    return Method(plan.population.num_clients, control.remembers, isinstance(control, LearnedCoefficient), cure)
 
 
 def filled_in(value: T | None) -> T:

@@ -1,0 +1,412 @@
+"""The accumulator that closes a round, whoever hosts it: replies come in, the next state goes out.
+
+::
+
+    cohort = open_round(plan, state)
+    round = Accumulator(plan, state, cohort)
+
+    round.add_rows(updates, reports)                    # all replies together: this is ``close_round``
+
+    for client, update_d, loss in replies_as_they_arrive():
+        round.add(client, update_d, loss=loss)          # or one at a time: update_d can be thrown away now
+
+    round.add_rows(updates, reports, places)            # or, in each of several processes, the replies it has,
+    round.merge(group)                                  # and then their sums: group sums up and gathers
+
+    state, info = round.close()
+
+**One reply at a time.** The model moves as ``close_round`` moves it: with the same bits if replies come in the cohort's
+order and no coefficient depends on which other clients reply, up to rounding in float64 otherwise. Memory is 2 models
+and some numbers a client; it is n models where the control variate learns from the updates themselves (all but the
+plain estimators and ``difference``), and updates of at most 64 parameters are kept as well: such a round is
+``close_round`` to the last bit. Otherwise norm(u_i - mean)^2, which DELTA's scores are made of, and ``info.variance``
+are measured on sketches of 64 numbers (``sketch.py``): unbiased, with a standard deviation of at most sqrt(2 / 64) =
+18 %. Scores steer the draw and are no part of the estimate, which stays unbiased.
+
+**Several processes.** One sum over all processes has the estimate, the plain sum of the updates and the statistics of
+each client; a second, small one has what needs the first one's means. No process holds more than its own updates and a
+few vectors. The result is the same in all processes, bit for bit, and that of one process up to
+the rounding of sums: their order differs (float64), and the mean is in float64, where one process takes it in float32.
+"""
+
+import zlib
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import DeltaflError
+from .estimators.control_variates import weighted_sum
+from .estimators.remote import RemoteReply, differences
+from .estimators.sketch import SKETCH_SIZE, count_sketch
+from .estimators.variance import estimate_variance, variance_form
+from .plan import Plan, RoundState, advance, collect_replies, describe
+from .server.mime import drift
+from .server.screening import ScreenedReplies, Updates, screen_replies, squared_norms
+from .types import BoolArray, Cohort, FloatArray, IntArray, Params, RejectedReply, Replies, Reports, RoundInfo
+
+#: The digests of states are so short that their squares are added up exactly.
+_DIGEST_BITS = 20
+
+
+class ProcessGroup(Protocol):
+    """The processes that close a round together."""
+
+    def add_up(self, vector: FloatArray) -> FloatArray:
+        """The sum over all processes, the same bits in all."""
+
+    def gathered(self, item: list[RejectedReply]) -> list[list[RejectedReply]]:
+        """The items of all processes, in the same order in all."""
+
+
+class _Rows(NamedTuple):
+    """The usable updates at hand.
+
+    Attributes:
+        place_k: (k,), their rows in the cohort.
+        update_kd: float32 (k, d), u_i.
+        residual_kd: float64 (k, d), u_i - c_i.
+        total_d: float64 (d,), sum_j w_j c_j over all clients.
+    """
+
+    place_k: IntArray
+    update_kd: Params
+    residual_kd: FloatArray
+    total_d: FloatArray
+
+
+class _Totals(NamedTuple):
+    """float64 (d,), sum coef_i (u_i - c_i), and the estimated variance of the estimate."""
+
+    residual_d: FloatArray
+    variance: float
+
+
+class _Stream(NamedTuple):
+    """Replies that are not kept; the arrays are changed as replies come.
+
+    Attributes:
+        coef_n: float64 (n,), what each reply counts if all clients reply.
+        residual_d: float64 (d,), sum coef_i (u_i - c_i) so far.
+        update_nq: float64 (n, 64), sketches of u_i.
+        residual_nq: float64 (n, 64), sketches of u_i - c_i.
+    """
+
+    coef_n: FloatArray
+    residual_d: FloatArray
+    update_nq: FloatArray
+    residual_nq: FloatArray
+
+
+class Accumulator:
+    """The closing of one round.
+
+    Args:
+        plan: The plan.
+        state: The state the round was opened with; it is not changed.
+        cohort: What ``open_round`` returned.
+    """
+
+    def __init__(self, plan: Plan, state: RoundState, cohort: Cohort) -> None:
+        self.plan, self.state, self.cohort = plan, state, cohort
+        n, d = len(cohort.client_n), len(state.params_d)
+        self._rule, self._control = plan.rule, plan.rule.control
+        sketch_size, bias_size = (getattr(plan.sampler, name, 0) for name in ("sketch_size", "output_bias_size"))
+        self._reports = _no_replies(n, sketch_size, bias_size)
+        self._missing_n = np.ones(n, dtype=np.bool_)
+        self._rejected = dict[int, str]()
+        #: Where updates are kept: (k, d), of the clients at the places (k,) in the cohort.
+        self._place_k, self._update_kd = np.zeros(0, dtype=np.int64), np.zeros((0, d), dtype=np.float32)
+        self._stream: _Stream | None = None
+        self._totals: _Totals | None = None
+        self._closed = False
+
+    def add(
+        self,
+        client: int,
+        update: npt.ArrayLike | RemoteReply | None,
+        *,
+        loss: float | None = None,
+        square_loss: float | None = None,
+        step_variance: float = 0.0,
+        num_steps: int = 1,
+    ) -> RejectedReply | None:
+        """Take in one reply; the columns are those of ``types.Reports``.
+
+        Args:
+            client: Index of a client of the cohort, in any order, once each.
+            update: (d,), u_i = x_K - x_0; None for a client that gave up; what ``ClientMemory.reply`` returned with a
+                ``-remote`` estimator.
+            loss: Mean training loss; None without one.
+            square_loss: Mean of the squared losses of single examples; None without one.
+            step_variance: Variance of one local step.
+            num_steps: Local steps.
+
+        Returns:
+            None; or why the reply was rejected, which then counts as non-response.
+
+        Raises:
+            DeltaflError: If the client is not of this cohort or has replied already, or the round is closed.
+        """
+        self._refuse_if_closed()
+        if client not in self._places:
+            raise DeltaflError(
+                f"client {client} is not of this round's cohort; add replies of {len(self._places)} clients"
+            )
+        place_1 = np.array([self._places[client]])
+        reports = Reports.make(
+            1, loss=[loss], square_loss=[square_loss], step_variance=[step_variance], num_steps=[num_steps]
+        )
+        screened = self._screen(place_1, [update], reports)
+        if screened.rejected:
+            return RejectedReply(client, self._rejected[client])
+        n, d = len(self._missing_n), len(self.state.params_d)
+        if self._control.learns_from_sums and d > SKETCH_SIZE:
+            self._add_to_stream(self._rows_of(place_1, screened.update_nd))
+        else:
+            if len(self._place_k) == 0:
+                self._place_k, self._update_kd = np.arange(n), np.zeros((n, d), dtype=np.float32)
+            self._update_kd[place_1] = screened.update_nd
+        return None
+
+    def add_rows(
+        self,
+        updates: Updates | Sequence[Params | RemoteReply | None],
+        reports: Reports | None = None,
+        places: IntArray | None = None,
+    ) -> None:
+        """Take in many replies together.
+
+        Args:
+            updates: One update a client, (n, d) or a list, in the cohort's order or that of ``places``; None where no
+                reply came. With a ``-remote`` estimator a list of ``RemoteReply``.
+            reports: Their reports; None if there are none.
+            places: Rows of the cohort that these are; None for all.
+
+        Raises:
+            DeltaflError: If the numbers of updates or report rows differ from the clients', clients have replied
+                already, or updates and ``RemoteReply`` are mixed up.
+        """
+        self._refuse_if_closed()
+        place_k = np.arange(len(self.cohort.client_n)) if places is None else places
+        screened = self._screen(place_k, updates, reports)
+        self._place_k, self._update_kd = place_k, screened.update_nd
+
+    def merge(self, group: ProcessGroup) -> None:
+        """Add up what the processes of a group were given; each calls it once, after its ``add_rows``.
+
+        Args:
+            group: The processes. Plan, state and cohort are the same in all; each row of the cohort is in one.
+
+        Raises:
+            DeltaflError: If the control variate does not learn from sums (``learns_from_sums``), or the processes are
+                not in the same state.
+        """
+        if not self._control.learns_from_sums:
+            raise DeltaflError(
+                f"the control variate of {self._rule.name!r} learns from rows; gather them and use close_round"
+            )
+        rows = self._rows()
+        self._measure(rows)
+        n, d, place_k = len(self._missing_n), len(self.state.params_d), rows.place_k
+        here = self._agree(group)
+        replies = collect_replies(self.plan, self.state, self.cohort, here)
+        form = variance_form(replies)
+        coef_n, mass_n, scale_n = np.zeros((3, n))
+        coef_n[here] = replies.coef_n
+        if form is not None:
+            mass_n[here], scale_n[here] = form.mass_n, form.scale_n
+
+        # A column that nobody reads stays here: it changes neither what is added up nor its rounding.
+        unread = set() if getattr(self.plan.sampler, "uses_square_loss", False) else {"square_loss_n"}
+        names = [name for name in Reports._fields if name not in unread]
+        own = [getattr(self._reports, name).astype(np.float64) for name in names]
+        vectors = [
+            coef_n[place_k] @ rows.residual_kd,
+            rows.update_kd.sum(axis=0, dtype=np.float64),
+            (mass_n * scale_n)[place_k] @ rows.residual_kd,
+        ]
+        total = group.add_up(np.concatenate([*vectors, *(column.ravel() for column in own)]))
+        residual_d, update_d, centre_d = total[: 3 * d].reshape(3, d)
+        flat = np.split(total[3 * d :], np.cumsum([column.size for column in own])[:-1])
+        columns = {name: part.reshape(column.shape) for name, part, column in zip(names, flat, own, strict=True)}
+        self._reports = self._reports._replace(
+            **{name: column.astype(getattr(self._reports, name).dtype) for name, column in columns.items()}
+        )
+
+        error_kd, mass = rows.residual_kd, mass_n.sum()
+        if self._rule.ratio:  # such an estimator has no control variate: its estimate is this sum
+            error_kd = error_kd - residual_d
+            centre_d = centre_d - mass_n @ scale_n * residual_d
+        centre_d = centre_d / mass if form is not None and form.centred and mass > 0 else np.zeros(d)
+        mean_d = update_d / max(int(here.sum()), 1)
+        square_3n = np.zeros((3, n))
+        scaled = zip(scale_n[place_k], error_kd, strict=True)
+        square_3n[0, place_k] = [np.sum((update_d - mean_d) ** 2) for update_d in rows.update_kd.astype(np.float64)]
+        square_3n[1, place_k] = [np.sum((scale * error_d - centre_d) ** 2) for scale, error_d in scaled]
+        square_3n[2, place_k] = [error_d @ error_d for error_d in error_kd]
+        deviation_n, squared_n, squared_error_n = group.add_up(square_3n.ravel()).reshape(3, n)
+        self._reports.squared_deviation_n[:] = deviation_n
+        variance = float("nan") if form is None else form.total(squared_n[here], squared_error_n[here])
+        self._totals = _Totals(residual_d, variance)
+
+    def _agree(self, group: ProcessGroup) -> BoolArray:
+        """Learn which clients of the whole cohort replied, and which replies were rejected in other processes.
+
+        Raises:
+            DeltaflError: If the processes are not in the same state: other hardware, other versions. Their digests x
+                are equal if count sum x^2 = (sum x)^2.
+        """
+        state, responded_n = self.state, self._reports.responded_n.astype(np.float64)
+        digest = zlib.crc32(self.cohort.client_n.tobytes(), zlib.crc32(state.params_d.tobytes())) % 2**_DIGEST_BITS
+        count, total, squares, *replied = group.add_up(np.array([1.0, digest, digest**2, *responded_n]))
+        if count * squares != total**2:
+            raise DeltaflError(
+                f"the processes of this run do not have the same model and cohort in round {state.round}: run the same "
+                "versions on the same kind of machine everywhere"
+            )
+        self._missing_n[:] = False
+        here = np.array(replied, dtype=np.bool_)
+        if not here.all():
+            own = [RejectedReply(client, reason) for client, reason in self._rejected.items()]
+            self._rejected = dict(chain(*group.gathered(own)))
+        return here
+
+    def close(self) -> tuple[RoundState, RoundInfo]:
+        """The next state, and what a person wants to see; clients that were not added did not reply.
+
+        Raises:
+            DeltaflError: If the round is closed already.
+        """
+        self._refuse_if_closed()
+        self._closed = True
+        plan, state, control, here = self.plan, self.state, self._control, self._reports.responded_n
+        replies = collect_replies(plan, state, self.cohort, here)
+        if self._totals is None and self._stream is None:
+            rows = self._rows()
+            total_d, update_kd = rows.total_d, rows.update_kd
+            totals = self._totals_of_rows(rows, replies)
+            del rows
+            learned = control.update(state.control, plan.population, replies, update_kd)
+        else:
+            total_d = control.value(state.control, replies.client_n[:0]).total_d
+            totals = self._totals or self._totals_of_stream(replies, total_d)
+            learned = control.update_from_sum(state.control, replies, totals.residual_d)
+        reports = self._reports._replace(num_steps_n=np.where(here, self._reports.num_steps_n, 1))
+        delta_d = total_d + totals.residual_d
+        following, delta_d, clip_factor = advance(plan, state, self.cohort, reports, delta_d, learned)
+        faults = self._rejected | dict.fromkeys(self.cohort.client_n[self._missing_n].tolist(), "no reply")
+        info = describe(state.round, replies, reports, totals.variance, delta_d)._replace(
+            rejected=[RejectedReply(client, faults[client]) for client in sorted(faults)],
+            clip_factor=clip_factor,
+            control_coefficient=control.coefficient(state.control),
+        )
+        return following, info
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {client: place for place, client in enumerate(self.cohort.client_n.tolist())}
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise DeltaflError("this round is closed; open the next one and make another Accumulator")
+
+    def _screen(self, place_k: IntArray, updates: Updates | Sequence[Any], reports: Reports | None) -> ScreenedReplies:
+        """Check replies, and note what their clients reported."""
+        clients = self.cohort.part(place_k)
+        if not self._missing_n[place_k].all():
+            client = clients.client_n[~self._missing_n[place_k]][0]
+            raise DeltaflError(f"client {client} has replied already; add each reply once")
+        rows, refused = differences(self._control, self.state.control, clients.client_n, updates)
+        d = len(self.state.params_d)
+        screened = screen_replies(clients, rows, reports, d, drift(self.plan.mime, self.state.mime), self.plan.sampler)
+        self._missing_n[place_k] = False
+        self._rejected |= {client: refused.get(client, reason) for client, reason in screened.rejected}
+        for column, given in zip(self._reports[:6], screened.reports[:6], strict=True):
+            column[place_k] = given
+        return screened
+
+    def _rows(self) -> _Rows:
+        """The kept updates of clients whose replies are usable."""
+        here_k = self._reports.responded_n[self._place_k]
+        if here_k.all():
+            return self._rows_of(self._place_k, self._update_kd)
+        return self._rows_of(self._place_k[here_k], self._update_kd[here_k])
+
+    def _rows_of(self, place_k: IntArray, update_kd: Params) -> _Rows:
+        total_d, control_kd = self._control.value(self.state.control, self.cohort.client_n[place_k])
+        return _Rows(place_k, update_kd, np.subtract(update_kd, control_kd, dtype=np.float64), total_d)
+
+    def _measure(self, rows: _Rows) -> None:
+        """Note in the reports what the server measures on each of these updates.
+
+        Raises:
+            DeltaflError: If the sampler looks at more parameters than there are.
+        """
+        reports, place_k = self._reports, rows.place_k
+        sketch_size, bias_size = reports.sketch_nq.shape[1], reports.output_bias_nk.shape[1]
+        d = len(self.state.params_d)
+        if bias_size > d:
+            raise DeltaflError(
+                f"the sampler looks at the last {bias_size} parameters of a model of {d}; lower its number of classes"
+            )
+        norm_k, deviation_k = squared_norms(rows.update_kd)
+        reports.squared_norm_n[place_k], reports.squared_deviation_n[place_k] = norm_k, deviation_k
+        reports.squared_residual_n[place_k] = [residual_d @ residual_d for residual_d in rows.residual_kd]
+        if sketch_size > 0:
+            reports.sketch_nq[place_k] = count_sketch(rows.residual_kd, sketch_size, self.plan.seed)
+        reports.output_bias_nk[place_k] = rows.update_kd[:, d - bias_size :]
+
+    def _totals_of_rows(self, rows: _Rows, replies: Replies) -> _Totals:
+        """The totals where all updates are at hand; the residuals are overwritten."""
+        self._measure(rows)
+        residual_d = weighted_sum(replies.coef_n, rows.residual_kd, len(rows.total_d))
+        error_kd = rows.residual_kd
+        if self._rule.ratio:
+            error_kd -= rows.total_d + residual_d  # in place: it is as large as all updates, twice
+        return _Totals(residual_d, estimate_variance(replies, error_kd))
+
+    def _add_to_stream(self, row: _Rows) -> None:
+        if self._stream is None:
+            n, d = len(self._missing_n), len(self.state.params_d)
+            coef_n = collect_replies(self.plan, self.state, self.cohort, slice(None)).coef_n
+            self._stream = _Stream(coef_n, np.zeros(d), *np.zeros((2, n, SKETCH_SIZE)))
+        stream = self._stream
+        self._measure(row)
+        stream.residual_d[:] += stream.coef_n[row.place_k[0]] * row.residual_kd[0]
+        stream.update_nq[row.place_k] = count_sketch(row.update_kd, SKETCH_SIZE, self.plan.seed)
+        stream.residual_nq[row.place_k] = count_sketch(row.residual_kd, SKETCH_SIZE, self.plan.seed)
+
+    def _totals_of_stream(self, replies: Replies, total_d: FloatArray) -> _Totals:
+        """The totals where updates were added up as they came: deviations and variance by their sketches."""
+        stream, here = self._stream, self._reports.responded_n
+        assert stream is not None
+        added_n = stream.coef_n[here]
+        # Coefficients of the clients that replied over those their updates were added with: one factor for all.
+        ratio = 1.0
+        if not np.array_equal(replies.coef_n, added_n):
+            ratio = float(replies.coef_n.sum() / added_n.sum())
+            if not np.allclose(replies.coef_n, ratio * added_n, rtol=1e-9, atol=0.0):
+                raise DeltaflError(
+                    f"the coefficients of {self._rule.name!r} depend on which other clients reply in another way than "
+                    "by a common factor; close this round with close_round"
+                )
+        residual_d = stream.residual_d if ratio == 1.0 else ratio * stream.residual_d
+        _, self._reports.squared_deviation_n[here] = squared_norms(stream.update_nq[here])
+        error_kq = stream.residual_nq[here]
+        if self._rule.ratio:
+            error_kq -= count_sketch((total_d + residual_d)[None], SKETCH_SIZE, self.plan.seed)
+        return _Totals(residual_d, estimate_variance(replies, error_kq))
+
+
+def _no_replies(n: int, sketch_size: int, output_bias_size: int) -> Reports:
+    zero_n = np.zeros(n)
+    reports = Reports.make(n, responded=zero_n, loss=zero_n, square_loss=zero_n, num_steps=zero_n)
+    return reports._replace(
+        has_loss_n=np.zeros(n, dtype=np.bool_),
+        sketch_nq=np.zeros((n, sketch_size)),
+        output_bias_nk=np.zeros((n, output_bias_size)),
+    )

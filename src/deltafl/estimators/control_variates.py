@@ -1,0 +1,429 @@
+"""Control variates: predictions c_i of the clients' updates, known before the draw, that an estimator subtracts.
+
+``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is unbiased for *any* c, and its variance is that of the residuals
+u_i - c_i. For a control variate of your own, subclass ``ControlVariate`` in one file: ``Plan(..., estimator=Mine())``,
+or the label ``uniform@systematic@my_control.py:Mine(power=2)``.
+
+``RegressionControl`` is the generalised regression estimator of survey sampling (Cassel, Sarndal and Wretman 1976;
+Sarndal, Swensson and Wretman 1992), with B from earlier rounds instead of from the cohort itself, so that it is
+unbiased.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from ..errors import DeltaflError
+from ..scale.rows import RowFormat, Rows, read_rows, replace_rows, wide_row
+from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
+
+#: Directions of x in which clients differ less than this share of the largest are taken for none.
+_RANK_TOLERANCE = 1e-9
+#: A running sum is lost where rounding may be more than this share of its largest entry.
+LOST = 2.0**-20
+
+
+class ControlValue(NamedTuple):
+    """``total_d`` = sum_j w_j c_j over all clients, and c_i of the cohort, (n, d), or (1, d) if they are equal."""
+
+    total_d: FloatArray
+    control_nd: FloatArray
+
+
+class ControlVariate:
+    """Base class: three functions, of which ``update`` is called after D has been computed.
+
+    Subclasses are frozen dataclasses that hold hyper-parameters only; the state is a NamedTuple of arrays.
+    """
+
+    @property
+    def learns_from_sums(self) -> bool:
+        """Whether ``update_from_sum`` works, so that no update has to be kept until the round is closed."""
+        return False
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the state holds one update a client."""
+        return False
+
+    @property
+    def uses_aux(self) -> bool:
+        """Whether it uses ``Population.aux_mq``."""
+        return False
+
+    def with_rows(self, rows: RowFormat) -> Self:
+        """The same with the clients' updates kept in another format, if there are any."""
+        return self
+
+    def coefficient(self, state: Any) -> float:
+        """Beta of this round, see ``learned_coefficient.py``."""
+        return 1.0
+
+    def init(self, population: Population, num_params: int) -> Any:
+        """The state before the first round."""
+        raise NotImplementedError
+
+    def value(self, state: Any, client_n: IntArray) -> ControlValue:
+        """c_i of some clients, and its weighted sum over all clients."""
+        raise NotImplementedError
+
+    def update(self, state: Any, population: Population, replies: Replies, update_nd: Params) -> Any:
+        """Learn from the replies, (n, d)."""
+        raise NotImplementedError
+
+    def update_from_sum(self, state: Any, replies: Replies, residual_d: FloatArray) -> Any:
+        """Learn from ``residual_d`` = sum_S coef_i (u_i - c_i) alone."""
+        raise NotImplementedError
+
+
+class NoControlState(NamedTuple):
+    """Holds the number of parameters only."""
+
+    zero_d: FloatArray
+
+
+@dataclass(frozen=True)
+class NoControl(ControlVariate):
+    """c = 0: the plain estimators."""
+
+    @property
+    def learns_from_sums(self) -> bool:
+        """There is nothing to learn."""
+        return True
+
+    def init(self, population: Population, num_params: int) -> NoControlState:
+        """No memory."""
+        return NoControlState(np.zeros(num_params))
+
+    def value(self, state: NoControlState, client_n: IntArray) -> ControlValue:
+        """Zero for everyone."""
+        return ControlValue(state.zero_d, state.zero_d[None])
+
+    def update(
+        self, state: NoControlState, population: Population, replies: Replies, update_nd: Params
+    ) -> NoControlState:
+        """The same state."""
+        return state
+
+    def update_from_sum(self, state: NoControlState, replies: Replies, residual_d: FloatArray) -> NoControlState:
+        """The same state."""
+        return state
+
+
+class CommonControlState(NamedTuple):
+    """One model: the average c of past rounds."""
+
+    control_d: FloatArray
+
+
+@dataclass(frozen=True)
+class CommonControl(ControlVariate):
+    """One c for everyone: c <- memory c + (1 - memory) (Hajek mean of the round).
+
+    Attributes:
+        memory: In [0, 1); how slowly c follows the rounds.
+    """
+
+    memory: float = 0.7
+
+    @property
+    def learns_from_sums(self) -> bool:
+        """The Hajek mean is one sum."""
+        return True
+
+    def init(self, population: Population, num_params: int) -> CommonControlState:
+        """C = 0."""
+        return CommonControlState(np.zeros(num_params))
+
+    def value(self, state: CommonControlState, client_n: IntArray) -> ControlValue:
+        """The same c for everyone; the weights sum to 1, hence so does their sum."""
+        return ControlValue(state.control_d, state.control_d[None])
+
+    def update(
+        self, state: CommonControlState, population: Population, replies: Replies, update_nd: Params
+    ) -> CommonControlState:
+        """Move towards the ratio mean of the replies, which no unlucky sum of weights can blow up."""
+        total = replies.coef_n.sum()
+        if total <= 0:
+            return state
+        return self._follow(state, weighted_sum(replies.coef_n / total, update_nd, len(state.control_d)))
+
+    def update_from_sum(
+        self, state: CommonControlState, replies: Replies, residual_d: FloatArray
+    ) -> CommonControlState:
+        """Move towards the ratio mean: the mean residual plus c."""
+        total = replies.coef_n.sum()
+        return self._follow(state, residual_d / total + state.control_d) if total > 0 else state
+
+    def _follow(self, state: CommonControlState, mean_d: FloatArray) -> CommonControlState:
+        return CommonControlState(self.memory * state.control_d + (1 - self.memory) * mean_d)
+
+
+class OwnControlState(NamedTuple):
+    """One update a client, and their weighted sum.
+
+    Attributes:
+        control_md: m rows (``scale/rows.py``): a tuple of them, one (m, d) array, as it is after a resume, or a file.
+        total_d: float64 (d,), sum_j w_j c_j of the rows as they are stored.
+        rounding: float64 (), how far rounding may have led ``total_d`` from it (``RunningSum``).
+    """
+
+    control_md: Rows
+    total_d: FloatArray
+    rounding: FloatArray = np.zeros(())
+
+
+@dataclass(frozen=True)
+class OwnControl(ControlVariate):
+    """c_i = the last update of client i, 0 until there is one. Memory: one model a client that has replied.
+
+    A round replaces the rows of the clients that replied; the states before and after it share the other rows, so that
+    a round costs n rows and not m, and neither state is changed.
+
+    Attributes:
+        rows: How the rows are kept.
+    """
+
+    rows: RowFormat = field(default_factory=RowFormat)
+
+    @property
+    def remembers(self) -> bool:
+        """One update a client."""
+        return True
+
+    def with_rows(self, rows: RowFormat) -> Self:
+        """The same with another format."""
+        return replace(self, rows=rows)
+
+    def init(self, population: Population, num_params: int) -> OwnControlState:
+        """All c_i = 0."""
+        return OwnControlState(self.rows.zeros(population.num_clients, num_params), np.zeros(num_params))
+
+    def value(self, state: OwnControlState, client_n: IntArray) -> ControlValue:
+        """Each client's last update."""
+        return ControlValue(state.total_d, read_rows(state.control_md, client_n, len(state.total_d)))
+
+    def update(
+        self, state: OwnControlState, population: Population, replies: Replies, update_nd: Params
+    ) -> OwnControlState:
+        """Store the replies."""
+        client_n = replies.client_n
+        rows = replace_rows(state.control_md, client_n, update_nd)
+        changes = (wide_row(rows[client]) - wide_row(state.control_md[client]) for client in client_n)
+        followed = RunningSum(state.total_d, state.rounding).plus(population.weight_m[client_n], changes)
+        new = OwnControlState(rows, *followed)
+        return summed_anew(new, population.weight_m) if followed.is_lost else new
+
+
+def summed_anew(state: OwnControlState, weight_m: FloatArray) -> OwnControlState:
+    """The same rows with sum_j w_j c_j formed from them, m d operations: for other weights, or a sum that is lost."""
+    total_d = weighted_sum(weight_m, map(wide_row, state.control_md), len(state.total_d))
+    return OwnControlState(state.control_md, total_d)
+
+
+class InnovationControlState(NamedTuple):
+    """All clients' memory, the common c, and which clients have no memory yet.
+
+    Attributes:
+        own: The last updates.
+        common: c of the other clients.
+        unseen_m: bool (m,), clients that have not replied yet.
+        unseen_weight: float64 (), the sum of their weights.
+    """
+
+    own: OwnControlState
+    common: CommonControlState
+    unseen_m: BoolArray
+    unseen_weight: FloatArray
+
+
+@dataclass(frozen=True)
+class InnovationControl(ControlVariate):
+    """c_i = the last update of client i, and one common c for clients that have not replied yet.
+
+    c follows the estimates: c <- memory c + (1 - memory) D. (The mean of the replies would serve as well, but a server
+    whose clients keep their c_i does not receive it, see ``remote.py``.)
+
+    Attributes:
+        own: The memory of the clients that have replied.
+        memory: In [0, 1); how slowly c follows the estimates.
+    """
+
+    own: OwnControl = OwnControl()
+    memory: float = 0.7
+
+    @property
+    def remembers(self) -> bool:
+        """One update a client."""
+        return True
+
+    def with_rows(self, rows: RowFormat) -> Self:
+        """The same with another format."""
+        return replace(self, own=self.own.with_rows(rows))
+
+    def init(self, population: Population, num_params: int) -> InnovationControlState:
+        """No client has replied, c = 0."""
+        return InnovationControlState(
+            own=self.own.init(population, num_params),
+            common=CommonControlState(np.zeros(num_params)),
+            unseen_m=np.ones(population.num_clients, dtype=np.bool_),
+            unseen_weight=np.array(1.0),
+        )
+
+    def value(self, state: InnovationControlState, client_n: IntArray) -> ControlValue:
+        """Each client's last update, or the common c."""
+        total_d, control_nd = self.own.value(state.own, client_n)
+        common_d = state.common.control_d
+        control_nd[state.unseen_m[client_n]] = common_d
+        return ControlValue(total_d + state.unseen_weight * common_d, control_nd)
+
+    def update(
+        self, state: InnovationControlState, population: Population, replies: Replies, update_nd: Params
+    ) -> InnovationControlState:
+        """Store the replies, and follow the estimate."""
+        value = self.value(state, replies.client_n)
+        common_d = follow_estimate(state.common.control_d, self.memory, value, update_nd, replies.coef_n)
+        unseen_m = state.unseen_m.copy()
+        unseen_m[replies.client_n] = False
+        return InnovationControlState(
+            own=self.own.update(state.own, population, replies, update_nd),
+            common=CommonControlState(common_d),
+            unseen_m=unseen_m,
+            unseen_weight=np.asarray(population.weight_m[unseen_m].sum()),
+        )
+
+
+def follow_estimate(
+    common_d: FloatArray, memory: float, value: ControlValue, update_nd: Params, coef_n: FloatArray
+) -> FloatArray:
+    """C <- memory c + (1 - memory) D, D the round's estimate with coefficient 1; c stays if no reply counts."""
+    if coef_n.sum() <= 0:
+        return common_d
+    pairs = zip(update_nd, np.broadcast_to(value.control_nd, update_nd.shape), strict=True)
+    residuals = (update_d - control_d for update_d, control_d in pairs)
+    estimate_d = value.total_d + weighted_sum(coef_n, residuals, len(common_d))
+    return memory * common_d + (1 - memory) * estimate_d
+
+
+class RegressionControlState(NamedTuple):
+    """The auxiliary variables and the coefficients.
+
+    Attributes:
+        aux_mq: float64 (m, q), x_i, the first column ones.
+        weight_m: float64 (m,), the weights w_i.
+        slope_qd: float64 (q, d), B.
+    """
+
+    aux_mq: FloatArray
+    weight_m: FloatArray
+    slope_qd: FloatArray
+
+
+@dataclass(frozen=True)
+class RegressionControl(ControlVariate):
+    """c_i = B x_i, x_i = (1, auxiliary variables); B moves towards the regression of the replies on their x.
+
+    It predicts the update of a client that has not replied yet as well as that of any other, and costs q models however
+    many clients there are. With shares s_i = coef_i / sum_S coef_j of the cohort and G = sum_j w_j x_j x_j^T of all,
+
+        A = (1 - memory) sum_S s_i x_i x_i^T + memory G,    B <- B + (1 - memory) A^+ sum_S s_i x_i (u_i - B x_i)^T,
+
+    which minimises (1 - memory) sum_S s_i norm(u_i - B x_i)^2 + memory sum_j w_j norm((B - B_before) x_j)^2. It is the
+    same whatever the scales of the columns and whether they depend on each other (shares that sum to 1 do, with the
+    column of ones); without auxiliary variables it is ``CommonControl``.
+
+    Attributes:
+        memory: In (0, 1); how slowly B follows the rounds.
+    """
+
+    memory: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse an impossible memory."""
+        if not 0 < self.memory < 1:
+            raise DeltaflError(f"memory is {self.memory}; it must be above 0 (the last round alone) and below 1")
+
+    @property
+    def uses_aux(self) -> bool:
+        """They are the regressors."""
+        return True
+
+    def init(self, population: Population, num_params: int) -> RegressionControlState:
+        """B = 0."""
+        aux_mq = population.design_mq()
+        return RegressionControlState(aux_mq, population.weight_m, np.zeros((aux_mq.shape[1], num_params)))
+
+    def value(self, state: RegressionControlState, client_n: IntArray) -> ControlValue:
+        """B x_i of the cohort; over all clients it is B times the weighted mean of x."""
+        mean_q = np.einsum("m,mq->q", state.weight_m, state.aux_mq)
+        total_d = np.einsum("q,qd->d", mean_q, state.slope_qd)
+        return ControlValue(total_d, np.einsum("nq,qd->nd", state.aux_mq[client_n], state.slope_qd))
+
+    def update(
+        self, state: RegressionControlState, population: Population, replies: Replies, update_nd: Params
+    ) -> RegressionControlState:
+        """Move towards the regression of the replies."""
+        total = replies.coef_n.sum()
+        if total <= 0:
+            return state
+        aux_nq, share_n = state.aux_mq[replies.client_n], replies.coef_n / total
+        here_qq = np.einsum("n,np,nq->pq", share_n, aux_nq, aux_nq)
+        all_qq = np.einsum("m,mp,mq->pq", state.weight_m, state.aux_mq, state.aux_mq)
+        inverse_qq = np.linalg.pinv(
+            (1 - self.memory) * here_qq + self.memory * all_qq, rcond=_RANK_TOLERANCE, hermitian=True
+        )
+        gain_qn = (1 - self.memory) * np.einsum("pq,nq,n->pn", inverse_qq, aux_nq, share_n)
+        residual_nd = np.einsum("nq,qd->nd", aux_nq, state.slope_qd)
+        np.subtract(update_nd, residual_nd, out=residual_nd)
+        return state._replace(slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, residual_nd))
+
+
+class RunningSum(NamedTuple):
+    """sum_j w_j c_j, followed by differences (n d operations a round, not m d), and a bound of its rounding errors.
+
+    To replace c_i by c_i', add w_i (c_i' - c_i). Where one c_i was enormous for a while, such as 1e18 from a broken
+    client, the other clients' part of the sum is rounded away; once that c_i is replaced, what is left is no longer
+    the sum, and the estimate would keep that bias for ever. Where the bound is no longer small beside the sum, the sum
+    has to be formed anew; in ordinary runs it never is.
+
+    Attributes:
+        total_d: float64 (d,).
+        rounding: float64 (), a bound of the error of every entry, >= 0.
+    """
+
+    total_d: FloatArray
+    rounding: FloatArray
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the error may be more than a millionth of the sum's largest entry."""
+        return float(self.rounding) > LOST * _largest(self.total_d)
+
+    def plus(self, coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]]) -> "RunningSum":
+        """With sum_i coef_i row_i added."""
+        size = _largest(self.total_d)
+
+        def noted() -> Iterator[np.ndarray[Any, Any]]:
+            nonlocal size
+            for coef, row_d in zip(coef_n, rows, strict=True):
+                size += abs(float(coef)) * _largest(row_d)
+                yield row_d
+
+        total_d = self.total_d + weighted_sum(coef_n, noted(), len(self.total_d))
+        operations = len(coef_n) + 2  # a difference and a product for each row, then the sums
+        return RunningSum(total_d, np.asarray(self.rounding + operations * np.finfo(np.float64).eps * size))
+
+
+def weighted_sum(coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]], num_params: int) -> FloatArray:
+    """sum_i coef_i row_i in float64, one row after the other: the same bits whatever BLAS or thread count."""
+    total_d = np.zeros(num_params)
+    for coef, row_d in zip(coef_n, rows, strict=True):
+        total_d += coef * row_d.astype(np.float64, copy=False)
+    return total_d
+
+
+def _largest(value_d: np.ndarray[Any, Any]) -> float:
+    """The largest absolute value; 0 if there is none."""
+    return max(float(value_d.max(initial=0)), -float(value_d.min(initial=0)))
