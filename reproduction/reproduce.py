@@ -50,7 +50,11 @@ def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) ->
     sweep = make_sweep(source, request.scale, request.parts, **request.own)
     if source is not experiment:
         sweep = _shown_parts(sweep, experiment)
-    not_run = {} if request.only_page else run_sweep(sweep, folder, request.processes, on_progress)
+    not_run = {}
+    if not request.only_page:
+        not_run = run_sweep(sweep, folder, request.processes, on_progress)
+        for part in sweep.comparisons:
+            RunStore(folder).pack(part)
     records = records_of(sweep, folder)
     if not records:
         raise DeltaflError(f"{folder} has no finished run yet; leave out --only-page to run some")

@@ -1,6 +1,7 @@
 """The benchmark: gaps with intervals, the search for rates, what is run and skipped, what the page says of it."""
 
 import csv
+import gzip
 import json
 import logging
 import math
@@ -414,8 +415,10 @@ def test_the_committed_table_is_that_of_the_committed_runs(part: str, method: st
     with (folder / "table.csv").open(encoding="utf-8") as file:
         (cell,) = (row for row in csv.DictReader(file) if (row["part"], row["method"]) == (part, method))
     rounds, never = [], 0
-    for path in (folder / "runs" / part).glob(f"{method}-seed*.json"):
-        run = json.loads(path.read_text(encoding="utf-8"))
+    for line in gzip.decompress((folder / "runs" / f"{part}.jsonl.gz").read_bytes()).splitlines():
+        run = json.loads(line)
+        if run["settings"]["sampler"] != method:
+            continue
         assert run["settings"]["local_lr"] == float(cell["rate"])
         there = [
             round
@@ -465,7 +468,7 @@ def test_it_tunes_then_measures_and_goes_on_where_it_was(tmp_path: Path, ran: li
     assert told[-1].runs_done == told[-1].runs_total == len(ran)
     assert told[-1].rounds_done == 3 * len(ran)
     assert "deltafl reproduce benchmark --scale smoke --seeds 1" in page
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits", "digits-tuning.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-tuning.jsonl", "digits.jsonl.gz"]
     first = list(ran)
     reproduce(2, experiment)
     assert ran[len(first) :] == [f"digits/{label}-seed1" for label in small["methods"]]

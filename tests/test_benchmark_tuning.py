@@ -127,7 +127,7 @@ def test_runs_of_rates_that_are_finalists_no_more_leave_no_records(
     monkeypatch.setattr(benchmark, "run_jobs", play)
     parts = parts_of(experiment, "smoke")
     benchmark.run_parts(experiment, parts, parts, Request("benchmark", "smoke", tmp_path), lambda _: None)
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits", "digits-tuning.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-tuning.jsonl", "digits.jsonl.gz"]
     kept = {key[1:] for key in read_tried(parts[0], tmp_path)}
     assert kept == {(rate, 1000) for rate in at} | {(rate, 1001) for rate in (0.2, 0.4, 0.8)}
 

@@ -1,14 +1,13 @@
 """What decides the benchmark's verdict: each rule has a case in which the opposite rule would say something else."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from deltafl.simulation.record import RunRecord, RunStore, read_record, write_record
+from deltafl.simulation.record import RunRecord, RunStore, write_record
 from made_up_benchmark import MADE_UP, curve, made_up, record, shown, tiny, write_runs
 from reproduction.benchmark.gap import Gap, room
 from reproduction.benchmark.judge import gap_of, measures, rounds_at
@@ -183,7 +182,7 @@ def test_a_shorter_full_participation_is_compared_over_the_rounds_that_all_playe
 
 
 def committed_runs(part: str, method: str) -> list[RunRecord]:
-    return [read_record(path) for path in sorted((BENCHMARK / "runs" / part).glob(f"{method}-seed*.json"))]
+    return [run for run in RunStore(BENCHMARK).records(part) if run.sampler == method]
 
 
 def first_at(run: RunRecord, threshold: float) -> float:
@@ -196,8 +195,7 @@ def test_committed_gaps_are_those_of_the_committed_runs(part: str) -> None:
     """G and both ends of its interval, each end by the paired t that it is just not refuted by."""
     with (BENCHMARK / "table.csv").open(encoding="utf-8") as file:
         rows = {row["method"]: row for row in csv.DictReader(file) if row["part"] == part}
-    first = json.loads(next((BENCHMARK / "runs" / part).glob("uniform-seed0.json")).read_text(encoding="utf-8"))
-    threshold, checked = first["settings"]["threshold"], 0
+    threshold, checked = committed_runs(part, "uniform")[0].settings["threshold"], 0
 
     def rounds_s(method: str) -> Any:
         return np.array([first_at(run, threshold) for run in committed_runs(part, method)])

@@ -1,5 +1,6 @@
 """Divergence: noticed, explained, ended at the last checkpoint, and shown; noisy runs are left alone."""
 
+import gzip
 import json
 import re
 from dataclasses import replace
@@ -125,10 +126,13 @@ def judged(losses: list[float | None], accuracies: list[float | None], metric: s
 def test_the_runs_of_the_repository_are_judged_as_they_were() -> None:
     """Every curve that is kept below results, noisy methods included; those that diverged end where they did."""
     curves, lost = 0, 0
-    for path in sorted((Path(__file__).parent.parent / "results").rglob("runs/*/*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if "loss" not in content:
-            continue
+    lines = (
+        (path, line)
+        for path in sorted((Path(__file__).parent.parent / "results").glob("*/runs/*.jsonl.gz"))
+        for line in gzip.decompress(path.read_bytes()).splitlines()
+    )
+    for path, line in lines:
+        content = json.loads(line)
         curves += 1
         classes = 62 if content["settings"]["task"] == "unipen62" else 10
         ended_at = judged(content["loss"], content["accuracy"], content["metric"], classes)
@@ -361,8 +365,8 @@ def test_a_sweep_records_it_and_its_page_shows_it(tmp_path: Path) -> None:
 
 
 def test_records_without_the_field_are_read(tmp_path: Path) -> None:
-    kept = Path(__file__).parent.parent / "results" / "figure-2" / "runs"
-    content = json.loads(min(kept.rglob("*.json")).read_text(encoding="utf-8"))
+    packed = Path(__file__).parent.parent / "results" / "figure-2" / "runs" / "exact.jsonl.gz"
+    content = json.loads(gzip.decompress(packed.read_bytes()).splitlines()[0])
     for name in ("diverged", "diverged_why"):
         content.pop(name, None)
     (tmp_path / "old.json").write_text(json.dumps(content))

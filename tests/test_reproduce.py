@@ -1,6 +1,5 @@
 """``deltafl reproduce`` as a user meets it: the list, pages, an interruption, mistakes, the index."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from typer.testing import CliRunner
 from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
 from deltafl.simulation.lock import only_one
+from deltafl.simulation.record import RunStore
 from reproduction import spec
 from reproduction.pages.index import read_verdict, write_index
 from reproduction.spec import experiment_names
@@ -140,18 +140,15 @@ def test_an_interrupted_sweep_says_how_to_go_on_keeps_what_it_has_and_ends_in_th
     assert process.returncode == 130
     assert "interrupted; the same command goes on" in errors
     assert "Traceback" not in errors
-    kept = {path: path.read_bytes() for path in tmp_path.glob("a/runs/*/*.json")}
+    kept = RunStore(tmp_path / "a").records()
     assert 1 <= len(kept) < 8
     told(*arguments, "--out", str(tmp_path / "a"))
     told(*arguments, "--out", str(tmp_path / "b"))
-    assert all(path.read_bytes() == content for path, content in kept.items())
-    names = sorted(path.name for path in tmp_path.glob("a/runs/*/*.json"))
-    assert len(names) == 8
-    for name in names:
-        first, second = (json.loads((tmp_path / out / "runs" / "nu-20" / name).read_text()) for out in "ab")
-        for record in (first, second):
-            del record["seconds"], record["cpu_seconds"]
-        assert first == second
+    first, second = (RunStore(tmp_path / out).records("nu-20") for out in "ab")
+    assert len(first) == 8
+    assert all(record in first for record in kept)
+    without_time = {"seconds", "cpu_seconds"}
+    assert [r.model_dump(exclude=without_time) for r in first] == [r.model_dump(exclude=without_time) for r in second]
     assert read_verdict(tmp_path / "a" / "verdict.json").done == 8
 
 

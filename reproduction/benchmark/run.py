@@ -78,6 +78,7 @@ def _run_part(part: Part, methods: tuple[str, ...], store: Store, processes: int
         progress.add(jobs)
     jobs = tests(part, methods, store)
     run_jobs(jobs, store.folder, processes, progress.of(jobs))
+    RunStore(store.folder).pack(part.name)
     progress.add(jobs)
 
 
