@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from deltafl.analysis.statistics import first_reach, gap_closed, mean_interval
 from deltafl.errors import DeltaflError
-from deltafl.reading import checked, read_json, read_text
+from deltafl.io import checked, read_json, read_text
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.types import FloatArray
 

@@ -35,7 +35,7 @@ from deltafl import (
     make_plan,
     open_round,
 )
-from deltafl.state_file import load_state, save_state
+from deltafl.io import load_state, save_state
 from deltafl.streams import stream
 
 PARAMETERS, ASKED = 10, 1000

@@ -7,7 +7,7 @@ from typing import Any
 
 import tomli_w
 
-from deltafl.plain_files import write_atomically
+from deltafl.io import write_atomically
 from deltafl.simulation.record import RunStore
 
 from .spec import Experiment

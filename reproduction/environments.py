@@ -9,8 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from deltafl.plain_files import write_atomically
-from deltafl.reading import checked, read_json, read_json_lines
+from deltafl.io import checked, read_json, read_json_lines, write_atomically
 
 FILE = "environment.json"
 _SHOWN = ("processor", "cores", "python", "numpy", "torch", "scipy", "system")

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from deltafl.errors import DeltaflError
-from deltafl.reading import read_json, read_toml
+from deltafl.io import read_json, read_toml
 
 #: What a page overwrites; it is this package's only where a verdict lies beside it.
 _PAGE = ("README.md", "table.csv")

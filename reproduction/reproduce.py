@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from deltafl.errors import DeltaflError, require
-from deltafl.plain_files import write_atomically
+from deltafl.io import write_atomically
 from deltafl.simulation.lock import only_one
 from deltafl.simulation.record import RunStore
 from deltafl.simulation.sweep import OnProgress, Progress

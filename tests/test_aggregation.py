@@ -22,8 +22,8 @@ from deltafl import (
     open_round,
 )
 from deltafl.estimators.sketch import SKETCH_SIZE
+from deltafl.io import flatten
 from deltafl.round import broadcast
-from deltafl.state_file import flatten
 from deltafl.streams import stream
 from deltafl.types import Params
 

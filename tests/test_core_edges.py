@@ -26,9 +26,9 @@ from deltafl.audit.check_sampler import check_sampler
 from deltafl.audit.mse_bounds import lower_bound
 from deltafl.designs.exact import every_cohort
 from deltafl.designs.table import systematic
+from deltafl.io import load_state, save_state
 from deltafl.samplers.power_of_choice import _candidates
 from deltafl.server.optimizers import Adaptive, Momentum, Sgd
-from deltafl.state_file import load_state, save_state
 from deltafl.types import BoolArray, Oracle
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from conftest import Recorder
 from deltafl import Cohort, DeltaflError, Fixed, Plan, Population, RoundState, close_round, init_round, open_round
+from deltafl.io import flatten
 from deltafl.server.norm_guard import GuardState, NoGuard, init_guard, shorten
 from deltafl.simulation.records import RunDirectory
 from deltafl.simulation.settings import RunSettings
-from deltafl.state_file import flatten
 from deltafl.types import RoundInfo
 
 POPULATION = Population.from_sizes([1, 1, 1])

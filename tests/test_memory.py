@@ -19,6 +19,7 @@ from torch import nn
 
 from deltafl import DeltaflError, Fixed, Plan, Population, RoundState, close_round, init_round, open_round, stream
 from deltafl.estimators.table import ESTIMATORS, find_estimator
+from deltafl.io import flatten
 from deltafl.scale import memory_budget as room_module
 from deltafl.scale.memory_budget import human, memory_size, require_room
 from deltafl.scale.rows import MappedRows, RowFormat, from_bfloat16, to_bfloat16
@@ -26,7 +27,6 @@ from deltafl.simulation.experiment import run_single
 from deltafl.simulation.records import RunDirectory
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import task_of, tell_memory
-from deltafl.state_file import flatten
 
 M, N, D = 12, 3, 5
 POPULATION = Population.from_sizes(list(range(1, M + 1)))

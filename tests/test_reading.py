@@ -9,7 +9,7 @@ import pytest
 
 from deltafl import DeltaflError
 from deltafl.analysis.summary import read_summary
-from deltafl.reading import checked, read_json, read_json_lines, read_text, read_toml
+from deltafl.io import checked, read_json, read_json_lines, read_text, read_toml
 from deltafl.simulation.record import RunRecord, read_record
 from reproduction import environments, folders
 from reproduction.limits import page as limits

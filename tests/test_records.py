@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from deltafl import DeltaflError, Plan, Population, PracDelta, RoundState, close_round, init_round, open_round
-from deltafl.plain_files import plain_json
+from deltafl.io import flatten, plain_json, unflatten
 from deltafl.server.optimizers import make_server_optimizer
 from deltafl.simulation.comparison import read_run
 from deltafl.simulation.records import RunDirectory, recorded_settings
 from deltafl.simulation.settings import RunSettings
-from deltafl.state_file import flatten, unflatten
 
 PLAN = Plan(
     Population.from_sizes([3, 1, 2, 5]),

@@ -24,8 +24,8 @@ from deltafl.estimators.control_variates import (
     weighted_sum,
 )
 from deltafl.estimators.remote import NOTHING, RemoteControl
+from deltafl.io import flatten, unflatten
 from deltafl.scale.rows import RowFormat, wide_row
-from deltafl.state_file import flatten, unflatten
 from deltafl.types import Replies
 
 POPULATION = Population.from_sizes([1, 2, 3, 4])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deltafl.errors import require
-from deltafl.plain_files import write_atomically
+from deltafl.io import write_atomically
 
 from ..pages.cells import csv_text
 from ..pages.index import Finding, write_verdict

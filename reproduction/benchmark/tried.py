@@ -12,8 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from deltafl.errors import DeltaflError
-from deltafl.plain_files import write_atomically
-from deltafl.reading import checked, read_json_lines
+from deltafl.io import checked, read_json_lines, write_atomically
 from deltafl.simulation.record import RunRecord, require_same, what_is_run
 from deltafl.simulation.sweep import Job
 

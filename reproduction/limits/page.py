@@ -15,8 +15,7 @@ from pydantic import BaseModel
 from deltafl.analysis.plots import DPI, GREY, WIDTH, Look, looks, small_png, styled
 from deltafl.analysis.statistics import mean_interval
 from deltafl.errors import DeltaflError
-from deltafl.plain_files import write_atomically
-from deltafl.reading import checked, read_json
+from deltafl.io import checked, read_json, write_atomically
 
 from .drifting import LimitsSettings, Measured, Point, measure
 

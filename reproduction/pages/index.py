@@ -5,8 +5,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from deltafl.errors import DeltaflError
-from deltafl.plain_files import write_atomically
-from deltafl.reading import checked, read_json, read_text
+from deltafl.io import checked, read_json, read_text, write_atomically
 
 from ..spec import experiment_names
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deltafl.errors import DeltaflError, require
-from deltafl.plain_files import write_atomically
+from deltafl.io import write_atomically
 from deltafl.simulation.record import RunRecord
 
 from ..spec import Sweep

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from deltafl.analysis.plots import DPI, GREY, PALE, WIDTH, Look, looks, small_png, styled
-from deltafl.plain_files import write_atomically
+from deltafl.io import write_atomically
 from deltafl.types import FloatArray
 
 from .runs import RatesSettings

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from deltafl.errors import DeltaflError, require
-from deltafl.plain_files import write_atomically
-from deltafl.reading import checked, read_json
+from deltafl.io import checked, read_json, write_atomically
 from deltafl.samplers import parse_label
 from deltafl.types import FloatArray
 

@@ -21,9 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deltafl import KnownUpdates
 from deltafl.errors import DeltaflError, unknown_name
-from deltafl.plain_files import plain_json, write_atomically
+from deltafl.io import checked, plain_json, read_json, read_text, write_atomically
 from deltafl.plans import make_plan
-from deltafl.reading import checked, read_json, read_text
 from deltafl.round import Plan, close_round, init_round, open_round
 from deltafl.samplers import make_sampler, parse_label
 from deltafl.server.optimizers import Sgd

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from deltafl.errors import DeltaflError, require
-from deltafl.plain_files import write_atomically
-from deltafl.reading import checked, read_json
+from deltafl.io import checked, read_json, write_atomically
 
 from .enumeration import IDEAL, SCORES, WAYS, Enumerated, enumerate_toy, hand_picked
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from deltafl.analysis.plots import DPI, GREY, INK, PALE, WIDTH, small_png, styled
-from deltafl.plain_files import write_atomically
+from deltafl.io import write_atomically
 
 from .enumeration import GRADIENTS, IDEAL, SCORES, WAYS, Enumerated, hand_picked
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .estimators.control_variates import ControlValue, ControlVariate
     from .estimators.remote import ClientMemory, RemoteReply
     from .estimators.table import ESTIMATORS, Estimator
+    from .io import load_state, save_state
     from .plan import Plan, RoundState
     from .plans import make_plan
     from .round import Broadcast, broadcast, close_round, init_round, open_round
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         make_sampler,
     )
     from .server.optimizers import Adaptive, Momentum, ServerOptimizer, Sgd, make_server_optimizer
-    from .state_file import load_state, save_state
     from .streams import stream
     from .types import Cohort, Oracle, Population, RejectedReply, Replies, Reports, RoundInfo, Sampler
 
@@ -113,7 +113,7 @@ _MODULES = {
         "samplers": "SAMPLERS Centred ClusterIS Delta FedIS FedPracIS Fixed Full PowerOfChoice PracDelta "
         "SamplerSettings make_sampler",
         "server.optimizers": "Adaptive Momentum ServerOptimizer Sgd make_server_optimizer",
-        "state_file": "load_state save_state",
+        "io": "load_state save_state",
         "streams": "stream",
         "types": "Cohort Oracle Population RejectedReply Replies Reports RoundInfo Sampler",
     }.items()

@@ -34,8 +34,8 @@ from deltafl.flower.federation import Federation, sketch_seed
 from deltafl.flower.replies import ClientReply
 from deltafl.flower.rules import Rules
 from deltafl.flower.saved import load, save
+from deltafl.io import flatten
 from deltafl.samplers import parse_label, uses_known
-from deltafl.state_file import flatten
 from deltafl.types import FloatArray
 
 MODEL: Arrays = {

@@ -23,9 +23,9 @@ from deltafl.flower.federation import Federation
 from deltafl.flower.replies import ClientReply
 from deltafl.flower.rules import Rules, ServerMemory
 from deltafl.flower.saved import load, save
+from deltafl.io import flatten
 from deltafl.scale import memory_budget as budget_module
 from deltafl.scale.rows import MappedRows, RowFormat
-from deltafl.state_file import flatten
 
 from .grid import FakeGrid, configs, linear_app, running
 

@@ -12,8 +12,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from ..errors import DeltaflError, unknown_name
-from ..plain_files import plain_json, write_atomically
-from ..reading import checked, read_json
+from ..io import checked, plain_json, read_json, write_atomically
 from ..types import FloatArray
 from .runs import Metric, Run, by_sampler, check_runs, find_sampler
 from .statistics import (

@@ -19,7 +19,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from ..errors import DeltaflError
 from ..estimators.remote import NOTHING, ClientMemory
 from ..estimators.sketch import count_sketch
-from ..plain_files import write_atomically
+from ..io import write_atomically
 from .arrays import Arrays, update_of
 from .local_steps import LOSS, LOSS_NAMES, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
 

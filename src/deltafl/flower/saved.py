@@ -23,10 +23,8 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from ..errors import DeltaflError
-from ..plain_files import write_atomically
+from ..io import flatten, note_round, noted_round, settled, unflatten, write_atomically, written
 from ..round import init_round
-from ..scale.rows import note_round, noted_round
-from ..state_file import flatten, settled, unflatten, written
 from .clients import ClientInfo, ClientRegistry
 from .federation import Federation
 from .rules import Rules

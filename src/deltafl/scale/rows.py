@@ -17,9 +17,9 @@ changed rows. Only when it is valid are they written into the file (``settled``)
 ahead of the last valid checkpoint by anything but rows that this checkpoint holds, and after kill -9 at any moment
 loading it and writing its rows again gives the state bit for bit. Rounds never change the rows of a state that they
 were given; settling does, for states *older* than the checkpoint. A file and a checkpoint that do not belong together
-(one of them was copied back) are told apart by a note beside the rows: the round of their checkpoint (``note_round``).
+(one of them was copied back) differ in a note beside the rows: the round of their checkpoint (``io.note_round``).
 Clients who join make the file longer, by zeros that the checkpoint before does not look at; where clients are
-forgotten, the others' rows go into a new file. What such a memory takes, and whether there is room for it: ``room.py``.
+forgotten, the others' rows go into a new file. What such a memory takes, and whether it fits: ``memory_budget.py``.
 """
 
 import os
@@ -32,7 +32,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
-from ..plain_files import write_atomically
 from ..types import FloatArray, IntArray, Params
 
 #: float32 (d,), or uint16 (d,): the bits of bfloat16.
@@ -63,27 +62,6 @@ class RowFormat:
         if self.folder is not None:
             return MappedRows(self, (num_clients, num_params))
         return (np.zeros(num_params, dtype=DTYPES[self.dtype]),) * num_clients
-
-
-def note_round(folder: Path, round: int) -> None:
-    """Note which round's state the rows in a folder belong to, once all of them are there; nothing without rows."""
-    if folder.is_dir():
-        write_atomically(folder / "round", f"{round}\n")
-
-
-def noted_round(folder: Path) -> int | None:
-    """The round that was noted last; None if none was.
-
-    Raises:
-        DeltaflError: If the note is no number.
-    """
-    note = folder / "round"
-    if not note.is_file():
-        return None
-    content = note.read_text(encoding="ascii", errors="replace").strip()
-    if not content.isdecimal():
-        raise DeltaflError(f"{note} holds {content[:20]!r}, and the number of a round belongs there; start anew")
-    return int(content)
 
 
 def to_bfloat16(value_d: Params) -> npt.NDArray[np.uint16]:

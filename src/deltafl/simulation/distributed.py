@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DeltaflError
+from ..io import flatten, settled, unflatten
 from ..round import RoundState
-from ..state_file import flatten, settled, unflatten
 from .divergence import DivergedError
 from .ranks import Ranks, shared_out
 from .records import RunDirectory

@@ -25,8 +25,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from ..analysis.runs import Run
 from ..errors import DeltaflError
-from ..plain_files import plain_json, write_atomically
-from ..reading import checked, read_json
+from ..io import checked, plain_json, read_json, write_atomically
 from ..types import FloatArray
 from .settings import RunSettings
 

@@ -33,11 +33,20 @@ import tomli_w
 from pydantic import BaseModel
 
 from ..errors import DeltaflError, MissingExtraError
-from ..plain_files import plain_json, write_atomically
-from ..reading import checked, read_json, read_json_lines, read_toml
+from ..io import (
+    checked,
+    flatten,
+    note_round,
+    noted_round,
+    plain_json,
+    read_json,
+    read_json_lines,
+    read_toml,
+    settled,
+    unflatten,
+    write_atomically,
+)
 from ..round import RoundState
-from ..scale.rows import note_round, noted_round
-from ..state_file import flatten, settled, unflatten
 from .divergence import DivergedError
 from .recorded import Mark, Note, RoundLine, TimingLine
 from .settings import Settings

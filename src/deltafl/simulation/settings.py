@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ..errors import DeltaflError, unknown_name
-from ..reading import read_toml as read_toml  # noqa: PLC0414, a name of this module as well
-from ..reading import sentence
+from ..io import read_toml as read_toml  # noqa: PLC0414, a name of this module as well
+from ..io import sentence
 from ..samplers import SamplerSettings, parse_label, theory_constants
 from ..server.optimizers import DEFAULT_MOMENTUM, make_server_optimizer
 from ..tasks.fitting import require_sendable

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
-from ..reading import read_json
+from ..io import read_json
 from ..types import IntArray
 from .base import Dataset
 

@@ -14,8 +14,7 @@ import torch
 from pydantic import BaseModel, Field
 
 from ...errors import DeltaflError
-from ...plain_files import write_atomically
-from ...reading import checked, read_json
+from ...io import checked, read_json, write_atomically
 from .devices import device_name, find_device
 from .forms import batched_refusal, has_unfolded
 from .local import LocalWork
