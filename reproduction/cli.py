@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from deltafl.simulation.sweep import OnProgress
     from deltafl.simulation.sweep import Progress as SweepProgress
 
-    from .request import Request
+    from .reproduce import Request
 
 EXIT_INTERRUPTED = 130
 
@@ -65,8 +65,7 @@ def reproduce(
     """
     from rich.console import Console
 
-    from .reproduce import default_folder
-    from .request import Request
+    from .reproduce import Request, default_folder
     from .spec import SCALES
 
     if scale not in SCALES:
@@ -120,7 +119,7 @@ def _reproduce_one(request: "Request") -> None:
 
 def _reproduce_all(request: "Request") -> None:
     """Every experiment in a folder of its own, those that cannot be run named, and the index."""
-    from .pages.index import require_index
+    from .page import require_index
     from .spec import experiment_names
 
     require_index(request.out)
@@ -139,7 +138,7 @@ def _verdict(page: str) -> str:
 
 
 def _write_index(folder: Path) -> None:
-    from .pages.index import write_index
+    from .page import write_index
 
     write_index(folder)
     typer.echo(f"Index: {folder}/README.md")

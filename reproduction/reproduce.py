@@ -1,175 +1,231 @@
-"""``deltafl reproduce``: run an experiment and write its page. Most are sweeps; two have a way of their own."""
+"""``python -m reproduction NAME``: run what is missing of an experiment and write its page."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-
-from pydantic import ValidationError
+from typing import Any, Protocol
 
 from deltafl.errors import DeltaflError, require
 from deltafl.io import write_atomically
-from deltafl.simulation.lock import only_one
-from deltafl.simulation.record import RunStore
-from deltafl.simulation.sweep import OnProgress, Progress
+from deltafl.simulation.record import RunRecord, RunStore
+from deltafl.simulation.sweep import OnProgress, Progress, require_devices, run_jobs
 
-from .environments import only_here, told
-from .folders import require_ours
-from .request import Request
+from .page import OwnPage, Row, Rows, environment_text, require_own, write_own_page, write_page
 from .spec import Experiment, Sweep, load_experiment
-from .sweep import make_sweep, records_of, run_sweep
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user wants.
+
+    Attributes:
+        name: The experiment.
+        scale: One of ``spec.SCALES``.
+        out: The experiment's folder; those whose runs it shows in another way are looked for beside it.
+        parts: Parts to run; None for all of the scale.
+        seeds: Number of seeds, instead of the experiment's own.
+        processes: Runs side by side.
+        data_dir: Folder with data sets.
+        device: Where clients train, as the setting ``device``; None for the experiment's own, the CPU.
+        only_page: Run nothing, write the page from what is there.
+    """
+
+    name: str
+    scale: str
+    out: Path
+    parts: tuple[str, ...] | None = None
+    seeds: int | None = None
+    processes: int = 1
+    data_dir: str | None = None
+    device: str | None = None
+    only_page: bool = False
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The user's settings of the runs, which win over the experiment's."""
+        given = {"data_dir": self.data_dir, "seeds": self.seeds, "device": self.device}
+        return {key: value for key, value in given.items() if value is not None}
+
+    @property
+    def command(self) -> str:
+        """The command for the page, without folders, processes and device, which differ from place to place."""
+        parts = "".join(f" --part {part}" for part in self.parts or ())
+        seeds = "" if self.seeds is None else f" --seeds {self.seeds}"
+        return f"python -m reproduction {self.name} --scale {self.scale}{parts}{seeds}"
+
+
+class OwnModule(Protocol):
+    """An experiment that is no sweep, a module named like its kind."""
+
+    #: Settings that choose rows; rows of other values of the remaining settings are refused.
+    CHOOSING: set[str]
+
+    def run(self, settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
+        """Steps done, steps in all, and a new row if there is one."""
+        ...
+
+    def show(self, settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
+        """Draw the picture, and return what the page shows."""
+        ...
 
 
 def reproduce(request: Request, on_progress: OnProgress) -> str:
     """Run what is missing and write the page.
 
     Returns:
-        The page, Markdown; it is ``README.md`` in the folder, beside table, pictures and records.
+        The page, Markdown; it is ``README.md`` in the folder, beside table, picture and records.
 
     Raises:
         DeltaflError: If the experiment or a part is unknown, data are missing, or the folder holds something else.
     """
     experiment = load_experiment(request.name)
     require("matplotlib", "plot")
-    require_ours(request.out, experiment.name)
+    require("scipy", "sim")
+    require_own(request.out, experiment.name)
     if experiment.kind == "benchmark":
         from .benchmark.run import reproduce_benchmark
 
         return reproduce_benchmark(experiment, request, on_progress)
-    if experiment.kind in OWN_WAY:
-        return _own_way(experiment, request, on_progress)
-    return _sweep(experiment, request, on_progress)
+    if experiment.parts:
+        return _sweep(experiment, request, on_progress)
+    return _own_way(experiment, request, on_progress)
+
+
+def make_sweep(experiment: Experiment, scale: str, parts: Sequence[str] | None = None, **own: Any) -> Sweep:
+    """The sweep of an experiment at a scale: all of its parts, or the named ones.
+
+    Args:
+        experiment: The experiment.
+        scale: One of ``spec.SCALES``.
+        parts: Names of parts; None for those of the scale.
+        own: Settings of the user that win, such as ``data_dir`` and ``seeds``.
+    """
+    names = experiment.part_names(scale) if parts is None else tuple(parts)
+    return Sweep(experiment, scale, {part: experiment.comparison(part, scale, **own) for part in names})
 
 
 def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
-    from .pages.page import write_page
-
     source, folder = experiment, request.out
     if experiment.runs_of is not None:
         source, folder = load_experiment(experiment.runs_of), request.out.parent / experiment.runs_of
-        require_ours(folder, source.name)
+        require_own(folder, source.name)
     sweep = make_sweep(source, request.scale, request.parts, **request.own)
     if source is not experiment:
         sweep = _shown_parts(sweep, experiment)
-    not_run = {}
-    if not request.only_page:
-        not_run = run_sweep(sweep, folder, request.processes, on_progress)
-        for part in sweep.comparisons:
-            RunStore(folder).pack(part)
-    records = records_of(sweep, folder)
-    if not records:
+    not_run = {} if request.only_page else run_sweep(sweep, folder, request.processes, on_progress)
+    runs = [record.run() for record in records_of(sweep, folder)]
+    if not runs:
         raise DeltaflError(f"{folder} has no finished run yet; leave out --only-page to run some")
     with RunStore(request.out).lock():
-        return write_page(replace(sweep, experiment=experiment), records, request.out, not_run, request.command)
+        return write_page(replace(sweep, experiment=experiment), runs, request.out, not_run, request.command)
+
+
+def records_of(sweep: Sweep, folder: Path) -> list[RunRecord]:
+    """The records that a sweep has so far, in the order of its jobs."""
+    store = RunStore(folder)
+    return [record for job in sweep.jobs() if (record := store.get(job)) is not None]
 
 
 def _shown_parts(sweep: Sweep, experiment: Experiment) -> Sweep:
-    """Of another experiment's runs, those that this one shows: its parts, or all if it names none."""
-    parts = {part: settings for part, settings in sweep.comparisons.items() if part in experiment.parts}
+    """The parts of another experiment that this one names, those with a threshold if its view has thresholds."""
+    view = experiment.view
+    shown = [p for p in sweep.comparisons if not view.thresholds or view.rows_of.get(p, p) in view.thresholds]
+    parts = {part: sweep.comparisons[part] for part in shown if part in experiment.parts}
     return replace(sweep, comparisons=parts or sweep.comparisons)
 
 
-def _run_rates(experiment: Experiment, request: Request, on_step: Callable[[int, int], None]) -> None:
-    from .rates.runs import RatesSettings, run_rates
+def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgress) -> dict[str, str]:
+    """Run what has no record yet, and pack the records.
 
-    run_rates(RatesSettings.model_validate(experiment.own_settings(request.scale)), request.out, on_step)
+    Args:
+        sweep: What to run.
+        folder: Where the records are and go.
+        processes: Runs side by side, >= 1; as many as there are cores is best.
+        on_progress: Called about once a second.
 
+    Returns:
+        The parts whose data are not at hand, with the reason; they are left out.
 
-def _show_rates(experiment: Experiment, request: Request) -> tuple[str, str, str]:
-    from .rates.report import report_rates, summarise_rates
-    from .rates.runs import RatesSettings
-
-    settings = RatesSettings.model_validate(experiment.own_settings(request.scale))
-    return report_rates(settings, request.out), *summarise_rates(settings, request.out)
-
-
-def _run_toy(experiment: Experiment, request: Request, on_step: Callable[[int, int], None]) -> None:
-    from .toy.page import run_toy
-
-    run_toy(request.out, on_step)
-    only_here(request.out)
-
-
-def _show_toy(experiment: Experiment, request: Request) -> tuple[str, str, str]:
-    from .toy.page import report_toy, summarise_toy
-
-    return report_toy(request.out), *summarise_toy(request.out)
-
-
-def _run_limits(experiment: Experiment, request: Request, on_step: Callable[[int, int], None]) -> None:
-    from .limits.drifting import LimitsSettings
-    from .limits.page import run_limits
-
-    run_limits(LimitsSettings.model_validate(experiment.own_settings(request.scale)), request.out, on_step)
-    only_here(request.out)
+    Raises:
+        DeltaflError: If a record or an unfinished run in the folder has other settings, or no part can be run.
+    """
+    for package in ("torch", "safetensors"):
+        require(package, "sim")
+    store, jobs = RunStore(folder), list(sweep.jobs())
+    waiting = [job for job in jobs if not store.get(job)]
+    require_devices(job.settings.device for job in waiting)
+    not_run = _missing_data(waiting)
+    if len(not_run) == len(sweep.comparisons):
+        raise DeltaflError(next(iter(not_run.values()), "there is nothing to run: no part was chosen"))
+    run_jobs([job for job in jobs if job.part not in not_run], folder, processes, on_progress)
+    for part in sweep.comparisons:
+        store.pack(part)
+    return not_run
 
 
-def _show_limits(experiment: Experiment, request: Request) -> tuple[str, str, str]:
-    from .limits.drifting import LimitsSettings
-    from .limits.page import report_limits, summarise_limits
+def _missing_data(waiting: Sequence[Any]) -> dict[str, str]:
+    """The parts whose task cannot be made here, with the sentence why; memory use of the others is logged."""
+    from deltafl.simulation.setup import task_of, tell_memory
 
-    settings = LimitsSettings.model_validate(experiment.own_settings(request.scale))
-    return report_limits(settings, request.out), *summarise_limits(settings, request.out)
-
-
-Run = Callable[[Experiment, Request, Callable[[int, int], None]], None]
-#: The page's body, what was measured in a line, and the verdict.
-Show = Callable[[Experiment, Request], tuple[str, str, str]]
-#: Kinds of experiment that are no sweep over samplers and seeds.
-OWN_WAY: dict[str, tuple[Run, Show]] = {
-    "rates": (_run_rates, _show_rates),
-    "toy": (_run_toy, _show_toy),
-    "limits": (_run_limits, _show_limits),
-}
+    reasons = {}
+    for part in dict.fromkeys(job.part for job in waiting):
+        settings = [job.settings for job in waiting if job.part == part]
+        try:
+            tell_memory(part, settings, task_of(settings[0]))
+        except DeltaflError as error:
+            reasons[part] = str(error)
+    return reasons
 
 
 def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
-    """Run a kind that is no sweep, and put what it shows on a page like the others."""
+    """Run an experiment that is no sweep; its rows are kept as they come, and none is computed twice."""
     if request.parts is not None or request.seeds is not None:
         raise DeltaflError(f"{experiment.name} has no parts and no seeds to choose; leave out --part and --seeds")
-    run, show = OWN_WAY[experiment.kind]
-    experiment.own_settings(request.scale)  # refuses an unknown scale before anything is written
     if request.only_page and not request.out.is_dir():
         raise DeltaflError(f"{request.out} has no finished run yet; leave out --only-page to run some")
-    with only_one(request.out / ".playing") as ours:
-        if not ours:
-            raise DeltaflError(f"another process is running {experiment.name} in {request.out}; choose another --out")
-        try:
-            if not request.only_page:
-                run(experiment, request, lambda i, n: on_progress(Progress(i, n, 0, 1, (experiment.name,))))
-            body, measured, verdict = show(experiment, request)
-        except ValidationError as error:
-            raise DeltaflError(f"experiment {experiment.name}: {error.errors()[0]['msg']}") from None
-        _write_finding(experiment, request, measured, verdict)
-        page = _page(experiment, request, body, measured, verdict)
-        write_atomically(request.out / "README.md", page)
-    return page
+    module: OwnModule = import_module(f".{experiment.kind}", __package__)
+    settings, path = experiment.own_settings(request.scale), request.out / "runs.jsonl.gz"
+    request.out.mkdir(parents=True, exist_ok=True)
+    with RunStore(request.out).lock():
+        head, rows = _read_rows(path)
+        fixed = {key: value for key, value in settings.items() if key not in module.CHOOSING}
+        if head and head["settings"] != fixed:
+            raise DeltaflError(f"{path} holds rows of other settings; give its --scale or choose another --out")
+        if not request.only_page:
+            head = {"settings": fixed, "environment": _environment()}
+            for done, total, row in module.run(settings, rows):
+                if row is not None:
+                    rows.append(row)
+                    _write_rows(path, head, rows)
+                on_progress(Progress(done, total, 0, 1, (experiment.name,)))
+        shown = module.show(settings, rows, request.out)
+        hardware = environment_text(head.get("environment", {})) if head else ""
+        return write_own_page(experiment, shown, request.scale, request.command, hardware, request.out)
 
 
-def _write_finding(experiment: Experiment, request: Request, measured: str, verdict: str) -> None:
-    from .pages.index import Finding, write_verdict
+def _environment() -> dict[str, Any]:
+    from deltafl.simulation.records import environment
 
-    finding = Finding(
-        name=experiment.name,
-        title=experiment.title,
-        claim=experiment.claim,
-        measured=measured,
-        verdict=verdict,
-        scale=request.scale,
-        done=1,
-        total=1,
-        command=request.command,
-    )
-    write_verdict(request.out, finding)
+    return {key: value for key, value in environment().items() if key != "command"}
 
 
-def _page(experiment: Experiment, request: Request, body: str, measured: str, verdict: str) -> str:
-    blocks = [f"# {experiment.title}", f"**The paper:** {experiment.claim}"]
-    blocks += ["## Verdict", f"**{verdict[:1].upper()}{verdict[1:]}.** {measured}", body.strip()]
-    blocks += told(request.out)
-    blocks += [f"Command (scale {request.scale}):", f"```\n{request.command}\n```"]
-    if experiment.notes:
-        blocks += ["## Decisions", "\n".join(f"- {note}" for note in experiment.notes)]
-    return "\n\n".join(blocks) + "\n"
+def _read_rows(path: Path) -> tuple[dict[str, Any], Rows]:
+    """The head (settings and environment) and the rows of a file; nothing if there is none."""
+    if not path.exists():
+        return {}, []
+    try:
+        head, *rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    except (OSError, EOFError, ValueError) as error:
+        raise DeltaflError(f"{path} cannot be read: {error}; restore it, or delete it to run again") from None
+    return head, rows
+
+
+def _write_rows(path: Path, head: dict[str, Any], rows: Rows) -> None:
+    text = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in [head, *rows])
+    write_atomically(path, gzip.compress(text.encode(), mtime=0))
 
 
 def default_folder(name: str, scale: str) -> Path:

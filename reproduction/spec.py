@@ -2,16 +2,29 @@
 
 ::
 
-    title = "Table 2: ..."          claim = "what the paper says"     order = ["pracdelta", ..., "fedavg"]
+    title = "Table 2: ..."          claim = "what the paper claims"   order = ["pracdelta", ..., "fedavg"]
     kind = "table"                  notes = ["what was decided"]      minutes = {smoke = 1, cpu = 400}
 
     [settings]                      # of every part: those of `deltafl compare`, task and samplers included
     [parts.fashion-mnist]           # what one column or panel changes; its own `title`
     [reported.fashion-mnist]        # the paper's numbers: fedavg = {accuracy = 70.35, sd = 0.51, rounds = 426}
+    [view]                          # how it is shown (`View`)
     [smoke]  [cpu]  [paper]         # what a scale changes: `parts` (which of them), then settings
     [cpu.change.fashion-mnist]      # what a scale changes in one part
 
 Later ones win: settings, part, scale, the scale's change of the part. A run is (part, sampler, seed).
+
+==================  =================================================================================================
+kind                shows
+==================  =================================================================================================
+``table``           the paper's table, a part each, and its curves
+``curves``          curves (``y``) and final values
+``best-accuracies`` the mean of the ``best`` accuracies within the first ``rounds``
+``probes``          probe columns over rounds (``columns``, ``panels``, ``log``, ``larger``, ``ratio``, ``bounds``)
+``toy`` ``rates``   experiments that are no sweep: a module of this package each
+``limits``
+``benchmark``       see ``benchmark/``
+==================  =================================================================================================
 """
 
 import tomllib
@@ -21,7 +34,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from deltafl.errors import DeltaflError, unknown_name
 from deltafl.simulation.settings import CompareSettings, make_settings
@@ -31,10 +44,60 @@ SCALES = ("smoke", "cpu", "paper")
 #: Figures of the paper that another experiment shows.
 SHOWN_BY = {"figure-3": "toy", "figure-5": "toy"}
 Scale = Literal["smoke", "cpu", "paper"]
+Kind = Literal["table", "curves", "best-accuracies", "probes", "toy", "rates", "limits", "benchmark"]
+Y = Literal["accuracy", "loss", "log10-loss"]
 
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class View(_Model):
+    """How an experiment is shown.
+
+    Attributes:
+        baseline: Label that speed-ups compare with; by default fedavg, else uniform, else the last of the order.
+        names: Readable names by label, instead of the built-in ones.
+        rows_of: Parts whose runs are rows of another part: variants of a setting. There a run's label is
+            ``SAMPLER+PART``; orders, baselines, names and reported numbers may use it.
+        order_by_part: The paper's ordering where it differs from the experiment's, by part.
+        thresholds: Thresholds by part, instead of those of the settings; parts without one are left out.
+        best: k of "mean of the k best accuracies within the last 4 % of the rounds", for all parts or by part.
+        y: What curves show, a row of panels each; the first decides what the verdict compares.
+        rounds: For best accuracies: up to which rounds.
+        columns: Probe columns by their name for people.
+        panels: ``"column"``: a panel for each part and probe column, a line a sampler; ``"part"``: a panel a part.
+        log: Whether the axis of probes is logarithmic.
+        larger: Whether the first of the order has the larger probes.
+        ratio: Two probe columns whose ratio is tabulated.
+        bounds: By probe column, the two numbers between which the paper claims that it stays.
+        core: Labels in the benchmark's pictures.
+    """
+
+    baseline: str | None = None
+    names: dict[str, str] = {}
+    rows_of: dict[str, str] = {}
+    order_by_part: dict[str, tuple[str, ...]] = {}
+    thresholds: dict[str, float] = {}
+    best: int | dict[str, int] = 5
+    y: tuple[Y, ...] = ()
+    rounds: tuple[int, ...] = (100, 300, 500)
+    columns: dict[str, str] = {}
+    panels: Literal["column", "part"] = "column"
+    log: bool = True
+    larger: bool = True
+    ratio: tuple[str, str] | None = None
+    bounds: dict[str, tuple[float, float]] = {}
+    core: tuple[str, ...] = ()
+
+    @field_validator("y", mode="before")
+    @classmethod
+    def _one(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    def best_of(self, part: str) -> int:
+        """The k of a part's accuracy."""
+        return self.best if isinstance(self.best, int) else self.best.get(part, 5)
 
 
 class Reported(_Model):
@@ -47,13 +110,7 @@ class Reported(_Model):
 
 
 class Change(_Model):
-    """What one scale changes.
-
-    Attributes:
-        parts: The parts that are run; None for all.
-        change: Settings by part.
-        settings: Settings of every part (the remaining keys of the table).
-    """
+    """What one scale changes: which parts are run (None for all), settings by part, settings of every part."""
 
     parts: tuple[str, ...] | None = None
     change: dict[str, dict[str, Any]] = {}
@@ -66,8 +123,8 @@ class Experiment(_Model):
     Attributes:
         name: The file's name.
         title: What it is.
-        claim: What the paper says that it shows, in our words.
-        kind: How it is run and shown, see ``kinds.py``.
+        claim: What the paper claims, in our words.
+        kind: How it is run and shown.
         order: The paper's ordering of the samplers, best first; ``"a = b"`` for two that it does not order; empty if it
             claims none.
         notes: Decisions where the paper is silent.
@@ -77,14 +134,14 @@ class Experiment(_Model):
         settings: Settings of every part; for kinds that are no sweep, their own settings.
         parts: Settings that differ, by part; ``title`` is its name for people.
         reported: The paper's numbers, by part and sampler.
-        view: Settings of the picture, by kind.
+        view: How it is shown.
         scales: What each scale changes.
     """
 
     name: str
     title: str
     claim: str
-    kind: str
+    kind: Kind
     order: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     needs: str = "nothing"
@@ -93,24 +150,21 @@ class Experiment(_Model):
     settings: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
     reported: dict[str, dict[str, Reported]] = {}
-    view: dict[str, Any] = Field(default_factory=dict)
-    scales: dict[Scale, Change]
+    view: View = View()
+    scales: dict[str, Change]
 
     def own_settings(self, scale: str) -> dict[str, Any]:
         """The settings of a kind that is no sweep, at one scale."""
-        return {**self.settings, **self.scales[_scale(scale)].settings}
+        return {**self.settings, **self.scales[scale].settings}
 
     def part_names(self, scale: str) -> tuple[str, ...]:
         """The parts that a scale runs."""
-        chosen = self.scales[_scale(scale)].parts
-        for name in chosen or ():
-            if name not in self.parts:
-                raise unknown_name("part", name, self.parts)
+        chosen = self.scales[scale].parts
         return tuple(self.parts) if chosen is None else chosen
 
     def part_title(self, part: str) -> str:
         """The part's name for people."""
-        return str(self.parts[part].get("title", part))
+        return str(self.parts.get(part, {}).get("title", part))
 
     def comparison(self, part: str, scale: str, **own: Any) -> CompareSettings:
         """The resolved settings of one part at one scale.
@@ -123,9 +177,10 @@ class Experiment(_Model):
         Raises:
             DeltaflError: If the part or the scale is unknown, or a setting is impossible.
         """
-        if part not in self.parts:
-            raise unknown_name("part", part, self.parts)
-        change = self.scales[_scale(scale)]
+        for kind, name, known in (("part", part, self.parts), ("scale", scale, self.scales)):
+            if name not in known:
+                raise unknown_name(kind, name, known)
+        change = self.scales[scale]
         merged = {**self.settings, **self.parts[part], **change.settings, **change.change.get(part, {}), **own}
         merged.pop("title", None)
         return make_settings(CompareSettings, {key: value for key, value in merged.items() if value is not None})
@@ -133,7 +188,7 @@ class Experiment(_Model):
 
 @dataclass(frozen=True)
 class Sweep:
-    """The parts of an experiment at one scale that can be run, with their settings, and why others cannot."""
+    """The parts of an experiment at one scale, with their settings."""
 
     experiment: Experiment
     scale: str
@@ -167,17 +222,15 @@ def load_experiment(name: str) -> Experiment:
         DeltaflError: If there is none of this name, another one shows it, or its file is wrong.
     """
     if name in SHOWN_BY:
-        raise DeltaflError(f"{name} is shown by {SHOWN_BY[name]}; write: deltafl reproduce {SHOWN_BY[name]}")
+        raise DeltaflError(f"{name} is shown by {SHOWN_BY[name]}; write: python -m reproduction {SHOWN_BY[name]}")
     if name not in experiment_names():
         raise unknown_name("experiment", name, experiment_names())
-    content = tomllib.loads((_files() / f"{name}.toml").read_text(encoding="utf-8"))
-    return parse_experiment(name, content)
+    return parse_experiment(name, tomllib.loads((_files() / f"{name}.toml").read_text(encoding="utf-8")))
 
 
 def parse_experiment(name: str, content: dict[str, Any]) -> Experiment:
     """An experiment from the content of its file; the scales' remaining keys are settings."""
-    content = dict(content)
-    scales = {}
+    content, scales = dict(content), {}
     for scale in SCALES:
         table = dict(content.pop(scale, {}))
         own = {key: table.pop(key) for key in ("parts", "change") if key in table}
@@ -191,10 +244,3 @@ def parse_experiment(name: str, content: dict[str, Any]) -> Experiment:
 
 def _files() -> Any:
     return resources.files(__package__) / "files"
-
-
-def _scale(scale: str) -> Scale:
-    for known in SCALES:
-        if known == scale:
-            return known  # type: ignore[return-value]
-    raise unknown_name("scale", scale, SCALES)

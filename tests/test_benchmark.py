@@ -178,7 +178,7 @@ def test_the_real_file(scale: str) -> None:
         assert len(every) == 5
         assert len(core) == 3
         assert all(set(SAMPLERS) <= set(part.methods) and part.seeds >= 10 for part in every)
-        assert all(set(experiment.view["core"]) == set(part.methods) and part.seeds >= 5 for part in core)
+        assert all(set(experiment.view.core) == set(part.methods) and part.seeds >= 5 for part in core)
 
 
 # What the server keeps

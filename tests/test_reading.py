@@ -11,12 +11,8 @@ from deltafl import DeltaflError
 from deltafl.analysis.summary import read_summary
 from deltafl.io import checked, read_json, read_json_lines, read_text, read_toml
 from deltafl.simulation.record import RunRecord, read_record
-from reproduction import environments, folders
-from reproduction.limits import page as limits
-from reproduction.limits.drifting import LimitsSettings
-from reproduction.pages.index import Finding, read_verdict, write_index, write_verdict
-from reproduction.rates.runs import read_cells
-from reproduction.toy import page as toy
+from reproduction import reproduce
+from reproduction.page import Finding, read_verdict, write_index, write_verdict
 
 #: Bytes that no reader takes: not UTF-8, brackets without end, half a value, a number of another kind.
 BAD = [b"\xff\xfe{}", b"[" * 100_000, b'{"round": ', b"5", b'[{"score": 1}]']
@@ -27,28 +23,11 @@ def read_index(path: Path) -> object:
     return write_index(path.parent)
 
 
-LIMITS = LimitsSettings(
-    methods=("uniform",),
-    dimensions=2,
-    common=1,
-    sample=1,
-    ratios=(10,),
-    drifts=(0.1,),
-    spreads=(),
-    grouped=(),
-    groups=1,
-    clients=2,
-    rounds=1,
-    seeds=2,
-)
 READERS: dict[str, Callable[[Path], object]] = {
     "record.json": read_record,
     "summary.json": read_summary,
     "verdict.json": read_verdict,
-    "cohorts.json": toy._read,
-    "errors.json": lambda path: limits._read(LIMITS, path),
-    "uniform.jsonl": read_cells,
-    "environment.json": lambda path: environments.told(path.parent),
+    "runs.jsonl.gz": reproduce._read_rows,
     "README.md": read_index,
 }
 
@@ -56,8 +35,6 @@ READERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("bad", BAD, ids=["bytes", "brackets", "half", "number", "other"])
 @pytest.mark.parametrize("name", READERS)
 def test_every_reader_answers_damage_with_a_sentence(tmp_path: Path, name: str, bad: bytes) -> None:
-    if name == "environment.json" and bad == BAD[4]:
-        pytest.skip("any entries will do there")
     path = tmp_path / name
     path.write_bytes(bad)
     with pytest.raises(DeltaflError) as caught:
@@ -71,12 +48,6 @@ def test_a_page_beside_the_index_that_is_no_text_is_named(tmp_path: Path) -> Non
     (tmp_path / "other" / "README.md").write_bytes(b"\xff")
     with pytest.raises(DeltaflError, match=r"other/README\.md is not text in UTF-8"):
         read_index(tmp_path / "README.md")
-
-
-def test_a_folder_of_somebody_elses_is_told_whatever_its_verdict_holds(tmp_path: Path) -> None:
-    (tmp_path / "verdict.json").write_bytes(b"\xff")
-    with pytest.raises(DeltaflError, match="holds something else, not of toy"):
-        folders.require_ours(tmp_path, "toy")
 
 
 def test_what_is_not_there_and_which_line_or_entry_is_wrong(tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 import json
 import logging
-import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,8 +21,8 @@ from deltafl.simulation.records import RunDirectory
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.sweep import Progress, rounds_played, run_job
+from reproduction.reproduce import make_sweep, records_of, run_sweep
 from reproduction.spec import Experiment, parse_experiment
-from reproduction.sweep import make_sweep, records_of, run_sweep
 
 SETTINGS = {"task": "digits", "clients": 6, "sample": 2, "rounds": 3, "local_epochs": 1, "seeds": 2, "threshold": 0.3}
 
@@ -203,40 +201,13 @@ def test_parts_without_data_are_left_out_with_the_reason(tmp_path: Path, monkeyp
     assert not (tmp_path / "other").exists()
 
 
-def test_a_sweep_of_one_part_keeps_the_settings_of_the_others_of_its_scale(tmp_path: Path) -> None:
-    def parts() -> Any:
-        return tomllib.loads((tmp_path / "config.toml").read_text())["parts"]
-
-    def sweep_of(scale: str, part: str) -> None:
-        run_sweep(make_sweep(once, scale, [part]), tmp_path, 1, quietly)
-
-    once = experiment(settings={**SETTINGS, "seeds": 1, "samplers": ["uniform"]}, paper={"rounds": 1})
-    sweep_of("smoke", "b")
-    sweep_of("smoke", "a")
-    assert list(parts()) == ["a", "b"]  # in the order of the experiment, whichever was run first
-    assert [parts()[part]["rounds"] for part in "ab"] == [3, 2]
-    run_sweep(
-        make_sweep(experiment(parts={"b": {"rounds": 2, "alpha": 1.0}}, settings=once.settings), "smoke"),
-        tmp_path,
-        1,
-        quietly,
-    )
-    assert list(parts()) == ["b"]  # the experiment has no part "a" any more
-    (tmp_path / "config.toml").write_text("experiment = ")
-    sweep_of("smoke", "a")
-    assert list(parts()) == ["a"]
-    shutil.rmtree(tmp_path / "runs")
-    sweep_of("paper", "b")
-    assert list(parts()) == ["b"]
-
-
 def test_what_memories_take_is_told_before_processes_without_a_log_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """6 clients of 650 numbers in float32, four times over, are 62,400 bytes. Once a part, if such a run is left."""
     monkeypatch.setattr("deltafl.simulation.setup.WORTH_A_LINE", 62_400)
     told_before: list[str] = []
-    monkeypatch.setattr("reproduction.sweep.run_jobs", lambda *_: told_before.extend(caplog.messages))
+    monkeypatch.setattr("reproduction.reproduce.run_jobs", lambda *_: told_before.extend(caplog.messages))
     small = {**SETTINGS, "seeds": 1, "samplers": ["uniform", "innovation", "fedvarp"]}
     sweep = make_sweep(
         experiment(settings=small, parts={"a": {}, "b": {"samplers": ["uniform", "innovation"]}}), "smoke"

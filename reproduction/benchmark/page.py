@@ -48,7 +48,7 @@ def write_page(
     require("matplotlib", "plot")
     require("scipy", "sim")
     judgements, store = judge_all(results), Store(folder)
-    core = tuple(experiment.view.get("core", ()))
+    core = tuple(experiment.view.core)
     folder.mkdir(parents=True, exist_ok=True)
     draw_gaps(results, core, folder / "gap.png")
     for result in results:

@@ -171,7 +171,7 @@ def parts_of(experiment: Experiment, scale: str, **own: Any) -> list[Part]:
 def _part(experiment: Experiment, scale: str, name: str, own: dict[str, Any]) -> Part:
     tiers = experiment.settings.get("tiers", {})
     common = {key: value for key, value in experiment.settings.items() if key != "tiers"}
-    change = experiment.scales[scale]  # type: ignore[index]
+    change = experiment.scales[scale]
     tier = experiment.parts[name].get("tier")
     if tier not in tiers:
         raise unknown_name("tier", str(tier), tiers)

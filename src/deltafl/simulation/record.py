@@ -116,7 +116,7 @@ class RunRecord(BaseModel):
         return int(self.settings["seed"])
 
     def run(self) -> Run:
-        """The run as ``report.summarise`` takes it; its seconds are processor time."""
+        """The run as a row of the run table."""
         return Run(
             sampler=self.sampler,
             seed=self.seed,
@@ -124,10 +124,18 @@ class RunRecord(BaseModel):
             round_r=np.array(self.round, dtype=np.int64),
             accuracy_r=_floats(self.accuracy),
             loss_r=_floats(self.loss),
-            seconds_r=_floats(self.cpu_seconds),
+            seconds_r=_floats(self.seconds),
             bytes_r=_floats(self.bytes),
             draws_m=np.array(self.draws, dtype=np.int64),
             diverged=self.diverged,
+            part=self.part,
+            cpu_seconds_r=_floats(self.cpu_seconds),
+            client_accuracy_r=_floats(self.client_accuracy) if self.client_accuracy else None,
+            probes={name: _floats(column) for name, column in self.probes.items()},
+            settings=self.settings,
+            data=self.data,
+            environment=self.environment,
+            diverged_why=self.diverged_why,
         )
 
     def probe(self, name: str) -> FloatArray:

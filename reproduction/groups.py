@@ -1,0 +1,160 @@
+"""The runs of a sweep as they are shown: groups (tables, panels) of rows (methods) of seeds."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from deltafl.analysis import DIVERGED, Run
+
+from .spec import Reported, Sweep
+
+#: Names of the samplers as the literature writes them.
+NAMES = {
+    "full": "Full participation",
+    "fedavg": "FedAvg",
+    "uniform": "Uniform",
+    "md": "MD",
+    "md-fixed": "MD of fixed size",
+    "fedis": "FedIS",
+    "fedpracis": "FedPracIS",
+    "delta": "FedDELTA",
+    "pracdelta": "FedPracDELTA",
+    "cluster-is": "Cluster-based IS",
+    "cluster-is-oracle": "Cluster-based IS (theoretical)",
+    "power-of-choice": "Power-of-Choice",
+    "delta-centred": "DELTA, centred",
+    "innovation": "Innovation",
+    "fedvarp": "FedVARP",
+}
+#: Tasks whose data stand in for those of the paper: what a title calls the paper's, and what is really read.
+STAND_INS = {
+    "unipen62": ("FEMNIST", "UNIPEN-62"),
+    "cifar10-jpeg": ("CIFAR-10", "CIFAR-10 as JPEG"),
+    "celeba-subset": ("CelebA", "a subset of CelebA"),
+}
+
+
+class Row(NamedTuple):
+    """One method: its label (``SAMPLER`` or ``SAMPLER+PART``), its name, its finished runs by seed."""
+
+    label: str
+    name: str
+    runs: dict[int, Run]
+
+
+class Group(NamedTuple):
+    """What stands in one table or panel.
+
+    Attributes:
+        part: The part of the experiment.
+        title: Its name.
+        rows: The methods that have a finished run.
+        baseline: The label that speed-ups compare with.
+        ranks: The paper's ordering of labels, best first; it does not order the labels of one rank.
+        threshold: What counts as reached; None if nothing does.
+        reported: The paper's numbers by label.
+    """
+
+    part: str
+    title: str
+    rows: tuple[Row, ...]
+    baseline: str
+    ranks: tuple[tuple[str, ...], ...]
+    threshold: float | None
+    reported: dict[str, Reported]
+
+    @property
+    def order(self) -> list[str]:
+        """The ordered labels that have a row, best first."""
+        return [label for rank in self.ranks for label in rank if label in self.labels]
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the rows."""
+        return [row.label for row in self.rows]
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs."""
+        return [run for row in self.rows for run in row.runs.values()]
+
+    @property
+    def metric(self) -> str:
+        """Accuracy or loss."""
+        return self.runs[0].metric
+
+    def row(self, label: str) -> Row:
+        """The row of a label that is among ``labels``."""
+        return next(row for row in self.rows if row.label == label)
+
+
+def readable(label: str, *more: str) -> str:
+    """A sampler's label for people: ``fedis@successive@plain-mean`` is ``FedIS (successive draws, plain mean)``."""
+    name, *rest = label.split("@")
+    parts = [f"{rest[0]} draws"] if rest and rest[0] else []
+    parts += [part.replace("-", " ") for part in rest[1:]]
+    suffix = ", ".join([*parts, *more])
+    return NAMES.get(name, name) + (f" ({suffix})" if suffix else "")
+
+
+def base_name(label: str) -> str:
+    """The sampler's bare name: of ``pracdelta@pivotal+part`` it is ``pracdelta``."""
+    return label.partition("+")[0].partition("@")[0].partition("(")[0]
+
+
+def gather(sweep: Sweep, runs: Sequence[Run]) -> list[Group]:
+    """The groups of a sweep that have a finished run, parts and samplers in the order of the experiment."""
+    view = sweep.experiment.view
+    hosts = dict.fromkeys(view.rows_of.get(part, part) for part in sweep.comparisons)
+    groups = [_group(sweep, runs, host) for host in hosts if not view.thresholds or host in view.thresholds]
+    return [group for group in groups if group is not None]
+
+
+def _group(sweep: Sweep, runs: Sequence[Run], host: str) -> Group | None:
+    experiment, view, rows = sweep.experiment, sweep.experiment.view, []
+    for part, settings in sweep.comparisons.items():
+        if view.rows_of.get(part, part) != host:
+            continue
+        for sampler in settings.samplers:
+            found = {run.seed: run for run in runs if (run.part, run.sampler) == (part, sampler)}
+            if found:
+                label = sampler if part == host else f"{sampler}+{part}"
+                more = [] if part == host else [title_of(sweep, part)]
+                name = view.names.get(label, readable(sampler, *more))
+                name += f" {DIVERGED}" if any(run.diverged is not None for run in found.values()) else ""
+                rows.append(Row(label, name, dict(sorted(found.items()))))
+    if not rows:
+        return None
+    first = next(iter(rows[0].runs.values()))
+    labels = [row.label for row in rows]
+    ranks = [tuple(entry.split(" = ")) for entry in view.order_by_part.get(host, experiment.order)]
+    wanted = [view.baseline, "fedavg", "uniform", *reversed([label for rank in ranks for label in rank]), labels[0]]
+    return Group(
+        host,
+        title_of(sweep, host),
+        tuple(rows),
+        next(label for label in wanted if label in labels),
+        tuple(ranks),
+        view.thresholds.get(host, first.settings.get("threshold")),
+        experiment.reported.get(host, {}),
+    )
+
+
+def title_of(sweep: Sweep, part: str) -> str:
+    """A part's name for people, with the data that it really reads: ``UNIPEN-62 (for FEMNIST), momentum``."""
+    title = sweep.experiment.part_title(part)
+    task = sweep.comparisons[part].task if part in sweep.comparisons else ""
+    paper, ours = STAND_INS.get(task, ("", ""))
+    return title.replace(paper, f"{ours} (for {paper})", 1) if paper else title
+
+
+def full_title(sweep: Sweep, part: str) -> str:
+    """A part's name for people; that of rows in another part's table names the other one first."""
+    host = sweep.experiment.view.rows_of.get(part)
+    return title_of(sweep, part) if host is None else f"{title_of(sweep, host)}, {title_of(sweep, part)}"
+
+
+def data_note(groups: Sequence[Group]) -> str:
+    """Which data stand in for the paper's in what is shown, a sentence; empty if none do."""
+    tasks = dict.fromkeys(str(run.settings["task"]) for group in groups for run in group.runs)
+    pairs = [STAND_INS[task] for task in tasks if task in STAND_INS]
+    return " ".join(f"{ours[:1].upper()}{ours[1:]} stands in for {paper}." for paper, ours in pairs)

@@ -1,0 +1,235 @@
+"""Limits: clients whose updates drift, and the error of one round's estimate of their mean.
+
+u_i(t) = s_i (c_0 e + sqrt(g) v_k(i)(t) + sqrt(1 - g) v_i(t)), with e a unit vector, k(i) one of a few groups, and every
+v a stationary Gaussian process with E norm(v)^2 = 1 in many dimensions:
+
+    v(t + 1) = sqrt(1 - delta^2) v(t) + delta z,   E norm(z)^2 = 1,
+
+so that after k rounds a remembered v still explains the share (1 - delta^2)^k of it, and one v carries no information
+about another. g is the share that the members of a group have in common. s_i is lognormal with mean square 1 and
+coefficient of variation ``spread``; all weights are 1 / m.
+
+The *relative error* of a method is E norm(D - ubar)^2 divided by that of uniform draws on the same updates.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import log, sqrt
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from deltafl import Plan, Population, close_round, init_round, make_plan, open_round, stream
+from deltafl.analysis import Band, Cells, Line, draw_panels, looks, markdown, mean_interval
+from deltafl.errors import DeltaflError
+from deltafl.types import FloatArray, Params
+
+from .page import OwnPage, Row, Rows
+
+CHOOSING: set[str] = set()
+#: What each picture has on its x-axis.
+_AXES = {
+    "age": "clients for each one selected, m / n",
+    "norms": "coefficient of variation of the norms",
+    "groups": "share that groups have in common",
+    "far": "drift a round",
+}
+_SHORT = {"age": "m / n", "norms": "variation of norms", "groups": "share in common", "far": "drift"}
+
+
+class Point(NamedTuple):
+    """One setting of the clients.
+
+    Attributes:
+        picture: Error against m / n (``"age"``), the spread of norms (``"norms"``), what groups share (``"groups"``),
+            the drift of clients who are hardly ever selected (``"far"``).
+        clients: m.
+        sample: n.
+        drift: delta.
+        spread: Coefficient of variation of the norms.
+        grouped: g.
+    """
+
+    picture: str
+    clients: int
+    sample: int
+    drift: float
+    spread: float
+    grouped: float
+
+    @property
+    def x(self) -> float:
+        """Its place on the picture's x-axis."""
+        ratio = self.clients / self.sample
+        return {"age": ratio, "norms": self.spread, "groups": self.grouped, "far": self.drift}[self.picture]
+
+
+def points_of(settings: dict[str, Any]) -> list[Point]:
+    """Memories of growing age; norms of growing spread with slow drift; groups that share more and more; far ones."""
+    m, n, drifts, far = settings["clients"], settings["sample"], settings["drifts"], settings["far"]
+    return [
+        *(Point("age", ratio * n, n, drift, 0, 0) for drift in drifts for ratio in settings["ratios"]),
+        *(Point("norms", m, n, min(drifts), spread, 0) for spread in settings["spreads"]),
+        *(Point("groups", m, n, max(drifts), 0, grouped) for grouped in settings["grouped"]),
+        *(Point("far", far["ratio"] * far["sample"], far["sample"], drift, 0, 0) for drift in far["drifts"]),
+    ]
+
+
+def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
+    """The relative errors of all methods at all points, a seed each."""
+    points = points_of(settings)
+    known = {(Point(*(row[name] for name in Point._fields)), row["method"]) for row in rows}
+    for done, point in enumerate(points, start=1):
+        methods = settings["far"]["methods"] if point.picture == "far" else settings["methods"]
+        if any((point, method) not in known for method in methods):
+            by_seed = [errors_at(settings, methods, point, seed) for seed in range(settings["seeds"])]
+            for method in methods:
+                error_s = [errors[method] / errors["uniform"] for errors in by_seed]
+                if (point, method) not in known:
+                    yield done, len(points), {**point._asdict(), "method": method, "error": error_s}
+        yield done, len(points), None
+
+
+def errors_at(settings: dict[str, Any], methods: Sequence[str], point: Point, seed: int) -> dict[str, float]:
+    """The mean squared error of each method's estimate, all on the same updates."""
+    labels = ["uniform", *(method for method in methods if method != "uniform")]
+    population = Population.from_sizes(np.ones(point.clients, dtype=np.int64))
+    plans = {label: _plan(label, population, point.sample, seed) for label in labels}
+    states = {label: init_round(plan, np.zeros(settings["dimensions"])) for label, plan in plans.items()}
+    error, warm_up = dict.fromkeys(labels, 0.0), 3 * point.clients // point.sample
+    for t, update_md in enumerate(updates(settings, point, seed, warm_up + settings["rounds"])):
+        ubar_d = update_md.mean(axis=0, dtype=np.float64)
+        for label in labels:
+            plan, state = plans[label], states[label]
+            cohort = open_round(plan, state)
+            after, _ = close_round(plan, state, cohort, update_md[cohort.client_n])
+            if t >= warm_up:
+                error[label] += float(np.sum((after.params_d.astype(np.float64) - ubar_d) ** 2)) / settings["rounds"]
+            # The model stays at 0, so that the next estimate can be read off it too.
+            states[label] = after._replace(params_d=np.zeros(settings["dimensions"], dtype=np.float32))
+    return error
+
+
+def _plan(label: str, population: Population, n: int, seed: int) -> Plan:
+    plan = make_plan(label, population, n, seed=seed)
+    if plan.sampler.needs_oracle:
+        raise DeltaflError(f"{label!r} needs an oracle; choose practical methods, such as 'innovation'")
+    return plan
+
+
+def updates(settings: dict[str, Any], point: Point, seed: int, rounds: int) -> Iterator[Params]:
+    """float32 (m, d) for each round."""
+    rng = stream(seed, "data", client=point.clients)
+    m, d, groups = point.clients, settings["dimensions"], settings["groups"]
+    scale_m, group_m = _norms(rng, m, point.spread), np.arange(m) % groups
+    common_d = np.zeros(d)
+    common_d[0] = settings["common"]
+    own_md, shared_kd = _noise(rng, m, d), _noise(rng, groups, d)
+    for _ in range(rounds):
+        apart_md = sqrt(point.grouped) * shared_kd[group_m] + sqrt(1 - point.grouped) * own_md
+        yield (scale_m[:, None] * (common_d + apart_md)).astype(np.float32)
+        own_md = sqrt(1 - point.drift**2) * own_md + point.drift * _noise(rng, m, d)
+        shared_kd = sqrt(1 - point.drift**2) * shared_kd + point.drift * _noise(rng, groups, d)
+
+
+def _noise(rng: np.random.Generator, rows: int, d: int) -> FloatArray:
+    """Rows of mean square 1."""
+    return rng.standard_normal((rows, d)) / sqrt(d)
+
+
+def _norms(rng: np.random.Generator, m: int, spread: float) -> FloatArray:
+    """s_i, lognormal with coefficient of variation ``spread``, scaled to a mean square of 1."""
+    variance = log(1 + spread**2)
+    scale_m = np.exp(sqrt(variance) * rng.standard_normal(m))
+    scaled_m: FloatArray = scale_m / np.sqrt(np.mean(scale_m**2))
+    return scaled_m
+
+
+class _Measured(NamedTuple):
+    """A method at a point: its relative error with a 95 % interval over seeds."""
+
+    point: Point
+    method: str
+    mean: float
+    low: float
+    high: float
+
+
+def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
+    """A panel and a table for each drift, for unequal norms, for groups, and for clients hardly ever selected."""
+    found = [_measured(row) for row in rows]
+    if {row.point for row in found} != set(points_of(settings)):
+        raise DeltaflError(f"{folder} does not have every point; leave out --only-page to run it")
+    panels = _panels(settings, found)
+    look_of = looks([method for method in settings["methods"] if method != "uniform"])
+    lines = [
+        [Line(method, look, _band(own)) for method, look in look_of.items() if (own := _of(panel, method))]
+        for _, panel in panels
+    ]
+    captions = [f"{title}; x: {_SHORT[panel[0].point.picture]}" for title, panel in panels]
+    note = "Line: mean over seeds. Band: 95 % interval. Dashed: uniform draws."
+    goals = [1.0] * len(panels)
+    draw_panels(lines, captions, 2, note, folder / "limits.png", goals=goals, x_label="")
+    blocks = [
+        "Relative error: E norm(D - ubar)^2 of a method divided by that of uniform draws on the same updates. "
+        f"d = {settings['dimensions']}, n = {settings['sample']} unless a table states another. Means over "
+        f"{settings['seeds']} seeds of {settings['rounds']} rounds after a warm-up of 3 m / n, with 95 % intervals.",
+        "![relative errors](limits.png)",
+        *(f"### {title}\n\n{_table(panel)}" for title, panel in panels),
+    ]
+    return OwnPage(_measured_text(settings, found), "not a claim of the paper", blocks, _cells(rows))
+
+
+def _measured(row: Row) -> _Measured:
+    mean, low, high = mean_interval(np.array(row["error"]))
+    point = Point(*(row[name] for name in Point._fields))
+    return _Measured(point, row["method"], mean, mean if low is None else low, mean if high is None else high)
+
+
+def _measured_text(settings: dict[str, Any], found: Sequence[_Measured]) -> str:
+    """Where each method is better and where it is worse than uniform draws, by its intervals."""
+    texts = []
+    for method in settings["methods"]:
+        own = _of(found, method)
+        better, worse = sum(row.high < 1 for row in own), sum(row.low > 1 for row in own)
+        texts += [] if method == "uniform" else [f"`{method}` at {better} of {len(own)} points (larger at {worse})"]
+    return f"Smaller error than uniform draws: {', '.join(texts)}."
+
+
+def _panels(settings: dict[str, Any], found: Sequence[_Measured]) -> list[tuple[str, list[_Measured]]]:
+    far, m = settings["far"], settings["clients"]
+    titles = {(drift, "age"): f"Ageing memories, drift {drift:g}" for drift in settings["drifts"]}
+    titles[None, "norms"] = f"Unequal norms, m = {m}"
+    titles[None, "groups"] = f"{settings['groups']} groups, m = {m}"
+    titles[None, "far"] = f"One client in {far['ratio']} selected, n = {far['sample']}"
+    return [
+        (title, [row for row in found if row.point.picture == picture and drift in (None, row.point.drift)])
+        for (drift, picture), title in titles.items()
+    ]
+
+
+def _of(rows: Sequence[_Measured], method: str) -> list[_Measured]:
+    return [row for row in rows if row.method == method]
+
+
+def _band(rows: Sequence[_Measured]) -> Band:
+    x, mean, low, high = np.array([[row.point.x, row.mean, row.low, row.high] for row in rows]).T
+    return Band(x, mean, low, high)
+
+
+def _table(rows: Sequence[_Measured]) -> str:
+    heads = [_AXES[rows[0].point.picture], *(f"{x:g}" for x in dict.fromkeys(row.point.x for row in rows))]
+    methods = dict.fromkeys(row.method for row in rows)
+    return markdown(heads, [[method, *map(_cell, _of(rows, method))] for method in methods])
+
+
+def _cell(row: _Measured) -> str:
+    return f"{row.mean:.3f} [{row.low:.3f}, {row.high:.3f}]" if row.high > row.low else f"{row.mean:.3f}"
+
+
+def _cells(rows: Rows) -> Cells:
+    return [
+        {name: row[name] for name in (*Point._fields, "method")} | {"seed": seed, "relative_error": f"{error:.6g}"}
+        for row in rows
+        for seed, error in enumerate(row["error"])
+    ]

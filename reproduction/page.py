@@ -1,0 +1,381 @@
+"""Pages: ``README.md``, ``table.csv``, a picture and ``verdict.json`` of an experiment, and the index of all pages."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from deltafl.analysis import DASH, DIVERGED, Cells, Run, csv_text, folded, markdown
+from deltafl.errors import DeltaflError
+from deltafl.io import checked, read_json, read_text, write_atomically
+from deltafl.simulation.settings import CompareSettings, RunSettings
+from deltafl.tasks.partition import PARTITIONS
+
+from .groups import Group, data_note, full_title, gather
+from .spec import Experiment, Sweep, experiment_names
+from .tables import SHOW
+from .verdict import RULE, headline, ordered, others_table, pairs_table, paragraph, sum_up
+
+VERDICT = "verdict.json"
+#: How an index begins; another page is never overwritten by one.
+INDEX = "# Results\n"
+#: Settings with a column of their own in "What was run", and those that its columns or the tables show.
+_SHOWN = {"task", "clients", "sample", "rounds", "local_epochs", "local_steps", "batch_size", "local_lr", "weights"}
+_SHOWN |= {"sampler", "seed", "threshold", "data_dir", "workers", "checkpoint_every"}
+
+
+#: What an experiment that is no sweep measured, a line each of ``runs.jsonl.gz``.
+Row = dict[str, Any]
+Rows = list[Row]
+
+
+class Finding(BaseModel):
+    """The line of an experiment in the index, ``verdict.json`` beside its page.
+
+    Attributes:
+        name: The experiment.
+        title: What it is.
+        claim: What the paper claims.
+        measured: What was measured, in a line or two, with intervals.
+        verdict: The verdict, as in "holds in part".
+        scale: The scale of the runs.
+        done: Finished runs.
+        total: Runs of the experiment at this scale.
+        command: The command that makes the page.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    title: str
+    claim: str
+    measured: str
+    verdict: str
+    scale: str
+    done: int
+    total: int
+    command: str
+
+
+class OwnPage(NamedTuple):
+    """What an experiment that is no sweep shows: a line, the verdict, the page's blocks, the rows of ``table.csv``."""
+
+    measured: str
+    verdict: str
+    blocks: list[str]
+    cells: Cells
+
+
+def write_verdict(folder: Path, finding: Finding) -> None:
+    """Write the line of an experiment beside its page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / VERDICT, finding.model_dump_json(indent=1) + "\n")
+
+
+def read_verdict(path: Path) -> Finding:
+    """Read what ``write_verdict`` wrote.
+
+    Raises:
+        DeltaflError: If the file cannot be read or is something else.
+    """
+    return checked(Finding, read_json(path), str(path), "write the page again")
+
+
+def require_own(folder: Path, name: str) -> None:
+    """Refuse, before anything is written, a folder with a page that is not one of the experiment ``name``.
+
+    Raises:
+        DeltaflError: If it is a file, or has a ``verdict.json`` of another experiment, or a page without one.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise DeltaflError(f"{folder} is a file; choose another --out, a folder")
+    if (folder / VERDICT).exists():
+        found = read_verdict(folder / VERDICT).name
+        if found != name:
+            raise DeltaflError(f"{folder} holds results of {found}, not of {name}; choose another --out")
+    elif (folder / "README.md").exists():
+        raise DeltaflError(f"{folder / 'README.md'} has no {VERDICT} beside it; move it away or choose another --out")
+
+
+def write_own_page(experiment: Experiment, shown: OwnPage, scale: str, command: str, hardware: str, out: Path) -> str:
+    """Write the page of an experiment that is no sweep; returns it."""
+    blocks = ["## Verdict", f"**{shown.verdict[:1].upper()}{shown.verdict[1:]}.** {shown.measured}", *shown.blocks]
+    blocks += [f"Hardware and versions: {hardware}."] if hardware else []
+    finding = _finding(experiment, shown.measured, shown.verdict, scale, (1, 1), command)
+    return _write(experiment, [*blocks, *_last(experiment, scale, command)], shown.cells, finding, out)
+
+
+def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, str], command: str) -> str:
+    """Write the page of a sweep.
+
+    Args:
+        sweep: The experiment at its scale.
+        runs: Its finished runs, perhaps not all of them.
+        out: Where ``README.md``, ``table.csv``, the picture and ``verdict.json`` go.
+        not_run: Parts that could not be run, with the reason.
+        command: The command that makes the page.
+
+    Returns:
+        The page, Markdown.
+
+    Raises:
+        DeltaflError: If no run is finished.
+    """
+    experiment, groups = sweep.experiment, gather(sweep, runs)
+    if not groups:
+        raise DeltaflError(f"experiment {experiment.name}: no run is finished, so there is nothing to show")
+    out.mkdir(parents=True, exist_ok=True)
+    shown = SHOW[experiment.kind](groups, experiment.view, out)
+    counts, missing = what_is_missing(sweep, groups, not_run)
+    note = data_note(groups)
+    blocks = [f"**Data:** {note}"] if note else []
+    blocks += ["## Verdict", paragraph(groups, shown.measures, shown.verdict), *shown.remarks, *_diverged(groups)]
+    if counts[0] < counts[1]:
+        blocks.append(f"Only {counts[0]} of {counts[1]} runs are done; the verdict is that of those.")
+    for heading, table in shown.tables:
+        blocks += [f"## {heading}", table]
+    blocks += ["## Picture", f"![{experiment.title}]({shown.picture})"]
+    if pairs := pairs_table(groups, shown.measures):
+        blocks.append(folded("The paper's ordering, pair by pair", f"{pairs}\n\n{RULE}"))
+    if others := others_table(groups, shown.measures):
+        blocks.append(folded("Comparisons outside the paper's ordering", others))
+    blocks += ["## What was run", what_was_run(sweep, groups), *_smaller(sweep, groups), missing]
+    blocks.append(folded("Hardware and versions", hardware([run for group in groups for run in group.runs])))
+    blocks += _last(experiment, sweep.scale, command)
+    statements = [s for group in groups for s in ordered(group, shown.measures[group.part])]
+    verdict = sum_up(statements) if statements else shown.verdict or sum_up(statements)
+    measured = " ".join(filter(None, [headline(groups, shown.measures), note]))
+    finding = _finding(experiment, measured, verdict, sweep.scale, counts, command)
+    return _write(experiment, blocks, shown.cells, finding, out)
+
+
+def _finding(
+    experiment: Experiment, measured: str, verdict: str, scale: str, counts: tuple[int, int], command: str
+) -> Finding:
+    return Finding(
+        name=experiment.name,
+        title=experiment.title,
+        claim=experiment.claim,
+        measured=measured,
+        verdict=verdict,
+        scale=scale,
+        done=counts[0],
+        total=counts[1],
+        command=command,
+    )
+
+
+def _last(experiment: Experiment, scale: str, command: str) -> list[str]:
+    blocks = [f"Command (scale {scale}):", f"```\n{command}\n```"]
+    if experiment.runs_of is not None:
+        blocks.append(f"The runs are those of `{experiment.runs_of}`.")
+    return blocks + (["## Decisions", "\n".join(f"- {note}" for note in experiment.notes)] if experiment.notes else [])
+
+
+def _write(experiment: Experiment, blocks: Sequence[str], cells: Cells, finding: Finding, out: Path) -> str:
+    page = "\n\n".join([f"# {experiment.title}", f"**The paper:** {experiment.claim}", *blocks]) + "\n"
+    write_verdict(out, finding)  # first: a page with no verdict beside it counts as somebody else's
+    write_atomically(out / "table.csv", csv_text(cells))
+    write_atomically(out / "README.md", page)
+    return page
+
+
+def what_was_run(sweep: Sweep, groups: Sequence[Group]) -> str:
+    """A line for each part: data, clients, local work, weights, seeds, and settings that are not the defaults."""
+    heads = ["part", "data", "m", "n", "rounds", "local work", "target", "seeds", "also"]
+    lines = []
+    for part in sweep.comparisons:
+        runs = [run for group in groups for run in group.runs if run.part == part]
+        if runs:
+            lines.append([full_title(sweep, part), *_setting_cells(runs)])
+    return markdown(heads, lines, left=len(heads))
+
+
+def _setting_cells(runs: Sequence[Run]) -> list[str]:
+    settings = runs[0].settings
+    unit = "epoch" if "local_epochs" in settings else "step"
+    batch = [f"batch {settings['batch_size']}"] if "batch_size" in settings else []
+    also = [
+        f"{key} {value}{' (biased)' if key == 'norm_guard' else ''}"
+        for key, value in settings.items()
+        if _is_unusual(key, settings)
+    ]
+    return [
+        ", ".join(sorted({run.data for run in runs})),
+        str(len(runs[0].draws_m)),
+        str(settings.get("sample", "?")),
+        str(runs[0].horizon),
+        ", ".join([_work(settings.get(f"local_{unit}s"), unit), *batch, f"lr {settings.get('local_lr', '?')}"]),
+        "w = n_i / N" if settings.get("weights", "data") == "data" else "w = 1 / m",
+        _ranges(sorted({run.seed for run in runs})),
+        ", ".join(also) or DASH,
+    ]
+
+
+def _is_unusual(key: str, settings: Any) -> bool:
+    """Whether a setting has no column of its own, matters, and is not the default."""
+    if key in _SHOWN:
+        return False
+    if key == "alpha":
+        partition = PARTITIONS.get(settings.get("partition", ""))
+        return partition is not None and partition.uses_alpha
+    if key in ("noise", "truth"):
+        return bool(settings["task"] == "synthetic")
+    field, value = RunSettings.model_fields.get(key), settings[key]
+    if field is None:
+        return True
+    return bool(value != (list(field.default) if isinstance(field.default, tuple) else field.default))
+
+
+def _work(number: Any, unit: str) -> str:
+    return f"{number} {unit}" + ("" if number == 1 else "s")
+
+
+def _ranges(seeds: Sequence[int]) -> str:
+    """Seeds in short: 0–2 for 0, 1, 2; 0, 2 otherwise."""
+    if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1:
+        return f"{seeds[0]}–{seeds[-1]}"
+    return ", ".join(map(str, seeds))
+
+
+def _smaller(sweep: Sweep, groups: Sequence[Group]) -> list[str]:
+    """What of the paper's size was changed at this scale; nothing for runs that another experiment made."""
+    experiment = sweep.experiment
+    if sweep.scale == "paper" or experiment.runs_of is not None:
+        return []
+    parts, paper_parts = {run.part for group in groups for run in group.runs}, experiment.part_names("paper")
+    lines = []
+    for part, settings in sweep.comparisons.items():
+        if part not in parts:
+            continue
+        title = full_title(sweep, part)
+        if part not in paper_parts:
+            lines.append(f"- {title}: beside the paper's parts")
+            continue
+        ours, theirs = _sizes(settings), _sizes(experiment.comparison(part, "paper"))
+        changed = [f"{name} {ours[name]} (paper {theirs[name]})" for name in ours if ours[name] != theirs[name]]
+        lines += [f"- {title}: {', '.join(changed)}"] if changed else []
+    return ["Differences from the scale `paper`:\n\n" + "\n".join(lines)] if lines else []
+
+
+def _sizes(settings: CompareSettings) -> dict[str, str]:
+    work = _work(settings.local_epochs, "epoch") if settings.local_epochs else _work(settings.local_steps, "step")
+    sizes = {name: str(getattr(settings, name)) for name in ("task", "clients", "sample", "rounds")}
+    sizes["clients"] = sizes["clients"].replace("None", "all in the data")
+    return sizes | {"local work": work, "batch_size": str(settings.batch_size), "seeds": str(settings.seeds)}
+
+
+def _diverged(groups: Sequence[Group]) -> list[str]:
+    """A paragraph that names the runs that diverged and why; nothing if there is none."""
+    lines = [
+        f"- {group.title}, {row.name}, seed {seed}, in round {run.diverged}: {run.diverged_why}"
+        for group in groups
+        for row in group.rows
+        for seed, run in row.runs.items()
+        if run.diverged is not None
+    ]
+    head = (
+        f"{DIVERGED} Diverged. These runs were stopped. Such a run keeps its last accuracy and has no loss; its curve "
+        "ends where the first of its seeds stopped:\n\n"
+    )
+    return [head + "\n".join(lines)] if lines else []
+
+
+def hardware(runs: Sequence[Run]) -> str:
+    """Hardware and versions as a list, all distinct ones with the number of runs on each."""
+    counts: dict[str, int] = {}
+    for run in runs:
+        text = environment_text(run.environment)
+        counts[text] = counts.get(text, 0) + 1
+    return "\n".join(f"- {text} ({number} {'run' if number == 1 else 'runs'})" for text, number in counts.items())
+
+
+def environment_text(environment: Any) -> str:
+    """Hardware and versions in a line."""
+    known = {key: value for key, value in environment.items() if key not in ("command", "data")}
+    places = [known.pop(key, None) for key in ("device", "gpu", "processor")]
+    cores = known.pop("cores", None)
+    first = [str(place) for place in places if place] + ([f"{cores} cores"] if cores else [])
+    return "; ".join([", ".join(first), ", ".join(f"{key} {value}" for key, value in known.items())])
+
+
+def what_is_missing(sweep: Sweep, groups: Sequence[Group], not_run: dict[str, str]) -> tuple[tuple[int, int], str]:
+    """Finished and planned runs, and a paragraph that names those without a record, and why, part by part."""
+    there = {(run.part, run.sampler, run.seed) for group in groups for run in group.runs}
+    planned: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
+    for job in sweep.jobs():
+        name = f"{job.settings.sampler} seed {job.settings.seed}"
+        planned.setdefault(job.part, []).append(name)
+        if (job.part, job.settings.sampler, job.settings.seed) not in there:
+            missing.setdefault(job.part, []).append(name)
+    total = sum(map(len, planned.values()))
+    done = total - sum(map(len, missing.values()))
+    lines = [f"{done} of {total} runs are done."]
+    for part, names in missing.items():
+        reason = f" ({not_run[part]})" if part in not_run else ""
+        what = "no run is done" if names == planned[part] else f"missing {', '.join(names)}"
+        lines.append(f"- {full_title(sweep, part)}: {what}{reason}")
+    left_out = [part for part in sweep.experiment.parts if part not in planned]
+    if left_out:
+        names = [full_title(sweep, part) for part in left_out]
+        lines.append(f"- Not part of this page at the scale {sweep.scale}: {', '.join(names)}")
+    return (done, total), "\n".join([lines[0], "", *lines[1:]]).rstrip()
+
+
+def write_index(root: Path) -> str:
+    """Write ``root/README.md``, one line for each experiment with a page below ``root``.
+
+    Experiments come in their own order; other folders with a page of their own are named at the end.
+
+    Returns:
+        The page, Markdown.
+
+    Raises:
+        DeltaflError: If no folder below ``root`` has a verdict, one cannot be read, or another page is in the way.
+    """
+    findings = {path.parent.name: read_verdict(path) for path in sorted(root.glob(f"*/{VERDICT}"))}
+    if not findings:
+        raise DeltaflError(f"{root} has no folder with a {VERDICT}; run `python -m reproduction NAME` first")
+    require_index(root)
+    order = {name: place for place, name in enumerate(experiment_names())}
+    found = sorted(findings.items(), key=lambda item: (order.get(item[1].name, len(order)), item[0]))
+    rows = [
+        [f"[{f.title}]({folder}/README.md)", f"**{f.verdict}**", f"{f.done} of {f.total}, scale {f.scale}"]
+        for folder, f in found
+    ]
+    details = [f"**{f.title}**\n\n- Claim: {f.claim}\n- Measured: {f.measured}" for _, f in found]
+    blocks = [
+        INDEX.strip(),
+        "Whether each claim of the paper holds. A rule, stated on the pages, makes the verdicts from 95 % intervals.",
+        markdown(["experiment", "verdict", "runs"], rows, left=3),
+        folded("What each experiment claims and what was measured", "\n\n".join(details)),
+        "Commands:\n\n```\n" + "\n".join(f.command for _, f in found) + "\n```",
+    ]
+    left = [name for name in experiment_names() if name not in {f.name for f in findings.values()}]
+    if left:
+        names = ", ".join(f"`{name}`" for name in left)
+        blocks.append(f"Without a page: {names}. `python -m reproduction --list` shows what each needs.")
+    others = [path.parent for path in sorted(root.glob("*/README.md")) if path.parent.name not in findings]
+    if others:
+        links = ", ".join(f"[{_title(other / 'README.md')}]({other.name}/README.md)" for other in others)
+        blocks.append(f"Beside the paper's experiments: {links}.")
+    text = "\n\n".join(blocks) + "\n"
+    write_atomically(root / "README.md", text)
+    return text
+
+
+def require_index(root: Path) -> None:
+    """Refuse a folder whose page is no index, which would be overwritten.
+
+    Raises:
+        DeltaflError: If there is such a page.
+    """
+    page = root / "README.md"
+    if page.exists() and not read_text(page).startswith(INDEX):
+        raise DeltaflError(f"{page} is there already and is no index of results: move it away first")
+
+
+def _title(page: Path) -> str:
+    return read_text(page).partition("\n")[0].removeprefix("# ").strip() or page.parent.name

@@ -1,0 +1,206 @@
+"""Small problems with known gradients, on which rates of convergence are measured. NumPy only.
+
+========================= ==============================================================================================
+quadratics                F_i = 1/2 (x - b_i)' A_i (x - b_i), each client with its own A_i and b_i; Gaussian gradient
+                          noise, its size different for every client; started away from the optimum
+quadratics-from-optimum   the same without noise, started at the minimum of f: only heterogeneity is left
+robust-regression         F_i = mean_j rho(a_ij' x - y_ij), rho(r) = r^2 / (2 + 2 r^2) (Geman and McClure): bounded,
+                          hence not convex; real minibatches
+========================= ==============================================================================================
+
+All weights are w_i = 1 / m, and f = (1 / m) sum_i F_i. Every client works at its own point, one row of ``x_md``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from deltafl import stream
+from deltafl.errors import unknown_name
+from deltafl.types import FloatArray, IntArray, Params
+
+#: Examples of a client of the regression, and of one of its minibatches.
+EXAMPLES, BATCH = 100, 2
+#: Least curvature of the quadratics; the largest is L = 1.
+LEAST_CURVATURE = 0.1
+
+
+@dataclass(frozen=True)
+class Quadratics:
+    """F_i = 1/2 (x - b_i)' A_i (x - b_i).
+
+    Attributes:
+        curvature_mdd: The A_i, symmetric, eigenvalues in (0, L].
+        centre_md: The b_i.
+        noise_m: Standard deviation of a coordinate of the gradient noise, >= 0.
+        start_d: Where a run begins.
+        smoothness: L.
+    """
+
+    curvature_mdd: FloatArray
+    centre_md: FloatArray
+    noise_m: FloatArray
+    start_d: FloatArray
+    smoothness: float
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients m."""
+        return len(self.centre_md)
+
+    def losses(self, x_d: FloatArray) -> FloatArray:
+        """F_i(x), (m,)."""
+        away_md = x_d - self.centre_md
+        loss_m: FloatArray = 0.5 * np.einsum("md,mde,me->m", away_md, self.curvature_mdd, away_md)
+        return loss_m
+
+    def gradients(self, x_md: FloatArray) -> FloatArray:
+        """A_i (x_i - b_i)."""
+        return (self.curvature_mdd @ (x_md - self.centre_md)[:, :, None])[:, :, 0]
+
+    def randomness(self, seed: int, round: int, steps: int) -> FloatArray:
+        """Standard normal numbers, (steps, m, d)."""
+        return stream(seed, "noise", round).standard_normal((steps, *self.centre_md.shape))
+
+    def noisy_gradients(self, x_md: FloatArray, drawn_m: FloatArray) -> FloatArray:
+        """The exact gradients plus Gaussian noise."""
+        return self.gradients(x_md) + self.noise_m[:, None] * drawn_m
+
+
+@dataclass(frozen=True)
+class RobustRegression:
+    """F_i = mean_j rho(a_ij' x - y_ij), rho(r) = r^2 / (2 + 2 r^2), |rho''| <= 1.
+
+    Attributes:
+        feature_mjd: The a_ij.
+        target_mj: The y_ij.
+        start_d: Where a run begins.
+        smoothness: L, the largest eigenvalue of any mean_j a_ij a_ij'.
+    """
+
+    feature_mjd: FloatArray
+    target_mj: FloatArray
+    start_d: FloatArray
+    smoothness: float
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients m."""
+        return len(self.target_mj)
+
+    def losses(self, x_d: FloatArray) -> FloatArray:
+        """F_i(x), (m,)."""
+        square_mj = (self.feature_mjd @ x_d - self.target_mj) ** 2
+        loss_m: FloatArray = np.mean(square_mj / (2 + 2 * square_mj), axis=1)
+        return loss_m
+
+    def gradients(self, x_md: FloatArray) -> FloatArray:
+        """Over all examples of each client."""
+        return _mean_slope(self.feature_mjd, self.target_mj, x_md)
+
+    def randomness(self, seed: int, round: int, steps: int) -> IntArray:
+        """Indices of the minibatches, (steps, m, batch), drawn with replacement."""
+        shape = (steps, self.num_clients, BATCH)
+        return stream(seed, "batches", round).integers(self.target_mj.shape[1], size=shape)
+
+    def noisy_gradients(self, x_md: FloatArray, drawn_m: IntArray) -> FloatArray:
+        """Over one minibatch of each client."""
+        row_m = np.arange(self.num_clients)[:, None]
+        return _mean_slope(self.feature_mjd[row_m, drawn_m], self.target_mj[row_m, drawn_m], x_md)
+
+
+def _mean_slope(feature_mjd: FloatArray, target_mj: FloatArray, x_md: FloatArray) -> FloatArray:
+    """mean_j rho'(a_j' x - y_j) a_j for each client, rho'(r) = r / (1 + r^2)^2."""
+    residual_mj = (feature_mjd @ x_md[:, :, None])[:, :, 0] - target_mj
+    slope_mj = residual_mj / (1 + residual_mj**2) ** 2
+    gradient_md: FloatArray = (slope_mj[:, None, :] @ feature_mjd)[:, 0, :] / target_mj.shape[1]
+    return gradient_md
+
+
+Problem = Quadratics | RobustRegression
+
+
+class LocalWork(NamedTuple):
+    """What all clients would do in a round.
+
+    Attributes:
+        update_md: float32 (m, d), u_i = x_K - x_0.
+        step_variance_m: float64 (m,), as in ``Reports``.
+    """
+
+    update_md: Params
+    step_variance_m: FloatArray
+
+
+def local_work(problem: Problem, x_d: FloatArray, lr: float, steps_random: Any) -> LocalWork:
+    """K steps of SGD of every client from the same model, x <- x - lr g.
+
+    Args:
+        problem: The problem.
+        x_d: (d,) the global model.
+        lr: Local learning rate eta_L > 0.
+        steps_random: The round's randomness; its length is K.
+    """
+    x_md = np.tile(x_d, (problem.num_clients, 1))
+    squared_m = np.zeros(problem.num_clients)
+    for drawn_m in steps_random:
+        step_md = lr * problem.noisy_gradients(x_md, drawn_m)
+        x_md -= step_md
+        squared_m += np.einsum("md,md->m", step_md, step_md)
+    update_md = x_md - x_d
+    mean_md = update_md / len(steps_random)
+    variance_m = squared_m / len(steps_random) - np.einsum("md,md->m", mean_md, mean_md)
+    return LocalWork(update_md.astype(np.float32), np.maximum(variance_m, 0.0))
+
+
+def make_quadratics(m: int, d: int, noise: float, from_optimum: bool) -> Quadratics:
+    """Random curvatures in [0.1, 1]; distances and noise differ between clients by lognormal factors (sigma = 1).
+
+    Args:
+        m: Clients.
+        d: Variables.
+        noise: Root mean square over clients of sigma_i, the standard deviation of a whole gradient.
+        from_optimum: Start at the minimum of f; otherwise at distance 3 from it.
+    """
+    rng = stream(0, "data")
+    basis_mdd = np.linalg.qr(rng.standard_normal((m, d, d)))[0]
+    value_md = np.exp(rng.uniform(np.log(LEAST_CURVATURE), 0.0, size=(m, d)))
+    value_md[:, 0] = 1.0
+    curvature_mdd = np.einsum("mde,me,mfe->mdf", basis_mdd, value_md, basis_mdd)
+    centre_md = rng.standard_normal((m, d)) * rng.lognormal(size=(m, 1))
+    size_m = rng.lognormal(size=m)
+    noise_m = noise * size_m / np.sqrt(d * np.mean(size_m**2))
+    optimum_d = np.linalg.solve(curvature_mdd.sum(axis=0), np.einsum("mde,me->d", curvature_mdd, centre_md))
+    away_d = rng.standard_normal(d)
+    start_d = optimum_d + (0.0 if from_optimum else 3.0) * away_d / np.linalg.norm(away_d)
+    return Quadratics(curvature_mdd, centre_md, noise_m, start_d, smoothness=1.0)
+
+
+def make_robust_regression(m: int, d: int) -> RobustRegression:
+    """Each client has its own truth about a common one, its own spread of features, and a tenth of wild targets.
+
+    At the start, x = 0, residuals are about 1, where rho turns from convex to concave.
+    """
+    rng = stream(0, "data", client=1)
+    feature_mjd = rng.standard_normal((m, EXAMPLES, d)) * rng.lognormal(sigma=0.2, size=(m, 1, 1))
+    truth_md = 0.7 * (rng.standard_normal(d) + rng.standard_normal((m, d))) / np.sqrt(d)
+    target_mj = np.einsum("mjd,md->mj", feature_mjd, truth_md) + 0.1 * rng.standard_normal((m, EXAMPLES))
+    wild_mj = rng.random((m, EXAMPLES)) < 0.1
+    target_mj = np.where(wild_mj, target_mj + 5 * rng.standard_normal((m, EXAMPLES)), target_mj)
+    second_mdd = np.einsum("mjd,mje->mde", feature_mjd, feature_mjd) / EXAMPLES
+    smoothness = float(np.linalg.eigvalsh(second_mdd).max())
+    return RobustRegression(feature_mjd, target_mj, np.zeros(d), smoothness)
+
+
+def make_problem(name: str, clients: int, dimension: int, noise: float) -> Problem:
+    """Make a problem by name; an unknown one is a ``DeltaflError`` that suggests the nearest."""
+    problems: dict[str, Callable[[], Problem]] = {
+        "quadratics": lambda: make_quadratics(clients, dimension, noise, from_optimum=False),
+        "quadratics-from-optimum": lambda: make_quadratics(clients, dimension, 0.0, from_optimum=True),
+        "robust-regression": lambda: make_robust_regression(clients, dimension),
+    }
+    if name not in problems:
+        raise unknown_name("problem", name, problems)
+    return problems[name]()

@@ -1,0 +1,395 @@
+"""Table 1: how norm(grad f(x_t))^2 falls with the number of rounds T that was planned for.
+
+The paper's learning rates depend on T, eta_L = 1 / (sqrt(T) K L) and eta = sqrt(K n), so every T is a run of its own: a
+*cell* is (problem, method, seed, T). Of each run two numbers are kept, by exact gradients of f at x_0 ... x_{T-1}:
+
+- ``least``  min_t norm(grad f(x_t))^2; its mean over seeds is at most the paper's min_t E norm(grad f(x_t))^2,
+- ``mean``   (1/T) sum_t norm(grad f(x_t))^2; its mean over seeds is at least that, and what the paper's proofs bound.
+
+A slope is that of log(mean over seeds) against log T by least squares, slope = sum_t c_t log mean_t. Linearised, seed s
+moves it by r_s = sum_t c_t value_ts / mean_t, hence the interval slope +- t_{S-1} sd(r) / sqrt(S).
+"""
+
+from collections.abc import Iterator, Sequence
+from math import inf, isnan, nan, sqrt
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from deltafl import (
+    KnownUpdates,
+    Plan,
+    Population,
+    Reports,
+    Sgd,
+    close_round,
+    init_round,
+    make_plan,
+    make_sampler,
+    open_round,
+)
+from deltafl.analysis import Line, Look, band_of, draw_panels, looks, markdown, mean_interval, ratio_of_means
+from deltafl.errors import DeltaflError
+from deltafl.types import FloatArray
+
+from .groups import base_name
+from .page import OwnPage, Row, Rows
+from .problems import Problem, local_work, make_problem
+
+CHOOSING = {"problems", "methods", "horizons", "seeds", "counter_rounds"}
+#: A slope this near to the claimed order counts as the claimed order: T is finite.
+TOLERANCE = 0.1
+#: A wider interval does not tell the orders -1/2 and -1 apart.
+WIDEST = 0.4
+BASELINE = "uniform"
+SLOWER = "slower than claimed"
+#: (problem, method) -> (2, t, s): least and mean, by horizon and seed.
+Values = dict[tuple[str, str], FloatArray]
+
+
+class Claim(NamedTuple):
+    """What the paper claims: the bound in GitHub's math, its exponent of T, and that where f(x_0) = f*, sigma = 0."""
+
+    bound: str
+    order: float
+    order_still: float
+
+
+_AVG = Claim(r"$(F + \sigma^2 + K \sigma_G^2) / \sqrt{nKT} + M^2 / (KT)$", -0.5, -0.5)
+_DIV = Claim(r"$(F + \sigma^2) / \sqrt{nKT} + (\sigma^2 + 4 K \zeta^2) / (KT)$", -0.5, -1.0)
+#: By name of the sampler. F = f(x_0) - f*, M^2 = sigma^2 + 4 K sigma_G^2; practical forms have factors U^2 beside.
+CLAIMS: dict[str, Claim] = {
+    "full": Claim(r"$(F + \sigma^2) / \sqrt{mKT} + (\sigma^2 / K + \sigma_G^2) / T$", -0.5, -1.0),
+    "fedavg": _AVG,
+    "uniform": _AVG,
+    "fedis": _AVG,
+    "fedpracis": _AVG,
+    "delta": _DIV,
+    "pracdelta": _DIV,
+    "power-of-choice": Claim(r"$1 / T + \varphi$, a constant", 0.0, 0.0),
+}
+
+
+def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
+    """Every cell that is not there yet, the steps being rounds."""
+    known = {(row["problem"], row["method"], row["horizon"], row["seed"]) for row in rows}
+    seeds, horizons = range(settings["seeds"]), settings["horizons"]
+    total, done = len(settings["problems"]) * len(settings["methods"]) * len(seeds) * sum(horizons), 0
+    for name in settings["problems"]:
+        problem = make_problem(name, settings["clients"], settings["dimension"], settings["noise"])
+        for method in settings["methods"]:
+            for horizon in horizons:
+                for seed in seeds:
+                    row = None
+                    if (name, method, horizon, seed) not in known:
+                        least, mean = run_cell(settings, problem, method, seed, horizon)
+                        row = {"problem": name, "method": method, "horizon": horizon, "seed": seed}
+                        row |= {"least": least, "mean": mean}
+                    done += horizon
+                    yield done, total, row
+
+
+def run_cell(settings: dict[str, Any], problem: Problem, label: str, seed: int, horizon: int) -> tuple[float, float]:
+    """One run of T rounds with the paper's learning rates for that T; returns ``least`` and ``mean``."""
+    steps, n = settings["local_steps"], settings["sample"]
+    local_lr = 1 / (sqrt(horizon) * steps * problem.smoothness)
+    population = Population.from_sizes([1] * problem.num_clients)
+    plan = make_plan(label, population, n, server_optimizer=Sgd(sqrt(steps * n)), seed=seed)
+    state = init_round(plan, problem.start_d)
+    square_t = np.empty(horizon)
+    for t in range(horizon):
+        x_d = state.params_d.astype(np.float64)
+        gradient_d = problem.gradients(np.tile(x_d, (problem.num_clients, 1))).mean(axis=0)
+        square_t[t] = gradient_d @ gradient_d
+        work = local_work(problem, x_d, local_lr, problem.randomness(seed, t, steps))
+        steps_m = np.full(problem.num_clients, steps)
+        oracle = KnownUpdates(
+            work.update_md, population.weight_m, work.step_variance_m, problem.losses(x_d), num_steps_m=steps_m
+        )
+        cohort = open_round(plan, state, oracle=oracle)
+        here = cohort.client_n
+        reports = Reports.make(len(here), step_variance=work.step_variance_m[here], num_steps=steps_m[here])
+        state, _ = close_round(plan, state, cohort, work.update_md[here], reports)
+    return float(square_t.min()), float(square_t.mean())
+
+
+#: The counter-example is run with the paper's draws and weights, and with an exact design.
+COUNTER_METHODS = ("delta@multinomial", "delta", "uniform")
+
+
+def counter_example(label: str, rounds: int, seed: int = 0) -> tuple[float, float, float]:
+    """F_i = (x -+ 1)^2 / 2, n = 1, K = 1, no noise, from x = 1, eta eta_L = 1: grad f(x) = x is 1 or -1 for ever.
+
+    All conditions of the printed theorem 2 hold: L = 1, eta eta_L <= 1 / (K L), eta_L below 1 / (4 sqrt(10)), and
+    assumption 3 with A = 1, sigma_G^2 = 2. The bound is (f(x_0) - f*) / (c eta eta_L K T) + Phi~ / c with
+    f(x_0) - f* = 1/2, Phi~ = 10 eta_L^2, and c = 1/4, which its proof allows: 1/2 - 20 eta_L^2 (A^2 + 1) > c.
+
+    Args:
+        label: A method. DELTA and uniform draw either client with probability 1/2; importance sampling does not.
+        rounds: T.
+        seed: Of the draws.
+
+    Returns:
+        eta_L (eta = 1 / eta_L), min_t norm(grad f(x_t))^2, and the printed right-hand side.
+    """
+    population, optimum_m, local_lr = Population.from_sizes([1, 1]), np.array([1.0, -1.0]), 2.0**-10
+    plan = Plan(population, make_sampler(label), 1, "horvitz-thompson", Sgd(1 / local_lr), seed)
+    state, least = init_round(plan, [1.0]), inf
+    for _ in range(rounds):
+        x = float(state.params_d[0])
+        least = min(least, x * x)
+        update_md = (local_lr * (optimum_m - x))[:, None].astype(np.float32)
+        cohort = open_round(plan, state, oracle=KnownUpdates(update_md, population.weight_m))
+        state, _ = close_round(plan, state, cohort, update_md[cohort.client_n])
+    return local_lr, least, 4 * (0.5 / rounds + 10 * local_lr**2)
+
+
+class Estimate(NamedTuple):
+    """A number with its 95 % interval; NaN where it cannot be told."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Measured(NamedTuple):
+    """A method on a problem.
+
+    Attributes:
+        problem: Its name.
+        method: The label.
+        horizon: The longest T.
+        least: Mean over seeds of min_t norm(grad f)^2 at that T.
+        mean: Mean over seeds and rounds of norm(grad f)^2 at that T.
+        claimed: The claimed order, NaN if the paper claims none.
+        slope_least: Slope of the former over all T.
+        slope_mean: Slope of the latter.
+        ratio: ``mean`` relative to uniform sampling's.
+    """
+
+    problem: str
+    method: str
+    horizon: int
+    least: float
+    mean: float
+    claimed: float
+    slope_least: Estimate
+    slope_mean: Estimate
+    ratio: Estimate
+
+
+def measured(horizons: Sequence[int], values: Values, problem: str, label: str) -> Measured:
+    """The numbers of a method on a problem."""
+    least_ts, mean_ts = values[problem, label]
+    base = values.get((problem, BASELINE))
+    claim = CLAIMS.get(base_name(label))
+    claimed = nan if claim is None else claim.order_still if problem.endswith("from-optimum") else claim.order
+    return Measured(
+        problem,
+        label,
+        horizons[-1],
+        float(least_ts[-1].mean()),
+        float(mean_ts[-1].mean()),
+        claimed,
+        slope(least_ts, horizons),
+        slope(mean_ts, horizons),
+        Estimate(nan, nan, nan) if base is None or label == BASELINE else ratio(mean_ts[-1], base[1][-1]),
+    )
+
+
+def slope(value_ts: FloatArray, horizon_t: Sequence[int]) -> Estimate:
+    """Slope of log(mean over seeds) against log T, with its interval; see the module's text.
+
+    Args:
+        value_ts: (t, s), by horizon and seed.
+        horizon_t: (t,) the T.
+
+    Returns:
+        NaN where a value is 0 or all are alike; no bounds with one seed.
+    """
+    if not (value_ts > 0).all() or value_ts.min() == value_ts.max():
+        return Estimate(nan, nan, nan)
+    log_t = np.log(np.asarray(horizon_t, dtype=np.float64))
+    centred_t = log_t - log_t.mean()
+    weight_t = centred_t / (centred_t @ centred_t)
+    mean_t = value_ts.mean(axis=1)
+    value = float(weight_t @ np.log(mean_t))
+    spread = mean_interval(weight_t @ (value_ts / mean_t[:, None]))
+    margin = inf if spread.high is None else spread.high - spread.mean
+    return Estimate(value, value - margin, value + margin)
+
+
+def ratio(value_s: FloatArray, base_s: FloatArray) -> Estimate:
+    """mean(value) / mean(base) over the same seeds, with its interval."""
+    mean, low, high = ratio_of_means(value_s, base_s)
+    return Estimate(mean, 0.0 if low is None else low, inf if high is None else high)
+
+
+def verdict(row: Measured) -> str:
+    """How the slope of the mean over rounds compares with the claimed order, by its interval."""
+    found, claimed = row.slope_mean, row.claimed
+    if isnan(claimed) or isnan(found.low):
+        return "-"
+    if claimed == 0:
+        return "as claimed, slower than T^-1/2" if found.low > -0.5 + TOLERANCE else "not told from T^-1/2"
+    if found.low > claimed + TOLERANCE:
+        return SLOWER
+    if found.high < claimed - TOLERANCE:
+        return "faster than claimed"
+    return "as claimed" if found.high - found.low <= WIDEST else "undecided"
+
+
+def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
+    """Slopes beside the claimed orders, the counter-example, and the decay as a picture."""
+    values = values_of(settings, rows)
+    found = [measured(settings["horizons"], values, problem, label) for problem, label in values]
+    counter = [(label, *counter_example(label, settings["counter_rounds"])) for label in COUNTER_METHODS]
+    _draw(settings, values, folder / "rates.png")
+    by_problem = {problem: [row for row in found if row.problem == problem] for problem in settings["problems"]}
+    bounds = {base_name(row.method): CLAIMS[base_name(row.method)].bound for row in found if not isnan(row.claimed)}
+    blocks = [
+        f"{settings['clients']} clients, {settings['sample']} selected a round, K = {settings['local_steps']} local "
+        f"steps, {settings['dimension']} variables, {settings['seeds']} seeds (draws and gradient noise; the problems "
+        "are the same for all). Slopes are exponents of T with 95 % intervals over seeds. The verdict compares that of "
+        f"the mean over rounds with the claimed order, to within {TOLERANCE}.",
+        *(f"### {problem}\n\n{_table(own)}\n\n{_duels(problem, values)}" for problem, own in by_problem.items()),
+        "![Decay of the gradient with T](rates.png)",
+        "### The claimed bounds",
+        markdown(["method", "bound on the squared gradient norm, up to constants"], list(bounds.items()), left=2),
+        "### The counter-example to theorem 2",
+        "Two clients with F = (x - 1)^2 / 2 and (x + 1)^2 / 2, n = 1, K = 1, no noise, from x = 1, eta eta_L = 1: all "
+        "conditions of the printed theorem hold (L = 1, A = 1, c = 1/4).",
+        markdown(
+            ["method", "T", "eta_L", "min_t norm(grad f(x_t))^2, measured", "printed bound"],
+            [
+                [
+                    label,
+                    str(settings["counter_rounds"]),
+                    f"{lr:.2e}",
+                    f"{least:g}",
+                    _bound_text(least, bound),
+                ]
+                for label, lr, least, bound in counter
+            ],
+        ),
+    ]
+    return OwnPage(*_sum_up(found, counter), blocks, [_csv_row(row) for row in found])
+
+
+def values_of(settings: dict[str, Any], rows: Rows) -> Values:
+    """The cells of each problem and method as arrays.
+
+    Raises:
+        DeltaflError: If a cell is missing.
+    """
+    cells = {(row["problem"], row["method"], row["horizon"], row["seed"]): row for row in rows}
+    values: Values = {}
+    for problem in settings["problems"]:
+        for method in settings["methods"]:
+            keys = [[(problem, method, t, seed) for seed in range(settings["seeds"])] for t in settings["horizons"]]
+            missing = sum(key not in cells for line in keys for key in line)
+            if missing:
+                raise DeltaflError(f"{missing} cells of {method} on {problem} are missing; leave out --only-page")
+            values[problem, method] = np.array(
+                [[[cells[key][name] for key in line] for line in keys] for name in ("least", "mean")]
+            )
+    return values
+
+
+def _sum_up(found: Sequence[Measured], counter: Sequence[tuple[str, float, float, float]]) -> tuple[str, str]:
+    """What was measured, in a line, and the verdict on the claimed orders, both made from the intervals."""
+    slow = [row for row in found if verdict(row) == SLOWER]
+    held = [row for row in found if verdict(row).startswith(("as claimed", "faster"))]
+    broken = [(least, bound) for _, _, least, bound in counter if least > bound]
+    text = f"{len(held)} of {len(found)} slopes are as claimed or steeper."
+    if slow:
+        slopes = [f"{row.method} on {row.problem} {_number(row.slope_mean)} ({row.claimed:g})" for row in slow]
+        text += f" Slower than claimed (in brackets): {'; '.join(slopes)}."
+    if broken:
+        text += f" The counter-example keeps norm(grad f)^2 at {broken[0][0]:g}; theorem 2 claims {broken[0][1]:.2g}."
+    if slow or broken:
+        return text, "holds in part and is contradicted in part" if held else "is contradicted"
+    return text, "holds" if len(held) == len(found) else "is not decided"
+
+
+def _bound_text(least: float, bound: float) -> str:
+    return f"{bound:.2e}" + (" (broken)" if least > bound else "")
+
+
+def _number(estimate: Estimate) -> str:
+    if isnan(estimate.value):
+        return "-"
+    form = ".2f" if abs(estimate.value) >= 0.01 else ".1e"
+    return f"{estimate.value:{form}} [{estimate.low:{form}}, {estimate.high:{form}}]"
+
+
+def _table(rows: Sequence[Measured]) -> str:
+    horizon = rows[0].horizon
+    heads = ["method", "slope of min over t", "slope of mean over t", "claimed", "verdict", f"min, T = {horizon}"]
+    heads += [f"mean, T = {horizon}", f"mean relative to {BASELINE}"]
+    lines = [
+        [
+            row.method,
+            _number(row.slope_least),
+            _number(row.slope_mean),
+            "-" if isnan(row.claimed) else f"{row.claimed:g}",
+            verdict(row),
+            "0 (x_0)" if isnan(row.slope_least.value) else f"{row.least:.2e}",
+            f"{row.mean:.2e}",
+            _number(row.ratio),
+        ]
+        for row in rows
+    ]
+    return markdown(heads, lines)
+
+
+def _duels(problem: str, values: Values) -> str:
+    """DELTA's mean gradient at the longest T relative to that of IS in the same form, over paired seeds."""
+    texts = []
+    for delta, rival in (("delta@multinomial", "fedis@multinomial"), ("delta", "fedis"), ("pracdelta", "fedpracis")):
+        if (problem, delta) in values and (problem, rival) in values:
+            ours, theirs = (values[problem, label][1][-1] for label in (delta, rival))
+            found = ratio(ours, theirs)
+            texts.append(f"`{delta}` / `{rival}` {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]")
+    return f"Mean gradient at the longest T relative to importance sampling in the same form: {', '.join(texts)}."
+
+
+def _csv_row(row: Measured) -> dict[str, Any]:
+    cell = {name: _text(getattr(row, name)) for name in row._fields[:6]}
+    for name in row._fields[6:]:
+        value, low, high = getattr(row, name)
+        cell |= {name: _text(value), f"{name}_low": _text(low), f"{name}_high": _text(high)}
+    return cell | {"verdict": verdict(row)}
+
+
+def _text(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return "" if isnan(value) else f"{value:.6g}"
+
+
+def _draw(settings: dict[str, Any], values: Values, path: Path) -> None:
+    """Means over seeds against T, a panel for each problem and number, with lines of the slopes -1/2 and -1."""
+    horizon_t = np.array(settings["horizons"], dtype=np.float64)
+    look_of = looks(settings["methods"])
+    panels, captions = [], []
+    for problem in settings["problems"]:
+        for measure, name in enumerate(("min over t", "mean over t")):
+            own = {method: values[problem, method][measure] for method in settings["methods"]}
+            drawn = {method: value_ts for method, value_ts in own.items() if value_ts.max() > 1e-12}
+            if not drawn:  # the run starts at the minimum
+                continue
+            lines = [
+                Line(method, look_of[method], band_of([(horizon_t, value_t) for value_t in value_ts.T]))
+                for method, value_ts in drawn.items()
+            ]
+            top = max(float(value_ts[0].mean()) for value_ts in drawn.values())
+            for order in (-0.5, -1.0):
+                guide = top * (horizon_t / horizon_t[0]) ** order
+                look = Look("#767676", (0.0, (1.0, 1.5)), "", 1.0)
+                lines.append(Line("slopes -1/2 and -1", look, band_of([(horizon_t, guide)])))
+            panels.append(lines)
+            captions.append(f"{problem}: {name}")
+    note = "Line: mean over seeds. Band: from the lowest to the highest seed."
+    draw_panels(panels, captions, 2, note, path, log_y=True, log_x=True, x_label="rounds T, a run each")

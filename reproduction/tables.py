@@ -1,0 +1,428 @@
+"""What each kind of sweep shows: its tables, the rows of ``table.csv``, its picture, and what its verdict compares."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from deltafl.analysis import (
+    DASH,
+    Band,
+    Cells,
+    Line,
+    Measure,
+    Run,
+    accuracy,
+    band_of,
+    best_within,
+    centre,
+    compare,
+    curve_band,
+    draw_panels,
+    fixed,
+    human_seconds,
+    late_loss,
+    late_probe,
+    looks,
+    markdown,
+    mean_and_sd,
+    mean_interval,
+    mean_of_best,
+    plus_minus,
+    plus_minus_short,
+    reach,
+    rounds_to,
+    second_half,
+    short,
+)
+from deltafl.types import FloatArray
+
+from .groups import Group, Row
+from .spec import Reported, View
+from .verdict import Measures, number_text
+
+_TITLES = {"accuracy": "test accuracy, %", "loss": "test loss", "log10-loss": "log10 of the test loss"}
+_CAPTION = "Line: mean over seeds. Band: from the lowest to the highest seed."
+#: A column of a Markdown table: its heading, and its text in a row.
+Column = tuple[str, Callable[[dict[str, Any]], str]]
+
+
+class Shown(NamedTuple):
+    """Tables with their headings, rows of ``table.csv``, the picture's file, measures by part, remarks, a verdict."""
+
+    tables: list[tuple[str, str]]
+    cells: Cells
+    picture: str
+    measures: Measures
+    remarks: list[str]
+    verdict: str | None = None
+
+
+def _head(group: Group, row: Row) -> dict[str, Any]:
+    return {"part": group.part, "sampler": row.label, "method": row.name, "seeds": len(row.runs)}
+
+
+def _table_of(columns: Sequence[Column], cells: Cells, left: int = 1) -> str:
+    return markdown([head for head, _ in columns], [[text(cell) for _, text in columns] for cell in cells], left=left)
+
+
+def _over_seeds(measure: Measure, runs: dict[int, Run]) -> tuple[float | None, float | None, int]:
+    """Mean and sd of the seeds with a number, scaled for people (None without one), and how many have none."""
+    number_s = measure.numbers(runs)
+    mean, sd = (None if np.isnan(number) else measure.scale * number for number in mean_and_sd(number_s))
+    return mean, sd, len(runs) - len(number_s)
+
+
+def measures_of(group: Group, view: View) -> list[Measure]:
+    """What the verdict compares: rounds to the threshold if there is one, then the accuracy or the loss."""
+    y = view.y[0] if view.y else group.metric
+    value = accuracy(view.best_of(group.part)) if y == "accuracy" else late_loss(y == "log10-loss")
+    if group.threshold is not None and y == group.metric:
+        return [rounds_to(group.threshold, group.metric), value]
+    return [value]
+
+
+def show_table(groups: Sequence[Group], view: View, folder: Path) -> Shown:
+    """A table in the paper's form for each part, with the paper's numbers beside ours, and curves."""
+    tables, cells, measures, remarks = [], Cells(), {}, []
+    for group in groups:
+        measures[group.part] = measures_of(group, view)
+        own = [_paper_cell(group, row, view, measures[group.part][-1]) for row in group.rows]
+        columns = _paper_columns(group, own, measures[group.part][-1])
+        tables.append((group.title, f"{_table_of(columns, own)}\n\n{_table_note(group, view)}"))
+        cells += own
+        remarks += _beside_paper(group, own)
+    _draw_curves(groups, (groups[0].metric,), 2 if len(groups) > 1 else 1, folder / "curves.png")
+    return Shown(tables, cells, "curves.png", measures, remarks)
+
+
+def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str, Any]:
+    mean, sd, _ = _over_seeds(value, row.runs)
+    cell = _head(group, row) | {"value": value.name, "mean": mean, "sd": sd}
+    client_s = np.array([_client_accuracy(run, view.best_of(group.part)) for run in row.runs.values()])
+    if not np.isnan(client_s).any():
+        cell["client_accuracy"] = 100 * float(np.mean(client_s))
+    paper = group.reported.get(row.label, Reported())
+    cell |= {"paper_accuracy": paper.accuracy, "paper_sd": paper.sd, "paper_rounds": paper.rounds}
+    cell["paper_seconds"] = paper.seconds
+    if group.threshold is None:
+        return cell
+    for suffix, smoothed in (("", False), ("_smoothed", True)):
+        mean, _, never = _over_seeds(rounds_to(group.threshold, group.metric, smoothed), row.runs)
+        cell |= {f"rounds{suffix}": mean, f"never{suffix}": never}
+    ends = [(run, at) for run in row.runs.values() if (at := reach(run, group.threshold)) is not None]
+    cell["seconds"] = _mean([run.seconds_r[at] for run, at in ends])
+    cell["cpu_seconds"] = _mean([run.cpu_seconds_r[at] for run, at in ends if run.cpu_seconds_r is not None])
+    if row.label != group.baseline:
+        base = group.row(group.baseline)
+        rounds = rounds_to(group.threshold, group.metric)
+        speedup = compare(group.title, rounds, (row.name, row.runs), (base.name, base.runs))
+        cell |= {"speedup": speedup.estimate, "low": speedup.low, "high": speedup.high, "pairs": speedup.pairs}
+        cell["left_out"] = speedup.only_first + speedup.only_second
+        theirs = group.reported.get(group.baseline, Reported()).rounds
+        cell["paper_speedup"] = theirs / paper.rounds if theirs and paper.rounds else None
+    return cell
+
+
+def _paper_columns(group: Group, cells: Cells, value: Measure) -> list[Column]:
+    has_paper = bool(group.reported)
+    percent = group.metric == "accuracy"
+    columns: list[Column] = [
+        ("method", lambda cell: cell["method"]),
+        (
+            "accuracy, %" if percent else value.name,
+            lambda cell: plus_minus(cell["mean"], cell["sd"], 2 if percent else 3),
+        ),
+    ]
+    if has_paper:
+        columns.append(("paper's accuracy", lambda cell: plus_minus(cell["paper_accuracy"], cell["paper_sd"], 2)))
+    if any("client_accuracy" in cell for cell in cells):
+        columns.append(("mean over clients, %", lambda cell: fixed(cell.get("client_accuracy"), 2)))
+    if group.threshold is None:
+        return columns
+    columns.append((rounds_to(group.threshold, group.metric).name, lambda cell: _rounds_text(cell, "")))
+    if has_paper:
+        columns.append(("paper's rounds", lambda cell: fixed(cell["paper_rounds"], 0)))
+    columns.append(("by 5-evaluation mean", lambda cell: _rounds_text(cell, "_smoothed")))
+    columns.append(("wall seconds", lambda cell: _seconds_text(cell["seconds"])))
+    columns.append(("CPU seconds", lambda cell: _seconds_text(cell["cpu_seconds"])))
+    if any(cell["paper_seconds"] is not None for cell in cells):
+        columns.append(("paper's seconds", lambda cell: _seconds_text(cell["paper_seconds"])))
+    columns.append(("speed-up [95 %]", _speedup_text))
+    if has_paper:
+        columns.append(
+            ("paper's speed-up", lambda c: fixed(c["paper_speedup"], 2) if "paper_speedup" in c else "baseline")
+        )
+    return columns
+
+
+def _rounds_text(cell: dict[str, Any], suffix: str) -> str:
+    mean, never, seeds = cell[f"rounds{suffix}"], cell[f"never{suffix}"], cell["seeds"]
+    if mean is None:
+        return f"never ({seeds} of {seeds} seeds)"
+    return f"{mean:.1f}" + (f" ({never} of {seeds} never)" if never else "")
+
+
+def _seconds_text(number: float | None) -> str:
+    return DASH if number is None else human_seconds(number)
+
+
+def _speedup_text(cell: dict[str, Any]) -> str:
+    if "speedup" not in cell:
+        return "baseline"
+    if cell["speedup"] is None:
+        return DASH
+    ends = "" if cell["low"] is None else f" [{cell['low']:.2f}, {cell['high']:.2f}]"
+    mark = "\\*" if cell["left_out"] else ""
+    return f"{cell['speedup']:.2f}{mark}{ends}"
+
+
+def _table_note(group: Group, view: View) -> str:
+    value = (
+        f"Accuracy: mean of the {view.best_of(group.part)} best evaluations in the last 4 % of the rounds"
+        if group.metric == "accuracy"
+        else "Loss: mean over the last 4 % of the rounds"
+    )
+    text = f"{value}; ± is the sd over seeds."
+    if group.threshold is not None:
+        base = group.row(group.baseline).name
+        text += (
+            " Rounds and seconds: means over the seeds that reached the threshold, evaluation excluded. Speed-up: over "
+            f"{base}, in rounds, paired by seed; \\* leaves out seeds with which one of the two never reached it."
+        )
+    if group.reported:
+        text += " Compare the paper's speed-ups with ours; its accuracies and rounds are of another model or split."
+    if any(number.seconds is not None for number in group.reported.values()):
+        text += " The paper's seconds are those of one RTX 3090."
+    return text
+
+
+def _beside_paper(group: Group, cells: Cells) -> list[str]:
+    """Whether the paper's speed-ups lie within our intervals."""
+    words: dict[str, list[str]] = {"within": [], "below": [], "above": []}
+    for cell in cells:
+        paper, low, high = (cell.get(name) for name in ("paper_speedup", "low", "high"))
+        if paper is not None and low is not None and high is not None:
+            word = "within" if low <= paper <= high else "below" if paper < low else "above"
+            words[word].append(f"{cell['method']} ({paper:.2f})")
+    parts = [f"{word} our interval for {', '.join(names)}" for word, names in words.items() if names]
+    base = group.row(group.baseline).name
+    return [f"{group.title}: the paper's speed-up over {base} lies {'; '.join(parts)}."] if parts else []
+
+
+def _client_accuracy(run: Run, best: int) -> float:
+    if run.client_accuracy_r is None:
+        return np.nan
+    if run.diverged is not None:
+        return float(run.client_accuracy_r[-1])
+    return mean_of_best(run.client_accuracy_r, run.round_r, True, best)
+
+
+def _mean(numbers: Sequence[float]) -> float | None:
+    known = [float(number) for number in numbers if np.isfinite(number)]
+    return float(np.mean(known)) if known else None
+
+
+def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
+    """Curves, and each measure of each method: mean ± sd with an interval, and against the baseline."""
+    tables, cells, measures = [], Cells(), {}
+    for group in groups:
+        measures[group.part] = measures_of(group, view)
+        others = [accuracy() if y == "accuracy" else late_loss(y == "log10-loss") for y in view.y[1:]]
+        base, lines = group.row(group.baseline), []
+        every = [*measures[group.part], *others]
+        for row in group.rows:
+            line = [row.name]
+            for measure in every:
+                cell, text = _value_cell(group, row, base, measure)
+                cells.append(cell)
+                line += text
+            lines.append(line)
+        heads = [
+            head
+            for measure in every
+            for head in (f"{measure.name}{', %' if measure.scale > 1 else ''} [95 %]", f"against {base.name}")
+        ]
+        tables.append((group.title, markdown(["method", *heads], lines)))
+    note = (
+        "Mean ± sd over seeds, with the 95 % interval of the mean. Accuracy: mean of the best evaluations in the last "
+        "4 % of the rounds; loss: mean over them. Comparisons are paired by seed."
+    )
+    tables[-1] = (tables[-1][0], f"{tables[-1][1]}\n\n{note}")
+    _draw_curves(groups, view.y, min(3, len(groups)), folder / "curves.png")
+    return Shown(tables, cells, "curves.png", measures, [])
+
+
+def _value_cell(group: Group, row: Row, base: Row, measure: Measure) -> tuple[dict[str, Any], list[str]]:
+    mean, sd, missing = _over_seeds(measure, row.runs)
+    number_s = measure.numbers(row.runs)
+    ends = mean_interval(number_s)[1:] if len(number_s) else (None, None)
+    low, high = (None if end is None else measure.scale * end for end in ends)
+    cell = _head(group, row) | {"value": measure.name, "mean": mean, "sd": sd}
+    cell |= {"low": low, "high": high, "missing": missing}
+    text = plus_minus_short(mean, sd) + ("" if low is None else f" [{short(low)}, {short(high)}]")
+    text += f" ({missing} of {len(row.runs)} {measure.failed})" if missing else ""
+    if row is base:
+        return cell, [text, "baseline"]
+    against = compare(group.title, measure, (row.name, row.runs), (base.name, base.runs))
+    cell |= {"form": measure.form, "in_favour": against.estimate}
+    cell |= {"in_favour_low": against.low, "in_favour_high": against.high, "pairs": against.pairs}
+    return cell, [text, number_text(against)]
+
+
+def _draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path: Path) -> None:
+    """A row of panels for each ``y``, a panel for each part."""
+    look_of = _looks(groups)
+    panels, captions, goals = [], [], list[float | None]()
+    for y in ys:
+        for group in groups:
+            panels.append(
+                [Line(row.name, look_of[row.label], curve_band(list(row.runs.values()), y)) for row in group.rows]
+            )
+            captions.append(f"{group.title}: {_TITLES[y]}")
+            shows_goal = y == group.metric == "accuracy" and group.threshold is not None
+            goals.append(100 * (group.threshold or 0.0) if shows_goal else None)
+    draw_panels(panels, captions, columns, _CAPTION, path, goals=goals)
+
+
+def _looks(groups: Sequence[Group]) -> dict[str, Any]:
+    return looks(list(dict.fromkeys(label for group in groups for label in group.labels)))
+
+
+def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
+    """The mean of the best accuracies within each number of rounds, ± sd over seeds."""
+    tables, cells, measures, panels = [], Cells(), {}, []
+    look_of, best = _looks(groups), view.best_of("")
+    for group in groups:
+        length = min(run.num_rounds for run in group.runs)
+        horizons = [horizon for horizon in view.rounds if horizon <= length] or [length]
+        measures[group.part] = [best_within(horizon, best) for horizon in horizons]
+        lines, curves = [], []
+        for row in group.rows:
+            line = [row.name]
+            for horizon, measure in zip(horizons, measures[group.part], strict=True):
+                mean, sd, _ = _over_seeds(measure, row.runs)
+                cells.append(_head(group, row) | {"rounds": horizon, "best": best, "mean": mean, "sd": sd})
+                line.append(plus_minus(mean, sd, 2))
+            lines.append(line)
+            values = [[measure.value(run) for measure in measures[group.part]] for run in row.runs.values()]
+            value_sh = 100 * np.array(values, dtype=np.float64)
+            curves.append(
+                Line(row.name, look_of[row.label], band_of([(np.array(horizons), value_h) for value_h in value_sh]))
+            )
+        heads = [f"best {best} of {horizon} rounds, %" for horizon in horizons]
+        tables.append((group.title, markdown(["method", *heads], lines) + "\n\n± is the sd over seeds."))
+        panels.append(curves)
+    captions = [f"{group.title}: mean of the {best} best accuracies, %" for group in groups]
+    draw_panels(panels, captions, min(3, len(groups)), _CAPTION, folder / "best.png", x_label="first rounds")
+    return Shown(tables, cells, "best.png", measures, [])
+
+
+def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
+    """Each probe column's mean over the second half of the rounds, its range there, the share within bounds."""
+    tables, cells, measures = [], Cells(), {}
+    columns: list[Column] = [
+        ("method", lambda cell: cell["method"]),
+        ("what", lambda cell: cell["value"]),
+        ("mean, second half", lambda cell: plus_minus_short(cell["mean"], cell["sd"])),
+        ("least", lambda cell: short(cell["least"])),
+        ("largest", lambda cell: short(cell["largest"])),
+    ]
+    if view.bounds:
+        columns.append(("the paper's bounds", lambda cell: cell.get("bounds", DASH)))
+        columns.append(
+            ("measured rounds within", lambda c: f"{c['within']} of {c['measured']}" if "within" in c else DASH)
+        )
+    for group in groups:
+        measures[group.part] = [late_probe(title, column, view.larger) for title, column in view.columns.items()]
+        own = [cell for row in group.rows for cell in _probe_cells(group, row, view)]
+        tables.append((group.title, _table_of(columns, own, left=2)))
+        cells += own
+    _draw_probes(groups, view, folder / "probes.png")
+    return Shown(tables, cells, "probes.png", measures, [], _bounds_verdict(groups, cells))
+
+
+def _probe_cells(group: Group, row: Row, view: View) -> Cells:
+    cells: Cells = []
+    for title, column in view.columns.items():
+        cell = _probe_cell(group, row, title, [second_half(run, column) for run in row.runs.values()])
+        if column in view.bounds:
+            low, high = view.bounds[column]
+            every = np.concatenate([run.probe(column) for run in row.runs.values()])
+            every = every[np.isfinite(every)]
+            cell |= {"bounds": f"{low:g} to {high:g}", "measured": len(every)}
+            cell["within"] = int(np.sum((every >= low) & (every <= high)))
+        cells.append(cell)
+    if view.ratio is not None:
+        names = {column: title for title, column in view.columns.items()}
+        title = " / ".join(names.get(column, column) for column in view.ratio)
+        cells.append(_probe_cell(group, row, title, [_ratio(run, *view.ratio) for run in row.runs.values()]))
+    return cells
+
+
+def _probe_cell(group: Group, row: Row, title: str, late_s: Sequence[FloatArray]) -> dict[str, Any]:
+    means = [mean for late in late_s if (mean := centre(late)) is not None]
+    mean, sd = (None if np.isnan(number) else number for number in mean_and_sd(np.array(means)))
+    late = np.concatenate(late_s)
+    least, largest = (float(late.min()), float(late.max())) if len(late) else (None, None)
+    return _head(group, row) | {"value": title, "mean": mean, "sd": sd, "least": least, "largest": largest}
+
+
+def _ratio(run: Run, high: str, low: str) -> FloatArray:
+    """The ratio of two probe columns round by round, in the second half of the rounds."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio_r = run.probe(high) / run.probe(low)
+    return second_half(run._replace(probes={**run.probes, "ratio": ratio_r}), "ratio")
+
+
+def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> str | None:
+    """Where the paper's bounds hold in every measured round, and where they do not; None if it states none."""
+    bounded = [cell for cell in cells if "bounds" in cell]
+    broken = {cell["part"] for cell in bounded if cell["within"] < cell["measured"]}
+    titles = {group.part: group.title for group in groups}
+    held = [title for part, title in titles.items() if part not in broken]
+    if not bounded:
+        return None
+    if not broken:
+        return "the bounds hold"
+    start = f"the bounds hold on {' and '.join(held)}, and do not on" if held else "the bounds do not hold on"
+    return f"{start} {' and '.join(titles[part] for part in titles if part in broken)}"
+
+
+def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
+    """A panel for each part and probe column, a line a sampler; or one for each part, a line a column."""
+    look_of, column_looks = _looks(groups), looks(list(view.columns))
+    panels, captions = [], []
+    for group in groups:
+        together = []
+        for title, column in view.columns.items():
+            lines = [Line(row.name, look_of[row.label], probe_band(row, column)) for row in group.rows]
+            if view.panels == "column":
+                panels.append(lines)
+                captions.append(f"{group.title}: {title}" if len(groups) > 1 else title)
+            else:
+                together += [Line(title, column_looks[title], line.band) for line in lines]
+        if together:
+            panels.append(together)
+            captions.append(group.title)
+    draw_panels(panels, captions, min(2, len(panels)), _CAPTION, path, log_y=view.log)
+
+
+def probe_band(row: Row, column: str) -> Band:
+    """Mean and range over seeds of a probe column, at the rounds that all seeds measured."""
+    curves = [(run.probe(column), run.probes.get("round")) for run in row.runs.values()]
+    return band_of(
+        [
+            (np.arange(1, len(value_r) + 1) if round_r is None else round_r.astype(np.int64), value_r)
+            for value_r, round_r in curves
+        ]
+    )
+
+
+SHOW: dict[str, Callable[[Sequence[Group], View, Path], Shown]] = {
+    "table": show_table,
+    "curves": show_curves,
+    "best-accuracies": show_best,
+    "probes": show_probes,
+}

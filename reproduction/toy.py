@@ -1,0 +1,227 @@
+"""The toy (figures 3 and 5): three clients, two are selected, the ideal is (4, 0). Every cohort is enumerated.
+
+The gradients at (1, 1) are (2, 2), (4, 1) and (6, -3). Each score is combined with each way to draw and to weigh:
+
+=============== ============================================================================================
+hh              n draws with replacement, weights w / (n p)                       (Hansen and Hurwitz)
+ht              exact inclusion probabilities pi = 2 p, weights w / pi            (Horvitz and Thompson)
+successive      one after the other without replacement, weights 1 / (n m p), as if pi were n p; biased
+hajek           the same draws, the weights divided by their sum; biased
+plain-mean      the same draws, the average of the replies; biased
+difference-hh   as hh, on u_i - c with c = (4, 0) added back: the best c there is, which nobody knows before the draw
+difference-ht   as ht, likewise
+=============== ============================================================================================
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from deltafl import KnownUpdates, Plan, Population, make_sampler
+from deltafl.analysis import DPI, GREY, INK, PALE, WIDTH, markdown, small_png, styled
+from deltafl.designs.exact import every_cohort
+from deltafl.estimators.control_variates import CommonControlState
+from deltafl.io import write_atomically
+from deltafl.round import RoundState, close_round, init_round
+from deltafl.types import Cohort, FloatArray, Params
+
+from .page import OwnPage, Row, Rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CHOOSING: set[str] = set()
+GRADIENTS = ((2.0, 2.0), (4.0, 1.0), (6.0, -3.0))
+IDEAL = (4.0, 0.0)
+SCORES = {"uniform": "uniform", "IS": "fedis", "DELTA": "delta"}
+_COLOURS = {"uniform": "#767676", "IS": "#D55E00", "DELTA": "#0072B2"}
+
+
+class Way(NamedTuple):
+    """A way to draw and to weigh: design, estimator, whether it subtracts the ideal as a control variate."""
+
+    design: str
+    estimator: str
+    centred: bool
+    title: str
+
+
+WAYS = {
+    "hh": Way("multinomial", "horvitz-thompson", False, "HH, with replacement"),
+    "ht": Way("systematic", "horvitz-thompson", False, "HT, exact pi = 2p"),
+    "successive": Way("successive", "horvitz-thompson", False, "1/(n m p), successive draws"),
+    "hajek": Way("successive", "hajek", False, "Hajek, successive"),
+    "plain-mean": Way("successive", "plain-mean", False, "plain mean, successive"),
+    "difference-hh": Way("multinomial", "difference", True, "difference from (4, 0), with replacement"),
+    "difference-ht": Way("systematic", "difference", True, "difference from (4, 0), exact pi"),
+}
+#: The ways in the picture, a column each.
+DRAWN = ("hh", "ht", "plain-mean", "difference-ht")
+
+
+class Outcome(NamedTuple):
+    """One possible aggregate: its clients from 1 with repetition, its probability, two numbers."""
+
+    clients: tuple[int, ...]
+    probability: float
+    aggregate: tuple[float, float]
+
+
+class Enumerated(NamedTuple):
+    """A score with a way to draw and to weigh.
+
+    Attributes:
+        mse: E norm(aggregate - ideal)^2.
+        bias: norm(E aggregate - ideal).
+        outcomes: All cohorts of positive probability.
+    """
+
+    mse: float
+    bias: float
+    outcomes: tuple[Outcome, ...]
+
+
+def enumerate_toy(score: str, way: str) -> Enumerated:
+    """All cohorts of two with their aggregates, through the sampler's own code and ``close_round``.
+
+    Args:
+        score: A key of ``SCORES``.
+        way: A key of ``WAYS``.
+    """
+    population = Population.from_sizes([1] * len(GRADIENTS))
+    gradient_md: Params = np.array(GRADIENTS, dtype=np.float32)
+    how = WAYS[way]
+    sampler = make_sampler(f"{SCORES[score]}@{how.design}")
+    plan = Plan(population, sampler, 2, how.estimator, _Keeper())
+    state = init_round(plan, np.zeros(2))
+    if how.centred:
+        state = state._replace(control=CommonControlState(np.array(IDEAL)))
+    oracle = KnownUpdates(gradient_md, population.weight_m)
+    everyone = np.ones(len(GRADIENTS), dtype=np.bool_)
+    found: dict[tuple[int, ...], tuple[float, FloatArray]] = {}
+    for probability, cohort in every_cohort(lambda rng: sampler.open(state.sampler, everyone, 2, rng, oracle)):
+        clients = tuple(np.repeat(cohort.client_n + 1, cohort.count_n).tolist())
+        before = found[clients][0] if clients in found else 0.0
+        found[clients] = (before + probability, _aggregate(plan, state, cohort, gradient_md))
+    outcomes = [Outcome(key, p, (float(x), float(y))) for key, (p, (x, y)) in sorted(found.items()) if p > 0]
+    probability_k = np.array([outcome.probability for outcome in outcomes])
+    error_kd = np.array([outcome.aggregate for outcome in outcomes]) - np.array(IDEAL)
+    mse = float(probability_k @ (error_kd**2).sum(axis=1))
+    return Enumerated(mse, float(np.linalg.norm(probability_k @ error_kd)), tuple(outcomes))
+
+
+class _Kept(NamedTuple):
+    delta_d: FloatArray
+
+
+class _Keeper:
+    """A server that moves nothing and keeps the estimate in float64."""
+
+    def init(self, num_params: int) -> _Kept:
+        return _Kept(np.zeros(num_params))
+
+    def step(self, params_d: Params, delta_d: FloatArray, state: _Kept) -> tuple[Params, _Kept]:
+        return params_d, _Kept(delta_d)
+
+
+def _aggregate(plan: Plan, state: RoundState, cohort: Cohort, gradient_md: Params) -> FloatArray:
+    kept: _Kept = close_round(plan, state, cohort, gradient_md[cohort.client_n])[0].optimizer
+    return kept.delta_d
+
+
+def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
+    """Nothing to keep: the enumeration takes seconds and belongs to the page."""
+    yield 1, 1, None
+
+
+def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
+    """Enumerate every score with every way, and draw some of them."""
+    found = {(score, way): enumerate_toy(score, way) for score in SCORES for way in WAYS}
+    _draw(found, folder / "toy.png")
+    heads = ["", *(way.title for way in WAYS.values())]
+    lines = [[score, *(_cell(found[score, way]) for way in WAYS)] for score in SCORES]
+    table = markdown(heads, lines)
+    blocks = [
+        "E norm(aggregate - (4, 0))^2 over all cohorts; in brackets the bias, norm(E aggregate - (4, 0)), unless 0.",
+        table,
+        "![Aggregates of two of three](toy.png)",
+        _pairs_text(),
+    ]
+    cells = [
+        {"score": score, "way": way, "design": WAYS[way].design, "estimator": WAYS[way].estimator}
+        | {"mse": f"{row.mse:.6g}", "bias": f"{row.bias:.3g}"}
+        for (score, way), row in found.items()
+    ]
+    return OwnPage(*_verdict(found), blocks, cells)
+
+
+def _cell(row: Enumerated) -> str:
+    return f"{row.mse:.3f}" + (f" ({row.bias:.3f})" if row.bias > 1e-6 else "")
+
+
+def _verdict(found: dict[tuple[str, str], Enumerated]) -> tuple[str, str]:
+    """What was found, and the verdict on the paper's ordering: DELTA below IS below uniform."""
+    ways = [way for way in WAYS if not WAYS[way].centred]  # the centred ones are not the paper's
+    mses = {way: [found[score, way].mse for score in ("DELTA", "IS", "uniform")] for way in ways}
+    held = [way for way in ways if mses[way][0] < mses[way][1] < mses[way][2]]
+    against = [way for way in ways if mses[way][1] < mses[way][0]]
+
+    def listed(chosen: Sequence[str]) -> str:
+        texts = [f"{WAYS[way].title} ({' / '.join(f'{mse:.3f}' for mse in mses[way])})" for way in chosen]
+        return ", ".join(texts) or "none"
+
+    text = f"Mean squared error of DELTA / IS / uniform. The paper's order: {listed(held)}. "
+    text += f"IS below DELTA: {listed(against)}."
+    if held and against:
+        return text, "holds in part and is contradicted in part"
+    return text, "is contradicted" if against else "holds" if len(held) == len(ways) else "holds in part"
+
+
+def hand_picked() -> dict[tuple[int, int], tuple[float, float]]:
+    """The unweighted averages of the pairs of clients (from 1); the paper gives one pair to each method."""
+    gradient_md = np.array(GRADIENTS)
+    pairs = ((0, 1), (1, 2), (0, 2))
+    return {(i + 1, j + 1): tuple(gradient_md[[i, j]].mean(axis=0).tolist()) for i, j in pairs}
+
+
+def _pairs_text() -> str:
+    gave = {(1, 2): "FedAvg", (2, 3): "FedIS", (1, 3): "DELTA"}
+    lines = []
+    for pair, mean_d in hand_picked().items():
+        away = float(np.sum((np.array(mean_d) - np.array(IDEAL)) ** 2))
+        lines.append([f"{pair[0]}, {pair[1]}", gave[pair], f"({mean_d[0]:g}, {mean_d[1]:g})", f"{away:g}"])
+    table = markdown(["pair", "given to", "average", "squared distance to (4, 0)"], lines, left=2)
+    head = "The paper's figure picks one unweighted pair a method by hand; its methods draw all pairs and weigh them:"
+    return f"{head}\n\n{table}"
+
+
+def _draw(found: dict[tuple[str, str], Enumerated], path: Path) -> None:
+    """Every aggregate, its area by its probability, and the mean of all of them."""
+    from matplotlib.figure import Figure
+
+    with styled():
+        figure = Figure(figsize=(WIDTH, 6.0), dpi=DPI, facecolor="white", layout="constrained")
+        grid = figure.subplots(len(SCORES), len(DRAWN), sharex=True, sharey=True)
+        for line, score in zip(grid, SCORES, strict=True):
+            for axes, way in zip(line, DRAWN, strict=True):
+                _draw_outcomes(axes, found[score, way], _COLOURS[score])
+                axes.set_title(f"{score}: {way}\nMSE {found[score, way].mse:.3f}")
+        figure.supxlabel("+ ideal; disc: a cohort's aggregate, area by probability; diamond: their mean", fontsize=7)
+        write_atomically(path, small_png(figure))
+
+
+def _draw_outcomes(axes: "Axes", row: Enumerated, colour: str) -> None:
+    probability_k = np.array([outcome.probability for outcome in row.outcomes])
+    aggregate_kd = np.array([outcome.aggregate for outcome in row.outcomes])
+    axes.set_xlim(-0.5, 10.5)
+    axes.set_ylim(-5.5, 5.5)
+    axes.axhline(0, color=PALE, linewidth=0.6, zorder=0)
+    axes.plot(*IDEAL, marker="+", markersize=9, color=INK, zorder=5)
+    x_k, y_k = aggregate_kd.T
+    axes.scatter(x_k, y_k, s=220 * probability_k, color=colour, alpha=0.75, linewidths=0, zorder=3)
+    for outcome in row.outcomes:
+        name = "".join(str(client) for client in outcome.clients)
+        axes.annotate(name, outcome.aggregate, xytext=(4, 3), textcoords="offset points", fontsize=6, color=GREY)
+    axes.plot(*(probability_k @ aggregate_kd), marker="D", markersize=4.5, color=INK, fillstyle="none", zorder=4)

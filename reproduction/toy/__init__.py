@@ -1,1 +1,0 @@
-"""Figures 3 and 5: the toy, with every cohort enumerated."""

@@ -1,0 +1,202 @@
+"""The rule of the verdict: whether the paper's ordering holds, from intervals and from nothing else.
+
+For each part, each measure and each pair that the paper orders there is one statement, "the first is better than the
+second", which the runs show, contradict or leave open (``deltafl.analysis.Statement``). An interval is 95 % by itself;
+where nothing differs, each of N of them still shows or contradicts by chance with probability 0.025. ``by_chance(N)``
+is the number that chance does not exceed on 19 of 20 pages (binomial). The verdict on all statements is
+
+- **holds**: every statement is shown;
+- **holds in part and is contradicted in part**: more are shown than by chance, and more are contradicted;
+- **holds in part**: more are shown than by chance, but not all;
+- **is contradicted**: more are contradicted than by chance, and not more shown;
+- **is not decided**: neither.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from math import comb
+
+from deltafl.analysis import Measure, Statement, compare, markdown
+
+from .groups import Group, base_name
+
+NO_ORDER = "no ordering is claimed"
+#: What the verdict compares, by part.
+Measures = dict[str, list[Measure]]
+_WORDS = {"shown": "shown", "contradicted": "contradicted", "open": "open", "no interval": "without an interval"}
+#: DELTA's names, and importance sampling in the same form.
+_RIVALS = {"delta": "fedis", "pracdelta": "fedpracis"}
+_UNIFORM = ("uniform", "md-fixed")
+
+RULE = (
+    "Estimates are in favour of the first method of a pair, over paired seeds; a speed-up is mean rounds of the second "
+    "/ mean rounds of the first. Shown: the 95 % interval excludes no difference, in the paper's direction; "
+    "contradicted: in the other. Open: it contains no difference, has no width, or the better method failed with a "
+    "seed with which the other did not. The ordering holds if every statement is shown. Otherwise it holds in part if "
+    "more statements are shown than by chance, and is contradicted (in part) if more are contradicted than by chance. "
+    "The limit of chance is the least k that Binomial(statements with an interval, 0.025) does not exceed in 19 of 20 "
+    "cases."
+)
+
+
+def ordered(group: Group, measures: Sequence[Measure]) -> list[Statement]:
+    """A statement for every pair that the paper orders and every measure."""
+    return [
+        between(group, measure, first, second)
+        for first, second in combinations(group.order, 2)
+        if not any({first, second} <= set(rank) for rank in group.ranks)
+        for measure in measures
+    ]
+
+
+def between(group: Group, measure: Measure, first: str, second: str) -> Statement:
+    """The statement that the first label's method is better than the second's."""
+    one, two = group.row(first), group.row(second)
+    return compare(group.title, measure, (one.name, one.runs), (two.name, two.runs))
+
+
+def sum_up(statements: Sequence[Statement]) -> str:
+    """The verdict on the statements, by the rule of this module."""
+    if not statements:
+        return NO_ORDER
+    number = {status: sum(statement.status == status for statement in statements) for status in _WORDS}
+    if number["shown"] == len(statements):
+        return "holds"
+    chance = by_chance(len(statements) - number["no interval"])
+    if number["shown"] > chance:
+        return "holds in part" + (" and is contradicted in part" if number["contradicted"] > chance else "")
+    return "is contradicted" if number["contradicted"] > chance else "is not decided"
+
+
+def by_chance(number: int) -> int:
+    """The least k with P(Binomial(number, 0.025) <= k) >= 0.95: so many intervals exclude in one direction by chance.
+
+    Intervals that share runs are not independent, so it is a rule of thumb.
+    """
+    below, k = 0.975**number, 0
+    while below < 0.95:
+        k += 1
+        below += comb(number, k) * 0.025**k * 0.975 ** (number - k)
+    return k
+
+
+def paragraph(groups: Sequence[Group], measures: Measures, other: str | None = None) -> str:
+    """The verdict in words; ``other`` is that on a claim which is no ordering."""
+    statements = [s for group in groups for s in ordered(group, measures[group.part])]
+    if not statements:
+        found = NO_ORDER if other is None else other
+        return f"**{found[:1].upper()}{found[1:]}.**"
+    number = {status: sum(s.status == status for s in statements) for status in _WORDS}
+    parts = ", ".join(f"{number[status]} {word}" for status, word in _WORDS.items() if number[status])
+    orders = dict.fromkeys(_order_text(group) for group in groups if len(group.order) > 1)
+    sentences = [f"**The paper's ordering {sum_up(statements)}.**", f"It is {'; '.join(orders)}."]
+    sentences.append(f"Of {_count(len(statements), 'statement')} on pairs of methods, the runs leave {parts}.")
+    with_interval = len(statements) - number["no interval"]
+    if with_interval > 1:
+        chance = by_chance(with_interval)
+        often = f"up to {chance}" if chance else "hardly one"
+        sentences.append(f"By chance alone {often} would be shown, and as many contradicted.")
+    failed = sum(bool(s.only_first or s.only_second) for s in statements)
+    if failed:
+        pairs = _count(failed, "statement")
+        sentences.append(
+            f"{pairs[:1].upper()}{pairs[1:]} leave out seeds with which one method failed; it is never called better."
+        )
+    return " ".join(sentences)
+
+
+def headline(groups: Sequence[Group], measures: Measures) -> str:
+    """What was measured in one line: the paper's best (or else the first other row) against the baseline, by part."""
+    pieces = []
+    for group in groups:
+        others = [label for label in [*group.order, *group.labels] if label != group.baseline]
+        if others:
+            best, base = group.row(others[0]), group.row(group.baseline)
+            texts = [effect(between(group, measure, best.label, base.label)) for measure in measures[group.part]]
+            where = f"{group.title}: " if len(groups) > 1 else ""
+            pieces.append(f"{where}{best.name} against {base.name}: {'; '.join(texts)}.")
+    return " ".join(pieces)
+
+
+def pairs_table(groups: Sequence[Group], measures: Measures) -> str:
+    """The statements of the verdict; empty if there is none."""
+    return _table([s for group in groups for s in ordered(group, measures[group.part])], "the paper's order", "before")
+
+
+def others_table(groups: Sequence[Group], measures: Measures) -> str:
+    """Comparisons outside the paper's ordering; empty if there is none."""
+    found = [
+        between(group, measure, first, second)
+        for group in groups
+        for first, second in _others(group)
+        for measure in measures[group.part]
+    ]
+    return _table(found, "comparison", "against")
+
+
+def _others(group: Group) -> Iterator[tuple[str, str]]:
+    """Rows outside the ordering against the baseline and their ordered form; DELTA against uniform and IS alike."""
+    for label in group.labels:
+        name, outside = base_name(label), label not in group.order
+        seconds = []
+        if outside and label != group.baseline:
+            same = [other for other in group.labels if other != label and base_name(other) == name]
+            seconds = [group.baseline, *([o for o in same if o in group.order] or [o for o in same if o == name])]
+        if name in _RIVALS:
+            seconds += [other for other in group.labels if base_name(other) in _UNIFORM]
+            seconds += [other for other in group.labels if other == label.replace(name, _RIVALS[name], 1)]
+        for second in dict.fromkeys(seconds):
+            if outside or second not in group.order:
+                yield label, second
+
+
+def _table(statements: Sequence[Statement], head: str, word: str) -> str:
+    several = len({statement.where for statement in statements}) > 1
+    lines = []
+    for s in statements:
+        left_out = s.only_first + s.only_second
+        status = f"{s.status} ({_count(left_out, 'seed')} left out)" if left_out else s.status
+        line = [f"{s.first} {word} {s.second}", s.measure.name, number_text(s), str(s.pairs), status]
+        lines.append([s.where, *line] if several else line)
+    heads = [head, "measure", "estimate [95 %]", "paired seeds", "status"]
+    return markdown(["part", *heads] if several else heads, lines, left=len(heads) + 1) if lines else ""
+
+
+def effect(statement: Statement) -> str:
+    """An estimate with its interval and status, as in ``accuracy +0.52 points [0.10, 0.94], better``."""
+    measure = statement.measure
+    words = {"shown": measure.words[0], "contradicted": measure.words[1]}
+    failed = statement.only_first + statement.only_second
+    lost = f", without {_count(failed, 'seed')} with which one {measure.failed}" if failed else ""
+    return f"{measure.name} {number_text(statement)}, {words.get(statement.status, statement.status)}{lost}"
+
+
+def number_text(statement: Statement) -> str:
+    """As in ``speed-up ×1.31 [1.05, 1.60]``, ``+0.52 points [0.10, 0.94]``, ``lower by 0.120 [-0.010, 0.250]``."""
+    measure, estimate = statement.measure, statement.estimate
+    if estimate is None:
+        return "without a pair of seeds"
+    ends = [] if statement.low is None or statement.high is None else [statement.low, statement.high]
+    if measure.form == "ratio":
+        return f"{measure.unit}×{estimate:.2f}{_interval_text(ends, 2)}"
+    digits = 2 if measure.scale > 1 else 3
+    ends = [measure.scale * end for end in ends]
+    if measure.higher:
+        return f"{measure.scale * estimate:+.{digits}f}{measure.unit}{_interval_text(ends, digits)}"
+    # The estimate is in favour of the first: a lower loss is above 0.
+    word = "lower" if estimate >= 0 else "higher"
+    ends = ends if estimate >= 0 else [-end for end in reversed(ends)]
+    return f"{word} by {measure.scale * abs(estimate):.{digits}f}{measure.unit}{_interval_text(ends, digits)}"
+
+
+def _interval_text(ends: Sequence[float], digits: int) -> str:
+    return f" [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]" if ends else ""
+
+
+def _order_text(group: Group) -> str:
+    names = [[group.row(label).name for label in rank if label in group.labels] for rank in group.ranks]
+    return " before ".join(" and ".join(rank) for rank in names if rank)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

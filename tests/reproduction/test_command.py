@@ -1,0 +1,156 @@
+"""``deltafl reproduce`` as a user meets it: the list, pages, an interruption, mistakes, the index."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deltafl.cli.main import app
+from deltafl.errors import DeltaflError
+from deltafl.simulation.record import RunStore, read_record
+from reproduction import spec
+from reproduction.page import read_verdict, write_index
+from reproduction.spec import experiment_names
+
+COMMAND = [sys.executable, "-m", "deltafl", "reproduce"]
+
+
+def told(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["reproduce", *arguments])
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_the_list_names_every_table_and_figure_of_the_paper() -> None:
+    numbers = (2, 4, 6, 7, 9, 10, 11, 12, 13, 14, 15)
+    expected = {"toy", *(f"figure-{k}" for k in numbers), *(f"table-{k}" for k in range(1, 10))}
+    assert expected <= set(experiment_names())
+    listed = {line.split(" ")[0] for line in told("--list").splitlines()}
+    assert set(experiment_names()) <= listed
+
+
+def test_the_toy_leaves_a_page_a_table_a_picture_and_a_line_of_the_index(tmp_path: Path) -> None:
+    output = told("toy", "--out", str(tmp_path / "toy"))
+    assert "Holds in part and is contradicted in part" in output
+    written = {path.name for path in (tmp_path / "toy").iterdir()}
+    assert {"README.md", "table.csv", "toy.png", "verdict.json"} <= written
+    page = (tmp_path / "toy" / "README.md").read_text()
+    assert "0.435" in page
+    assert "python -m reproduction toy --scale smoke" in page
+    assert str(tmp_path) not in page
+    told("--index", str(tmp_path))
+    assert "[Figures 3 and 5" in (tmp_path / "README.md").read_text()
+    again = (tmp_path / "README.md").read_bytes()
+    assert write_index(tmp_path).encode() == again
+
+
+def test_an_index_overwrites_no_page_of_another_kind(tmp_path: Path) -> None:
+    told("toy", "--out", str(tmp_path / "toy"))
+    (tmp_path / "README.md").write_text("# My thesis\n")
+    with pytest.raises(DeltaflError, match="is no index of results: move it away first"):
+        told("--index", str(tmp_path))
+    assert (tmp_path / "README.md").read_text() == "# My thesis\n"
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["toy", "figure-11", "benchmark", "table-8"])
+def test_a_page_of_somebody_else_is_not_overwritten(name: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# My own\n")
+    with pytest.raises(
+        DeltaflError, match=r"README\.md has no verdict\.json beside it; move it away or choose another --out"
+    ):
+        told(name, "--out", str(tmp_path))
+    assert contents(tmp_path) == {tmp_path / "README.md": b"# My own\n"}
+
+
+def test_results_of_another_experiment_are_not_overwritten(tmp_path: Path) -> None:
+    told("toy", "--out", str(tmp_path))
+    before = contents(tmp_path)
+    with pytest.raises(DeltaflError, match="holds results of toy, not of figure-4"):
+        told("figure-4", "--out", str(tmp_path), "--only-page")
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "which experiment"),
+        (("table-22",), "unknown experiment 'table-22': did you mean 'table-2'"),
+        (("toy", "--scale", "big"), "unknown scale 'big'"),
+        (("toy", "--part", "a"), "toy has no parts and no seeds to choose"),
+        (("figure-11", "--part", "nu-99"), "unknown part 'nu-99'"),
+        (("figure-3",), "figure-3 is shown by toy; write: python -m reproduction toy"),
+        (("figure-11", "--seeds", "0"), "--seeds is 0; write 1 or more"),
+        (("figure-11", "--processes", "0"), "--processes is 0; write 1 or more"),
+        (("figure-11", "--only-page"), "has no finished run yet; leave out --only-page"),
+        (("toy", "--only-page"), "has no finished run yet; leave out --only-page"),
+        (("figure-11", "--scale", "smoke", "--device", "cuda:99"), "device is 'cuda:99', but"),
+        (("benchmark", "--scale", "smoke", "--device", "cuda:99"), "device is 'cuda:99', but"),
+        (("--index", "nowhere"), "has no folder with a verdict.json"),
+    ],
+)
+def test_a_mistake_is_answered_in_a_sentence_and_writes_nothing(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DeltaflError, match=sentence):
+        told(*arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_sweep_says_how_to_go_on_keeps_what_it_has_and_ends_in_the_same_records(tmp_path: Path) -> None:
+    arguments = ["figure-11", "--part", "nu-20", "--seeds", "1", "--processes", "2"]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments, "--out", str(tmp_path / "a")],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("a/runs/*/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; the same command goes on" in errors
+    assert "Traceback" not in errors
+    kept = [read_record(path) for path in tmp_path.glob("a/runs/*/*.json")]
+    assert 1 <= len(kept) < 8
+    told(*arguments, "--out", str(tmp_path / "a"))
+    told(*arguments, "--out", str(tmp_path / "b"))
+    first, second = (RunStore(tmp_path / out).records() for out in "ab")
+    assert all(record in first for record in kept)
+    assert len(first) == 8
+    own = {"seconds", "cpu_seconds"}
+    assert [record.model_dump(exclude=own) for record in first] == [record.model_dump(exclude=own) for record in second]
+    assert read_verdict(tmp_path / "a" / "verdict.json").done == 8
+
+
+def test_all_goes_through_every_experiment_names_what_cannot_run_and_writes_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no-data").mkdir()
+    monkeypatch.setenv("DELTAFL_DATA", str(tmp_path / "no-data"))
+    monkeypatch.setattr(spec, "experiment_names", lambda: ("table-7", "toy"))
+    output = told("all", "--scale", "smoke", "--out", str(tmp_path / "out"))
+    places = [output.index(text) for text in ("== table-7", "not run: ", "celeba", "== toy", "Index: ")]
+    assert places == sorted(places)
+    index = (tmp_path / "out" / "README.md").read_text()
+    assert "(toy/README.md)" in index
+    assert "`table-7`" in index.partition("Without a page: ")[2]
+
+
+def test_all_refuses_at_once_where_its_index_would_overwrite_a_page(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# My own\n")
+    with pytest.raises(DeltaflError, match="is no index of results: move it away first"):
+        told("all", "--out", str(tmp_path))
+    assert contents(tmp_path) == {tmp_path / "README.md": b"# My own\n"}

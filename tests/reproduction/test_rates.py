@@ -1,0 +1,196 @@
+"""Rates: the problems' gradients, the local work against a slow twin, slopes with intervals, the page."""
+
+from math import inf, isnan, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltafl.errors import DeltaflError
+from deltafl.types import FloatArray
+from reproduction import rates
+from reproduction.problems import Problem, local_work, make_problem, make_quadratics
+from reproduction.rates import Estimate, Measured, counter_example, ratio, run_cell, slope, verdict
+
+PROBLEMS = ("quadratics", "quadratics-from-optimum", "robust-regression")
+SMALL: dict[str, Any] = {
+    "problems": ["quadratics", "quadratics-from-optimum"],
+    "methods": ["uniform", "fedis", "delta@multinomial", "power-of-choice"],
+    "horizons": [8, 16],
+    "seeds": 2,
+    "clients": 5,
+    "sample": 2,
+    "local_steps": 2,
+    "dimension": 3,
+    "noise": 1.0,
+    "counter_rounds": 20,
+}
+
+
+def rows_of(rows: list[dict[str, Any]] | None = None, **changes: Any) -> list[dict[str, Any]]:
+    """The cells that a run adds to those that are there."""
+    return [row for _, _, row in rates.run({**SMALL, **changes}, rows or []) if row is not None]
+
+
+def f(problem: Problem, x_d: FloatArray) -> float:
+    return float(problem.losses(x_d).mean())
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_gradients_are_those_of_the_losses(name: str) -> None:
+    problem = make_problem(name, 4, 3, 1.0)
+    rng = np.random.default_rng(0)
+    x_d = problem.start_d + 0.1 * rng.standard_normal(3)
+    gradient_md = problem.gradients(np.tile(x_d, (4, 1)))
+    for j in range(3):
+        step_d = np.eye(3)[j] * 1e-5
+        slope_m = (problem.losses(x_d + step_d) - problem.losses(x_d - step_d)) / 2e-5
+        np.testing.assert_allclose(gradient_md[:, j], slope_m, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_no_curvature_exceeds_the_smoothness(name: str) -> None:
+    problem = make_problem(name, 6, 3, 1.0)
+    rng = np.random.default_rng(1)
+    for size in (0.01, 1.0, 10.0):
+        x_md, y_md = problem.start_d + size * rng.standard_normal((2, 200, 6, 3))
+        for x, y in zip(x_md, y_md, strict=True):
+            steep_m = np.linalg.norm(problem.gradients(x) - problem.gradients(y), axis=1)
+            assert np.all(steep_m <= problem.smoothness * np.linalg.norm(x - y, axis=1) * (1 + 1e-9))
+
+
+def test_noise_is_unbiased_and_of_the_size_that_was_asked_for() -> None:
+    problem = make_quadratics(6, 4, noise=2.0, from_optimum=False)
+    x_md = np.tile(problem.start_d, (6, 1))
+    exact_md = problem.gradients(x_md)
+    draws = problem.randomness(0, 0, 4000)
+    away = np.array([problem.noisy_gradients(x_md, drawn) - exact_md for drawn in draws])
+    assert np.abs(away.mean(axis=0)).max() < 5 * problem.noise_m.max() / sqrt(4000)
+    assert np.mean((away**2).sum(axis=2)) == pytest.approx(4.0, rel=0.05)
+
+
+def test_minibatches_are_unbiased_and_the_problem_is_not_convex() -> None:
+    problem = make_problem("robust-regression", 4, 3, 0.0)
+    x_md = np.tile(problem.start_d, (4, 1))
+    sample = np.array([problem.noisy_gradients(x_md, drawn) for drawn in problem.randomness(0, 0, 4000)])
+    error_md = np.abs(sample.mean(axis=0) - problem.gradients(x_md))
+    assert np.all(error_md < 5 * sample.std(axis=0) / sqrt(4000))
+    line = [f(problem, problem.start_d + step * np.array([1.0, 0, 0])) for step in np.linspace(-20, 20, 41)]
+    assert min(np.diff(line, 2)) < 0 < max(np.diff(line, 2))
+
+
+def test_from_optimum_starts_where_the_gradient_is_zero() -> None:
+    problem = make_problem("quadratics-from-optimum", 5, 3, 1.0)
+    gradient_md = problem.gradients(np.tile(problem.start_d, (5, 1)))
+    assert np.linalg.norm(gradient_md.mean(axis=0)) < 1e-13
+    assert np.linalg.norm(gradient_md, axis=1).min() > 0.1
+    assert f(problem, problem.start_d) < f(problem, problem.start_d + 0.1)
+
+
+def test_local_work_is_plain_sgd() -> None:
+    problem = make_problem("quadratics", 3, 2, 1.0)
+    draws, lr = problem.randomness(3, 7, 4), 0.1
+    work = local_work(problem, problem.start_d, lr, draws)
+    for i in range(3):
+        x_d, steps = problem.start_d.copy(), []
+        for k in range(4):
+            x_md = np.tile(x_d, (3, 1))
+            step_d = -lr * problem.noisy_gradients(x_md, draws[k])[i]
+            steps.append(step_d)
+            x_d = x_d + step_d
+        np.testing.assert_allclose(work.update_md[i], x_d - problem.start_d, rtol=1e-5)
+        assert work.step_variance_m[i] == pytest.approx(np.var(steps, axis=0).sum())
+
+
+def test_a_run_of_everybody_without_noise_is_gradient_descent() -> None:
+    """K = 1, all clients: x <- x - eta eta_L grad f(x), by a loop of its own."""
+    settings = {**SMALL, "local_steps": 1}
+    problem = make_problem("quadratics", 5, 3, 0.0)
+    least, mean = run_cell(settings, problem, "full", seed=0, horizon=16)
+    x_d, rate, squares = problem.start_d.copy(), sqrt(2) / (sqrt(16) * problem.smoothness), []
+    for _ in range(16):
+        gradient_d = problem.gradients(np.tile(x_d, (5, 1))).mean(axis=0)
+        squares.append(gradient_d @ gradient_d)
+        x_d -= rate * gradient_d
+    assert least == pytest.approx(min(squares), rel=1e-4)
+    assert mean == pytest.approx(np.mean(squares), rel=1e-4)
+
+
+def test_slope_of_a_power_law() -> None:
+    horizons = [100, 400, 1600]
+    rng = np.random.default_rng(0)
+    exact_ts = np.array([[3.0 * t**-0.5] * 8 for t in horizons])
+    assert slope(exact_ts, horizons) == pytest.approx((-0.5, -0.5, -0.5))
+    inside = 0
+    for _ in range(300):
+        noisy_ts = exact_ts * rng.gamma(20.0, 1 / 20.0, size=(3, 8))
+        found = slope(noisy_ts, horizons)
+        inside += found.low <= -0.5 <= found.high
+    assert 0.90 <= inside / 300 <= 0.99
+    assert isnan(slope(np.zeros((3, 8)), horizons).value)
+    assert slope(exact_ts[:, :1], horizons) == pytest.approx((-0.5, -inf, inf))
+
+
+def test_ratio_of_pairs() -> None:
+    base_s = np.array([1.0, 2.0, 3.0])
+    assert ratio(2 * base_s, base_s) == pytest.approx((2.0, 2.0, 2.0))
+    assert ratio(base_s[:1], base_s[:1]) == (1.0, 0.0, inf)
+
+
+@pytest.mark.parametrize(
+    ("measured", "claimed", "said"),
+    [
+        ((-0.5, -0.55, -0.45), -0.5, "as claimed"),
+        ((-0.5, -0.55, -0.45), -1.0, "slower than claimed"),
+        ((-0.9, -0.95, -0.85), -0.5, "faster than claimed"),
+        ((-0.7, -1.2, -0.2), -1.0, "undecided"),
+        ((-0.1, -0.2, 0.0), 0.0, "as claimed, slower than T^-1/2"),
+        ((-0.5, -0.6, -0.4), 0.0, "not told from T^-1/2"),
+    ],
+)
+def test_verdicts(measured: tuple[float, float, float], claimed: float, said: str) -> None:
+    nothing = Estimate(1.0, 1.0, 1.0)
+    row = Measured("p", "m", 10, 1.0, 1.0, claimed, nothing, Estimate(*measured), nothing)
+    assert verdict(row) == said
+
+
+def test_heterogeneity_alone_costs_more_than_the_theorem_says() -> None:
+    """No noise, from the minimum of f: full participation decays as 1 / T, DELTA clearly slower."""
+    settings = {"sample": 2, "local_steps": 2}
+    problem = make_problem("quadratics-from-optimum", 8, 3, 1.0)
+    horizons = [25, 200]
+    orders = {}
+    for label in ("full", "delta@multinomial"):
+        mean_ts = np.array([[run_cell(settings, problem, label, s, t)[1] for s in range(3)] for t in horizons])
+        orders[label] = slope(mean_ts, horizons)
+    assert orders["full"].high < -0.85
+    assert orders["delta@multinomial"].low > -0.85
+
+
+def test_the_counter_example_does_not_depend_on_the_seed() -> None:
+    assert {counter_example("delta", 60, seed)[1] for seed in range(5)} == {1.0}
+
+
+def test_only_missing_cells_are_run() -> None:
+    whole = rows_of()
+    assert len(whole) == 32
+    assert rows_of(whole[:7]) == whole[7:]
+    done, total, row = list(rates.run(SMALL, whole))[-1]
+    assert (done, total, row) == (8 * 2 * 24, 8 * 2 * 24, None)
+    assert len(rows_of(whole, horizons=[8, 16, 32])) == 16
+
+
+def test_page_table_and_picture(tmp_path: Path) -> None:
+    rows = rows_of()
+    shown = rates.show(SMALL, rows, tmp_path)
+    text = "\n".join(shown.blocks)
+    assert "### quadratics-from-optimum" in text
+    assert "| delta@multinomial | 20 | 9.77e-04 | 1 | 1.00e-01 (broken) |" in text
+    assert len(shown.cells) == 2 * 4
+    assert list(shown.cells[0])[:3] == ["problem", "method", "horizon"]
+    assert "keeps norm(grad f)^2 at 1; theorem 2 claims 0.1" in shown.measured
+    assert "contradicted" in shown.verdict
+    assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(DeltaflError, match="missing"):
+        rates.show({**SMALL, "seeds": 3}, rows, tmp_path)

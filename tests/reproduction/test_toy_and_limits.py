@@ -1,0 +1,137 @@
+"""The toy and the limits: numbers known in advance."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltafl.errors import DeltaflError
+from reproduction import limits, toy
+from reproduction.limits import Point, points_of
+from reproduction.toy import SCORES, WAYS, enumerate_toy, hand_picked
+
+#: hh, ht, successive, hajek, plain-mean.
+MEAN_SQUARES = {
+    "uniform": [3.667, 1.833, 1.833, 1.833, 1.833],
+    "IS": [2.366, 0.435, 1.088, 1.399, 1.636],
+    "DELTA": [5.344, 3.264, 3.715, 0.370, 1.029],
+}
+GRADIENT_MD = np.array([[2.0, 2.0], [4.0, 1.0], [6.0, -3.0]])
+SMALL: dict[str, Any] = {
+    "methods": ["uniform", "delta-centred", "fedvarp"],
+    "dimensions": 30,
+    "common": 1.0,
+    "sample": 5,
+    "ratios": [4],
+    "drifts": [0.0],
+    "spreads": [0.0, 2.0],
+    "grouped": [0.0],
+    "groups": 3,
+    "clients": 20,
+    "far": {"methods": ["uniform"], "sample": 1, "ratio": 2, "drifts": []},
+    "rounds": 60,
+    "seeds": 3,
+}
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_the_fifteen_numbers_of_the_toy(score: str) -> None:
+    found = [enumerate_toy(score, way).mse for way in list(WAYS)[:5]]
+    assert found == pytest.approx(MEAN_SQUARES[score], abs=6e-4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("score", SCORES)
+def test_outcomes_of_the_toy_are_a_distribution(score: str, way: str) -> None:
+    row = enumerate_toy(score, way)
+    assert sum(outcome.probability for outcome in row.outcomes) == pytest.approx(1)
+    assert all(len(outcome.clients) == 2 for outcome in row.outcomes)
+    assert len(row.outcomes) == (6 if WAYS[way].design == "multinomial" else 3)
+    unbiased = WAYS[way].design != "successive" or score == "uniform"
+    assert (row.bias < 1e-6) == unbiased
+
+
+def test_the_centred_estimate_by_hand() -> None:
+    """With replacement and c = ubar the least MSE is (mean zeta)^2 / n, which DELTA's p attains."""
+    zeta_m = np.linalg.norm(GRADIENT_MD - GRADIENT_MD.mean(axis=0), axis=1)
+    assert enumerate_toy("DELTA", "difference-hh").mse == pytest.approx(zeta_m.mean() ** 2 / 2, rel=1e-6)
+    norm_m = np.linalg.norm(GRADIENT_MD, axis=1)
+    by_norm = np.sum(zeta_m**2 * norm_m.sum() / norm_m) / 9 / 2
+    assert enumerate_toy("IS", "difference-hh").mse == pytest.approx(by_norm, rel=1e-6)
+
+
+def test_the_pairs_picked_by_hand() -> None:
+    assert hand_picked() == {(1, 2): (3, 1.5), (2, 3): (5, -1), (1, 3): (4, -0.5)}
+    plain = {o.clients: o.aggregate for o in enumerate_toy("DELTA", "plain-mean").outcomes}
+    for pair, mean in hand_picked().items():
+        assert plain[pair] == pytest.approx(mean)
+
+
+def test_the_page_of_the_toy(tmp_path: Path) -> None:
+    shown = toy.show({}, [], tmp_path)
+    assert any("| DELTA | 5.344 | 3.264 | 3.715 (0.296) |" in block for block in shown.blocks)
+    assert any("| 1, 3 | DELTA | (4, -0.5) | 0.25 |" in block for block in shown.blocks)
+    assert len(shown.cells) == 21
+    assert float(shown.cells[0]["mse"]) == pytest.approx(11 / 3, rel=1e-5)
+    assert "IS below DELTA: HH, with replacement (5.344 / 2.366 / 3.667)" in shown.measured
+    assert shown.verdict == "holds in part and is contradicted in part"
+    assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def rows_of(**changes: Any) -> list[dict[str, Any]]:
+    return [row for _, _, row in limits.run({**SMALL, **changes}, []) if row is not None]
+
+
+def test_known_cases_of_the_limits() -> None:
+    """Uniform is 1 by definition; of clients that stand still a memory misses only the unseen; with equal norms
+    no score helps."""
+    for row in rows_of():
+        error_s = np.array(row["error"])
+        if row["method"] == "uniform":
+            np.testing.assert_array_equal(error_s, 1)
+        elif row["method"] == "fedvarp":
+            assert (error_s < 0.05).all()
+        elif row["spread"] == 0:
+            assert (np.abs(error_s - 1) < 0.25).all()
+        else:
+            assert error_s.mean() < 0.8
+
+
+def test_fast_drift_makes_memories_worse_than_none() -> None:
+    """Two independent vectors are further apart than one is from their mean: twice the residual, hence about twice."""
+    (row,) = rows_of(drifts=[1.0], spreads=[], grouped=[], methods=["fedvarp"])
+    assert Point(*(row[name] for name in Point._fields)) == Point("age", 20, 5, 1.0, 0, 0)
+    assert 1.6 < np.mean(row["error"]) < 2.4
+
+
+def test_what_counts_is_drift_squared_times_m_by_n() -> None:
+    """A memory of age k explains (1 - drift^2)^k: four times the clients at half the drift is about the same."""
+    methods = ["uniform", "innovation"]
+    far = {"methods": methods, "sample": 2, "ratio": 40, "drifts": [0.1]}
+    rows = rows_of(ratios=[10], drifts=[0.2], spreads=[], grouped=[], methods=methods, far=far, rounds=100)
+    near, remote = (np.mean(row["error"]) for row in rows if row["method"] == "innovation")
+    assert {(row["clients"], row["sample"]) for row in rows} == {(50, 5), (80, 2)}
+    assert near == pytest.approx(remote, rel=0.15)
+    assert 0.2 < near < 0.4
+
+
+def test_the_page_of_the_limits_and_what_is_known_is_not_run_again(tmp_path: Path) -> None:
+    settings = {**SMALL, "rounds": 5, "far": {**SMALL["far"], "drifts": [0.1]}}
+    rows = rows_of(**settings)
+    known = rows[:-2]
+    again = [row for _, _, row in limits.run(settings, known) if row is not None]
+    assert again == rows[-2:]
+    done, total, _ = list(limits.run(settings, rows))[-1]
+    assert done == total == len(points_of(settings))
+    shown = limits.show(settings, rows, tmp_path)
+    assert any("| fedvarp |" in block for block in shown.blocks)
+    assert "`fedvarp` at 4 of 4 points (larger at 0)" in shown.measured
+    assert len(shown.cells) == sum(len(row["error"]) for row in rows)
+    with pytest.raises(DeltaflError, match="does not have every point"):
+        limits.show(settings, rows[:3], tmp_path)
+
+
+def test_methods_that_need_an_oracle_are_refused() -> None:
+    with pytest.raises(DeltaflError, match="needs an oracle"):
+        rows_of(methods=["fedis"])

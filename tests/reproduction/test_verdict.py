@@ -1,0 +1,222 @@
+"""Verdicts: statements from intervals with known ends, and the rule that sums them up."""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from deltafl.analysis import (
+    Measure,
+    Run,
+    Statement,
+    accuracy,
+    best_within,
+    compare,
+    late_loss,
+    late_probe,
+    rounds_to,
+)
+from deltafl.analysis.measures import Status
+from reproduction.groups import Group, Row
+from reproduction.verdict import NO_ORDER, by_chance, headline, ordered, pairs_table, paragraph, sum_up
+from tools.runs import make_run
+
+Numbers = list[float | None]
+GOOD = Measure("number", "difference", True, lambda run: float(run.accuracy_r[0]) or None)
+FEW = GOOD._replace(name="count", form="ratio", higher=False)
+
+
+def run_of(sampler: str, seed: int, accuracy_r: Any = None, loss_r: Any = None, **more: Any) -> Run:
+    """A run with the given curve."""
+    curve = np.array(accuracy_r if accuracy_r is not None else loss_r, dtype=np.float64)
+    metric = "accuracy" if accuracy_r is not None else "loss"
+    column: dict[str, Any] = {"accuracy_r" if metric == "accuracy" else "loss_r": curve}
+    run = make_run(sampler, seed, 1, "accuracy" if metric == "accuracy" else "loss", len(curve))
+    return run._replace(**column, **more)
+
+
+def against(measure: Measure, first: Numbers, second: Numbers) -> Statement:
+    sides = [{seed: run_of("a", seed, [value or 0.0]) for seed, value in enumerate(side)} for side in (first, second)]
+    return compare("here", measure, ("A", sides[0]), ("B", sides[1]))
+
+
+def climbs(sampler: str, reaches: dict[int, int | None], top: float = 0.9) -> Row:
+    """A row whose seeds first have accuracy 0.7 or more at the given round, and ``top`` from there on."""
+    curves = {
+        seed: [0.1 if at is None or r < at else top + 0.001 * seed for r in range(1, 61)]
+        for seed, at in reaches.items()
+    }
+    return Row(sampler, sampler.upper(), {seed: run_of(sampler, seed, curve) for seed, curve in curves.items()})
+
+
+def group(rows: list[Row], order: tuple[str, ...], baseline: str = "fedavg", threshold: float | None = 0.7) -> Group:
+    return Group("one", "One", tuple(rows), baseline, tuple((label,) for label in order), threshold, {})
+
+
+def test_a_paired_difference_is_that_of_scipy() -> None:
+    a, b = [0.31, 0.35, 0.42, 0.38], [0.30, 0.33, 0.36, 0.37]
+    found = against(GOOD, list(a), list(b))
+    test = stats.ttest_rel(a, b).confidence_interval(0.95)
+    assert found.estimate == pytest.approx(np.mean(a) - np.mean(b))
+    assert (found.low, found.high) == pytest.approx((test.low, test.high))
+    assert (found.pairs, found.status) == (4, "open")
+
+
+def test_statements_follow_the_direction_of_the_measure() -> None:
+    high, low = [0.80, 0.81, 0.82], [0.50, 0.52, 0.51]
+    assert against(GOOD, list(high), list(low)).status == "shown"
+    assert against(GOOD, list(low), list(high)).status == "contradicted"
+    assert against(FEW, list(low), list(high)).status == "shown"
+    worse = against(FEW, list(high), list(low))
+    assert worse.status == "contradicted"
+    assert worse.estimate == pytest.approx(sum(low) / sum(high))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status", "pairs"),
+    [
+        ([0.8], [0.5], "no interval", 1),
+        ([], [0.5, 0.6], "no interval", 0),
+        ([0.8, 0.7, 0.9], [0.7, 0.6, 0.8], "open", 3),  # 0.1 each, up to rounding: an interval without width
+        ([0.9, 0.2, 0.5], [0.5, 0.5, 0.4], "open", 3),
+    ],
+)
+def test_few_pairs_and_equal_pairs_prove_nothing(first: Numbers, second: Numbers, status: str, pairs: int) -> None:
+    found = against(GOOD, first, second)
+    assert (found.status, found.pairs) == (status, pairs)
+
+
+def test_a_method_that_fails_where_the_other_does_not_is_not_called_better() -> None:
+    fast: Numbers = [10.0, 11.0, 12.0, None]
+    slow: Numbers = [30.0, 31.0, 33.0, 35.0]
+    found = against(FEW, fast, slow)
+    assert found.low is not None
+    assert found.low > 1
+    assert (found.status, found.pairs, found.only_first, found.only_second) == ("open", 3, 0, 1)
+    # The other way round the failure is on the side that the statement already calls worse.
+    assert against(FEW, slow, fast).status == "open"
+    failing_slow = against(FEW, [10.0, 11.0, 12.0, 12.0], [30.0, 31.0, 33.0, None])
+    assert (failing_slow.status, failing_slow.only_first) == ("shown", 1)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "result"),
+    [
+        ((), NO_ORDER),
+        (("shown", "shown"), "holds"),
+        (("shown", "open"), "holds in part"),
+        (("shown", "no interval"), "holds in part"),
+        (("shown", "contradicted"), "holds in part and is contradicted in part"),
+        (("shown", "contradicted", "contradicted"), "is contradicted"),  # one of three is chance
+        (("contradicted", "open"), "is contradicted"),
+        (("open", "no interval"), "is not decided"),
+        (("shown", "open", "open"), "is not decided"),
+        (("shown",) * 3 + ("open",) * 21, "holds in part"),
+        (("shown",) * 2 + ("open",) * 22, "is not decided"),
+    ],
+)
+def test_the_rule(statuses: tuple[Status, ...], result: str) -> None:
+    assert sum_up([Statement("here", GOOD, "A", "B", 0.1, 0.0, 0.2, 3, 0, 0, s) for s in statuses]) == result
+
+
+def test_what_chance_gives_is_the_binomial_quantile() -> None:
+    assert [by_chance(number) for number in range(40)] == [int(stats.binom.ppf(0.95, n, 0.025)) for n in range(40)]
+
+
+def test_noise_alone_is_seldom_called_anything() -> None:
+    """Four methods that do not differ, three seeds: 19 of 20 verdicts should be undecided."""
+    rng = np.random.default_rng(11)
+    order = ("pracdelta", "fedpracis", "cluster-is", "fedavg")
+    results = []
+    for _ in range(120):
+        rows = [Row(n, n, {seed: run_of(n, seed, [rng.uniform(0.6, 0.8)]) for seed in range(3)}) for n in order]
+        results.append(sum_up(ordered(group(rows, order), [GOOD])))
+    decided = sum(result != "is not decided" for result in results)
+    # Two directions at 5 % each, more for pairs that share runs: the bound is wide, and 0 would be a fault too.
+    assert 0 < decided < 30
+
+
+def test_every_pair_that_the_paper_orders_is_stated_once_for_each_measure() -> None:
+    rows = [climbs(name, {0: 20, 1: 22}) for name in ("fedavg", "fedpracis", "pracdelta", "uniform")]
+    measures = [rounds_to(0.7, "accuracy"), accuracy(5)]
+    found = ordered(group(rows, ("pracdelta", "fedpracis", "fedavg")), measures)
+    assert len(found) == 6
+    pairs = {("PRACDELTA", "FEDPRACIS"), ("PRACDELTA", "FEDAVG"), ("FEDPRACIS", "FEDAVG")}
+    assert {(s.first, s.second) for s in found} == pairs
+    tied = group(rows, ())._replace(ranks=(("pracdelta",), ("fedpracis", "fedavg")))
+    assert [s.second for s in ordered(tied, measures[:1])] == ["FEDPRACIS", "FEDAVG"]
+
+
+def test_the_paragraph_states_the_result_and_what_failed() -> None:
+    rows = [
+        climbs("fedavg", {0: 40, 1: 43, 2: None}),
+        climbs("fedpracis", {0: 41, 1: 40, 2: 44}),
+        climbs("pracdelta", {0: 20, 1: 21, 2: 22}),
+    ]
+    measures = {"one": [rounds_to(0.7, "accuracy")]}
+    shown = group(rows, ("pracdelta", "fedpracis", "fedavg"))
+    text = paragraph([shown], measures)
+    assert text.startswith("**The paper's ordering holds in part.** It is PRACDELTA before FEDPRACIS before FEDAVG.")
+    assert "Of 3 statements on pairs of methods, the runs leave 2 shown, 1 open." in text
+    assert "2 statements leave out seeds with which one method failed" in text
+    assert "| PRACDELTA before FEDAVG | rounds to 70 % |" in pairs_table([shown], measures)
+    assert paragraph([group(rows, ())], measures) == "**No ordering is claimed.**"
+    assert headline([group(rows[1:], (), "fedpracis")], measures).startswith(
+        "PRACDELTA against FEDPRACIS: rounds to 70 %"
+    )
+
+
+@pytest.mark.parametrize("column", ["loss", "probe"])
+def test_a_lower_number_is_called_lower(column: str) -> None:
+    levels = {"fedavg": (1.0, 1.1, 1.2), "delta": (0.1, 0.11, 0.13)}
+    rows = [
+        Row(
+            name,
+            name,
+            {
+                seed: run_of(name, seed, loss_r=[x] * 10, probes={"round": np.arange(2.0), "norm": np.full(2, x)})
+                for seed, x in enumerate(numbers)
+            },
+        )
+        for name, numbers in levels.items()
+    ]
+    measure = late_loss(True) if column == "loss" else late_probe("norm", "norm", False)
+    text = "log10 loss | lower by 0.98" if column == "loss" else "norm | smaller ×9.7"
+    shown = group(rows, ("delta", "fedavg"), threshold=None)
+    assert paragraph([shown], {"one": [measure]}).startswith("**The paper's ordering holds.**")
+    assert f"| delta before fedavg | {text}" in pairs_table([shown], {"one": [measure]})
+    turned = paragraph([group(rows, ("fedavg", "delta"), threshold=None)], {"one": [measure]})
+    assert turned.startswith("**The paper's ordering is contradicted.**")
+
+
+def test_measures_by_hand() -> None:
+    run = run_of("fedavg", 0, [0.1, 0.5, 0.9, 0.3, 0.7, 0.2, 0.8, 0.4, 0.6, 0.65])
+    assert accuracy(5).value(run) == pytest.approx(np.mean([0.8, 0.65, 0.6, 0.4, 0.2]))
+    assert accuracy(2).value(run) == pytest.approx(0.625)
+    assert best_within(5, 2).value(run) == pytest.approx(0.8)
+    assert rounds_to(0.7, "accuracy").value(run) == 3
+    assert rounds_to(0.52, "accuracy", smoothed=True).value(run) == 6  # (0.5 + 0.9 + 0.3 + 0.7 + 0.2) / 5
+    assert rounds_to(0.95, "accuracy").value(run) is None
+    ended = run._replace(diverged=10)
+    assert (accuracy(5).value(ended), late_loss(False).value(ended)) == (0.65, None)
+
+
+def test_losses_and_probes_by_hand() -> None:
+    run = run_of("fedavg", 0, loss_r=[10.0] * 195 + [1.0, 10.0, 100.0, 10.0, 1.0])
+    assert late_loss(True).value(run) == pytest.approx((3 + 0 + 1 + 2 + 1 + 0) / 8)  # the last 8 of 200 rounds
+    assert late_loss(False).value(run_of("fedavg", 0, loss_r=[1.0] * 9 + [math.inf])) is None
+    probes = {"round": np.arange(0.0, 50, 10), "norm": np.array([9.0, 9.0, 1.0, np.nan, 4.0])}
+    probed = run_of("fedavg", 0, loss_r=[1.0], probes=probes)
+    assert late_probe("norm", "norm", True).value(probed) == pytest.approx(2.0)
+
+
+def test_more_pairs_give_a_narrower_interval() -> None:
+    rng = np.random.default_rng(3)
+    base = 0.5 + 0.02 * rng.standard_normal(20)
+    better = base + 0.03 + 0.02 * rng.standard_normal(20)
+    found = [against(GOOD, better[:number].tolist(), base[:number].tolist()) for number in (3, 6, 20)]
+    widths = [(s.high or 0.0) - (s.low or 0.0) for s in found]
+    assert all(wide > narrow for wide, narrow in pairwise(widths))
