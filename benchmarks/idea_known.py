@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deltafl import Centred, Population, draw_cohort, with_floor
+from deltafl import Centred, Population, Sampler, draw_cohort, with_floor
 from deltafl.estimators.control_variates import ControlValue, ControlVariate, RegressionControl, RegressionControlState
 from deltafl.samplers.centred import CentredState
 from deltafl.types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Replies, Reports
@@ -64,7 +64,7 @@ class KnownAndSeen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BalancedInnovation:
+class BalancedInnovation(Sampler):
     """The scores of ``innovation``, with cohorts that are balanced on what is known of the clients.
 
     Attributes:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deltafl import Centred, Population
+from deltafl import Centred, Population, Sampler
 from deltafl.estimators.control_variates import ControlValue, ControlVariate
 from deltafl.samplers.centred import CentredState
 from deltafl.types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Replies, Reports
@@ -238,7 +238,7 @@ class OneKindOfVisit(Centred):
 
 
 @dataclass(frozen=True)
-class TourFirst:
+class TourFirst(Sampler):
     """Everybody once, in random order, before the draws begin. **Biased** in the tour: who was asked cannot be again.
 
     Attributes:

@@ -25,7 +25,8 @@ from deltafl.errors import DeltaflError, unknown_name
 from deltafl.estimators.control_variates import ControlVariate, InnovationControl, RegressionControl
 from deltafl.estimators.learned_coefficient import LearnedCoefficient
 from deltafl.estimators.table import ESTIMATORS, Estimator, horvitz_thompson
-from deltafl.samplers import Balanced, HicsFL
+from deltafl.samplers.balanced import Balanced
+from deltafl.samplers.hics import HicsFL
 from deltafl.simulation.engine import Engine, reports_of
 from deltafl.simulation.records import environment
 from deltafl.simulation.settings import RunSettings, make_settings

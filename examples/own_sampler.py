@@ -15,12 +15,11 @@ class LossState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ByLoss:
+class ByLoss(deltafl.Sampler):
     """Score = last loss, with a floor that starves nobody."""
 
     floor: float = 0.2
     unbiased = True
-    needs_oracle = False
     needs_loss = True  # a reply without a loss is refused
 
     def init(self, population: deltafl.Population) -> LossState:

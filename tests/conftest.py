@@ -27,7 +27,8 @@ from deltafl import (
 )
 from deltafl.designs.exact import every_cohort
 from deltafl.round import response_rates
-from deltafl.types import FloatArray, IntArray, Params, Replies, State
+from deltafl.samplers.base import State
+from deltafl.types import FloatArray, IntArray, Params, Replies
 
 # Some tests press Ctrl-C in a program they start, which would inherit that the shell of a background job ignores it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

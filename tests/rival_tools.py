@@ -4,7 +4,8 @@ import numpy as np
 
 from deltafl import Cohort, KnownUpdates, Population, Reports, Sampler
 from deltafl.designs.exact import every_cohort
-from deltafl.types import FloatArray, State
+from deltafl.samplers.base import State
+from deltafl.types import FloatArray
 
 FOUR = Population.from_sizes([1, 1, 1, 2])
 SIX = Population.from_sizes([6, 10, 14, 20, 20, 30])

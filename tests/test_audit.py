@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from deltafl import SAMPLERS, Cohort, Population, SamplerSettings, inclusion_probabilities
+from deltafl import SAMPLERS, Cohort, Population, inclusion_probabilities
 from deltafl.audit.audit import AuditRow, Subject, all_samplers, audit, gram_of
 from deltafl.audit.mse_bounds import least_mse, least_over_designs, lower_bound
 from deltafl.cli.main import app
@@ -193,10 +193,9 @@ def test_settings_reach_the_samplers() -> None:
             iter(
                 audit(
                     TOY,
-                    ["fedis"],
+                    [f"fedis(floor={g})"],
                     designs=["pivotal"],
                     estimators=["horvitz-thompson"],
-                    settings=SamplerSettings(floor=g),
                 )
             )
         )

@@ -35,7 +35,7 @@ from deltafl.types import BoolArray, Oracle
 @pytest.mark.parametrize("design", ["poisson", "multinomial", "systematic"])
 def test_no_cohort_of_probability_0_is_enumerated(design: str) -> None:
     weight_m = np.array([0.0, 0.5, 0.3, 0.2])
-    sampler = Fixed(True, design)
+    sampler = Fixed(design, by_weight=True)
     state = sampler.init(Population(weight_m, np.ones(4, dtype=np.int64)))
     everyone = np.ones(4, dtype=np.bool_)
     cohorts = list(every_cohort(lambda rng: sampler.open(state, everyone, 2, rng)))
@@ -56,7 +56,7 @@ def test_states_of_samplers_that_know_the_labels_are_loaded(name: str, tmp_path:
 
 
 def test_a_round_in_which_nobody_is_asked_is_the_same_one_update_at_a_time() -> None:
-    plan = Plan(Population.from_sizes([1] * 5), Fixed(True, "poisson"), 1, "innovation-damped")
+    plan = Plan(Population.from_sizes([1] * 5), Fixed("poisson", by_weight=True), 1, "innovation-damped")
     state = init_round(plan, np.zeros(4))
     empty = 0
     for round in range(12):

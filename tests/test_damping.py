@@ -42,7 +42,7 @@ def test_poisson_draws_learn_the_beta_of_least_variance(usefulness: float) -> No
     control = LearnedCoefficient(OwnControl(), memory=0.0)
     state = remembered(problem, control_md, 0.0, 0.0)
     cross = square = 0.0
-    sampler = Fixed(True, "poisson")
+    sampler = Fixed("poisson", by_weight=True)
     everyone = np.ones(7, dtype=np.bool_)
     for chance, cohort in every_cohort(lambda rng: sampler.open(sampler.init(problem.population), everyone, 3, rng)):
         coef_n = problem.population.weight_m[cohort.client_n] / cohort.expected_n
@@ -131,7 +131,7 @@ def test_what_all_guesses_have_in_common_says_nothing_where_the_size_is_fixed() 
 def test_any_beta_is_unbiased(seed: int, ratio: float, name: str) -> None:
     problem = make_problem(SIZES[:5], seed=seed)
     control_md = 10 * np.random.default_rng(seed).normal(size=(5, 3))
-    plan = Plan(problem.population, Fixed(name == "md-fixed"), 2, "difference-own-damped", Recorder(), seed)
+    plan = Plan(problem.population, Fixed(by_weight=name == "md-fixed"), 2, "difference-own-damped", Recorder(), seed)
     state = init_round(plan, np.zeros(3))._replace(control=remembered(problem, control_md, ratio, 1.0))
     assert np.abs(mean_estimate(plan, state, problem) - problem.ubar_d).max() < 1e-12 * 100
 
@@ -165,7 +165,9 @@ def test_what_is_common_is_worth_a_memory_where_it_does_not_cancel(
     """Updates v + noise that no memory knows: v cancels in draws of fixed size, not where clients fail or n varies."""
     rng = np.random.default_rng(0)
     v_d = 3 * rng.normal(size=20)
-    plan = Plan(Population.from_sizes([1] * 60), Fixed(True, "poisson" if name == "poisson" else "systematic"), 6)
+    plan = Plan(
+        Population.from_sizes([1] * 60), Fixed("poisson" if name == "poisson" else "systematic", by_weight=True), 6
+    )
     errors = {}
     for estimator in ("difference-own", "difference-own-damped"):
         own = replace(plan, estimator=estimator, server_optimizer=Recorder())

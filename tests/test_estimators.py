@@ -35,7 +35,6 @@ from deltafl import (
     Plan,
     Population,
     RoundState,
-    SamplerSettings,
     close_round,
     init_round,
     make_sampler,
@@ -91,7 +90,7 @@ TABLE = [
 
 
 def make_plan(name: str, design: str | None, estimator: str, population: Population, n: int = 2) -> Plan:
-    sampler = make_sampler(name if design is None else f"{name}@{design}", SamplerSettings(clusters=2))
+    sampler = make_sampler(f"{name}(clusters=2)@{design or ''}" if "cluster-is" in name else f"{name}@{design or ''}")
     return Plan(population, sampler, n, estimator, Recorder(), seed=1)
 
 

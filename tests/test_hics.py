@@ -7,8 +7,7 @@ import pytest
 
 from conftest import assert_frequencies, frequencies, make_problem
 from deltafl import DeltaflError, Plan, close_round, init_round, open_round
-from deltafl.samplers import HicsFL
-from deltafl.samplers.hics import HicsState, angles, entropies, ward
+from deltafl.samplers.hics import HicsFL, HicsState, angles, entropies, ward
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of, task_of
 

@@ -13,8 +13,8 @@ from deltafl import Cohort, DeltaflError, Plan, Population, close_round, init_ro
 from deltafl.designs.exact import every_cohort
 from deltafl.estimators.control_variates import CommonControl, RegressionControl, RegressionControlState
 from deltafl.estimators.table import weighted_mean
-from deltafl.samplers import Balanced, FedCBS
-from deltafl.samplers.fed_cbs import CbsState, imbalance
+from deltafl.samplers.balanced import Balanced
+from deltafl.samplers.fed_cbs import CbsState, FedCBS, imbalance
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of, task_of
 from deltafl.types import FloatArray

@@ -23,7 +23,7 @@ from deltafl import (
 )
 from deltafl.designs.exact import support
 from deltafl.designs.inclusion import draw_probabilities
-from deltafl.samplers import theory_constants
+from deltafl.samplers.delta import theory_constants
 from deltafl.types import FloatArray
 
 #: The toy: three clients of equal weight whose mean update is (4, 0).
@@ -47,7 +47,7 @@ MEAN_SQUARES = {
 
 
 def toy_sampler(name: str, design: str) -> Sampler:
-    samplers: dict[str, Sampler] = {"uniform": Fixed(False, design), "is": FedIS(design), "delta": Delta(design)}
+    samplers: dict[str, Sampler] = {"uniform": Fixed(design), "is": FedIS(design), "delta": Delta(design)}
     return samplers[name]
 
 
@@ -134,9 +134,9 @@ def test_when_delta_is_worse_than_uniform(seed: int, shift: float, enumerate_too
     assert variance["is"] <= variance["delta"] * (1 + 1e-12)
     if enumerate_too:  # the formula against every cohort of the real code
         samplers: dict[str, Sampler] = {
-            "uniform": Fixed(False, "multinomial"),
+            "uniform": Fixed("multinomial"),
             "is": FedIS("multinomial"),
-            "delta": Delta("multinomial", a1=1.0, a2=0.0),
+            "delta": Delta("multinomial", alpha=(1.0, 0.0)),
         }
         for name, sampler in samplers.items():
             plan = Plan(problem.population, sampler, n, "hansen-hurwitz", Recorder())
@@ -152,7 +152,7 @@ def test_importance_sampling_is_optimal_under_its_own_weights(seed: int) -> None
     samplers: list[Sampler] = [
         FedIS("multinomial"),
         Delta("multinomial"),
-        Fixed(True, "multinomial"),
+        Fixed("multinomial", by_weight=True),
         FedIS("multinomial", 0.3),
     ]
     plans = [Plan(problem.population, sampler, 2, "hansen-hurwitz", Recorder()) for sampler in samplers]

@@ -10,7 +10,7 @@ from deltafl import (
     DeltaflError,
     Plan,
     Population,
-    SamplerSettings,
+    PracDelta,
     Sgd,
     close_round,
     init_round,
@@ -42,13 +42,15 @@ def test_fedvarp_by_name_subtracts_its_memory() -> None:
 
 
 def test_options_and_another_estimator_can_be_given() -> None:
-    plan = make_plan("pracdelta", POPULATION, 2, SamplerSettings(floor=0.3), estimator="difference")
-    assert plan.sampler == make_sampler("pracdelta", SamplerSettings(floor=0.3))
+    plan = make_plan("pracdelta(floor=0.3)", POPULATION, 2, estimator="difference")
+    assert plan.sampler == PracDelta(floor=0.3)
     assert plan.estimator == "difference"
 
 
 def test_names_in_the_place_of_objects_are_refused() -> None:
-    with pytest.raises(DeltaflError, match=re.escape("sampler is 'pracdelta'; give a sampler, or write make_plan(")):
+    with pytest.raises(
+        DeltaflError, match=re.escape("sampler is 'pracdelta'; give a deltafl.Sampler, or write make_plan(")
+    ):
         Plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]
     with pytest.raises(DeltaflError, match="server_optimizer is 'adam'; write make_server_optimizer"):
         Plan(POPULATION, make_sampler("uniform"), 2, server_optimizer="adam")  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ PUBLIC = {
         "PowerOfChoice",
         "PracDelta",
     ),
-    *("RejectedReply", "RemoteReply", "Replies", "Reports", "RoundInfo", "RoundState", "Sampler", "SamplerSettings"),
+    *("RejectedReply", "RemoteReply", "Replies", "Reports", "RoundInfo", "RoundState", "RunFacts", "Sampler"),
     *("ServerOptimizer", "Sgd"),
     *("Accumulator", "load_state", "save_state"),
     *("broadcast", "close_round", "draw_cohort", "inclusion_probabilities", "init_round", "make_plan", "make_sampler"),

@@ -12,10 +12,19 @@ from deltafl import make_sampler as make
 from deltafl.designs.exact import every_cohort
 from deltafl.estimators.variance import estimate_variance
 from deltafl.round import coefficients
-from deltafl.samplers import ClusteredBySimilarity, ClusteredBySize
-from deltafl.samplers.clustered import TreeState, cut_by_mass, distances, urns_by_cluster, urns_by_size, ward_tree
+from deltafl.samplers.base import State
+from deltafl.samplers.clustered import (
+    ClusteredBySimilarity,
+    ClusteredBySize,
+    TreeState,
+    cut_by_mass,
+    distances,
+    urns_by_cluster,
+    urns_by_size,
+    ward_tree,
+)
 from deltafl.streams import stream
-from deltafl.types import FloatArray, IntArray, State
+from deltafl.types import FloatArray, IntArray
 from rival_tools import SIX, cohort_of, counts, mean_counts
 
 # --- clustered sampling -----------------------------------------------------------------------------------------------

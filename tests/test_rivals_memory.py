@@ -17,7 +17,8 @@ from deltafl import (
 )
 from deltafl.estimators.learned_coefficient import FixedCoefficient
 from deltafl.estimators.table import find_estimator
-from deltafl.samplers import NewFirst, parse_label
+from deltafl.samplers import parse_label
+from deltafl.samplers.mifa import NewFirst
 
 
 def test_mifa_is_the_average_of_latest_updates() -> None:
@@ -124,7 +125,7 @@ def test_fedstale_is_unbiased_and_lies_between_its_ends(beta: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedstale-1.5", "fedstale--0.1", "fedstale-nan", "fedstale-", "fedstale-half"])
 def test_an_impossible_coefficient_is_refused(name: str) -> None:
-    with pytest.raises(DeltaflError, match="fedstale-BETA, beta from 0 to 1"):
+    with pytest.raises(DeltaflError, match="beta"):
         find_estimator(name)
 
 

@@ -8,8 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from deltafl import DeltaflError, Plan, Sampler, close_round, inclusion_probabilities, init_round
 from deltafl import make_sampler as make
-from deltafl.samplers import MirrorDescent, SamplerSettings, VarianceBandit
-from deltafl.samplers.online import MAX_EXPERTS, BanditState, num_experts, project
+from deltafl.samplers.online import MAX_EXPERTS, BanditState, MirrorDescent, VarianceBandit, num_experts, project
 from deltafl.streams import stream
 from deltafl.types import FloatArray
 from rival_tools import FOUR, cohort_of, known, mean_counts, norms
@@ -68,8 +67,9 @@ def test_the_bound_of_the_bandits_is_that_of_the_first_answer() -> None:
 def test_learning_samplers_approach_the_optimum(label: str) -> None:
     """On updates that stay the same, most of what probabilities can change of sum a^2 / pi is gained in 500 rounds."""
     norm_m = np.array([1.0, 1, 1, 1, 1, 10, 15])
+    name, _, design = label.partition("@")
     population, oracle = known(*norm_m)
-    sampler = make(label, SamplerSettings(mixing=0.4 if "osmd" in label else 0.1))
+    sampler = make(name + f"(mixing={0.4 if name == 'osmd' else 0.1})@" + design)
     plan = Plan(population, sampler, 2, seed=1)
     state = init_round(plan, np.zeros(7))
     for round in range(500):
@@ -85,7 +85,7 @@ def test_what_the_bandits_refuse() -> None:
         with pytest.raises(DeltaflError, match="above 0 and at most 1"):
             VarianceBandit(mixing=mixing)
         with pytest.raises(DeltaflError, match="above 0 and at most 1"):
-            MirrorDescent(alpha=mixing)
+            MirrorDescent(mixing=mixing)
     with pytest.raises(DeltaflError, match="horizon is 0"):
         VarianceBandit(horizon=0)
     assert VarianceBandit(horizon=1).theta(100, 1) == 1
@@ -128,7 +128,7 @@ def test_osmd_by_hand() -> None:
     m = 4, n = 3 draws, client 0 twice and 3 once, p = 1/4. eta = n^2 alpha^3 / (m^3 abar) sqrt(ln 4 / 2) and the
     gradient is -count a / (n^2 p^3): the exponents are alpha^3 sqrt(ln 4 / 2) count a / abar.
     """
-    sampler = MirrorDescent(alpha=0.8)
+    sampler = MirrorDescent(mixing=0.8)
     state = sampler.init(FOUR)
     np.testing.assert_allclose(mean_counts(sampler, state, 3, 4), 0.75)
     state = sampler.update(state, cohort_of([0, 3], [2, 1], [0.75, 0.75]), norms(3, 2))
@@ -146,7 +146,7 @@ def test_osmd_by_hand() -> None:
 
 def test_osmd_trusts_the_expert_whose_loss_is_less() -> None:
     """Two experts, one that knows the large client: after its reply the trust follows exp(-g l) with l as printed."""
-    sampler = MirrorDescent(alpha=0.4)
+    sampler = MirrorDescent(mixing=0.4)
     state = sampler.init(FOUR)
     state = sampler.update(state, cohort_of([1], [1], [0.25]), norms(1))  # ends block 0
     expert_em = state.expert_em.copy()
@@ -169,7 +169,7 @@ def test_osmd_steps_of_three_experts_by_hand() -> None:
     eta_e = 2^(e - 1) 9 .4^3 / (4^3 4) sqrt(ln 4 / 4); an expert's exponent is eta_e / 3 count_i / (3 p_i) 16 / p_e,i^2
     with the p of all experts outside and its own p_e inside. No share falls to the floor of .1.
     """
-    sampler = MirrorDescent(alpha=0.4)
+    sampler = MirrorDescent(mixing=0.4)
     state = sampler.init(FOUR)
     state = sampler.update(state, cohort_of([1], [1], [0.25]), norms(1))  # ends block 0
     expert_em, trust_e = state.expert_em.copy(), np.zeros(MAX_EXPERTS)

@@ -8,11 +8,13 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import minimize
 
 from conftest import Problem, make_problem
-from deltafl import DeltaflError, FedIS, KnownUpdates, Plan, Population, close_round, init_round
+from deltafl import DeltaflError, FedIS, KnownUpdates, Plan, Population, Sampler, close_round, init_round, make_plan
 from deltafl import make_sampler as make
 from deltafl.round import coefficients
-from deltafl.samplers import ApproximateOCS, ClusteredBySimilarity, MirrorDescent, VarianceBandit
-from deltafl.samplers.ocs import rescaled_probabilities
+from deltafl.samplers import parse_label
+from deltafl.samplers.clustered import ClusteredBySimilarity
+from deltafl.samplers.ocs import ApproximateOCS, rescaled_probabilities
+from deltafl.samplers.online import MirrorDescent, VarianceBandit
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.streams import stream
 from deltafl.types import FloatArray
@@ -128,18 +130,22 @@ def test_what_optimal_client_sampling_refuses() -> None:
 # --- settings, and all of them together -------------------------------------------------------------------------------
 
 
-def test_settings_reach_the_rivals() -> None:
+def test_old_settings_reach_the_rivals() -> None:
     given = {"mixing": 0.25, "rescalings": 0, "similarity": "l2", "rounds": 77}
-    settings = make_settings(RunSettings, given).sampler_settings(100, 10.0, None)
-    assert make("aocs", settings) == ApproximateOCS(0)
-    assert make("clustered-sampling-2", settings) == ClusteredBySimilarity("l2")
-    assert make("k-vib", settings) == VarianceBandit("poisson", 0.25, 77)
-    assert make("vrb@systematic", settings) == VarianceBandit("systematic", 0.25, 77)
-    assert make("osmd", settings) == MirrorDescent("multinomial", 0.25)
-    defaults = make_settings(RunSettings, {"rounds": 5}).sampler_settings(100, 10.0, None)
-    assert make("aocs", defaults) == ApproximateOCS(4)
-    assert make("osmd", defaults) == MirrorDescent("multinomial", 0.4)
-    assert make("k-vib", defaults) == VarianceBandit("poisson", None, 5)
+    settings = make_settings(RunSettings, given)
+
+    def made(label: str, settings: RunSettings = settings) -> Sampler:
+        return make_plan(settings.label_of(parse_label(label)), SIX, 2, settings.run_facts(6, 10.0)).sampler
+
+    assert made("aocs") == ApproximateOCS(0)
+    assert made("clustered-sampling-2") == ClusteredBySimilarity("l2")
+    assert made("k-vib") == VarianceBandit("poisson", 0.25, 77)
+    assert made("vrb@systematic") == VarianceBandit("systematic", 0.25, 77)
+    assert made("osmd") == MirrorDescent("multinomial", 0.25)
+    defaults = make_settings(RunSettings, {"rounds": 5})
+    assert made("aocs", defaults) == ApproximateOCS(4)
+    assert made("osmd", defaults) == MirrorDescent("multinomial", 0.4)
+    assert made("k-vib", defaults) == VarianceBandit("poisson", None, 5)
     for wrong in ({"mixing": 0}, {"rescalings": -1}, {"similarity": "L1"}):
         with pytest.raises(DeltaflError, match=next(iter(wrong))):
             make_settings(RunSettings, wrong)
@@ -173,7 +179,7 @@ def test_states_keep_their_shapes_and_types(name: str) -> None:
     for round in range(9):
         cohort = sampler.open(state, np.ones(6, dtype=bool), 3, stream(0, "draw", round))
         n = len(cohort.client_n)
-        reports = norms(*([1.0 + round] * n))._replace(sketch_nq=np.ones((n, getattr(sampler, "sketch_size", 0))))
+        reports = norms(*([1.0 + round] * n))._replace(sketch_nq=np.ones((n, sampler.sketch_size)))
         state = sampler.update(state, cohort, reports)
     for before, after in zip(first, state, strict=True):
         assert (np.shape(before), before.dtype) == (np.shape(after), after.dtype)

@@ -22,7 +22,6 @@ from deltafl import (
     Reports,
     RoundState,
     Sampler,
-    SamplerSettings,
     close_round,
     init_round,
     make_sampler,
@@ -45,7 +44,7 @@ def opened(plan: Plan) -> tuple[RoundState, Cohort]:
 
 def small(name: str) -> Sampler:
     """A sampler that fits a model of three parameters."""
-    return make_sampler(name, SamplerSettings(classes=3))
+    return make_sampler(f"{name}(classes=3)" if name == "hics-fl" else name)
 
 
 BAD_UPDATES = {

@@ -25,7 +25,6 @@ from deltafl import (
     PracDelta,
     Reports,
     Sampler,
-    SamplerSettings,
     Sgd,
     close_round,
     init_round,
@@ -37,12 +36,12 @@ from deltafl import (
 from deltafl.designs.exact import every_cohort
 from deltafl.designs.inclusion import inclusion_probabilities, with_floor
 from deltafl.estimators.control_variates import OwnControlState
-from deltafl.samplers import bias_of, parse_label
-from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
-from deltafl.samplers.delta import diversity
-from deltafl.samplers.scored import PracticalState
+from deltafl.samplers import Label, bias_of, parse_label
+from deltafl.samplers.base import State
+from deltafl.samplers.cluster import ClusterISOracle, ClusterState, allocate, cluster_by_value
+from deltafl.samplers.delta import PracticalState, diversity
 from deltafl.scale.tree import SumTree
-from deltafl.types import FloatArray, IntArray, State
+from deltafl.types import FloatArray, IntArray
 
 
 def expectations(sampler: Sampler, state: State, n: int, oracle: KnownUpdates | None = None, m: int = 4) -> FloatArray:
@@ -129,7 +128,7 @@ def test_fedis_by_hand() -> None:
 def test_delta_by_hand() -> None:
     """Updates 0, 1, 2, 3 of weights (.1, .2, .3, .4): ubar = 2, zeta = (2, 1, 0, 1); sigma^2 = (0, 3, 4, 8)."""
     oracle = KnownUpdates(np.array([[0.0], [1], [2], [3]]), WEIGHTED.weight_m, np.array([0.0, 3, 4, 8]))
-    sampler = Delta(a1=1.0, a2=1.0)
+    sampler = Delta(alpha=1.0)
     score = np.array([0.1, 0.2, 0.3, 0.4]) * np.array([2, 2, 2, 3])
     expected = score / score.sum()
     np.testing.assert_allclose(expectations(sampler, sampler.init(WEIGHTED), 1, oracle), expected, rtol=1e-6)
@@ -156,7 +155,7 @@ def test_oracle_clients_that_fail_are_not_asked() -> None:
 # --- the paper's practical rule ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampler", [FedPracIS(), PracDelta(a1=1.0, a2=0.0)])
+@pytest.mark.parametrize("sampler", [FedPracIS(), PracDelta(alpha=(1.0, 0.0))])
 def test_practical_rule_by_hand(sampler: Sampler) -> None:
     """p = 1/4 each; S = {0, 2} with R = (1, 3) re-divides its half: (1/8, 1/4, 3/8, 1/4). Then S = {2, 3}: (1, 4)."""
     state = sampler.init(WEIGHTED)
@@ -259,7 +258,7 @@ def test_allocation_by_hand() -> None:
 
 def test_every_cluster_is_represented_and_drawn_by_weight_times_norm() -> None:
     """Norms 1, 1, 10, 30: clusters {0, 1}, {2}, {3} and one draw from each; inside the first by weight (1 : 2)."""
-    sampler = ClusterIS(theoretical=False, clusters=3, floor=0.0)
+    sampler = ClusterIS(clusters=3, floor=0.0)
     state = ClusterState(WEIGHTED.weight_m, np.array([1.0, 1, 10, 30]), np.array(0))
     np.testing.assert_allclose(expectations(sampler, state, 3), [1 / 3, 2 / 3, 1, 1])
     for seed in range(10):
@@ -344,24 +343,15 @@ def test_power_of_choice_draws_its_candidates_by_size() -> None:
 
 
 def test_labels() -> None:
-    assert make_sampler("uniform") == Fixed(False, "systematic")
-    assert make_sampler("md") == Fixed(True, "multinomial")
+    assert make_sampler("uniform") == Fixed("systematic")
+    assert make_sampler("md") == Fixed("multinomial", by_weight=True)
     assert make_sampler("fedis@pivotal@difference") == FedIS("pivotal", 0.0)
     assert make_sampler("fedpracis") == FedPracIS("systematic", 0.1)
-    assert make_sampler("cluster-is") == ClusterIS(False, 5, "systematic", 0.1)
-    assert make_sampler("cluster-is-oracle") == ClusterIS(True, 5, "systematic", 0.0)
-    assert parse_label("pracdelta@pivotal") == ("pracdelta", "pivotal", "horvitz-thompson")
-    assert parse_label("delta@@ratio") == ("delta", "systematic", "hajek")
-    assert parse_label("full") == ("full", None, "horvitz-thompson")
-
-
-def test_settings_reach_the_samplers() -> None:
-    settings = SamplerSettings(floor=0.3, constants=(1.0, 2.0), sigma_scale="update", clusters=7, candidates=9)
-    assert make_sampler("delta@poisson", settings) == Delta("poisson", 0.3, 1.0, 2.0, "update")
-    assert make_sampler("pracdelta", settings) == PracDelta("systematic", 0.3, 1.0, 2.0, "update")
-    assert make_sampler("cluster-is", settings) == ClusterIS(False, 7, "systematic", 0.3)
-    assert make_sampler("power-of-choice", settings) == PowerOfChoice(9)
-    assert make_sampler("fedis", SamplerSettings(floor=0.0)) == FedIS("systematic", 0.0)
+    assert make_sampler("cluster-is") == ClusterIS(5, "systematic", 0.1)
+    assert make_sampler("cluster-is-oracle") == ClusterISOracle(5, "systematic", 0.0)
+    assert parse_label("pracdelta@pivotal") == Label("pracdelta", {}, "pivotal", "horvitz-thompson")
+    assert parse_label("delta@@ratio") == Label("delta", {}, "systematic", "hajek")
+    assert parse_label("full") == Label("full", {}, None, "horvitz-thompson")
 
 
 @pytest.mark.parametrize(
@@ -381,8 +371,8 @@ def test_wrong_labels(label: str, part: str) -> None:
 @pytest.mark.parametrize("make", [Delta, PracDelta])
 def test_wrong_constants(make: type[Delta] | type[PracDelta]) -> None:
     for a1, a2 in ((-1.0, 1.0), (0.0, 0.0)):
-        with pytest.raises(DeltaflError, match="a1 and a2"):
-            make(a1=a1, a2=a2)
+        with pytest.raises(DeltaflError, match="alpha is"):
+            make(alpha=(a1, a2))
     with pytest.raises(DeltaflError, match="sigma_scale"):
         make(sigma_scale="steps")
 
@@ -452,15 +442,15 @@ def test_the_same_test_refuses_weights_that_are_a_little_wrong() -> None:
 
 
 def test_the_monte_carlo_covers_every_unbiased_sampler() -> None:
-    covered = {SAMPLERS[label.split("@")[0]].make for label in MONTE_CARLO}
-    assert {name for name, entry in SAMPLERS.items() if entry.unbiased and entry.make not in covered} == set()
+    covered = [SAMPLERS[label.split("@")[0]][1::6] for label in MONTE_CARLO]
+    assert {name for name, entry in SAMPLERS.items() if entry.unbiased and entry[1::6] not in covered} == set()
 
 
 def test_theoretical_draws_without_a_floor_and_with_a_control_are_not_called_unbiased() -> None:
     """They never ask a client whose update is 0, and with a control its 0 - c_i is missed: E[D] = 1 for ubar = 0.9."""
     for label in ("fedis@systematic@difference", "ocs@poisson@difference-own", "aocs@@innovation", "delta@@fedstale"):
         assert bias_of(label) == "draws that leave clients out"
-    assert bias_of("fedis@systematic@difference", SamplerSettings(floor=0.1)) is None
+    assert bias_of("fedis(floor=0.1)@systematic@difference") is None
     assert bias_of("fedis") is None
     population = Population.from_sizes([1, 2, 3, 4])
     plan = make_plan("fedis@systematic@difference-own", population, 2, server_optimizer=Sgd(1.0))

@@ -14,6 +14,7 @@ from deltafl import (
     Population,
     Reports,
     RoundState,
+    Sampler,
     close_round,
     init_round,
     make_sampler,
@@ -294,8 +295,8 @@ class Ages(NamedTuple):
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint32", "uint64", "float16", "complex128", "datetime64[s]"])
 def test_states_of_samplers_of_ones_own_are_saved_in_any_plain_type(tmp_path: Path, dtype: str) -> None:
-    class Mine:
-        unbiased, needs_oracle = True, False
+    class Mine(Sampler):
+        unbiased = True
 
         def init(self, population: Population) -> Ages:
             return Ages(np.arange(population.num_clients).astype(dtype))
@@ -336,8 +337,8 @@ def test_samplers_that_do_not_say_so_are_still_given_a_mask() -> None:
     """``accepts_no_mask`` is an offer: a sampler of one's own sees what it always saw."""
     seen = []
 
-    class Watching:
-        unbiased, needs_oracle = True, False
+    class Watching(Sampler):
+        unbiased = True
 
         def __init__(self) -> None:
             self.inner = make_sampler("uniform")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deltafl import DeltaflError
+from deltafl import DeltaflError, PracDelta
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 
 
@@ -93,7 +93,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
 def test_theory_constants_follow_local_steps_and_design() -> None:
     given = {"delta_alpha": "theory", "local_steps": 4, "rounds": 100, "sample": 10}
     settings = make_settings(RunSettings, given)
-    a1, a2 = settings.sampler_settings(100, 15.0, "multinomial").constants
+    a1, a2 = PracDelta("multinomial", alpha="theory").for_run(settings.run_facts(100, 15.0)).constants
     assert (a1, a2) == pytest.approx((20 * 4 / 10, 5 / 10 + (4 / 10) ** 0.5))
-    a1, a2 = settings.sampler_settings(100, 15.0, "systematic").constants
+    a1, a2 = PracDelta(alpha="theory").for_run(settings.run_facts(100, 15.0)).constants
     assert (a1, a2) == pytest.approx((10 * 20 * 4 / 10, 10 * 5 / 10 + (4 / 10) ** 0.5))

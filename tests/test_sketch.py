@@ -9,7 +9,7 @@ from deltafl.errors import DeltaflError
 from deltafl.estimators import sketch
 from deltafl.estimators.sketch import count_sketch
 from deltafl.round import Plan, close_round, init_round, open_round
-from deltafl.samplers import Fixed
+from deltafl.samplers.fixed import Fixed
 from deltafl.types import Cohort, Population, Reports
 
 
@@ -67,14 +67,14 @@ class _Watching(Fixed):
     sketch_size = 4
     seen: list[Reports] = []  # noqa: RUF012
 
-    def update(self, state: object, cohort: Cohort, reports: Reports) -> object:  # type: ignore[override]
+    def update(self, state: object, cohort: Cohort, reports: Reports) -> object:
         self.seen.append(reports)
         return state
 
 
 def test_a_round_measures_what_the_control_leaves() -> None:
     population = Population.from_sizes([1, 2, 3, 4])
-    sampler = _Watching(False, "systematic")
+    sampler = _Watching()
     plan = Plan(population, sampler, 3, estimator="difference", seed=5)
     state = init_round(plan, np.zeros(20))
     rng = np.random.default_rng(0)

@@ -131,7 +131,7 @@ def test_nothing_is_left_open_where_everybody_is_certain() -> None:
 @pytest.mark.parametrize("sizes", [[1, 1, 1], [13, 137], [1, 2, 3, 49]])
 def test_asking_everyone_has_no_variance(sizes: list[int]) -> None:
     problem = make_problem(sizes)
-    for sampler in (Full(), Fixed(True), Fixed(False, "pivotal"), Fixed(True, "poisson")):
+    for sampler in (Full(), Fixed(by_weight=True), Fixed("pivotal"), Fixed("poisson", by_weight=True)):
         plan = Plan(problem.population, sampler, len(sizes))
         state = init_round(plan, np.zeros(3))
         _, info = close_round(plan, state, open_round(plan, state), problem.update_md)

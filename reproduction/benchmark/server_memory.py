@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from deltafl import make_plan
 from deltafl.estimators.control_variates import NoControlState
-from deltafl.plans import make_plan
 from deltafl.round import init_round
 from deltafl.samplers import parse_label
 from deltafl.server.optimizers import make_server_optimizer
@@ -72,10 +72,10 @@ def _numbers(settings: RunSettings, population: Population, num_params: int) -> 
     label, m = parse_label(settings.sampler), population.num_clients
     optimizer = make_server_optimizer(settings.server_optimizer, settings.server_lr, settings.server_momentum)
     plan = make_plan(
-        settings.sampler,
+        settings.label_of(label),
         population,
         settings.sample or 1,
-        settings.sampler_settings(m, 1.0, label.design),
+        settings.run_facts(m, 1.0),
         server_optimizer=optimizer,
         mime=settings.mime,
         norm_guard=settings.norm_guard,

@@ -18,26 +18,17 @@ if TYPE_CHECKING:
     from .estimators.remote import ClientMemory, RemoteReply
     from .estimators.table import ESTIMATORS, Estimator
     from .io import load_state, save_state
-    from .plan import Plan, RoundState
-    from .plans import make_plan
+    from .plan import Plan, RoundState, make_plan
     from .round import Broadcast, broadcast, close_round, init_round, open_round
-    from .samplers import (
-        SAMPLERS,
-        Centred,
-        ClusterIS,
-        Delta,
-        FedIS,
-        FedPracIS,
-        Fixed,
-        Full,
-        PowerOfChoice,
-        PracDelta,
-        SamplerSettings,
-        make_sampler,
-    )
+    from .samplers import SAMPLERS, RunFacts, Sampler, make_sampler
+    from .samplers.centred import Centred
+    from .samplers.cluster import ClusterIS
+    from .samplers.delta import Delta, FedIS, FedPracIS, PracDelta
+    from .samplers.fixed import Fixed, Full
+    from .samplers.power_of_choice import PowerOfChoice
     from .server.optimizers import Adaptive, Momentum, ServerOptimizer, Sgd, make_server_optimizer
     from .streams import stream
-    from .types import Cohort, Oracle, Population, RejectedReply, Replies, Reports, RoundInfo, Sampler
+    from .types import Cohort, Oracle, Population, RejectedReply, Replies, Reports, RoundInfo
 
 __version__ = "0.1.0"
 
@@ -76,8 +67,8 @@ __all__ = [
     "Reports",
     "RoundInfo",
     "RoundState",
+    "RunFacts",
     "Sampler",
-    "SamplerSettings",
     "ServerOptimizer",
     "Sgd",
     "broadcast",
@@ -107,15 +98,18 @@ _MODULES = {
         "estimators.control_variates": "ControlValue ControlVariate",
         "estimators.table": "ESTIMATORS Estimator",
         "designs.inclusion": "inclusion_probabilities with_floor",
-        "plans": "make_plan",
-        "plan": "Plan RoundState",
+        "plan": "Plan RoundState make_plan",
         "round": "Broadcast broadcast close_round init_round open_round",
-        "samplers": "SAMPLERS Centred ClusterIS Delta FedIS FedPracIS Fixed Full PowerOfChoice PracDelta "
-        "SamplerSettings make_sampler",
+        "samplers": "SAMPLERS RunFacts Sampler make_sampler",
+        "samplers.centred": "Centred",
+        "samplers.cluster": "ClusterIS",
+        "samplers.delta": "Delta FedIS FedPracIS PracDelta",
+        "samplers.fixed": "Fixed Full",
+        "samplers.power_of_choice": "PowerOfChoice",
         "server.optimizers": "Adaptive Momentum ServerOptimizer Sgd make_server_optimizer",
         "io": "load_state save_state",
         "streams": "stream",
-        "types": "Cohort Oracle Population RejectedReply Replies Reports RoundInfo Sampler",
+        "types": "Cohort Oracle Population RejectedReply Replies Reports RoundInfo",
     }.items()
     for name in names.split()
 }

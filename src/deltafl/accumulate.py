@@ -114,7 +114,7 @@ class Accumulator:
         self.plan, self.state, self.cohort = plan, state, cohort
         n, d = len(cohort.client_n), len(state.params_d)
         self._rule, self._control = plan.rule, plan.rule.control
-        sketch_size, bias_size = (getattr(plan.sampler, name, 0) for name in ("sketch_size", "output_bias_size"))
+        sketch_size, bias_size = plan.sampler.sketch_size, plan.sampler.output_bias_size
         self._reports = _no_replies(n, sketch_size, bias_size)
         self._missing_n = np.ones(n, dtype=np.bool_)
         self._rejected = dict[int, str]()
@@ -221,7 +221,7 @@ class Accumulator:
             mass_n[here], scale_n[here] = form.mass_n, form.scale_n
 
         # A column that nobody reads stays here: it changes neither what is added up nor its rounding.
-        unread = set() if getattr(self.plan.sampler, "uses_square_loss", False) else {"square_loss_n"}
+        unread = set() if self.plan.sampler.uses_square_loss else {"square_loss_n"}
         names = [name for name in Reports._fields if name not in unread]
         own = [getattr(self._reports, name).astype(np.float64) for name in names]
         vectors = [

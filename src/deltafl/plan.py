@@ -11,12 +11,13 @@ from .estimators.control_variates import ControlVariate
 from .estimators.remote import RemoteControl
 from .estimators.table import Estimator, find_estimator
 from .estimators.variance import effective_sample_size
+from .samplers import Label, RunFacts, Sampler, make_sampler, parse_label
 from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
 from .server.mime import drift, init_mime, remember
 from .server.norm_guard import init_guard, shorten
 from .server.optimizers import ServerOptimizer, Sgd
-from .types import Cohort, FloatArray, IntArray, Params, Population, Replies, Reports, RoundInfo, Sampler
+from .types import Cohort, FloatArray, IntArray, Params, Population, Replies, Reports, RoundInfo
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,14 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Refuse impossible plans at once."""
-        require_method(self.sampler, "open", "sampler", "give a sampler, or write make_plan(label, population, n)")
+        if not isinstance(self.sampler, Sampler):
+            raise DeltaflError(
+                f"sampler is {self.sampler!r}; give a deltafl.Sampler, or write make_plan(label, population, n)"
+            )
         require_method(self.server_optimizer, "step", "server_optimizer", "write make_server_optimizer(name, lr)")
         check_cohort_size(self.n, self.population.num_clients)
         self.population.check()
-        if isinstance(self.rule.control, RemoteControl) and getattr(self.sampler, "output_bias_size", 0) > 0:
+        if isinstance(self.rule.control, RemoteControl) and self.sampler.output_bias_size > 0:
             raise DeltaflError(
                 f"{type(self.sampler).__name__} looks at the last entries of updates, which clients that keep their "
                 "memory do not send; write the estimator without '-remote'"
@@ -68,6 +72,32 @@ class Plan:
     def rule(self) -> Estimator:
         """The estimator as an object."""
         return find_estimator(self.estimator)
+
+
+def make_plan(label: str | Label, population: Population, n: int, facts: RunFacts | None = None, **more: Any) -> Plan:
+    """The plan of a label ``name(option=value)@design@estimator``, with the estimator of the name if it has none.
+
+    ``make_sampler`` makes the sampler alone: a ``Plan`` of ``make_sampler("fedvarp")`` that names no estimator weighs
+    replies by Horvitz and Thompson, which for FedVARP is uniform sampling.
+
+    Args:
+        label: Such as ``"innovation"`` or ``"pracdelta(floor=0.2)@pivotal@difference"``; see ``deltafl samplers``.
+        population: The clients.
+        n: Cohort size, 1 <= n <= m.
+        facts: What options may take from the run; n and the number of clients are filled in. None if unknown.
+        **more: Other attributes of ``Plan``, such as ``seed`` or ``server_optimizer``.
+
+    Raises:
+        DeltaflError: If a name is unknown, or sampler, design, estimator and population do not go together.
+
+    Example:
+        >>> make_plan("fedvarp", Population.from_sizes([3, 1, 2]), n=2).estimator
+        'difference-own'
+    """
+    parsed = parse_label(label)
+    if facts is not None:
+        facts = facts._replace(n=n, m=population.num_clients)
+    return Plan(population, make_sampler(parsed, facts), n, **{"estimator": parsed.estimator, **more})
 
 
 class RoundState(NamedTuple):

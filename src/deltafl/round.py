@@ -107,7 +107,7 @@ def _present(plan: Plan, available_m: BoolArray | None) -> Any:
     """A mask of who can be asked; None for everyone where the sampler takes that for an answer: m numbers saved."""
     m = plan.population.num_clients
     if available_m is None:
-        return None if getattr(plan.sampler, "accepts_no_mask", False) else np.ones(m, dtype=np.bool_)
+        return None if plan.sampler.accepts_no_mask else np.ones(m, dtype=np.bool_)
     available_m = np.asarray(available_m)
     if available_m.shape != (m,) or available_m.dtype != np.bool_:
         raise DeltaflError(f"available_m is {available_m!r:.60}; it must say True or False of each of {m} clients")

@@ -35,8 +35,6 @@ Params = npt.NDArray[np.float32]
 LARGEST_WHOLE = 2**53
 #: Auxiliary variables are squared and summed.
 LARGEST_AUX = 1e100
-#: A sampler's memory: a NamedTuple of arrays, so that it can be printed, compared and saved as it is.
-State = Any
 
 
 class Population(NamedTuple):
@@ -233,48 +231,6 @@ class Oracle(Protocol):
 
     def losses(self, client_k: IntArray) -> FloatArray:
         """Loss of the current global model on the data of the given clients, float64 (k,)."""
-        ...
-
-
-@runtime_checkable
-class Sampler(Protocol):
-    """Decides who is asked. Implementations are frozen dataclasses that hold hyper-parameters only.
-
-    A sampler of your own needs these five members and nothing else: no base class, no registration. One that looks at
-    the directions of updates also has ``sketch_size``, a whole number, and finds ``reports.sketch_nq`` filled; one that
-    looks at the update of the output layer's bias has ``output_bias_size``, and finds ``reports.output_bias_nk``
-    filled. One with ``accepts_no_mask = True`` is given None in place of ``available_m`` if everyone can be asked. One
-    that reads losses has ``needs_loss = True``: replies without a loss are then refused; without it, ``reports.loss_n``
-    may hold NaN, as ``reports.square_loss_n`` always may; who reads that has ``uses_square_loss = True``.
-    """
-
-    @property
-    def unbiased(self) -> bool:
-        """Whether the cohorts' expectations are exact, so that an unbiased estimator stays unbiased."""
-        ...
-
-    @property
-    def needs_oracle(self) -> bool:
-        """Whether ``open`` must be given an oracle."""
-        ...
-
-    def init(self, population: Population) -> State:
-        """The state before the first round."""
-        ...
-
-    def open(
-        self,
-        state: State,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
-    ) -> Cohort:
-        """Draw the cohort of this round among the available clients; n is the cohort's (mean) size."""
-        ...
-
-    def update(self, state: State, cohort: Cohort, reports: Reports) -> State:
-        """Learn from the replies. Must ignore rows with ``responded_n`` False."""
         ...
 
 

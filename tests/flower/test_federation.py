@@ -35,7 +35,7 @@ from deltafl.flower.replies import ClientReply
 from deltafl.flower.rules import Rules
 from deltafl.flower.saved import load, save
 from deltafl.io import flatten
-from deltafl.samplers import parse_label, uses_known
+from deltafl.samplers import parse_label, uses_aux
 from deltafl.types import FloatArray
 
 MODEL: Arrays = {
@@ -50,7 +50,7 @@ MODEL: Arrays = {
 def federation(label: str = "pracdelta", model: Arrays | None = None, **settings: Any) -> Federation:
     model = {"x": np.zeros(3, dtype=np.float32)} if model is None else model
     estimator = settings.pop("estimator", parse_label(label).estimator)
-    known = 3 if uses_known(make_sampler(label), estimator) else 0
+    known = 3 if uses_aux(make_sampler(label), estimator) else 0
     rules = Rules(make_sampler(label), settings.pop("n", 3), estimator, aux=known, **settings)
     return Federation(rules, model, Layout.of(model))
 

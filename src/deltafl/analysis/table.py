@@ -1,5 +1,6 @@
 """The comparison as a table for the terminal, with remarks below: what the numbers show and what they do not show."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from ..samplers import SAMPLERS, SamplerSettings, bias_of
+from ..samplers import SAMPLERS, bias_of, find_sampler, parse_label
 from .summary import MeanSd, SamplerSummary, SpeedUp, Summary, ToThreshold
 
 #: Stands for a number that does not exist.
@@ -181,10 +182,19 @@ def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]
     if factor is not None:
         who = "Biased, all of them" if len(labels) > 1 else "Biased"
         return [f"{who}: norm_guard = {factor:g} shortens estimates that are longer than those before."]
-    given = SamplerSettings(floor=settings.get("floor"), drop_small_after=settings.get("drop_small_after"))
-    parts = {label: bias_of(label, given) for label in labels if label.partition("@")[0] in SAMPLERS}
+    parts = {label: _bias_of(label, settings) for label in labels if re.split(r"[(@]", label)[0] in SAMPLERS}
     named = [f"{label} ({part})" for label, part in parts.items() if part is not None]
     return [f"Biased: {', '.join(named)}."] if named else []
+
+
+def _bias_of(label: str, settings: Mapping[str, Any]) -> str | None:
+    """What makes a method biased; records from before options were part of labels have some of them as settings."""
+    parsed = parse_label(label)
+    read = find_sampler(parsed.name).options
+    old: dict[str, Any] = {
+        key: settings[key] for key in ("floor", "drop_small_after") if key in read and settings.get(key) is not None
+    }
+    return bias_of(parsed._replace(options={**old, **parsed.options}))
 
 
 def _reached(summary: Summary) -> list[tuple[SamplerSummary, ToThreshold]]:

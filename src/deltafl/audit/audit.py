@@ -19,7 +19,7 @@ from ..errors import DeltaflError
 from ..estimators.table import ESTIMATORS, Estimator, find_estimator
 from ..plan import Plan, RoundState, coefficients
 from ..round import close_round, init_round
-from ..samplers import SAMPLERS, SamplerSettings, find_sampler, leaves_out
+from ..samplers import SAMPLERS, RunFacts, find_sampler, leaves_out, make_sampler, parse_label
 from ..server.optimizers import Sgd
 from ..server.screening import measure
 from ..streams import stream
@@ -130,7 +130,7 @@ def audit(
     *,
     designs: Sequence[str] | None = None,
     estimators: Sequence[str] | None = None,
-    settings: SamplerSettings | None = None,
+    facts: RunFacts | None = None,
     draws: int = 4000,
     seed: int = 0,
 ) -> Iterator[AuditRow]:
@@ -138,18 +138,17 @@ def audit(
 
     Args:
         subject: The round.
-        samplers: Names in ``SAMPLERS``.
+        samplers: Names in ``SAMPLERS``, with options if need be, such as ``"innovation(floor=0.1)"``.
         designs: Names in ``DESIGNS``; None for all. A sampler that cannot use one (simple-random draws need equal
             scores) is left out with it.
         estimators: Names in ``ESTIMATORS``; None for all.
-        settings: Floors, constants and so on.
+        facts: What the samplers' options may take from a run; None if nothing is known.
         draws: Cohorts drawn where they are not enumerated.
         seed: Of the draws and of the warm-up.
 
     Yields:
         One row a method.
     """
-    settings = settings or SamplerSettings()
     for design in designs or ():
         find_design(design)
     oracle = KnownUpdates(
@@ -157,9 +156,10 @@ def audit(
     )
     rules = [find_estimator(name) for name in (estimators or ESTIMATORS)]
     for name in samplers:
-        entry = find_sampler(name)
+        label = parse_label(name)
+        entry = find_sampler(label.name)
         for design in (designs or list(DESIGNS)) if entry.design is not None else ["-"]:
-            sampler = entry.make(settings, design)
+            sampler = make_sampler(label._replace(design=None if design == "-" else design), facts)
             plans = [Plan(subject.population, sampler, subject.n, rule.name, Sgd(0.0), seed) for rule in rules]
             for plan, rule in zip(plans, rules, strict=True):
                 try:

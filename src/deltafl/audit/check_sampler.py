@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..samplers.base import Sampler, State
 from ..scale.persistent_array import PersistentArray
 from ..streams import stream
-from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports, Sampler, State
+from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
 
 #: A mean may lie this many of its standard errors from 1 before it is called wrong.
 _STANDARD_ERRORS = 5.0
@@ -50,7 +51,7 @@ def check_sampler(
         >>> from deltafl import make_sampler
         >>> check_sampler(make_sampler("pracdelta@pivotal"))
     """
-    _require(isinstance(sampler, Sampler), "a sampler has unbiased, needs_oracle, init, open and update")
+    _require(isinstance(sampler, Sampler), "a sampler is a subclass of deltafl.Sampler")
     _require(not sampler.needs_oracle or oracle is not None, "this sampler needs an oracle: pass KnownUpdates(...)")
     known_mc = stream(seed, "audit", 5).dirichlet(np.ones(3), size=num_clients)  # such as shares of three labels
     population = Population.from_sizes(np.arange(10, 10 + num_clients), known=known_mc)
@@ -66,7 +67,7 @@ def check_sampler(
     few_m = everyone_m & (np.arange(num_clients) < max(n - 1, 1))
     for available_m in (some_m, few_m):
         _check_cohort(_open(sampler, state, available_m, n, oracle, seed, 3), available_m)
-    if getattr(sampler, "accepts_no_mask", False):
+    if sampler.accepts_no_mask:
         cohorts = [
             sampler.open(state, available_m, n, stream(seed, "audit", 4), oracle if sampler.needs_oracle else None)  # type: ignore[arg-type]
             for available_m in (everyone_m, None)
@@ -137,8 +138,8 @@ def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: np.random
         squared_norm_n=rng.exponential(size=n),
         squared_deviation_n=rng.exponential(size=n),
         squared_residual_n=rng.exponential(size=n),
-        sketch_nq=rng.standard_normal((n, getattr(sampler, "sketch_size", 0))),
-        output_bias_nk=rng.standard_normal((n, getattr(sampler, "output_bias_size", 0))),
+        sketch_nq=rng.standard_normal((n, sampler.sketch_size)),
+        output_bias_nk=rng.standard_normal((n, sampler.output_bias_size)),
     )
     before = deepcopy(state)
     after = sampler.update(state, cohort, reports)

@@ -39,12 +39,10 @@ def audit(
 
     settings = make_settings(RunSettings, given)
     from ..audit.audit import all_samplers
-    from ..samplers import find_sampler
+    from ..samplers import parse_label, split_labels
 
-    named = _names(samplers)
-    chosen = all_samplers() if named is None else named
-    for name in chosen:
-        find_sampler(name)
+    named = all_samplers() if samplers == "all" else split_labels(samplers)
+    chosen = [str(settings.label_of(parse_label(name))) for name in named]
     rows = _print_findings(settings, chosen, _names(designs), _names(estimators), draws)
     if not rows:
         raise DeltaflError(
@@ -76,11 +74,11 @@ def _print_findings(
     least, over_designs = least_mse(gram_of(subject.update_md), population.weight_m, subject.n)
     relative = least / float(mean_d @ mean_d)
     mean_examples = float(population.num_examples_m.mean())
-    shared = settings.sampler_settings(population.num_clients, mean_examples, None, subject.num_classes or None)
+    facts = settings.run_facts(population.num_clients, mean_examples, subject.num_classes or None)
     console, rows, left_out = Console(), list["AuditRow"](), list[str]()
     for name in samplers:
         found = audit_methods(
-            subject, [name], designs=designs, estimators=estimators, settings=shared, draws=draws, seed=settings.seed
+            subject, [name], designs=designs, estimators=estimators, facts=facts, draws=draws, seed=settings.seed
         )
         mine = list(found)
         if mine:

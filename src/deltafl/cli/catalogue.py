@@ -25,8 +25,7 @@ def samplers() -> None:
 
     from ..designs.table import DESIGNS
     from ..estimators.table import ESTIMATORS, REMOTE_ESTIMATORS
-    from ..samplers import SAMPLERS
-    from ..samplers.table import NEEDS
+    from ..samplers import NEEDS, SAMPLERS
 
     console = Console()
     headings = ("sampler", "design", "estimator", "unbiased", "needs")

@@ -156,12 +156,11 @@ def _refuse_ignored(settings: "Settings", given: Mapping[str, Any]) -> None:
 def _refuse_unread(labels: Sequence[str], given: Mapping[str, Any]) -> None:
     """Refuse options of other samplers."""
     from ..samplers import SAMPLERS, parse_label
+    from ..simulation.settings import OLD_OPTIONS, is_read
 
     chosen = {parse_label(label).name for label in labels}
-    read = {name: entry.options for name, entry in SAMPLERS.items()}
-    for key in given:
-        option = {"delta_alpha": "constants"}.get(key, key)
-        users = [name for name, options in read.items() if option in options]
+    for key in OLD_OPTIONS.keys() & given:
+        users = [name for name in SAMPLERS if is_read(name, key)]
         if users and not chosen.intersection(users):
             raise DeltaflError(
                 f"{key} does nothing here: it is an option of {', '.join(users)}, not of {', '.join(sorted(chosen))}; "

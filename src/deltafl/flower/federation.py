@@ -15,6 +15,7 @@ from ..estimators.remote import RemoteReply, begin_anew
 from ..estimators.sketch import count_sketch
 from ..estimators.table import find_estimator
 from ..round import Plan, RoundState, close_round, coefficients, init_round, open_round, response_rates
+from ..samplers import Sampler
 from ..server.optimizers import ServerOptimizer
 from ..server.screening import measure
 from ..streams import stream
@@ -29,7 +30,6 @@ from ..types import (
     RejectedReply,
     Reports,
     RoundInfo,
-    Sampler,
 )
 from .arrays import Arrays, Layout, mean_rest
 from .clients import CannotResizeError, ClientInfo, ClientRegistry, resize_state
@@ -280,7 +280,7 @@ class _NoisyOptimizer:
 
 
 @dataclass(frozen=True)
-class _SketchedSampler:
+class _SketchedSampler(Sampler):
     """One round's sampler, which learns from the clients' sketches s(u_i) instead of norms measured on the server.
 
     norm(u_i - c)^2 is estimated by norm(s(u_i) - s(c))^2, with the linear count-sketch s: unbiased, with a standard
@@ -296,8 +296,6 @@ class _SketchedSampler:
     inner: Sampler
     sketch_nq: FloatArray
     residual_nq: FloatArray
-    unbiased = False
-    needs_oracle = False
 
     def init(self, population: Population) -> Any:
         return self.inner.init(population)

@@ -12,12 +12,12 @@ from ..errors import DeltaflError, require_method
 from ..estimators.remote import RemoteControl
 from ..estimators.table import find_estimator
 from ..round import Plan
-from ..samplers import uses_known
+from ..samplers import Sampler, uses_aux
 from ..scale.memory_budget import Cures, MemorySize, memory_size, memory_words, require_room
 from ..scale.rows import DTYPES, RowFormat
 from ..server.optimizers import ServerOptimizer, Sgd
 from ..streams import stream
-from ..types import FloatArray, Params, Population, Sampler
+from ..types import FloatArray, Params, Population
 
 #: The longest sketch that ``count_sketch`` makes.
 LARGEST_SKETCH = 128
@@ -166,9 +166,9 @@ class Rules:
                 f"{name} needs every client's update or loss before the draw, which only a simulation has; choose a "
                 "practical sampler such as 'pracdelta' or 'fedpracis'"
             )
-        if self.sketch and (getattr(self.sampler, "sketch_size", 0) or getattr(self.sampler, "output_bias_size", 0)):
+        if self.sketch and (self.sampler.sketch_size or self.sampler.output_bias_size):
             raise DeltaflError(f"{name} measures the updates themselves on the server; sketches cannot replace them")
-        if uses_known(self.sampler, self.estimator) and self.aux < 1:
+        if uses_aux(self.sampler, self.estimator) and self.aux < 1:
             raise DeltaflError(
                 f"{name} with {self.estimator!r} uses auxiliary variables of the clients: write aux=10 if each has 10, "
                 "such as its shares of 10 labels, and give aux=... to deltafl.flower.register"
@@ -224,7 +224,7 @@ class Rules:
     @property
     def needs_loss(self) -> str | None:
         """The sampler's name if it learns from losses, so that a reply without one is useless; else None."""
-        return type(self.sampler).__name__ if getattr(self.sampler, "needs_loss", False) else None
+        return type(self.sampler).__name__ if self.sampler.needs_loss else None
 
     def plan(self, sizes: list[int], aux: Sequence[Sequence[float]] | None = None) -> Plan:
         """The plan for clients of these sizes, with these auxiliary variables."""

@@ -13,9 +13,9 @@ from flwr.supercore import log
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from ..errors import DeltaflError
-from ..samplers import make_sampler, parse_label
+from ..samplers import Sampler, make_sampler, parse_label
 from ..server.optimizers import ServerOptimizer, make_server_optimizer
-from ..types import Cohort, RoundInfo, Sampler
+from ..types import Cohort, RoundInfo
 from .arrays import BUFFERS, Layout
 from .clients import ClientInfo
 from .federation import Federation

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from .base import Sampler
 from .unweighted import draw_successively, places, unweighted_cohort
 
 
@@ -18,7 +19,7 @@ class ActiveState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ActiveFL:
+class ActiveFL(Sampler):
     """Drops the clients of smallest value, draws most of the cohort by a softmax of the values and the rest evenly.
 
     The value is v_i = sqrt(n_i) (mean loss of client i when it was last trained), n_i its number of examples. Of the K
@@ -43,8 +44,6 @@ class ActiveFL:
     alpha2: float = 0.01
     alpha3: float = 0.1
 
-    unbiased: ClassVar[bool] = False
-    needs_oracle: ClassVar[bool] = False
     needs_loss: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -60,12 +59,7 @@ class ActiveFL:
         return ActiveState(population.num_examples_m, np.full(population.num_clients, np.nan))
 
     def open(
-        self,
-        state: ActiveState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
+        self, state: ActiveState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
         """Draw by the values, then evenly."""
         present_k, size = places(available_m, n, rng)

@@ -5,8 +5,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..designs.table import draw_cohort, find_design
-from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
+from ..types import BoolArray, FloatArray, Oracle, Population
+from .scored import Scored
 
 #: An axis whose variance is less than this share of the mean square is one in which clients do not differ.
 _NO_SPREAD = 1e-9
@@ -26,7 +26,7 @@ class BalancedState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Balanced:
+class Balanced(Scored):
     """Draws by weight, and such that the cohort's estimate of the known totals is right: sum_S (w_i / pi_i) x_i.
 
     The cube design keeps ``sum_S (w_i / pi_i) x_i = sum_j w_j x_j`` as nearly as n clients can. The part of the updates
@@ -50,13 +50,7 @@ class Balanced:
 
     design: str = "cube"
 
-    needs_oracle: ClassVar[bool] = False
-    uses_known: ClassVar[bool] = True
-
-    @property
-    def unbiased(self) -> bool:
-        """As exact as its design."""
-        return find_design(self.design).exact
+    uses_aux: ClassVar[bool] = True
 
     def init(self, population: Population) -> BalancedState:
         """What is known, once and for all."""
@@ -65,20 +59,13 @@ class Balanced:
             return BalancedState(weight_m, np.zeros((len(weight_m), 0)))
         return BalancedState(weight_m, weight_m[:, None] * _varying(aux_mq, weight_m))
 
-    def open(
-        self,
-        state: BalancedState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
-    ) -> Cohort:
-        """Draw by weight, balanced on what is known."""
-        return draw_cohort(state.weight_m, n, self.design, rng, available_m, state.value_mq)
+    def scores(self, state: BalancedState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
+        """The weights."""
+        return state.weight_m
 
-    def update(self, state: BalancedState, cohort: Cohort, reports: Reports) -> BalancedState:
-        """Nothing to learn."""
-        return state
+    def values(self, state: BalancedState) -> FloatArray:
+        """w_i x_i."""
+        return state.value_mq
 
 
 def _varying(aux_mq: FloatArray, weight_m: FloatArray) -> FloatArray:

@@ -17,14 +17,15 @@ Source: this project; docs/theory.md derives them.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..designs.inclusion import with_floor
-from ..designs.table import draw_cohort, find_design
+from ..designs.table import find_design
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from .scored import Scored
 
 _PRIOR_VISITS = 5  # second visits that the guess of 1/2 counts as much as
 
@@ -50,16 +51,16 @@ class CentredState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Centred:
+class Centred(Scored):
     """Draws by what the control will leave of a client's update, as far as its visits tell.
 
     Attributes:
+        design: A name in ``deltafl.DESIGNS``; those that spread cohorts by values are given the sketches.
         by_norm: Score w_i a_i; False for w_i alone.
         own_memory: Whether the control remembers each client's own update. What it leaves is then of another size at
             the first visit, where it knows nothing of the client, than at later ones.
         ageing: >= 0, how a^2 grows with the age of such a memory: by (1 + ageing age n / m) / (1 + ageing), which is 1
             at the mean time between two visits. 0 for not at all.
-        design: A name in ``deltafl.DESIGNS``; those that spread cohorts by values are given the sketches.
         floor: g in [0, 1], the share of the cohort that is drawn evenly.
         shrink: In [0, 1], how far each a_i^2 is drawn towards the mean of all.
         forgetting: In (0, 1], the share of the newest value in the exponential means.
@@ -70,14 +71,11 @@ class Centred:
     by_norm: bool = True
     own_memory: bool = False
     ageing: float = 1.0
-    design: str = "systematic"
     floor: float = 0.2
     shrink: float = 0.2
     forgetting: float = 0.5
     explore: float = 1.0
     sketch: int = 8
-
-    needs_oracle: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse impossible shares."""
@@ -112,19 +110,13 @@ class Centred:
             sketch_mq=np.zeros((m, self.sketch_size)),
         )
 
-    def open(
-        self,
-        state: CentredState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
-    ) -> Cohort:
-        """Draw with scores w_i a_i, or w_i, spread over the sketches where the design can."""
-        weight_m = state.weight_m
-        score_m = with_floor(weight_m * self._residual(state, n), self.floor, available_m=available_m)
-        value_mq = weight_m[:, None] * state.sketch_mq if self.sketch_size else None
-        return draw_cohort(score_m, n, self.design, rng, available_m, value_mq)
+    def scores(self, state: CentredState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
+        """w_i a_i, or w_i, mixed with an equal share."""
+        return with_floor(state.weight_m * self._residual(state, n), self.floor, available_m=available_m)
+
+    def values(self, state: CentredState) -> FloatArray | None:
+        """Sketches of the residuals, where the design can spread cohorts over them."""
+        return state.weight_m[:, None] * state.sketch_mq if self.sketch_size else None
 
     @property
     def _visits_differ(self) -> bool:

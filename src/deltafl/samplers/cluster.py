@@ -10,7 +10,7 @@ size.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from ..designs.inclusion import with_floor
 from ..designs.table import draw_cohort, find_design
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .importance import update_norm
-from .present import present_clients
+from .base import Sampler, present_clients
+from .delta import update_norm
 
 
 class ClusterState(NamedTuple):
@@ -56,18 +56,16 @@ def allocate(n: int, size_k: IntArray) -> IntArray:
 
 
 @dataclass(frozen=True)
-class ClusterIS:
+class ClusterIS(Sampler):
     """Norm clusters, importance sampling inside each, Horvitz-Thompson weights.
 
     Attributes:
-        theoretical: Norms of all clients of this round (needs the oracle) instead of the last ones seen.
         clusters: Number of clusters k >= 1; fewer if the cohort or the number of distinct norms is smaller.
         design: A name in ``deltafl.DESIGNS``, used inside each cluster.
         floor: g in [0, 1], inside each cluster.
         drop_small_after: Rounds, >= 1, after which nobody of the cluster of smallest norms is asked; None for never.
     """
 
-    theoretical: bool = False
     clusters: int = 5
     design: str = "systematic"
     floor: float = 0.1
@@ -85,18 +83,11 @@ class ClusterIS:
 
     @property
     def unbiased(self) -> bool:
-        """As exact as its design; without a floor, the practical form loses a client whose update was once 0.
+        """As exact as its design; without a floor, a client whose update was once 0 is lost.
 
         Never with ``drop_small_after``: the clients left out have probability 0.
         """
-        if self.drop_small_after is not None:
-            return False
-        return find_design(self.design).exact and (self.theoretical or self.floor > 0)
-
-    @property
-    def needs_oracle(self) -> bool:
-        """Only the theoretical form does."""
-        return self.theoretical
+        return self.drop_small_after is None and find_design(self.design).exact and self.floor > 0
 
     def init(self, population: Population) -> ClusterState:
         """Nobody was seen."""
@@ -112,7 +103,7 @@ class ClusterIS:
     ) -> Cohort:
         """Draw from every cluster."""
         present, size = present_clients(available_m, n)
-        norm_m = self._norms(state, oracle)
+        norm_m = self.norms(state, oracle)
         label_k = cluster_by_value(norm_m[present], min(self.clusters, size))
         if self.drop_small_after is not None and state.rounds >= self.drop_small_after:
             present, label_k = _without_smallest(present, label_k, size)
@@ -126,13 +117,10 @@ class ClusterIS:
         client_n, count_n, expected_n = (np.concatenate([part[column] for part in drawn])[order] for column in range(3))
         return Cohort(client_n, count_n, expected_n, drawn[0].kind)
 
-    def _norms(self, state: ClusterState, oracle: Oracle | None) -> FloatArray:
-        """Everybody's norm: of this round, or the last one seen."""
-        if not self.theoretical:
-            return _known(state.norm_m)
-        if oracle is None:
-            raise DeltaflError("theoretical clusters need every client's update before the draw")
-        return update_norm(oracle.reports())
+    def norms(self, state: ClusterState, oracle: Oracle | None) -> FloatArray:
+        """The norms last seen, float64 (m,), with their mean for clients never seen."""
+        seen_m = np.isfinite(state.norm_m)
+        return np.where(seen_m, state.norm_m, state.norm_m[seen_m].mean() if seen_m.any() else 1.0)
 
     def update(self, state: ClusterState, cohort: Cohort, reports: Reports) -> ClusterState:
         """Remember the norms of those who replied."""
@@ -142,15 +130,32 @@ class ClusterIS:
         return ClusterState(state.weight_m, norm_m, np.asarray(state.rounds + here.any(), dtype=np.int64))
 
 
+@dataclass(frozen=True)
+class ClusterISOracle(ClusterIS):
+    """The theoretical form: norms of all clients in this round instead of those last seen."""
+
+    floor: float = 0.0
+
+    needs_oracle: ClassVar[bool] = True
+
+    @property
+    def unbiased(self) -> bool:
+        """As exact as its design, unless clients are left out."""
+        return self.drop_small_after is None and find_design(self.design).exact
+
+    @property
+    def skips_zero_updates(self) -> bool:
+        """A floor keeps clients with update 0 alive."""
+        return self.floor == 0
+
+    def norms(self, state: ClusterState, oracle: Oracle | None) -> FloatArray:
+        """The norms of this round."""
+        return update_norm(self.require_oracle(oracle).reports())
+
+
 def _without_smallest(client_k: IntArray, label_k: IntArray, size: int) -> tuple[IntArray, IntArray]:
     """The clients and their clusters without cluster 0, if the others are enough for the cohort."""
     kept_k = label_k > 0
     if np.count_nonzero(kept_k) < size:
         return client_k, label_k
     return client_k[kept_k], label_k[kept_k] - 1
-
-
-def _known(norm_m: FloatArray) -> FloatArray:
-    """The norms, with the mean of the seen ones for clients never seen."""
-    seen_m = np.isfinite(norm_m)
-    return np.where(seen_m, norm_m, norm_m[seen_m].mean() if seen_m.any() else 1.0)

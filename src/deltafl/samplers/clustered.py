@@ -36,18 +36,12 @@ import numpy as np
 from ..designs.table import draw_cohort
 from ..errors import DeltaflError, require
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .present import present_clients
+from .base import Sampler, WeightState, present_clients
 
 #: How far apart two clients are, from their last updates.
 SIMILARITIES = ("arccos", "l2")
 #: Probabilities that are 0 but for rounding.
 _SLIVER = 1e-12
-
-
-class SizeState(NamedTuple):
-    """The clients' weights, float64 (m,)."""
-
-    weight_m: FloatArray
 
 
 class TreeState(NamedTuple):
@@ -159,35 +153,25 @@ def _weights(weight_m: FloatArray, available_m: BoolArray, n: int) -> tuple[Floa
 
 
 @dataclass(frozen=True)
-class ClusteredBySize:
+class ClusteredBySize(Sampler):
     """Algorithm 1: urns filled by decreasing weight."""
 
     unbiased: ClassVar[bool] = True
-    needs_oracle: ClassVar[bool] = False
 
-    def init(self, population: Population) -> SizeState:
+    def init(self, population: Population) -> WeightState:
         """Only the weights."""
-        return SizeState(population.weight_m)
+        return WeightState(population.weight_m)
 
     def open(
-        self,
-        state: SizeState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
+        self, state: WeightState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
         """Fill the urns with the available clients and draw one from each."""
         weight_m, present, size = _weights(state.weight_m, available_m, n)
         return draw_urns(urns_by_size(weight_m[present], size), present, rng)
 
-    def update(self, state: SizeState, cohort: Cohort, reports: Reports) -> SizeState:
-        """Nothing to learn."""
-        return state
-
 
 @dataclass(frozen=True)
-class ClusteredBySimilarity:
+class ClusteredBySimilarity(Sampler):
     """Algorithm 2: similar clients share an urn.
 
     Attributes:
@@ -199,7 +183,6 @@ class ClusteredBySimilarity:
     sketch_size: int = 64
 
     unbiased: ClassVar[bool] = True
-    needs_oracle: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse an unknown similarity and an impossible sketch."""
@@ -215,12 +198,7 @@ class ClusteredBySimilarity:
         return TreeState(population.weight_m, sketch_mq, ward_tree(sketch_mq, self.similarity))
 
     def open(
-        self,
-        state: TreeState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
+        self, state: TreeState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
         """Cut the tree by mass, fill the urns and draw one client from each."""
         weight_m, _, size = _weights(state.weight_m, available_m, n)

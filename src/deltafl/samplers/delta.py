@@ -1,18 +1,153 @@
-"""DELTA: FedDELTA and FedPracDELTA (DELTA paper, sections 3.3 and 4, corollary 3.7, algorithm 1).
+"""The four samplers of the DELTA paper: importance sampling and DELTA, each theoretical and practical.
 
-R_i = sqrt(a1 zeta_i^2 + a2 sigma_i^2), zeta_i = norm(u_i - mean) and sigma_i^2 the variance of the local steps.
-What was measured (``tests/test_known_numbers.py``): with the weights w_i / pi_i that the paper uses, the
-one-round variance of DELTA is never below that of importance sampling, and it can exceed uniform sampling's.
+============= ============================================ ======================================
+name          R_i                                          scores
+============= ============================================ ======================================
+``fedis``     norm(u_i)                                    theoretical: all clients' of this round
+``fedpracis`` norm(u_i)                                    practical: of sampled clients, as last seen
+``delta``     sqrt(a1 zeta_i^2 + a2 sigma_i^2)             theoretical, zeta_i = norm(u_i - ubar)
+``pracdelta`` the same                                     practical, zeta_i about the cohort's plain mean
+============= ============================================ ======================================
+
+sigma_i^2 is the variance of the local steps. With the weights w_i / pi_i that the paper uses, the one-round variance of
+DELTA is never below that of importance sampling, and it can exceed that of uniform sampling
+(``tests/test_known_numbers.py``).
+
+The practical rule (section 4): for i in S_t, p_i <- R_i / sum_S R_j * (1 - sum_{not S} p_j), from p_i = 1 / m. The mass
+of S is re-divided inside S, so R = 0 is absorbing and one noisy R can starve a client; hence the floor. With floor 0
+the practical samplers do not claim to be unbiased.
+
+Source: Wang et al. 2023 (DELTA), sections 3.1, 3.3 and 4, corollary 3.7, algorithms 1 and 2.
 """
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, replace
 from math import sqrt
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from ..designs.inclusion import with_floor
+from ..designs.table import ORDERED, find_design
 from ..errors import DeltaflError
-from ..types import FloatArray, Reports
-from .scored import Practical, Theoretical
+from ..scale.tree import SumTree
+from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
+from .base import RunFacts, WeightState
+from .scored import Scored
+
+
+class PracticalState(NamedTuple):
+    """The draw probabilities p, float64 (m,), sum 1; in a sum tree for the design ``ordered-pivotal``."""
+
+    p_m: FloatArray | SumTree
+
+
+@dataclass(frozen=True)
+class Theoretical(Scored):
+    """Draws with scores w_i R_i of all clients in this round, as an oracle reports them.
+
+    Attributes:
+        design: A name in ``deltafl.DESIGNS``; ``"multinomial"`` is the paper's.
+        floor: g in [0, 1], the share of the cohort that is drawn evenly.
+    """
+
+    floor: float = 0.0
+
+    needs_oracle: ClassVar[bool] = True
+
+    @property
+    def skips_zero_updates(self) -> bool:
+        """A floor keeps clients with R_i = 0 alive."""
+        return self.floor == 0
+
+    @abstractmethod
+    def score(self, reports: Reports) -> FloatArray:
+        """R_n >= 0 of the reports."""
+
+    def init(self, population: Population) -> WeightState:
+        """Only the weights."""
+        return WeightState(population.weight_m)
+
+    def scores(self, state: WeightState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
+        """w_i R_i, mixed with an equal share."""
+        reports = self.require_oracle(oracle).reports()
+        score_m = np.where(reports.responded_n, state.weight_m * self.score(reports), 0.0)
+        return with_floor(score_m, self.floor, available_m=available_m) if self.floor else score_m
+
+
+@dataclass(frozen=True)
+class Practical(Scored):
+    """Draws with remembered probabilities, which are re-divided by the scores of the clients that replied.
+
+    Attributes:
+        design: A name in ``deltafl.DESIGNS``; ``"multinomial"`` is the paper's.
+        floor: g in [0, 1], the share of the cohort that is drawn evenly; 0 is the paper to the letter.
+    """
+
+    floor: float = 0.1
+
+    @abstractmethod
+    def score(self, reports: Reports) -> FloatArray:
+        """R_n >= 0 of the reports."""
+
+    @property
+    def unbiased(self) -> bool:
+        """As exact as its design, if a floor keeps clients alive: without one, a client whose R was 0 is lost."""
+        return find_design(self.design).exact and self.floor > 0
+
+    def init(self, population: Population) -> PracticalState:
+        """p_i = 1 / m."""
+        p_m = np.full(population.num_clients, 1 / population.num_clients)
+        return PracticalState(SumTree(p_m) if self.design == ORDERED else p_m)
+
+    def scores(
+        self, state: PracticalState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+    ) -> FloatArray | SumTree:
+        """The remembered p, mixed with an equal share."""
+        if isinstance(state.p_m, SumTree):
+            return state.p_m
+        return with_floor(state.p_m, self.floor, available_m=available_m)
+
+    def tree_floor(self) -> float:
+        """The floor, which a draw from a tree mixes in itself."""
+        return self.floor
+
+    def update(self, state: PracticalState, cohort: Cohort, reports: Reports) -> PracticalState:
+        """Re-divide the mass of the clients that replied in proportion to R; nothing changes if all R are zero."""
+        here = reports.responded_n
+        client_n, score_n = cohort.client_n[here], self.score(reports)[here]
+        if score_n.sum() <= 0:
+            return state
+        # In a tree the sum is kept up to rounding only; it is divided by when clients are drawn.
+        p_n = score_n / score_n.sum() * state.p_m[client_n].sum()
+        if isinstance(state.p_m, SumTree):
+            return PracticalState(state.p_m.replaced(client_n, p_n))
+        p_m = state.p_m.copy()
+        p_m[client_n] = p_n
+        return PracticalState(p_m / p_m.sum())
+
+
+def update_norm(reports: Reports) -> FloatArray:
+    """R_i = norm(u_i), the optimal score (times w_i) of the Horvitz-Thompson and Hansen-Hurwitz estimators."""
+    return np.sqrt(reports.squared_norm_n)
+
+
+@dataclass(frozen=True)
+class FedIS(Theoretical):
+    """Score w_i norm(u_i), from all clients of this round; options as in ``Theoretical``."""
+
+    def score(self, reports: Reports) -> FloatArray:
+        """norm(u_i)."""
+        return update_norm(reports)
+
+
+@dataclass(frozen=True)
+class FedPracIS(Practical):
+    """The practical rule on norm(u_i) of the sampled clients; options as in ``Practical``."""
+
+    def score(self, reports: Reports) -> FloatArray:
+        """norm(u_i)."""
+        return update_norm(reports)
 
 
 def theory_constants(local_steps: int, rounds: int, n: int, m: int, with_replacement: bool) -> tuple[float, float]:
@@ -39,42 +174,64 @@ def diversity(reports: Reports, a1: float, a2: float, sigma_scale: str) -> Float
 
 
 @dataclass(frozen=True)
-class _Constants:
-    """The constants of the score, and the score.
+class _Diversity(Scored):
+    """The score of DELTA and its options.
 
     Attributes:
-        a1: Weight of zeta^2, >= 0.
-        a2: Weight of sigma^2, >= 0. The paper's default alpha = 0.5 sets both to 0.5.
+        alpha: a1 = a2 >= 0, or the pair (a1, a2): the weights of zeta^2 and sigma^2, not both 0. The paper's default is
+            0.5. ``"theory"`` stands for its corollary 3.7, which takes rounds and local steps from the run.
         sigma_scale: ``"step"`` as printed, or ``"update"`` (K sigma^2, the unit of zeta^2).
     """
 
-    a1: float = 0.5
-    a2: float = 0.5
+    alpha: float | tuple[float, float] | str = 0.5
     sigma_scale: str = "step"
 
     def __post_init__(self) -> None:
-        """Refuse impossible constants."""
-        if min(self.a1, self.a2) < 0 or self.a1 + self.a2 <= 0:
-            raise DeltaflError(f"a1 and a2 are {self.a1} and {self.a2}; both must be >= 0 and one above 0")
+        if self.alpha != "theory":
+            a1, a2 = self.constants
+            if not (min(a1, a2) >= 0 and 0 < a1 + a2 < np.inf):
+                raise DeltaflError(f"alpha is {self.alpha}; write a number above 0, a pair (a1, a2), or 'theory'")
         if self.sigma_scale not in {"step", "update"}:
             raise DeltaflError(f"sigma_scale is {self.sigma_scale!r}; write 'step' or 'update'")
 
+    @property
+    def constants(self) -> tuple[float, float]:
+        """(a1, a2).
+
+        Raises:
+            DeltaflError: If they are still to be taken from the run.
+        """
+        if isinstance(self.alpha, str):
+            raise DeltaflError(
+                f"alpha is {self.alpha!r}; 'theory' needs the run's rounds and local steps: "
+                "write sampler.for_run(RunFacts(...)), or a number"
+            )
+        return self.alpha if isinstance(self.alpha, tuple) else (self.alpha, self.alpha)
+
+    def for_run(self, facts: RunFacts) -> Self:
+        """Replace ``"theory"`` by the constants of corollary 3.7."""
+        if self.alpha != "theory":
+            return self
+        with_replacement = self.design == "multinomial"
+        constants = theory_constants(facts.local_steps, facts.rounds, facts.n, facts.m, with_replacement)
+        return replace(self, alpha=constants)
+
     def score(self, reports: Reports) -> FloatArray:
         """R_n of the reports."""
-        return diversity(reports, self.a1, self.a2, self.sigma_scale)
+        return diversity(reports, *self.constants, self.sigma_scale)
 
 
 @dataclass(frozen=True)
-class Delta(_Constants, Theoretical):
+class Delta(_Diversity, Theoretical):
     """FedDELTA: score w_i R_i, from all clients of this round, zeta_i about ubar.
 
-    Settings: ``design`` and ``floor`` as in ``Theoretical``; ``a1``, ``a2``, ``sigma_scale``.
+    Options: ``design`` and ``floor`` as in ``Theoretical``; ``alpha`` and ``sigma_scale``, see ``docs/samplers.md``.
     """
 
 
 @dataclass(frozen=True)
-class PracDelta(_Constants, Practical):
-    """FedPracDELTA: the paper's practical rule on R_i of the sampled clients, zeta_i about their plain mean.
+class PracDelta(_Diversity, Practical):
+    """FedPracDELTA: the practical rule on R_i of the sampled clients, zeta_i about their plain mean.
 
-    Settings: ``design`` and ``floor`` as in ``Practical``; ``a1``, ``a2``, ``sigma_scale``.
+    Options: ``design`` and ``floor`` as in ``Practical``; ``alpha`` and ``sigma_scale``.
     """

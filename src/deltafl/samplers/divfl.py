@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from math import ceil, log
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from .base import Sampler
 from .unweighted import filled_up, places
 
 _EPSILON = 0.1  # stochastic greedy keeps 1 - 1/e - epsilon of the best value, on average
@@ -28,7 +29,7 @@ class DivState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DivFL:
+class DivFL(Sampler):
     """Takes the cohort S that makes sum over clients k of min over i in S of norm(u_k - u_i) small, greedily.
 
     This is the facility location function of the paper on distances of last known updates, its form without overheads:
@@ -54,9 +55,6 @@ class DivFL:
     sketch_size: int = 64
     exact_up_to: int = 1000
 
-    unbiased: ClassVar[bool] = False
-    needs_oracle: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         """Refuse impossible sizes."""
         if not 1 <= self.sketch_size <= 128:
@@ -70,12 +68,7 @@ class DivFL:
         return DivState(np.zeros((m, self.sketch_size)), np.zeros(m, dtype=np.bool_), np.zeros(m, dtype=np.bool_))
 
     def open(
-        self,
-        state: DivState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
+        self, state: DivState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
         """Ask the new ones; fill up with the most diverse of those who replied, then with anyone."""
         present_k, size = places(available_m, n, rng)

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from .base import Sampler
 from .unweighted import places, unweighted_cohort
 
 _LEAST = 1e-12  # an imbalance below it counts as it, lest probabilities be infinite
@@ -27,7 +28,7 @@ class CbsState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedCBS:
+class FedCBS(Sampler):
     """Draws one client after the other, such that the pooled labels of the cohort are near to even over the classes.
 
     With QCID(M) = sum_c (share of class c in the pooled data of M - 1 / C)^2, the clients of round t = 1, 2, ... are
@@ -56,9 +57,7 @@ class FedCBS:
 
     exploration: float = 10.0
 
-    unbiased: ClassVar[bool] = False
-    needs_oracle: ClassVar[bool] = False
-    uses_known: ClassVar[bool] = True
+    uses_aux: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse an impossible exploration."""
@@ -77,12 +76,7 @@ class FedCBS:
         return CbsState(count_mc, np.zeros(len(size_m), dtype=np.int64), np.zeros((), dtype=np.int64))
 
     def open(
-        self,
-        state: CbsState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
+        self, state: CbsState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
         """Draw one after the other."""
         left_k, size = places(available_m, n, rng)

@@ -4,14 +4,19 @@ The update of the output layer's bias tells of a client's labels: with cross-ent
 the share of each label less a constant. The entropy of its softmax is large for balanced clients.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from ..errors import DeltaflError, require
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from .base import RunFacts, Sampler
 from .unweighted import draw_successively, filled_up, places
+
+#: The paper's temperature, which goes with a learning rate of 0.001; updates grow with the rate.
+_TEMPERATURE, _TEMPERATURE_PER_RATE = 0.0025, 2.5
+_CLASSES = 10
 
 
 class HicsState(NamedTuple):
@@ -33,7 +38,7 @@ class HicsState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HicsFL:
+class HicsFL(Sampler):
     """Asks everyone once, then draws clusters by their mean entropy, and clients of a cluster by their weight.
 
     With db_i the last update of the output layer's bias, the paper's equations (7), (9) and (10) are
@@ -61,11 +66,13 @@ class HicsFL:
     costs O(m^3) time and O(m^2) memory a round.
 
     Attributes:
-        classes: Number of classes C >= 2: how many of the last entries of an update are looked at.
-        temperature: T > 0.
+        classes: Number of classes C >= 2: how many of the last entries of an update are looked at; None for the task's.
+        temperature: T > 0; None for 2.5 times the local learning rate.
         entropy_weight: lambda >= 0.
         gamma: gamma_0 >= 0.
-        rounds: Rounds of the run, >= 1, after which gamma_t is 0; None for a constant gamma.
+        rounds: Rounds, >= 1, after which gamma_t is 0; None for the run's.
+
+    Outside a run, None stands for 10 classes, the paper's temperature and a constant gamma.
 
     Raises:
         MissingExtraError: When it first clusters, without SciPy.
@@ -73,20 +80,17 @@ class HicsFL:
     Source: Chen and Vikalo, NeurIPS 2024 (arXiv 2310.00198), algorithm 1 and appendix A.1 (constants for FashionMNIST).
     """
 
-    classes: int = 10
-    temperature: float = 0.0025
+    classes: int | None = None
+    temperature: float | None = None
     entropy_weight: float = 10.0
     gamma: float = 4.0
     rounds: int | None = None
 
-    unbiased: ClassVar[bool] = False
-    needs_oracle: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         """Refuse impossible constants."""
-        if self.classes < 2:
+        if self.output_bias_size < 2:
             raise DeltaflError(f"hics-fl looks at labels, but classes is {self.classes}; it must be at least 2")
-        if not (0 < self.temperature < np.inf and 0 <= self.entropy_weight < np.inf and 0 <= self.gamma < np.inf):
+        if not (0 < self._temperature < np.inf and 0 <= self.entropy_weight < np.inf and 0 <= self.gamma < np.inf):
             raise DeltaflError(
                 f"hics-fl has temperature {self.temperature}, entropy_weight {self.entropy_weight} and gamma "
                 f"{self.gamma}; the first must be above 0, the others at least 0"
@@ -96,27 +100,33 @@ class HicsFL:
 
     @property
     def output_bias_size(self) -> int:
-        """How many of the last entries of an update it wants to see."""
-        return self.classes
+        """The number of classes."""
+        return _CLASSES if self.classes is None else self.classes
+
+    @property
+    def _temperature(self) -> float:
+        return _TEMPERATURE if self.temperature is None else self.temperature
+
+    def for_run(self, facts: RunFacts) -> Self:
+        """Fill in the task's classes, a temperature that grows with the learning rate, and the run's rounds."""
+        classes = self.classes if self.classes is not None else facts.num_classes
+        temperature = self.temperature if self.temperature is not None else _TEMPERATURE_PER_RATE * facts.local_lr
+        rounds = self.rounds if self.rounds is not None else facts.rounds
+        return replace(self, classes=classes, temperature=temperature, rounds=rounds)
 
     def init(self, population: Population) -> HicsState:
         """Nobody was asked."""
         m = population.num_clients
         return HicsState(
             weight_m=population.weight_m,
-            bias_mc=np.zeros((m, self.classes)),
+            bias_mc=np.zeros((m, self.output_bias_size)),
             selected_m=np.zeros(m, dtype=np.bool_),
             seen_m=np.zeros(m, dtype=np.bool_),
             rounds=np.zeros((), dtype=np.int64),
         )
 
     def open(
-        self,
-        state: HicsState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
+        self, state: HicsState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
         """Ask the new ones; fill up from the clusters, then with anyone."""
         present_k, size = places(available_m, n, rng)
@@ -133,7 +143,7 @@ class HicsFL:
     def probabilities(self, state: HicsState, client_k: IntArray, size: int) -> FloatArray:
         """P of each of some clients in one draw of group and client, float64 (k,), sum 1."""
         bias_kc = state.bias_mc[client_k]
-        entropy_k = entropies(bias_kc, self.temperature)
+        entropy_k = entropies(bias_kc, self._temperature)
         distance_kk = angles(bias_kc) + self.entropy_weight * np.abs(entropy_k[:, None] - entropy_k)
         group_k = ward(distance_kk, min(size, len(client_k)))
         left = 1.0 if self.rounds is None else max(1 - (float(state.rounds) + 1) / self.rounds, 0.0)

@@ -1,11 +1,12 @@
 """MIFA's way of asking (Gu et al., NeurIPS 2021): everyone once first. Biased, with the average of latest updates."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..types import BoolArray, Cohort, Oracle, Population, Reports
+from .base import Sampler
 from .unweighted import places, unweighted_cohort
 
 
@@ -16,7 +17,7 @@ class AskedState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NewFirst:
+class NewFirst(Sampler):
     """Asks clients that were never asked, in random order; then, and in places left free, everyone alike.
 
     MIFA leaves to the devices who replies (arbitrary unavailability) and asks that all reply in its first round. Under
@@ -28,20 +29,12 @@ class NewFirst:
     Source: Gu, Huang, Zhang and Huang, NeurIPS 2021, algorithm 1.
     """
 
-    unbiased: ClassVar[bool] = False
-    needs_oracle: ClassVar[bool] = False
-
     def init(self, population: Population) -> AskedState:
         """Nobody was asked."""
         return AskedState(np.zeros(population.num_clients, dtype=np.bool_))
 
     def open(
-        self,
-        state: AskedState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
+        self, state: AskedState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
         """The new ones first."""
         present_k, size = places(available_m, n, rng)

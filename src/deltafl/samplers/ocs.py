@@ -18,10 +18,9 @@ import numpy as np
 from ..designs.inclusion import check_cohort_size, draw_probabilities
 from ..designs.table import Chooser, find_design
 from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
-from .importance import update_norm
-from .present import present_clients
-from .scored import WeightState
+from ..types import BoolArray, Cohort, FloatArray, Oracle, Population
+from .base import Sampler, WeightState, present_clients
+from .delta import update_norm
 
 
 def rescaled_probabilities(score_m: FloatArray, n: int, rescalings: int) -> FloatArray:
@@ -57,7 +56,7 @@ def rescaled_probabilities(score_m: FloatArray, n: int, rescalings: int) -> Floa
 
 
 @dataclass(frozen=True)
-class ApproximateOCS:
+class ApproximateOCS(Sampler):
     """Independent draws with the probabilities of algorithm 2, weighed by the very probabilities that were used.
 
     Attributes:
@@ -79,25 +78,14 @@ class ApproximateOCS:
         return WeightState(population.weight_m)
 
     def open(
-        self,
-        state: WeightState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
+        self, state: WeightState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
         """Each available client alone; with an unlucky draw nobody is asked."""
-        if oracle is None:
-            raise DeltaflError("optimal client sampling needs every client's update before the draw")
         present, size = present_clients(available_m, n)
-        reports = oracle.reports()
+        reports = self.require_oracle(oracle).reports()
         score_m = np.where(reports.responded_n, state.weight_m * update_norm(reports), 0.0)
         expected_k = rescaled_probabilities(score_m[present], size, self.rescalings)
         how = find_design("poisson")
         # The sum may be below n, hence no ``draw_cohort``, which would raise it.
         drawn = rng.choose("poisson", expected_k) if isinstance(rng, Chooser) else how.draw(expected_k, rng)
         return Cohort(present[drawn], np.ones(len(drawn), dtype=np.int64), expected_k[drawn], how.kind)
-
-    def update(self, state: WeightState, cohort: Cohort, reports: Reports) -> WeightState:
-        """Nothing to learn: the oracle tells anew."""
-        return state

@@ -19,15 +19,16 @@ Chen and Kolar, "Adaptive Client Sampling in Federated Learning via Online Learn
 (arXiv 2021).
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from ..designs.table import draw_cohort, find_design
+from ..designs.table import find_design
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .present import present_clients
+from .base import RunFacts, present_clients
+from .scored import Scored
 
 #: Experts of the ensemble that are kept at most; the paper's number for blocks of a million rounds.
 MAX_EXPERTS = 12
@@ -55,7 +56,7 @@ class BanditState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class VarianceBandit:
+class VarianceBandit(Scored):
     """K-Vib and Vrb: follow the regularised leader.
 
     W_i = sum over past rounds of a_i^2 count_i / expected_i;  s_i = sqrt(W_i + gamma),  gamma = G^2 m / (n theta);
@@ -69,51 +70,44 @@ class VarianceBandit:
     Attributes:
         design: A name in ``deltafl.DESIGNS``; ``"poisson"`` is K-Vib, ``"multinomial"`` is Vrb.
         mixing: theta in (0, 1]; None for the papers' choice.
-        horizon: T >= 1, the rounds that theta is chosen for.
+        horizon: T >= 1, the rounds that theta is chosen for; None for the run's, or 500 outside a run.
     """
 
     design: str = "poisson"
     mixing: float | None = None
-    horizon: int = 500
-
-    needs_oracle: ClassVar[bool] = False
+    horizon: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse impossible settings."""
         _check_share("mixing", self.mixing)
-        if self.horizon < 1:
+        if self.horizon is not None and self.horizon < 1:
             raise DeltaflError(f"horizon is {self.horizon}; it must be at least 1 round")
 
-    @property
-    def unbiased(self) -> bool:
-        """As exact as its design: the even share keeps everybody alive."""
-        return find_design(self.design).exact
+    def for_run(self, facts: RunFacts) -> Self:
+        """The horizon is the run's number of rounds."""
+        return self if self.horizon is not None else replace(self, horizon=facts.rounds)
 
     def init(self, population: Population) -> BanditState:
         """Nothing is known."""
         return BanditState(population.weight_m, np.zeros(population.num_clients), np.zeros(()))
 
-    def open(
-        self,
-        state: BanditState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
-    ) -> Cohort:
-        """Draw with the leader's probabilities, mixed with an even share."""
-        present, size = present_clients(available_m, n)
-        m = len(available_m)
+    def scores(self, state: BanditState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
+        """The leader's expectations, mixed with an even share; designs that cap at 1 keep them as they are."""
+        m = len(state.weight_m)
+        present, size = present_clients(np.ones(m, dtype=np.bool_) if available_m is None else available_m, n)
         theta = self.theta(m, n)
         score_k = np.sqrt(state.total_m[present] + state.bound * m / (n * theta))
         leader_k = find_design(self.design).expectation(score_k, size)
         score_m = np.zeros(m)
         score_m[present] = (1 - theta) * leader_k + theta * size / len(present)
-        return draw_cohort(score_m, n, self.design, rng, available_m)  # these are the expectations, if designs cap at 1
+        return score_m
 
     def theta(self, m: int, n: int) -> float:
         """The share of even draws, in (0, 1]."""
-        return min(1.0, (m / (n * self.horizon)) ** (1 / 3)) if self.mixing is None else self.mixing
+        if self.mixing is not None:
+            return self.mixing
+        horizon = RunFacts().rounds if self.horizon is None else self.horizon
+        return min(1.0, float((m / (n * horizon)) ** (1 / 3)))
 
     def update(self, state: BanditState, cohort: Cohort, reports: Reports) -> BanditState:
         """Add the feedback."""
@@ -147,7 +141,7 @@ class DescentState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MirrorDescent:
+class MirrorDescent(Scored):
     """OSMD, the adaptive form with the doubling trick: an ensemble of step sizes in blocks of 1, 2, 4, ... rounds.
 
     In a block of T rounds, with bound abar on the a_i^2 and n draws a round:
@@ -167,38 +161,23 @@ class MirrorDescent:
 
     Attributes:
         design: A name in ``deltafl.DESIGNS``; ``"multinomial"`` is the paper's.
-        alpha: in (0, 1]; no p falls below alpha / m. 0.4 in the paper's experiments.
+        mixing: alpha in (0, 1]; no p falls below alpha / m. 0.4 in the paper's experiments.
     """
 
     design: str = "multinomial"
-    alpha: float = 0.4
-
-    needs_oracle: ClassVar[bool] = False
+    mixing: float = 0.4
 
     def __post_init__(self) -> None:
-        """Refuse an impossible alpha."""
-        _check_share("alpha", self.alpha)
-
-    @property
-    def unbiased(self) -> bool:
-        """As exact as its design: p_i >= alpha / m."""
-        return find_design(self.design).exact
+        _check_share("mixing", self.mixing)
 
     def init(self, population: Population) -> DescentState:
         """Everybody alike, in a block of one round."""
         m = population.num_clients
-        return _start_block(population.weight_m, np.full(m, 1 / m), 0, 0.0, self.alpha)
+        return _start_block(population.weight_m, np.full(m, 1 / m), 0, 0.0, self.mixing)
 
-    def open(
-        self,
-        state: DescentState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
-    ) -> Cohort:
-        """Draw with what the experts say together."""
-        return draw_cohort(_mixture(state.trust_e, state.expert_em), n, self.design, rng, available_m)
+    def scores(self, state: DescentState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
+        """The mixture of the experts' p."""
+        return _mixture(state.trust_e, state.expert_em)
 
     def update(self, state: DescentState, cohort: Cohort, reports: Reports) -> DescentState:
         """One step of each expert, and of the trust in it; then perhaps a new block."""
@@ -211,7 +190,7 @@ class MirrorDescent:
             expert_em, trust_e = self._learn(state, client_n, share_n, int(cohort.count_n.sum()))
         largest, block, step = max(float(state.largest), heard), int(state.block), int(state.step) + 1
         if step == 2**block:
-            return _start_block(state.weight_m, _mixture(trust_e, expert_em), block + 1, largest or bound, self.alpha)
+            return _start_block(state.weight_m, _mixture(trust_e, expert_em), block + 1, largest or bound, self.mixing)
         return DescentState(
             state.weight_m, expert_em, trust_e, state.bound, np.asarray(largest), state.block, np.asarray(step)
         )
@@ -225,13 +204,13 @@ class MirrorDescent:
         for e in np.flatnonzero(state.trust_e):
             p_n = state.expert_em[e, client_n]
             loss_e[e] = float(np.sum(share_n / p_n)) / draws
-            rate = 2.0**e * draws**2 * (self.alpha / m) ** 3 * np.sqrt(_log(m) / (2 * length))
+            rate = 2.0**e * draws**2 * (self.mixing / m) ** 3 * np.sqrt(_log(m) / (2 * length))
             logit_m = np.log(state.expert_em[e])
             logit_m[client_n] += rate * share_n / (draws * p_n**2)
-            expert_em[e] = project(np.exp(logit_m - logit_m.max()), self.alpha / m)
+            expert_em[e] = project(np.exp(logit_m - logit_m.max()), self.mixing / m)
         used = state.trust_e > 0
         gain_e = np.full(MAX_EXPERTS, -np.inf)
-        gain_e[used] = np.log(state.trust_e[used]) - self.alpha / m * np.sqrt(8 * draws / length) * loss_e[used]
+        gain_e[used] = np.log(state.trust_e[used]) - self.mixing / m * np.sqrt(8 * draws / length) * loss_e[used]
         trust_e = np.exp(gain_e - gain_e.max())
         return expert_em, trust_e / trust_e.sum()
 

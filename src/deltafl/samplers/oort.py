@@ -7,6 +7,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from .base import Sampler
 from .unweighted import draw_successively, places, unweighted_cohort
 
 #: Utilities above this quantile count as it.
@@ -30,7 +31,7 @@ class OortState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Oort:
+class Oort(Sampler):
     """Asks a share of new clients that shrinks, and otherwise clients near the top of utility plus staleness.
 
     The statistical utility of client i is U_i = n_i sqrt(mean over its examples of loss^2) when it was last trained:
@@ -68,8 +69,6 @@ class Oort:
     least_exploration: float = 0.2
     cut_off: float = 0.95
 
-    unbiased: ClassVar[bool] = False
-    needs_oracle: ClassVar[bool] = False
     needs_loss: ClassVar[bool] = True
     uses_square_loss: ClassVar[bool] = True
 
@@ -94,12 +93,7 @@ class Oort:
         )
 
     def open(
-        self,
-        state: OortState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
+        self, state: OortState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
         """Exploit, then explore."""
         present_k, size = places(available_m, n, rng)

@@ -1,27 +1,18 @@
 """Power-of-Choice (Cho, Wang and Joshi 2022): ask the clients that suffer most. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population
+from .base import Sampler, WeightState
 from .unweighted import unweighted_cohort
 
 
-class Shares(NamedTuple):
-    """What the server knows.
-
-    Attributes:
-        weight_m: float64 (m,), the clients' shares of the data.
-    """
-
-    weight_m: FloatArray
-
-
 @dataclass(frozen=True)
-class PowerOfChoice:
+class PowerOfChoice(Sampler):
     """Of d random candidates take the n with the largest loss of the current global model.
 
     Candidates are drawn one after the other without replacement, client k with a probability proportional to its
@@ -34,34 +25,22 @@ class PowerOfChoice:
 
     candidates: int | None = None
 
-    unbiased: ClassVar[bool] = False
     needs_oracle: ClassVar[bool] = True
 
-    def init(self, population: Population) -> Shares:
+    def init(self, population: Population) -> WeightState:
         """The weights; nothing else is remembered."""
-        return Shares(population.weight_m)
+        return WeightState(population.weight_m)
 
     def open(
-        self,
-        state: Shares,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
+        self, state: WeightState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
         """Draw candidates, ask for their losses, keep the largest n."""
-        if oracle is None:
-            raise DeltaflError("power-of-choice needs the losses of its candidates before the draw")
         wanted = 2 * n if self.candidates is None else self.candidates
         if wanted < n:
             raise DeltaflError(f"candidates is {wanted}; it must be at least the sample size {n}")
         candidate_k = np.sort(_candidates(state.weight_m, available_m, wanted, n, rng))
-        loss_k = np.nan_to_num(oracle.losses(candidate_k), nan=np.inf)
+        loss_k = np.nan_to_num(self.require_oracle(oracle).losses(candidate_k), nan=np.inf)
         return unweighted_cohort(candidate_k[np.argsort(-loss_k, kind="stable")[:n]])
-
-    def update(self, state: Shares, cohort: Cohort, reports: Reports) -> Shares:
-        """Nothing to learn."""
-        return state
 
 
 def _candidates(

@@ -1,38 +1,41 @@
-"""The table of methods: a sampler (score), with the design and the estimator it has unless a label says otherwise."""
+"""The table of methods: a sampler (score), with the design and the estimator it has unless a label names others."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from ..errors import DeltaflError, unknown_name
 from ..estimators.table import find_estimator
-from ..types import Sampler
+from ..own_files import OWN_ERRORS, import_file, in_one_line
 from .active_fl import ActiveFL
 from .balanced import Balanced
+from .base import Sampler
 from .centred import Centred
-from .cluster import ClusterIS
+from .cluster import ClusterIS, ClusterISOracle
 from .clustered import ClusteredBySimilarity, ClusteredBySize
-from .delta import Delta, PracDelta
+from .delta import Delta, FedIS, FedPracIS, PracDelta
 from .divfl import DivFL
 from .fed_cbs import FedCBS
 from .fixed import Fixed, Full
 from .hics import HicsFL
-from .importance import FedIS, FedPracIS
 from .mifa import NewFirst
 from .ocs import ApproximateOCS
 from .online import MirrorDescent, VarianceBandit
 from .oort import Oort
-from .options import SamplerSettings, options_read
 from .power_of_choice import PowerOfChoice
 
 #: What a server must know for a sampler, in the words of the table.
 NEEDS = {
-    "nothing": "who is there",
+    "nothing": "which clients are available",
     "sizes": "every client's number of examples",
-    "cohort": "sizes, and what those asked before have sent: updates, for active-fl and oort their losses",
-    "known": "sizes, and some numbers of every client before the first round, such as its shares of labels; for "
-    "balanced also what those asked before have sent",
+    "cohort": "sizes, and what earlier cohorts have sent: updates, for active-fl and oort their losses",
+    "known": "sizes, and auxiliary variables of every client before the first round, such as its shares of labels; for "
+    "balanced also what earlier cohorts have sent",
     "losses": "the losses of candidates on the current model, before the draw",
     "oracle": "all clients' updates of this round, before the draw (ocs and aocs: their norms): everybody trains",
-    "everyone": "nothing, for it asks everyone",
+    "everyone": "nothing, for it selects everyone",
 }
 
 
@@ -41,134 +44,85 @@ class SamplerEntry(NamedTuple):
 
     Attributes:
         name: Its name.
-        make: ``(settings, design) -> Sampler``.
-        design: Default design; None where no design is involved.
+        kind: The sampler's class.
+        design: Default design; None if the sampler does not draw by a design.
         estimator: Default estimator.
-        scores: ``"equal"`` for ever, ``"unequal"``, or ``"unknown"``: then no design and no weight fit.
-        needs: What the server must know: a word of ``NEEDS``.
+        scores: ``"equal"`` and constant, ``"unequal"``, or ``"unknown"``: then no design and no weight fit.
+        needs: What the server must know: a key of ``NEEDS``.
         source: The paper.
+        fixed: Fields of the class that make this row; they are no options.
     """
 
     name: str
-    make: Callable[[SamplerSettings, str], Sampler]
+    kind: type[Sampler]
     design: str | None
     estimator: str
     scores: str
     needs: str
     source: str
+    fixed: Mapping[str, Any] = {}
 
     @property
-    def options(self) -> frozenset[str]:
-        """The names of the ``SamplerSettings`` that it looks at."""
-        return options_read(lambda settings: self.make(settings, self.design or "systematic"))
+    def options(self) -> tuple[str, ...]:
+        """The names of its options: the fields of the class."""
+        names = [field.name for field in _fields(self.kind)]
+        return tuple(name for name in names if name != "design" and name not in self.fixed)
 
     @property
     def unbiased(self) -> bool:
         """Whether the default form is unbiased."""
-        sampler = self.make(SamplerSettings(), self.design or "systematic")
-        return sampler.unbiased and find_estimator(self.estimator).unbiased
+        return self.make({}).unbiased and find_estimator(self.estimator).unbiased
+
+    def make(self, options: Mapping[str, Any], design: str | None = None) -> Sampler:
+        """The sampler with some options.
+
+        Raises:
+            DeltaflError: If an option is unknown, of the wrong type or out of range.
+        """
+        for option, value in options.items():
+            self._check_option(option, value)
+        chosen = design or self.design
+        drawn = {} if chosen is None else {"design": chosen}
+        return self.kind(**self.fixed, **options, **drawn)
+
+    def _check_option(self, option: str, value: Any) -> None:
+        if option == "design" and self.design is not None:
+            raise DeltaflError(f"the design of {self.name} is no option; write {self.name}@{value}")
+        if option not in self.options:
+            if not self.options:
+                raise DeltaflError(f"{self.name} has no options, but {option!r} was given; write {self.name!r}")
+            raise unknown_name(f"option of {self.name}", option, self.options)
+        hint = get_type_hints(self.kind)[option]
+        if not _fits(value, hint):
+            raise DeltaflError(f"{option} of {self.name} is {value!r}; it must be {_in_words(hint)}")
 
 
-def _fedis(settings: SamplerSettings, design: str) -> Sampler:
-    return FedIS(design, settings.floor_or(0.0))
+def _fields(kind: Any) -> tuple[Field[Any], ...]:
+    return fields(kind)
 
 
-def _fedpracis(settings: SamplerSettings, design: str) -> Sampler:
-    return FedPracIS(design, settings.floor_or(0.1))
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value has the type that a field is annotated with; what is not listed here is taken on trust."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, part) for part in get_args(hint))
+    if get_origin(hint) is tuple and Ellipsis not in get_args(hint):
+        parts = get_args(hint)
+        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint) if hint in (bool, str, NoneType) else True
 
 
-def _delta(settings: SamplerSettings, design: str) -> Sampler:
-    a1, a2 = settings.constants
-    return Delta(design, settings.floor_or(0.0), a1, a2, settings.sigma_scale)
-
-
-def _pracdelta(settings: SamplerSettings, design: str) -> Sampler:
-    a1, a2 = settings.constants
-    return PracDelta(design, settings.floor_or(0.1), a1, a2, settings.sigma_scale)
-
-
-def _cluster(settings: SamplerSettings, design: str) -> Sampler:
-    return ClusterIS(False, settings.clusters, design, settings.floor_or(0.1), settings.drop_small_after)
-
-
-def _cluster_oracle(settings: SamplerSettings, design: str) -> Sampler:
-    return ClusterIS(True, settings.clusters, design, settings.floor_or(0.0), settings.drop_small_after)
-
-
-def _delta_centred(settings: SamplerSettings, design: str) -> Sampler:
-    return Centred(design=design, floor=settings.floor_or(0.2))
-
-
-def _innovation(settings: SamplerSettings, design: str) -> Sampler:
-    return Centred(own_memory=True, design=design, floor=settings.floor_or(0.2))
-
-
-def _spread(settings: SamplerSettings, design: str) -> Sampler:
-    return Centred(by_norm=False, design=design, floor=settings.floor_or(0.2))
-
-
-def _balanced(settings: SamplerSettings, design: str) -> Sampler:
-    return Balanced(design)
-
-
-def _equal(settings: SamplerSettings, design: str) -> Sampler:
-    return Fixed(False, design)
-
-
-def _weight(settings: SamplerSettings, design: str) -> Sampler:
-    return Fixed(True, design)
-
-
-def _full(settings: SamplerSettings, design: str) -> Sampler:
-    return Full()
-
-
-def _power(settings: SamplerSettings, design: str) -> Sampler:
-    return PowerOfChoice(settings.candidates)
-
-
-def _mifa(settings: SamplerSettings, design: str) -> Sampler:
-    return NewFirst()
-
-
-def _active(settings: SamplerSettings, design: str) -> Sampler:
-    return ActiveFL(*settings.active_alphas)
-
-
-def _divfl(settings: SamplerSettings, design: str) -> Sampler:
-    return DivFL()
-
-
-def _oort(settings: SamplerSettings, design: str) -> Sampler:
-    return Oort()
-
-
-def _hics(settings: SamplerSettings, design: str) -> Sampler:
-    return HicsFL(settings.classes, settings.hics_temperature, rounds=settings.horizon)
-
-
-def _cbs(settings: SamplerSettings, design: str) -> Sampler:
-    return FedCBS()
-
-
-def _aocs(settings: SamplerSettings, design: str) -> Sampler:
-    return ApproximateOCS(settings.rescalings)
-
-
-def _by_size(settings: SamplerSettings, design: str) -> Sampler:
-    return ClusteredBySize()
-
-
-def _by_similarity(settings: SamplerSettings, design: str) -> Sampler:
-    return ClusteredBySimilarity(settings.similarity)
-
-
-def _bandit(settings: SamplerSettings, design: str) -> Sampler:
-    return VarianceBandit(design, settings.mixing, settings.horizon)
-
-
-def _osmd(settings: SamplerSettings, design: str) -> Sampler:
-    return MirrorDescent(design, 0.4 if settings.mixing is None else settings.mixing)
+def _in_words(hint: Any) -> str:
+    """A type annotation for people."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_in_words, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return f"({', '.join(map(_in_words, get_args(hint)))})"
+    words = {float: "a number", int: "a whole number", bool: "True or False", str: "text", NoneType: "None"}
+    return words.get(hint, str(hint))
 
 
 _HT = "horvitz-thompson"
@@ -176,39 +130,92 @@ _FIXED = "systematic"
 _OURS = "this project"
 _DELTA, _SHEN = "Wang et al. 2023 (DELTA)", "Wang et al. 2023, after Shen et al. 2022"
 _OCS, _FRABONI = "Chen, Horvath, Richtarik 2022", "Fraboni et al. 2021"
+_WEIGHT = {"by_weight": True}
+_EQUAL = {"by_weight": False}
+_COMMON, _OWN = {"by_norm": True, "own_memory": False}, {"by_norm": True, "own_memory": True}
+_SPREAD = {"by_norm": False, "own_memory": False}
 SAMPLERS: dict[str, SamplerEntry] = {
     entry.name: entry
     for entry in (
-        SamplerEntry("full", _full, None, _HT, "equal", "everyone", "-"),
-        SamplerEntry("fedavg", _equal, "simple-random", "hajek", "equal", "nothing", "McMahan et al. 2017"),
-        SamplerEntry("uniform", _equal, _FIXED, _HT, "equal", "nothing", "Horvitz, Thompson 1952"),
-        SamplerEntry("md", _weight, "multinomial", _HT, "unequal", "sizes", "Li et al. 2020"),
-        SamplerEntry("md-fixed", _weight, _FIXED, _HT, "unequal", "sizes", "Madow 1949"),
-        SamplerEntry("fedis", _fedis, _FIXED, _HT, "unequal", "oracle", _DELTA),
-        SamplerEntry("fedpracis", _fedpracis, _FIXED, _HT, "unequal", "cohort", _DELTA),
-        SamplerEntry("delta", _delta, _FIXED, _HT, "unequal", "oracle", _DELTA),
-        SamplerEntry("pracdelta", _pracdelta, _FIXED, _HT, "unequal", "cohort", _DELTA),
-        SamplerEntry("cluster-is", _cluster, _FIXED, _HT, "unequal", "cohort", _SHEN),
-        SamplerEntry("cluster-is-oracle", _cluster_oracle, _FIXED, _HT, "unequal", "oracle", _SHEN),
-        SamplerEntry("delta-centred", _delta_centred, _FIXED, "difference", "unequal", "cohort", _OURS),
-        SamplerEntry("spread", _spread, "local-pivotal", "difference", "unequal", "cohort", _OURS),
-        SamplerEntry("innovation", _innovation, _FIXED, "innovation-damped", "unequal", "cohort", _OURS),
-        SamplerEntry("balanced", _balanced, "cube", "regression-damped", "unequal", "known", _OURS),
-        SamplerEntry("ocs", _fedis, "poisson", _HT, "unequal", "oracle", _OCS),  # fedis@poisson, see ``ocs.py``
-        SamplerEntry("aocs", _aocs, None, _HT, "unequal", "oracle", _OCS),
-        SamplerEntry("clustered-sampling-1", _by_size, None, _HT, "unequal", "sizes", _FRABONI),
-        SamplerEntry("clustered-sampling-2", _by_similarity, None, _HT, "unequal", "cohort", _FRABONI),
-        SamplerEntry("osmd", _osmd, "multinomial", _HT, "unequal", "cohort", "Zhao et al. 2025 (OSMD)"),
-        SamplerEntry("k-vib", _bandit, "poisson", _HT, "unequal", "cohort", "Zeng et al. 2025 (K-Vib)"),
-        SamplerEntry("vrb", _bandit, "multinomial", _HT, "unequal", "cohort", "Borsos, Krause, Levy 2018"),
-        SamplerEntry("fedvarp", _equal, _FIXED, "difference-own", "equal", "cohort", "Jhunjhunwala et al. 2022"),
-        SamplerEntry("fedstale", _equal, _FIXED, "fedstale", "equal", "cohort", "Rodio, Neglia 2024"),
-        SamplerEntry("mifa", _mifa, None, "fedvarp", "unknown", "cohort", "Gu et al. 2021"),
-        SamplerEntry("power-of-choice", _power, None, "plain-mean", "unknown", "losses", "Cho, Wang, Joshi 2022"),
-        SamplerEntry("active-fl", _active, None, "plain-mean", "unknown", "cohort", "Goetz et al. 2019"),
-        SamplerEntry("divfl", _divfl, None, "plain-mean", "unknown", "cohort", "Balakrishnan et al. 2022"),
-        SamplerEntry("oort", _oort, None, "plain-mean", "unknown", "cohort", "Lai et al. 2021"),
-        SamplerEntry("hics-fl", _hics, None, "plain-mean", "unknown", "cohort", "Chen, Vikalo 2024"),
-        SamplerEntry("fed-cbs", _cbs, None, "weighted-mean", "unknown", "known", "Zhang et al. 2023 (Fed-CBS)"),
+        SamplerEntry("full", Full, None, _HT, "equal", "everyone", "-"),
+        SamplerEntry("fedavg", Fixed, "simple-random", "hajek", "equal", "nothing", "McMahan et al. 2017", _EQUAL),
+        SamplerEntry("uniform", Fixed, _FIXED, _HT, "equal", "nothing", "Horvitz, Thompson 1952", _EQUAL),
+        SamplerEntry("md", Fixed, "multinomial", _HT, "unequal", "sizes", "Li et al. 2020", _WEIGHT),
+        SamplerEntry("md-fixed", Fixed, _FIXED, _HT, "unequal", "sizes", "Madow 1949", _WEIGHT),
+        SamplerEntry("fedis", FedIS, _FIXED, _HT, "unequal", "oracle", _DELTA),
+        SamplerEntry("fedpracis", FedPracIS, _FIXED, _HT, "unequal", "cohort", _DELTA),
+        SamplerEntry("delta", Delta, _FIXED, _HT, "unequal", "oracle", _DELTA),
+        SamplerEntry("pracdelta", PracDelta, _FIXED, _HT, "unequal", "cohort", _DELTA),
+        SamplerEntry("cluster-is", ClusterIS, _FIXED, _HT, "unequal", "cohort", _SHEN),
+        SamplerEntry("cluster-is-oracle", ClusterISOracle, _FIXED, _HT, "unequal", "oracle", _SHEN),
+        SamplerEntry("delta-centred", Centred, _FIXED, "difference", "unequal", "cohort", _OURS, _COMMON),
+        SamplerEntry("spread", Centred, "local-pivotal", "difference", "unequal", "cohort", _OURS, _SPREAD),
+        SamplerEntry("innovation", Centred, _FIXED, "innovation-damped", "unequal", "cohort", _OURS, _OWN),
+        SamplerEntry("balanced", Balanced, "cube", "regression-damped", "unequal", "known", _OURS),
+        SamplerEntry("ocs", FedIS, "poisson", _HT, "unequal", "oracle", _OCS),  # fedis@poisson, see ``ocs.py``
+        SamplerEntry("aocs", ApproximateOCS, None, _HT, "unequal", "oracle", _OCS),
+        SamplerEntry("clustered-sampling-1", ClusteredBySize, None, _HT, "unequal", "sizes", _FRABONI),
+        SamplerEntry("clustered-sampling-2", ClusteredBySimilarity, None, _HT, "unequal", "cohort", _FRABONI),
+        SamplerEntry("osmd", MirrorDescent, "multinomial", _HT, "unequal", "cohort", "Zhao et al. 2025 (OSMD)"),
+        SamplerEntry("k-vib", VarianceBandit, "poisson", _HT, "unequal", "cohort", "Zeng et al. 2025 (K-Vib)"),
+        SamplerEntry("vrb", VarianceBandit, "multinomial", _HT, "unequal", "cohort", "Borsos, Krause, Levy 2018"),
+        SamplerEntry("fedvarp", Fixed, _FIXED, "difference-own", "equal", "cohort", "Jhunjhunwala et al. 2022", _EQUAL),
+        SamplerEntry("fedstale", Fixed, _FIXED, "fedstale", "equal", "cohort", "Rodio, Neglia 2024", _EQUAL),
+        SamplerEntry("mifa", NewFirst, None, "fedvarp", "unknown", "cohort", "Gu et al. 2021"),
+        SamplerEntry(
+            "power-of-choice", PowerOfChoice, None, "plain-mean", "unknown", "losses", "Cho, Wang, Joshi 2022"
+        ),
+        SamplerEntry("active-fl", ActiveFL, None, "plain-mean", "unknown", "cohort", "Goetz et al. 2019"),
+        SamplerEntry("divfl", DivFL, None, "plain-mean", "unknown", "cohort", "Balakrishnan et al. 2022"),
+        SamplerEntry("oort", Oort, None, "plain-mean", "unknown", "cohort", "Lai et al. 2021"),
+        SamplerEntry("hics-fl", HicsFL, None, "plain-mean", "unknown", "cohort", "Chen, Vikalo 2024"),
+        SamplerEntry("fed-cbs", FedCBS, None, "weighted-mean", "unknown", "known", "Zhang et al. 2023 (Fed-CBS)"),
     )
 }
+
+
+def find_sampler(name: str) -> SamplerEntry:
+    """The row of a sampler: of the table, or of a class in a file, ``FILE.py:CLASS``.
+
+    Raises:
+        DeltaflError: If the name is unknown (the nearest one is suggested), or the class is no sampler.
+    """
+    if is_own(name):
+        return _own_entry(name)
+    if name not in SAMPLERS:
+        raise unknown_name("sampler", name, SAMPLERS)
+    return SAMPLERS[name]
+
+
+def is_own(name: str) -> bool:
+    """Whether the name of a sampler is that of a class in a user's file."""
+    return ".py:" in name or name.endswith(".py")
+
+
+def _own_entry(name: str) -> SamplerEntry:
+    """The row of a user's class: ``design`` as its field has it, weights by Horvitz and Thompson if it is unbiased."""
+    file, _, class_name = name.rpartition(":") if ".py:" in name else (name, "", "")
+    module = import_file(Path(file), "FILE.py:CLASS")
+    classes = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Sampler) and value.__module__ == module.__name__
+    }
+    if not classes:
+        raise DeltaflError(f"{file} has no sampler; write there a frozen dataclass that subclasses deltafl.Sampler")
+    if class_name not in classes:
+        raise unknown_name(f"sampler of {file}", class_name, classes)
+    kind = classes[class_name]
+    if "__dataclass_fields__" not in vars(kind):
+        raise DeltaflError(f"{name} is no dataclass; write @dataclass(frozen=True) above it")
+    needed = [field.name for field in _fields(kind) if field.default is MISSING and field.default_factory is MISSING]
+    if needed:
+        raise DeltaflError(f"{name} needs a default for {', '.join(needed)}")
+    try:
+        sampler = kind()
+        unbiased, needs_oracle = sampler.unbiased, sampler.needs_oracle
+    except OWN_ERRORS as error:
+        raise DeltaflError(f"{name} cannot be made: {in_one_line(error, Path(file).resolve())}") from error
+    design = next((str(sampler.__dict__["design"]) for field in _fields(kind) if field.name == "design"), None)
+    estimator = _HT if unbiased else "plain-mean"
+    return SamplerEntry(name, kind, design, estimator, "unequal", "oracle" if needs_oracle else "cohort", "-")

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..types import BoolArray, Cohort, FloatArray, IntArray
-from .present import present_clients
+from .base import present_clients
 
 
 def unweighted_cohort(client_n: IntArray) -> Cohort:

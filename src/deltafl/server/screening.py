@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
+from ..samplers.base import Sampler
 from ..types import BoolArray, Cohort, FloatArray, Params, RejectedReply, Reports
 
 #: A finite entry beyond this could still overflow the float32 model once it is weighted, or a score once it is squared.
@@ -39,7 +40,7 @@ def screen_replies(
     reports: Reports | None,
     num_params: int,
     drift_d: Params | None = None,
-    sampler: object = None,
+    sampler: Sampler | None = None,
 ) -> ScreenedReplies:
     """Check every reply for length, finiteness and range.
 
@@ -121,7 +122,7 @@ def _update_fault(update: npt.ArrayLike | None, num_params: int) -> str | None:
     return None
 
 
-def _report_checks(reports: Reports, sampler: object) -> list[tuple[BoolArray, Callable[[int], str]]]:
+def _report_checks(reports: Reports, sampler: Sampler | None) -> list[tuple[BoolArray, Callable[[int], str]]]:
     """Each check of the columns: where it holds, and the reason to reject row i where it does not."""
     loss_n, square_n, has_loss_n = reports.loss_n, reports.square_loss_n, reports.has_loss_n
     variance_n, steps_n = reports.step_variance_n, reports.num_steps_n
@@ -135,7 +136,7 @@ def _report_checks(reports: Reports, sampler: object) -> list[tuple[BoolArray, C
         least = f"{least_n[i]:.6g}, the square of the mean loss," if has_loss_n[i] else "0"
         return f"mean squared loss is {square_n[i]}, expected {least} to {LARGEST_ENTRY**4:.0e}"
 
-    needs_loss = bool(getattr(sampler, "needs_loss", False))
+    needs_loss = sampler is not None and sampler.needs_loss
     return [
         (
             ~has_loss_n | (np.abs(loss_n) <= LARGEST_ENTRY),

@@ -101,7 +101,7 @@ def _play_round(
     """Play and record one round; the next state, and the model's evaluation if there is one."""
     began, began_cpu = time.perf_counter(), time.process_time()
     sent = broadcast(plan, opened)
-    squares = bool(getattr(plan.sampler, "uses_square_loss", False))
+    squares = plan.sampler.uses_square_loss
     oracle = SimulatedOracle(engine, plan.population, opened.round, sent, plan.n, directory.scratch, squares=squares)
     cohort = open_round(plan, opened, oracle=oracle)
     if ranks.count > 1 and settings.probe_every is None and plan.rule.control.learns_from_sums:

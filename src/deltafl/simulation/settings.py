@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ..errors import DeltaflError, unknown_name
 from ..io import read_toml as read_toml  # noqa: PLC0414, a name of this module as well
 from ..io import sentence
-from ..samplers import SamplerSettings, parse_label, theory_constants
+from ..samplers import Label, RunFacts, find_sampler, parse_label, split_labels
 from ..server.optimizers import DEFAULT_MOMENTUM, make_server_optimizer
 from ..tasks.fitting import require_sendable
 from ..tasks.own import is_own, is_table, load_own, own_spec, unknown_task
@@ -41,6 +41,28 @@ TASK_DEFAULTS = {
     "alpha": "alpha",
     "threshold": "threshold",
 }
+
+
+#: Settings that became options of samplers, ``pracdelta(floor=0.2)``, and the names of these options.
+OLD_OPTIONS = {
+    "floor": "floor",
+    "delta_alpha": "alpha",
+    "sigma_scale": "sigma_scale",
+    "clusters": "clusters",
+    "drop_small_after": "drop_small_after",
+    "candidates": "candidates",
+    "mixing": "mixing",
+    "rescalings": "rescalings",
+    "similarity": "similarity",
+    "active_alphas": "alpha3",
+    "classes": "classes",
+    "hics_temperature": "temperature",
+}
+
+
+def is_read(name: str, key: str) -> bool:
+    """Whether a sampler has the option that an old setting became."""
+    return OLD_OPTIONS[key] in find_sampler(name).options
 
 
 class Settings(BaseModel):
@@ -191,39 +213,33 @@ class Settings(BaseModel):
                 "process trains the whole cohort; write workers = 1"
             )
 
-    def sampler_settings(
-        self, num_clients: int, mean_examples: float, design: str | None, num_classes: int | None = None
-    ) -> SamplerSettings:
-        """The samplers' share of the settings; DELTA's theory needs the numbers of clients and of local steps.
+    def run_facts(self, num_clients: int, mean_examples: float, num_classes: int | None = None) -> RunFacts:
+        """What the options of samplers may take from the run.
 
         ``num_classes`` are the task's (0 for regression), for samplers that look at labels; None if unknown.
         """
-        classes = num_classes if self.classes is None else self.classes
-        # The paper of HiCS-FL has T = 0.0025 with a learning rate of 0.001, and updates grow with the rate.
-        temperature = self.hics_temperature or 2.5 * (self.local_lr or 0.001)
-        if self.delta_alpha == "theory":
-            batches = ceil(mean_examples / (self.batch_size or mean_examples))
-            steps = self.local_steps or (self.local_epochs or 1) * batches
-            constants = theory_constants(
-                steps, self.rounds or 1, self.sample or 1, num_clients, with_replacement=design == "multinomial"
-            )
-        else:
-            constants = (self.delta_alpha, self.delta_alpha)
-        return SamplerSettings(
-            self.floor,
-            constants,
-            self.sigma_scale,
-            self.clusters,
-            self.candidates,
-            self.drop_small_after,
-            mixing=self.mixing,
-            horizon=self.rounds or SamplerSettings.horizon,
-            rescalings=SamplerSettings.rescalings if self.rescalings is None else self.rescalings,
-            similarity=self.similarity or SamplerSettings.similarity,
-            active_alphas=self.active_alphas or SamplerSettings.active_alphas,
-            classes=SamplerSettings.classes if classes is None else classes,
-            hics_temperature=temperature,
+        batches = ceil(mean_examples / (self.batch_size or mean_examples))
+        return RunFacts(
+            rounds=self.rounds or RunFacts().rounds,
+            local_steps=self.local_steps or (self.local_epochs or 1) * batches,
+            local_lr=self.local_lr or RunFacts().local_lr,
+            num_classes=num_classes,
+            n=self.sample or 1,
+            m=num_clients,
         )
+
+    def label_of(self, label: Label) -> Label:
+        """A label with the old settings that its sampler reads as options; those in the label itself win."""
+        old = dict[str, Any]()
+        for key, option in OLD_OPTIONS.items():
+            value = getattr(self, key)
+            if not is_read(label.name, key) or value == type(self).model_fields[key].default:
+                continue
+            if key == "active_alphas":
+                old |= {"alpha1": value[0], "alpha2": value[1], "alpha3": value[2]}
+            else:
+                old[option] = value
+        return label._replace(options={**old, **label.options})
 
 
 class RunSettings(Settings):
@@ -234,7 +250,7 @@ class RunSettings(Settings):
 
     def _check_names(self) -> None:
         super()._check_names()
-        parse_label(self.sampler)
+        self.label_of(parse_label(self.sampler))
 
     def _first_seed(self) -> int:
         return self.seed
@@ -252,7 +268,7 @@ class CompareSettings(Settings):
     @classmethod
     def _split(cls, value: Any) -> Any:
         """Take ``"a,b"`` for ``["a", "b"]``, as the command line writes it."""
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+        return tuple(split_labels(value)) if isinstance(value, str) else value
 
     def _check_names(self) -> None:
         super()._check_names()

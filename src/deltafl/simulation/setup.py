@@ -8,9 +8,9 @@ from typing import TypeVar
 from ..errors import DeltaflError
 from ..estimators.learned_coefficient import LearnedCoefficient
 from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
-from ..plans import make_plan
+from ..plan import make_plan
 from ..round import Plan
-from ..samplers import parse_label, uses_known
+from ..samplers import parse_label, uses_aux
 from ..scale.memory_budget import MemorySize, free_ram, human, memory_size, memory_words, require_room
 from ..scale.rows import RowFormat
 from ..server.optimizers import make_server_optimizer
@@ -107,10 +107,10 @@ def plan_of(
     m, mean_examples = population.num_clients, float(population.num_examples_m.mean())
     classes = None if task is None else task.dataset.num_classes
     plan = make_plan(
-        settings.sampler,
+        settings.label_of(label),
         population,
         filled_in(settings.sample),
-        settings.sampler_settings(m, mean_examples, label.design, classes),
+        settings.run_facts(m, mean_examples, classes),
         server_optimizer=make_server_optimizer(settings.server_optimizer, settings.server_lr, settings.server_momentum),
         seed=settings.seed,
         mime=settings.mime,
@@ -118,8 +118,8 @@ def plan_of(
         memory=RowFormat(settings.memory_dtype, None if folder is None else str(folder)),
     )
     if task is not None:
-        _check_output_layer(settings.sampler, getattr(plan.sampler, "output_bias_size", 0), task)
-    _check_known(settings.sampler, uses_known(plan.sampler, label.estimator), population)
+        _check_output_layer(settings.sampler, plan.sampler.output_bias_size, task)
+    _check_known(settings.sampler, uses_aux(plan.sampler, label.estimator), population)
     return plan
 
 

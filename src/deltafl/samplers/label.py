@@ -1,0 +1,197 @@
+"""Labels: a method in one line of text, ``name(option=value,...)@design@estimator``.
+
+Examples: ``pracdelta``, ``fedis@multinomial`` (the DELTA paper's own draws and weights), ``osmd(mixing=0.3)@poisson``,
+``innovation(floor=0.1)@local-pivotal``, ``uniform@@difference`` (default design), ``my_sampler.py:ByLoss(power=2)``.
+
+Options are the fields of the sampler's class. Values are Python literals; text needs no quotes:
+``clustered-sampling-2(similarity=l2)``, ``pracdelta(alpha=(1, 0.5))``.
+"""
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..designs.table import find_design
+from ..errors import DeltaflError
+from ..estimators.control_variates import ControlVariate, NoControl
+from ..estimators.table import ESTIMATORS, find_estimator
+from .base import RunFacts, Sampler
+from .table import find_sampler, is_own
+
+
+class Label(NamedTuple):
+    """A label taken apart, with defaults filled in. ``str(label)`` is its shortest form, without spaces.
+
+    Attributes:
+        name: A name in ``deltafl.SAMPLERS``, or ``FILE.py:CLASS``.
+        options: Options of the sampler that differ from, or repeat, its defaults.
+        design: A name in ``deltafl.DESIGNS``; None if the sampler does not draw by a design.
+        estimator: A name in ``deltafl.ESTIMATORS``.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    design: str | None
+    estimator: str
+
+    def __str__(self) -> str:
+        entry = find_sampler(self.name)
+        text = self.name
+        if self.options:
+            text += f"({','.join(f'{key}={_written(value)}' for key, value in sorted(self.options.items()))})"
+        design = "" if self.design in (None, entry.design) else str(self.design)
+        estimator = "" if self.estimator == entry.estimator else self.estimator
+        return text + (f"@{design}@{estimator}" if estimator else f"@{design}" if design else "")
+
+
+def parse_label(label: "str | Label") -> Label:
+    """Take ``name[(options)][@design[@estimator]]`` apart and check every part.
+
+    Raises:
+        DeltaflError: If it is no text, a part is unknown, or does not fit the others.
+
+    Example:
+        >>> parse_label("osmd(mixing=0.3)@poisson")
+        Label(name='osmd', options={'mixing': 0.3}, design='poisson', estimator='horvitz-thompson')
+        >>> str(parse_label("osmd( mixing = 0.30 )@multinomial"))
+        'osmd(mixing=0.3)'
+    """
+    if isinstance(label, Label):
+        return label
+    if not isinstance(label, str):
+        raise DeltaflError(f"a label is text such as 'innovation', this is {type(label).__name__}")
+    match = re.fullmatch(r"([^(@]*)(\((.*)\))?(?:@([^@]*))?(?:@([^@]*))?", label.strip(), flags=re.DOTALL)
+    if match is None:
+        raise DeltaflError(f"{label!r} is no label; write name(option=value)@design@estimator, such as innovation")
+    name, _, inside, design, weights = match.groups()
+    name = name.strip()
+    entry = find_sampler(name)
+    options = _parse_options(inside or "", label)
+    if design:
+        find_design(design)
+        if entry.design is None:
+            raise DeltaflError(f"{name!r} draws in its own way; write {name!r} without the design {design!r}")
+        if design == "simple-random" and entry.scores != "equal":
+            raise DeltaflError(
+                f"simple-random draws need equal scores, {name!r} has unequal ones; write {name}@systematic"
+            )
+    entry.make(options, design or None)
+    estimator = find_estimator(weights or entry.estimator)
+    if entry.scores == "unknown" and estimator.needs_expected:
+        fitting = ", ".join(repr(e.name) for e in ESTIMATORS.values() if not e.needs_expected)
+        raise DeltaflError(f"{name!r} does not know its selection probabilities; only these can follow it: {fitting}")
+    return Label(name, options, design or entry.design, estimator.name)
+
+
+def _parse_options(text: str, label: str) -> dict[str, Any]:
+    """``a=1,b=(2, 3)`` as a dictionary."""
+    options: dict[str, Any] = {}
+    for part in split_labels(text):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not key.isidentifier() or not value:
+            raise DeltaflError(f"{part!r} in {label!r} is no option; write option=value, such as floor=0.1")
+        if key in options:
+            raise DeltaflError(f"{key} is given twice in {label!r}; give it once")
+        options[key] = _value(value)
+    return options
+
+
+def _value(text: str) -> Any:
+    """A Python literal, or the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _written(value: Any) -> str:
+    """A value as a label has it: text without quotes where it is read back as the same text."""
+    if isinstance(value, str) and _value(value) == value and re.fullmatch(r"[^\s,()@'\"]+", value):
+        return value
+    return repr(value).replace(", ", ",")
+
+
+def split_labels(text: str) -> list[str]:
+    """The parts between commas that are outside of parentheses, without blanks around them.
+
+    Example:
+        >>> split_labels("full, osmd(mixing=0.3), delta(alpha=(1, 0.5))@poisson")
+        ['full', 'osmd(mixing=0.3)', 'delta(alpha=(1, 0.5))@poisson']
+    """
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
+
+
+def file_name(label: str) -> str:
+    """A label as part of a file's name. Labels without options and files are their own.
+
+    Others are written as ``str(parse_label(label))``, without the folders of a user's file, and with ``_`` for all that
+    is neither a letter, a digit nor one of ``( ) = , . + - @``.
+
+    Example:
+        >>> file_name("innovation@local-pivotal"), file_name("pracdelta(alpha=theory, floor=0)")
+        ('innovation@local-pivotal', 'pracdelta(alpha=theory,floor=0)')
+    """
+    if "(" in label or is_own(label.partition("@")[0]):
+        label = re.split(r"[/\\](?=[^(]*\.py)", str(parse_label(label)))[-1]
+    return re.sub(r"[^\w@()=,.+-]", "_", label)
+
+
+def make_sampler(label: str | Label, facts: RunFacts | None = None) -> Sampler:
+    """Make the sampler of a label; its estimator belongs to the plan, see ``make_plan``.
+
+    Args:
+        label: Such as ``"innovation(floor=0.1)@pivotal"``; ``deltafl samplers`` lists the names.
+        facts: The run, from which options that are None are filled in; None leaves them as they are.
+
+    Raises:
+        DeltaflError: If the label is none, see ``parse_label``.
+
+    Example:
+        >>> make_sampler("fedpracis@pivotal").design
+        'pivotal'
+    """
+    parsed = parse_label(label)
+    sampler = find_sampler(parsed.name).make(parsed.options, parsed.design)
+    return sampler if facts is None else sampler.for_run(facts)
+
+
+def bias_of(label: str | Label) -> str | None:
+    """The part of a method that makes it biased, in words: its estimator, design or draws; None if it is unbiased.
+
+    Some draws leave clients out: those of practical samplers with ``floor`` = 0, of cluster-is with
+    ``drop_small_after``, and of theoretical ones without a floor if there is a control variate, see ``leaves_out``.
+    """
+    parsed = parse_label(label)
+    if not find_estimator(parsed.estimator).unbiased:
+        return f"estimator {parsed.estimator}"
+    if parsed.design is not None and not find_design(parsed.design).exact:
+        return f"design {parsed.design}"
+    leaving = leaves_out(make_sampler(parsed), find_estimator(parsed.estimator).control)
+    return "draws that leave clients out" if leaving else None
+
+
+def is_unbiased(label: str | Label) -> bool:
+    """Whether the method of a label is unbiased: sampler, design and estimator."""
+    return bias_of(label) is None
+
+
+def leaves_out(sampler: Sampler, control: ControlVariate) -> bool:
+    """Whether draws leave clients out whom the estimate needs.
+
+    A theoretical sampler without a floor never selects a client whose update is 0. Without a control variate nothing is
+    missed; with one it is that client's 0 - c_i (docs/theory.md, section 10).
+    """
+    return not sampler.unbiased or (sampler.skips_zero_updates and not isinstance(control, NoControl))
+
+
+def uses_aux(sampler: Sampler, estimator: str) -> bool:
+    """Whether a method reads the auxiliary variables ``Population.aux_mq``, in its sampler or its control variate."""
+    return sampler.uses_aux or find_estimator(estimator).control.uses_aux
