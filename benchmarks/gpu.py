@@ -39,9 +39,9 @@ from deltafl.simulation.training.local import LocalWork, minibatches, train_seri
 from deltafl.simulation.training.routes import Computation
 from deltafl.simulation.workers import Workers
 from deltafl.streams import stream
+from deltafl.tasks import find_task, make_task
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.models import cross_entropy
-from deltafl.tasks.registry import TASKS, make_task
 from deltafl.types import IntArray, Params
 
 
@@ -90,7 +90,7 @@ def random_task(job: Job, clients: int, examples: int) -> Task:
     sizes = rng.integers(examples // 2, examples + examples // 2 + 1, clients)
     x = rng.integers(0, job.classes if tokens else 256, (sizes.sum(), *job.inputs), dtype=np.uint8)
     y = rng.integers(0, job.classes, len(x))
-    model = TASKS[job.task].make_model
+    model = find_task(job.task).make_model
     assert model is not None
     data = Dataset(f"random data, not {job.task}", x, y, x[:1000], y[:1000], job.classes)
     rows = np.split(np.arange(len(x)), np.cumsum(sizes)[:-1])

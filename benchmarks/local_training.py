@@ -27,9 +27,9 @@ from deltafl.simulation.training.fast import FastTrainer, keep_freed_memory
 from deltafl.simulation.training.local import LocalWork, train_serial
 from deltafl.simulation.workers import Workers
 from deltafl.streams import stream
+from deltafl.tasks import make_task
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.models import cross_entropy, two_layer_cnn
-from deltafl.tasks.registry import make_task
 from jobs.cnn import TextbookNet
 from timing import Round, Variant, machine, matrix_product_rate, ratios_of, take_turns, versions, write_record
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from deltafl.simulation.records import environment
-from deltafl.tasks.registry import make_task
+from deltafl.tasks import make_task
 
 JOBS = Path(__file__).parent / "jobs"
 CLIENTS = 20

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.fast import keep_freed_memory
 from deltafl.simulation.training.local import LocalWork
-from deltafl.tasks.synthetic import BAND, START, make_synthetic_task
+from deltafl.tasks.synthetic import BAND, SYNTHETIC_START, make_synthetic_task
 from timing import Round, beside_plain_loops
 
 CLIENTS = 200
@@ -31,8 +31,8 @@ class PlainModel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a = nn.Parameter(torch.tensor(START[0]))
-        self.b = nn.Parameter(torch.tensor(START[1]))
+        self.a = nn.Parameter(torch.tensor(SYNTHETIC_START[0]))
+        self.b = nn.Parameter(torch.tensor(SYNTHETIC_START[1]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Predictions (B,) of x (B, 1)."""

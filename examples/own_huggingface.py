@@ -7,8 +7,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 
 from deltafl import stream
-from deltafl.tasks import from_huggingface
-from deltafl.tasks.base import Task
+from deltafl.tasks import Task, from_huggingface
 
 
 def make_data(seed: int) -> DatasetDict:

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from deltafl import stream
-from deltafl.tasks.base import Task
-from deltafl.tasks.table import table_task
+from deltafl.tasks import Task, table_task
 
 
 def model(in_features: int, classes: int) -> torch.nn.Module:

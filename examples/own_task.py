@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from deltafl import stream
-from deltafl.tasks.base import Dataset, Task
+from deltafl.tasks import Dataset, Task
 
 
 class Net(torch.nn.Module):

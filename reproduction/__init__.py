@@ -1,1 +1,5 @@
 """The paper's tables and figures as data (``files/*.toml``), and what runs and shows them."""
+
+from deltafl.tasks import import_tasks
+
+import_tasks("reproduction.data")  # the tasks on data that are published nowhere, here and in worker processes

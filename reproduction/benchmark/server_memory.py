@@ -16,7 +16,7 @@ from deltafl.round import init_round
 from deltafl.samplers import parse_label
 from deltafl.server.optimizers import make_server_optimizer
 from deltafl.simulation.settings import RunSettings
-from deltafl.tasks.registry import TASKS
+from deltafl.tasks import find_task
 from deltafl.types import Population
 
 _FEW, _MORE = 5, 8  # any two numbers of parameters
@@ -58,12 +58,12 @@ def model_size(task: str) -> int:
     Raises:
         MissingExtraError: If torch is not installed.
     """
-    return sum(param.numel() for param in TASKS[task].make_model().parameters())
+    return sum(param.numel() for param in find_task(task).make_model().parameters())
 
 
 def _num_classes(task: str) -> int:
     """As many as the last layer of the task's model has outputs."""
-    *_, last = TASKS[task].make_model().parameters()
+    *_, last = find_task(task).make_model().parameters()
     return len(last)
 
 

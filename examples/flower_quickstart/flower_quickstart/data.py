@@ -6,8 +6,8 @@ import numpy as np
 from flwr.app import Context, Message
 
 import deltafl
+from deltafl.tasks import make_task
 from deltafl.tasks.base import Task
-from deltafl.tasks.registry import make_task
 
 
 @lru_cache(maxsize=2)

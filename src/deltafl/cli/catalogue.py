@@ -67,19 +67,18 @@ def tasks() -> None:
     """
     from rich.console import Console
 
-    from ..tasks.partition import PARTITIONS
-    from ..tasks.registry import TASKS
+    from ..tasks import PARTITIONS, known_tasks
 
     console = Console()
     table = _table("task", "clients", "asked", "rounds", "partition", "needs")
-    for spec in TASKS.values():
+    for spec in known_tasks().values():
         clients = "all" if spec.all_owners else str(spec.num_clients)
         numbers = (clients, str(spec.sample_size), str(spec.rounds))
         table.add_row(spec.name, *numbers, spec.partition or "its own", ", ".join(spec.needs))
     console.print(table)
     console.print()
     meanings = _table("task", "what is learnt")
-    for spec in TASKS.values():
+    for spec in known_tasks().values():
         meanings.add_row(spec.name, spec.summary)
     console.print(meanings)
     console.print()
@@ -105,11 +104,11 @@ def _table(*headings: str) -> "Table":
 
 @data.command("fetch")
 def fetch_data(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: Where = None) -> None:
-    """Download a data set, with checksums; an interrupted download goes on where it stopped.
+    """Download a data set and compare it with its checksums; what is there already is kept.
 
     Example: deltafl data fetch fashion-mnist
     """
-    from ..tasks.download import fetch
+    from ..tasks import fetch
 
     files = fetch(name, data_dir)
     typer.echo(f"{name} is in {files[0].parent}")
@@ -121,7 +120,7 @@ def check_data(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: W
 
     Example: deltafl data check mnist --data-dir ~/data
     """
-    from ..tasks.download import check
+    from ..tasks import check
 
     statuses = check(name, data_dir)
     for status in statuses:

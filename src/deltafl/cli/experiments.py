@@ -248,16 +248,12 @@ def _interruptible(command: str, folder: Path, task: str) -> Iterator[None]:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except (DeltaflError, OSError, typer.Exit):
         raise
-    except SystemExit as error:  # of a task's own code, whose exit code could be taken for one of ours
-        from ..tasks.trial import ended_by
-
-        raise ended_by(error) from None
     except Exception as error:
         from ..simulation.workers import failure_of
-        from ..tasks.own import own_failure
+        from ..tasks.own import task_code_error
 
         failure = failure_of(error)
-        sentence = own_failure(task, failure.said, failure.places)
+        sentence = task_code_error(task, failure.said, failure.places)
         if sentence is None:
             raise
         raise sentence from error

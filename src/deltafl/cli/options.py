@@ -133,7 +133,7 @@ def _refuse_other_command(kind: "type[Settings]", recorded: Mapping[str, Any], o
 def _refuse_ignored(settings: "Settings", given: Mapping[str, Any]) -> None:
     """Refuse options that task, partition and samplers do not look at; a file of settings may serve several of them."""
     from ..tasks.own import is_own
-    from ..tasks.partition import PARTITIONS
+    from ..tasks.partitions import PARTITIONS
 
     of_synthetic = settings.task == "synthetic", "only the task 'synthetic' has it"
     partition = PARTITIONS.get(settings.partition or "")

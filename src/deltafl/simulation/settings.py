@@ -17,10 +17,9 @@ from ..io import read_toml as read_toml  # noqa: PLC0414, a name of this module 
 from ..io import sentence
 from ..samplers import Label, RunFacts, find_sampler, parse_label, split_labels
 from ..server.optimizers import DEFAULT_MOMENTUM, make_server_optimizer
-from ..tasks.fitting import require_sendable
-from ..tasks.own import is_own, is_table, load_own, own_spec, unknown_task
-from ..tasks.partition import PARTITIONS
-from ..tasks.registry import TASKS, TaskSpec
+from ..tasks import PARTITIONS, TaskSpec, load_own
+from ..tasks.own import is_own, is_table, own_spec, registered_spec
+from ..tasks.validation import check_picklable
 
 Positive = Annotated[float, Field(gt=0, le=1e37)]  # in float32
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -166,9 +165,7 @@ class Settings(BaseModel):
         if self.label is not None and not is_table(self.task):
             raise DeltaflError(f"label is a setting of tables, not of the task {self.task!r}: leave it out")
         if not is_own(self.task):
-            if self.task not in TASKS:
-                raise unknown_task(self.task, TASKS)
-            return TASKS[self.task]
+            return registered_spec(self.task)
         for setting in ("clients", "partition", "alpha", *(() if is_table(self.task) else ("column",))):
             if getattr(self, setting) is not None:
                 raise DeltaflError(
@@ -177,7 +174,7 @@ class Settings(BaseModel):
                 )
         task = load_own(self.task, self._first_seed(), label=self.label, client=self.column)
         if self.workers > 1:
-            require_sendable(task, self.task)
+            check_picklable(task, self.task)
         return own_spec(self.task, task)
 
     def _check_names(self) -> None:

@@ -14,9 +14,9 @@ from ..samplers import parse_label, uses_aux
 from ..scale.memory_budget import MemorySize, free_ram, human, memory_size, memory_words, require_room
 from ..scale.rows import RowFormat
 from ..server.optimizers import make_server_optimizer
+from ..tasks import load_own, make_task
 from ..tasks.base import Task, with_fewer_tests
-from ..tasks.own import is_own, load_own
-from ..tasks.registry import make_task
+from ..tasks.own import is_own
 from ..types import Population
 from .divergence import Method
 from .engine import Engine

@@ -20,7 +20,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple, Self
 
 from ..errors import DeltaflError, MissingExtraError
-from ..tasks.trial import ended_by, places_of, told
+from ..tasks.validation import describe_error, error_places
 
 try:
     import torch
@@ -52,7 +52,7 @@ def failure_of(error: Exception) -> Failure:
     """What is to be said of an error that is being handled, from a worker or from this process."""
     if isinstance(error, JobError):
         return error.failure
-    return Failure(traceback.format_exc(), told(error), places_of(error))
+    return Failure(traceback.format_exc(), describe_error(error), error_places(error))
 
 
 class Workers:
@@ -278,7 +278,5 @@ def _attempt(runner: Any, method: str, model: Any, job: Job) -> tuple[DeltaflErr
         return None, getattr(runner, method)(model, *job)
     except DeltaflError as error:
         return DeltaflError(str(error)), None
-    except SystemExit as error:  # of a task's own code
-        return ended_by(error), None
     except Exception as error:
         return failure_of(error), None

@@ -1,5 +1,60 @@
-"""Data sets, partitions and models: what is learnt, and who holds which part of it."""
+"""Data sets, partitions and models: what is learnt, and who holds which part of it. Importing it loads no PyTorch."""
 
-from .huggingface import from_huggingface
+from .base import Dataset, Task
+from .files import FileStatus, cache_folder, cached_images, check, data_folders, fetch, read_arrays
+from .images import idx_dataset
+from .leaf import encode_text
+from .models import (
+    celeba_cnn,
+    crop_and_flip,
+    cross_entropy,
+    femnist_cnn,
+    mlp,
+    next_token_lstm,
+    resnet18,
+    softmax_regression,
+    squared_error,
+    two_layer_cnn,
+)
+from .own import load_own
+from .partitions import PARTITIONS, hold_out_by_owner, make_partition
+from .registry import TaskSpec, find_task, import_tasks, known_tasks, make_task, register
+from .tables import from_huggingface, table_task
+from .validation import check_task
 
-__all__ = ["from_huggingface"]
+__all__ = [
+    "PARTITIONS",
+    "Dataset",
+    "FileStatus",
+    "Task",
+    "TaskSpec",
+    "cache_folder",
+    "cached_images",
+    "celeba_cnn",
+    "check",
+    "check_task",
+    "crop_and_flip",
+    "cross_entropy",
+    "data_folders",
+    "encode_text",
+    "femnist_cnn",
+    "fetch",
+    "find_task",
+    "from_huggingface",
+    "hold_out_by_owner",
+    "idx_dataset",
+    "import_tasks",
+    "known_tasks",
+    "load_own",
+    "make_partition",
+    "make_task",
+    "mlp",
+    "next_token_lstm",
+    "read_arrays",
+    "register",
+    "resnet18",
+    "softmax_regression",
+    "squared_error",
+    "table_task",
+    "two_layer_cnn",
+]

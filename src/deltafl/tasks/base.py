@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples as they are stored; nobody owns them yet.
+    """Examples as they are stored, before they are split over clients.
 
     Attributes:
-        name: The honest name of the data really read; reports print it.
+        name: The name of the data that were read, which differs where their content is not the published one.
         train_x: uint8 or float32, (N, ...); images are (N, channels, height, width). Tokens are uint8 or int64.
         train_y: (N,) int64 class labels, or float32 targets.
         test_x: The same for the pooled test set.
@@ -46,7 +46,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Task:
-    """Everything a simulation needs to know about the problem.
+    """The problem that a simulation solves.
 
     Attributes:
         name: The task's name on the command line.
@@ -60,9 +60,9 @@ class Task:
         initial_params: Fixed starting point, or None for the model's own random one.
         augment: ``augment(x, rng)``: a random variation of a minibatch's inputs, of the same shape; used in local
             training alone. None for none.
-        test_clients: int64 (N_test,), the client to whom each test example belongs, -1 for nobody; None if they belong
-            to nobody. With it, the clients' mean accuracy on their own test examples is evaluated too.
-        tokens: Whether inputs are whole numbers, such as characters: they reach the model as int64.
+        test_clients: int64 (N_test,), the client that each test example belongs to, -1 for none; None if no example
+            belongs to a client. With it, the clients' mean accuracy on their own test examples is evaluated too.
+        tokens: Whether inputs are whole numbers, such as characters, which reach the model as int64.
     """
 
     name: str
@@ -84,13 +84,13 @@ class Task:
         return len(self.client_rows)
 
     def population(self, weights: str) -> Population:
-        """The clients' weights (``"data"`` or ``"uniform"``) and sizes, and what is known of them: shares of labels."""
+        """The clients with weights ``"data"`` or ``"uniform"``; their shares of labels are the auxiliary variables."""
         sizes = [len(rows) for rows in self.client_rows]
         return Population.from_sizes(sizes, weights, self.label_shares() if self.dataset.num_classes > 0 else None)
 
     @cached_property
     def data(self) -> dict[str, str]:
-        """What a record says of the data that were read: their name, and a checksum of examples and who holds them."""
+        """The data in a run's record: their name, and a CRC-32 of the examples and of who holds them."""
         checksum = 0
         examples = self.dataset
         for part in (examples.train_x, examples.train_y, examples.test_x, examples.test_y, *self.client_rows):
@@ -101,7 +101,7 @@ class Task:
 
     @property
     def chance(self) -> float:
-        """Accuracy of the best constant answer: the share of the commonest test label; NaN without classes."""
+        """Accuracy of the best constant prediction: the share of the commonest test label; NaN without classes."""
         if self.metric != "accuracy" or self.dataset.num_classes < 1:
             return float("nan")
         label_e = self.dataset.test_y.ravel()
@@ -116,10 +116,10 @@ class Task:
 
 
 def with_fewer_tests(task: Task, count: int) -> Task:
-    """The task with ``count`` of its test examples, evenly spaced in their order, for quick trials.
+    """The task with ``count`` of its test examples, evenly spaced in their order, for quick runs.
 
     Raises:
-        DeltaflError: If there are not so many.
+        DeltaflError: If the task has fewer.
     """
     data = task.dataset
     if count > len(data.test_x):

@@ -1,17 +1,25 @@
-"""The models of the tasks: plain ``torch.nn`` modules. PyTorch is imported when a model is made, not before."""
+"""The models, losses and augmentation of the tasks. PyTorch is imported when a model is made, not before.
+
+All functions raise ``MissingExtraError`` without PyTorch.
+"""
 
 from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..errors import DeltaflError, MissingExtraError
 
 if TYPE_CHECKING:
     import torch
 
+#: Pixels of zeros around an image before it is cropped back to its size.
+PAD = 4
+
 
 def require_torch() -> ModuleType:
-    """The module ``torch``; a MissingExtraError that says what to install if it is not there."""
+    """The module ``torch``."""
     try:
         import torch
     except ImportError as error:
@@ -20,32 +28,14 @@ def require_torch() -> ModuleType:
 
 
 def softmax_regression(in_features: int, classes: int) -> "torch.nn.Module":
-    """Multinomial logistic regression: one linear layer on the flattened input, (in_features + 1) classes
-    parameters.
-
-    Args:
-        in_features: Numbers in one input, such as 784 for 28 x 28 pixels.
-        classes: Number of classes.
-
-    Raises:
-        MissingExtraError: Without PyTorch.
-    """
+    """Multinomial logistic regression: one linear layer on the flattened input."""
     nn = require_torch().nn
     model: torch.nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(in_features, classes))
     return model
 
 
 def mlp(in_features: int, hidden: Sequence[int], classes: int) -> "torch.nn.Module":
-    """A chain of linear layers with ReLU between them.
-
-    Args:
-        in_features: Numbers in one input.
-        hidden: Widths of the hidden layers; may be empty, which is softmax regression.
-        classes: Number of classes.
-
-    Raises:
-        MissingExtraError: Without PyTorch.
-    """
+    """A chain of linear layers of widths ``hidden`` with ReLU between them; none is softmax regression."""
     nn = require_torch().nn
     widths = [in_features, *hidden]
     layers = [nn.Flatten()]
@@ -72,7 +62,6 @@ def two_layer_cnn(
 
     Raises:
         DeltaflError: If the image is too small.
-        MissingExtraError: Without PyTorch.
     """
     if side < 16:
         raise DeltaflError(f"two_layer_cnn needs images of 16 x 16 pixels or more, got {side} x {side}: use mlp")
@@ -97,12 +86,6 @@ def femnist_cnn(classes: int = 62) -> "torch.nn.Module":
 
     The convolutions have 32, 64 and 64 filters and padding 1, the linear layers 576-128-classes with ReLU between;
     137,598 parameters with 62 classes. As in ``two_layer_cnn``, the pool stands before the ReLU.
-
-    Args:
-        classes: Number of classes.
-
-    Raises:
-        MissingExtraError: Without PyTorch.
     """
     nn = require_torch().nn
     layers = []
@@ -118,12 +101,6 @@ def celeba_cnn(classes: int = 2) -> "torch.nn.Module":
 
     The convolutions have 32 filters and padding 1, GroupNorm 8 groups of 4, the linear layer is 800-classes; 30,498
     parameters with 2 classes. LEAF's model has batch normalization, whose statistics clients would have to share.
-
-    Args:
-        classes: Number of classes.
-
-    Raises:
-        MissingExtraError: Without PyTorch.
     """
     nn = require_torch().nn
     layers = []
@@ -145,7 +122,6 @@ def resnet18(classes: int = 10, groups: int = 32) -> "torch.nn.Module":
 
     Raises:
         DeltaflError: If ``groups`` does not divide 64.
-        MissingExtraError: Without PyTorch.
 
     Source: He et al., CVPR 2016; Wu and He, ECCV 2018 (32 groups).
     """
@@ -171,9 +147,6 @@ def next_token_lstm(tokens: int, embedding: int = 8, hidden: int = 128) -> "torc
         tokens: Number of different tokens, which is also the number of classes.
         embedding: Width of the embedding.
         hidden: Number of the LSTM's cells.
-
-    Raises:
-        MissingExtraError: Without PyTorch.
     """
     require_torch()
     from .modules import NextToken
@@ -182,7 +155,7 @@ def next_token_lstm(tokens: int, embedding: int = 8, hidden: int = 128) -> "torc
 
 
 def cross_entropy(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
-    """Mean cross-entropy of logits (B, C) and labels (B,); a module-level function, so that tasks can be pickled."""
+    """Mean cross-entropy of logits (B, C) and labels (B,)."""
     loss: torch.Tensor = require_torch().nn.functional.cross_entropy(output, y)
     return loss
 
@@ -199,3 +172,35 @@ def squared_error(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
             "must be the same: end the model with squeeze(-1), or give targets of the outputs' shape"
         )
     return (output - y).square().mean()
+
+
+def crop_and_flip(x: "torch.Tensor", rng: np.random.Generator) -> "torch.Tensor":
+    """Shift each image by up to ``PAD`` pixels along both axes, zeros coming in, and mirror half of them.
+
+    The usual training-time variation of CIFAR images: zeros around the image, a random crop of the old size, a flip of
+    left and right with probability 1/2; all shifts are equally likely.
+
+    Args:
+        x: (B, channels, height, width), any type.
+        rng: Draws three numbers an image, one image after the other, so that cutting a batch in two changes nothing.
+
+    Returns:
+        New images of the same shape and type.
+
+    Source: He et al., "Deep residual learning", CVPR 2016, section 4.2.
+    """
+    require_torch()
+    import torch
+
+    size, _, height, width = x.shape
+    draw_bk = rng.random((size, 3))
+    shift_b2 = torch.from_numpy(np.floor(draw_bk[:, :2] * (2 * PAD + 1)).astype(np.int64))
+    row_bh = shift_b2[:, :1] + torch.arange(height)
+    column_bw = shift_b2[:, 1:] + torch.arange(width)
+    flipped_b1 = torch.from_numpy(draw_bk[:, 2:] < 0.5)
+    column_bw = torch.where(flipped_b1, column_bw.flip(1), column_bw)
+    padded = torch.nn.functional.pad(x, (PAD, PAD, PAD, PAD))
+    # Indices on both sides of the channels put these last.
+    image_b = torch.arange(size)[:, None, None]
+    cropped: torch.Tensor = padded[image_b, :, row_bh[:, :, None], column_bw[:, None, :]].permute(0, 3, 1, 2)
+    return cropped.contiguous()

@@ -1,8 +1,7 @@
-"""A user's own data and model: a function in a Python file that returns a ``Task``, or a table.
+"""A user's own task: a function in a Python file that returns a ``Task``, or a table.
 
-``FILE.py:FUNCTION`` is imported as any module is, under the file's own name, with its folder at the end of
-``sys.path``. So it can import what lies beside it, and worker processes, which inherit ``sys.path``, find its model and
-loss again.
+``FILE.py:FUNCTION`` is imported like any module, under the file's own name, with its folder at the end of ``sys.path``.
+So it can import what lies beside it, and worker processes, which inherit ``sys.path``, find its model and loss again.
 """
 
 import importlib
@@ -15,10 +14,9 @@ from types import ModuleType
 
 from ..errors import DeltaflError, unknown_name
 from .base import Task
-from .fitting import require_fitting
-from .registry import TaskSpec
-from .table import TABLE_SUFFIXES, table_task
-from .trial import OWN_ERRORS, told
+from .registry import TaskSpec, find_task
+from .tables import TABLE_SUFFIXES, table_task
+from .validation import check_task, describe_error
 
 DEFAULT_FUNCTION = "make_task"
 
@@ -33,12 +31,12 @@ def is_table(name: str) -> bool:
     return Path(name).suffix.lower() in TABLE_SUFFIXES
 
 
-def unknown_task(name: str, known: Iterable[str]) -> DeltaflError:
-    """The error for a name that is no task's; one that looks like a file's is told which files can be one."""
+def registered_spec(name: str) -> TaskSpec:
+    """The registered task of this name; for a name like a file's, the error lists the files that can be a task."""
     if Path(name).suffix:
         tables = ", ".join(sorted(TABLE_SUFFIXES))
-        return DeltaflError(f"unknown task {name!r}: tables end in {tables}, a task of your own is FILE.py:FUNCTION")
-    return unknown_name("task", name, known)
+        raise DeltaflError(f"unknown task {name!r}: tables end in {tables}, a task of your own is FILE.py:FUNCTION")
+    return find_task(name)
 
 
 def short_name(name: str) -> str:
@@ -49,7 +47,7 @@ def short_name(name: str) -> str:
 def load_own(name: str, seed: int, *, label: str | None = None, client: str | None = None) -> Task:
     """Make the task of a user's file, and try it out on two examples.
 
-    Load it before ``Workers`` are started, for they learn then where modules are. A file is imported once a process.
+    Load it before ``Workers`` are started, which inherit ``sys.path`` then. A file is imported once a process.
 
     Args:
         name: ``FILE.py:FUNCTION``, ``FILE.py`` for its function ``make_task``, or a table. The function takes ``seed``,
@@ -59,7 +57,7 @@ def load_own(name: str, seed: int, *, label: str | None = None, client: str | No
         client: Column of the client, for tables; ``"client"`` if None.
 
     Raises:
-        DeltaflError: If there is no such file or function, it fails, or what it returns is no task that fits together.
+        DeltaflError: If there is no such file or function, it fails, or it returns no valid task.
     """
     task: object
     if is_table(name):
@@ -68,28 +66,28 @@ def load_own(name: str, seed: int, *, label: str | None = None, client: str | No
         path, function = _split(name)
         task = _call(_function_of(_import(path), function, path), seed, path, function)
     if not isinstance(task, Task):
-        raise DeltaflError(f"{name} returned {type(task).__name__}; it must return a deltafl.tasks.base.Task")
-    require_fitting(task, name, seed)
+        raise DeltaflError(f"{name} returned {type(task).__name__}; it must return a deltafl.tasks.Task")
+    check_task(task, name, seed)
     return task
 
 
-def own_failure(name: str, said: str, places: Iterable[tuple[str, int | None]]) -> DeltaflError | None:
+def task_code_error(name: str, description: str, places: Iterable[tuple[str, int | None]]) -> DeltaflError | None:
     """The sentence for an error while clients train or a model is evaluated; None if no line of the user's is in it.
 
     Args:
         name: The task.
-        said: The error in one line.
-        places: Files and lines that it came through; what lies beside the task's file is the user's, too.
+        description: The error in one line.
+        places: Files and lines of its traceback; what lies beside the task's file is the user's, too.
     """
     folder = _split(name)[0].resolve().parent
     own = dict.fromkeys(f"{Path(file).name} line {line}" for file, line in places if Path(file).parent == folder)
     if not own or not is_own(name) or is_table(name):
         return None
-    return DeltaflError(f"the task's own code failed in training or evaluation: {said} ({', '.join(own)})")
+    return DeltaflError(f"the task's own code failed in training or evaluation: {description} ({', '.join(own)})")
 
 
 def own_spec(name: str, task: Task) -> TaskSpec:
-    """The settings that an experiment with an own task has unless it says otherwise."""
+    """The settings that an experiment with an own task has unless they are set."""
     return TaskSpec(
         name=name,
         summary="a task of your own",
@@ -130,8 +128,8 @@ def _import(path: Path) -> ModuleType:
         return importlib.import_module(path.stem)
     except DeltaflError:
         raise
-    except OWN_ERRORS as error:
-        raise DeltaflError(f"{path.name} cannot be imported: {told(error, path)}") from error
+    except Exception as error:
+        raise DeltaflError(f"{path.name} cannot be imported: {describe_error(error, path)}") from error
 
 
 def _function_of(module: ModuleType, name: str, path: Path) -> Callable[..., object]:
@@ -153,5 +151,5 @@ def _call(function: Callable[..., object], seed: int, path: Path, name: str) -> 
         return function(seed=seed) if "seed" in parameters else function()
     except DeltaflError:
         raise
-    except OWN_ERRORS as error:
-        raise DeltaflError(f"{path}:{name} failed: {told(error, path.resolve())}") from error
+    except Exception as error:
+        raise DeltaflError(f"{path}:{name} failed: {describe_error(error, path.resolve())}") from error

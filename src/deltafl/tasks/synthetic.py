@@ -1,12 +1,14 @@
-"""The synthetic task: two numbers are learnt from noisy gradients, and clients differ in how noisy theirs
-are.
+"""The two tasks without data: the toy and the synthetic regression of DELTA, NeurIPS 2023.
 
-Model: y = log((A x - b)^2 / 2) with theta = (A, b). Client i holds 1000 samples x ~ N(0, 1) with the true y
-and adds nu s_i N(0, I) to each gradient; s_i is lognormal with mean 1 and coefficient of variation 0.5. The
-loss is the squared error. Source: DELTA, NeurIPS 2023, figures 4, 11, 12, 13. What the paper leaves open is
-decided here: the logarithm is singular at A x = b, so samples with |A x - b| < 0.1 are redrawn, and in that
-band the model's output is held at its value on the band's edge (a sample may enter it while theta moves); the
-start is ``START``.
+Toy (figures 3 and 5): F_1 = x^2 + y^2, F_2 = 4 (x - 1/2)^2 + y^2 / 2, F_3 = 3 x^2 + 3/2 (y - 2)^2 at (1, 1), where
+plain averages of two of three go astray. The gradients there are (2, 2), (4, 1) and (6, -3); their mean, the ideal, is
+(4, 0).
+
+Synthetic (figures 4, 11, 12, 13): y = log((A x - b)^2 / 2) with theta = (A, b). Client i holds 1000 samples x ~ N(0, 1)
+with the true y and adds nu s_i N(0, I) to each gradient; s_i is lognormal with mean 1 and coefficient of variation 0.5.
+The loss is the squared error. What the paper leaves open is decided here: the logarithm is singular at A x = b, so
+samples with |A x - b| < 0.1 are redrawn, and in that band the model's output is held at its value on the band's edge (a
+sample may enter it while theta moves); the start is ``SYNTHETIC_START``.
 """
 
 import math
@@ -23,28 +25,59 @@ from .models import require_torch, squared_error
 if TYPE_CHECKING:
     import torch
 
+#: One client a row: a, p, b, q of F_i(x, y) = a (x - p)^2 + b (y - q)^2.
+QUADRATICS = ((1.0, 0.0, 1.0, 0.0), (4.0, 0.5, 0.5, 0.0), (3.0, 0.0, 1.5, 2.0))
+TOY_START = (1.0, 1.0)
+
 SAMPLES_PER_CLIENT = 1000
 BAND = 0.1
 NOISE_VARIATION = 0.5
-START = (1.0, 0.0)
+SYNTHETIC_START = (1.0, 0.0)
+
+
+def make_quadratic_model() -> "torch.nn.Module":
+    """The model of the toy: parameters x and y; maps rows (B, 4) of coefficients to F_i(x, y), (B,)."""
+    require_torch()
+    from .modules import Quadratic
+
+    return Quadratic(TOY_START)
+
+
+def mean_output(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
+    """The mean of the model's output, which is the loss itself; ``y`` is not used."""
+    return output.mean()
+
+
+def make_toy_task(seed: int = 0, num_clients: int = len(QUADRATICS)) -> Task:
+    """The toy: three clients with one row of coefficients each, whatever the seed; the metric is the mean F_i."""
+    if num_clients != len(QUADRATICS):
+        raise DeltaflError(f"the toy has {len(QUADRATICS)} clients, got num_clients = {num_clients}: leave it out")
+    row = np.array(QUADRATICS, np.float32)
+    zeros = np.zeros(len(row), np.float32)
+    return Task(
+        name="toy",
+        dataset=Dataset("toy", train_x=row, train_y=zeros, test_x=row, test_y=zeros, num_classes=0),
+        client_rows=[np.array([client]) for client in range(len(row))],
+        make_model=make_quadratic_model,
+        loss=mean_output,
+        metric="loss",
+        input_scale=1.0,
+        initial_params=np.array(TOY_START, np.float32),
+    )
+
+
+def make_log_model() -> "torch.nn.Module":
+    """The model of the synthetic task: parameters A and b; maps x (B, 1) to log((A x - b)^2 / 2), (B,)."""
+    require_torch()
+    from .modules import LogSquare
+
+    return LogSquare(SYNTHETIC_START, BAND)
 
 
 def log_square(x: FloatArray, truth: tuple[float, float]) -> FloatArray:
     """The target log((A x - b)^2 / 2) for x of any shape and truth (A, b)."""
     a, b = truth
     return np.log(np.maximum(np.abs(a * x - b), BAND) ** 2 / 2)
-
-
-def make_log_model() -> "torch.nn.Module":
-    """The model: parameters A and b; maps x (B, 1) to log((A x - b)^2 / 2), (B,).
-
-    Raises:
-        MissingExtraError: Without PyTorch.
-    """
-    require_torch()
-    from .modules import LogSquare
-
-    return LogSquare(START, BAND)
 
 
 def draw_client(seed: int, client: int, truth: tuple[float, float]) -> tuple[float, FloatArray]:
@@ -62,16 +95,13 @@ def draw_client(seed: int, client: int, truth: tuple[float, float]) -> tuple[flo
 def make_synthetic_task(
     seed: int, num_clients: int = 20, truth: tuple[float, float] = (8.0, 2.0), nu: float = 20.0
 ) -> Task:
-    """The synthetic task.
+    """The synthetic task; its metric is the global loss on all samples, whose log10 the reports show.
 
     Args:
         seed: Fixes the samples and the noise factors.
         num_clients: m >= 1.
         truth: (A, b) that makes the targets, A not 0.
         nu: Mean standard deviation of the noise on a gradient entry, >= 0.
-
-    Returns:
-        The task; its metric is the global loss on all samples, of which reports show log10.
 
     Raises:
         DeltaflError: If a number is out of range.
@@ -95,5 +125,5 @@ def make_synthetic_task(
         metric="loss",
         input_scale=1.0,
         gradient_noise_m=nu * np.array([factor for factor, _ in drawn]),
-        initial_params=np.array(START, np.float32),
+        initial_params=np.array(SYNTHETIC_START, np.float32),
     )

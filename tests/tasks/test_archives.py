@@ -1,25 +1,34 @@
-"""Tasks on images: clothes split by kind, and archives with writers or packed JPEG, made here and tiny."""
+"""Tasks on archives that nobody publishes, made here and tiny: writers, packed JPEG, roles."""
 
 import io
 import os
+import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import torch
 
-from deltafl.errors import DeltaflError, MissingExtraError
-from deltafl.tasks.datasets import load_dataset
-from deltafl.tasks.download import check, fetch
-from deltafl.tasks.images import read_arrays, split_owners
-from deltafl.tasks.registry import make_task
-from deltafl.tasks.sources import ARCHIVES, SOURCES
+from deltafl.errors import DeltaflError
+from deltafl.simulation.engine import Engine
+from deltafl.simulation.settings import RunSettings, make_settings
+from deltafl.simulation.training.local import LocalWork, train_serial
+from deltafl.simulation.training.refusal import refusal
+from deltafl.streams import stream
+from deltafl.tasks import check_task, cross_entropy, make_task
+from reproduction.data.archives import (
+    ARCHIVES,
+    TINY_ALPHABET,
+    load_cifar10_jpeg,
+    load_tinyshakespeare,
+    load_unipen62,
+    windows,
+)
 
+ROOT = Path(__file__).parents[2]
 Arrays = dict[str, npt.NDArray[Any]]
 
 #: Where a developer keeps the real archives; read before the fixture hides it.
@@ -29,13 +38,6 @@ REAL = os.environ.get("DELTAFL_DATA")
 def real(name: str) -> pytest.MarkDecorator:
     there = REAL is not None and (Path(REAL) / ARCHIVES[name].file).is_file()
     return pytest.mark.skipif(not there, reason=f"DELTAFL_DATA holds no {ARCHIVES[name].file}")
-
-
-@pytest.fixture(autouse=True)
-def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No cache and no environment of the person who runs the tests."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("DELTAFL_DATA", raising=False)
 
 
 def write(folder: Path, name: str, arrays: Arrays, **changed: npt.NDArray[Any]) -> Path:
@@ -55,25 +57,6 @@ def tiny_writers() -> Arrays:
     return {"x": x, "y": y, "writer": writer}
 
 
-@pytest.mark.skipif(
-    not SOURCES["fashion-mnist"].system_folders[0].is_dir(), reason="Debian's data set is not installed"
-)
-def test_split_fashion_mnist_has_the_papers_clients() -> None:
-    task = make_task("split-fashion-mnist", seed=0)
-    assert [len(rows) for rows in task.client_rows] == [6000] * 9 + [60] * 100
-    assert {len(np.unique(task.dataset.train_y[rows])) for rows in task.client_rows} == {1}
-    assert len({int(task.dataset.train_y[rows[0]]) for rows in task.client_rows[8:]}) == 2
-    assert (task.name, task.dataset.name) == ("split-fashion-mnist", "fashion-mnist")
-
-
-def test_split_fashion_mnist_asks_for_the_files_of_fashion_mnist() -> None:
-    if not SOURCES["fashion-mnist"].system_folders[0].is_dir():
-        with pytest.raises(DeltaflError, match="'deltafl data fetch fashion-mnist'"):
-            make_task("split-fashion-mnist", seed=0)
-    with pytest.raises(DeltaflError, match="did you mean 'fashion-mnist'"):
-        load_dataset("split-fashion-mnist")
-
-
 def test_unipen62_keeps_writers_of_50_and_the_first_500_of_each(tmp_path: Path) -> None:
     path = write(tmp_path, "unipen62", tiny_writers())
     task = make_task("unipen62", seed=0, data_dir=tmp_path)
@@ -91,19 +74,6 @@ def test_unipen62_keeps_writers_of_50_and_the_first_500_of_each(tmp_path: Path) 
     assert "FEMNIST" not in data.name
 
 
-@given(st.lists(st.integers(0, 6), max_size=120), st.integers(1, 8), st.none() | st.integers(1, 30))
-def test_split_owners_against_a_slow_reference(owners: list[int], fewest: int, most: int | None) -> None:
-    train, test = split_owners(np.array(owners, np.int64), fewest, most)
-    seen = dict.fromkeys(owners, 0)
-    expected: dict[bool, list[int]] = {False: [], True: []}
-    for row, owner in enumerate(owners):
-        if owners.count(owner) >= fewest and (most is None or seen[owner] < most):
-            expected[seen[owner] % 10 == 4].append(row)
-        seen[owner] += 1
-    assert train.tolist() == expected[False]
-    assert test.tolist() == expected[True]
-
-
 @real("unipen62")
 def test_the_real_unipen62() -> None:
     assert REAL is not None
@@ -115,33 +85,22 @@ def test_the_real_unipen62() -> None:
     assert set(np.unique(task.dataset.test_y)) == set(range(62))
 
 
-def test_a_missing_archive_says_which_file_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, environment = tmp_path / "data", tmp_path / "environment"
-    data.mkdir()
-    environment.mkdir()
-    monkeypatch.setenv("DELTAFL_DATA", str(environment))
-    for name, archive in ARCHIVES.items():
-        with pytest.raises(DeltaflError) as caught:
-            make_task(name, seed=0, data_dir=data)
-        message = str(caught.value)
-        for words in (archive.file, str(data), str(environment), str(tmp_path / "cache"), "DELTAFL_DATA"):
-            assert words in message
-        with pytest.raises(DeltaflError, match=f"{archive.file}, that is published nowhere"):
-            fetch(name)
-        assert check(name) == [(archive.file, None, "missing")]
-    with pytest.raises(DeltaflError, match="nowhere, which is not a folder"):
-        load_dataset("unipen62", tmp_path / "nowhere")
-    with pytest.raises(DeltaflError, match="did you mean 'unipen62'"):
-        load_dataset("unipen")
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_a_missing_archive_names_the_file_and_the_folders(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DeltaflError) as caught:
+        make_task(name, seed=0, data_dir=tmp_path)
+    for words in (ARCHIVES[name].file, str(tmp_path), "cache", "DELTAFL_DATA"):
+        assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("place", ["data/unipen62", "environment", "cache/deltafl/unipen62"])
-def test_an_archive_is_found_in_every_place(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in ("data", "environment"):
-        (tmp_path / folder).mkdir()
-    monkeypatch.setenv("DELTAFL_DATA", str(tmp_path / "environment"))
-    path = write(tmp_path / place, "unipen62", tiny_writers())
-    assert str(path) in load_dataset("unipen62", tmp_path / "data").name
+def test_the_tasks_are_registered_in_processes_that_are_started() -> None:
+    """A worker process imports what DELTAFL_TASKS names; the record of a run keeps the plain name of its task."""
+    assert "reproduction.data" in os.environ["DELTAFL_TASKS"].split(",")
+    program = (
+        "from deltafl.tasks import find_task; print(find_task('unipen62').num_clients, find_task('mnist').summary)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.startswith("278 28 x 28 images of digits; by writer")
 
 
 def test_broken_writers_are_named(tmp_path: Path) -> None:
@@ -159,54 +118,7 @@ def test_broken_writers_are_named(tmp_path: Path) -> None:
     for key, array, words in changes:
         write(tmp_path, "unipen62", whole, **{key: array})
         with pytest.raises(DeltaflError, match=rf"unipen62_writers\.npz.*{words}"):
-            load_dataset("unipen62", tmp_path)
-    path = tmp_path / ARCHIVES["unipen62"].file
-    np.savez(path, x=whole["x"])
-    with pytest.raises(DeltaflError, match="is not an archive with the arrays"):
-        load_dataset("unipen62", tmp_path)
-    np.save(tmp_path / "x.npy", whole["x"])
-    for content in (b"", b"PK not a zip", path.read_bytes()[:-100], (tmp_path / "x.npy").read_bytes()):
-        path.write_bytes(content)
-        with pytest.raises(DeltaflError, match="is not an archive with the arrays"):
-            load_dataset("unipen62", tmp_path)
-
-
-def npz(shape: str) -> bytes:
-    """An archive whose array ``x`` has a header of its own."""
-    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
-    header += b" " * (63 - (10 + len(header)) % 64) + b"\n"
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"abc")
-    return file.getvalue()
-
-
-def changed(content: bytes, local: int, central: int, value: int) -> bytes:
-    """The archive with another byte in the header of its file, and in that of the directory."""
-    new = bytearray(content)
-    new[local] = new[content.index(b"PK\x01\x02") + central] = value
-    return bytes(new)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (npz(f"({10**15},)"), "Unable to allocate 909"),
-        (npz(f"({2**70},)"), ""),
-        (npz("('"), ""),
-        (npz("(3,"), ""),
-        (changed(npz("(3,)"), 6, 8, 1), "encrypted"),
-        (changed(npz("(3,)"), 8, 10, 99), "compression method is not supported"),
-        (changed(npz("(3,)"), 8, 10, 14), ""),  # no LZMA
-    ],
-)
-def test_archives_of_any_damage_are_one_sentence(content: bytes, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.npz"
-    path.write_bytes(npz("(3,)"))
-    assert read_arrays(path)["x"].tobytes() == b"abc"
-    path.write_bytes(content)
-    with pytest.raises(DeltaflError, match=rf"x\.npz is not an NPZ file of plain arrays: .*{words}"):
-        read_arrays(path)
+            load_unipen62(tmp_path)
 
 
 def pack(images: npt.NDArray[np.uint8], prefix: str = "") -> Arrays:
@@ -273,32 +185,17 @@ def test_celeba_subset_has_a_client_for_each_person_of_five_images(tmp_path: Pat
     assert (data.num_classes, data.name.split(" (")[0]) == (2, "subset of CelebA by celebrity")
 
 
-def test_images_are_decoded_once_and_a_broken_cache_is_made_anew(
+def test_images_are_decoded_once_and_those_of_another_archive_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrays = tiny_cifar()
     write(tmp_path, "cifar10-jpeg", arrays)
-    first = load_dataset("cifar10-jpeg", tmp_path)
-    cache = sorted((tmp_path / "cache" / "deltafl" / "cifar10-jpeg").iterdir())
-    assert [file.suffix for file in cache] == [".npy", ".npy"]  # nothing half written is left
+    first = load_cifar10_jpeg(tmp_path)
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "PIL", None)
-        assert np.array_equal(load_dataset("cifar10-jpeg", tmp_path).train_x, first.train_x)
-        for content in (b"", b"no array", cache[1].read_bytes()[:-1]):
-            cache[1].write_bytes(content)
-            with pytest.raises(MissingExtraError, match=r"'pillow': pip install 'deltafl\[sim\]'"):
-                load_dataset("cifar10-jpeg", tmp_path)
-    assert np.array_equal(load_dataset("cifar10-jpeg", tmp_path).train_x, first.train_x)
-    # Another archive in the same place has other images, whatever the cache holds.
+        assert np.array_equal(load_cifar10_jpeg(tmp_path).train_x, first.train_x)
     write(tmp_path, "cifar10-jpeg", arrays | pack(flat_colours(20, 32)[::-1], "train_"))
-    assert np.array_equal(load_dataset("cifar10-jpeg", tmp_path).train_x, first.train_x[::-1])
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path, "cifar10-jpeg", tiny_cifar())
-    (tmp_path / "cache").write_text("a file where the folder should be")
-    assert len(load_dataset("cifar10-jpeg", tmp_path).train_x) == 20
-    assert "cannot be kept" in caplog.text
+    assert np.array_equal(load_cifar10_jpeg(tmp_path).train_x, first.train_x[::-1])
 
 
 def test_broken_packed_images_are_named(tmp_path: Path) -> None:
@@ -324,7 +221,7 @@ def test_broken_packed_images_are_named(tmp_path: Path) -> None:
     for changed, words in changes:
         path = write(tmp_path, "cifar10-jpeg", whole, **changed)
         with pytest.raises(DeltaflError, match=words) as caught:
-            load_dataset("cifar10-jpeg", tmp_path)
+            load_cifar10_jpeg(tmp_path)
         assert str(path) in str(caught.value)
 
 
@@ -341,7 +238,139 @@ def test_the_real_celeba_subset() -> None:
 @real("cifar10-jpeg")
 def test_the_real_cifar10_jpeg_has_the_published_channel_means() -> None:
     assert REAL is not None
-    data = load_dataset("cifar10-jpeg", Path(REAL))
+    data = load_cifar10_jpeg(Path(REAL))
     assert data.name == "CIFAR-10 recompressed as JPEG"
     assert data.train_x.mean((0, 2, 3)) / 255 == pytest.approx([0.4914, 0.4822, 0.4465], abs=3e-4)
     assert set(np.bincount(data.train_y)) == {5000}
+
+
+def write_roles(folder: Path, **changed: npt.NDArray[Any]) -> Path:
+    """Roles with 1,000, 999 and 1,200 characters; the letters count up, so every window tells where it starts."""
+    length = [1000, 999, 1200]
+    letters = np.frombuffer(TINY_ALPHABET[12:].encode(), np.uint8)
+    arrays = {
+        "text": np.concatenate([letters[(k + np.arange(n)) % 53] for k, n in enumerate(length)]),
+        "offsets": np.concatenate([[0], np.cumsum(length)]),
+        "role": np.array(["ROMEO", "NURSE", "JULIET"]),
+    }
+    np.savez(folder / ARCHIVES["tinyshakespeare"].file, **(arrays | changed))  # type: ignore[arg-type]
+    return folder / ARCHIVES["tinyshakespeare"].file
+
+
+def test_windows_against_a_slow_reference() -> None:
+    token = np.arange(137, dtype=np.uint8)
+    x, y = windows(token)
+    starts = range(0, 137 - 80, 10)
+    assert x.tolist() == [token[start : start + 80].tolist() for start in starts]
+    assert y.tolist() == [start + 80 for start in starts]
+    assert [len(windows(token[:length])[1]) for length in (80, 81, 90, 91)] == [0, 1, 1, 2]
+
+
+def test_a_role_is_cut_in_time_and_short_roles_are_left_out(tmp_path: Path) -> None:
+    path = write_roles(tmp_path)
+    task = make_task("tinyshakespeare", seed=0, data_dir=tmp_path, partition="natural")
+    data = task.dataset
+    assert (str(data.train_x.dtype), data.train_x.shape[1], data.num_classes) == ("uint8", 80, 65)
+    # 800 and 960 characters for training, 200 and 240 for the test.
+    assert [len(rows) for rows in task.client_rows] == [72, 88]
+    assert task.test_clients is not None
+    assert task.test_clients.tolist() == [0] * 12 + [1] * 16
+    first = 12 + np.arange(160) % 53  # letters go around 53 characters
+    assert data.train_x[0].tolist() == first[:80].tolist()
+    assert data.train_x[1].tolist() == first[10:90].tolist()
+    assert data.train_y[:2].tolist() == [first[80], first[90]]
+    assert data.test_x[0, 0] == 12 + 800 % 53
+    assert data.name == f"tiny Shakespeare by role (other content than known: {path})"
+
+
+def test_broken_roles_are_named(tmp_path: Path) -> None:
+    offset = np.array([0, 1000, 1999, 3199])
+    for key, array, words in (
+        ("text", np.zeros(3199), "needs text uint8"),
+        ("offsets", offset[:-1], "a whole offset before and after each role"),
+        ("offsets", offset * 1.0, "a whole offset"),
+        ("offsets", offset - 1, "offsets must rise from 0 to 3199"),
+        ("offsets", offset[[0, 2, 1, 3]], "offsets must rise"),
+        ("offsets", np.array([0, 0, 0, 3199]), ""),
+    ):
+        write_roles(tmp_path, **{key: array})
+        if words:
+            with pytest.raises(DeltaflError, match=words):
+                load_tinyshakespeare(tmp_path)
+    assert len(load_tinyshakespeare(tmp_path).columns["role"]) == 248  # one role of 3,199: (2559 - 80) / 10
+    write_roles(tmp_path, text=np.zeros(900, np.uint8), offsets=np.array([0, 300, 600, 900]))
+    with pytest.raises(DeltaflError, match="no role has 1000 characters"):
+        load_tinyshakespeare(tmp_path)
+
+
+@real("tinyshakespeare")
+def test_the_real_roles() -> None:
+    assert REAL is not None
+    task = make_task("tinyshakespeare", seed=0, data_dir=Path(REAL))
+    assert task.dataset.name == "tiny Shakespeare by role"
+    assert task.num_clients == 141
+    assert set(np.unique(task.dataset.train_y)) <= set(range(65))
+    assert task.test_clients is not None
+    assert set(task.test_clients.tolist()) == set(range(141))
+
+
+def tiny_mnist(**changed: npt.NDArray[Any]) -> Arrays:
+    rng = np.random.default_rng(0)
+    arrays: Arrays = {
+        "train_x": rng.integers(0, 256, (30, 28, 28), dtype=np.uint8),
+        "train_y": np.arange(30, dtype=np.uint8) % 10,
+        "test_x": rng.integers(0, 256, (20, 28, 28), dtype=np.uint8),
+        "test_y": np.arange(20, dtype=np.uint8) % 10,
+        "train_writer": np.repeat(np.array([2100, 7, 5], np.int16), 10),
+    }
+    return arrays | changed
+
+
+def test_mnist_with_writers(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mnist_writers.npz", **tiny_mnist())  # type: ignore[arg-type]
+    task = make_task("mnist", seed=0, data_dir=tmp_path, partition="writer")
+    assert task.dataset.train_x.shape == (30, 1, 28, 28)
+    assert [rows.tolist() for rows in task.client_rows] == [[*range(20, 30)], [*range(10, 20)], [*range(10)]]
+    assert "mnist_writers.npz" in task.dataset.name
+
+
+def test_mnist_without_writers_is_the_packages(tmp_path: Path) -> None:
+    with pytest.raises(DeltaflError, match="'deltafl data fetch mnist'"):
+        make_task("mnist", seed=0, data_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"train_writer": np.zeros(29, np.int16)}, "needs 30 whole numbers"),
+        ({"test_x": np.zeros((20, 28, 28))}, "test_x is float64"),
+        ({"test_x": np.array([None])}, "is not an archive with the arrays"),
+    ],
+)
+def test_broken_files_with_writers_are_named(changed: Arrays, words: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "mnist_writers.npz", **tiny_mnist(**changed))  # type: ignore[arg-type]
+    with pytest.raises(DeltaflError, match=rf"mnist_writers\.npz.*{words}"):
+        make_task("mnist", seed=0, data_dir=tmp_path)
+
+
+def test_settings_of_the_tasks() -> None:
+    assert make_settings(RunSettings, {"task": "unipen62"}).clients == 278
+    assert make_settings(RunSettings, {"task": "unipen62", "partition": "writer"}).clients is None
+
+
+def test_the_engine_gives_tokens_to_the_lstm_on_the_fast_path(tmp_path: Path) -> None:
+    write_roles(tmp_path)
+    task = make_task("tinyshakespeare", seed=0, data_dir=tmp_path, partition="natural")
+    check_task(task, "tinyshakespeare", 0)
+    assert refusal(task.make_model()) is None
+    work = LocalWork(lr=0.5, steps=3, batch_size=8)
+    engine = Engine(task, work, 3)
+    params_d = engine.initial_params()
+    assert engine.num_params == 8 * 65 + 4 * 128 * (8 + 128 + 2) + 129 * 65 == 79_561
+    own = engine.train(params_d, 2, np.array([1]))
+    rows = task.client_rows[1]
+    x, y = torch.from_numpy(task.dataset.train_x[rows]).long(), torch.from_numpy(task.dataset.train_y[rows])
+    twin = train_serial(task.make_model(), cross_entropy, x, y, params_d, work, stream(3, "batches", 2, 1))
+    np.testing.assert_allclose(own.update_nd[0], twin.update_d, atol=1e-6)
+    found = engine.evaluate(params_d)
+    assert 0 <= found.client_accuracy <= 1

@@ -12,10 +12,8 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.fast import FastTrainer
 from deltafl.simulation.training.local import LocalWork, train_serial
 from deltafl.streams import stream
-from deltafl.tasks.augment import PAD, crop_and_flip
-from deltafl.tasks.base import Dataset, Task
-from deltafl.tasks.models import cross_entropy, mlp
-from deltafl.tasks.skew import clients_of
+from deltafl.tasks import Dataset, Task, crop_and_flip, cross_entropy, mlp
+from deltafl.tasks.models import PAD
 from deltafl.types import Params
 
 WORK = LocalWork(lr=0.1, epochs=2, batch_size=4)
@@ -100,9 +98,3 @@ def test_client_accuracy_counts_every_client_the_same() -> None:
     for owners in (None, np.full(9, -1)):
         other = Engine(replace(task, test_clients=owners), WORK, 0)
         assert np.isnan(other.evaluate(np.zeros(engine.num_params, np.float32)).client_accuracy)
-
-
-def test_clients_of_test_examples() -> None:
-    owner_e = np.array([7, 3, 7, 9])
-    rows = [np.array([1]), np.array([0, 2])]  # owner 9 is no client
-    assert clients_of(owner_e, rows, np.array([7, 9, 3, 4, 7])).tolist() == [1, -1, 0, -1, 1]

@@ -1,13 +1,27 @@
-"""The models of images: their sizes, and that they are the functions that they claim to be."""
+"""The models: their sizes, and that they are the functions that they claim to be."""
+
+import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from deltafl.errors import DeltaflError
+from deltafl.errors import DeltaflError, MissingExtraError
 from deltafl.simulation.training.local import LocalWork, train_serial
 from deltafl.simulation.training.refusal import refusal
-from deltafl.tasks.models import celeba_cnn, cross_entropy, femnist_cnn, resnet18
+from deltafl.tasks import (
+    celeba_cnn,
+    cross_entropy,
+    femnist_cnn,
+    mlp,
+    next_token_lstm,
+    resnet18,
+    softmax_regression,
+    squared_error,
+    two_layer_cnn,
+)
+from deltafl.tasks.models import require_torch
 
 MODELS = {
     "femnist_cnn": (femnist_cnn, (1, 28, 28), 62, 137_598),
@@ -55,14 +69,16 @@ def test_a_client_learns_left_from_top(name: str) -> None:
     assert float(cross_entropy(output, y)) < 0.5 * np.log(2)
 
 
-def test_the_femnist_cnn_is_the_same_function_with_the_relu_before_the_pool() -> None:
+@pytest.mark.parametrize("make", [two_layer_cnn, femnist_cnn])
+def test_the_pool_may_stand_before_the_relu(make: Callable[[], torch.nn.Module]) -> None:
     torch.manual_seed(0)
-    model = femnist_cnn()
-    conv1, pool, relu, conv2, _, _, conv3, _, _, flatten, linear1, _, linear2 = model.children()
-    blocks = [layer for conv in (conv1, conv2, conv3) for layer in (conv, relu, pool)]
-    other = torch.nn.Sequential(*blocks, flatten, linear1, relu, linear2)
+    model = make()
+    layers = list(model.children())
+    pools = [place for place, layer in enumerate(layers) if isinstance(layer, torch.nn.MaxPool2d)]
+    for place in pools:
+        layers[place : place + 2] = layers[place + 1], layers[place]
     x = torch.randn(5, 1, 28, 28)
-    assert torch.equal(model(x), other(x))
+    assert torch.equal(model(x), torch.nn.Sequential(*layers)(x))
 
 
 def test_the_resnet_is_the_published_one_layer_by_layer() -> None:
@@ -95,3 +111,45 @@ def test_an_image_does_not_depend_on_the_others_of_its_batch(name: str) -> None:
     make, shape, _, _ = MODELS[name]
     model, x = make(), torch.rand(4, *shape)
     assert torch.allclose(model(x)[:1], model(x[:1]), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "num_params"),
+    [
+        (two_layer_cnn(), (1, 28, 28), 18_378),
+        (two_layer_cnn((4, 8), in_channels=3, side=32, classes=5), (3, 32, 32), 3 * 4 * 25 + 4 + 4 * 8 * 25 + 8 + 1005),
+        (softmax_regression(784, 10), (1, 28, 28), 7850),
+        (mlp(64, (32, 16), 10), (1, 8, 8), 64 * 32 + 32 + 32 * 16 + 16 + 170),
+        (mlp(64, (), 10), (1, 8, 8), 650),
+    ],
+)
+def test_models_have_their_sizes(model: torch.nn.Module, shape: tuple[int, ...], num_params: int) -> None:
+    assert sum(p.numel() for p in model.parameters()) == num_params
+    output = model(torch.zeros(7, *shape))
+    assert output.shape[0] == 7
+    assert output.ndim == 2
+
+
+def test_models_refuse_and_losses_are_means() -> None:
+    with pytest.raises(DeltaflError, match="16 x 16"):
+        two_layer_cnn(side=12)
+    assert float(cross_entropy(torch.zeros(4, 10), torch.arange(4))) == pytest.approx(np.log(10))
+    assert float(squared_error(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 1.0]))) == 2.5
+
+
+def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r"'torch': pip install 'deltafl\[sim\]'"):
+        require_torch()
+
+
+def test_the_lstm_learns_what_the_first_of_two_tokens_says() -> None:
+    torch.manual_seed(0)
+    model = next_token_lstm(5, hidden=16)
+    x = torch.tensor([[a, b] for a in range(5) for b in range(5)])
+    y = (2 * x[:, 0] + 1) % 5
+    start_d = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+    work = LocalWork(lr=1.0, steps=300, batch_size=None)
+    result = train_serial(model, cross_entropy, x, y, start_d, work, np.random.default_rng(0))
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(start_d + result.update_d), model.parameters())
+    assert torch.equal(model(x).argmax(1), y)

@@ -9,18 +9,8 @@ from hypothesis import strategies as st
 
 from deltafl.errors import DeltaflError
 from deltafl.streams import stream
-from deltafl.tasks.base import Dataset
-from deltafl.tasks.partition import (
-    PARTITIONS,
-    hsu2019,
-    iid,
-    make_partition,
-    natural,
-    quantity,
-    shards,
-    split,
-    yurochkin2019,
-)
+from deltafl.tasks import PARTITIONS, Dataset, hold_out_by_owner, make_partition
+from deltafl.tasks.partitions import clients_of, hsu2019, iid, natural, quantity, shards, split, yurochkin2019
 from deltafl.types import IntArray
 
 
@@ -209,7 +199,9 @@ def test_mistakes_are_one_sentence_that_says_what_to_write() -> None:
         (lambda: make_partition("split", dataset, 12, 0.1, rng), "write 11 clients or fewer"),
         (lambda: make_partition("quantity", dataset, 1, 0.1, rng), "2 clients"),
         (lambda: make_partition("quantity", dataset, 10, 0.1, rng), "one example for each"),
-        (lambda: make_partition("natural", dataset, 2, 0.1, rng), "has none"),
+        (lambda: make_partition("natural", dataset, 2, 0.1, rng), "needs a column of owners, which made up lacks"),
+        (lambda: make_partition("writer", dataset, 2, 0.1, rng), "needs the column 'writer', which made up lacks"),
+        (lambda: make_partition("writer", two_columns, 2, 0.1, rng, "city"), "goes by the column 'writer', not 'city'"),
         (lambda: make_partition("natural", two_columns, 2, 0.1, rng), "writer, city"),
         (lambda: make_partition("natural", two_columns, 2, 0.1, rng, "writers"), "did you mean 'writer'"),
         (lambda: make_partition("shards", make_dataset(label_e, 0), 2, 0.1, rng), "needs class labels"),
@@ -217,3 +209,28 @@ def test_mistakes_are_one_sentence_that_says_what_to_write() -> None:
     for make, words in mistakes:
         with pytest.raises(DeltaflError, match=words):
             make()
+
+
+def test_clients_of_test_examples() -> None:
+    owner_e = np.array([7, 3, 7, 9])
+    rows = [np.array([1]), np.array([0, 2])]  # owner 9 is no client
+    assert clients_of(owner_e, rows, np.array([7, 9, 3, 4, 7])).tolist() == [1, -1, 0, -1, 1]
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=120), st.integers(1, 8), st.none() | st.integers(1, 30))
+def test_tests_held_out_by_owner_against_a_slow_reference(owners: list[int], fewest: int, most: int | None) -> None:
+    seen = dict.fromkeys(owners, 0)
+    expected: dict[bool, list[int]] = {False: [], True: []}
+    for row, owner in enumerate(owners):
+        if owners.count(owner) >= fewest and (most is None or seen[owner] < most):
+            expected[seen[owner] % 10 == 4].append(row)
+        seen[owner] += 1
+    row_e = np.arange(len(owners))
+    whole = Dataset("made up", row_e, row_e, row_e[:0], row_e[:0], 0)
+    try:
+        cut = hold_out_by_owner(whole, "owner", np.array(owners), fewest, most)
+    except DeltaflError:
+        assert expected[True] == []
+        return
+    assert [cut.train_x.tolist(), cut.test_x.tolist()] == [expected[False], expected[True]]
+    assert cut.test_columns["owner"].tolist() == [owners[row] for row in expected[True]]

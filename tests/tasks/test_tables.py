@@ -1,6 +1,7 @@
 """Tables as tasks: every value arrives where it belongs, and a bad table is told by row and column."""
 
 import csv
+import importlib
 import importlib.util
 import json
 from collections.abc import Sequence
@@ -15,11 +16,11 @@ from hypothesis import strategies as st
 
 from deltafl import DeltaflError, MissingExtraError
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.tasks.base import Task
-from deltafl.tasks.own import load_own
-from deltafl.tasks.table import codes, table_task
-from test_cli import deltafl
+from deltafl.tasks import Task, check_task, from_huggingface, load_own, table_task
+from deltafl.tasks.tables import codes
+from tools.cli import deltafl
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 HEADER = ("a", "label", "b", "client")
 
 
@@ -95,8 +96,7 @@ def test_numbers_are_sorted_as_numbers_and_long_ones_stay_apart(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("names", "order"),
     [
-        (["007", "7", "1_0", "10"], ["007", "10", "1_0", "7"]),
-        (["007", "9", "10"], ["007", "9", "10"]),  # numbers, and in their order, where no two are the same
+        (["007", "7", "1_0", "10"], ["007", "7", "10", "1_0"]),
         ([" 7", "7", "10"], ["7", "10"]),
         (["x", "7", "007"], ["007", "7", "x"]),
     ],
@@ -135,7 +135,7 @@ def test_parquet_gives_the_same_task_as_csv(tmp_path: Path) -> None:
     np.testing.assert_array_equal(one.dataset.train_y, two.dataset.train_y)
     columns["a"][3] = None
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
-    with pytest.raises(DeltaflError, match="row 4, column 'a' is"):
+    with pytest.raises(DeltaflError, match="row 4, column 'a' is missing"):
         table_task(tmp_path / "t.parquet")
     for name, value in (("label", [1, 2]), ("client", [3])):
         lists = {**columns, "a": [0] * 35, name: [*[[0]] * 2, value, *[[0]] * 32]}
@@ -143,7 +143,7 @@ def test_parquet_gives_the_same_task_as_csv(tmp_path: Path) -> None:
         with pytest.raises(DeltaflError, match=rf"row 1, column '{name}' holds \[0\]; it must be a whole number or"):
             table_task(tmp_path / "t.parquet")
     parquet.write_table(pyarrow.table({**columns, "a": [[1.0]] * 35}), tmp_path / "t.parquet")
-    with pytest.raises(DeltaflError, match=r"row 1, column 'a' holds \[1.0\]; features must be numbers"):
+    with pytest.raises(DeltaflError, match=r"row 1, column 'a' holds .*; features must be real numbers"):
         table_task(tmp_path / "t.parquet")
     (tmp_path / "t.parquet").write_bytes(b"none")
     with pytest.raises(DeltaflError, match="is not a Parquet file"):
@@ -176,21 +176,27 @@ def changed(row: int, column: int, value: object) -> list[tuple[object, ...]]:
     ("rows", "words"),
     [
         (changed(4, 0, ""), "t.csv: row 5, column 'a' is missing"),
-        (changed(0, 2, "many"), "t.csv: row 1, column 'b' holds 'many'; features must be numbers"),
-        (changed(6, 2, "nan"), "t.csv: row 7, column 'b' is not a finite number"),
-        (changed(6, 0, "inf"), "t.csv: row 7, column 'a' is not a finite number"),
+        (changed(0, 2, "many"), "t.csv: row 1, column 'b' holds 'many'; features must be real numbers"),
+        (changed(6, 2, "nan"), "t.csv: row 7, column 'b' holds 'nan'; features must be finite"),
+        (changed(6, 0, "inf"), "t.csv: row 7, column 'a' holds 'inf'; features must be finite"),
         (changed(2, 1, " "), "t.csv: row 3, column 'label' is missing"),
         (changed(34, 3, ""), "t.csv: row 35, column 'client' is missing"),
-        ([(1, 2.5, 3, "x"), (1, 2, 3, "x")], "t.csv: row 1, column 'label' holds 2.5; it must be a whole number"),
+        ([(1, 2.5, 3, "x"), (1, 2, 3, "x")], "t.csv: row 1, column 'label' holds '2.5'; it must be a whole number"),
         ([(1, "yes", 3, "x")] * 20, "t.csv: column 'label' holds a single class, yes; two are needed"),
         ([(1, 0, 3, "x"), (1, 0, 3)], "t.csv: row 2 has 3 values, the header 4 names"),
-        ([(1, 0, 3, "x"), (1, 1, 3, "y")], "t.csv: every client has a single row, which it keeps"),
+        (
+            [(1, 0, 3, "x"), (1, 1, 3, "y")],
+            "t.csv: no client has enough rows for a test share of 0.1, the largest has 1",
+        ),
         (
             [(1, 0, 3, "x")] * 2 + [(1, 1, 3, "y")] * 3,
-            "0.1, for the largest has 3; call table_task with test_share=0.17",
+            "0.1, the largest has 3; call table_task with a larger test_share",
         ),
-        (changed(6, 0, "1e300"), "t.csv: row 7, column 'a' holds 1e+300, which float32 cannot hold"),
-        (changed(6, 0, "9" * 400), "t.csv: row 7, column 'a' is not a finite number"),
+        (
+            changed(6, 0, "1e300"),
+            "t.csv: row 7, column 'a' holds '1e300'; features must be finite and in the range of float32",
+        ),
+        (changed(6, 0, "9" * 400), "t.csv: row 7, column 'a' holds"),
         ([], "t.csv has no rows"),
     ],
 )
@@ -232,16 +238,14 @@ def test_bad_columns_and_files_are_told(tmp_path: Path) -> None:
     refused("q.npz is not an NPZ file of plain arrays: it is a single array", tmp_path / "q.npz")
     time = np.array(["2020-01-01", "2021-01-01", "NaT"], dtype="datetime64[s]")
     for name, column, words in (
-        ("a", time, "row 3, column 'a' is missing"),
-        ("a", np.column_stack([time[::-1], time]), "row 1, column 'a' is missing"),
-        ("label", time, "row 3, column 'label' is missing"),
-        ("client", time, "row 3, column 'client' is missing"),
-        ("a", np.array([1, 2, 3j]), "column 'a' holds complex numbers; write two columns"),
-        ("a", np.zeros(3, dtype=[("b", "f4")]), "column 'a' holds records or raw bytes; write a column of its own"),
-        ("client", np.zeros(3, "V4"), "column 'client' holds records or raw bytes"),
-        ("label", np.zeros(3, dtype=[("b", "i4"), ("c", "i4")]), "column 'label' holds records or raw bytes"),
+        ("a", time, "column 'a' holds datetime64[s]; features must be real numbers"),
+        ("label", time, "row 1, column 'label' holds datetime.date"),
+        ("client", time[::-1], "row 1, column 'client' is missing"),
+        ("a", np.array([1, 2, 3j]), "column 'a' holds complex128; features must be real numbers"),
+        ("a", np.zeros(3, dtype=[("b", "f4")]), "column 'a' holds [('b', '<f4')]; features must be real numbers"),
+        ("client", np.zeros(3, "V4"), "row 1, column 'client' holds b"),
         ("label", np.array([1, 2, 3j]), "row 1, column 'label' holds (1+0j); it must be a whole number"),
-        ("a", np.array([[0, 1], [0, -1e300], [1, 1]]), "row 2, column 'a' holds -1e+300, which float32 cannot hold"),
+        ("a", np.array([[0, 1], [0, -1e300], [1, 1]]), "row 2, column 'a' holds [0.0, -1e+300]; features"),
     ):
         plain: dict[str, Any] = {"a": np.zeros(3), "label": np.arange(3), "client": np.zeros(3)}
         np.savez(tmp_path / "r.npz", **{**plain, name: column})
@@ -272,3 +276,102 @@ def test_a_table_is_a_task_by_its_name(tmp_path: Path, name: str) -> None:
 def test_other_files_are_told_which_tables_can_be_read(name: str) -> None:
     with pytest.raises(DeltaflError, match=r"unknown task '.*t\..*': tables end in \.csv, \.npz, \.parquet"):
         make_settings(RunSettings, {"task": name})
+
+
+COLUMNS: dict[str, list[Any]] = {
+    "x": [[1, 2], [3, 4], [5, 6], [7, 8]],
+    "kind": ["b", "a", "b", "c"],
+    "who": [10, 9, 10, 9],
+}
+
+
+class Columns:
+    """What ``from_huggingface`` uses of a ``datasets.Dataset``."""
+
+    def __init__(self, **columns: list[Any]) -> None:
+        self.columns, self.column_names = columns, list(columns)
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return self.columns[name]
+
+
+def test_train_and_test_parts_have_the_same_classes_and_clients() -> None:
+    test = Columns(x=[[9, 9], [8, 8], [7, 7]], kind=["c", "a", "a"], who=[11, 10, 9])
+    data = {"train": Columns(**COLUMNS), "test": test, "spare": Columns()}
+    task = from_huggingface(data, label="kind", column="who", inputs="x", name="tiny")
+    check_task(task, "tiny", 0)
+    assert task.dataset.train_x.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert (task.dataset.train_y.tolist(), task.dataset.test_y.tolist()) == ([1, 0, 1, 2], [2, 0, 0])
+    assert [rows.tolist() for rows in task.client_rows] == [[1, 3], [0, 2]]
+    assert task.test_clients is not None
+    assert task.test_clients.tolist() == [-1, 1, 0]
+    assert task.dataset.num_classes == 3
+
+
+def test_without_a_test_part_each_client_gives_some() -> None:
+    picture = [np.full((4, 5, 3), k, np.uint8) for k in range(11)]
+    data = Columns(x=picture, kind=[k % 2 for k in range(11)], who=["p"] * 6 + ["q"] * 5)
+    task = from_huggingface(data, label="kind", column="who", inputs="x")
+    assert task.dataset.train_x.shape == (9, 3, 4, 5)
+    assert task.dataset.test_x[:, 0, 0, 0].tolist() == [4, 10]
+    assert task.test_clients is not None
+    assert task.test_clients.tolist() == [0, 1]
+
+
+def test_mistakes_are_named() -> None:
+    def make(**changed: list[Any]) -> object:
+        return from_huggingface(Columns(**(COLUMNS | changed)), label="kind", column="who", inputs="x", name="tiny")
+
+    for changed, words in (
+        ({"x": [[1, 2], [3], [4, 5], [6, 7]]}, r"tiny's train part: row 2, column 'x' has shape \(1,\)"),
+        ({"x": [[1, 2], ["a", "b"], [4, 5], [6, 7]]}, "row 2, column 'x' has shape"),
+        ({"x": [[1, 2], [1, float("nan")], [4, 5], [6, 7]]}, "row 2, column 'x' holds a number that is not finite"),
+        ({"kind": ["a", None, "b", "a"]}, "tiny's train part: row 2, column 'kind' is missing"),
+        ({"who": [1, 2, None, 3]}, "tiny's train part: row 3, column 'who' is missing"),
+        ({"who": [1, 2, 2.5, 3]}, "row 3, column 'who' holds 2.5"),
+        ({"x": []}, "train part has no rows"),
+        ({"x": [[1, 2], None, [4, 5], [6, 7]]}, r"row 2, column 'x' has shape \(\) \(object\)"),
+        ({"x": [[[1], [2, 3]], [1, 2], [4, 5], [6, 7]]}, r"row 1, column 'x' has shape \(\) \(object\)"),
+        ({"x": [np.zeros((2, 2, 2, 2))] * 4}, r"row 1, column 'x' has shape \(2, 2, 2, 2\) .*with height"),
+        (
+            {"x": [[1, 2], [1, -1e300], [4, 5], [6, 7]]},
+            "row 2, column 'x' holds a number that is not finite in float32",
+        ),
+        ({"x": [[1, 2], [1, 2j], [4, 5], [6, 7]]}, r"row 2, column 'x' has shape \(2,\) \(complex128\)"),
+        ({"kind": ["a", ["b"], "b", "a"]}, r"row 2, column 'kind' holds \['b'\]; it must be a whole number or a word"),
+        ({"who": [1, 2, np.datetime64("NaT"), 3]}, "row 3, column 'who' is missing"),
+    ):
+        with pytest.raises(DeltaflError, match=words):
+            make(**changed)
+    with pytest.raises(DeltaflError, match="unknown column of tiny's train part 'whom': did you mean 'who'"):
+        from_huggingface(Columns(**COLUMNS), label="kind", column="whom", inputs="x", name="tiny")
+    for data, words in (
+        ([1, 2], "tiny's train part is list; it must be a datasets.Dataset"),
+        (None, "tiny's train part is NoneType; it must be"),
+        ({"train": Columns(**COLUMNS), "test": [1]}, "tiny's test part is list"),
+    ):
+        with pytest.raises(DeltaflError, match=words):
+            from_huggingface(data, label="kind", column="who", inputs="x", name="tiny")
+    with pytest.raises(DeltaflError, match="unknown part of the data set 'train'"):
+        from_huggingface({"test": Columns(**COLUMNS)}, label="kind", column="who", inputs="x")
+
+
+@pytest.mark.parametrize("column", ["kind", "who"])
+def test_a_gap_in_the_test_part_is_located_by_its_row_there(column: str) -> None:
+    test = {**COLUMNS, column: ["a", "b", None, "c"]}
+    data = {"train": Columns(**COLUMNS), "test": Columns(**test)}
+    with pytest.raises(DeltaflError, match=f"^tiny's test part: row 3, column '{column}' is missing"):
+        from_huggingface(data, label="kind", column="who", inputs="x", name="tiny")
+
+
+def test_the_example_is_a_real_datasets_object() -> None:
+    pytest.importorskip("datasets")
+    task = load_own(f"{EXAMPLES / 'own_huggingface.py'}:make_task", 0)
+    assert task.num_clients == 25
+    assert len(task.dataset.train_x) == 800
+    assert task.dataset.test_x.shape == (200, 3)
+    module = importlib.import_module("own_huggingface")
+    train = module.make_data(0)["train"]
+    first = sorted({int(who.split()[1]) for who in train["person"]}, key=str)[0]
+    rows = [row for row, who in enumerate(train["person"]) if who == f"person {first}"]
+    assert task.client_rows[0].tolist() == rows

@@ -1,0 +1,303 @@
+"""The files of data sets: where they are looked for, where they are published, what they must contain.
+
+Files are looked for in ``data_dir/NAME`` and ``data_dir``, in the same two folders of the environment variable
+``DELTAFL_DATA``, where operating systems install them, and in the user's cache, which ``deltafl data fetch`` fills.
+"""
+
+import gzip
+import hashlib
+import logging
+import lzma
+import os
+import shutil
+import tempfile
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DeltaflError, require, unknown_name
+
+TRAIN_IMAGES = "train-images-idx3-ubyte"
+TRAIN_LABELS = "train-labels-idx1-ubyte"
+TEST_IMAGES = "t10k-images-idx3-ubyte"
+TEST_LABELS = "t10k-labels-idx1-ubyte"
+
+RETRIES = 3
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set is published.
+
+    Attributes:
+        url: Address of the folder with its files; ends with a slash.
+        checksums: The SHA-256 of each file in hexadecimal, or ``md5:...``.
+        gzipped: Whether the server has NAME.gz for each file NAME. Checksums are those of the unpacked content, so that
+            they fit the published files, recompressed ones and unpacked ones.
+        system_folders: Where operating systems install it.
+    """
+
+    url: str
+    checksums: Mapping[str, str]
+    gzipped: bool = True
+    system_folders: tuple[Path, ...] = ()
+
+
+SOURCES: dict[str, Source] = {
+    "mnist": Source(
+        url="https://ossci-datasets.s3.amazonaws.com/mnist/",
+        checksums={
+            TRAIN_IMAGES: "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            TRAIN_LABELS: "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            TEST_IMAGES: "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            TEST_LABELS: "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        },
+    ),
+    "fashion-mnist": Source(
+        url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        checksums={
+            TRAIN_IMAGES: "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            TRAIN_LABELS: "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            TEST_IMAGES: "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            TEST_LABELS: "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        },
+        system_folders=(Path("/usr/share/datasets/fashion-mnist"),),
+    ),
+    "cifar10": Source(
+        url="https://www.cs.toronto.edu/~kriz/",
+        checksums={"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"},
+        gzipped=False,
+    ),
+}
+
+
+class FileStatus(NamedTuple):
+    """The result of ``check`` for one file: its name without ``.gz``, where it is, and whether its content is right."""
+
+    file: str
+    path: Path | None
+    state: Literal["ok", "corrupt", "missing"]
+
+
+def cache_folder() -> Path:
+    """The user's cache, ``$XDG_CACHE_HOME/deltafl`` or ``~/.cache/deltafl``: where ``deltafl data fetch`` writes."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "deltafl"
+
+
+def data_folders(name: str, data_dir: Path | None, sources: Mapping[str, Source] = SOURCES) -> list[Path]:
+    """The folders where a data set is looked for, best first.
+
+    Raises:
+        DeltaflError: If ``data_dir`` or ``DELTAFL_DATA`` is given and is no folder.
+    """
+    folders: list[Path] = []
+    environment = os.environ.get("DELTAFL_DATA")
+    given = {"data_dir": data_dir, "DELTAFL_DATA": Path(environment) if environment else None}
+    for label, path in given.items():
+        if path is None:
+            continue
+        folder = path.expanduser()
+        if not folder.is_dir():
+            raise DeltaflError(f"{label} is {folder}, which is not a folder: give one with data sets, or leave it out")
+        folders += [folder / name, folder]
+    system_folders = sources[name].system_folders if name in sources else ()
+    return [*folders, *system_folders, cache_folder() / name]
+
+
+def find_file(folder: Path, name: str) -> Path | None:
+    """The file, or its gzipped form, in a folder; None if there is neither."""
+    paths = (folder / name, folder / f"{name}.gz")
+    return next((path for path in paths if path.is_file()), None)
+
+
+def not_found(name: str, needed: str, folders: list[Path]) -> DeltaflError:
+    """The error for a data set that is in none of the folders."""
+    looked = ", ".join(map(str, folders))
+    return DeltaflError(
+        f"{name} needs {needed}; none of it is in {looked}: give the folder that holds it as data_dir or DELTAFL_DATA"
+    )
+
+
+def fetch(
+    name: str, directory: Path | None = None, *, progress: bool = True, sources: Mapping[str, Source] = SOURCES
+) -> list[Path]:
+    """Download the files of a data set that are missing or wrong, with pooch; gzipped ones are stored unpacked.
+
+    Args:
+        name: A name of ``sources``.
+        directory: The files go to its subfolder NAME; None for the user's cache, which is always searched.
+        progress: Whether to show a bar on the terminal.
+        sources: Where data sets are published.
+
+    Returns:
+        All files of the data set.
+
+    Raises:
+        DeltaflError: If the name is unknown, a file cannot be downloaded or written, or its content is not the
+            published one.
+        MissingExtraError: Without pooch.
+    """
+    source = _source_of(name, sources)
+    require("pooch", "sim")
+    import pooch
+    from requests.exceptions import RequestException
+
+    folder = (directory or cache_folder()).expanduser() / name
+    server = pooch.create(
+        path=folder,
+        base_url=source.url,
+        registry=dict(source.checksums),
+        urls={file: f"{source.url}{file}{'.gz' if source.gzipped else ''}" for file in source.checksums},
+        retry_if_failed=RETRIES,
+    )
+    download = pooch.HTTPDownloader(progressbar=progress, chunk_size=1 << 16)
+
+    def download_unpacked(url: str, output: Any, _: Any) -> None:
+        with tempfile.TemporaryFile() as packed:
+            download(url, packed, server)
+            packed.seek(0)
+            try:
+                with gzip.open(packed) as content, Path(output).open("wb") as file:
+                    shutil.copyfileobj(content, file)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise ValueError(f"not a gzip file: {error}") from error
+
+    paths = []
+    for file, checksum in source.checksums.items():
+        present = find_file(folder, file)
+        if present is None or not matches(present, checksum):
+            try:
+                present = Path(server.fetch(file, downloader=download_unpacked if source.gzipped else download))
+            except RequestException as error:
+                raise DeltaflError(f"{server.get_url(file)} cannot be downloaded ({error}); try again later") from error
+            except ValueError as error:
+                raise DeltaflError(
+                    f"{server.get_url(file)} does not have the published content ({error}); nothing was kept"
+                ) from error
+            except OSError as error:
+                raise DeltaflError(
+                    f"cannot write {error.filename or folder}: {error.strerror or error}; make room, or give another "
+                    "directory"
+                ) from error
+        paths.append(present)
+    return paths
+
+
+def check(name: str, data_dir: Path | None = None, *, sources: Mapping[str, Source] = SOURCES) -> list[FileStatus]:
+    """Compare the files that a task would read with the published content.
+
+    Returns:
+        One status a file, of the first folder with all files; if there is none, of the folder with most of them.
+
+    Raises:
+        DeltaflError: If the name is unknown, or ``data_dir`` is no folder.
+    """
+    source = _source_of(name, sources)
+    found = (
+        {file: find_file(folder, file) for file in source.checksums} for folder in data_folders(name, data_dir, sources)
+    )
+    best = max(found, key=lambda paths: sum(path is not None for path in paths.values()))
+    return [_status(file, best[file], checksum) for file, checksum in source.checksums.items()]
+
+
+def _status(file: str, path: Path | None, checksum: str) -> FileStatus:
+    if path is None:
+        return FileStatus(file, None, "missing")
+    return FileStatus(file, path, "ok" if matches(path, checksum) else "corrupt")
+
+
+def _source_of(name: str, sources: Mapping[str, Source]) -> Source:
+    if name not in sources:
+        raise unknown_name("data set that can be fetched", name, sources)
+    return sources[name]
+
+
+def matches(path: Path, checksum: str) -> bool:
+    """Whether the content of a file, unpacked if its checksum is that of the unpacked content, is right."""
+    algorithm, _, digest = checksum.rpartition(":")
+    try:
+        if algorithm:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, algorithm).hexdigest() == digest
+        with unpacked(path) as content:
+            return hashlib.file_digest(content, "sha256").hexdigest() == digest  # type: ignore[arg-type]
+    except (OSError, EOFError, zlib.error):
+        return False
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[IO[bytes]]:
+    """A file opened for reading, unpacked if its first two bytes are those of gzip, whatever its name."""
+    with path.open("rb") as file:
+        is_gzipped = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        if is_gzipped:
+            with gzip.open(file) as content:
+                yield cast(IO[bytes], content)
+        else:
+            yield file
+
+
+#: The errors of NumPy and zipfile for broken archives and those of unknown kinds: a header that announces more than
+#: there is memory for (MemoryError), encryption (RuntimeError), an unknown compression (NotImplementedError), ...
+_BROKEN = (
+    *(OSError, EOFError, KeyError, ValueError, TypeError, OverflowError, MemoryError, RuntimeError),
+    *(zlib.error, lzma.LZMAError, zipfile.BadZipFile, tokenize.TokenError),
+)
+
+
+def read_arrays(path: Path, keys: tuple[str, ...] | None = None) -> dict[str, npt.NDArray[Any]]:
+    """Read some arrays of a NumPy archive (NPZ), or all of them; pickles are refused.
+
+    Raises:
+        DeltaflError: If it is no such archive or lacks one of them.
+    """
+    try:
+        # A file opened here is closed whatever happens; NumPy leaves its own open if the archive is broken.
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("it is a single array, as .npy files are")
+            arrays = {key: archive[key] for key in keys or archive.files}
+        other = next((key for key, array in arrays.items() if not isinstance(array, np.ndarray)), None)
+        if other is not None:
+            raise ValueError(f"{other!r} in it is no array")
+    except _BROKEN as error:
+        what = "an NPZ file of plain arrays" if keys is None else f"an archive with the arrays {', '.join(keys)}"
+        raise DeltaflError(f"{path} is not {what}: {str(error) or type(error).__name__}") from error
+    return arrays
+
+
+def cached_images(
+    file: Path, shape: tuple[int, ...], decode: Callable[[], npt.NDArray[np.uint8]]
+) -> npt.NDArray[np.uint8]:
+    """Decoded images, uint8, from a file in the cache; they are decoded and written if it is missing or broken.
+
+    The file appears whole or not at all, so several processes may do this at once. Where it cannot be written, a
+    warning is logged and the images are decoded again the next time.
+    """
+    try:
+        images: npt.NDArray[Any] = np.load(file, allow_pickle=False)
+        if images.shape == shape and images.dtype == np.uint8:
+            return images
+    except (OSError, ValueError, EOFError):
+        pass  # decoded below
+    images = decode()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            part = Path(folder) / "images.npy"
+            np.save(part, images)
+            part.replace(file)  # atomic
+    except OSError as error:
+        logging.getLogger("deltafl").warning("decoded images cannot be kept in %s: %s", file, error.strerror)
+    return images

@@ -1,0 +1,186 @@
+"""LEAF's JSON files, made here and tiny: FEMNIST's images, CelebA's pictures, Shakespeare's lines."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltafl.errors import DeltaflError
+from deltafl.tasks import encode_text, make_task
+from deltafl.tasks.femnist import load_femnist
+from deltafl.tasks.leaf import LEAF_ALPHABET, load_celeba, load_shakespeare
+from tools.pictures import png
+
+Users = dict[str, tuple[list[Any], list[Any]]]
+
+
+def write_leaf(root: Path, part: str, shares: Users, file: str = "all_data_0_keep_0.json", **changed: Any) -> Path:
+    content = {
+        "users": list(shares),
+        "num_samples": [len(y) for _, y in shares.values()],
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in shares.items()},
+    }
+    path = root / part / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content | changed))
+    return path
+
+
+def pixels(level: int) -> list[float]:
+    """One image: all of it paper but for its first pixel."""
+    return [level / 255, *[1.0] * 783]
+
+
+TRAIN: Users = {"f2": ([pixels(3), pixels(4)], [61, 0]), "f1": ([pixels(5)], [7])}
+TEST: Users = {"f1": ([pixels(6)], [8]), "f9": ([pixels(7)], [9])}
+
+
+@pytest.mark.parametrize("load", [load_femnist, load_celeba, load_shakespeare])
+def test_missing_files_are_named(load: Any, tmp_path: Path) -> None:
+    with pytest.raises(DeltaflError, match="needs LEAF's data/train") as caught:
+        load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["data", "", "data/femnist/data", "femnist/data"])
+def test_femnist_in_leafs_json(place: str, tmp_path: Path) -> None:
+    write_leaf(tmp_path / place, "train", TRAIN)
+    write_leaf(tmp_path / place, "train", {"f0": ([pixels(1)], [2])}, file="all_data_1_keep_0.json")
+    write_leaf(tmp_path / place, "test", TEST)
+    task = make_task("femnist", seed=0, data_dir=tmp_path)
+    data = task.dataset
+    assert data.train_x.dtype == np.uint8
+    assert data.train_x[:, 0, 0, 0].tolist() == [3, 4, 5, 1]
+    assert (data.train_x[:, 0, 1:] == 255).all()
+    assert data.train_y.tolist() == [61, 0, 7, 2]
+    assert data.test_y.tolist() == [8, 9]
+    # Clients in the order of their names: f0, f1, f2; f9 holds no training examples.
+    assert [rows.tolist() for rows in task.client_rows] == [[3], [2], [0, 1]]
+    assert task.test_clients is not None
+    assert task.test_clients.tolist() == [1, -1]
+    assert data.name == "FEMNIST (LEAF's JSON), 3 clients"
+    assert make_task("femnist", seed=0, data_dir=tmp_path, partition="iid", num_clients=2).test_clients is None
+
+
+GOOD = pixels(1)
+BROKEN: list[tuple[Users, dict[str, Any], str]] = [
+    ({"f1": ([GOOD, GOOD[1:]], [1, 2])}, {}, "user 'f1', row 2: x must be a list of 784 numbers"),
+    ({"f1": ([GOOD, [*GOOD[1:], 1.1]], [1, 2])}, {}, "user 'f1', row 2: x must be a list"),
+    ({"f1": ([[*GOOD[1:], float("nan")]], [1])}, {}, "user 'f1', row 1: x must be a list"),
+    ({"f1": ([[*GOOD[1:], "a"]], [1])}, {}, "user 'f1', row 1: x must be a list"),
+    ({"f1": ([GOOD, [10**400, *GOOD[1:]]], [1, 2])}, {}, "user 'f1', row 2: x must be a list"),
+    ({"f1": ([GOOD, GOOD], [1, 62])}, {}, "user 'f1', row 2: y is 62"),
+    ({"f1": ([GOOD], ["A"])}, {}, "user 'f1', row 1: y is 'A'"),
+    ({"f1": ([GOOD], [10**400])}, {}, r"user 'f1', row 1: y is 10+\.\.\.0+; it must be a whole"),
+    ({"f1": ([GOOD], [1, 2])}, {}, "user 'f1' has 1 x and 2 y"),
+    ({"f1": ([GOOD], [1])}, {"users": ["f7"]}, "user 'f7' has no lists x and y"),
+    ({"f1": ([GOOD], [1])}, {"users": 3}, "is not a file of LEAF: users: Input should be a valid list"),
+    ({"f1": ([GOOD], [1])}, {"users": [["f1"]]}, r"is not a file of LEAF: users\.0: Input should be a valid string"),
+    (
+        {"f1": ([GOOD], [1])},
+        {"user_data": {"f1": {"x": []}}},
+        r"is not a file of LEAF: user_data\.f1\.y: Field required",
+    ),
+]
+
+
+@pytest.mark.parametrize(("users", "changed", "words"), BROKEN)
+def test_broken_files_are_named(users: Users, changed: dict[str, Any], words: str, tmp_path: Path) -> None:
+    write_leaf(tmp_path, "test", TEST)
+    path = write_leaf(tmp_path, "train", users, **changed)
+    with pytest.raises(DeltaflError, match=words) as caught:
+        load_femnist(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_files_that_are_no_json_or_empty_are_named(tmp_path: Path) -> None:
+    write_leaf(tmp_path, "test", TEST)
+    path = write_leaf(tmp_path, "train", {})
+    with pytest.raises(DeltaflError, match="there is no train example"):
+        load_femnist(tmp_path)
+    for content, words in (("{", "is not valid JSON"), ("[]", "is not a file of LEAF")):
+        path.write_text(content)
+        with pytest.raises(DeltaflError, match=words):
+            load_femnist(tmp_path)
+
+
+def write_faces(root: Path, levels: dict[str, int]) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    folder = root / "raw" / "img_align_celeba"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, level in levels.items():
+        image_module.fromarray(np.full((218, 178, 3), level, np.uint8)).save(folder / name)
+
+
+def test_celeba_in_leafs_json(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    write_leaf(root, "train", {"40": (["000001.jpg", "000002.jpg"], [1.0, 0.0]), "7": (["000003.jpg"], [1])})
+    write_leaf(root, "test", {"40": (["000004.jpg"], [0.0])})
+    with pytest.raises(DeltaflError, match=r"needs the folder .*img_align_celeba"):
+        load_celeba(tmp_path)
+    write_faces(root, {"000001.jpg": 10, "000002.jpg": 20, "000003.jpg": 30, "000004.jpg": 40})
+    task = make_task("celeba", seed=0, data_dir=tmp_path)
+    data = task.dataset
+    assert data.train_x.shape == (3, 3, 84, 84)
+    assert np.abs(data.train_x[:, :, 40, 40] - np.array([[10], [20], [30]])).max() <= 2
+    assert data.train_y.tolist() == [1, 0, 1]
+    assert [rows.tolist() for rows in task.client_rows] == [[0, 1], [2]]
+    assert task.test_clients is not None
+    assert task.test_clients.tolist() == [0]
+    assert data.name == "CelebA (LEAF's JSON), 2 clients"
+    # Another picture under the same name is decoded anew, not taken from the cache.
+    write_faces(root, {"000003.jpg": 200})
+    assert abs(int(load_celeba(tmp_path).train_x[2, 0, 40, 40]) - 200) <= 2
+
+
+def test_broken_celeba_is_named(tmp_path: Path) -> None:
+    write_leaf(tmp_path, "test", {"7": (["a.jpg"], [0])})
+    write_faces(tmp_path, {"a.jpg": 10})
+    pictures = tmp_path / "raw" / "img_align_celeba"
+    (pictures / "b.jpg").write_bytes(b"no")
+    (pictures / "eps.jpg").write_bytes(png(1, 84, "EPS"))
+    for name, label, words in (
+        ("c.jpg", 1, "user '7', row 2: there is no picture"),
+        ("b.jpg", 1, r"user '7', row 2: the picture b\.jpg cannot be decoded"),
+        ("eps.jpg", 1, r"user '7', row 2: the picture eps\.jpg cannot be decoded: cannot identify"),
+        ("../../train/x.jpg", 1, "row 2: x is '../../train/x.jpg'; it must be the name of a picture"),
+        (3, 1, "row 2: x is 3; it must be the name"),
+        ("a.jpg", 2, "user '7', row 2: y is 2"),
+        ("a.jpg", 0.5, "user '7', row 2: y is 0.5"),
+    ):
+        write_leaf(tmp_path, "train", {"7": (["a.jpg", name], [1, label])})
+        with pytest.raises(DeltaflError, match=words):
+            load_celeba(tmp_path)
+
+
+def test_encode_text_maps_unknown_characters_to_spaces() -> None:
+    assert len(set(LEAF_ALPHABET)) == 80
+    code = np.array([ord(letter) for letter in "az\n\u00e9\u4e2d"])
+    assert encode_text(code, LEAF_ALPHABET).tolist() == [53, 78, 0, 1, 1]
+
+
+def test_shakespeare_in_leafs_json(tmp_path: Path) -> None:
+    line = "Now is the winter of our discontent, made glorious summer by this sun of York; and"
+    windows = [line[k : k + 80] for k in range(2)]
+    users = {"HENRY": (windows, [line[80], line[81]]), "ANNE": ([" " * 79 + "\u00e6"], ["}"])}
+    path = write_leaf(tmp_path / "data", "train", users)
+    write_leaf(tmp_path / "data", "test", {"HENRY": (windows[:1], [line[80]])})
+    task = make_task("shakespeare", seed=0, data_dir=tmp_path)
+    data = task.dataset
+    assert "".join(LEAF_ALPHABET[token] for token in data.train_x[1]) == windows[1]
+    assert [LEAF_ALPHABET[token] for token in data.train_y] == [line[80], line[81], "}"]
+    assert (data.train_x[2] == 1).all()  # a character that the alphabet lacks is a space
+    assert [rows.tolist() for rows in task.client_rows] == [[2], [0, 1]]
+    assert task.test_clients is not None
+    assert task.test_clients.tolist() == [1]
+    for x, y, words in (
+        (windows[0][:79], "a", "user 'HENRY', row 2: x must be a string of 80"),
+        (3, "a", "row 2: x must be"),
+        (windows[0], "ab", "row 2: y must be one character"),
+    ):
+        write_leaf(tmp_path / "data", "train", {"HENRY": ([windows[0], x], ["a", y])})
+        with pytest.raises(DeltaflError, match=words) as caught:
+            load_shakespeare(tmp_path)
+        assert str(path) in str(caught.value)

@@ -1,0 +1,132 @@
+"""Tasks by name: defaults, settings, pickling, and tasks that other modules register."""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import deltafl.tasks
+from deltafl.errors import DeltaflError
+from deltafl.simulation.training.local import LocalWork
+from deltafl.tasks import PARTITIONS, Task, find_task, known_tasks, make_task, mlp, register
+
+
+@pytest.mark.parametrize("name", ["toy", "synthetic", "digits"])
+def test_one_seed_one_task_and_it_survives_pickling(name: str) -> None:
+    first, again, other = (make_task(name, seed=seed) for seed in (5, 5, 6))
+    copy: Task = pickle.loads(pickle.dumps(first))  # noqa: S301
+    for task in (again, copy):
+        for field in ("train_x", "train_y", "test_x", "test_y"):
+            assert getattr(task.dataset, field).tobytes() == getattr(first.dataset, field).tobytes()
+        assert [rows.tolist() for rows in task.client_rows] == [rows.tolist() for rows in first.client_rows]
+        assert (task.gradient_noise_m is None) == (first.gradient_noise_m is None)
+        assert task.gradient_noise_m is None or np.array_equal(task.gradient_noise_m, first.gradient_noise_m)  # type: ignore[arg-type]
+    model = copy.make_model()
+    x = torch.from_numpy(copy.dataset.train_x[:2]).float() * copy.input_scale
+    loss = copy.loss(model(x), torch.from_numpy(copy.dataset.train_y[:2]))
+    assert bool(loss.isfinite())
+    if name == "digits":
+        assert [rows.tolist() for rows in other.client_rows] != [rows.tolist() for rows in first.client_rows]
+    if name == "synthetic":
+        assert not np.array_equal(other.dataset.train_x, first.dataset.train_x)
+
+
+def test_digits_is_scaled_to_one_and_dealt_to_equal_clients() -> None:
+    task = make_task("digits", seed=0)
+    assert task.dataset.train_x.max() * task.input_scale == 1.0
+    assert {len(rows) for rows in task.client_rows} == {15}
+    assert make_task("digits", seed=0, partition="quantity", num_clients=20).num_clients == 20
+    deep = make_task("digits", seed=0, make_model=partial(mlp, 64, (32,), 10))
+    assert sum(p.numel() for p in deep.make_model().parameters()) == 64 * 32 + 32 + 330
+
+
+def test_settings_that_do_not_fit_the_task_are_refused() -> None:
+    mistakes: list[tuple[Callable[[], object], str]] = [
+        (lambda: make_task("digit", seed=0), "did you mean 'digits'"),
+        (lambda: make_task("toy", seed=0, num_clients=4), "the toy has 3 clients"),
+        (lambda: make_task("toy", seed=0, partition="iid"), "partition is not a setting of the task 'toy'"),
+        (lambda: make_task("synthetic", seed=0, alpha=0.1), "alpha is not a setting of the task 'synthetic'"),
+        (lambda: make_task("synthetic", seed=0, num_clients=0), "1 client or more"),
+        (lambda: make_task("synthetic", seed=0, nu=-1.0), "nu is -1.0"),
+        (lambda: make_task("synthetic", seed=0, truth=(0.0, 2.0)), "A not 0"),
+        (lambda: make_task("digits", seed=0, nu=3.0), "settings of the task 'synthetic'"),
+        (lambda: make_task("digits", seed=0, partition="natural"), "needs a column of owners"),
+        (lambda: make_task("digits", seed=0, num_clients=1501), "1501 clients, but there are 1500 examples"),
+    ]
+    for make, words in mistakes:
+        with pytest.raises(DeltaflError, match=words):
+            make()
+
+
+@pytest.mark.parametrize("name", sorted(known_tasks()))
+def test_the_defaults_are_possible(name: str) -> None:
+    spec = known_tasks()[name]
+    assert spec.name == name
+    assert 1 <= spec.sample_size < spec.num_clients
+    assert (spec.local_epochs is None) != (spec.local_steps is None)
+    assert spec.partition is None or spec.partition in PARTITIONS
+    LocalWork(spec.local_lr, spec.local_epochs, spec.local_steps, spec.batch_size)
+    if name in {"toy", "synthetic", "digits"}:
+        task = make_task(name, seed=0)
+        assert task.num_clients == spec.num_clients
+        assert task.metric == spec.metric
+
+
+def test_importing_the_package_loads_neither_torch_nor_scikit_learn_nor_pooch() -> None:
+    imports = "import sys, deltafl.tasks"
+    program = f"{imports}; print(*({{'torch', 'sklearn', 'pooch'}} & {{*sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_every_public_name_is_there_once() -> None:
+    assert len(set(deltafl.tasks.__all__)) == len(deltafl.tasks.__all__)
+    assert all(hasattr(deltafl.tasks, name) for name in deltafl.tasks.__all__)
+
+
+REGISTERING = """
+from dataclasses import replace
+from deltafl.tasks import known_tasks, register
+
+register(replace(known_tasks()["digits"], name="my-digits", num_clients=7))
+"""
+
+
+def test_modules_in_the_environment_register_tasks(tmp_path: Path) -> None:
+    (tmp_path / "my_tasks.py").write_text(REGISTERING)
+    program = (
+        "import sys; sys.path.insert(0, '.'); from deltafl.tasks import *; print(find_task('my-digits').num_clients)"
+    )
+    for start, variables in (
+        ("", {"DELTAFL_TASKS": "my_tasks"}),
+        ("from deltafl.tasks import *; import_tasks('my_tasks'); ", {}),
+    ):
+        environment = {**os.environ, **variables}
+        done = subprocess.run(
+            [sys.executable, "-c", start + program],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=tmp_path,
+            env=environment,
+        )
+        assert done.stdout == "7\n"
+
+
+def test_a_module_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELTAFL_TASKS", "no_such_module")
+    with pytest.raises(DeltaflError, match="DELTAFL_TASKS names the module 'no_such_module', which cannot be imported"):
+        find_task("digits")
+
+
+def test_a_task_reads_its_data_or_makes_them() -> None:
+    with pytest.raises(DeltaflError, match="the task 'digits' needs load or make, and not both"):
+        register(replace(find_task("digits"), load=None))
