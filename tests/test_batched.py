@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from deltafl.tasks.augment import crop_and_flip
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -19,6 +18,7 @@ from deltafl.simulation.training.forms import UnfoldedConv2d, batched_forward, u
 from deltafl.simulation.training.local import LocalWork
 from deltafl.simulation.training.routes import Computation
 from deltafl.simulation.workers import one_thread
+from deltafl.tasks import crop_and_flip
 from deltafl.tasks.models import next_token_lstm
 from deltafl.tasks.synthetic import make_synthetic_task
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from deltafl.tasks.toy import make_toy_task
 from torch import nn
 from torch.nn import functional
 
@@ -24,6 +23,7 @@ from deltafl.simulation.training.measuring import measure_routes
 from deltafl.simulation.training.routes import Computation, Route, choose_route, keep_route, kept_route
 from deltafl.simulation.workers import Workers, one_thread
 from deltafl.tasks.models import mlp
+from deltafl.tasks.synthetic import make_toy_task
 
 
 @pytest.fixture(autouse=True)
