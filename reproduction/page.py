@@ -10,7 +10,7 @@ from deltafl.analysis import DASH, DIVERGED, Cells, Run, csv_text, folded, markd
 from deltafl.errors import DeltaflError
 from deltafl.io import checked, read_json, read_text, write_atomically
 from deltafl.simulation.settings import CompareSettings, RunSettings
-from deltafl.tasks.partition import PARTITIONS
+from deltafl.tasks import PARTITIONS
 
 from .groups import Group, data_note, full_title, gather
 from .spec import Experiment, Sweep, experiment_names
