@@ -68,4 +68,4 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 def test_no_file_grows_too_long() -> None:
     for path in (ROOT / "src").rglob("*.py"):
-        assert len(path.read_text().splitlines()) <= 300, f"{path} has more than 300 lines"
+        assert len(path.read_text().splitlines()) <= 400, f"{path} has more than 400 lines"

@@ -14,10 +14,12 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from deltafl.flower import LocalSteps, delta_mod, register
+from deltafl.flower import DeltaStrategy, LocalSteps, delta_mod, register
+from deltafl.flower.federation import Federation
 
 #: (message, context) -> a reply, or None to fall silent: takes the place of a node's ClientApp.
 Handler = Callable[[Message, Context], Message | None]
@@ -135,3 +137,26 @@ def configs(m: int, first_node: int = 1000) -> dict[int, dict[str, Any]]:
     return {
         first_node - i: {"client-id": f"hospital-{i}", "examples": 10 + 10 * i, "target": float(i)} for i in range(m)
     }
+
+
+def model(d: int = 3) -> ArrayRecord:
+    return ArrayRecord({"x": Array(np.zeros(d, np.float32)), "steps": Array(np.array(7, np.int64))})
+
+
+def start(strategy: DeltaStrategy, grid: FakeGrid, rounds: int = 3, d: int = 3, **settings: Any) -> Result:
+    with running():
+        return strategy.start(grid, model(d), num_rounds=rounds, timeout=30, **settings)
+
+
+def played(strategy: DeltaStrategy, grid: FakeGrid, rounds: int, d: int = 3, **settings: Any) -> Federation:
+    """The federation after its rounds."""
+    start(strategy, grid, rounds, d, **settings)
+    assert strategy.federation is not None
+    return strategy.federation
+
+
+def sent_to(grid: FakeGrid, message_type: str = "train") -> list[tuple[int, int]]:
+    """(Round, node) of all messages of a type."""
+    return [
+        (int(m.metadata.group_id), m.metadata.dst_node_id) for m in grid.sent if m.metadata.message_type == message_type
+    ]

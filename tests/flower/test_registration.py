@@ -1,17 +1,22 @@
-"""Who a client is: keys over node ids, and registrations that may hold anything."""
+"""Who a client is, and who is there: keys, registrations that may hold anything, nodes that come and go."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 
 from deltafl import DeltaflError
+from deltafl.flower import DeltaStrategy
 from deltafl.flower.clients import ClientInfo
 from deltafl.flower.registration import check_same_kind, client_key, read_registration
+
+from .grid import FakeGrid, configs, linear_app, played, sent_to, start
 
 
 def registration(num_aux: int = 0, **values: Any) -> tuple[str, ClientInfo]:
@@ -69,3 +74,124 @@ def test_a_saved_state_needs_the_same_kind_of_keys() -> None:
     check_same_kind(["client:a"], ["client:b"])
     with pytest.raises(DeltaflError, match="begin with 'client', and now they begin with 'key'"):
         check_same_kind(["client:a"], ["key:a"])
+
+
+# Over messages.
+
+
+def test_auxiliary_variables_go_to_servers_that_ask_for_them() -> None:
+    for aux, expected in ((0, [()] * 4), (2, [(float(i), 1.0) for i in range(4)])):
+        federation = played(DeltaStrategy("uniform", n=2, aux=aux), FakeGrid(linear_app(), configs(4)), 1)
+        assert federation.clients.aux == expected
+    with pytest.raises(DeltaflError, match="3 auxiliary variables of each client, and the client sent 2"):
+        start(DeltaStrategy("balanced", n=2, aux=3, wait_for_nodes=0), FakeGrid(linear_app(), configs(4)), rounds=1)
+
+
+def test_too_few_clients_are_an_error_with_the_reason() -> None:
+    with pytest.raises(DeltaflError, match=r"2 clients are registered and connected after 0 s, 3 are needed"):
+        start(DeltaStrategy("uniform", n=3, wait_for_nodes=0), FakeGrid(linear_app(), configs(2)))
+    with pytest.raises(DeltaflError, match=r"2 connected nodes did not register .*deltafl.flower.register\(app"):
+        start(DeltaStrategy("uniform", n=2, wait_for_nodes=0), FakeGrid(ClientApp(), configs(2)))
+
+
+def test_a_client_without_examples_does_not_take_part() -> None:
+    nodes = configs(3)
+    nodes[999]["examples"] = 0
+    federation = played(DeltaStrategy("uniform", n=2, min_nodes=2), FakeGrid(linear_app(), nodes), 1)
+    assert federation.clients.keys == ("client:hospital-0", "client:hospital-2")
+
+
+def test_public_keys_identify_clients() -> None:
+    grid = FakeGrid(linear_app(), configs(2), keys={1000: b"a", 999: b"b"})
+    federation = played(DeltaStrategy("uniform", n=2, identity="public-key"), grid, 1)
+    assert all(key.startswith("key:") for key in federation.clients.keys)
+
+
+def test_clients_join_and_leave_between_rounds() -> None:
+    grid = FakeGrid(linear_app(), configs(4))
+
+    def change(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round == 2:
+            del grid.configs[1000], grid.configs[999]
+        if server_round == 4:
+            grid.configs |= configs(6, first_node=2000)
+
+    federation = played(DeltaStrategy("pracdelta", n=2, min_nodes=2), grid, 7, evaluate_fn=change)
+    assert federation.clients.keys == tuple(f"client:hospital-{i}" for i in range(6))
+    assert all(node in (998, 997) for round, node in sent_to(grid) if round in (3, 4))
+    # Those who came back under new node ids are who they were.
+    assert all(node > 1900 or node in (998, 997) for round, node in sent_to(grid) if round > 4)
+    assert federation.current.selected_m.sum() == 14
+
+
+def test_of_two_nodes_with_one_key_the_later_is_used(flower_log: pytest.LogCaptureFixture) -> None:
+    grid = FakeGrid(linear_app(), configs(2))
+
+    def restarted(server_round: int, arrays: ArrayRecord) -> None:
+        grid.configs[5000] = dict(grid.configs[1000])
+
+    start(DeltaStrategy("uniform", n=2), grid, rounds=2, evaluate_fn=restarted)
+    assert {node for round, node in sent_to(grid) if round == 1} == {5000, 999}
+    assert "both connected as client 'client:hospital-0'" in flower_log.text
+    assert sum("report their ids themselves" in message for message in flower_log.messages) == 1
+
+
+def test_a_silent_newcomer_holds_nobody_up() -> None:
+    grid = FakeGrid(linear_app(), configs(3))
+    original = grid._reply
+    grid._reply = lambda message: None if message.metadata.dst_node_id == 50 else original(message)  # type: ignore[method-assign]
+
+    def change(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round == 1:
+            grid.configs |= {50: configs(1)[1000], 60: {"client-id": "late", "examples": 5, "target": 1.0}}
+
+    federation = played(DeltaStrategy("uniform", n=3, registration_timeout=3600), grid, 4, evaluate_fn=change)
+    assert federation.current.round == 4
+    assert "client:late" in federation.clients.keys
+    assert sum(message.metadata.dst_node_id == 50 for message in grid.sent) == 1
+
+
+@pytest.mark.parametrize("come_back", [True, False])
+def test_newcomers_that_are_left_out_do_not_count_for_min_nodes(
+    come_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = FakeGrid(linear_app(), configs(3))
+    newcomers = {2000 - i: {"client-id": f"new-{i}", "examples": 10, "target": 1.0} for i in range(3)}
+
+    def leave(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round == 2:
+            grid.configs.clear()
+            grid.configs.update(newcomers)
+
+    def wait(seconds: float) -> None:
+        if come_back and newcomers.keys() <= grid.configs.keys():
+            grid.configs |= configs(3, first_node=3000)
+
+    monkeypatch.setattr("deltafl.flower.registration.time.sleep", wait)
+    strategy = DeltaStrategy("osmd", n=2, min_nodes=3, wait_for_nodes=30 if come_back else 0.05)
+    if come_back:
+        assert played(strategy, grid, 4, evaluate_fn=leave).current.round == 4
+        assert all(node > 2900 for round, node in sent_to(grid) if round > 2)
+        return
+    message = r"0 clients are registered .* 3 more came after the first round and were left"
+    with pytest.raises(DeltaflError, match=message):
+        start(strategy, grid, 4, evaluate_fn=leave)
+    assert len(strategy.history) == 2
+
+
+def test_forgotten_clients_are_not_selected_and_unknown_keys_are_named(
+    tmp_path: Path, flower_log: pytest.LogCaptureFixture
+) -> None:
+    start(DeltaStrategy("pracdelta", 3, state_path=tmp_path), FakeGrid(linear_app(), configs(6)), 3)
+    forget = ["client:hospital-4", "client:hopsital-5", "xyz"]
+    for connected, rounds in ((4, 6), (6, 8)):
+        grid = FakeGrid(linear_app(), configs(connected))
+        federation = played(DeltaStrategy("pracdelta", 3, state_path=tmp_path, forget=forget), grid, rounds)
+        assert "client:hospital-4" not in federation.clients.keys
+        assert 996 not in {node for _, node in sent_to(grid)}
+    warnings = [message for message in flower_log.messages if "forget names" in message]
+    assert len(warnings) == 4
+    assert (
+        "'client:hopsital-5', which no saved or connected client has: did you mean 'client:hospital-5'?" in warnings[0]
+    )
+    assert warnings[1].startswith("forget names 'xyz', which no saved or connected client has: the keys are")

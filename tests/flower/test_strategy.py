@@ -1,6 +1,6 @@
 """DeltaStrategy over messages, in one process: who is asked, which replies count, what is refused."""
 
-import logging
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +13,15 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideFixedClipping,
     FedAvg,
-    Result,
 )
 
+from conftest import same_tree
 from deltafl import (
     DeltaflError,
     Plan,
@@ -34,22 +35,11 @@ from deltafl import (
     open_round,
 )
 from deltafl.flower import DeltaStrategy, WeightedClipping, delta_mod, register
+from deltafl.flower.messages import mean_metrics
+from deltafl.flower.strategy import log_round
+from deltafl.types import RoundInfo
 
-from .grid import FakeGrid, configs, linear_app, running
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deltafl.flower.registration.time.sleep", lambda seconds: None)
-
-
-def model(x: float = 0.0) -> ArrayRecord:
-    return ArrayRecord({"x": Array(np.full(3, x, np.float32)), "steps": Array(np.array(7, np.int64))})
-
-
-def start(strategy: DeltaStrategy, grid: FakeGrid, rounds: int = 3, **settings: Any) -> Result:
-    with running():
-        return strategy.start(grid, model(), num_rounds=rounds, timeout=30, **settings)
+from .grid import FakeGrid, configs, linear_app, model, played, running, start
 
 
 def local_update(x_d: np.ndarray, target: float) -> tuple[np.ndarray, float, float]:
@@ -68,11 +58,9 @@ def local_update(x_d: np.ndarray, target: float) -> tuple[np.ndarray, float, flo
 )
 def test_rounds_are_those_of_the_core(label: str) -> None:
     """The same draws, weights, steps and scores as a loop over open_round and close_round, round by round."""
-    name, _, _ = label.partition("@")
     known = [[float(i), 1.0] for i in range(7)] if label == "balanced" else None
     strategy = DeltaStrategy(label, n=3, server_optimizer="momentum", seed=4, aux=2 if known else 0)
-    grid = FakeGrid(linear_app(), configs(7))
-    start(strategy, grid, rounds=5)
+    federation = played(strategy, FakeGrid(linear_app(), configs(7)), 5)
 
     population = Population.from_sizes([10 + 10 * i for i in range(7)], known=known)
     plan = Plan(population, make_sampler(label), 3, strategy.rules.estimator, make_server_optimizer("momentum"), seed=4)
@@ -89,55 +77,55 @@ def test_rounds_are_those_of_the_core(label: str) -> None:
         state, expected = close_round(plan, state, cohort, [u for u, _, _ in replies], reports)
         assert info.sum_of_weights == pytest.approx(expected.sum_of_weights, rel=1e-12)
         assert info.loss == pytest.approx(expected.loss, rel=1e-6)
-    assert strategy.federation is not None
-    assert strategy.federation.params_d == pytest.approx(state.params_d, rel=1e-5, abs=1e-6)
-    assert name in strategy.name
+    assert federation.params_d == pytest.approx(state.params_d, rel=1e-5, abs=1e-6)
 
 
-def test_result_counts_rounds_and_keeps_types() -> None:
-    strategy = DeltaStrategy("uniform", n=2, evaluate=True)
+def test_the_result_counts_rounds_keeps_types_and_weighs_evaluations_by_registered_sizes() -> None:
     seen: list[int] = []
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         seen.append(server_round)
         return MetricRecord({"x": float(arrays["x"].numpy()[0])})
 
+    strategy = DeltaStrategy("uniform", n=2, evaluate=True)
     result = start(strategy, FakeGrid(linear_app(), configs(4)), rounds=3, evaluate_fn=evaluate)
     assert seen == [0, 1, 2, 3]
     assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
-    assert result.arrays["x"].dtype == "float32"
-    assert result.arrays["steps"].dtype == "int64"
+    assert (result.arrays["x"].dtype, result.arrays["steps"].dtype) == ("float32", "int64")
     assert result.arrays["steps"].numpy() == 7
     x = result.arrays["x"].numpy()
-    # By the sizes of the registration (10 to 40), not by the 10^9 that every client claims in its reply.
+    # Sizes 10 to 40, whatever number of examples a reply claims.
     expected = sum(share * float(np.sum((x - i) ** 2)) for i, share in enumerate([0.1, 0.2, 0.3, 0.4]))
     assert result.evaluate_metrics_clientapp[3]["loss"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_mod_tells_loss_variance_and_sketch() -> None:
-    grid = FakeGrid(linear_app(), configs(3))
-    strategy = DeltaStrategy("pracdelta", n=3, sketch=16)
-    replies: list[Message] = []
-    original = grid._reply
+def test_a_client_counts_once_in_a_mean_of_metrics() -> None:
+    with running():
+        honest, loud = (
+            Message(RecordDict({str(i): MetricRecord({"loss": value}) for i in range(copies)}), 1, "evaluate")
+            for value, copies in ((1.0, 1), (9.0, 50))
+        )
+    assert mean_metrics([(0.5, honest), (0.5, loud)]) == {"loss": 5.0}
 
-    def spy(message: Message) -> Message | None:
-        reply = original(message)
-        if reply is not None and message.metadata.message_type == "train":
+
+def test_the_mod_sends_loss_variance_and_sketch() -> None:
+    replies: list[Message] = []
+
+    def spy(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        reply = call_next(message, context)
+        if message.metadata.message_type == "train" and context.node_config["target"] == 2:
             replies.append(reply)
         return reply
 
-    grid._reply = spy  # type: ignore[method-assign]
-    start(strategy, grid, rounds=1)
-    assert list(replies[2].content.metric_records) == ["metrics"]
-    told = replies[2].content.metric_records["metrics"]
+    start(DeltaStrategy("pracdelta", n=3, sketch=16), FakeGrid(linear_app(mods=[spy, delta_mod]), configs(3)), rounds=1)
+    ((name, metrics),) = replies[0].content.metric_records.items()
     _, loss, variance = local_update(np.zeros(3), 2.0)
-    assert told["loss"] == pytest.approx(loss)
-    assert told["step-variance"] == pytest.approx(variance)
-    assert told["num-steps"] == 2
-    sketch = told["sketch"]
-    assert isinstance(sketch, list)
-    assert len(sketch) == 16
-    assert told["num-examples"] == 10**9  # FedAvg's business, not ours
+    assert name == "metrics"
+    assert metrics["loss"] == pytest.approx(loss)
+    assert metrics["step-variance"] == pytest.approx(variance)
+    assert metrics["num-steps"] == 2
+    assert np.shape(metrics["sketch"]) == (16,)
+    assert metrics["num-examples"] == 10**9  # FedAvg's business, not ours
 
 
 def test_clients_with_the_mod_still_serve_fedavg() -> None:
@@ -147,11 +135,15 @@ def test_clients_with_the_mod_still_serve_fedavg() -> None:
     assert np.allclose(result.arrays["x"].numpy(), np.mean([local_update(np.zeros(3), i)[0] for i in range(4)], axis=0))
 
 
-def test_train_messages_live_about_as_long_as_the_round() -> None:
-    grid = FakeGrid(linear_app(), configs(3))
-    start(DeltaStrategy("uniform", n=2), grid, rounds=1)
-    ttls = {m.metadata.ttl for m in grid.sent if m.metadata.message_type == "train"}
-    assert ttls == {40.0}
+def test_train_messages_hold_the_users_config_and_live_about_as_long_as_the_round() -> None:
+    config, grid = ConfigRecord({"lr": 0.25}), FakeGrid(linear_app(), configs(3))
+    start(DeltaStrategy("uniform", n=2), grid, rounds=2, train_config=config)
+    assert dict(config.items()) == {"lr": 0.25}
+    sent = [message for message in grid.sent if message.metadata.message_type == "train"]
+    assert {message.metadata.ttl for message in sent} == {40.0}
+    records = [message.content.config_records["config"] for message in sent]
+    assert [record["server-round"] for record in records] == [1, 1, 2, 2]
+    assert {record["lr"] for record in records} == {0.25}
 
 
 def dead(message: Message, context: Context) -> Message:
@@ -159,10 +151,6 @@ def dead(message: Message, context: Context) -> Message:
     reply = Message(Error(5, "Traceback\n  File x\nNode Unavailable\n'>\n"), reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
     return reply
-
-
-def silent(message: Message, context: Context) -> None:
-    return None
 
 
 def lying(**change: Any) -> Any:
@@ -210,9 +198,7 @@ def test_failures_are_non_response_of_the_right_client(kind: str) -> None:
     grid = FakeGrid(linear_app(), configs(4))
     grid.fail[998] = handler  # hospital-2
     strategy = DeltaStrategy("uniform", n=4)
-    start(strategy, grid, rounds=1)
-    federation = strategy.federation
-    assert federation is not None
+    federation = played(strategy, grid, 1)
     if reason is None:
         assert strategy.history[0].num_responded == 4
         return
@@ -277,76 +263,57 @@ def test_oort_learns_square_losses_and_does_without(mods: list[Any], second: boo
     """U_i = 10 sqrt(mean square), or 10 |mean loss| of those who say no square."""
     told = {0: {"loss": 1.0, "square-loss": 4.0}, 1: {"train_loss": 3.0}, 2: {"train_loss": 1.0, "square-loss": 1}}
     strategy = DeltaStrategy("oort", n=3)
-    start(strategy, FakeGrid(plain_app(told, mods, second), configs(3)), rounds=1)
+    federation = played(strategy, FakeGrid(plain_app(told, mods, second), configs(3)), 1)
     assert strategy.history[0].num_responded == 3
-    assert strategy.federation is not None
-    assert strategy.federation.current.sampler.utility_m.tolist() == [20.0, 30.0, 10.0]
+    assert federation.current.sampler.utility_m.tolist() == [20.0, 30.0, 10.0]
 
 
-def test_silence_and_foreign_replies_are_non_response() -> None:
+@pytest.mark.parametrize("steps", [-1e300, -1e19, 1e300, [1] * 10**5])
+def test_no_number_of_steps_stops_the_server(steps: Any) -> None:
+    grid = FakeGrid(linear_app(), configs(4))
+
+    def lie(message: Message, context: Context) -> Message:
+        reply = grid.app(message, context)
+        reply.content.metric_records["metrics"]["num-steps"] = steps
+        return reply
+
+    grid.fail[998] = lie
+    strategy = DeltaStrategy("uniform", n=4)
+    start(strategy, grid, rounds=1)
+    assert strategy.history[0].num_responded in (3, 4)
+    assert all(len(reply.reason) < 120 for reply in strategy.history[0].rejected)
+
+
+def test_silence_and_foreign_replies_are_non_response(flower_log: pytest.LogCaptureFixture) -> None:
     grid = FakeGrid(linear_app(), configs(3))
-    grid.fail[1000] = silent
 
     def foreign(message: Message, context: Context) -> Message:
         reply = grid.app(message, context)
         reply.metadata.__dict__["_reply_to_message_id"] = "another"
         return reply
 
-    grid.fail[999] = foreign
+    grid.fail = {1000: lambda message, context: None, 999: foreign}
     strategy = DeltaStrategy("uniform", n=3)
-    start(strategy, grid, rounds=2)
-    assert strategy.federation is not None
-    assert list(strategy.federation.response_rates().values()) == pytest.approx([1 / 3, 1 / 3, 1.0])
+    federation = played(strategy, grid, 2)
+    assert list(federation.response_rates().values()) == pytest.approx([1 / 3, 1 / 3, 1.0])
     assert [info.num_responded for info in strategy.history] == [1, 1]
     assert strategy.history[0].rejected == []
+    assert "no reply in time: client:hospital-0, client:hospital-1" in flower_log.text
 
 
 def test_nobody_answers_and_the_model_stays() -> None:
     grid = FakeGrid(linear_app(), configs(3), fail=dict.fromkeys((1000, 999, 998), dead))
-    strategy = DeltaStrategy("pracdelta", n=2)
-    result = start(strategy, grid, rounds=2)
-    assert result.arrays["x"].numpy().tolist() == [0, 0, 0]
+    assert played(DeltaStrategy("pracdelta", n=2), grid, 2).params_d.tolist() == [0, 0, 0]
 
 
-def test_clients_join_and_leave_between_rounds() -> None:
-    grid = FakeGrid(linear_app(), configs(4))
-    strategy = DeltaStrategy("pracdelta", n=2, min_nodes=2)
-
-    def change(server_round: int, arrays: ArrayRecord) -> None:
-        if server_round == 2:
-            del grid.configs[1000], grid.configs[999]
-        if server_round == 4:
-            grid.configs |= configs(6, first_node=2000)
-
-    start(strategy, grid, rounds=7, evaluate_fn=change)
-    federation = strategy.federation
-    assert federation is not None
-    assert federation.clients.keys == tuple(f"client:hospital-{i}" for i in range(6))
-    trained = [
-        (int(m.metadata.group_id), m.metadata.dst_node_id) for m in grid.sent if m.metadata.message_type == "train"
-    ]
-    assert all(node in (998, 997) for round, node in trained if round in (3, 4))
-    # Those who came back under new node ids are who they were.
-    assert all(node > 1900 or node in (998, 997) for round, node in trained if round > 4)
-    assert federation.current.selected_m.sum() == 14
+def test_the_log_says_that_a_clipped_step_is_biased(flower_log: pytest.LogCaptureFixture) -> None:
+    for clip_factor in (1.0, 0.25):
+        log_round(RoundInfo(0, 3, 3, [], 1.0, 0.1, 3.0, 0.1, 1.0, 0.5, 1.0, clip_factor=clip_factor), [], [])
+    warnings = [record.getMessage().strip() for record in flower_log.records if record.levelname == "WARNING"]
+    assert warnings == ["the norm guard scaled the step by 0.25: the estimate of this round is biased"]
 
 
-def test_a_client_with_two_nodes_is_asked_at_the_newer_one(caplog: pytest.LogCaptureFixture) -> None:
-    grid = FakeGrid(linear_app(), configs(2))
-    strategy = DeltaStrategy("uniform", n=2)
-
-    def restarted(server_round: int, arrays: ArrayRecord) -> None:
-        grid.configs[5000] = dict(grid.configs[1000])
-
-    logging.getLogger("flwr").propagate = True
-    with caplog.at_level(logging.WARNING, logger="flwr"):
-        start(strategy, grid, rounds=2, evaluate_fn=restarted)
-    assert {m.metadata.dst_node_id for m in grid.sent if m.metadata.group_id == "1"} == {5000, 999}
-    assert "both connected as client 'client:hospital-0'" in caplog.text
-    assert sum("report their ids themselves" in record.getMessage() for record in caplog.records) == 1
-
-
-def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_killed_server_resumes(tmp_path: Path) -> None:
     class Killed(Exception):
         pass
 
@@ -357,83 +324,45 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
             if server_round == kill_after:
                 raise Killed
 
-        try:
+        with contextlib.suppress(Killed):
             result = start(strategy, FakeGrid(linear_app(), configs(8, first_node)), rounds, evaluate_fn=evaluate)
-            if kill_after is None and (folder / "federation.json").exists():
-                assert max(result.train_metrics_clientapp, default=rounds) == rounds
-        except Killed:
-            pass
+            assert max(result.train_metrics_clientapp, default=rounds) == rounds
         return strategy
 
-    through = run(tmp_path / "through", 6)
+    through = run(tmp_path / "through", 6).federation
     run(tmp_path / "killed", 6, kill_after=3)
     again = run(tmp_path / "killed", 6, first_node=7000)
     assert [info.round for info in again.history] == [3, 4, 5]
-    assert through.federation is not None
+    assert through is not None
     assert again.federation is not None
-    assert np.array_equal(again.federation.params_d, through.federation.params_d)
-    assert np.array_equal(again.federation.current.sampler.p_m, through.federation.current.sampler.p_m)
-    assert again.federation.clients.keys == through.federation.clients.keys
-    finished = run(tmp_path / "killed", 6)
-    assert finished.history == []
+    assert same_tree(again.federation.current, through.current)
+    assert again.federation.clients == through.clients
+    assert run(tmp_path / "killed", 6).history == []
 
 
 def test_a_state_belongs_to_one_server_until_that_ends_however(tmp_path: Path) -> None:
-    holder = "import sys, time; from pathlib import Path; from deltafl.flower.saved import sole_owner\n"
-    holder += "with sole_owner(Path(sys.argv[1])): print('mine', flush=True); time.sleep(60)"
+    holder = "import sys, time; from filelock import FileLock\n"
+    holder += "with FileLock(sys.argv[1] + '/federation.lock'): print('mine', flush=True); time.sleep(60)"
     other = subprocess.Popen([sys.executable, "-c", holder, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
+    strategy, grid = DeltaStrategy("uniform", 3, state_path=tmp_path), FakeGrid(linear_app(), configs(8))
     try:
         assert other.stdout.readline() == "mine\n"
-        strategy = DeltaStrategy("uniform", 3, state_path=tmp_path)
         with pytest.raises(DeltaflError, match=r"another server is using the state in .*; stop it first"):
-            start(strategy, FakeGrid(linear_app(), configs(8)), 1)
+            start(strategy, grid, 1)
         assert not (tmp_path / "federation.json").exists()
     finally:
         other.kill()
         other.wait()
         other.stdout.close()
-    start(strategy, FakeGrid(linear_app(), configs(8)), 1)
+    start(strategy, grid, 1)
     assert (tmp_path / "federation.json").exists()
 
 
-def test_too_few_clients_end_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DeltaflError, match=r"2 clients are registered and connected after 0\.2 s, 3 are needed"):
-        start(DeltaStrategy("uniform", n=3, wait_for_nodes=0.2), FakeGrid(linear_app(), configs(2)))
-
-
-def test_clients_that_do_not_register_are_named_in_the_error() -> None:
-    app = ClientApp()
-    with pytest.raises(DeltaflError, match=r"2 connected nodes did not register .*deltafl.flower.register\(app"):
-        start(DeltaStrategy("uniform", n=2, wait_for_nodes=0.2), FakeGrid(app, configs(2)))
-
-
-def test_what_clients_know_is_told_to_servers_that_ask_for_it_alone() -> None:
-    for known, told in ((0, False), (2, True)):
-        grid = FakeGrid(linear_app(), configs(4))
-        strategy = DeltaStrategy("uniform", n=2, aux=known)
-        start(strategy, grid, rounds=1)
-        assert strategy.federation is not None
-        assert strategy.federation.clients.aux == ([(float(i), 1.0) for i in range(4)] if told else [()] * 4)
-    with pytest.raises(DeltaflError, match="3 auxiliary variables of each client, and the client sent 2"):
-        start(DeltaStrategy("balanced", n=2, aux=3, wait_for_nodes=0), FakeGrid(linear_app(), configs(4)), rounds=1)
-
-
-def test_lies_about_the_size_are_refused() -> None:
-    nodes = configs(3)
-    nodes[999]["examples"] = 0
-    strategy = DeltaStrategy("uniform", n=2, min_nodes=2)
-    start(strategy, FakeGrid(linear_app(), nodes), rounds=1)
-    assert strategy.federation is not None
-    assert strategy.federation.clients.keys == ("client:hospital-0", "client:hospital-2")
-
-
-def test_public_keys_are_kept_over_node_ids() -> None:
-    strategy = DeltaStrategy("uniform", n=2, identity="public-key")
-    grid = FakeGrid(linear_app(), configs(2), keys={1000: b"a", 999: b"b"})
-    start(strategy, grid, rounds=1)
-    assert strategy.federation is not None
-    assert all(key.startswith("key:") for key in strategy.federation.clients.keys)
+def test_a_state_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DeltaflError, match="cannot keep the state"):
+        start(DeltaStrategy("uniform", 2, state_path=tmp_path / "file"), FakeGrid(linear_app(), configs(3)))
 
 
 @pytest.mark.parametrize(
@@ -446,12 +375,9 @@ def test_wrappers_for_privacy_are_refused(wrapper: Any) -> None:
 
 
 def test_a_clipping_norm_in_the_config_is_refused() -> None:
+    config, grid = ConfigRecord({"clipping_norm": 1.0}), FakeGrid(linear_app(), configs(3))
     with pytest.raises(DeltaflError, match="voids their guarantee"):
-        start(
-            DeltaStrategy("pracdelta", n=2),
-            FakeGrid(linear_app(), configs(3)),
-            train_config=ConfigRecord({"clipping_norm": 1.0}),
-        )
+        start(DeltaStrategy("pracdelta", n=2), grid, train_config=config)
 
 
 @pytest.mark.parametrize(
@@ -504,13 +430,3 @@ def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], messa
 
 def test_the_largest_settings_are_taken() -> None:
     start(DeltaStrategy("pracdelta", n=1, sketch=128, min_nodes=1, seed=2**80), FakeGrid(linear_app(), configs(1)), 2)
-
-
-def test_the_users_config_reaches_the_clients_unchanged() -> None:
-    config = ConfigRecord({"lr": 0.25})
-    grid = FakeGrid(linear_app(), configs(3))
-    start(DeltaStrategy("uniform", n=2), grid, rounds=2, train_config=config)
-    assert dict(config.items()) == {"lr": 0.25}
-    sent = [m.content.config_records["config"] for m in grid.sent if m.metadata.message_type == "train"]
-    assert [record["server-round"] for record in sent] == [1, 1, 2, 2]
-    assert {record["lr"] for record in sent} == {0.25}

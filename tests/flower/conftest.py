@@ -1,0 +1,19 @@
+"""Fixtures for tests of the Flower adapter."""
+
+import logging
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr")
+    monkeypatch.setattr("deltafl.flower.registration.time.sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def flower_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What Flower's logger writes."""
+    logging.getLogger("flwr").propagate = True
+    caplog.set_level(logging.INFO, logger="flwr")
+    return caplog

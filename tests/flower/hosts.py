@@ -1,0 +1,81 @@
+"""Federations without messages: clients that move a small model in known ways."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deltafl import make_sampler, stream
+from deltafl.flower.arrays import Arrays, Layout
+from deltafl.flower.clients import ClientInfo
+from deltafl.flower.federation import Federation
+from deltafl.flower.replies import ClientReply
+from deltafl.flower.rules import Rules
+from deltafl.flower.saved import save
+from deltafl.samplers import parse_label, uses_aux
+from deltafl.types import Cohort, RoundInfo
+
+
+def federation(label: str = "pracdelta", model: Arrays | None = None, m: int = 0, **settings: Any) -> Federation:
+    """A federation of m clients whose sizes are 10, 15, 20, ..."""
+    model = {"x": np.zeros(3, dtype=np.float32)} if model is None else model
+    estimator = settings.pop("estimator", parse_label(label).estimator)
+    aux = 3 if uses_aux(make_sampler(label), estimator) else 0
+    rules = Rules(make_sampler(label), settings.pop("n", 3), estimator, **{"aux": aux, **settings})
+    fed = Federation(rules, model, Layout.of(model))
+    if m:
+        admit(fed, sizes_of(m))
+    return fed
+
+
+def sizes_of(m: int, start: int = 0) -> dict[str, int]:
+    return {f"client:{i}": 10 + 5 * i for i in range(start, m)}
+
+
+def admit(fed: Federation, sizes: dict[str, int]) -> None:
+    """With the clients' shares of labels, where they matter."""
+    shares = {
+        key: tuple(stream(0, "data", client=size).dirichlet([1] * fed.rules.aux)) if fed.rules.aux else ()
+        for key, size in sizes.items()
+    }
+    fed.admit({key: ClientInfo(size, shares[key]) for key, size in sizes.items()})
+
+
+def open_all(fed: Federation) -> Cohort:
+    """A round in which everybody is present."""
+    return fed.open(set(fed.clients.keys))
+
+
+def close_with(fed: Federation, cohort: Cohort, answer: Callable[[int], ClientReply | None]) -> RoundInfo:
+    replies = {client: answer(client) for client in cohort.client_n.tolist()}
+    return fed.close(cohort, {client: reply for client, reply in replies.items() if reply is not None})
+
+
+def play(
+    fed: Federation,
+    rounds: int,
+    present: Iterable[str] | None = None,
+    alive: bool = True,
+    save_to: Path | None = None,
+    **targets: float,
+) -> list[RoundInfo]:
+    """Rounds in which client i moves every array by its own number, or half the way to the target ``c{i}``."""
+    infos = []
+    for _ in range(rounds):
+        cohort, sent = fed.open(set(fed.clients.keys if present is None else present)), fed.arrays()
+
+        def answer(client: int, sent: Arrays = sent) -> ClientReply | None:
+            number = int(fed.clients.keys[client].removeprefix("client:"))
+            if f"c{number}" in targets:
+                moved = {
+                    name: array + np.float32(0.5) * (targets[f"c{number}"] - array) for name, array in sent.items()
+                }
+            else:
+                moved = {n: a if a.dtype == bool else a + a.dtype.type(1 + number % 5) for n, a in sent.items()}
+            return ClientReply(moved, loss=1.0) if alive else None
+
+        infos.append(close_with(fed, cohort, answer))
+        if save_to is not None:
+            save(save_to, fed)
+    return infos

@@ -1,0 +1,124 @@
+"""Named arrays and the flat vector; buffers and counters."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("flwr")
+
+from deltafl.flower.arrays import Arrays, Layout, mean_rest
+from deltafl.flower.replies import ClientReply
+
+from .hosts import close_with, federation, open_all
+
+MODEL: Arrays = {
+    "dense.weight": np.array([[1, 2], [3, 4]], dtype=np.float32),
+    "norm.running_var": np.array([1.0, 4.0], dtype=np.float32),
+    "norm.num_batches_tracked": np.array(2**60 + 1, dtype=np.int64),
+    "mask": np.array([True, False]),
+    "dense.bias": np.array([0.5], dtype=np.float16),
+}
+
+
+def test_flatten_and_rebuild_are_inverse() -> None:
+    layout = Layout.of(MODEL)
+    assert [entry.kind for entry in layout.entries] == ["trained", "buffer", "counter", "counter", "trained"]
+    flat_d = layout.flatten(MODEL)
+    assert flat_d.tolist() == [1, 2, 3, 4, 0.5]
+    rebuilt = layout.rebuild(flat_d, layout.rest(MODEL))
+    assert list(rebuilt) == list(MODEL)
+    for name, array in MODEL.items():
+        assert rebuilt[name].dtype == array.dtype
+        assert np.array_equal(rebuilt[name], array)
+
+
+def test_overflow_of_a_narrow_type_becomes_its_largest_number() -> None:
+    layout = Layout.of(MODEL)
+    rebuilt = layout.rebuild(np.array([1e30, -1e30, 3, 4, -1e6], np.float32), layout.rest(MODEL))
+    assert rebuilt["dense.bias"].tolist() == [-65504]
+    assert rebuilt["dense.weight"].ravel().tolist() == [np.float32(1e30), np.float32(-1e30), 3, 4]
+
+
+def test_a_half_precision_federation_survives_replies_of_a_wider_type() -> None:
+    """They are refused; and if the model has left float16 anyway, honest replies are used and bring it back."""
+    fed = federation("uniform", {"b": np.zeros(2, np.float16)}, m=4, n=2)
+    cohort = open_all(fed)
+    first = int(cohort.client_n[0])
+    info = close_with(fed, cohort, lambda i: ClientReply({"b": np.array([1e6, 0.0])} if i == first else fed.arrays()))
+    assert [reply.reason for reply in info.rejected] == ["trained 'b' has entries that float16 cannot hold"]
+    fed.state = fed.current._replace(params_d=np.array([2e5, 0], np.float32))
+    for _ in range(20):
+        info = close_with(fed, open_all(fed), lambda i: ClientReply({"b": np.ones(2, np.float16)}))
+        assert info.num_responded == 2
+    assert fed.arrays()["b"].astype(float) == pytest.approx(1, abs=0.3)
+
+
+def test_buffers_take_a_convex_mean_and_counters_stay_integers() -> None:
+    layout = Layout.of(MODEL)
+    first = MODEL | {
+        "norm.running_var": np.array([3, 4], np.float32),
+        "norm.num_batches_tracked": np.array(2**60 + 11),
+    }
+    second = MODEL | {"norm.running_var": np.array([1, 0], np.float32), "mask": np.array([False, False])}
+    rest = mean_rest(layout, MODEL, [first, second], np.array([30.0, 10.0]))
+    assert rest["norm.running_var"].tolist() == [2.5, 3.0]
+    assert rest["norm.running_var"].dtype == np.float32
+    # 3/4 of 10, rounded to even, added to a number that float64 cannot hold.
+    assert rest["norm.num_batches_tracked"] == 2**60 + 1 + 8
+    assert rest["norm.num_batches_tracked"].dtype == np.int64
+    assert rest["mask"].tolist() == [True, False]
+    untouched = mean_rest(layout, MODEL, [], np.zeros(0))
+    assert all(np.array_equal(untouched[name], MODEL[name]) for name in untouched)
+
+
+@given(
+    old=st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=4),
+    change=st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=5),
+    coef=st.lists(st.floats(0.0078125, 128, width=32), min_size=5, max_size=5),
+)
+def test_a_mean_of_buffers_lies_between_the_replies(old: list[float], change: list[float], coef: list[float]) -> None:
+    model: Arrays = {"x": np.zeros(1, np.float32), "running_var": np.array(old, np.float32)}
+    replies = [{**model, "running_var": np.array([abs(v + c) for v in old], np.float32)} for c in change]
+    mean = mean_rest(Layout.of(model), model, replies, np.array(coef[: len(replies)]))["running_var"]
+    stack = np.stack([reply["running_var"] for reply in replies])
+    slack = 1e-6 * (1 + np.abs(stack).max())
+    assert np.all((mean >= stack.min(axis=0) - slack) & (mean <= stack.max(axis=0) + slack))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint64"])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_counters_at_the_limits_of_their_type_take_a_convex_mean(dtype: str, shape: tuple[int, ...]) -> None:
+    least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    layout = Layout.of({"x": np.zeros(1, np.float32), "count": np.zeros(shape, dtype)})
+    for old, *new in ((least, most, most), (most, least, least), (0, least, most), (most, most, most - 1), (7, 9, 9)):
+        arrays = [{"count": np.full(shape, value, dtype)} for value in (old, *new)]
+        (kept,) = mean_rest(layout, arrays[0], arrays[1:], np.array([0.5, 0.5])).values()
+        assert (kept.dtype, kept.shape) == (dtype, shape)
+        assert min(new) <= int(kept.item()) <= max(new)
+        assert abs(int(kept.item()) - sum(new) // 2) <= max(1, 2.0**-50 * (most - least))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "value", "reason"),
+    [
+        ("count", "int32", np.array([2**40, 1], np.int64), "counter 'count' has entries outside -2147483648 to"),
+        ("count", "int32", np.array([5, -(2**31) - 1], np.int64), "outside"),
+        ("count", "int32", np.array([2**31 - 1, 1], np.int64), None),
+        ("count", "uint8", np.array([0, 256], np.uint16), "outside 0 to 255"),
+        ("count", "int64", np.array([1, 2], np.int8), None),
+        ("running_var", "float32", np.array([1.0, 1e300]), "infinite"),
+        ("running_var", "float32", np.array([1.0, 1e19]), "above"),
+        ("running_var", "float32", np.array([1.0, -1.0]), "negative"),
+        ("running_mean", "float16", np.array([1.0, 1e6]), "infinite"),
+        ("running_mean", "float32", np.array([1.0, -1.0]), None),
+    ],
+)
+def test_values_are_checked_in_the_type_that_the_server_keeps(
+    name: str, dtype: str, value: Any, reason: str | None
+) -> None:
+    layout = Layout.of({"x": np.zeros(1, np.float32), name: np.ones(2, dtype)})
+    fault = layout.fault({"x": np.zeros(1, np.float32), name: value})
+    assert fault is None if reason is None else fault is not None and reason in fault

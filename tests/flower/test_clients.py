@@ -1,0 +1,168 @@
+"""Clients join, change and are forgotten: the registry, and states for another population."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from deltafl import ESTIMATORS, SAMPLERS, DeltaflError, Fixed, Plan, Population, init_round
+from deltafl.estimators.table import find_estimator
+from deltafl.flower.clients import ClientInfo, resize_state
+from deltafl.flower.federation import Federation
+from deltafl.flower.saved import load, save
+from deltafl.io import flatten
+from deltafl.types import FloatArray
+
+from .hosts import admit, federation, play, sizes_of
+
+#: Their states describe all clients jointly: a tree of them, and experts' probabilities of them.
+FIXED_SIZE = {"clustered-sampling-2", "osmd"}
+PRACTICAL = [name for name, entry in SAMPLERS.items() if entry.needs not in {"oracle", "losses"}]
+
+
+def test_clients_are_numbered_by_their_keys_and_keep_their_numbers() -> None:
+    fed = federation()
+    admit(fed, {f"partition:{i}": 7 for i in (10, 2, 11, 1)})
+    admit(fed, {"partition:5": 7, "partition:2": 70})
+    assert fed.clients.keys[4:] == ("partition:5",)
+    assert fed.clients.sizes == [7, 70, 7, 7, 7]
+    assert fed.plan.population.weight_m[1] == pytest.approx(70 / 98)
+
+
+def test_newcomers_get_the_mean_score_and_the_others_keep_theirs() -> None:
+    fed = federation("pracdelta", m=6)
+    play(fed, 4)
+    before_m = fed.current.sampler.p_m
+    assert np.ptp(before_m) > 0.01
+    admit(fed, sizes_of(8, start=6))
+    after_m = fed.current.sampler.p_m
+    assert after_m.sum() == pytest.approx(1)
+    assert after_m[6:] == pytest.approx([after_m.mean()] * 2)
+    assert after_m[:6] / before_m == pytest.approx([6 / 8] * 6)
+    assert fed.current.selected_m[6:].tolist() == [0, 0]
+    play(fed, 2)
+
+
+@pytest.mark.parametrize("label", ["k-vib", "vrb"])
+def test_newcomers_get_the_mean_of_cumulative_scores(label: str) -> None:
+    fed = federation(label, m=6)
+    play(fed, 30)
+    before_m = fed.current.sampler.total_m
+    admit(fed, sizes_of(8, start=6))
+    assert fed.current.sampler.total_m[6:] == pytest.approx([np.mean(before_m)] * 2)
+    assert np.mean(before_m) > 0
+
+
+@pytest.mark.parametrize("label", ["pracdelta@systematic@difference-own", "innovation", "cluster-is", "balanced"])
+def test_joining_before_the_first_round_equals_starting_with_everybody(label: str) -> None:
+    late, early = federation(label, m=4), federation(label, m=9)
+    admit(late, sizes_of(9, start=4))
+    assert late.clients.keys == early.clients.keys
+    for (name, grown), (_, begun) in zip(flatten(late.current), flatten(early.current), strict=True):
+        assert np.allclose(grown, begun, rtol=1e-12, atol=0, equal_nan=grown.dtype.kind == "f"), name
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_control_variates_are_summed_with_the_new_weights(estimator: str) -> None:
+    """sum_j w_j c_j is what the difference estimators add: a wrong one after somebody joins would be a bias."""
+    fed = federation("md-fixed", estimator=estimator, m=5)
+    play(fed, 3)
+    admit(fed, {"client:1": 99, **sizes_of(7, start=5)})
+    control, weight_m = find_estimator(estimator).control, fed.plan.population.weight_m
+    guess = control.value(fed.current.control, np.arange(7))
+    control_md = np.broadcast_to(guess.control_nd, (7, 3))
+    assert np.allclose(guess.total_d, weight_m @ control_md)
+    assert control_md.any() == (estimator not in {"horvitz-thompson", "hajek", "plain-mean", "weighted-mean"})
+    play(fed, 3)
+
+
+@pytest.mark.parametrize("label", [name for name in PRACTICAL if name not in FIXED_SIZE])
+def test_every_other_practical_sampler_lets_clients_join(label: str) -> None:
+    fed = federation(label, {"x": np.zeros(12, np.float32)}, m=5)
+    play(fed, 3)
+    admit(fed, {"client:1": 99, **sizes_of(8, start=5)})
+    fresh = init_round(fed.plan, np.zeros(12))
+    for (name, grown), (_, begun) in zip(flatten(fed.current), flatten(fresh), strict=True):
+        assert grown.shape == begun.shape, name
+        if name.endswith((".weight_m", ".size_m")):
+            assert np.array_equal(grown, begun), name
+    play(fed, 4)
+
+
+@pytest.mark.parametrize("label", sorted(FIXED_SIZE))
+def test_samplers_that_cannot_be_resized_leave_newcomers_out_and_forget_nobody(label: str) -> None:
+    fed = federation(label, m=5)
+    admit(fed, {"client:1": 60, **sizes_of(8, start=5)})
+    assert fed.clients.sizes == [10, 60, 20, 25, 30]
+    assert "client:5, client:6, client:7 cannot join" in fed.warnings[0]
+    assert "set min_nodes to the number of all clients" in fed.warnings[0]
+    admit(fed, sizes_of(8, start=5))
+    assert len(fed.warnings) == 1
+    play(fed, 2)
+    with pytest.raises(DeltaflError, match=r"^client:2, client:4 cannot be forgotten: .* choose a new state_path"):
+        fed.forget(["client:4", "client:2", "client:77"])
+    fed.forget(["client:77"])
+    assert len(fed.clients.keys) == 5
+
+
+class Tally(NamedTuple):
+    counts: FloatArray
+
+
+class Counting(Fixed):
+    """A sampler with one number per client, under a name that does not say so."""
+
+    def init(self, population: Population) -> Any:
+        return Tally(np.zeros(population.num_clients))
+
+
+def test_an_array_per_client_under_another_name_is_refused() -> None:
+    two, three = (Plan(Population.from_sizes([1] * m), Counting(), 1) for m in (2, 3))
+    with pytest.raises(DeltaflError, match="'counts' with shape"):
+        resize_state(three, init_round(two, np.zeros(2)), two.population.weight_m)
+
+
+def test_absent_clients_keep_their_probabilities() -> None:
+    fed = federation("pracdelta", n=2, m=6)
+    play(fed, 3)
+    kept_m = fed.current.sampler.p_m[3:]
+    play(fed, 5, present={"client:0", "client:1", "client:2"})
+    assert fed.current.sampler.p_m[3:] == pytest.approx(kept_m)
+    assert fed.current.selected_m[:3].sum() >= 10
+
+
+def test_a_client_that_claims_most_of_the_weight_is_named_once() -> None:
+    fed = federation("uniform", m=10)
+    fed.admit({"client:99": ClientInfo(2**40)})
+    fed.admit({"client:98": ClientInfo(10)})
+    assert [sentence[:9] for sentence in fed.warnings] == ["client:99"]
+    assert "100% of the weight" in fed.warnings[0]
+
+
+@pytest.mark.parametrize("label", ["pracdelta", "innovation@systematic@innovation", "fedavg", "cluster-is", "k-vib"])
+def test_a_forgotten_client_leaves_nothing_behind(label: str, tmp_path: Path) -> None:
+    targets = {f"c{i}": float(i) for i in range(5)}
+    fed = federation(label, weights="uniform", m=6)
+    play(fed, 20, **targets, c5=1e6)
+    kept = fed.current.selected_m[:5]
+    fed.forget(["client:5", "client:77"])
+    assert fed.clients.keys == tuple(f"client:{i}" for i in range(5))
+    assert np.array_equal(fed.current.selected_m, kept)
+    assert fed.plan.population.weight_m.tolist() == [0.2] * 5
+    save(tmp_path, fed)
+    again = Federation(fed.rules, {"x": np.zeros(3, np.float32)}, fed.layout)
+    load(tmp_path, again)
+    play(again, 40, **targets)
+    assert np.all(np.abs(again.params_d) < 10)
+
+
+def test_forgetting_resets_the_clients_memories_and_leaves_somebody() -> None:
+    fed = federation("uniform", estimator="difference-own-remote", m=3)
+    fed.forget(["client:1"])
+    assert fed.current.control.taken_m.tolist() == [-1, -1]
+    with pytest.raises(DeltaflError, match="every known client"):
+        fed.forget(["client:0", "client:2"])
+    assert len(fed.clients.keys) == 2
