@@ -1,6 +1,6 @@
 """Federations without messages: clients that move a small model in known ways."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,19 +58,17 @@ def play(
     present: Iterable[str] | None = None,
     alive: bool = True,
     save_to: Path | None = None,
-    **targets: float,
+    targets: Mapping[int, float] | None = None,
 ) -> list[RoundInfo]:
-    """Rounds in which client i moves every array by its own number, or half the way to the target ``c{i}``."""
+    """Rounds in which client i moves every array by its own number, or half the way to its target."""
     infos = []
     for _ in range(rounds):
         cohort, sent = fed.open(set(fed.clients.keys if present is None else present)), fed.arrays()
 
         def answer(client: int, sent: Arrays = sent) -> ClientReply | None:
             number = int(fed.clients.keys[client].removeprefix("client:"))
-            if f"c{number}" in targets:
-                moved = {
-                    name: array + np.float32(0.5) * (targets[f"c{number}"] - array) for name, array in sent.items()
-                }
+            if targets and number in targets:
+                moved = {name: array + np.float32(0.5) * (targets[number] - array) for name, array in sent.items()}
             else:
                 moved = {n: a if a.dtype == bool else a + a.dtype.type(1 + number % 5) for n, a in sent.items()}
             return ClientReply(moved, loss=1.0) if alive else None

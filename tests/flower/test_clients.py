@@ -27,7 +27,7 @@ def test_clients_are_numbered_by_their_keys_and_keep_their_numbers() -> None:
     fed = federation()
     admit(fed, {f"partition:{i}": 7 for i in (10, 2, 11, 1)})
     admit(fed, {"partition:5": 7, "partition:2": 70})
-    assert fed.clients.keys[4:] == ("partition:5",)
+    assert fed.clients.keys[-1] == "partition:5"
     assert fed.clients.sizes == [7, 70, 7, 7, 7]
     assert fed.plan.population.weight_m[1] == pytest.approx(70 / 98)
 
@@ -144,9 +144,9 @@ def test_a_client_that_claims_most_of_the_weight_is_named_once() -> None:
 
 @pytest.mark.parametrize("label", ["pracdelta", "innovation@systematic@innovation", "fedavg", "cluster-is", "k-vib"])
 def test_a_forgotten_client_leaves_nothing_behind(label: str, tmp_path: Path) -> None:
-    targets = {f"c{i}": float(i) for i in range(5)}
+    targets = {i: float(i) for i in range(5)}
     fed = federation(label, weights="uniform", m=6)
-    play(fed, 20, **targets, c5=1e6)
+    play(fed, 20, targets={**targets, 5: 1e6})
     kept = fed.current.selected_m[:5]
     fed.forget(["client:5", "client:77"])
     assert fed.clients.keys == tuple(f"client:{i}" for i in range(5))
@@ -155,7 +155,7 @@ def test_a_forgotten_client_leaves_nothing_behind(label: str, tmp_path: Path) ->
     save(tmp_path, fed)
     again = Federation(fed.rules, {"x": np.zeros(3, np.float32)}, fed.layout)
     load(tmp_path, again)
-    play(again, 40, **targets)
+    play(again, 40, targets=targets)
     assert np.all(np.abs(again.params_d) < 10)
 
 

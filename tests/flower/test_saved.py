@@ -50,7 +50,7 @@ def test_a_norm_guard_bounds_a_step_after_a_restart_too(tmp_path: Path) -> None:
     fed = federation("uniform", **settings)
     assert load(tmp_path, fed)
     before_d = fed.params_d.copy()
-    (info,) = play(fed, 1, **{f"c{i}": 1e4 for i in range(6)})
+    (info,) = play(fed, 1, targets=dict.fromkeys(range(6), 1e4))
     assert info.clip_factor < 0.01
     assert np.linalg.norm(fed.params_d - before_d) < 2 * np.sqrt(3) * 5
     with pytest.raises(DeltaflError, match=r"norm_guard = 2\.0, now it is None"):
