@@ -24,7 +24,7 @@ from deltafl import (
 from deltafl.audit.check_sampler import check_sampler
 from deltafl.types import BoolArray, FloatArray, Oracle
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "own_sampler.py"
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "own_sampler.py"
 EQUAL_SCORES = {name for name, entry in SAMPLERS.items() if entry.scores == "equal" and entry.design is not None}
 TABLE = [
     name if design is None else f"{name}@{design}"

@@ -361,7 +361,7 @@ def test_samplers_that_do_not_say_so_are_still_given_a_mask() -> None:
 
 
 def test_the_example_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parent.parent / "docs" / "scale.md").read_text()
+    text = (Path(__file__).parent.parent.parent / "docs" / "scale.md").read_text()
     block = text[text.index("```python\n") + len("```python\n") :]
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
