@@ -22,8 +22,7 @@ from deltafl import (
     open_round,
     stream,
 )
-from deltafl.audit.check_sampler import check_sampler
-from deltafl.audit.mse_bounds import lower_bound
+from deltafl.audit import check_sampler, lower_bound
 from deltafl.designs.exact import every_cohort
 from deltafl.designs.table import systematic
 from deltafl.io import load_state, save_state

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltafl.audit.audit import audit
+from deltafl.audit import audit
 from deltafl.round import init_round
 from deltafl.simulation.experiment import run_single, subject_of
 from deltafl.simulation.probes import EVERYONE, SELECTED, is_probed, probe_columns, probe_everyone

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .accumulate import Accumulator
-    from .audit.audit import KnownUpdates
+    from .audit import KnownUpdates
     from .designs.inclusion import inclusion_probabilities, with_floor
     from .designs.table import DESIGNS, Design, draw_cohort
     from .errors import DeltaflError, MissingExtraError
@@ -91,7 +91,7 @@ _MODULES = {
     name: module
     for module, names in {
         "accumulate": "Accumulator",
-        "audit.audit": "KnownUpdates",
+        "audit": "KnownUpdates",
         "designs.table": "DESIGNS Design draw_cohort",
         "errors": "DeltaflError MissingExtraError",
         "estimators.remote": "ClientMemory RemoteReply",

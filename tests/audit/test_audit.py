@@ -5,8 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deltafl import SAMPLERS, Cohort, Population, inclusion_probabilities
-from deltafl.audit.audit import AuditRow, Subject, all_samplers, audit, gram_of
-from deltafl.audit.mse_bounds import least_mse, least_over_designs, lower_bound
+from deltafl.audit import AuditRow, Subject, all_samplers, audit, gram_of, least_mse, least_over_designs, lower_bound
 from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
 from deltafl.estimators.table import ESTIMATORS, horvitz_thompson

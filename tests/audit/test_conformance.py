@@ -21,7 +21,7 @@ from deltafl import (
     draw_cohort,
     make_sampler,
 )
-from deltafl.audit.check_sampler import check_sampler
+from deltafl.audit import check_sampler
 from deltafl.types import BoolArray, FloatArray, Oracle
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "own_sampler.py"

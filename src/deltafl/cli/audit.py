@@ -10,7 +10,7 @@ from . import options as o
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..audit.audit import AuditRow
+    from ..audit import AuditRow
     from ..simulation.settings import RunSettings
 
 
@@ -38,7 +38,7 @@ def audit(
     from ..simulation.settings import RunSettings, make_settings
 
     settings = make_settings(RunSettings, given)
-    from ..audit.audit import all_samplers
+    from ..audit import all_samplers
     from ..samplers import parse_label, split_labels
 
     named = all_samplers() if samplers == "all" else split_labels(samplers)
@@ -63,9 +63,8 @@ def _print_findings(
     """Audit sampler by sampler, each printed when it is done, then the sum of it."""
     from rich.console import Console
 
-    from ..audit.audit import audit as audit_methods
-    from ..audit.audit import gram_of
-    from ..audit.mse_bounds import least_mse
+    from ..audit import audit as audit_methods
+    from ..audit import gram_of, least_mse
     from ..simulation.experiment import subject_of
 
     subject = subject_of(settings)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..accumulate import Accumulator
-from ..audit.audit import Subject
+from ..audit import Subject
 from ..errors import DeltaflError, require
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
 from ..tasks.base import Task

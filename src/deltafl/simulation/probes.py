@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..audit.audit import estimate_error
+from ..audit import estimate_error
 from ..round import Plan, RoundState, broadcast
 from ..server.screening import measure, screen_replies
 from ..types import Cohort, FloatArray, IntArray, Oracle, Reports
@@ -65,7 +65,7 @@ def probe_everyone(
         ``least_error`` is a lower bound of the error of all unbiased linear schemes that ask n clients (see
         ``least.py``). All are NaN if an update is not finite.
     """
-    from ..audit.mse_bounds import least_mse  # loads SciPy, which a run without probes need not wait for
+    from ..audit import least_mse  # loads SciPy, which a run without probes need not wait for
 
     sent, m = broadcast(plan, state), plan.population.num_clients
     training = everyone or engine.train(sent.params_d, state.round, np.arange(m), sent.drift_d)
