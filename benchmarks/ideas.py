@@ -28,7 +28,7 @@ from deltafl.estimators.table import ESTIMATORS, Estimator, horvitz_thompson
 from deltafl.samplers.balanced import Balanced
 from deltafl.samplers.hics import HicsFL
 from deltafl.simulation.engine import Engine, reports_of
-from deltafl.simulation.records import environment
+from deltafl.simulation.environment import environment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
 from idea_known import BalancedInnovation, ResidualControl

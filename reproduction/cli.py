@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltafl.cli import run_app
+from deltafl.cli import interruptible, run_app, sweep_progress
 from deltafl.errors import DeltaflError, unknown_name
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from deltafl.simulation.sweep import OnProgress
-    from deltafl.simulation.sweep import Progress as SweepProgress
 
     from .reproduce import Request
-
-EXIT_INTERRUPTED = 130
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -161,33 +158,8 @@ def _list_table() -> "Table":
 @contextmanager
 def _progress(folder: Path) -> Iterator["OnProgress"]:
     """A bar for the rounds of all runs; Ctrl-C ends with a sentence that says how to go on."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    bars = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("{task.fields[shown]}"),
-        TimeRemainingColumn(compact=True),
-        console=Console(stderr=True),
-    )
-    bar = bars.add_task("rounds", total=None, shown="")
-
-    def on_progress(progress: "SweepProgress") -> None:
-        bars.start()
-        now = f"; now {', '.join(progress.running)}" if progress.running else ""
-        shown = f"{progress.runs_done} of {progress.runs_total} runs{now}"
-        bars.update(bar, completed=progress.rounds_done, total=progress.rounds_total, shown=shown)
-
-    try:
-        yield on_progress
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted; the same command goes on, what is finished is kept in {folder}", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    finally:
-        if bars.live.is_started:
-            bars.stop()
+    with interruptible(f"the same command goes on, what is finished is kept in {folder}"), sweep_progress() as show:
+        yield show
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -167,14 +167,14 @@ def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgres
 
 
 def _missing_data(waiting: Sequence[Any]) -> dict[str, str]:
-    """The parts whose task cannot be made here, with the sentence why; memory use of the others is logged."""
-    from deltafl.simulation.setup import task_of, tell_memory
+    """The parts whose task cannot be made here, with the sentence why."""
+    from deltafl.simulation.setup import task_of
 
     reasons = {}
     for part in dict.fromkeys(job.part for job in waiting):
         settings = [job.settings for job in waiting if job.part == part]
         try:
-            tell_memory(part, settings, task_of(settings[0]))
+            task_of(settings[0])
         except DeltaflError as error:
             reasons[part] = str(error)
     return reasons
@@ -207,7 +207,7 @@ def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) 
 
 
 def _environment() -> dict[str, Any]:
-    from deltafl.simulation.records import environment
+    from deltafl.simulation.environment import environment
 
     return {key: value for key, value in environment().items() if key != "command"}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation import oracle
-from deltafl.simulation.experiment import run_single
-from deltafl.simulation.ranks import Ranks, joined_ranks
+from deltafl.simulation.distributed import ProcessGroup, joined_processes
+from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 
 Runs = dict[str, dict[str, object]]
@@ -44,12 +44,14 @@ def stop_after_one(done: int, *_: object) -> None:
         raise StopError
 
 
-def play(folder: Path, ranks: Ranks) -> None:
+def play(folder: Path, ranks: ProcessGroup) -> None:
     for name, given in (SUMMED | GATHERED | THEORY).items():
         # Only the first process's machine has the folder.
-        run_single(settings_of(given), folder / name if ranks.first else Path("nowhere"), quiet, ranks)
+        run_single(settings_of(given), folder / name if ranks.is_first else Path("nowhere"), quiet, ranks)
     oracle.TABLE_BYTES = 0
-    run_single(settings_of(THEORY["theory"]), folder / "theory-file" if ranks.first else Path("nowhere"), quiet, ranks)
+    run_single(
+        settings_of(THEORY["theory"]), folder / "theory-file" if ranks.is_first else Path("nowhere"), quiet, ranks
+    )
     for name in RESUMED:
         settings, where = settings_of((SUMMED | GATHERED)[name]), folder / f"{name}-again"
         try:
@@ -66,7 +68,7 @@ def main(end: str, folder: Path) -> None:
             raise DeltaflError("the second process is out of luck")
 
     try:
-        with joined_ranks() as ranks:
+        with joined_processes() as ranks:
             if end == "fails":
                 play(folder, ranks)
             run_single(settings_of({"sampler": "pracdelta"}), folder / end, on_round, ranks)

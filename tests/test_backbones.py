@@ -21,10 +21,10 @@ from deltafl import (
     open_round,
 )
 from deltafl.estimators.table import find_estimator
+from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Engine, Evaluation
-from deltafl.simulation.experiment import run_experiment, run_single
 from deltafl.simulation.oracle import SimulatedOracle
-from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.run import run_experiment, run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
 

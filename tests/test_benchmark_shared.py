@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation import record, sweep
+from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.record import UNFINISHED, RunRecord, RunStore, read_record
-from deltafl.simulation.records import RunDirectory
 from deltafl.simulation.sweep import Job, OnProgress, run_job
 from reproduction.benchmark import run as benchmark
 from reproduction.benchmark.parts import Part, parts_of
@@ -55,11 +56,11 @@ def test_a_line_that_is_written_between_the_two_looks_is_seen(tmp_path: Path, mo
 def test_a_sweep_that_lags_behind_plays_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other sweep plays and packs all tuning runs while this one has them on its list."""
     played: list[str] = []
-    run_alone = sweep._run_alone
+    run_alone = sweep._Player._play_alone
 
-    def run_counted(job: Job, store: RunStore) -> None:
+    def run_counted(player: sweep._Player, job: Job, *rest: Any) -> None:
         played.append(job.key)
-        run_alone(job, store)
+        run_alone(player, job, *rest)
 
     def behind(
         jobs: Sequence[Job], folder: Path, _: int, on_progress: OnProgress, is_packed: sweep.IsPacked | None = None
@@ -71,7 +72,7 @@ def test_a_sweep_that_lags_behind_plays_nothing_again(tmp_path: Path, monkeypatc
         for job in jobs:
             assert run_job(job, folder, is_packed)
 
-    monkeypatch.setattr(sweep, "_run_alone", run_counted)
+    monkeypatch.setattr(sweep._Player, "_play_alone", run_counted)
     monkeypatch.setattr(benchmark, "run_jobs", behind)
     benchmark.reproduce_benchmark(EXPERIMENT, Request("benchmark", "smoke", tmp_path), lambda _: None)
     assert len(played) == len(set(played)) == 4

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.distributed import refuse_undividable
-from deltafl.simulation.experiment import run_single
-from deltafl.simulation.ranks import Ranks, joined_ranks, refuse_ranks, shared_out
+from deltafl.simulation.distributed import ProcessGroup, divided, joined_processes, refuse_processes, refuse_undividable
+from deltafl.simulation.run import run_single
 from rank_processes import GATHERED, RESUMED, SUMMED, THEORY, quiet, settings_of
 
 
@@ -105,7 +104,7 @@ def test_a_failure_is_told_in_the_other_process(played: tuple[Path, list[tuple[i
 def test_after_a_kill_the_others_end_and_the_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     (code, words), (killed, _) = two_processes("killed", tmp_path)
     assert (code, killed) == (2, -9)
-    assert "another process of this run ended without a word" in words
+    assert "another process of this run ended unexpectedly" in words
     settings = settings_of({"sampler": "pracdelta"})
     run_single(settings, tmp_path / "killed", quiet)  # by one process
     run_single(settings, tmp_path / "alone", quiet)
@@ -115,24 +114,24 @@ def test_after_a_kill_the_others_end_and_the_run_goes_on_from_its_checkpoint(tmp
 
 @given(st.lists(st.floats(0.1, 100.0), max_size=30), st.integers(1, 5))
 def test_shares_are_balanced_and_complete(costs: list[float], count: int) -> None:
-    shares = shared_out(costs, count)
+    shares = divided(costs, count)
     assert sorted(place for share in shares for place in share) == list(range(len(costs)))
     loads = [sum(costs[place] for place in share) for share in shares]
     least_possible = max(sum(costs) / count, *islice(sorted(costs, reverse=True), 1), 0.0)
     assert max(loads) <= (4 / 3) * least_possible + max(costs, default=0.0)
     assert max(loads) - min(loads) <= max(costs, default=0.0) + 1e-9
-    np.testing.assert_array_equal(np.concatenate([[0], *shares]), np.concatenate([[0], *shared_out(costs, count)]))
+    np.testing.assert_array_equal(np.concatenate([[0], *shares]), np.concatenate([[0], *divided(costs, count)]))
 
 
 def test_one_process_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with joined_ranks() as ranks:
-        assert type(ranks) is Ranks
-        assert (ranks.first, ranks.gathered(3), ranks.from_first(lambda: 4)) == (True, [3], 4)
-    refuse_ranks("compare")
+    with joined_processes() as ranks:
+        assert type(ranks) is ProcessGroup
+        assert (ranks.is_first, ranks.gathered(3), ranks.from_first(lambda: 4)) == (True, [3], 4)
+    refuse_processes("compare")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(DeltaflError, match="several processes cannot do 'deltafl compare' together"):
-        refuse_ranks("compare")
+        refuse_processes("compare")
 
 
 @pytest.mark.parametrize("given_", [{"memory_path": "rows", "sampler": "innovation"}, {"engine": "measured"}])

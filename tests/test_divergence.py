@@ -17,12 +17,12 @@ from deltafl.analysis.runs import Run
 from deltafl.analysis.summary import summarise
 from deltafl.analysis.table import remarks
 from deltafl.cli.main import app
-from deltafl.simulation.comparison import run_comparison
+from deltafl.simulation.compare import run_comparison
+from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.divergence import DivergedError, Method, Watch, likely_cause
 from deltafl.simulation.engine import Engine, Evaluation
-from deltafl.simulation.experiment import run_single
 from deltafl.simulation.record import RunStore, read_record
-from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, task_of
 from deltafl.simulation.sweep import run_job

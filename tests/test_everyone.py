@@ -13,8 +13,8 @@ from deltafl.round import Broadcast
 from deltafl.simulation import oracle
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.everyone import Everyone
-from deltafl.simulation.experiment import run_single
 from deltafl.simulation.oracle import SimulatedOracle
+from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.training.local import LocalWork

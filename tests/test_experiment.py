@@ -17,12 +17,13 @@ import torch
 from safetensors.numpy import load_file
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.comparison import run_comparison
+from deltafl.simulation.compare import run_comparison
+from deltafl.simulation.directory import RunDirectory, refusals
 from deltafl.simulation.engine import Engine, Evaluation
-from deltafl.simulation.experiment import begin, refusals, run_experiment, run_single, subject_of
-from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.run import begin, run_experiment, run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
-from deltafl.simulation.setup import engine_of
+from deltafl.simulation.setup import engine_of, subject_of
+from deltafl.simulation.sweep import Progress
 from deltafl.simulation.training.local import LocalWork
 from deltafl.tasks.base import Task
 
@@ -161,16 +162,19 @@ def test_evaluation_can_be_rare(tmp_path: Path) -> None:
     assert [line["round"] for line in lines if "test" in line] == [0, 4, 6]
 
 
-def test_a_comparison_writes_its_summary_and_pictures_and_can_be_continued(tmp_path: Path) -> None:
+def test_a_comparison_writes_its_summary_and_pictures_and_can_be_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = make_settings(CompareSettings, {**TINY, "samplers": "full,uniform,pracdelta", "seeds": 2})
 
-    def stop(sampler: str, seed: int, done: int, total: int, test: Evaluation) -> None:
-        if (sampler, seed, done) == ("uniform", 1, 3):
+    def stop(progress: Progress) -> None:
+        if progress.runs_done == 4 and progress.rounds_done > 4 * 6:
             raise StopError
 
+    monkeypatch.setattr("deltafl.simulation.sweep._POLL_SECONDS", 0.0)
     with pytest.raises(StopError):
         run_comparison(settings, tmp_path / "out", stop)
-    summary = run_comparison(settings, tmp_path / "out", quiet)
+    summary = run_comparison(settings, tmp_path / "out", quiet, processes=2)
     assert [entry.sampler for entry in summary.samplers] == ["full", "uniform", "pracdelta"]
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"summary.json", "accuracy.png", "loss.png", "selections.png", "config.toml"} <= written
@@ -178,7 +182,7 @@ def test_a_comparison_writes_its_summary_and_pictures_and_can_be_continued(tmp_p
     assert result_of(tmp_path / "alone") == result_of(tmp_path / "out" / "runs" / "uniform-seed1")
 
 
-def test_a_comparison_that_goes_on_with_other_data_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_comparison_names_all_data_that_its_runs_read(tmp_path: Path) -> None:
     settings = make_settings(CompareSettings, {"task": "toy", "rounds": 2, "samplers": "uniform", "seeds": 2})
     summary = run_comparison(settings, tmp_path, quiet)
     assert summary.environment["data"] == "toy"
@@ -187,17 +191,17 @@ def test_a_comparison_that_goes_on_with_other_data_says_so(tmp_path: Path, caplo
         note.write_text(note.read_text().replace('"toy"', '"another toy"'))
     shutil.rmtree(tmp_path / "runs" / "uniform-seed1")
     assert run_comparison(settings, tmp_path, quiet).environment["data"] == "another toy; toy"
-    assert "this run began on the data another toy and goes on with toy" in caplog.text
 
 
-def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of the same name, but with one label changed, or one example with another client."""
     folder = tmp_path / "run"
     run(folder)
     directory = RunDirectory(folder)
     settings = make_settings(RunSettings, TINY)
     task = engine_of(settings).task
-    assert begin(directory, settings, task) == task.dataset.name
+    begin(directory, settings, replace(task, dataset=replace(task.dataset, name="another name")))
+    assert "this run began on the data digits and goes on with another name" in caplog.text
     train_y = task.dataset.train_y.copy()
     train_y[7] = (train_y[7] + 1) % 10
     relabelled = replace(task, dataset=replace(task.dataset, train_y=train_y))

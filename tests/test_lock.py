@@ -1,6 +1,5 @@
 """One process plays in a folder: the others are refused, a killed one holds nothing, and nothing is left behind."""
 
-import errno
 import os
 import subprocess
 import sys
@@ -11,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.comparison import run_comparison
-from deltafl.simulation.experiment import run_single
-from deltafl.simulation.lock import NAME, claimed, claimed_new, only_one
+from deltafl.simulation.compare import run_comparison
+from deltafl.simulation.directory import locked
+from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 
 TINY = {"task": "toy", "rounds": 2}
@@ -24,17 +23,17 @@ def quiet(*_: object) -> None:
 
 
 @contextmanager
-def another_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def another_process(folder: Path) -> Iterator[None]:
     """A process that plays in a folder; killed at the end."""
     code = (
-        "import sys, time, pathlib; from deltafl.simulation.lock import claimed\n"
-        "with claimed(pathlib.Path(sys.argv[1])): print('claimed', flush=True); time.sleep(60)"
+        "import sys, time, pathlib; from deltafl.simulation.directory import locked\n"
+        "with locked(pathlib.Path(sys.argv[1])): print('locked', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "claimed\n"
+        assert process.stdout.readline() == "locked\n"
         try:
-            yield process
+            yield
         finally:
             process.kill()
 
@@ -44,22 +43,34 @@ def test_the_folder_of_a_run_that_another_process_plays_is_refused_until_it_is_k
     with another_process(tmp_path / "run"):
         with pytest.raises(DeltaflError, match="another process is playing the run in "):
             run_single(settings, tmp_path / "run", quiet)
-        assert [path.name for path in (tmp_path / "run").iterdir()] == [NAME]
+        assert not (tmp_path / "run").exists()
+    assert (tmp_path / "run.lock").exists()
     run_single(settings, tmp_path / "run", quiet)
-    assert not (tmp_path / "run" / NAME).exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize("place", ["out", "out/runs/uniform-seed0"])
-def test_a_comparison_and_each_of_its_runs_are_locked(tmp_path: Path, place: str) -> None:
+def test_a_comparison_is_locked_and_waits_for_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = make_settings(CompareSettings, {**TINY, "samplers": "uniform", "seeds": 1})
-    with another_process(tmp_path / place), pytest.raises(DeltaflError, match="another process is playing"):
+    with another_process(tmp_path / "out"), pytest.raises(DeltaflError, match="another process is playing"):
         run_comparison(settings, tmp_path / "out", quiet)
+    with another_process(tmp_path / "out" / "runs" / "uniform-seed0"):
+
+        class WaitedError(Exception):
+            pass
+
+        def wait(seconds: float) -> None:
+            raise WaitedError
+
+        monkeypatch.setattr("time.sleep", wait)
+        with pytest.raises(WaitedError):
+            run_comparison(settings, tmp_path / "out", quiet)
+        monkeypatch.undo()
     run_comparison(settings, tmp_path / "out", quiet)
-    assert not list((tmp_path / "out").rglob(NAME))
+    assert not list(tmp_path.rglob("*.lock"))
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])
-def test_the_command_line_is_refused_before_it_looks_at_the_folder(tmp_path: Path, command: str) -> None:
+def test_the_command_line_refuses_a_folder_in_use(tmp_path: Path, command: str) -> None:
     with another_process(tmp_path / "out"):
         done = subprocess.run(
             [sys.executable, "-m", "deltafl", command, "--task", "toy", "--resume", "--out", "out"],
@@ -73,34 +84,7 @@ def test_the_command_line_is_refused_before_it_looks_at_the_folder(tmp_path: Pat
     assert done.stderr == "deltafl: another process is playing the run in out; wait for it, or choose another --out\n"
 
 
-def test_new_folders_have_names_of_their_own_and_go_if_nothing_was_written(tmp_path: Path) -> None:
-    base = tmp_path / "results" / "run-toy"
-    with claimed_new(base) as first, claimed_new(base) as second, claimed_new(base) as third:
-        assert [path.name for path in (first, second, third)] == ["run-toy", "run-toy-2", "run-toy-3"]
-        (second / "config.toml").touch()
-    assert [path.name for path in (tmp_path / "results").iterdir()] == ["run-toy-2"]
-    assert [path.name for path in second.iterdir()] == ["config.toml"]
-
-
-def test_a_folder_is_claimed_once_more_by_the_same_process_and_left_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    for folder in (tmp_path / "mine", tmp_path / "new" / "run"):
-        with claimed(folder):
-            with claimed(folder / ".." / folder.name):
-                pass
-            with only_one(folder / NAME) as ours:
-                assert not ours
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    assert not list((tmp_path / "mine").iterdir())
-
-
-def test_a_file_system_without_locks_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(_: int) -> bool:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr("deltafl.simulation.lock._lock", refuse)
-    with claimed(tmp_path / "run"):
+def test_folders_that_were_made_for_a_lock_go_with_it(tmp_path: Path) -> None:
+    with locked(tmp_path / "runs" / "run-toy"), pytest.raises(DeltaflError), locked(tmp_path / "runs" / "run-toy"):
         pass
-    assert "on a file system without locks" in caplog.text
+    assert not list(tmp_path.iterdir())

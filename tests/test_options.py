@@ -5,18 +5,17 @@ from typing import Any
 
 import pytest
 
-from deltafl.cli.options import opened
+from deltafl.cli.options import settings_from
 from deltafl.errors import DeltaflError
-from deltafl.simulation.records import write_header
+from deltafl.simulation.directory import write_header
 from deltafl.simulation.settings import CompareSettings, RunSettings, Settings, make_settings
 
 RUN, COMPARISON = RunSettings, CompareSettings
 
 
 def settings(kind: type[Settings], out: Path | None = None, resume: bool = False, *sets: str, **given: Any) -> Settings:
-    params = {"out": out, "config": None, "resume": resume, "set_": list(sets), **given}
-    with opened(kind, params, "run") as (found, _):
-        return found
+    config = given.pop("config", None)
+    return settings_from(kind, given, sets, config, out, resume)
 
 
 @pytest.mark.parametrize("resume", [True, False])

@@ -9,11 +9,11 @@ import pytest
 
 from deltafl.audit import audit
 from deltafl.round import init_round
-from deltafl.simulation.experiment import run_single, subject_of
+from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.probes import EVERYONE, SELECTED, is_probed, probe_columns, probe_everyone
-from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.setup import engine_of, plan_of
+from deltafl.simulation.setup import engine_of, plan_of, subject_of
 
 TOY = {"task": "toy", "clients": 3, "sample": 2, "local_epochs": None, "batch_size": None, "probe_every": 1}
 TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 7, "local_epochs": 1, "batch_size": 16}

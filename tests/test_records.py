@@ -12,8 +12,7 @@ import pytest
 from deltafl import DeltaflError, Plan, Population, PracDelta, RoundState, close_round, init_round, open_round
 from deltafl.io import flatten, plain_json, unflatten
 from deltafl.server.optimizers import make_server_optimizer
-from deltafl.simulation.comparison import read_run
-from deltafl.simulation.records import RunDirectory, recorded_settings
+from deltafl.simulation.directory import RunDirectory, read_run, recorded_settings
 from deltafl.simulation.settings import RunSettings
 
 PLAN = Plan(
@@ -155,7 +154,7 @@ def test_a_reader_can_tell_which_file_is_damaged(tmp_path: Path) -> None:
         "timings.jsonl": lambda: read_run(directory, "pracdelta", 0, "accuracy", 4),
         "environment.json": directory.environment,
         "memory.json": lambda: directory.memory_folder("any"),
-        "config.toml": lambda: directory.started,
+        "config.toml": directory.settings,
     }
     for name, read in readers.items():
         file = directory.path / name

@@ -15,7 +15,7 @@ from torch.nn import functional
 from batch_tools import CLASSES, MODELS, WORKS, task_of
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.experiment import run_single
+from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training.forms import batched_refusal, batched_size, unfolded
 from deltafl.simulation.training.local import LocalWork

@@ -15,9 +15,9 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from batch_tools import CLASSES, DEVICES, SIZES, WORKS, task_of
+from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.experiment import run_experiment
-from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.training.local import LocalWork, minibatches

@@ -1,7 +1,6 @@
 """Experiments as data and sweeps of runs: what a file means, and that nothing is run twice, lost or mixed up."""
 
 import json
-import logging
 import subprocess
 import sys
 import time
@@ -15,9 +14,9 @@ import pytest
 from filelock import FileLock
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.experiment import run_experiment
+from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.record import UNFINISHED, RunRecord, RunStore, read_record, record_of, write_record
-from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.sweep import Progress, rounds_played, run_job
@@ -199,35 +198,6 @@ def test_parts_without_data_are_left_out_with_the_reason(tmp_path: Path, monkeyp
     with pytest.raises(DeltaflError, match=r"unipen62_writers\.npz"):
         run_sweep(make_sweep(sweep.experiment, "smoke", ["b"]), tmp_path / "other", 1, quietly)
     assert not (tmp_path / "other").exists()
-
-
-def test_what_memories_take_is_told_before_processes_without_a_log_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """6 clients of 650 numbers in float32, four times over, are 62,400 bytes. Once a part, if such a run is left."""
-    monkeypatch.setattr("deltafl.simulation.setup.WORTH_A_LINE", 62_400)
-    told_before: list[str] = []
-    monkeypatch.setattr("reproduction.reproduce.run_jobs", lambda *_: told_before.extend(caplog.messages))
-    small = {**SETTINGS, "seeds": 1, "samplers": ["uniform", "innovation", "fedvarp"]}
-    sweep = make_sweep(
-        experiment(settings=small, parts={"a": {}, "b": {"samplers": ["uniform", "innovation"]}}), "smoke"
-    )
-    with caplog.at_level(logging.INFO, logger="deltafl"):
-        run_sweep(sweep, tmp_path, 2, quietly)
-    words = (
-        "remembers one update a client, 6 x 650 numbers (float32): "
-        "at most 62.4 kB of RAM, checkpoints included, and 31.2 kB on disk"
-    )
-    expected = [
-        f"{names} {words}"
-        for names in ("a: each process that plays innovation or fedvarp", "b: each process that plays innovation")
-    ]
-    assert told_before == caplog.messages == expected
-    run_job(next(job for job in sweep.jobs() if job.key == "b/innovation-seed0"), tmp_path)
-    caplog.clear()
-    with caplog.at_level(logging.INFO, logger="deltafl"):
-        run_sweep(sweep, tmp_path, 2, quietly)
-    assert caplog.messages == expected[:1]
 
 
 def test_a_record_survives_its_file_and_a_broken_one_is_named(tmp_path: Path) -> None:

@@ -85,9 +85,9 @@ def _run_part(part: Part, methods: tuple[str, ...], store: Store, processes: int
 def runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
     """The methods of a part that can run here; why others cannot is added to ``reasons``.
 
-    The data are looked for, and what memories take is told, only where something is left to do.
+    The data are looked for only where something is left to do.
     """
-    from deltafl.simulation.setup import plan_of, task_of, tell_memory
+    from deltafl.simulation.setup import plan_of, task_of
 
     if all(store.tried(part, job) for job in tuning(part, part.methods, store)) and all(
         store.get(job) for job in tests(part, part.methods, store)
@@ -100,7 +100,7 @@ def runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
         reasons[part.name, ""] = str(error)
         return ()
     population = task.population(part.common.weights)
-    kept = {}
+    kept = []
     for label in part.methods:
         settings = part.tuning_job(label, part.rates[0], part.tuning_seeds[0]).settings
         try:
@@ -108,8 +108,7 @@ def runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
         except DeltaflError as error:
             reasons[part.name, label] = str(error)
         else:
-            kept[label] = settings
-    tell_memory(part.name, list(kept.values()), task)
+            kept.append(label)
     return tuple(kept)
 
 

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from deltafl import DeltaflError, Fixed, Plan, Population, RoundState, close_round, init_round, open_round, stream
 from deltafl.estimators.table import ESTIMATORS, find_estimator
@@ -23,10 +21,9 @@ from deltafl.io import flatten
 from deltafl.scale import memory_budget as room_module
 from deltafl.scale.memory_budget import human, memory_size, require_room
 from deltafl.scale.rows import MappedRows, RowFormat, from_bfloat16, to_bfloat16
-from deltafl.simulation.experiment import run_single
-from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.setup import task_of, tell_memory
 
 M, N, D = 12, 3, 5
 POPULATION = Population.from_sizes(list(range(1, M + 1)))
@@ -204,7 +201,6 @@ from pathlib import Path
 from deltafl import Fixed, Plan, Population, close_round, init_round, open_round, stream
 from deltafl.scale.rows import RowFormat
 from deltafl.simulation.settings import RunSettings
-from deltafl.simulation.records import RunDirectory
 out, rounds = Path(sys.argv[1]), int(sys.argv[2])
 plan = Plan(Population.from_sizes([1] * 60), Fixed(), 6, "innovation", memory=RowFormat("bfloat16", str(out / "rows")))
 directory = RunDirectory(out)
@@ -347,21 +343,6 @@ def test_a_run_says_what_its_memory_takes(
     assert len(told) == 1
     start = r"innovation remembers one update a client, 12 x 650 numbers "
     assert re.fullmatch(start + words.format(out=re.escape(str(tmp_path))), told[0])
-
-
-@pytest.mark.parametrize(("num_params", "told"), [(625_000, True), (624_999, False)])
-def test_of_a_sweep_only_a_large_memory_is_told(caplog: pytest.LogCaptureFixture, num_params: int, told: bool) -> None:
-    """10 clients of 625,000 numbers in float32, four times over, are 100 MB to the byte."""
-    runs = [make_settings(RunSettings, {**TINY, "clients": 10, "sampler": name}) for name in ("uniform", "innovation")]
-    task = replace(task_of(runs[0]), make_model=lambda: nn.Linear(num_params - 1, 1))
-    with caplog.at_level(logging.INFO, logger="deltafl"):
-        tell_memory("part", runs, task)
-        tell_memory("other", runs[:1], task)
-    words = (
-        "part: each process that plays innovation remembers one update a client, "
-        "10 x 625,000 numbers (float32): at most 100 MB of RAM, checkpoints included, and 50 MB on disk"
-    )
-    assert caplog.messages == ([words] if told else [])
 
 
 def test_free_ram_is_known_here() -> None:

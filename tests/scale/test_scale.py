@@ -25,8 +25,8 @@ from deltafl.io import flatten, load_state, save_state
 from deltafl.scale.persistent_array import Array, Buffer, PersistentArray
 from deltafl.scale.rows import RowFormat
 from deltafl.scale.tree import TreeBuffer
-from deltafl.simulation.experiment import run_single
-from deltafl.simulation.records import RunDirectory
+from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.streams import stream
 from deltafl.types import IntArray

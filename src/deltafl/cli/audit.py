@@ -1,6 +1,6 @@
 """``deltafl audit``: hold every claim of unbiasedness against enumeration or simulation."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,18 +14,14 @@ if TYPE_CHECKING:
     from ..simulation.settings import RunSettings
 
 
-def audit(
+def _audit(
+    given: dict[str, Any],
     samplers: Annotated[str, typer.Option(help="names, or all", metavar="A,B")] = "all",
     designs: Annotated[str, typer.Option(help="names, or all", metavar="A,B")] = "all",
     estimators: Annotated[str, typer.Option(help="names, or all", metavar="A,B")] = "all",
     task: Annotated[str, typer.Option(help="whose updates are audited", metavar="NAME")] = "toy",
-    clients: o.Clients = None,
-    sample: o.Sample = None,
-    weights: o.Weights = None,
-    floor: o.Floor = None,
     draws: Annotated[int, typer.Option(help="cohorts drawn where they cannot be enumerated", min=100)] = 4000,
     seed: Annotated[int, typer.Option(help="fixes task, warm-up and draws", min=0)] = 0,
-    data_dir: o.DataDir = None,
 ) -> None:
     """Check which methods are unbiased, and how good they are, on a task's real updates.
 
@@ -33,11 +29,9 @@ def audit(
 
     Example: deltafl audit --samplers all
     """
-    names = ("clients", clients), ("sample", sample), ("weights", weights), ("floor", floor), ("data_dir", data_dir)
-    given = {"task": task, "seed": seed} | {key: value for key, value in names if value is not None}
     from ..simulation.settings import RunSettings, make_settings
 
-    settings = make_settings(RunSettings, given)
+    settings = make_settings(RunSettings, {"task": task, "seed": seed, **given})
     from ..audit import all_samplers
     from ..samplers import parse_label, split_labels
 
@@ -53,6 +47,15 @@ def audit(
         raise typer.Exit(1)
 
 
+def _run_settings() -> "type[RunSettings]":
+    from ..simulation.settings import RunSettings
+
+    return RunSettings
+
+
+audit = o.SettingsCommand(_audit, _run_settings, ("clients", "sample", "weights", "floor", "data_dir"))
+
+
 def _print_findings(
     settings: "RunSettings",
     samplers: list[str],
@@ -65,7 +68,7 @@ def _print_findings(
 
     from ..audit import audit as audit_methods
     from ..audit import gram_of, least_mse
-    from ..simulation.experiment import subject_of
+    from ..simulation.setup import subject_of
 
     subject = subject_of(settings)
     population = subject.population

@@ -1,10 +1,11 @@
 """``deltafl compare`` and ``deltafl run``: the long work, with progress, interruption and resumption."""
 
+import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,39 +13,35 @@ from ..errors import DeltaflError
 from . import options as o
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress as Bars
 
+    from ..simulation.distributed import ProcessGroup
     from ..simulation.engine import Evaluation
-    from ..simulation.experiment import OnRound
-    from ..simulation.ranks import Ranks
     from ..simulation.settings import CompareSettings, RunSettings
+    from ..simulation.sweep import OnProgress, Progress
 
 EXIT_INTERRUPTED = 130
 #: A run that diverged: not 1 (a check that failed) and not 2 (bad input).
 EXIT_DIVERGED = 3
 
 
-def compare(
-    ctx: typer.Context,
-    task: o.TaskOption = None,
-    samplers: Annotated[str | None, typer.Option(help="labels: name[@design[@estimator]],...", metavar="A,B")] = None,
-    clients: o.Clients = None,
-    sample: o.Sample = None,
-    rounds: o.Rounds = None,
-    local_epochs: o.LocalEpochs = None,
-    local_steps: o.LocalSteps = None,
-    batch_size: o.BatchSize = None,
-    local_lr: o.LocalLr = None,
-    server_lr: o.ServerLr = None,
-    server_optimizer: o.ServerOptimizerOption = None,
-    partition: o.PartitionOption = None,
-    alpha: o.Alpha = None,
-    weights: o.Weights = None,
-    floor: o.Floor = None,
-    threshold: o.Threshold = None,
-    seeds: Annotated[int | None, typer.Option(help="number of seeds", metavar="S")] = None,
-    workers: o.WorkersOption = None,
-    data_dir: o.DataDir = None,
+def _compare_settings() -> "type[CompareSettings]":
+    from ..simulation.settings import CompareSettings
+
+    return CompareSettings
+
+
+def _run_settings() -> "type[RunSettings]":
+    from ..simulation.settings import RunSettings
+
+    return RunSettings
+
+
+def _compare(
+    given: dict[str, Any],
+    processes: Annotated[
+        int | None, typer.Option(help="runs side by side; as many as cores, 1 on a GPU", metavar="P", min=1)
+    ] = None,
     set_: o.SetOption = None,
     config: o.Config = None,
     out: o.Out = None,
@@ -54,60 +51,29 @@ def compare(
 
     Example: deltafl compare --task digits --samplers full,uniform,pracdelta --seeds 3
     """
-    from ..simulation.ranks import refuse_ranks
-    from ..simulation.settings import CompareSettings
-
-    refuse_ranks("compare")
-    with o.opened(CompareSettings, ctx.params, "compare") as (settings, folder):
-        _compare(settings, folder)
-
-
-def _compare(settings: "CompareSettings", folder: Path) -> None:
     from rich.console import Console
 
     from ..analysis.table import comparison_table
-    from ..simulation.comparison import run_comparison
+    from ..simulation.compare import run_comparison
+    from ..simulation.distributed import refuse_processes
 
-    with _interruptible("compare", folder, settings.task), _progress() as progress:
-        total = (settings.rounds or 0) * settings.seeds
-        bars = {label: progress.add_task(label, total=total, shown="") for label in settings.samplers}
-
-        def on_round(sampler: str, seed: int, done: int, rounds: int, test: "Evaluation") -> None:
-            progress.start()
-            progress.update(bars[sampler], completed=seed * rounds + done, shown=_shown(test, f"seed {seed}"))
-
-        summary = run_comparison(settings, folder, on_round)
-        for bar in bars.values():
-            progress.update(bar, completed=total)
+    refuse_processes("compare")
+    settings = o.settings_from(_compare_settings(), given, set_, config, out, resume)
+    folder = out or o.new_folder("compare", settings.task)
+    count = processes or (os.cpu_count() if settings.device == "cpu" else 1) or 1
+    with _explained("compare", folder, settings.task), sweep_progress() as on_progress:
+        summary = run_comparison(settings, folder, on_progress, count)
     console = Console()
     console.print(comparison_table(summary))
-    _tell_refusals(folder)
-    _tell_endings(folder)
+    _print_refusals(folder)
+    for record in sorted(folder.glob("runs/*/rounds.jsonl")):
+        _print_ending(record.parent, f"{record.parent.name} ")
     console.print(f"\nData: {summary.environment['data']}", highlight=False)
     console.print(f"Results: {folder}/summary.json and the pictures beside it", highlight=False, soft_wrap=True)
 
 
-def run(
-    ctx: typer.Context,
-    task: o.TaskOption = None,
-    sampler: Annotated[str | None, typer.Option(help="label: name[@design[@estimator]]", metavar="A")] = None,
-    clients: o.Clients = None,
-    sample: o.Sample = None,
-    rounds: o.Rounds = None,
-    local_epochs: o.LocalEpochs = None,
-    local_steps: o.LocalSteps = None,
-    batch_size: o.BatchSize = None,
-    local_lr: o.LocalLr = None,
-    server_lr: o.ServerLr = None,
-    server_optimizer: o.ServerOptimizerOption = None,
-    partition: o.PartitionOption = None,
-    alpha: o.Alpha = None,
-    weights: o.Weights = None,
-    floor: o.Floor = None,
-    threshold: o.Threshold = None,
-    seed: Annotated[int | None, typer.Option(help="fixes everything random", metavar="S")] = None,
-    workers: o.WorkersOption = None,
-    data_dir: o.DataDir = None,
+def _run(
+    given: dict[str, Any],
     set_: o.SetOption = None,
     config: o.Config = None,
     out: o.Out = None,
@@ -119,88 +85,73 @@ def run(
 
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """
-    from ..simulation.ranks import joined_ranks
-    from ..simulation.settings import RunSettings
+    from ..simulation.distributed import joined_processes
 
-    with joined_ranks() as ranks, ExitStack() as stack:
-        _run(*ranks.from_first(lambda: stack.enter_context(o.opened(RunSettings, ctx.params, "run"))), ranks)
+    def opened() -> tuple["RunSettings", Path]:
+        settings = o.settings_from(_run_settings(), given, set_, config, out, resume)
+        return settings, out or o.new_folder("run", settings.task)
+
+    with joined_processes() as group:
+        settings, folder = group.from_first(opened)
+        _play(settings, folder, group)
 
 
-def _run(settings: "RunSettings", folder: Path, ranks: "Ranks") -> None:
-    """``deltafl run`` in one of the processes that play it; the first of them does the talking."""
-    with _interruptible("run", folder, settings.task), _progress() as progress:
-        bar = progress.add_task(settings.sampler, total=settings.rounds, shown="")
+compare = o.SettingsCommand(_compare, _compare_settings)
+run = o.SettingsCommand(_run, _run_settings)
+
+
+def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup") -> None:
+    """``deltafl run`` in one of the processes that play it; only the first of them prints."""
+    from ..analysis.table import bias_remark
+    from ..simulation.directory import RunDirectory
+    from ..simulation.divergence import DivergedError
+    from ..simulation.run import run_single
+
+    diverged: DivergedError | None = None
+    with _explained("run", folder, settings.task), _bars() as bars:
+        bar = bars.add_task(settings.sampler, total=settings.rounds, shown="")
 
         def on_round(done: int, rounds: int, test: "Evaluation") -> None:
-            if ranks.first:
-                progress.start()
-                progress.update(bar, completed=done, shown=_shown(test))
+            if group.is_first:
+                bars.start()
+                bars.update(bar, completed=done, shown=_shown(test))
 
-        last = _run_or_diverge(settings, folder, on_round, ranks)
-    if ranks.first:
-        _tell_refusals(folder)
-        accuracy = "" if isnan(last.accuracy) else f"accuracy {last.accuracy:.2%}, "
-        typer.echo(f"after {settings.rounds} rounds: {accuracy}loss {last.loss:.4g}; records: {folder}/rounds.jsonl")
-        _tell_doubt(folder)
-        _tell_bias(settings)
-        _tell_data(folder)
-
-
-def _run_or_diverge(settings: "RunSettings", folder: Path, on_round: "OnRound", ranks: "Ranks") -> "Evaluation":
-    """The last evaluation; a run that diverges ends with its sentence and an exit code of its own."""
-    from ..simulation.divergence import DivergedError
-    from ..simulation.experiment import run_single
-
-    try:
-        return run_single(settings, folder, on_round, ranks)
-    except DivergedError as error:
-        if ranks.first:
-            _tell_refusals(folder)
-            _tell_data(folder)
-            typer.echo(f"deltafl: {error} in {folder}", err=True)
-        raise typer.Exit(EXIT_DIVERGED) from None
+        try:
+            last = run_single(settings, folder, on_round, group)
+        except DivergedError as error:
+            diverged = error
+    if group.is_first:
+        _print_refusals(folder)
+        if diverged is None:
+            accuracy = "" if isnan(last.accuracy) else f"accuracy {last.accuracy:.2%}, "
+            typer.echo(
+                f"after {settings.rounds} rounds: {accuracy}loss {last.loss:.4g}; records: {folder}/rounds.jsonl"
+            )
+            _print_ending(folder, "deltafl: ")
+            for remark in bias_remark([settings.sampler], settings.model_dump()):
+                typer.echo(remark)
+        data = RunDirectory(folder).environment().get("data")  # runs of old versions lack it
+        if data is not None:
+            typer.echo(f"Data: {data}")
+        if diverged is not None:
+            typer.echo(f"deltafl: {diverged} in {folder}", err=True)
+    if diverged is not None:
+        raise typer.Exit(EXIT_DIVERGED)
 
 
-def _tell_bias(settings: "RunSettings") -> None:
-    """Say if the run's method is biased, as the table of a comparison does."""
-    from ..analysis.table import bias_remark
+def _print_ending(folder: Path, name: str) -> None:
+    """Print how a run ended, if it diverged or looked wrong when it was over."""
+    from ..simulation.directory import RunDirectory
 
-    for sentence in bias_remark([settings.sampler], settings.model_dump()):
-        typer.echo(sentence)
-
-
-def _tell_data(folder: Path) -> None:
-    """Say which data a run read; one that an older version started does not know it."""
-    from ..simulation.records import RunDirectory
-
-    data = RunDirectory(folder).environment().get("data")
-    if data is not None:
-        typer.echo(f"Data: {data}")
+    directory = RunDirectory(folder)
+    ending = directory.divergence() or directory.suspect_end()
+    if ending is not None:
+        typer.echo(f"{name}{ending} in {folder}", err=True)
 
 
-def _tell_endings(folder: Path) -> None:
-    """Say which runs of a comparison diverged, or ended in doubt, and why."""
-    from ..simulation.records import RunDirectory
-
-    for record in sorted(folder.glob("runs/*/rounds.jsonl")):
-        directory = RunDirectory(record.parent)
-        said = directory.divergence() or directory.doubt()
-        if said is not None:
-            typer.echo(f"{record.parent.name} {said}", err=True)
-
-
-def _tell_doubt(folder: Path) -> None:
-    """Say what looked wrong when a run was over, if anything did."""
-    from ..simulation.records import RunDirectory
-
-    said = RunDirectory(folder).doubt()
-    if said is not None:
-        typer.echo(f"deltafl: {said} in {folder}", err=True)
-
-
-def _tell_refusals(folder: Path) -> None:
-    """Say if replies were refused: a client that diverges should not go unnoticed."""
-    from ..simulation.experiment import refusals
+def _print_refusals(folder: Path) -> None:
+    """Print if replies were refused: a client that diverges should not go unnoticed."""
+    from ..simulation.directory import refusals
 
     refused = refusals(folder)
     if refused:
@@ -209,21 +160,20 @@ def _tell_refusals(folder: Path) -> None:
         typer.echo(f"{len(refused)} replies were refused and count as missing, {first}", err=True)
 
 
-def _shown(test: "Evaluation", prefix: str = "") -> str:
+def _shown(test: "Evaluation") -> str:
     """The state of a run beside its bar; empty between two evaluations."""
     if isnan(test.loss):
-        return prefix
-    value = f"loss {test.loss:.4g}" if isnan(test.accuracy) else f"accuracy {test.accuracy:.1%}"
-    return f"{prefix} {value}".strip()
+        return ""
+    return f"loss {test.loss:.4g}" if isnan(test.accuracy) else f"accuracy {test.accuracy:.1%}"
 
 
 @contextmanager
-def _progress() -> Iterator["Progress"]:
-    """Bars that appear with the first round, so that a mistake is answered by its sentence alone."""
+def _bars() -> Iterator["Bars"]:
+    """Bars that appear with the first round, so that after a mistake only its sentence is printed."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    progress = Progress(
+    bars = Progress(
         TextColumn("{task.description:<18}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
@@ -232,20 +182,43 @@ def _progress() -> Iterator["Progress"]:
         console=Console(stderr=True),
     )
     try:
-        yield progress
+        yield bars
     finally:
-        if progress.live.is_started:
-            progress.stop()
+        if bars.live.is_started:
+            bars.stop()
 
 
 @contextmanager
-def _interruptible(command: str, folder: Path, task: str) -> Iterator[None]:
-    """Turn Ctrl-C into a sentence that says how to go on, and errors of a task's own code into one that says where."""
+def sweep_progress() -> Iterator["OnProgress"]:
+    """A bar for the rounds of many runs, with the names of those that are being played."""
+    with _bars() as bars:
+        bar = bars.add_task("rounds", total=None, shown="")
+
+        def on_progress(progress: "Progress") -> None:
+            bars.start()
+            now = f"; now {', '.join(progress.running)}" if progress.running else ""
+            shown = f"{progress.runs_done} of {progress.runs_total} runs{now}"
+            bars.update(bar, completed=progress.rounds_done, total=progress.rounds_total, shown=shown)
+
+        yield on_progress
+
+
+@contextmanager
+def interruptible(sentence: str) -> Iterator[None]:
+    """Turn Ctrl-C into a sentence that states how to continue."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; go on with: deltafl {command} --resume --out {folder}", err=True)
+        typer.echo(f"interrupted; {sentence}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+@contextmanager
+def _explained(command: str, folder: Path, task: str) -> Iterator[None]:
+    """Explain Ctrl-C, and errors of a task's own code, in one sentence each."""
+    try:
+        with interruptible(f"go on with: deltafl {command} --resume --out {folder}"):
+            yield
     except (DeltaflError, OSError, typer.Exit):
         raise
     except Exception as error:

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import logging
 import sys
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import typer
 from .. import __version__
 from ..errors import DeltaflError, ToldElsewhere
 from . import audit, catalogue, experiments
-from .log import show_log
 
 app = typer.Typer(
     name="deltafl",
@@ -82,3 +82,25 @@ def run_app(command: typer.Typer, arguments: list[str] | None = None, name: str 
             f"deltafl: {error.filename or 'a file'}: {error.strerror}; choose another place or make room", err=True
         )
         sys.exit(2)
+
+
+class _OnceHandler(logging.Handler):
+    """Writes through ``typer.echo``, so that a progress bar in the way is moved aside."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._shown: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text not in self._shown:
+            self._shown.add(text)
+            typer.echo(f"deltafl: {text}", err=True)
+
+
+def show_log() -> None:
+    """Show what the library logs, from notes such as the choice of a slower path upwards."""
+    logger = logging.getLogger("deltafl")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_OnceHandler())
+    logger.propagate = False

@@ -1,113 +1,148 @@
-"""The options that ``run`` and ``compare`` share, and how they become settings.
+"""The options of ``run`` and ``compare``: one for each setting, made from the fields of the settings."""
 
-No option has a default here: what is not given comes from ``--config``, then from the task (see ``settings.py``).
-"""
-
+import inspect
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 from ..errors import DeltaflError
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from ..simulation.settings import AnySettings, Settings
 
-#: Parameters of a command that are not settings.
-NOT_SETTINGS = {"config", "out", "resume", "set_"}
-#: Settings that may differ when a run is continued: they do not change its result.
-FREE_ON_RESUME = {"workers", "data_dir", "checkpoint_every"}
-
-TaskOption = Annotated[
-    str | None, typer.Option("--task", help="what is learnt; `deltafl tasks`, or FILE.py:FUNCTION", metavar="NAME")
-]
-Clients = Annotated[int | None, typer.Option(help="clients m", metavar="M")]
-Sample = Annotated[int | None, typer.Option(help="clients asked a round, n", metavar="N")]
-Rounds = Annotated[int | None, typer.Option(help="communication rounds", metavar="T")]
-LocalEpochs = Annotated[int | None, typer.Option(help="local passes over the data", metavar="K")]
-LocalSteps = Annotated[int | None, typer.Option(help="local steps, instead of epochs", metavar="K")]
-BatchSize = Annotated[int | None, typer.Option(help="examples a minibatch", metavar="B")]
-LocalLr = Annotated[float | None, typer.Option(help="local learning rate", metavar="X")]
-ServerLr = Annotated[float | None, typer.Option(help="server learning rate", metavar="X")]
-ServerOptimizerOption = Annotated[
-    str | None, typer.Option("--server-optimizer", help="sgd momentum adagrad adam yogi", metavar="NAME")
-]
-PartitionOption = Annotated[
-    str | None, typer.Option("--partition", help="who holds what; `deltafl tasks`", metavar="NAME")
-]
-Alpha = Annotated[float | None, typer.Option(help="concentration of Dirichlet partitions", metavar="X")]
-Weights = Annotated[str | None, typer.Option(help="target: data (n_i / N) or uniform (1 / m)", metavar="NAME")]
-Floor = Annotated[float | None, typer.Option(help="evenly drawn share of the cohort", metavar="G")]
-Threshold = Annotated[float | None, typer.Option(help="accuracy (or loss) to reach", metavar="X")]
-WorkersOption = Annotated[int | None, typer.Option("--workers", help="processes that train clients", metavar="W")]
-DataDir = Annotated[str | None, typer.Option(help="folder with data sets", metavar="DIR")]
-Config = Annotated[Path | None, typer.Option(help="TOML file with settings; options win", metavar="FILE")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="any other setting: proximal=0.01", metavar="KEY=VALUE")
+    list[str] | None, typer.Option("--set", help="a setting as in a TOML file: proximal=0.01", metavar="KEY=VALUE")
 ]
+Config = Annotated[Path | None, typer.Option(help="TOML file with settings; options win", metavar="FILE")]
 Out = Annotated[Path | None, typer.Option(help="where results go", metavar="DIR")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue what is in --out")]
 
 
-@contextmanager
-def opened(kind: "type[AnySettings]", params: Mapping[str, Any], command: str) -> "Iterator[tuple[AnySettings, Path]]":
-    """Settings and output folder of a command, checked against what the folder holds already.
+class SettingsCommand:
+    """A command of Typer with an option for each setting of a kind, beside the parameters of its function.
 
-    No other process can play in the folder until the end of the block (``simulation/lock.py``).
+    The settings are loaded when the options are needed, so that importing the command line loads no NumPy.
+
+    Args:
+        function: Gets the options that were given as ``given``, and its own parameters by name.
+        load: Gives the class of the settings.
+        names: The settings that become options; all if left out.
+    """
+
+    def __init__(
+        self, function: Callable[..., None], load: "Callable[[], type[Settings]]", names: Sequence[str] | None = None
+    ) -> None:
+        self._function, self._load, self._names = function, load, names
+        self.__name__, self.__doc__ = function.__name__.removeprefix("_"), function.__doc__
+
+    def __call__(self, **parameters: Any) -> None:
+        """What Typer calls."""
+        own = set(inspect.signature(self._function).parameters)
+        given = {key: value for key, value in parameters.items() if key not in own and value is not None}
+        self._function(given, **{key: value for key, value in parameters.items() if key in own})
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The options that Typer makes."""
+        own = list(inspect.signature(self._function, eval_str=True).parameters.values())[1:]
+        return inspect.Signature([*self._settings(), *own])
+
+    @property
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
+        return {name: parameter.annotation for name, parameter in self.__signature__.parameters.items()}
+
+    def _settings(self) -> Iterator[inspect.Parameter]:
+        from ..simulation.settings import TASK_DEFAULTS
+
+        fields = self._load().model_fields
+        for name in self._names or fields:
+            field = fields[name]
+            shown = "the task's" if name in TASK_DEFAULTS else False if field.default is None else _text(field.default)
+            option = typer.Option(
+                f"--{name.replace('_', '-')}", help=field.description, metavar=_metavar(field), show_default=shown
+            )
+            kind = Annotated[str | None, option]
+            yield inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
+
+
+def _text(default: Any) -> str:
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
+def _metavar(field: "FieldInfo") -> str:
+    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind is not type(None)]
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            return "|".join(map(str, get_args(kind)))
+    text = str(field.annotation)
+    return "A,B" if "tuple" in text else "N" if "int" in text else "X" if "float" in text else "NAME"
+
+
+def settings_from(
+    kind: "type[AnySettings]",
+    given: Mapping[str, Any],
+    sets: Sequence[str] | None,
+    config: Path | None,
+    out: Path | None,
+    resume: bool,
+) -> "AnySettings":
+    """The settings of a command, checked against what its folder holds already.
 
     Args:
         kind: ``RunSettings`` or ``CompareSettings``.
-        params: The command's parameters as they were given.
-        command: Its name, for the default folder.
+        given: The options that were given.
+        sets: ``--set``.
+        config: ``--config``.
+        out: ``--out``.
+        resume: ``--resume``.
 
     Raises:
-        DeltaflError: If a setting is impossible, the folder is in use, or ``--resume`` contradicts its record.
+        DeltaflError: If a setting is impossible, or contradicts what the folder holds.
     """
-    from ..simulation.lock import claimed, claimed_new
-    from ..tasks.own import short_name
+    from ..simulation.directory import recorded_settings
+    from ..simulation.settings import make_settings, require_same_settings
 
-    # Typer before 0.21 leaves paths as text in a context's parameters.
-    params = {**params, **{key: Path(params[key]) for key in ("out", "config") if params[key] is not None}}
-    out: Path | None = params["out"]
-    if out is not None:
-        with claimed(out):
-            yield _settings_from(kind, params, out), out
-        return
-    settings = _settings_from(kind, params, None)
-    name = f"{command}-{short_name(settings.task)}-{datetime.now():%Y%m%d-%H%M%S}"
-    with claimed_new(Path("runs") / name) as out:
-        yield settings, out
-
-
-def _settings_from(kind: "type[AnySettings]", params: Mapping[str, Any], out: Path | None) -> "AnySettings":
-    """The settings of a command for a folder that was named, or is to be made."""
-    from ..simulation.records import recorded_settings
-    from ..simulation.settings import make_settings
-
-    given = {key: value for key, value in params.items() if value is not None and key not in NOT_SETTINGS}
-    given = _joined(given, params["set_"] or [])
+    given = _joined(given, sets or [])
     recorded = recorded_settings(out) if out else None
     if recorded is not None:
         _refuse_other_command(kind, recorded, out)
-    if params["resume"]:
-        if out is None:
-            raise DeltaflError("--resume needs --out DIR, the folder of the run to continue")
-        if recorded is None and not given and params["config"] is None:
-            raise DeltaflError(f"there is no run in {out} to resume; leave out --resume to start one")
-        if recorded is not None:
-            return _continued(kind, recorded, given, params["config"])
-    elif recorded is not None:
+    if resume and out is None:
+        raise DeltaflError("--resume needs --out DIR, the folder of the run to continue")
+    if resume and recorded is None and not given and config is None:
+        raise DeltaflError(f"there is no run in {out} to resume; leave out --resume to start one")
+    if recorded is not None and not resume:
         raise DeltaflError(f"{out} already holds a run; add --resume to continue it, or choose another --out")
-    settings = make_settings(kind, given, params["config"])
-    _refuse_ignored(settings, given)
-    return settings
+    if recorded is None:
+        settings = make_settings(kind, given, config)
+        _refuse_ignored(settings, given)
+        return settings
+    before = make_settings(kind, recorded)
+    now = make_settings(kind, {**recorded, **given}) if config is None else make_settings(kind, given, config)
+    if given or config is not None:
+        require_same_settings(before, now)
+        return now
+    return before
 
 
-def _joined(given: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+def new_folder(command: str, task: str) -> Path:
+    """A folder of its own below ``runs`` for a command without ``--out``."""
+    from ..tasks.own import short_name
+
+    folder = Path("runs") / f"{command}-{short_name(task)}-{datetime.now():%Y%m%d-%H%M%S}"
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = folder.with_name(f"{folder.name.removesuffix(f'-{number - 1}')}-{number}")
+    return folder
+
+
+def _joined(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
     """Options and what ``--set`` adds to them; nothing is set twice."""
     joined = dict(given)
     for key, value in map(assignment, assignments):
@@ -131,7 +166,7 @@ def _refuse_other_command(kind: "type[Settings]", recorded: Mapping[str, Any], o
 
 
 def _refuse_ignored(settings: "Settings", given: Mapping[str, Any]) -> None:
-    """Refuse options that task, partition and samplers do not look at; a file of settings may serve several of them."""
+    """Refuse options that task and partition do not look at; a file of settings may serve several of them."""
     from ..tasks.own import is_own
     from ..tasks.partitions import PARTITIONS
 
@@ -149,42 +184,6 @@ def _refuse_ignored(settings: "Settings", given: Mapping[str, Any]) -> None:
     for key, (matters, who) in used.items():
         if key in given and not matters:
             raise DeltaflError(f"{key} does nothing here: {who}; leave it out")
-    own = settings.model_dump(include={"sampler", "samplers"})
-    _refuse_unread(own.get("samplers") or [own["sampler"]], given)
-
-
-def _refuse_unread(labels: Sequence[str], given: Mapping[str, Any]) -> None:
-    """Refuse options of other samplers."""
-    from ..samplers import SAMPLERS, parse_label
-    from ..simulation.settings import OLD_OPTIONS, is_read
-
-    chosen = {parse_label(label).name for label in labels}
-    for key in OLD_OPTIONS.keys() & given:
-        users = [name for name in SAMPLERS if is_read(name, key)]
-        if users and not chosen.intersection(users):
-            raise DeltaflError(
-                f"{key} does nothing here: it is an option of {', '.join(users)}, not of {', '.join(sorted(chosen))}; "
-                "leave it out"
-            )
-
-
-def _continued(
-    kind: "type[AnySettings]", recorded: dict[str, Any], given: dict[str, Any], config: Path | None
-) -> "AnySettings":
-    """The recorded settings, if what is given now does not contradict them."""
-    from ..simulation.settings import make_settings
-
-    before = make_settings(kind, recorded)
-    if not given and config is None:
-        return before
-    now = make_settings(kind, {**recorded, **given}) if config is None else make_settings(kind, given, config)
-    for key in kind.model_fields:
-        if key not in FREE_ON_RESUME and getattr(now, key) != getattr(before, key):
-            raise DeltaflError(
-                f"the run was started with {key} = {getattr(before, key)}, not {getattr(now, key)}; "
-                "leave the option out, or choose another --out"
-            )
-    return now
 
 
 def assignment(text: str) -> tuple[str, Any]:

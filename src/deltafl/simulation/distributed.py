@@ -1,24 +1,199 @@
-"""One run by several processes, on one machine or many: ``torchrun --nproc-per-node 2 -m deltafl run ...``.
+"""One run played by several processes, on one machine or many: ``torchrun --nproc-per-node 2 -m deltafl run ...``.
 
 All processes make the same seeded draw from the same state. Each trains its share of the cohort, balanced by steps, and
-they close the round together (``shared.py``): one sum of the estimate and the statistics over all processes. Where an
-estimator learns from the updates themselves (it remembers one a client, or damps its memory), with probes, and for
-the theoretical samplers, the updates are gathered in all processes instead, and the bits are those of one process.
-Evaluation is divided, too. The first process alone writes the record, and reads it for all: the others need no folder.
+they close the round together: one sum of the estimate and the statistics over all processes. Where an estimator learns
+from the updates themselves (it remembers one a client, or learns how far to trust its memory), with probes, and for the
+theoretical samplers, the updates are gathered in all processes instead, and the bits are those of one process.
+Evaluation is divided, too. Only the first process reads and writes the run's folder: the others need none.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
 
-from ..errors import DeltaflError
-from ..io import flatten, settled, unflatten
-from ..round import RoundState
-from .divergence import DivergedError
-from .ranks import Ranks, shared_out
-from .records import RunDirectory
-from .settings import RunSettings, Settings
-from .workers import Job, Workers
+import numpy as np
+
+from ..errors import DeltaflError, ToldElsewhere, require
+from ..types import FloatArray
+from .settings import RunSettings
+
+T = TypeVar("T")
+#: A process that waits so long for another gives up: longer than any share of a round should take.
+PATIENCE = timedelta(minutes=30)
+_FAILURE = "failure"
+
+
+class ProcessGroup:
+    """The processes of a run; this class is one process alone, and loads no torch.
+
+    Attributes:
+        rank: Number of this process, from 0; the first one writes the record.
+        count: Number of processes.
+    """
+
+    rank = 0
+    count = 1
+    is_apart = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files and prints."""
+        return self.rank == 0
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives, or raises, in the first process; it is not called in the others."""
+        return make()
+
+    def add_up(self, vector: FloatArray) -> FloatArray:
+        """The sum of float64 vectors over all processes, the same bits in all of them."""
+        return vector
+
+    def gathered(self, item: T) -> list[T]:
+        """Everybody's items, in the order of ranks."""
+        return [item]
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Inside the block, work is this process's own share already and is not divided again."""
+        self.is_apart = True
+        try:
+            yield
+        finally:
+            self.is_apart = False
+
+    def use(self, device: str) -> None:
+        """Take this process's GPU if the run is on GPUs: the one with its number on its machine."""
+
+
+class TorchProcessGroup(ProcessGroup):
+    """Several processes: torch.distributed with gloo, and with nccl between GPUs.
+
+    Raises:
+        DeltaflError: From all methods, if another process has ended.
+    """
+
+    def __init__(self) -> None:
+        require("torch", "sim")
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.rendezvous import rendezvous
+
+        self._torch, self._dist, self._device = torch, dist, torch.device("cpu")
+        try:
+            store, self.rank, self.count = next(rendezvous("env://", timeout=PATIENCE))
+            self._notes = dist.distributed_c10d.PrefixStore("deltafl", store)
+            gpus = torch.cuda.is_available() and dist.is_nccl_available()
+            backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.count, timeout=PATIENCE)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise DeltaflError(f"the processes of this run did not find each other ({error}); use torchrun") from error
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives, or raises, in the first process; it is not called in the others."""
+        message: list[Any] = [None, None]
+        failure: DeltaflError | None = None
+        if self.is_first:
+            try:
+                message[0] = make()
+            except DeltaflError as error:
+                failure, message[1] = error, str(error)
+        self._communicate(lambda: self._dist.broadcast_object_list(message, src=0))
+        made, sentence = message
+        if sentence is not None:
+            raise failure or ToldElsewhere(sentence)
+        found: T = made
+        return found
+
+    def add_up(self, vector: FloatArray) -> FloatArray:
+        """The sum of float64 vectors over all processes, the same bits in all of them."""
+        total = self._torch.tensor(vector, dtype=self._torch.float64, device=self._device)
+        self._communicate(lambda: self._dist.all_reduce(total))
+        summed: FloatArray = total.cpu().numpy()
+        return summed
+
+    def gathered(self, item: T) -> list[T]:
+        """Everybody's items, in the order of ranks."""
+        items: list[Any] = [None] * self.count
+        self._communicate(lambda: self._dist.all_gather_object(items, item))
+        return items
+
+    def use(self, device: str) -> None:
+        """Take this process's GPU if the run is on GPUs: the one with its number on its machine."""
+        if device == "cuda" or (device == "auto" and self._torch.cuda.is_available()):
+            number = int(os.environ.get("LOCAL_RANK", self.rank)) % self._torch.cuda.device_count()
+            self._torch.cuda.set_device(number)
+            self._device = self._torch.device("cuda", number)
+
+    def leave(self, error: BaseException | None) -> None:
+        """End this process's part; an error is sent to the others as the reason why they stop."""
+        if error is not None:
+            try:
+                reason = str(error) if isinstance(error, DeltaflError) else f"{type(error).__name__} {error}".strip()
+                self._notes.set(_FAILURE, f"process {self.rank} failed: {reason}")
+            except RuntimeError:  # the process that keeps the store is gone
+                pass
+        self._dist.destroy_process_group()
+
+    def _communicate(self, exchange: Callable[[], object]) -> None:
+        try:
+            exchange()
+        except RuntimeError as error:
+            raise DeltaflError(self._reason()) from error
+
+    def _reason(self) -> str:
+        try:
+            self._notes.set_timeout(timedelta(seconds=3))
+            return str(self._notes.get(_FAILURE).decode())
+        except RuntimeError:
+            return (
+                "another process of this run ended unexpectedly (killed, or its machine lost); "
+                "go on from the last checkpoint with --resume"
+            )
+
+
+def refuse_processes(command: str) -> None:
+    """Refuse a command that several processes cannot do together.
+
+    Raises:
+        DeltaflError: If torchrun started this process beside others.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise DeltaflError(f"several processes cannot do 'deltafl {command}' together; start it once, without torchrun")
+
+
+@contextmanager
+def joined_processes() -> Iterator[ProcessGroup]:
+    """The processes that torchrun started beside this one; alone if it was not started by it."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield ProcessGroup()
+        return
+    group = TorchProcessGroup()
+    try:
+        yield group
+    except BaseException as error:
+        group.leave(error)
+        raise
+    group.leave(None)
+
+
+def divided(costs: Sequence[float], count: int) -> list[list[int]]:
+    """Places of jobs for each of ``count`` processes, balanced: the longest first, each to who has least to do.
+
+    At most 4/3 of the best longest share (Graham 1969). The same everywhere: ties go to the first.
+
+    Example:
+        >>> divided([1.0, 5.0, 2.0, 2.0], 2)
+        [[1], [2, 3, 0]]
+    """
+    shares: list[list[int]] = [[] for _ in range(count)]
+    load = np.zeros(count)
+    for place in sorted(range(len(costs)), key=lambda place: -costs[place]):
+        least = int(load.argmin())
+        shares[least].append(place)
+        load[least] += costs[place]
+    return shares
 
 
 def refuse_undividable(settings: RunSettings) -> None:
@@ -35,103 +210,3 @@ def refuse_undividable(settings: RunSettings) -> None:
         raise DeltaflError(
             "engine = 'measured' goes by one process's clock and this run has several; write 'loop' or 'batched'"
         )
-
-
-class SharedWorkers(Workers):
-    """Workers of all processes of a run: each process does its share of the jobs, and all have all results.
-
-    Args:
-        count: Worker processes of each process of the run.
-        ranks: The processes of the run.
-    """
-
-    def __init__(self, count: int, ranks: Ranks) -> None:
-        super().__init__(count)
-        self._ranks = ranks
-
-    @property
-    def width(self) -> int:
-        """Jobs that run at the same time."""
-        return self.count * (1 if self._ranks.is_apart else self._ranks.count)
-
-    def map(self, method: str, model: Any, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
-        """``Workers.map``, divided; all processes must call it with the same arguments, unless they are apart."""
-        if self._ranks.is_apart:
-            return super().map(method, model, jobs, costs)
-        mine = shared_out(costs, self._ranks.count)[self._ranks.rank]
-        found = super().map(method, model, [jobs[place] for place in mine], [costs[place] for place in mine])
-        results: list[Any] = [None] * len(jobs)
-        for share in self._ranks.gathered(list(zip(mine, found, strict=True))):
-            for place, result in share:
-                results[place] = result
-        return results
-
-
-class SharedDirectory(RunDirectory):
-    """The record of a run by several processes: the first one writes, and tells the others what it reads.
-
-    All processes must call the same methods in the same order.
-    """
-
-    def __init__(self, path: Path, ranks: Ranks) -> None:
-        super().__init__(path)
-        self._ranks = ranks
-
-    def start(self, settings: Settings, data: Mapping[str, str] | None = None) -> None:
-        """Make the folder."""
-        self._ranks.from_first(lambda: RunDirectory.start(self, settings, data))
-
-    def environment(self) -> dict[str, Any]:
-        """Versions, hardware and data, as they were when the run was started."""
-        return self._ranks.from_first(lambda: RunDirectory(self.path).environment())
-
-    @property
-    def started(self) -> bool:
-        """Whether a run was started here."""
-        return self._ranks.from_first(lambda: RunDirectory(self.path).started)
-
-    def append(self, round_line: Mapping[str, Any], timing_line: Mapping[str, Any]) -> None:
-        """Add one round."""
-        if self._ranks.first:
-            super().append(round_line, timing_line)
-
-    def save(self, state: RoundState) -> RoundState:
-        """Write a checkpoint."""
-        if self._ranks.first:
-            return super().save(state)
-        following: RoundState = settled(state)
-        return following
-
-    def keep_doubtful(self, state: RoundState) -> None:
-        """Write the model of a run that ends in doubt."""
-        if self._ranks.first:
-            super().keep_doubtful(state)
-
-    def load(self, template: RoundState) -> RoundState:
-        """The state of the last checkpoint, in all processes."""
-        arrays = self._ranks.from_first(lambda: dict(flatten(RunDirectory.load(self, template))))
-        state: RoundState = settled(unflatten(template, arrays))
-        return state
-
-    @property
-    def scratch(self) -> Path | None:
-        """The folder may be on another machine."""
-        return self.path if self._ranks.first else None
-
-    @property
-    def kept(self) -> int:
-        """The round of the last checkpoint."""
-        return self._ranks.from_first(lambda: RunDirectory(self.path).kept)
-
-    def divergence(self) -> DivergedError | None:
-        """How the run ended before its last round, if it did."""
-        ended = self._ranks.from_first(lambda: _parts_of(RunDirectory(self.path).divergence()))
-        return None if ended is None else DivergedError(*ended)
-
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        """The lines of a file of the record."""
-        return self._ranks.from_first(lambda: RunDirectory(self.path).lines(name))
-
-
-def _parts_of(error: DivergedError | None) -> tuple[int, int, str] | None:
-    return None if error is None else (error.round, error.kept, error.why)

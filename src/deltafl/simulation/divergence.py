@@ -121,7 +121,7 @@ class Watch:
         return not self._high and not self._unskilled
 
     @property
-    def doubt(self) -> str | None:
+    def suspicion(self) -> str | None:
         """What looks wrong by the last evaluation, as a clause; None if that was calm."""
         if self._high:
             return self._said_of_loss(self._high[-1][0])

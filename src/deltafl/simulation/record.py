@@ -26,12 +26,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from ..analysis.runs import Run
 from ..errors import DeltaflError
 from ..io import checked, plain_json, read_json, write_atomically
+from ..samplers import file_name
 from ..types import FloatArray
 from .settings import RunSettings
 
 if TYPE_CHECKING:
     from ..tasks.base import Task
-    from .records import RunDirectory
+    from .directory import RunDirectory
     from .sweep import Job
 
 UNFINISHED = "unfinished"
@@ -164,7 +165,7 @@ def record_of(job: "Job", directory: "RunDirectory", task: "Task") -> RunRecord:
     Raises:
         DeltaflError: If the directory does not hold every round once, which two processes that wrote there leave.
     """
-    from .comparison import read_run
+    from .directory import read_run
     from .probes import probe_columns
     from .training.routes import hardware_of
 
@@ -248,7 +249,7 @@ class RunStore:
         Raises:
             DeltaflError: If there is a record or an unfinished run of other settings in its place.
         """
-        from .records import recorded_settings
+        from .directory import recorded_settings
 
         record = self._find(job)
         if record is not None:
@@ -330,7 +331,7 @@ def _lines_of(path: Path, stamp: tuple[int, int]) -> dict[str, RunRecord]:
         raise DeltaflError(f"{path} cannot be read: {error}; restore it, or delete it to run again") from None
     where, cure = f"{path} does not hold records of runs", "restore it, or delete it to run again"
     found = [checked(RunRecord, value, where, cure) for value in values]
-    return {f"{record.sampler}-seed{record.seed}": record for record in found}
+    return {f"{file_name(record.sampler)}-seed{record.seed}": record for record in found}
 
 
 def _read_packed(path: Path) -> dict[str, RunRecord]:

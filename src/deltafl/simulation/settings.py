@@ -18,6 +18,7 @@ from ..io import sentence
 from ..samplers import Label, RunFacts, find_sampler, parse_label, split_labels
 from ..server.optimizers import DEFAULT_MOMENTUM, make_server_optimizer
 from ..tasks import PARTITIONS, TaskSpec, load_own
+from ..tasks.base import Task
 from ..tasks.own import is_own, is_table, own_spec, registered_spec
 from ..tasks.validation import check_picklable
 
@@ -26,6 +27,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Memory = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
+
+#: Settings that may differ when a run is continued: they do not change its result.
+FREE_ON_RESUME = {"workers", "data_dir", "checkpoint_every"}
 
 #: Settings that a task fills in, and the names of its defaults.
 TASK_DEFAULTS = {
@@ -97,7 +101,6 @@ class Settings(BaseModel):
     threshold: float | None = Field(None, description="accuracy (or loss) that counts as reached")
     evaluate_every: Count = Field(1, description="rounds between two evaluations")
     test_examples: Count | None = Field(None, description="evaluate on so many test examples; all if not set")
-    workers: Count = Field(1, description="processes that train clients")
     device: str = Field("cpu", description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)")
     precision: Literal["float32", "tf32", "bfloat16"] = Field("float32", description="of products in local training")
     engine: Literal["auto", "loop", "batched", "unfolded", "measured"] = Field(
@@ -172,10 +175,10 @@ class Settings(BaseModel):
                     f"{setting} is not a setting of {self.task}: a task of your own says itself who holds what; "
                     "leave it out"
                 )
-        task = load_own(self.task, self._first_seed(), label=self.label, client=self.column)
-        if self.workers > 1:
-            check_picklable(task, self.task)
-        return own_spec(self.task, task)
+        return own_spec(self.task, self._own_task())
+
+    def _own_task(self) -> Task:
+        return load_own(self.task, self._first_seed(), label=self.label, client=self.column)
 
     def _check_names(self) -> None:
         make_server_optimizer(self.server_optimizer, self.server_lr, self.server_momentum)
@@ -197,18 +200,13 @@ class Settings(BaseModel):
             )
 
     def _check_computation(self) -> None:
-        """Whether device, precision, engine and workers go together; if the device is there, the engine will see."""
+        """Refuse device and precision that contradict each other; whether the device is there, the engine finds out."""
         if re.fullmatch(r"cpu|auto|cuda(:\d+)?", self.device) is None:
             raise DeltaflError(
                 f"device is {self.device!r}; write 'cpu', 'cuda', 'cuda:1' for the second GPU, or 'auto'"
             )
         if self.precision == "tf32" and self.device == "cpu":
             raise DeltaflError("precision is 'tf32', which CPUs do not have; write 'float32' or 'bfloat16'")
-        if self.workers > 1 and (self.device != "cpu" or self.engine not in ("auto", "loop")):
-            raise DeltaflError(
-                f"workers is {self.workers}, but with device = {self.device!r} and engine = {self.engine!r} one "
-                "process trains the whole cohort; write workers = 1"
-            )
 
     def run_facts(self, num_clients: int, mean_examples: float, num_classes: int | None = None) -> RunFacts:
         """What the options of samplers may take from the run.
@@ -242,6 +240,7 @@ class Settings(BaseModel):
 class RunSettings(Settings):
     """One run: one sampler, one seed."""
 
+    workers: Count = Field(1, description="processes that train clients")
     sampler: str = Field("pracdelta", description="name[@design[@estimator]]; see `deltafl samplers`")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="fixes split, initial model, draws and minibatches")
 
@@ -251,6 +250,20 @@ class RunSettings(Settings):
 
     def _first_seed(self) -> int:
         return self.seed
+
+    def _own_task(self) -> Task:
+        task = super()._own_task()
+        if self.workers > 1:
+            check_picklable(task, self.task)
+        return task
+
+    def _check_computation(self) -> None:
+        super()._check_computation()
+        if self.workers > 1 and (self.device != "cpu" or self.engine not in ("auto", "loop")):
+            raise DeltaflError(
+                f"workers is {self.workers}, but with device = {self.device!r} and engine = {self.engine!r} one "
+                "process trains the whole cohort; write workers = 1"
+            )
 
 
 class CompareSettings(Settings):
@@ -302,3 +315,17 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
         return kind.model_validate(values).resolve()
     except ValidationError as error:
         raise DeltaflError(sentence(error.errors()[0])) from None
+
+
+def require_same_settings(before: AnySettings, now: AnySettings) -> None:
+    """Refuse to continue a run with other settings than those that it was started with.
+
+    Raises:
+        DeltaflError: If one differs that changes the result; it names the setting.
+    """
+    for key in type(now).model_fields:
+        if key not in FREE_ON_RESUME and getattr(now, key) != getattr(before, key):
+            raise DeltaflError(
+                f"the run was started with {key} = {getattr(before, key)}, not {getattr(now, key)}; "
+                "leave the option out, or choose another --out"
+            )

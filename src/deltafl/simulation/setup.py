@@ -1,10 +1,12 @@
-"""From settings to what a run is made of: its task, its engine, its plan, and the room that its memory takes."""
+"""From settings to what a run is made of: its task, its engine and its plan, and whether they fit into memory."""
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
+from ..audit import Subject
 from ..errors import DeltaflError
 from ..estimators.learned_coefficient import LearnedCoefficient
 from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
@@ -23,7 +25,7 @@ from .engine import Engine
 from .oracle import BYTES_PER_PARAMETER
 from .settings import RunSettings
 from .training.local import LocalWork
-from .training.routes import Computation, kept_route
+from .training.routes import Computation, Route
 from .workers import Workers
 
 T = TypeVar("T")
@@ -33,9 +35,6 @@ T = TypeVar("T")
 COPIES_OF_DRAWN = 7
 COPIES_OF_CERTAIN = 5
 COPIES_OF_PROBED = 7
-
-#: Bytes; of a sweep's runs, memories of one update a client that take less are not worth a line.
-WORTH_A_LINE = 100 * 10**6
 
 
 def task_of(settings: RunSettings) -> Task:
@@ -62,13 +61,13 @@ def _whole_task(settings: RunSettings) -> Task:
     )
 
 
-def engine_of(settings: RunSettings, workers: Workers | None = None, folder: Path | None = None) -> Engine:
+def engine_of(settings: RunSettings, workers: Workers | None = None, route: Route | None = None) -> Engine:
     """The engine that trains the clients of a run's task, in this process or in workers.
 
     Args:
         settings: Resolved settings.
         workers: Processes to train with; None for this process.
-        folder: A run's folder: what was chosen when it was started is taken again.
+        route: How the run was trained before it was interrupted; chosen by the settings if left out.
     """
     work = LocalWork(
         lr=filled_in(settings.local_lr),
@@ -80,8 +79,7 @@ def engine_of(settings: RunSettings, workers: Workers | None = None, folder: Pat
         mime=settings.mime,
     )
     how = Computation(settings.device, settings.precision, settings.engine)
-    kept, cohort = kept_route(folder), filled_in(settings.sample)
-    return Engine(task_of(settings), work, settings.seed, workers, how, kept, cohort)
+    return Engine(task_of(settings), work, settings.seed, workers, how, route, filled_in(settings.sample))
 
 
 def plan_of(
@@ -164,24 +162,6 @@ def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool
     require_room(size, rows, out)
 
 
-def tell_memory(part: str, runs: Sequence[RunSettings], task: Task) -> None:
-    """Say what a memory of one update a client takes, before runs go to processes, whose own word is not seen.
-
-    Args:
-        part: What the runs are part of, for people.
-        runs: Resolved settings that differ in sampler, learning rate and seed alone.
-        task: Their task.
-    """
-    of_sampler = {settings.sampler: settings for settings in runs if _remembers(settings)}
-    if not of_sampler:
-        return
-    num_params = sum(param.numel() for param in task.make_model().parameters())
-    size, words = _memory_of(next(iter(of_sampler.values())), task.num_clients, num_params, "on disk")
-    if max(size) >= WORTH_A_LINE:
-        names = " or ".join(of_sampler)
-        logging.getLogger("deltafl").info(f"{part}: each process that plays {names} {words}")
-
-
 def _remembers(settings: RunSettings) -> bool:
     """Whether a run keeps one update a client."""
     return find_estimator(parse_label(settings.sampler).estimator).control.remembers
@@ -227,3 +207,20 @@ def filled_in(value: T | None) -> T:
     if value is None:
         raise TypeError("settings must be resolved before they are used")
     return value
+
+
+def subject_of(settings: RunSettings) -> Subject:
+    """One round of a task for the audit: every client trained once from the initial model."""
+    engine = engine_of(settings)
+    population = engine.task.population(settings.weights)
+    params_d, client_m = engine.initial_params(), np.arange(population.num_clients)
+    training = engine.train(params_d, 0, client_m)
+    return Subject(
+        population=population,
+        update_md=training.update_nd,
+        loss_m=engine.losses(params_d, client_m),
+        step_variance_m=training.step_variance_n,
+        num_steps_m=training.num_steps_n,
+        n=plan_of(settings, population).n,
+        num_classes=engine.task.dataset.num_classes,
+    )

@@ -1,44 +1,52 @@
-"""Running a sweep: its runs side by side in processes of one thread each, resumable, nothing done twice.
+"""Playing many runs: side by side in processes of one thread each, resumable, nothing played twice.
 
 ::
 
-    DIR/runs/PART/SAMPLER-seedN.json          the record of a finished run (record.py); what has one is skipped
-    DIR/unfinished/PART/SAMPLER-seedN/        the run directory of one that is not finished; goes on from its checkpoint
-    DIR/unfinished/PART/SAMPLER-seedN.lock    held by the process that runs it: several sweeps can share a folder
-    DIR/.lock                                 held while one of them writes a file of the whole folder
+    DIR/runs/PART/SAMPLER-seedN.json          the record of a finished run (record.py); a run that has one is skipped
+    DIR/unfinished/PART/SAMPLER-seedN/        the folder of a run that is not finished; continues from its checkpoint
+    DIR/unfinished/PART/SAMPLER-seedN.lock    held by the process that plays it: several sweeps can share a folder
+
+With ``keep_folders``, as ``deltafl compare`` has it, there are no records, and the folders stay in ``DIR/runs/``.
 """
 
 import json
 import logging
+import logging.handlers
 import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import lru_cache
 from multiprocessing import connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
-from filelock import FileLock, Timeout
-
-from ..errors import DeltaflError
+from ..errors import DeltaflError, require
+from ..samplers import file_name
+from .directory import FolderInUseError, RunDirectory, locked
 from .divergence import DivergedError
 from .record import UNFINISHED, RunStore, record_of, write_record
 from .settings import RunSettings
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from .engine import Engine
+
+T = TypeVar("T")
+_log = logging.getLogger("deltafl")
 
 _POLL_SECONDS = 1.0
 _TAIL_BYTES = 65536
 
 
 class Job(NamedTuple):
-    """One run of a sweep."""
+    """One run of a sweep. Jobs of one sweep differ in part, sampler or seed."""
 
     part: str
     settings: RunSettings
@@ -46,11 +54,12 @@ class Job(NamedTuple):
     @property
     def key(self) -> str:
         """Its place below ``runs/``, without the suffix."""
-        return f"{self.part}/{self.settings.sampler}-seed{self.settings.seed}"
+        name = f"{file_name(self.settings.sampler)}-seed{self.settings.seed}"
+        return f"{self.part}/{name}" if self.part else name
 
 
 class Progress(NamedTuple):
-    """How far a sweep is: rounds played and rounds in all, runs done and in all, and what runs now."""
+    """How far a sweep is: rounds played and rounds in all, runs done and in all, and the runs being played."""
 
     rounds_done: int
     rounds_total: int
@@ -61,6 +70,111 @@ class Progress(NamedTuple):
 
 OnProgress = Callable[[Progress], None]
 IsPacked = Callable[[Job, Path], bool]
+
+
+class _Player(NamedTuple):
+    """How a sweep plays a job; goes to its processes.
+
+    Attributes:
+        folder: Where the runs are.
+        keep_folders: Whether the folders of runs stay, instead of records.
+        is_packed: Whether a job without a record was finished and its record packed away.
+    """
+
+    folder: Path
+    keep_folders: bool
+    is_packed: IsPacked | None
+
+    def place(self, job: Job) -> Path:
+        """The folder of a job that is not finished."""
+        return self.folder / ("runs" if self.keep_folders else UNFINISHED) / job.key
+
+    def is_done(self, job: Job) -> bool:
+        """Whether a job is finished.
+
+        Raises:
+            DeltaflError: If there is a record or an unfinished run of other settings in its place.
+        """
+        if self.keep_folders:
+            return RunDirectory(self.place(job)).is_finished(job.settings.rounds or 0)
+        return RunStore(self.folder).get(job) is not None or bool(self.is_packed and self.is_packed(job, self.folder))
+
+    def play(self, job: Job, on_round: Callable[..., None] = lambda *_: None) -> bool:
+        """Play a job in this process; False if another process is playing it."""
+        place = self.place(job)
+        try:
+            with locked(place):
+                if not self.is_done(job):  # another process may have finished it before we got the lock
+                    self._play_alone(job, RunDirectory(place), on_round)
+        except FolderInUseError:
+            return False
+        with suppress(OSError):  # other runs of the part are unfinished
+            place.parent.rmdir()
+        return True
+
+    def _play_alone(self, job: Job, directory: RunDirectory, on_round: Callable[..., None]) -> None:
+        from .run import begin, run_experiment
+        from .setup import check_memory
+
+        engine = engine_for(job.settings, directory.path)
+        check_memory(job.settings, engine, self.folder)
+        begin(directory, job.settings, engine.task)
+        with suppress(DivergedError):  # the last line has the reason
+            run_experiment(job.settings, engine, directory, on_round)
+        if self.keep_folders:
+            return
+        write_record(record_of(job, directory, engine.task), RunStore(self.folder).path(job))
+        directory.forget_memory()
+        shutil.rmtree(directory.path)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    folder: Path,
+    processes: "int | Processes",
+    on_progress: OnProgress,
+    is_packed: IsPacked | None = None,
+    *,
+    keep_folders: bool = False,
+) -> None:
+    """Play those of the jobs that are not finished yet, in their order.
+
+    What another process is playing in this folder is left to it and waited for, or taken over if that process ends.
+    Results do not depend on the number of processes.
+
+    Args:
+        jobs: What to play; their data are at hand.
+        folder: Where the records are and go.
+        processes: Runs side by side, >= 1; as many as there are cores is best. With 1 they are played in this process.
+        on_progress: Called about once a second.
+        is_packed: Whether a job without a record was finished and its record packed away; sent to the processes.
+        keep_folders: Whether the folders of finished runs stay, instead of records.
+
+    Raises:
+        DeltaflError: If a record or an unfinished run in the folder has other settings, or a run fails.
+    """
+    for package in ("torch", "safetensors", "scipy"):
+        require(package, "sim")
+    player = _Player(folder, keep_folders, is_packed)
+    waiting = [job for job in jobs if not player.is_done(job)]
+    monitor = _Monitor(jobs, waiting, player, on_progress)
+    monitor.report(())
+    if isinstance(processes, Processes):
+        _hand_out(waiting, processes, player, monitor)
+    elif waiting:
+        with Processes(min(processes, len(waiting))) as pool:
+            _hand_out(waiting, pool, player, monitor)
+    with suppress(OSError):  # there is none, or it is not empty
+        (folder / UNFINISHED).rmdir()
+
+
+def run_job(job: Job, folder: Path, is_packed: IsPacked | None = None) -> bool:
+    """Play one job in this process, from its last checkpoint if there is one, and write its record.
+
+    Returns:
+        Whether it is finished now; False if another process is playing it.
+    """
+    return _Player(folder, False, is_packed).play(job)
 
 
 def require_devices(names: Iterable[str]) -> None:
@@ -75,157 +189,180 @@ def require_devices(names: Iterable[str]) -> None:
         find_device(name)
 
 
-def run_jobs(
-    jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnProgress, is_packed: IsPacked | None = None
-) -> None:
-    """Run those of the jobs that have no record yet, in their order.
+@lru_cache(maxsize=1)
+def _engine_of(settings: RunSettings, route: Any) -> "Engine":
+    """The last engine of this process is used again by runs that differ in the sampler only."""
+    from .setup import engine_of
 
-    What another process is running in this folder is left to it and waited for, or taken over if that process ends.
+    return engine_of(settings, route=route)
+
+
+def engine_for(settings: RunSettings, place: Path) -> "Engine":
+    """The engine of a run, made once in a process for all samplers; its route is that of an unfinished run's folder."""
+    from .training.routes import kept_route
+
+    return _engine_of(settings.model_copy(update={"sampler": "full"}), kept_route(place))
+
+
+def _hand_out(jobs: Sequence[Job], pool: "Processes", player: _Player, monitor: "_Monitor") -> None:
+    """Hand the jobs out in their order; a failed one ends the sweep, and what is finished stays finished."""
+    waiting, elsewhere, running = list(jobs), list[Job](), dict[Future[Any], Job]()
+
+    def finish(job: Job, played: bool) -> None:
+        if not played:
+            elsewhere.append(job)
+            monitor.leave(job)
+
+    while waiting or running or elsewhere:
+        if not waiting and not running:
+            time.sleep(_POLL_SECONDS)
+            waiting, elsewhere = elsewhere, []
+        if pool.count == 1:
+            job = waiting.pop(0)
+            finish(job, player.play(job, lambda *_, key=job.key: monitor.report((key,))))
+        while waiting and len(running) < pool.count and pool.count > 1:
+            job = waiting.pop(0)
+            running[pool.submit(player.play, job)] = job
+        done, _ = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+        for future in done:
+            job = running.pop(future)
+            finish(job, pool.result(future, job.key))
+        monitor.report([job.key for job in [*running.values(), *elsewhere]])
+
+
+class Processes:
+    """Processes that load torch once and play many jobs; their log is shown by this process.
+
+    After an error or Ctrl-C the runs under way are ended at once: they continue from their checkpoints another time.
 
     Args:
-        jobs: What to run; their data are at hand.
-        folder: Where the records are and go.
-        processes: Runs side by side, >= 1.
-        on_progress: Told about once a second.
-        is_packed: Whether a job without a record was finished and its record packed away; sent to the processes.
-
-    Raises:
-        DeltaflError: If a record or an unfinished run in the folder has other settings, or a run fails.
+        count: How many, >= 1; 1 is this process itself.
     """
-    store = RunStore(folder)
-    waiting = [job for job in jobs if store.get(job) is None]
-    watch = _Watch(jobs, folder, on_progress)
-    watch.tell(())
-    if waiting:
-        _run_jobs(waiting, folder, min(processes, len(waiting)), watch, is_packed)
-    with suppress(OSError):  # there is none, or it is not empty
-        (folder / UNFINISHED).rmdir()
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        _engine_of.cache_clear()
+        if count == 1:
+            return
+        # A server that has imported torch, but has not used it, forks processes that are ready at once.
+        context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+        context.set_forkserver_preload(["deltafl.simulation.run"])
+        messages = context.Queue()
+        self._listener = logging.handlers.QueueListener(messages, _Forward())
+        self._listener.start()
+        self._pool = ProcessPoolExecutor(count, context, initializer=_start_process, initargs=(messages,))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        _engine_of.cache_clear()
+        if self.count == 1:
+            return
+        if kind is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            for process in list((self._pool._processes or {}).values()):
+                process.terminate()
+        self._pool.shutdown()
+        self._listener.stop()
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function of a module in one of the processes, and wait for its result."""
+        if self.count == 1:
+            return function(*arguments)
+        result: T = self.result(self.submit(function, *arguments), "the runs")
+        return result
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Call a function in one of the processes; ``result`` gives what it returned or raised."""
+        return self._pool.submit(_attempt, function, *arguments)
+
+    @staticmethod
+    def result(future: Future[Any], name: str) -> Any:
+        """What a call returned; ``name`` is what was played, for people.
+
+        Raises:
+            DeltaflError: If the call raised one, or its process died.
+            JobError: If the call raised another error.
+        """
+        try:
+            failure, found = future.result()
+        except BrokenProcessPool:
+            raise DeltaflError(
+                f"the process that played {name} died; if it was killed, memory may have run out: use fewer processes "
+                "and give the same command again. In a script of your own, start below: if __name__ == '__main__':"
+            ) from None
+        if isinstance(failure, DeltaflError):
+            raise failure
+        if failure is not None:
+            from .workers import JobError
+
+            raise JobError(failure)
+        return found
 
 
-def run_job(job: Job, folder: Path, is_packed: IsPacked | None = None) -> bool:
-    """Run one job in this process, from its last checkpoint if there is one, and write its record.
+def _attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
+    """In a process of the pool: errors come back as values, for tracebacks cannot be sent."""
+    from .workers import failure_of
 
-    Returns:
-        Whether it is finished now; False if another process is running it.
-    """
-    store = RunStore(folder)
-    place = store.unfinished(job)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(place.with_name(f"{place.name}.lock"))
     try:
-        with lock.acquire(timeout=0):
-            # Another process may have finished it before we got the lock, and have packed its record since.
-            if store.get(job) is None and not (is_packed and is_packed(job, folder)):
-                _run_alone(job, store)
-            Path(lock.lock_file).unlink()
-    except Timeout:
-        return False
-    with suppress(OSError):  # other runs of the part are unfinished
-        place.parent.rmdir()
-    return True
+        return None, function(*arguments)
+    except DeltaflError as error:
+        return DeltaflError(str(error)), None
+    except Exception as error:
+        return failure_of(error), None
 
 
-def _run_alone(job: Job, store: RunStore) -> None:
-    from .experiment import begin, run_experiment
-    from .records import RunDirectory
-    from .setup import check_memory, engine_of
-
-    directory = RunDirectory(store.unfinished(job))
-    engine = engine_of(job.settings, folder=directory.path)
-    check_memory(job.settings, engine, store.folder)
-    begin(directory, job.settings, engine.task)
-    with suppress(DivergedError):  # the record says so
-        run_experiment(job.settings, engine, directory, lambda *_: None)
-    write_record(record_of(job, directory, engine.task), store.path(job))
-    directory.forget_memory()
-    shutil.rmtree(directory.path)
+class _Forward(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        logging.getLogger(record.name).handle(record)
 
 
-def _run_jobs(jobs: Sequence[Job], folder: Path, processes: int, watch: "_Watch", is_packed: IsPacked | None) -> None:
-    """Hand the jobs out in their order; a failed one ends the sweep, and what is finished stays finished."""
-    spawn = multiprocessing.get_context("spawn")
-    with _ended_with_us(ProcessPoolExecutor(processes, spawn, initializer=_end_with_parent)) as pool:
-        waiting, elsewhere, running = list(jobs), list[Job](), dict[Future[bool], Job]()
-        while waiting or running or elsewhere:
-            if not waiting and not running:
-                time.sleep(_POLL_SECONDS)
-                waiting, elsewhere = elsewhere, []
-            while waiting and len(running) < processes:
-                job = waiting.pop(0)
-                running[pool.submit(run_job, job, folder, is_packed)] = job
-            done, _ = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
-            for future in done:
-                job = running.pop(future)
-                if not _result(future, job):
-                    elsewhere.append(job)
-                    watch.leave(job)
-            watch.tell([job.key for job in [*running.values(), *elsewhere]])
-
-
-def _result(future: Future[bool], job: Job) -> bool:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise DeltaflError(
-            f"the process that ran {job.key} died; if it was killed, memory may have run out: "
-            "use fewer processes and give the same command again"
-        ) from None
-
-
-@contextmanager
-def _ended_with_us(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
-    """After an error or Ctrl-C the runs under way are ended at once: they go on from their checkpoints another time."""
-    try:
-        yield pool
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
-            process.terminate()
-        raise
-    pool.shutdown()
-
-
-def _end_with_parent() -> None:
-    """In a process of the pool: end when the parent is gone, even killed, or two sweeps would write the same run."""
+def _start_process(messages: Any) -> None:
+    """In a process of the pool: send its log to the parent, and end with it, even if it is killed."""
     parent = multiprocessing.parent_process()
 
-    def watch() -> None:
+    def end_with_parent() -> None:
         if parent is not None:
             connection.wait([parent.sentinel])
-            os._exit(1)
+            os._exit(1)  # else two sweeps would write the same run
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    _log.setLevel(logging.INFO)
+    _log.addHandler(logging.handlers.QueueHandler(messages))
+    _log.propagate = False
 
 
-class _Watch:
-    """Reads how far runs are from their files, which are written anyway."""
+class _Monitor:
+    """Reads how far runs are from their files."""
 
-    def __init__(self, jobs: Sequence[Job], folder: Path, on_progress: OnProgress) -> None:
-        self._jobs, self._store, self._on_progress = jobs, RunStore(folder), on_progress
-        self._done, self._left = set[str](), set[str]()
-        self._told = 0.0
+    def __init__(self, jobs: Sequence[Job], waiting: Sequence[Job], player: _Player, on_progress: OnProgress) -> None:
+        self._jobs, self._player, self._on_progress = jobs, player, on_progress
+        self._done = {job.key for job in jobs} - {job.key for job in waiting}
+        self._left = set[str]()
+        self._last = 0.0
 
     def leave(self, job: Job) -> None:
-        """Say once that another process is running the job."""
+        """Log once that another process is playing the job."""
         if job.key not in self._left:
             self._left.add(job.key)
             _log.info(
-                "another process is running %s in %s: this one leaves it to that one", job.key, self._store.folder
+                "another process is playing %s in %s: this one leaves it to that one", job.key, self._player.folder
             )
 
-    def tell(self, running: Sequence[str]) -> None:
-        """Tell how far it is, at most once in a while."""
-        if running and time.monotonic() - self._told < _POLL_SECONDS:
+    def report(self, running: Sequence[str]) -> None:
+        """Report the progress, at most once in a while."""
+        if running and time.monotonic() - self._last < _POLL_SECONDS:
             return
-        self._told = time.monotonic()
+        self._last = time.monotonic()
         rounds = total = 0
         for job in self._jobs:
             planned = job.settings.rounds or 0
             total += planned
-            if job.key not in self._done and self._store.get(job) is not None:
+            if job.key not in self._done and job.key not in running and self._player.is_done(job):
                 self._done.add(job.key)
-            rounds += planned if job.key in self._done else rounds_played(self._store.unfinished(job))
+            rounds += planned if job.key in self._done else rounds_played(self._player.place(job))
         self._on_progress(Progress(rounds, total, len(self._done), len(self._jobs), tuple(running)))
 
 

@@ -1,7 +1,7 @@
-"""One experiment: the rounds of one sampler on one task, recorded and resumable.
+"""One run: the rounds of one sampler on one task with one seed, recorded and resumable.
 
 The simulator is a host of ``open_round`` and ``close_round`` (see ``round.py``): it trains the cohort, and for the
-theoretical samplers it plays the oracle, training everyone.
+theoretical samplers it acts as the oracle, which trains all clients.
 """
 
 import logging
@@ -10,28 +10,25 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from math import nan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..accumulate import Accumulator
-from ..audit import Subject
 from ..errors import DeltaflError, require
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
 from ..tasks.base import Task
 from ..types import Cohort, RoundInfo
-from .distributed import SharedDirectory, SharedWorkers, refuse_undividable
+from .directory import CURE, RunDirectory, locked
+from .distributed import ProcessGroup, divided, refuse_undividable
 from .divergence import DivergedError, Watch
 from .engine import Engine, Evaluation, Training, reports_of
-from .lock import claimed
 from .oracle import BYTES_PER_PARAMETER, SimulatedOracle, Traffic, bytes_of, bytes_of_statistics
 from .probes import is_probed, probe_everyone, probe_selected
-from .ranks import Ranks, shared_out
-from .records import CURE, RunDirectory
-from .settings import RunSettings
+from .settings import RunSettings, make_settings, require_same_settings
 from .setup import check_memory, engine_of, filled_in, method_of, plan_of
-from .training.routes import keep_route
-from .workers import Workers
+from .training.routes import keep_route, kept_route
+from .workers import Job, Workers
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +37,7 @@ OnRound = Callable[[int, int, Evaluation], None]
 
 
 def run_experiment(
-    settings: RunSettings, engine: Engine, directory: RunDirectory, on_round: OnRound, ranks: Ranks | None = None
+    settings: RunSettings, engine: Engine, directory: RunDirectory, on_round: OnRound, group: ProcessGroup | None = None
 ) -> RoundState:
     """Play the rounds that are not recorded yet.
 
@@ -48,27 +45,27 @@ def run_experiment(
         settings: Resolved settings.
         engine: ``engine_of(settings, workers)``; runs that differ in their sampler alone share it.
         directory: Where the record is; started already. Rounds after its last checkpoint are played again.
-        on_round: Told after every round.
-        ranks: The processes that play this run together (``distributed.py``); this one alone if left out.
+        on_round: Called after every round.
+        group: The processes that play this run together (``distributed.py``); this one alone if left out.
 
     Returns:
         The state after the last round. Interrupt it at any moment: the next call goes on from the last checkpoint and
         ends in the same state and the same ``rounds.jsonl``, bit for bit.
 
-    No state becomes a checkpoint while the watch is not calm, not the last one either: a run that ends in doubt says so
-    in its last line (``doubt``) and keeps its last good checkpoint, as one that diverges, and its model beside it. The
-    next call plays the rounds after that checkpoint again, to the same bits; more rounds would go on from there, too.
+    No state becomes a checkpoint while the model looks wrong, not even the last one: such a run has ``doubt`` in its
+    last line and keeps its last good checkpoint, and its model beside it. The next call plays the rounds after that
+    checkpoint again, to the same bits.
 
     Raises:
-        DivergedError: If the model is lost (``divergence.py``): the last line of ``rounds.jsonl`` says so, and the
-            checkpoint before it stays. A run that ended so is not played again.
+        DivergedError: If the model is lost (``divergence.py``). The last line of ``rounds.jsonl`` has the reason, the
+            checkpoint before it stays, and the run is not played again.
     """
     ended = directory.divergence()
     if ended is not None:
         raise ended
     population = engine.task.population(settings.weights)
-    ranks = ranks or Ranks()
-    if ranks.first:
+    group = group or ProcessGroup()
+    if group.is_first:
         keep_route(engine.route, directory.path)
     plan = plan_of(settings, population, engine.task, directory.memory_folder(settings.memory_path))
     state = directory.load(init_round(plan, engine.initial_params()))
@@ -79,12 +76,12 @@ def run_experiment(
         state = directory.save(state)
     watch = _watch_of(engine.task, directory.lines("rounds.jsonl"))
     while state.round < total:
-        state, test = _play_round(settings, plan, engine, directory, watch, ranks, state)
+        state, test = _play_round(settings, plan, engine, directory, watch, group, state)
         due = state.round % settings.checkpoint_every == 0 or state.round == total
         if due and watch.calm:
             state = directory.save(state)
         elif state.round == total:
-            directory.keep_doubtful(state)
+            directory.keep_suspect(state)
         on_round(state.round, total, test or Evaluation(nan, nan))
     return state
 
@@ -95,7 +92,7 @@ def _play_round(
     engine: Engine,
     directory: RunDirectory,
     watch: Watch,
-    ranks: Ranks,
+    group: ProcessGroup,
     opened: RoundState,
 ) -> tuple[RoundState, Evaluation | None]:
     """Play and record one round; the next state, and the model's evaluation if there is one."""
@@ -104,13 +101,13 @@ def _play_round(
     squares = plan.sampler.uses_square_loss
     oracle = SimulatedOracle(engine, plan.population, opened.round, sent, plan.n, directory.scratch, squares=squares)
     cohort = open_round(plan, opened, oracle=oracle)
-    if ranks.count > 1 and settings.probe_every is None and plan.rule.control.learns_from_sums:
-        place_k = np.array(shared_out(engine.costs(cohort.client_n), ranks.count)[ranks.rank], dtype=np.int64)
-        with ranks.apart():
+    if group.count > 1 and settings.probe_every is None and plan.rule.control.learns_from_sums:
+        place_k = np.array(divided(engine.costs(cohort.client_n), group.count)[group.rank], dtype=np.int64)
+        with group.apart():
             training = oracle.train(cohort.client_n[place_k])
         accumulator = Accumulator(plan, opened, cohort)
         accumulator.add_rows(training.update_nd, reports_of(training), place_k)
-        accumulator.merge(ranks)
+        accumulator.merge(group)
         state, info = accumulator.close()
     else:
         training = oracle.train(cohort.client_n)
@@ -144,13 +141,13 @@ def _play_round(
 def _ending(
     settings: RunSettings, plan: Plan, directory: RunDirectory, watch: Watch, round: int, symptom: str | None
 ) -> dict[str, Any]:
-    """What the last line of a run has that is lost, or over while something looks wrong: why, and what is kept."""
-    said = watch.doubt if symptom is None and round == filled_in(settings.rounds) else symptom
-    if said is None:
+    """The reason in the last line of a run that diverged, or whose end is suspect, and the checkpoint that is kept."""
+    reason = watch.suspicion if symptom is None and round == filled_in(settings.rounds) else symptom
+    if reason is None:
         return {}
     cause = watch.likely_cause(method_of(settings, plan))
     key = "doubt" if symptom is None else "diverged"
-    return {key: {"why": f"{said}; likely cause: {cause}", "kept": directory.kept}}
+    return {key: {"why": f"{reason}; likely cause: {cause}", "kept": directory.kept}}
 
 
 def _watch_of(task: Task, lines: Sequence[dict[str, Any]]) -> Watch:
@@ -160,8 +157,8 @@ def _watch_of(task: Task, lines: Sequence[dict[str, Any]]) -> Watch:
     first, skill = (nan if lines[0]["test"][key] is None else lines[0]["test"][key] for key in ("loss", "accuracy"))
     watch = Watch(first, task.metric == "accuracy", task.chance, skill)
     for line in lines[1:]:
-        known = {key: nan if line.get(key) is None else line[key] for key in RoundInfo._fields if key in line}
-        info = RoundInfo(**{**known, "round": line["round"] - 1})
+        stored = {key: nan if line.get(key) is None else line[key] for key in RoundInfo._fields if key in line}
+        info = RoundInfo(**{**stored, "round": line["round"] - 1})
         test = line.get("test", {"loss": None, "accuracy": None})
         watch.see(info, True, test["loss"], nan if test["accuracy"] is None else test["accuracy"])
     return watch
@@ -207,83 +204,77 @@ def _round_line(
     return line if test is None else {**line, "test": test._asdict()}
 
 
-def run_single(settings: RunSettings, folder: Path, on_round: OnRound, ranks: Ranks | None = None) -> Evaluation:
-    """``deltafl run``: one experiment in its own folder, started or continued; returns its last evaluation.
+def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: ProcessGroup | None = None) -> Evaluation:
+    """``deltafl run``: one run in its own folder, started or continued; returns its last evaluation.
 
-    ``ranks`` are the processes that play it together; this one alone if left out.
+    ``group`` are the processes that play it together; this one alone if left out.
 
     Raises:
-        DeltaflError: If another process is playing in the folder, or the run cannot be.
+        DeltaflError: If another process is playing in the folder, or the run is impossible.
     """
     require("safetensors", "sim")
-    ranks = ranks or Ranks()
-    if ranks.count > 1:
+    group = group or ProcessGroup()
+    if group.count > 1:
         refuse_undividable(settings)
-        ranks.use(settings.device)
-    directory = RunDirectory(folder) if ranks.count == 1 else SharedDirectory(folder, ranks)
+        group.use(settings.device)
+    directory = RunDirectory(folder, group)
     with ExitStack() as stack:
-        ranks.from_first(lambda: stack.enter_context(claimed(folder)))
-        pool = Workers(settings.workers) if ranks.count == 1 else SharedWorkers(settings.workers, ranks)
-        workers = stack.enter_context(pool)
-        engine = engine_of(settings, workers, folder)
+        group.from_first(lambda: stack.enter_context(locked(folder)))
+        workers = stack.enter_context(DividedWorkers(settings.workers, group))
+        engine = engine_of(settings, workers, kept_route(folder))
         plan_of(settings, engine.task.population(settings.weights), engine.task)
-        check_memory(settings, engine, folder, divided=ranks.count > 1)
+        check_memory(settings, engine, folder, divided=group.count > 1)
         begin(directory, settings, engine.task)
-        state = run_experiment(settings, engine, directory, on_round, ranks)
+        state = run_experiment(settings, engine, directory, on_round, group)
         return engine.evaluate(state.params_d)
 
 
-def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> str:
-    """Start a run's folder, or compare the data with those that the run began with; returns the name of those.
+def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
+    """Start a run's folder, or check that settings and data are those that the run began with.
 
     Raises:
-        DeltaflError: If examples, or who holds them, are not the same. Another name alone is a warning.
+        DeltaflError: If a setting, the examples, or who holds them, differ. Another name of the data is a warning.
     """
-    if not directory.started:
+    recorded = directory.settings()
+    if recorded is None:
         directory.start(settings, task.data)
-        return task.data["data"]
-    known: dict[str, str] = {**task.data, **directory.environment()}
-    if known["data_crc32"] != task.data["data_crc32"]:
+        return
+    require_same_settings(make_settings(RunSettings, recorded), settings)
+    before: dict[str, str] = {**task.data, **directory.environment()}
+    if before["data_crc32"] != task.data["data_crc32"]:
         raise DeltaflError(
-            f"the data of {directory.path} are not those it began with (checksum {known['data_crc32']}, now "
+            f"the data of {directory.path} are not those it began with (checksum {before['data_crc32']}, now "
             f"{task.data['data_crc32']}): put the old ones back, or run it again in another folder"
         )
-    if known["data"] != task.data["data"]:
-        _log.warning("this run began on the data %s and goes on with %s", known["data"], task.data["data"])
-    return known["data"]
+    if before["data"] != task.data["data"]:
+        _log.warning("this run began on the data %s and goes on with %s", before["data"], task.data["data"])
 
 
-class Refusal(NamedTuple):
-    """A reply that was not used: in which run's folder and round, whose, and why."""
+class DividedWorkers(Workers):
+    """Workers of all processes of a run: each process does its share of the jobs, and all get all results.
 
-    run: str
-    round: int
-    client: int
-    reason: str
+    Args:
+        count: Worker processes of each process of the run.
+        group: The processes of the run.
+    """
 
+    def __init__(self, count: int, group: ProcessGroup) -> None:
+        super().__init__(count)
+        self._group = group
 
-def refusals(folder: Path) -> list[Refusal]:
-    """All refused replies recorded in the folder of a run, or of a comparison's runs."""
-    return [
-        Refusal(record.parent.name, line["round"], client, reason)
-        for record in [*folder.glob("rounds.jsonl"), *sorted(folder.glob("runs/*/rounds.jsonl"))]
-        for line in RunDirectory(record.parent).lines("rounds.jsonl")
-        for client, reason in line.get("rejected", [])
-    ]
+    @property
+    def width(self) -> int:
+        """Jobs that run at the same time."""
+        return self.count * (1 if self._group.is_apart else self._group.count)
 
-
-def subject_of(settings: RunSettings) -> Subject:
-    """One round of a task for the audit: every client trained once from the initial model."""
-    engine = engine_of(settings)
-    population = engine.task.population(settings.weights)
-    params_d, everyone = engine.initial_params(), np.arange(population.num_clients)
-    training = engine.train(params_d, 0, everyone)
-    return Subject(
-        population=population,
-        update_md=training.update_nd,
-        loss_m=engine.losses(params_d, everyone),
-        step_variance_m=training.step_variance_n,
-        num_steps_m=training.num_steps_n,
-        n=plan_of(settings, population).n,
-        num_classes=engine.task.dataset.num_classes,
-    )
+    def map(self, method: str, model: Any, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
+        """``Workers.map``, divided; all processes must call it with the same arguments, unless they are apart."""
+        if self._group.is_apart or self._group.count == 1:
+            return super().map(method, model, jobs, costs)
+        mine = divided(costs, self._group.count)[self._group.rank]
+        found = super().map(method, model, [jobs[place] for place in mine], [costs[place] for place in mine])
+        results: list[Any] = [None] * len(jobs)
+        for share in self._group.gathered(list(zip(mine, found, strict=True))):
+            for place, result in share:
+                results[place] = result
+        return results

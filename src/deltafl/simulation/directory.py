@@ -1,37 +1,37 @@
-"""The record of a run: plain files that others can read, and that a run can be continued from.
+"""The files of a run: plain text that others can read, and checkpoints from which a run continues.
 
 ::
 
+    DIR.lock                 while a process plays the run
     DIR/config.toml          every setting that was used
-    DIR/environment.json     versions and hardware, and the name of the data that were read
+    DIR/environment.json     versions and hardware, and the name of the data
     DIR/rounds.jsonl         one line a round: cohort, estimate, evaluation; the same bytes for the same settings
     DIR/timings.jsonl        one line a round: wall clock
-    DIR/checkpoint.json      the last checkpoint: which tensors, and how long the two files above were then
+    DIR/checkpoint.json      the last checkpoint: its tensors, and the lengths of the two files above at that moment
     DIR/checkpoint-N.safetensors
-    DIR/doubtful-N.safetensors    the model of a run that ended in doubt (divergence.py); its last checkpoint is older
+    DIR/doubtful-N.safetensors    the model of a run with a suspect end (divergence.py); its last checkpoint is older
     DIR/memory.json          with ``memory_path``: the folder of this run's memory of one update a client
-    DIR/playing.lock         while a process plays the run (lock.py)
 
-A checkpoint is written beside the last one and becomes valid by one rename of ``checkpoint.json``. Lines after it
-belong to rounds that the next start plays again: they are cut off, so nothing is ever recorded twice or half.
+A checkpoint is written beside the last one and becomes valid when ``checkpoint.json`` is renamed. Lines after it belong
+to rounds that the next start plays again: they are cut off, so nothing is recorded twice or half.
 """
 
 import json
 import os
-import platform
 import secrets
 import shutil
-import sys
 import zlib
-from collections.abc import Mapping
-from importlib import metadata
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import tomli_w
+from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
+from ..analysis.runs import Run
 from ..errors import DeltaflError, MissingExtraError
 from ..io import (
     checked,
@@ -47,8 +47,10 @@ from ..io import (
     write_atomically,
 )
 from ..round import RoundState
+from ..types import IntArray
+from .distributed import ProcessGroup
 from .divergence import DivergedError
-from .recorded import Mark, Note, RoundLine, TimingLine
+from .environment import environment
 from .settings import Settings
 
 T = TypeVar("T")
@@ -59,31 +61,91 @@ LINE_FILES = ("rounds.jsonl", "timings.jsonl")
 CURE = "it is damaged, so run it again in another folder"
 
 
-def environment() -> dict[str, str | int]:
-    """Versions and hardware, as they go into records."""
-    names = ("deltafl", "numpy", "torch", "scikit-learn", "scipy")
-    versions: dict[str, str | int] = {}
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return {
-        "python": platform.python_version(),
-        **versions,
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "cores": os.cpu_count() or 1,
-        "command": " ".join(["deltafl" if "deltafl" in sys.argv[0] else Path(sys.argv[0]).name, *sys.argv[1:]]),
-    }
+class FolderInUseError(DeltaflError):
+    """Another process is playing the run in this folder."""
 
 
-def _processor() -> str:
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from playing in the folder of a run or a comparison; the lock is the file ``FOLDER.lock``.
+
+    The operating system releases the lock of a process that is killed.
+
+    Raises:
+        FolderInUseError: If another process holds it.
+    """
+    place = folder.resolve()
+    is_new = not place.parent.exists()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{place}.lock")
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise FolderInUseError(
+            f"another process is playing the run in {folder}; wait for it, or choose another --out"
+        ) from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows deletes no open file: it stays and locks nothing
+            Path(lock.lock_file).unlink()
+        lock.release()
+        if is_new:
+            with suppress(OSError):  # it is in use now
+                place.parent.rmdir()
+
+
+class Evaluated(BaseModel):
+    """An evaluation in a line of ``rounds.jsonl``; null where a number does not exist."""
+
+    loss: float | None
+    accuracy: float | None
+    client_accuracy: float | None = None
+
+
+class Ended(BaseModel):
+    """Why a run diverged, or has a suspect end, and the round of the checkpoint that stays."""
+
+    why: str
+    kept: int
+
+
+class RoundLine(BaseModel):
+    """What readers rely on in a line of ``rounds.jsonl``; it holds more."""
+
+    round: int
+    cohort: list[int] = []
+    counts: list[int] = []
+    bytes_down: int = 0
+    bytes_up: int = 0
+    rejected: list[tuple[int, str]] = []
+    test: Evaluated | None = None
+    probe: dict[str, Any] = {}
+    diverged: Ended | None = None
+    doubt: Ended | None = None
+
+
+class TimingLine(BaseModel):
+    """A line of ``timings.jsonl``; old ones lack the processor time."""
+
+    round: int
+    seconds: float
+    cpu_seconds: float | None = None
+
+
+class Checkpoint(BaseModel):
+    """``checkpoint.json``; old ones lack the checksum of the tensors."""
+
+    round: int
+    tensors: str
+    crc32: int | None = None
+    lengths: dict[str, int]
+
+
+class MemoryNote(BaseModel):
+    """``memory.json``."""
+
+    folder: str
 
 
 def write_header(path: Path, settings: Settings, data: Mapping[str, str] | None = None) -> None:
@@ -104,10 +166,17 @@ def recorded_settings(path: Path) -> dict[str, Any] | None:
 
 
 class RunDirectory:
-    """Writes and reads the record of one run."""
+    """Writes and reads the files of one run.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The folder.
+        group: The processes that play the run together: the first one writes, and sends the others what it reads, so
+            all must call the same methods in the same order.
+    """
+
+    def __init__(self, path: Path, group: ProcessGroup | None = None) -> None:
         self.path = path
+        self._group = group or ProcessGroup()
 
     def start(self, settings: Settings, data: Mapping[str, str] | None = None) -> None:
         """Make the folder and write what is known before the first round; ``data`` is ``Task.data``.
@@ -115,6 +184,9 @@ class RunDirectory:
         Raises:
             DeltaflError: If it holds rounds without the settings that they were played with: nothing is erased.
         """
+        self._group.from_first(lambda: self._start(settings, data))
+
+    def _start(self, settings: Settings, data: Mapping[str, str] | None) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         for name in (*LINE_FILES, "checkpoint.json"):
             if (self.path / name).exists() and (self.path / name).stat().st_size > 0:
@@ -127,19 +199,25 @@ class RunDirectory:
         (self.path / "memory.json").unlink(missing_ok=True)
         write_header(self.path, settings, data)
 
-    @property
-    def started(self) -> bool:
-        """Whether a run was started here."""
-        return recorded_settings(self.path) is not None
+    def settings(self) -> dict[str, Any] | None:
+        """The settings that the run was started with; None if no run was started here."""
+        return self._group.from_first(lambda: recorded_settings(self.path))
 
     def append(self, round_line: Mapping[str, Any], timing_line: Mapping[str, Any]) -> None:
         """Add one round."""
+        if not self._group.is_first:
+            return
         for name, line in zip(LINE_FILES, (round_line, timing_line), strict=True):
             with (self.path / name).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(plain_json(line), allow_nan=False) + "\n")
 
     def save(self, state: RoundState) -> RoundState:
         """Write a checkpoint after the rounds appended so far; returns the state to go on with."""
+        if self._group.is_first:
+            self._write_checkpoint(state)
+        return self._settle(state)
+
+    def _write_checkpoint(self, state: RoundState) -> None:
         tensors = f"checkpoint-{state.round}.safetensors"
         arrays = {name: np.asarray(array, order="C") for name, array in flatten(state)}
         content: bytes = _safetensors().save(arrays)
@@ -150,7 +228,6 @@ class RunDirectory:
         for old in (*self.path.glob("checkpoint-*.safetensors*"), *self.path.glob("doubtful-*.safetensors")):
             if old.name != tensors:
                 old.unlink()
-        return self._settle(state)
 
     def _settle(self, state: RoundState) -> RoundState:
         """The state with its rows in their file, and beside them the round: for copies of this folder, see ``load``."""
@@ -162,10 +239,12 @@ class RunDirectory:
 
     def _memory(self) -> Path | None:
         """The folder of ``memory_folder``, if the run has one."""
-        return Path(self._read("memory.json", Note).folder) if (self.path / "memory.json").exists() else None
+        return Path(self._read("memory.json", MemoryNote).folder) if (self.path / "memory.json").exists() else None
 
-    def keep_doubtful(self, state: RoundState) -> None:
-        """Write the model of a run that ends in doubt, beside the last checkpoint, which stays."""
+    def keep_suspect(self, state: RoundState) -> None:
+        """Write the model of a run with a suspect end, beside the last checkpoint, which stays."""
+        if not self._group.is_first:
+            return
         content = _safetensors().save({"params_d": np.asarray(state.params_d, order="C")})
         write_atomically(self.path / f"doubtful-{state.round}.safetensors", content)
 
@@ -177,7 +256,7 @@ class RunDirectory:
         if not note.exists():
             own = Path(memory_path).absolute() / f"{self.path.name}-{secrets.token_hex(4)}"
             write_atomically(note, json.dumps({"folder": str(own)}) + "\n")
-        return Path(self._read("memory.json", Note).folder)
+        return Path(self._read("memory.json", MemoryNote).folder)
 
     def forget_memory(self) -> None:
         """Delete what the run kept in that folder; it cannot be continued then."""
@@ -187,26 +266,32 @@ class RunDirectory:
 
     @property
     def scratch(self) -> Path | None:
-        """Where files go that are gone with the round; None for the system's folder for these."""
-        return self.path
+        """Where files go that are deleted with the round; None for the system's temporary folder."""
+        return self.path if self._group.is_first else None
 
     @property
     def kept(self) -> int:
         """The round of the last checkpoint."""
-        return self._read("checkpoint.json", Mark).round
+        return self._group.from_first(lambda: self._read("checkpoint.json", Checkpoint).round)
+
+    def is_finished(self, rounds: int) -> bool:
+        """Whether the run has played all of its rounds, or has diverged."""
+        if not (self.path / "checkpoint.json").exists():
+            return False
+        return self._read("checkpoint.json", Checkpoint).round >= rounds or self.divergence() is not None
 
     def divergence(self) -> DivergedError | None:
         """How the run ended before its last round, if it did: its last line says so."""
         last = self._last_line()
         return DivergedError(last["round"], **last["diverged"]) if "diverged" in last else None
 
-    def doubt(self) -> str | None:
+    def suspect_end(self) -> str | None:
         """What looked wrong when the run was over, as a sentence without its full stop; None if nothing did."""
         last = self._last_line()
         if "doubt" not in last:
             return None
         why, kept = (last["doubt"][key] for key in ("why", "kept"))
-        ended = f"ended in doubt after {last['round']} rounds: {why}"
+        ended = f"has a suspect end after {last['round']} rounds: {why}"
         return f"{ended}; the last good state, of round {kept}, is kept, and the model as it ended beside it"
 
     def _last_line(self) -> dict[str, Any]:
@@ -224,7 +309,11 @@ class RunDirectory:
             DeltaflError: If a file is damaged, or the memory in its own folder is of a later round: another copy of
                 this folder has gone on with it. Then nothing is cut off.
         """
-        mark = self._read("checkpoint.json", Mark) if (self.path / "checkpoint.json").exists() else None
+        arrays = self._group.from_first(self._cut_off_and_read)
+        return template if arrays is None else self._settle(unflatten(template, arrays))
+
+    def _cut_off_and_read(self) -> dict[str, Any] | None:
+        mark = self._read("checkpoint.json", Checkpoint) if (self.path / "checkpoint.json").exists() else None
         rounds = self.path / "rounds.jsonl"
         if mark is None and rounds.exists() and rounds.read_bytes().count(b"\n") > 1:  # one: killed at its first
             raise DeltaflError(
@@ -237,9 +326,7 @@ class RunDirectory:
             file = self.path / name
             file.touch()
             os.truncate(file, mark.lengths[name] if mark else 0)
-        if arrays is None:
-            return template
-        return self._settle(unflatten(template, arrays))
+        return arrays
 
     def _check_memory(self, round: int) -> None:
         """Refuse rows that are newer than the checkpoint of this round."""
@@ -257,6 +344,9 @@ class RunDirectory:
         Raises:
             DeltaflError: If the file cannot be read or is damaged; the sentence names line and entry.
         """
+        return self._group.from_first(lambda: self._lines(name))
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
         kind: type[BaseModel] = RoundLine if name == "rounds.jsonl" else TimingLine
         lines: list[dict[str, Any]] = read_json_lines(self.path / name)
         for number, line in enumerate(lines, start=1):
@@ -265,12 +355,12 @@ class RunDirectory:
 
     def environment(self) -> dict[str, Any]:
         """Versions, hardware and data, as they were when the run was started."""
-        return self._read("environment.json", dict[str, Any])
+        return self._group.from_first(lambda: self._read("environment.json", dict[str, Any]))
 
     def _read(self, name: str, kind: type[T]) -> T:
         return checked(kind, read_json(self.path / name), str(self.path / name), CURE)
 
-    def _arrays(self, mark: Mark) -> dict[str, Any]:
+    def _arrays(self, mark: Checkpoint) -> dict[str, Any]:
         """The tensors of a checkpoint, once all that it speaks of is known to be there."""
         for name in LINE_FILES:
             file, length = self.path / name, mark.lengths.get(name)
@@ -291,6 +381,73 @@ class RunDirectory:
         except SafetensorError as error:
             raise DeltaflError(f"{tensors} is no checkpoint: {error}; {CURE}") from None
         return arrays
+
+
+class Refusal(NamedTuple):
+    """A reply that was not used: in which run's folder and round, whose, and why."""
+
+    run: str
+    round: int
+    client: int
+    reason: str
+
+
+def refusals(folder: Path) -> list[Refusal]:
+    """All refused replies recorded in the folder of a run, or of a comparison's runs."""
+    return [
+        Refusal(record.parent.name, line["round"], client, reason)
+        for record in [*folder.glob("rounds.jsonl"), *sorted(folder.glob("runs/*/rounds.jsonl"))]
+        for line in RunDirectory(record.parent).lines("rounds.jsonl")
+        for client, reason in line.get("rejected", [])
+    ]
+
+
+def read_run(
+    directory: RunDirectory, sampler: str, seed: int, metric: Literal["accuracy", "loss"], num_clients: int
+) -> Run:
+    """The curves of a recorded run.
+
+    Raises:
+        DeltaflError: If its files are damaged.
+    """
+    lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
+    if len(lines) != len(timings):
+        many = f"has {len(lines)} lines, timings.jsonl beside it {len(timings)}"
+        raise DeltaflError(f"{directory.path / 'rounds.jsonl'} {many}; {CURE}")
+    seconds = np.cumsum([line["seconds"] for line in timings])
+    moved = np.cumsum([line.get("bytes_down", 0) + line.get("bytes_up", 0) for line in lines], dtype=np.float64)
+    at = [i for i, line in enumerate(lines) if i > 0 and "test" in line]
+
+    def column(name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        values = [lines[i]["test"][name] for i in at]
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+    return Run(
+        sampler=sampler,
+        seed=seed,
+        metric=metric,
+        round_r=np.array([lines[i]["round"] for i in at], dtype=np.int64),
+        accuracy_r=column("accuracy"),
+        loss_r=column("loss"),
+        seconds_r=seconds[at],
+        bytes_r=moved[at],
+        draws_m=_draws(lines, num_clients, directory.path),
+        diverged=next((line["round"] for line in lines if "diverged" in line), None),
+    )
+
+
+def _draws(lines: list[dict[str, Any]], num_clients: int, path: Path) -> IntArray:
+    """How often each client was drawn over the recorded rounds."""
+    draws_m = np.zeros(num_clients, dtype=np.int64)
+    for line in lines:
+        client_n, count_n = line.get("cohort", []), line.get("counts", [])
+        if len(client_n) != len(count_n) or not all(0 <= client < num_clients for client in client_n):
+            raise DeltaflError(
+                f"{path / 'rounds.jsonl'}: round {line['round']} needs one count for each of its clients, "
+                f"which go from 0 to {num_clients - 1}; {CURE}"
+            )
+        np.add.at(draws_m, np.asarray(client_n, dtype=np.int64), count_n)
+    return draws_m
 
 
 def _safetensors() -> Any:

@@ -1,0 +1,98 @@
+"""Comparing samplers on one task, seed by seed, under the same split, initial model and minibatches.
+
+::
+
+    DIR/config.toml  DIR/environment.json
+    DIR/runs/SAMPLER-seedN/      one run directory each (see directory.py)
+    DIR/summary.json             the comparison (schema: docs/summary-schema.md)
+    DIR/accuracy.png  DIR/loss.png  DIR/selections.png
+"""
+
+import json
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from ..analysis.summary import Summary
+from ..errors import DeltaflError, require
+from .directory import RunDirectory, locked, read_run, recorded_settings, write_header
+from .environment import environment
+from .settings import CompareSettings, make_settings, require_same_settings
+from .sweep import Job, OnProgress, Processes, engine_for, run_jobs
+
+
+class _Facts(NamedTuple):
+    """What a comparison must know of its task."""
+
+    metric: Literal["accuracy", "loss"]
+    num_clients: int
+    data: dict[str, str]
+
+
+def run_comparison(settings: CompareSettings, out: Path, on_progress: OnProgress, processes: int = 1) -> Summary:
+    """Play the runs that are not finished yet, then write the summary and the pictures.
+
+    Args:
+        settings: Resolved settings.
+        out: The comparison's directory; runs that are recorded there continue from their checkpoints.
+        on_progress: Called about once a second.
+        processes: Runs side by side, >= 1.
+
+    Raises:
+        DeltaflError: If another process is playing in the directory, or a run is impossible.
+    """
+    for package, extra in (("matplotlib", "plot"), ("scipy", "sim"), ("safetensors", "sim"), ("torch", "sim")):
+        require(package, extra)
+    jobs = [Job("", settings.run(sampler, seed)) for seed in range(settings.seeds) for sampler in settings.samplers]
+    with locked(out):
+        with Processes(min(processes, len(jobs))) as pool:
+            facts = pool.call(_check, settings, out)
+            recorded = recorded_settings(out)
+            if recorded is None:
+                write_header(out, settings, facts.data)
+            else:
+                require_same_settings(make_settings(CompareSettings, recorded), settings)
+            run_jobs(jobs, out, pool, on_progress, keep_folders=True)
+        return _summarise(settings, out, facts)
+
+
+def _check(settings: CompareSettings, out: Path) -> _Facts:
+    """Refuse what cannot be played before anything is written."""
+    from .setup import check_memory, plan_of, task_of
+
+    engine = engine_for(settings.run(settings.samplers[0], 0), out)
+    task = engine.task
+    for sampler in settings.samplers:
+        run = settings.run(sampler, 0)
+        check_memory(run, engine, out)
+        plan_of(run, task.population(settings.weights), task)
+    for seed in range(1, settings.seeds if settings.clients is None else 1):
+        other = task_of(settings.run(settings.samplers[0], seed)).num_clients
+        if other != task.num_clients:
+            raise DeltaflError(
+                f"{task.name} has {task.num_clients} clients with seed 0 and {other} with seed {seed}; "
+                f"make as many with every seed, or write seeds = {seed}"
+            )
+    return _Facts(task.metric, task.num_clients, task.data)
+
+
+def _summarise(settings: CompareSettings, out: Path, facts: _Facts) -> Summary:
+    """Write the summary and the pictures."""
+    from ..analysis.plots import draw_plots
+    from ..analysis.summary import summarise, write_summary
+
+    runs, names = [], []
+    for sampler in settings.samplers:
+        for seed in range(settings.seeds):
+            directory = RunDirectory(out / "runs" / Job("", settings.run(sampler, seed)).key)
+            runs.append(read_run(directory, sampler, seed, facts.metric, facts.num_clients))
+            names.append(str(directory.environment().get("data", facts.data["data"])))
+    data = "; ".join(dict.fromkeys([*names, facts.data["data"]]))
+    summary = summarise(
+        runs,
+        settings.threshold,
+        settings=json.loads(settings.model_dump_json(exclude_none=True)),
+        environment={**environment(), "data": data},
+    )
+    write_summary(summary, out / "summary.json")
+    draw_plots(runs, summary, out)
+    return summary
