@@ -295,7 +295,8 @@ class Accumulator:
             total_d = control.value(state.control, replies.client_n[:0]).total_d
             totals = self._totals or self._totals_of_stream(replies, total_d)
             learned = control.update_from_sum(state.control, replies, totals.residual_d)
-        reports = self._reports._replace(num_steps_n=np.where(here, self._reports.num_steps_n, 1))
+        self._reports = self._reports._replace(num_steps_n=np.where(here, self._reports.num_steps_n, 1))
+        reports = self._reports
         delta_d = total_d + totals.residual_d
         following, delta_d, clip_factor = advance(plan, state, self.cohort, reports, delta_d, learned)
         faults = self._rejected | dict.fromkeys(self.cohort.client_n[self._missing_n].tolist(), "no reply")
@@ -305,6 +306,11 @@ class Accumulator:
             control_coefficient=control.coefficient(state.control),
         )
         return following, info
+
+    @property
+    def reports(self) -> Reports:
+        """What clients reported and the server measured on their updates; complete once the round is closed."""
+        return self._reports
 
     @cached_property
     def _places(self) -> dict[int, int]:

@@ -10,27 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from ..accumulate import Accumulator
 from ..errors import DeltaflError
 from ..estimators.remote import RemoteReply, begin_anew
 from ..estimators.sketch import count_sketch
-from ..estimators.table import find_estimator
-from ..round import Plan, RoundState, close_round, coefficients, init_round, open_round, response_rates
-from ..samplers import Sampler
+from ..round import Plan, RoundState, coefficients, init_round, open_round, response_rates
 from ..server.optimizers import ServerOptimizer
 from ..server.screening import measure
 from ..streams import stream
-from ..types import (
-    BoolArray,
-    Cohort,
-    FloatArray,
-    IntArray,
-    Oracle,
-    Params,
-    Population,
-    RejectedReply,
-    Reports,
-    RoundInfo,
-)
+from ..types import Cohort, FloatArray, IntArray, Params, RejectedReply, Reports, RoundInfo
 from .arrays import Arrays, Layout, mean_rest
 from .clients import CannotResizeError, ClientInfo, ClientRegistry, resize_state
 from .replies import ClientReply, check_reply, expected_memory, lost_memory, memories_were_reset, reports_of
@@ -163,8 +151,12 @@ class Federation:
             for i in client_n
         ]
         updates = [self._update(reply, sent) for reply in checked]
-        closing = self._with_sketches(self._with_noise(plan, state, cohort, rng), state, cohort, checked)
-        following, info = close_round(closing, state, cohort, updates, reports_of(checked, updates))
+        round = Accumulator(self._with_noise(plan, state, cohort, rng), state, cohort)
+        round.add_rows(updates, reports_of(checked, updates))
+        following, info = round.close()
+        if rules.sketch:
+            reports = self._measured_on_sketches(round.reports, cohort, checked)
+            following = following._replace(sampler=plan.sampler.update(state.sampler, cohort, reports))
         used_n = (following.responded_m - state.responded_m)[cohort.client_n] > 0
         if self.rest:
             used = cohort.part(used_n)
@@ -250,19 +242,22 @@ class Federation:
         noise_d = self.rules.clipping.noise(largest, self.layout.num_params, rng)
         return replace(plan, server_optimizer=_NoisyOptimizer(plan.server_optimizer, noise_d))
 
-    def _with_sketches(
-        self, plan: Plan, state: RoundState, cohort: Cohort, replies: Sequence[ClientReply | None]
-    ) -> Plan:
-        """This round's plan, with a sampler that learns from the clients' sketches if they send any."""
-        if self.rules.sketch == 0:
-            return plan
-        sketch_nq = np.zeros((len(replies), self.rules.sketch))
-        for row_q, reply in zip(sketch_nq, replies, strict=True):
-            if reply is not None and reply.fault is None and reply.sketch is not None:
-                row_q[:] = reply.sketch
-        control_nd = find_estimator(plan.estimator).control.value(state.control, cohort.client_n).control_nd
-        control_nq = count_sketch(control_nd, self.rules.sketch, sketch_seed(plan.seed))
-        return replace(plan, sampler=_SketchedSampler(plan.sampler, sketch_nq, sketch_nq - control_nq))
+    def _measured_on_sketches(self, reports: Reports, cohort: Cohort, replies: Sequence[ClientReply | None]) -> Reports:
+        """The reports with norms of the clients' sketches s(u_i) in place of norms measured on the server.
+
+        norm(u_i - c)^2 is estimated by norm(s(u_i) - s(c))^2, with the linear count-sketch s: unbiased, with a standard
+        deviation of at most sqrt(2 / q) of it. The sketch reveals only q random sums of the update, but it is the
+        client's claim: a client can raise its own score, where norms measured on the server cannot be forged.
+        """
+        plan, size = self.plan, self.rules.sketch
+        sketch_nq = np.zeros((len(replies), size))
+        for place in np.flatnonzero(reports.responded_n).tolist():
+            reply = replies[place]
+            sketch_nq[place] = reply.sketch if reply and reply.sketch is not None else 0.0
+        control_nd = plan.rule.control.value(self.current.control, cohort.client_n).control_nd
+        residual_nq = sketch_nq - count_sketch(control_nd, size, sketch_seed(plan.seed))
+        residual_n = np.where(reports.responded_n, np.sum(residual_nq**2, axis=1), 0.0)
+        return measure(sketch_nq, reports)._replace(squared_residual_n=residual_n)
 
 
 @dataclass(frozen=True)
@@ -277,39 +272,6 @@ class _NoisyOptimizer:
 
     def step(self, params_d: Params, delta_d: FloatArray, state: Any) -> tuple[Params, Any]:
         return self.inner.step(params_d, delta_d + self.noise_d, state)
-
-
-@dataclass(frozen=True)
-class _SketchedSampler(Sampler):
-    """One round's sampler, which learns from the clients' sketches s(u_i) instead of norms measured on the server.
-
-    norm(u_i - c)^2 is estimated by norm(s(u_i) - s(c))^2, with the linear count-sketch s: unbiased, with a standard
-    deviation of at most sqrt(2 / q) of it. The sketch reveals only q random sums of the update, but it is the client's
-    claim: a client can raise its own score, where norms measured on the server cannot be forged.
-
-    Attributes:
-        inner: The sampler.
-        sketch_nq: float64 (n, q), s(u_i) of the cohort; rows of clients that did not reply are ignored.
-        residual_nq: float64 (n, q), s(u_i) - s(c_i).
-    """
-
-    inner: Sampler
-    sketch_nq: FloatArray
-    residual_nq: FloatArray
-
-    def init(self, population: Population) -> Any:
-        return self.inner.init(population)
-
-    def open(
-        self, state: Any, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
-    ) -> Cohort:
-        return self.inner.open(state, available_m, n, rng, oracle)
-
-    def update(self, state: Any, cohort: Cohort, reports: Reports) -> Any:
-        residual_n = np.where(reports.responded_n, np.sum(self.residual_nq**2, axis=1), 0.0)
-        return self.inner.update(
-            state, cohort, measure(self.sketch_nq, reports)._replace(squared_residual_n=residual_n)
-        )
 
 
 def sketch_seed(seed: int) -> int:

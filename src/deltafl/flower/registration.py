@@ -1,18 +1,8 @@
 """The server's side of registration: which nodes are connected, and which client each of them is.
 
-A node id says nothing about a client, for it changes between runs. A client has a *key* instead:
-
-============== ====================================== ==========================================================
-key begins     meaning                                vouched for by
-============== ====================================== ==========================================================
-``partition:`` the partition of a simulation          the simulation; in a deployment nobody, as ``client:``
-``key:``       fingerprint of the node's public key   the SuperLink: the node signs every request with that key
-``name:``      name under which it was registered     the SuperLink's operator, if names are given only once
-``client:``    ``client-id`` of the node's config     nobody: **self-reported**
-============== ====================================== ==========================================================
-
-A node that reports an id of its own choice can take over another client's scores, weight and history, and count several
-times under several ids.
+A node id says nothing about a client, for it changes between runs. A client has a key instead: ``partition:`` in a
+simulation, ``key:`` (fingerprint of the node's public key), ``name:`` (registered with the SuperLink) or ``client:``
+(self-reported). docs/flower.md says who vouches for which.
 """
 
 import difflib

@@ -183,11 +183,11 @@ class Rules:
             )
 
     def _check_types(self) -> None:
-        require_method(self.sampler, "open", "sampler", "write a name such as 'pracdelta', or give a sampler")
+        if not isinstance(self.sampler, Sampler):
+            raise DeltaflError(
+                f"sampler is {self.sampler!r}; write a name such as 'pracdelta', or an object such as PracDelta()"
+            )
         require_method(self.server_optimizer, "step", "server_optimizer", "write a name such as 'sgd'")
-        for part in (self.sampler, self.server_optimizer):
-            if isinstance(part, type):
-                raise DeltaflError(f"{part.__name__} is a class; give an object of it: write {part.__name__}(...)")
         check_whole("n", self.n, "at least 1", 1)
         check_whole("seed", self.seed, "at least 0", 0)
         check_whole("sketch", self.sketch, f"from 1 to {LARGEST_SKETCH}, or 0 for none", 0, LARGEST_SKETCH)
