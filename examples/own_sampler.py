@@ -1,4 +1,9 @@
-"""A sampler of your own: clients with a larger last loss are asked more often, and every estimate stays unbiased."""
+"""A sampler of your own: clients with a larger last loss are selected more often, and every estimate stays unbiased.
+
+It is used like those of the library, with its fields as options::
+
+    deltafl compare --samplers "full,uniform,examples/own_sampler.py:ByLoss(power=2)"
+"""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,25 +21,26 @@ class LossState(NamedTuple):
 
 @dataclass(frozen=True)
 class ByLoss(deltafl.Sampler):
-    """Score = last loss, with a floor that starves nobody."""
+    """Score = (last loss)^power, with a floor that keeps every client alive."""
 
+    power: float = 1.0
     floor: float = 0.2
     unbiased = True
-    needs_loss = True  # a reply without a loss is refused
+    needs_loss = True  # replies without a loss are rejected
 
     def init(self, population: deltafl.Population) -> LossState:
-        """Nobody was seen yet."""
+        """No client has been seen yet."""
         return LossState(np.ones(population.num_clients))
 
     def open(
         self, state: LossState, available_m: np.ndarray, n: int, rng: np.random.Generator, oracle: Any = None
     ) -> deltafl.Cohort:
-        """Draw n clients; ``draw_cohort`` also notes how likely each was, which keeps the estimate unbiased."""
-        score_m = deltafl.with_floor(state.loss_m, self.floor, available_m=available_m)
+        """Draw n clients; with the inclusion probabilities of ``draw_cohort`` the estimate stays unbiased."""
+        score_m = deltafl.with_floor(state.loss_m**self.power, self.floor, available_m=available_m)
         return deltafl.draw_cohort(score_m, n, "pivotal", rng, available_m)
 
     def update(self, state: LossState, cohort: deltafl.Cohort, reports: deltafl.Reports) -> LossState:
-        """Remember the losses of those who replied."""
+        """Keep the losses of the clients that replied."""
         loss_m = state.loss_m.copy()
         loss_m[cohort.client_n[reports.responded_n]] = reports.loss_n[reports.responded_n]
         return LossState(loss_m)
@@ -50,5 +56,5 @@ if __name__ == "__main__":
         gap_n = optimum_m[cohort.client_n] - state.params_d[0]
         reports = deltafl.Reports.make(len(gap_n), loss=gap_n**2 / 2)
         state, info = deltafl.close_round(plan, state, cohort, 0.2 * gap_n[:, None], reports)
-        print(f"round {info.round:2}  asked {cohort.client_n}  x {state.params_d[0]:.3f}")
+        print(f"round {info.round:2}  selected {cohort.client_n}  x {state.params_d[0]:.3f}")
     print("optimum", optimum_m.mean())

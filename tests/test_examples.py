@@ -41,7 +41,7 @@ def test_own_sampler_reaches_the_optimum_and_asks_who_suffers() -> None:
     assert len(x) == 40
     assert abs(x[0] - 3) > 4
     assert x[-1] == pytest.approx(3, abs=0.05)
-    asked = [found.split() for found in re.findall(r"asked \[([^]]*)\]", "\n".join(lines))]
+    asked = [found.split() for found in re.findall(r"selected \[([^]]*)\]", "\n".join(lines))]
     times = np.bincount([int(client) for cohort in asked for client in cohort], minlength=8)
     assert times.sum() == 40 * 3
     assert times[7] == times.max()  # the client far from everyone else has the largest loss

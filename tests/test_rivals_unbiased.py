@@ -8,14 +8,10 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import minimize
 
 from conftest import Problem, make_problem
-from deltafl import DeltaflError, FedIS, KnownUpdates, Plan, Population, Sampler, close_round, init_round, make_plan
+from deltafl import DeltaflError, FedIS, KnownUpdates, Plan, Population, close_round, init_round
 from deltafl import make_sampler as make
 from deltafl.round import coefficients
-from deltafl.samplers import parse_label
-from deltafl.samplers.clustered import ClusteredBySimilarity
 from deltafl.samplers.ocs import ApproximateOCS, rescaled_probabilities
-from deltafl.samplers.online import MirrorDescent, VarianceBandit
-from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.streams import stream
 from deltafl.types import FloatArray
 from rival_tools import SIX, counts, known, mean_counts, norms
@@ -128,27 +124,6 @@ def test_what_optimal_client_sampling_refuses() -> None:
 
 
 # --- settings, and all of them together -------------------------------------------------------------------------------
-
-
-def test_old_settings_reach_the_rivals() -> None:
-    given = {"mixing": 0.25, "rescalings": 0, "similarity": "l2", "rounds": 77}
-    settings = make_settings(RunSettings, given)
-
-    def made(label: str, settings: RunSettings = settings) -> Sampler:
-        return make_plan(settings.label_of(parse_label(label)), SIX, 2, settings.run_facts(6, 10.0)).sampler
-
-    assert made("aocs") == ApproximateOCS(0)
-    assert made("clustered-sampling-2") == ClusteredBySimilarity("l2")
-    assert made("k-vib") == VarianceBandit("poisson", 0.25, 77)
-    assert made("vrb@systematic") == VarianceBandit("systematic", 0.25, 77)
-    assert made("osmd") == MirrorDescent("multinomial", 0.25)
-    defaults = make_settings(RunSettings, {"rounds": 5})
-    assert made("aocs", defaults) == ApproximateOCS(4)
-    assert made("osmd", defaults) == MirrorDescent("multinomial", 0.4)
-    assert made("k-vib", defaults) == VarianceBandit("poisson", None, 5)
-    for wrong in ({"mixing": 0}, {"rescalings": -1}, {"similarity": "L1"}):
-        with pytest.raises(DeltaflError, match=next(iter(wrong))):
-            make_settings(RunSettings, wrong)
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,9 @@ from deltafl import (
 from deltafl.designs.exact import every_cohort
 from deltafl.designs.inclusion import inclusion_probabilities, with_floor
 from deltafl.estimators.control_variates import OwnControlState
-from deltafl.samplers import Label, bias_of, parse_label
+from deltafl.samplers import bias_of
 from deltafl.samplers.base import State
-from deltafl.samplers.cluster import ClusterISOracle, ClusterState, allocate, cluster_by_value
+from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
 from deltafl.samplers.delta import PracticalState, diversity
 from deltafl.scale.tree import SumTree
 from deltafl.types import FloatArray, IntArray
@@ -337,35 +337,6 @@ def test_power_of_choice_draws_its_candidates_by_size() -> None:
     idle = Population(np.array([0.6, 0.4, 0.0]), np.array([6, 4, 1]))
     drawn = sampler.open(sampler.init(idle), np.array([False, True, True]), 1, stream(0, "draw"), oracle)
     assert drawn.client_n.tolist() == [1]  # a client without weight is no candidate
-
-
-# --- names and settings -----------------------------------------------------------------------------------------------
-
-
-def test_labels() -> None:
-    assert make_sampler("uniform") == Fixed("systematic")
-    assert make_sampler("md") == Fixed("multinomial", by_weight=True)
-    assert make_sampler("fedis@pivotal@difference") == FedIS("pivotal", 0.0)
-    assert make_sampler("fedpracis") == FedPracIS("systematic", 0.1)
-    assert make_sampler("cluster-is") == ClusterIS(5, "systematic", 0.1)
-    assert make_sampler("cluster-is-oracle") == ClusterISOracle(5, "systematic", 0.0)
-    assert parse_label("pracdelta@pivotal") == Label("pracdelta", {}, "pivotal", "horvitz-thompson")
-    assert parse_label("delta@@ratio") == Label("delta", {}, "systematic", "hajek")
-    assert parse_label("full") == Label("full", {}, None, "horvitz-thompson")
-
-
-@pytest.mark.parametrize(
-    ("label", "part"),
-    [
-        ("pracdleta", "did you mean 'pracdelta'"),
-        ("delta@pivotl", "did you mean 'pivotal'"),
-        ("delta@pivotal@hayek", "did you mean 'hajek'"),
-        ("full@pivotal", "draws in its own way"),
-    ],
-)
-def test_wrong_labels(label: str, part: str) -> None:
-    with pytest.raises(DeltaflError, match=part):
-        make_sampler(label)
 
 
 @pytest.mark.parametrize("make", [Delta, PracDelta])

@@ -1,17 +1,22 @@
-"""Names with options, as labels and settings have them: ``name(option=value)`` and ``FILE.py:Class(option=value)``."""
+"""Names with options, as in labels: ``name(option=value)`` and ``FILE.py:Class(option=value)``; and users' files."""
 
 import ast
+import importlib
 import importlib.util
 import re
-from collections.abc import Mapping
+import sys
+import traceback
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from types import ModuleType, NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import DeltaflError, unknown_name
 
 T = TypeVar("T")
+#: What a user's code can raise. ``sys.exit`` in it must not end the program with an exit code of its choice.
+OWN_ERRORS = (Exception, SystemExit)
 _CALL = re.compile(r"^\s*(?P<name>[^()]*?)\s*(\((?P<options>.*)\))?\s*$", re.DOTALL)
 _WORD = re.compile(r"^[A-Za-z_][\w.-]*$")
 
@@ -37,7 +42,10 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
     keywords = call.keywords if isinstance(call, ast.Call) and not call.args else None
     if found is None or keywords is None or any(keyword.arg is None for keyword in keywords):
         raise DeltaflError(f"cannot read {text!r}; write name(option=value, ...) with numbers, words or tuples")
-    return found["name"], {str(keyword.arg): _value(keyword.value, source, text) for keyword in keywords}
+    options = {str(keyword.arg): _value(keyword.value, source, text) for keyword in keywords}
+    if len(options) < len(keywords):
+        raise DeltaflError(f"an option is given twice in {text!r}; give it once")
+    return found["name"], options
 
 
 def _value(node: ast.expr, source: str, text: str) -> Any:
@@ -50,19 +58,85 @@ def _value(node: ast.expr, source: str, text: str) -> Any:
         raise DeltaflError(f"cannot read the value {word} in {text!r}; write a number, a word or a tuple") from None
 
 
+def write_call(name: str, options: Mapping[str, Any]) -> str:
+    """The shortest text that ``parse_call`` reads as this name and these options, in the order of their names."""
+    if not options:
+        return name
+    return f"{name}({','.join(f'{key}={_written(value)}' for key, value in sorted(options.items()))})"
+
+
+def _written(value: Any) -> str:
+    bare = isinstance(value, str) and _WORD.match(value) and value not in {"True", "False", "None"}
+    return str(value) if bare else repr(value).replace(", ", ",")
+
+
+def split_outside(text: str, separator: str) -> list[str]:
+    """The parts of a text between separators that are not in parentheses, without blanks around them.
+
+    Example:
+        >>> split_outside("full, osmd(mixing=0.3), delta(alpha=(1, 0.5))@poisson", ",")
+        ['full', 'osmd(mixing=0.3)', 'delta(alpha=(1, 0.5))@poisson']
+    """
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == separator and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
 def with_options(thing: T, options: Mapping[str, Any], name: str) -> T:
     """A frozen dataclass with other values of some fields.
 
     Raises:
-        DeltaflError: If it has no such field; the message suggests the nearest.
+        DeltaflError: If it has no such field, or a value has the wrong type.
     """
-    known = [field.name for field in fields(thing)] if is_dataclass(thing) else []
-    for option in options:
+    check_options(type(thing), options, name)
+    return replace(thing, **options) if options else thing  # type: ignore[type-var]
+
+
+def check_options(kind: type, options: Mapping[str, Any], name: str, hidden: Collection[str] = ()) -> None:
+    """Raise a ``DeltaflError`` unless the options are fields of a dataclass, with values of their types.
+
+    Args:
+        kind: The dataclass.
+        options: The options.
+        name: What they are options of, for the message.
+        hidden: Fields that are no options.
+    """
+    known = [field.name for field in fields(kind) if field.name not in hidden] if is_dataclass(kind) else []
+    for option, value in options.items():
         if not known:
             raise DeltaflError(f"{name!r} has no options; leave out {option!r}")
         if option not in known:
             raise unknown_name(f"option of {name!r}", option, known)
-    return replace(thing, **options) if options else thing  # type: ignore[type-var]
+        hint = get_type_hints(kind)[option]
+        if not _fits(value, hint):
+            raise DeltaflError(f"{option} of {name!r} is {value!r}; it must be {_in_words(hint)}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value has the type that a field is annotated with; types that are not listed here are not checked."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, part) for part in get_args(hint))
+    if get_origin(hint) is tuple and Ellipsis not in get_args(hint):
+        parts = get_args(hint)
+        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
+    if hint in (int, float):
+        return isinstance(value, int | hint) and not isinstance(value, bool)
+    return isinstance(value, hint) if hint in (bool, str, NoneType) else True
+
+
+def _in_words(hint: Any) -> str:
+    """A type annotation for people."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_in_words, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return f"({', '.join(map(_in_words, get_args(hint)))})"
+    words = {float: "a number", int: "a whole number", bool: "True or False", str: "a word", NoneType: "None"}
+    return words.get(hint, str(hint))
 
 
 def load_class(spec: str, base: type[T]) -> type[T]:
@@ -76,22 +150,49 @@ def load_class(spec: str, base: type[T]) -> type[T]:
         DeltaflError: If the file cannot be read or run, or has no such class.
     """
     path, _, name = spec.rpartition(":")
-    module = _module(Path(path).absolute())
+    module = import_file(Path(path), "FILE.py:Class")
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise DeltaflError(f"{path} has no class {name!r} that is a subclass of deltafl.{base.__name__}")
     return found
 
 
-@cache
-def _module(path: Path) -> Any:
-    """The module in a file, loaded once."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise DeltaflError(f"cannot read {path}; write FILE.py:Class with the path of a Python file")
-    module = importlib.util.module_from_spec(spec)
+def import_file(path: Path, form: str) -> ModuleType:
+    """Import a file as any module is, under its own name, with its folder at the end of ``sys.path``; once a process.
+
+    So it can import the files beside it, and other processes find its classes again.
+
+    Args:
+        path: The file.
+        form: What to write instead of a file that does not exist, such as ``"FILE.py:Class"``.
+
+    Raises:
+        DeltaflError: If there is no such file, another module has its name, or it fails.
+    """
+    if not path.is_file():
+        raise DeltaflError(f"there is no file {path}; write {form}")
+    path = path.resolve()
+    if not path.stem.isidentifier() or path.stem.startswith("__"):
+        raise DeltaflError(f"{path.name} cannot be imported under this name; rename it, for instance to my_task.py")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    importlib.invalidate_caches()
+    spec = importlib.util.find_spec(path.stem)
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != path:
+        raise DeltaflError(
+            f"another module is called {path.stem!r} too; rename {path.name}, for instance to my_task.py"
+        )
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise DeltaflError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-    return module
+        return importlib.import_module(path.stem)
+    except DeltaflError:
+        raise
+    except OWN_ERRORS as error:
+        raise DeltaflError(f"{path.name} cannot be imported: {in_one_line(error, path)}") from error
+
+
+def in_one_line(error: BaseException, path: Path | None = None) -> str:
+    """An error in one line, with the line of a user's file that it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    where = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"

@@ -7,11 +7,11 @@ Options are the fields of the sampler's class. Values are Python literals; text 
 ``clustered-sampling-2(similarity=l2)``, ``pracdelta(alpha=(1, 0.5))``.
 """
 
-import ast
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..calls import parse_call, split_outside, write_call
 from ..designs.table import find_design
 from ..errors import DeltaflError
 from ..estimators.control_variates import ControlVariate, NoControl
@@ -37,12 +37,9 @@ class Label(NamedTuple):
 
     def __str__(self) -> str:
         entry = find_sampler(self.name)
-        text = self.name
-        if self.options:
-            text += f"({','.join(f'{key}={_written(value)}' for key, value in sorted(self.options.items()))})"
-        design = "" if self.design in (None, entry.design) else str(self.design)
+        design = "" if self.design in (None, entry.design) else self.design
         estimator = "" if self.estimator == entry.estimator else self.estimator
-        return text + (f"@{design}@{estimator}" if estimator else f"@{design}" if design else "")
+        return f"{write_call(self.name, self.options)}@{design}@{estimator}".rstrip("@")
 
 
 def parse_label(label: "str | Label") -> Label:
@@ -61,13 +58,11 @@ def parse_label(label: "str | Label") -> Label:
         return label
     if not isinstance(label, str):
         raise DeltaflError(f"a label is text such as 'innovation', this is {type(label).__name__}")
-    match = re.fullmatch(r"([^(@]*)(\((.*)\))?(?:@([^@]*))?(?:@([^@]*))?", label.strip(), flags=re.DOTALL)
-    if match is None:
+    call, design, weights, *rest = [*split_outside(label, "@"), "", ""]
+    if any(rest):
         raise DeltaflError(f"{label!r} is no label; write name(option=value)@design@estimator, such as innovation")
-    name, _, inside, design, weights = match.groups()
-    name = name.strip()
+    name, options = parse_call(call)
     entry = find_sampler(name)
-    options = _parse_options(inside or "", label)
     if design:
         find_design(design)
         if entry.design is None:
@@ -84,49 +79,9 @@ def parse_label(label: "str | Label") -> Label:
     return Label(name, options, design or entry.design, estimator.name)
 
 
-def _parse_options(text: str, label: str) -> dict[str, Any]:
-    """``a=1,b=(2, 3)`` as a dictionary."""
-    options: dict[str, Any] = {}
-    for part in split_labels(text):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not key.isidentifier() or not value:
-            raise DeltaflError(f"{part!r} in {label!r} is no option; write option=value, such as floor=0.1")
-        if key in options:
-            raise DeltaflError(f"{key} is given twice in {label!r}; give it once")
-        options[key] = _value(value)
-    return options
-
-
-def _value(text: str) -> Any:
-    """A Python literal, or the text itself."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def _written(value: Any) -> str:
-    """A value as a label has it: text without quotes where it is read back as the same text."""
-    if isinstance(value, str) and _value(value) == value and re.fullmatch(r"[^\s,()@'\"]+", value):
-        return value
-    return repr(value).replace(", ", ",")
-
-
 def split_labels(text: str) -> list[str]:
-    """The parts between commas that are outside of parentheses, without blanks around them.
-
-    Example:
-        >>> split_labels("full, osmd(mixing=0.3), delta(alpha=(1, 0.5))@poisson")
-        ['full', 'osmd(mixing=0.3)', 'delta(alpha=(1, 0.5))@poisson']
-    """
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts if part.strip()]
+    """The labels of a list that is separated by commas; commas inside parentheses belong to a label."""
+    return [part for part in split_outside(text, ",") if part]
 
 
 def file_name(label: str) -> str:
@@ -139,7 +94,7 @@ def file_name(label: str) -> str:
         >>> file_name("innovation@local-pivotal"), file_name("pracdelta(alpha=theory, floor=0)")
         ('innovation@local-pivotal', 'pracdelta(alpha=theory,floor=0)')
     """
-    if "(" in label or is_own(label.partition("@")[0]):
+    if "(" in label or is_own(label):
         label = re.split(r"[/\\](?=[^(]*\.py)", str(parse_label(label)))[-1]
     return re.sub(r"[^\w@()=,.+-]", "_", label)
 

@@ -1,14 +1,12 @@
 """The table of methods: a sampler (score), with the design and the estimator it has unless a label names others."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from dataclasses import fields
+from typing import Any, NamedTuple
 
+from ..calls import OWN_ERRORS, check_options, in_one_line, load_class
 from ..errors import DeltaflError, unknown_name
 from ..estimators.table import find_estimator
-from ..own_files import OWN_ERRORS, import_file, in_one_line
 from .active_fl import ActiveFL
 from .balanced import Balanced
 from .base import Sampler
@@ -65,8 +63,8 @@ class SamplerEntry(NamedTuple):
     @property
     def options(self) -> tuple[str, ...]:
         """The names of its options: the fields of the class."""
-        names = [field.name for field in _fields(self.kind)]
-        return tuple(name for name in names if name != "design" and name not in self.fixed)
+        kind: Any = self.kind
+        return tuple(field.name for field in fields(kind) if field.name not in {"design", *self.fixed})
 
     @property
     def unbiased(self) -> bool:
@@ -79,50 +77,12 @@ class SamplerEntry(NamedTuple):
         Raises:
             DeltaflError: If an option is unknown, of the wrong type or out of range.
         """
-        for option, value in options.items():
-            self._check_option(option, value)
+        if "design" in options:
+            raise DeltaflError(f"the design is no option; write {self.name}@{options['design']}")
+        check_options(self.kind, options, self.name, {"design", *self.fixed})
         chosen = design or self.design
         drawn = {} if chosen is None else {"design": chosen}
         return self.kind(**self.fixed, **options, **drawn)
-
-    def _check_option(self, option: str, value: Any) -> None:
-        if option == "design" and self.design is not None:
-            raise DeltaflError(f"the design of {self.name} is no option; write {self.name}@{value}")
-        if option not in self.options:
-            if not self.options:
-                raise DeltaflError(f"{self.name} has no options, but {option!r} was given; write {self.name!r}")
-            raise unknown_name(f"option of {self.name}", option, self.options)
-        hint = get_type_hints(self.kind)[option]
-        if not _fits(value, hint):
-            raise DeltaflError(f"{option} of {self.name} is {value!r}; it must be {_in_words(hint)}")
-
-
-def _fields(kind: Any) -> tuple[Field[Any], ...]:
-    return fields(kind)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value has the type that a field is annotated with; what is not listed here is taken on trust."""
-    if get_origin(hint) in (Union, UnionType):
-        return any(_fits(value, part) for part in get_args(hint))
-    if get_origin(hint) is tuple and Ellipsis not in get_args(hint):
-        parts = get_args(hint)
-        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint) if hint in (bool, str, NoneType) else True
-
-
-def _in_words(hint: Any) -> str:
-    """A type annotation for people."""
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(map(_in_words, get_args(hint)))
-    if get_origin(hint) is tuple:
-        return f"({', '.join(map(_in_words, get_args(hint)))})"
-    words = {float: "a number", int: "a whole number", bool: "True or False", str: "text", NoneType: "None"}
-    return words.get(hint, str(hint))
 
 
 _HT = "horvitz-thompson"
@@ -189,33 +149,18 @@ def find_sampler(name: str) -> SamplerEntry:
 
 def is_own(name: str) -> bool:
     """Whether the name of a sampler is that of a class in a user's file."""
-    return ".py:" in name or name.endswith(".py")
+    return ".py:" in name
 
 
 def _own_entry(name: str) -> SamplerEntry:
-    """The row of a user's class: ``design`` as its field has it, weights by Horvitz and Thompson if it is unbiased."""
-    file, _, class_name = name.rpartition(":") if ".py:" in name else (name, "", "")
-    module = import_file(Path(file), "FILE.py:CLASS")
-    classes = {
-        key: value
-        for key, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, Sampler) and value.__module__ == module.__name__
-    }
-    if not classes:
-        raise DeltaflError(f"{file} has no sampler; write there a frozen dataclass that subclasses deltafl.Sampler")
-    if class_name not in classes:
-        raise unknown_name(f"sampler of {file}", class_name, classes)
-    kind = classes[class_name]
+    """The row of a user's class: its own default design, and weights by Horvitz and Thompson if it is unbiased."""
+    kind = load_class(name, Sampler)  # type: ignore[type-abstract]
     if "__dataclass_fields__" not in vars(kind):
         raise DeltaflError(f"{name} is no dataclass; write @dataclass(frozen=True) above it")
-    needed = [field.name for field in _fields(kind) if field.default is MISSING and field.default_factory is MISSING]
-    if needed:
-        raise DeltaflError(f"{name} needs a default for {', '.join(needed)}")
     try:
         sampler = kind()
-        unbiased, needs_oracle = sampler.unbiased, sampler.needs_oracle
+        estimator = _HT if sampler.unbiased else "plain-mean"
     except OWN_ERRORS as error:
-        raise DeltaflError(f"{name} cannot be made: {in_one_line(error, Path(file).resolve())}") from error
-    design = next((str(sampler.__dict__["design"]) for field in _fields(kind) if field.name == "design"), None)
-    estimator = _HT if unbiased else "plain-mean"
-    return SamplerEntry(name, kind, design, estimator, "unequal", "oracle" if needs_oracle else "cohort", "-")
+        raise DeltaflError(f"{name} cannot be made: {in_one_line(error)}; give every option a default") from error
+    design = vars(sampler).get("design")
+    return SamplerEntry(name, kind, design, estimator, "unequal", "oracle" if sampler.needs_oracle else "cohort", "-")

@@ -1,0 +1,194 @@
+"""Labels: names, options, designs and estimators in one line of text; and samplers from a user's file."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from deltafl import (
+    SAMPLERS,
+    Delta,
+    DeltaflError,
+    FedIS,
+    FedPracIS,
+    Fixed,
+    Plan,
+    Population,
+    PowerOfChoice,
+    PracDelta,
+    RunFacts,
+    make_plan,
+    make_sampler,
+)
+from deltafl.samplers import Label, bias_of, file_name, is_unbiased, parse_label, split_labels
+from deltafl.samplers.active_fl import ActiveFL
+from deltafl.samplers.cluster import ClusterIS, ClusterISOracle
+from deltafl.samplers.clustered import ClusteredBySimilarity
+from deltafl.samplers.hics import HicsFL
+from deltafl.samplers.ocs import ApproximateOCS
+from deltafl.samplers.online import MirrorDescent, VarianceBandit
+from deltafl.simulation.settings import CompareSettings, make_settings
+
+POPULATION = Population.from_sizes([3, 1, 2, 4])
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_sampler.py"
+
+
+@pytest.mark.parametrize(
+    ("label", "sampler"),
+    [
+        ("uniform", Fixed("systematic")),
+        ("md", Fixed("multinomial", by_weight=True)),
+        ("fedis@pivotal@difference", FedIS("pivotal", 0.0)),
+        ("fedpracis", FedPracIS("systematic", 0.1)),
+        ("cluster-is", ClusterIS(5, "systematic", 0.1)),
+        ("cluster-is-oracle", ClusterISOracle(5, "systematic", 0.0)),
+        ("delta(floor=0.3, alpha=(1.0, 2.0), sigma_scale=update)@poisson", Delta("poisson", 0.3, (1.0, 2.0), "update")),
+        ("cluster-is(clusters=7,drop_small_after=3)", ClusterIS(7, "systematic", 0.1, 3)),
+        ("power-of-choice(candidates=9)", PowerOfChoice(9)),
+        ("power-of-choice(candidates=None)", PowerOfChoice()),
+        ("aocs(rescalings=0)", ApproximateOCS(0)),
+        ("clustered-sampling-2(similarity=l2)", ClusteredBySimilarity("l2")),
+        ("clustered-sampling-2(similarity='l2')", ClusteredBySimilarity("l2")),
+        ("vrb(mixing=0.25,horizon=77)@systematic", VarianceBandit("systematic", 0.25, 77)),
+        ("osmd", MirrorDescent("multinomial", 0.4)),
+        ("osmd(mixing=0.3)@poisson", MirrorDescent("poisson", 0.3)),
+        ("active-fl(alpha1=0.5,alpha2=1,alpha3=0)", ActiveFL(0.5, 1, 0)),
+    ],
+)
+def test_a_label_makes_a_sampler_and_its_shortest_form_the_same(label: str, sampler: object) -> None:
+    assert make_sampler(label) == sampler
+    assert make_sampler(str(parse_label(label))) == sampler
+
+
+def test_labels_are_taken_apart_and_written() -> None:
+    assert parse_label("pracdelta@pivotal") == Label("pracdelta", {}, "pivotal", "horvitz-thompson")
+    assert parse_label("delta@@ratio") == Label("delta", {}, "systematic", "hajek")
+    assert parse_label("full") == Label("full", {}, None, "horvitz-thompson")
+    assert parse_label("osmd(mixing=0.3)@poisson@fedstale(beta=0.8)").estimator == "fedstale(beta=0.8)"
+    written = {
+        "osmd( mixing = 0.30 )@multinomial": "osmd(mixing=0.3)",
+        "pracdelta(floor=0, alpha=(1, 2))@@horvitz-thompson": "pracdelta(alpha=(1,2),floor=0)",
+        "uniform@@difference": "uniform@@difference",
+        "full": "full",
+    }
+    assert {text: str(parse_label(text)) for text in written} == written
+
+
+@pytest.mark.parametrize("label", SAMPLERS)
+def test_plain_labels_are_their_own_shortest_form_and_file_name(label: str) -> None:
+    assert str(parse_label(label)) == file_name(label) == label
+
+
+def test_file_names() -> None:
+    assert file_name("fedis@systematic@hajek") == "fedis@systematic@hajek"  # as older records have it
+    assert file_name("pracdelta( alpha=theory,floor=0 )") == "pracdelta(alpha=theory,floor=0)"
+    assert file_name(f"{EXAMPLE}:ByLoss(power=2)") == "own_sampler.py_ByLoss(power=2)"
+
+
+def test_commas_inside_parentheses_do_not_split() -> None:
+    text = "full, delta(alpha=(1,2),floor=0.1)@poisson , osmd,"
+    assert split_labels(text) == ["full", "delta(alpha=(1,2),floor=0.1)@poisson", "osmd"]
+    settings = make_settings(CompareSettings, {"task": "toy", "samplers": text})
+    assert settings.samplers == tuple(split_labels(text))
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("pracdleta", "did you mean 'pracdelta'"),
+        ("delta@pivotl", "did you mean 'pivotal'"),
+        ("delta@pivotal@hayek", "did you mean 'hajek'"),
+        ("full@pivotal", "draws in its own way"),
+        ("osmd(mixin=0.3)", "unknown option of 'osmd' 'mixin': did you mean 'mixing'"),
+        ("md(by_weight=False)", "'md' has no options"),
+        ("full(floor=0.1)", "'full' has no options"),
+        ("osmd(mixing=high)", "mixing of 'osmd' is 'high'; it must be a number"),
+        ("power-of-choice(candidates=2.5)", "it must be a whole number or None"),
+        ("cluster-is(clusters=True)", "it must be a whole number"),
+        ("osmd(mixing=2)", "mixing is 2; it must be above 0 and at most 1"),
+        ("osmd(design=poisson)", "write osmd@poisson"),
+        ("osmd(0.3)", "write name(option=value, ...)"),
+        ("osmd(mixing=0.3", "write name(option=value, ...)"),
+        ("osmd(mixing=0.3, mixing=0.4)", "an option is given twice"),
+        ("pracdelta(alpha=other)", "alpha is 'other'"),
+        ("uniform@pivotal@hajek@more", "is no label"),
+        ("nowhere.py:ByLoss", "there is no file nowhere.py; write FILE.py:Class"),
+        (f"{EXAMPLE}:ByLos", "has no class 'ByLos' that is a subclass of deltafl.Sampler"),
+    ],
+)
+def test_wrong_labels(label: str, message: str) -> None:
+    with pytest.raises(DeltaflError, match=re.escape(message)):
+        make_sampler(label)
+
+
+def test_options_that_are_none_come_from_the_run() -> None:
+    facts = RunFacts(rounds=77, local_steps=4, local_lr=0.1, num_classes=3, n=10, m=100)
+    assert make_sampler("k-vib", facts) == VarianceBandit("poisson", None, 77)
+    assert make_sampler("k-vib(horizon=5)", facts) == VarianceBandit("poisson", None, 5)
+    assert make_sampler("hics-fl", facts) == HicsFL(3, 0.25, rounds=77)
+    assert make_sampler("hics-fl(temperature=1.0)", facts) == HicsFL(3, 1.0, rounds=77)
+    with pytest.raises(DeltaflError, match="hics-fl looks at labels, but classes is 0"):
+        make_sampler("hics-fl", facts._replace(num_classes=0))
+    drift = 10.0  # m / n, for designs without replacement
+    for design, factor in (("multinomial", 1.0), ("systematic", drift)):
+        sampler = make_sampler(f"delta(alpha=theory)@{design}", facts)
+        assert isinstance(sampler, Delta)
+        a1, a2 = sampler.constants
+        assert (a1, a2) == pytest.approx((factor * 20 * 4 / 77**0.5, factor * 5 / 77**0.5 + 0.4**0.5))
+    with pytest.raises(DeltaflError, match="needs the run's rounds and local steps"):
+        _ = PracDelta(alpha="theory").constants
+
+
+@pytest.mark.parametrize("label", [*SAMPLERS, "pracdelta@pivotal@difference", "innovation@local-pivotal"])
+def test_a_plan_has_the_design_and_the_estimator_of_its_label(label: str) -> None:
+    plan, parsed = make_plan(label, POPULATION, 2, seed=7), parse_label(label)
+    assert (plan.estimator, plan.n, plan.seed) == (parsed.estimator, 2, 7)
+    assert plan.sampler == make_sampler(label)
+
+
+def test_a_plan_takes_another_estimator_and_the_facts() -> None:
+    plan = make_plan("k-vib(mixing=0.3)", POPULATION, 2, RunFacts(rounds=9), estimator="difference")
+    assert (plan.sampler, plan.estimator) == (VarianceBandit("poisson", 0.3, 9), "difference")
+
+
+def test_names_in_the_place_of_objects_are_refused() -> None:
+    with pytest.raises(DeltaflError, match=re.escape("sampler is 'pracdelta'; give a deltafl.Sampler, or write make_")):
+        Plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]
+    with pytest.raises(DeltaflError, match="server_optimizer is 'adam'; write make_server_optimizer"):
+        Plan(POPULATION, make_sampler("uniform"), 2, server_optimizer="adam")  # type: ignore[arg-type]
+    with pytest.raises(DeltaflError, match="a label is text such as 'innovation', this is Population"):
+        make_plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]
+
+
+def test_a_sampler_in_a_file_of_ones_own(tmp_path: Path) -> None:
+    label = f"{EXAMPLE}:ByLoss(power=2)"
+    sampler = make_sampler(label)
+    assert (type(sampler).__name__, vars(sampler)) == ("ByLoss", {"power": 2, "floor": 0.2})
+    assert is_unbiased(label)
+    assert parse_label(label).estimator == "horvitz-thompson"
+    file = tmp_path / "my_odd_samplers.py"
+    file.write_text(
+        "from dataclasses import dataclass\nimport deltafl\nfrom deltafl.samplers.mifa import NewFirst\n"
+        "@dataclass(frozen=True)\nclass Biased(NewFirst):\n    pass\n"
+        "@dataclass(frozen=True)\nclass Needing(NewFirst):\n    power: float\n"
+        "class Bare(NewFirst):\n    pass\n"
+        "@dataclass(frozen=True)\nclass Empty(deltafl.Sampler):\n    pass\n"
+    )
+    assert parse_label(f"{file}:Biased").estimator == "plain-mean"
+    assert bias_of(f"{file}:Biased") == "estimator plain-mean"
+    for name, message in (
+        ("Needing", "give every option a default"),
+        ("Bare", "write @dataclass"),
+        ("Empty", "abstract"),
+    ):
+        with pytest.raises(DeltaflError, match=message):
+            parse_label(f"{file}:{name}")
+
+
+def test_what_makes_a_method_biased() -> None:
+    assert bias_of("fedis") is None
+    assert bias_of("fedis@successive") == "design successive"
+    assert bias_of("fedavg") == "estimator hajek"
+    for label in ("pracdelta(floor=0)", "cluster-is(drop_small_after=2)", "aocs@@innovation", "delta@@fedstale"):
+        assert bias_of(label) == "draws that leave clients out"
+    assert bias_of("fedis(floor=0.1)@systematic@difference") is None
