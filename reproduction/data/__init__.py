@@ -65,7 +65,6 @@ register(
         needs=("torch", "archive"),
         num_clients=278,
         sample_size=56,
-        rounds=500,
         local_epochs=1,
         local_lr=0.1,
         load=load_unipen62,
@@ -81,7 +80,6 @@ register(
         needs=("torch", "pillow", "archive"),
         num_clients=300,
         sample_size=20,
-        rounds=500,
         local_epochs=5,
         local_lr=0.01,
         load=load_cifar10_jpeg,
@@ -99,7 +97,6 @@ register(
         needs=("torch", "pillow", "archive"),
         num_clients=278,
         sample_size=56,
-        rounds=500,
         local_epochs=1,
         # LEAF's, whose model differs. Measured, one seed: fedavg swings between the two classes for 12 rounds with 0.1;
         # with 20 clients a round and 0.003, 0.01 or 0.03 it is no better than one class after 20 rounds. Minibatch SGD
@@ -118,7 +115,6 @@ register(
         needs=("torch", "archive"),
         num_clients=141,
         sample_size=14,
-        rounds=500,
         local_steps=20,
         local_lr=1.0,
         load=load_tinyshakespeare,

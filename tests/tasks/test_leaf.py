@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from deltafl.errors import DeltaflError
+from deltafl.errors import DeltaflError, MissingExtraError
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.tasks import encode_text, make_task
-from deltafl.tasks.femnist import load_femnist
-from deltafl.tasks.leaf import LEAF_ALPHABET, load_celeba, load_shakespeare
+from deltafl.tasks.leaf import LEAF_ALPHABET, load_celeba, load_femnist, load_shakespeare
 from tools.pictures import png
 
 Users = dict[str, tuple[list[Any], list[Any]]]
@@ -184,3 +185,62 @@ def test_shakespeare_in_leafs_json(tmp_path: Path) -> None:
         with pytest.raises(DeltaflError, match=words) as caught:
             load_shakespeare(tmp_path)
         assert str(path) in str(caught.value)
+
+
+def write_h5(path: Path, writers: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        for writer, (image, label) in writers.items():
+            file.create_dataset(f"examples/{writer}/pixels", data=image)
+            file.create_dataset(f"examples/{writer}/label", data=label)
+
+
+def test_femnist_in_the_h5_of_tensorflow_federated(tmp_path: Path) -> None:
+    image = np.ones((3, 28, 28), np.float32)
+    image[:, 0, 0] = np.array([51, 102, 153]) / 255
+    label = np.array([1, 2, 61], np.int32)
+    write_h5(tmp_path / "fed_emnist_train.h5", {"f0_1": (image[:2], label[:2]), "f1_2": (image[2:], label[2:])})
+    write_h5(tmp_path / "fed_emnist_test.h5", {"f1_2": (image[:1], label[:1])})
+    task = make_task("femnist", seed=0, data_dir=tmp_path)
+    assert task.dataset.train_x[:, 0, 0, 0].tolist() == [51, 102, 153]
+    assert task.dataset.train_y.tolist() == [1, 2, 61]
+    assert [rows.tolist() for rows in task.client_rows] == [[0, 1], [2]]
+    assert task.test_clients is not None
+    assert task.test_clients.tolist() == [1]
+    write_h5(tmp_path / "fed_emnist_train.h5", {"f0_1": (image + np.array([0, 1, 0])[:, None, None], label)})
+    with pytest.raises(DeltaflError, match=r"fed_emnist_train\.h5: writer 'f0_1', row 2: needs pixels 0 to 1"):
+        load_femnist(tmp_path)
+    write_h5(tmp_path / "fed_emnist_train.h5", {"f0_1": (image, label[:2])})
+    with pytest.raises(DeltaflError, match=r"writer 'f0_1' has pixels \(3, 28, 28\) \(float32\) and labels \(2,\)"):
+        load_femnist(tmp_path)
+    h5py = pytest.importorskip("h5py")
+    for content, words in (
+        ({"examples": label}, "is not TensorFlow Federated's FEMNIST"),
+        ({"examples/f0_1": label}, "is not TensorFlow Federated's FEMNIST"),
+        ({"examples/f0_1/pixels": image}, "is not TensorFlow Federated's FEMNIST"),
+        ({"examples/f0_1/pixels": image, "examples/f0_1/label/a": label}, "is not TensorFlow Federated's FEMNIST"),
+        ({"examples/f0_1/pixels": image, "examples/f0_1/label": 1}, "is not TensorFlow Federated's FEMNIST"),
+        ({"examples/f0_1/pixels": image.astype("S3"), "examples/f0_1/label": label}, r"pixels \(3, 28, 28\) \(\|S3\)"),
+    ):
+        with h5py.File(tmp_path / "fed_emnist_train.h5", "w") as file:
+            for name, values in content.items():
+                file.create_dataset(name, data=values)
+        with pytest.raises(DeltaflError, match=rf"fed_emnist_train\.h5.* {words}"):
+            load_femnist(tmp_path)
+    (tmp_path / "fed_emnist_train.h5").write_bytes(b"no")
+    with pytest.raises(DeltaflError, match="is not TensorFlow Federated's FEMNIST"):
+        load_femnist(tmp_path)
+
+
+def test_without_h5py_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in ("train", "test"):
+        (tmp_path / f"fed_emnist_{part}.h5").touch()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"'h5py': pip install 'deltafl\[data\]'"):
+        load_femnist(tmp_path)
+
+
+def test_the_task_takes_all_owners_unless_a_number_is_set() -> None:
+    assert make_settings(RunSettings, {"task": "femnist"}).clients is None
+    assert make_settings(RunSettings, {"task": "femnist", "clients": 50}).clients == 50
+    assert make_settings(RunSettings, {"task": "femnist", "partition": "iid"}).clients == 177

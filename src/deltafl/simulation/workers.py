@@ -20,7 +20,8 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple, Self
 
 from ..errors import DeltaflError, MissingExtraError
-from ..tasks.validation import describe_error, error_places
+from ..own_files import in_one_line
+from ..tasks.own import error_places
 
 try:
     import torch
@@ -52,7 +53,7 @@ def failure_of(error: Exception) -> Failure:
     """What is to be said of an error that is being handled, from a worker or from this process."""
     if isinstance(error, JobError):
         return error.failure
-    return Failure(traceback.format_exc(), describe_error(error), error_places(error))
+    return Failure(traceback.format_exc(), in_one_line(error), error_places(error))
 
 
 class Workers:

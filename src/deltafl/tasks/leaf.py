@@ -1,4 +1,4 @@
-"""Data sets in LEAF's form: FEMNIST's and CelebA's images and Shakespeare's lines, by writer, celebrity and role.
+"""LEAF's data sets: FEMNIST's and CelebA's images and Shakespeare's lines, by writer, celebrity and role.
 
 LEAF's ``preprocess.sh`` leaves ``data/train/*.json`` and ``data/test/*.json``, each of them
 ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``. An x is a list of 784 numbers
@@ -6,10 +6,15 @@ from 0 (ink) to 1 (paper) in FEMNIST, the name of a picture in ``data/raw/img_al
 80 characters in Shakespeare, whose y is the next one. A folder fits if it is the one with ``train`` and ``test``, the
 one above (LEAF's ``data/femnist``), or the whole repository.
 
+FEMNIST is also read from TensorFlow Federated's ``fed_emnist_train.h5`` and ``fed_emnist_test.h5``, which hold
+``/examples/WRITER/pixels`` (n, 28, 28) from 0 to 1 and ``/examples/WRITER/label`` (n,). For Hugging Face's
+``flwrlabs/femnist`` use ``from_huggingface(..., label="character", column="writer_id", inputs="image")``.
+
 Source: Caldas et al., "LEAF: a benchmark for federated settings", arXiv:1812.01097.
 """
 
 import hashlib
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from reprlib import repr as shown
@@ -27,6 +32,8 @@ from .files import cache_folder, cached_images, data_folders, not_found
 
 PARTS = ("train", "test")
 NEEDED = "LEAF's data/train/*.json and data/test/*.json"
+
+H5_FILES = ("fed_emnist_train.h5", "fed_emnist_test.h5")
 
 FEMNIST_CLASSES = 62
 FEMNIST_SIDE = 28
@@ -133,10 +140,53 @@ def dataset_by_user(title: str, column: str, train: Owned, test: Owned, classes:
     )
 
 
-def read_femnist(root: Path) -> Dataset:
-    """FEMNIST from LEAF's folder; the column of owners is ``writer``."""
-    train, test = (_owned(read_shares(root, part), _handwriting, FEMNIST_CLASSES) for part in PARTS)
-    return dataset_by_user("FEMNIST (LEAF's JSON)", "writer", train, test, FEMNIST_CLASSES)
+def load_femnist(data_dir: Path | None = None) -> Dataset:
+    """FEMNIST, 62 classes (0-9, A-Z, a-z), dark ink on white paper; the column of owners is ``writer``.
+
+    Raises:
+        DeltaflError: If it is not found, or a file is broken; the sentence names file and writer or user, and row.
+        MissingExtraError: For h5 files without h5py.
+    """
+    folders = data_folders("femnist", data_dir)
+    root = find_leaf("femnist", folders)
+    h5_folder = next((folder for folder in folders if all((folder / file).is_file() for file in H5_FILES)), None)
+    if root is not None:
+        title = "FEMNIST (LEAF's JSON)"
+        train, test = (_owned(read_shares(root, part), _handwriting, FEMNIST_CLASSES) for part in PARTS)
+    elif h5_folder is not None:
+        title = "FEMNIST (TensorFlow Federated's h5)"
+        train, test = (_read_h5(h5_folder / file) for file in H5_FILES)
+    else:
+        raise not_found("femnist", f"{NEEDED}, or {' with '.join(H5_FILES)}", folders)
+    return dataset_by_user(title, "writer", train, test, FEMNIST_CLASSES)
+
+
+def _read_h5(path: Path) -> Owned:
+    require("h5py", "data")
+    h5py = importlib.import_module("h5py")
+    images, labels, owner = [np.zeros((0, 1, FEMNIST_SIDE, FEMNIST_SIDE), np.uint8)], [np.zeros(0, np.int64)], []
+    try:
+        with h5py.File(path, "r") as file:
+            for writer, group in file["examples"].items():
+                level, label = np.asarray(group["pixels"][()]), np.asarray(group["label"][()])
+                shape = (len(label), FEMNIST_SIDE, FEMNIST_SIDE)
+                if level.shape != shape or level.dtype.kind not in "fiu" or label.dtype.kind not in "iu":
+                    raise DeltaflError(
+                        f"{path}: writer {writer!r} has pixels {level.shape} ({level.dtype}) and labels {label.shape} "
+                        f"({label.dtype}); needs numbers (n, {FEMNIST_SIDE}, {FEMNIST_SIDE}) and whole numbers (n,)"
+                    )
+                good_n = ((level >= 0) & (level <= 1)).all(axis=(1, 2)) & (label >= 0) & (label < FEMNIST_CLASSES)
+                if not good_n.all():
+                    row = int(np.argmin(good_n)) + 1
+                    raise DeltaflError(f"{path}: writer {writer!r}, row {row}: needs pixels 0 to 1 and a label 0 to 61")
+                images.append(grey_bytes(level.astype(np.float64)))
+                labels.append(label.astype(np.int64))
+                owner += [str(writer)] * len(label)
+    except DeltaflError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DeltaflError(f"{path} is not TensorFlow Federated's FEMNIST in HDF5: {error}") from error
+    return Owned(np.concatenate(images), np.concatenate(labels), owner)
 
 
 def grey_bytes(level_nd: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -1,22 +1,17 @@
-"""A user's own task: a function in a Python file that returns a ``Task``, or a table.
+"""A user's own task: a function in a Python file that returns a ``Task``, or a table."""
 
-``FILE.py:FUNCTION`` is imported like any module, under the file's own name, with its folder at the end of ``sys.path``.
-So it can import what lies beside it, and worker processes, which inherit ``sys.path``, find its model and loss again.
-"""
-
-import importlib
-import importlib.util
 import inspect
-import sys
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 
 from ..errors import DeltaflError, unknown_name
+from ..own_files import OWN_ERRORS, import_file, in_one_line
 from .base import Task
 from .registry import TaskSpec, find_task
 from .tables import TABLE_SUFFIXES, table_task
-from .validation import check_task, describe_error
+from .validation import check_task
 
 DEFAULT_FUNCTION = "make_task"
 
@@ -64,7 +59,7 @@ def load_own(name: str, seed: int, *, label: str | None = None, client: str | No
         task = table_task(name, label or "label", client or "client", seed=seed)
     else:
         path, function = _split(name)
-        task = _call(_function_of(_import(path), function, path), seed, path, function)
+        task = _call(_function_of(import_file(path, "--task FILE.py:FUNCTION"), function, path), seed, path, function)
     if not isinstance(task, Task):
         raise DeltaflError(f"{name} returned {type(task).__name__}; it must return a deltafl.tasks.Task")
     check_task(task, name, seed)
@@ -84,6 +79,11 @@ def task_code_error(name: str, description: str, places: Iterable[tuple[str, int
     if not own or not is_own(name) or is_table(name):
         return None
     return DeltaflError(f"the task's own code failed in training or evaluation: {description} ({', '.join(own)})")
+
+
+def error_places(error: BaseException) -> list[tuple[str, int | None]]:
+    """Files and lines of an error's traceback, the place where it was raised last."""
+    return [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def own_spec(name: str, task: Task) -> TaskSpec:
@@ -110,28 +110,6 @@ def _split(name: str) -> tuple[Path, str]:
     return (Path(f"{file}.py"), function or DEFAULT_FUNCTION) if suffix else (Path(name), DEFAULT_FUNCTION)
 
 
-def _import(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise DeltaflError(f"there is no file {path}; write --task FILE.py:FUNCTION")
-    path = path.resolve()
-    if not path.stem.isidentifier() or path.stem.startswith("__"):
-        raise DeltaflError(f"{path.name} cannot be imported under this name; rename it, for instance to my_task.py")
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    importlib.invalidate_caches()
-    spec = importlib.util.find_spec(path.stem)
-    if spec is None or spec.origin is None or Path(spec.origin).resolve() != path:
-        raise DeltaflError(
-            f"another module is called {path.stem!r} too; rename {path.name}, for instance to my_task.py"
-        )
-    try:
-        return importlib.import_module(path.stem)
-    except DeltaflError:
-        raise
-    except Exception as error:
-        raise DeltaflError(f"{path.name} cannot be imported: {describe_error(error, path)}") from error
-
-
 def _function_of(module: ModuleType, name: str, path: Path) -> Callable[..., object]:
     functions = [key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_"]
     found = getattr(module, name, None)
@@ -151,5 +129,5 @@ def _call(function: Callable[..., object], seed: int, path: Path, name: str) -> 
         return function(seed=seed) if "seed" in parameters else function()
     except DeltaflError:
         raise
-    except Exception as error:
-        raise DeltaflError(f"{path}:{name} failed: {describe_error(error, path.resolve())}") from error
+    except OWN_ERRORS as error:
+        raise DeltaflError(f"{path}:{name} failed: {in_one_line(error, path.resolve())}") from error

@@ -20,7 +20,6 @@ that are not drawn with ``natural`` and ``writer``. The suffix ``_e`` stands for
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -178,78 +177,59 @@ def natural(owner_e: IntArray, num_clients: int, rng: np.random.Generator) -> li
     return [clients[owner] for owner in np.sort(rng.choice(len(clients), num_clients, replace=False))]
 
 
-class Request(NamedTuple):
-    """The arguments of ``make_partition``; a partition reads those that it needs."""
-
-    label_e: IntArray
-    owner_e: IntArray
-    num_clients: int
-    alpha: float
-    shards_per_client: int
-
-
 @dataclass(frozen=True)
 class Partition:
     """One row of ``PARTITIONS``.
 
     Attributes:
         summary: One line for ``deltafl tasks``.
-        make: Calls the partition's function with its arguments.
-        uses_alpha: Whether ``alpha`` matters.
+        make: ``make(key_e, num_clients, [option], rng)`` with the labels or, for partitions by a column, the owners.
+        option: The option that it reads, ``"alpha"`` or ``"shards_per_client"``.
         uses_labels: Whether it needs class labels.
         uses_column: Whether it needs a column of owners.
         column: The name that this column must have; None for any.
     """
 
     summary: str
-    make: Callable[[Request, np.random.Generator], list[IntArray]]
-    uses_alpha: bool = False
+    make: Callable[..., list[IntArray]]
+    option: str | None = None
     uses_labels: bool = False
     uses_column: bool = False
     column: str | None = None
 
+    @property
+    def uses_alpha(self) -> bool:
+        """Whether ``alpha`` matters."""
+        return self.option == "alpha"
+
 
 PARTITIONS: dict[str, Partition] = {
-    "iid": Partition(
-        "examples dealt at random, equal sizes",
-        lambda ask, rng: iid(ask.label_e, ask.num_clients, rng),
-    ),
+    "iid": Partition("examples dealt at random, equal sizes", iid),
     "hsu2019": Partition(
         "labels of a client ~ Dir(alpha * prior), alpha the total concentration; equal sizes",
-        lambda ask, rng: hsu2019(ask.label_e, ask.num_clients, ask.alpha, rng),
-        uses_alpha=True,
+        hsu2019,
+        option="alpha",
         uses_labels=True,
     ),
     "yurochkin2019": Partition(
         "each label cut over the clients by Dir(alpha * 1); unequal sizes",
-        lambda ask, rng: yurochkin2019(ask.label_e, ask.num_clients, ask.alpha, rng),
-        uses_alpha=True,
+        yurochkin2019,
+        option="alpha",
         uses_labels=True,
     ),
     "shards": Partition(
         "sorted by label, cut into equal shards, a few dealt to each client",
-        lambda ask, rng: shards(ask.label_e, ask.num_clients, ask.shards_per_client, rng),
+        shards,
+        option="shards_per_client",
         uses_labels=True,
     ),
     "split": Partition(
-        "one label a client; one label is cut into many small clients: 10 % own 90 %",
-        lambda ask, rng: split(ask.label_e, ask.num_clients, rng),
-        uses_labels=True,
+        "one label a client; one label is cut into many small clients: 10 % own 90 %", split, uses_labels=True
     ),
-    "quantity": Partition(
-        "labels at random; 10 % of the clients own 90 % of the data",
-        lambda ask, rng: quantity(ask.label_e, ask.num_clients, rng),
-    ),
-    "natural": Partition(
-        "one client for each owner in a column of the data set",
-        lambda ask, rng: natural(ask.owner_e, ask.num_clients, rng),
-        uses_column=True,
-    ),
+    "quantity": Partition("labels at random; 10 % of the clients own 90 % of the data", quantity),
+    "natural": Partition("one client for each owner in a column of the data set", natural, uses_column=True),
     "writer": Partition(
-        "one client for each writer, where the data set names them",
-        lambda ask, rng: natural(ask.owner_e, ask.num_clients, rng),
-        uses_column=True,
-        column="writer",
+        "one client for each writer, where the data set names them", natural, uses_column=True, column="writer"
     ),
 }
 
@@ -287,12 +267,14 @@ def make_partition(
         raise DeltaflError(
             f"partition {name!r} needs class labels, {dataset.name} has none: choose 'iid' or 'quantity'"
         )
-    owner_e = dataset.columns[owner_column(name, dataset, column)] if partition.uses_column else np.arange(0)
+    key_e = dataset.columns[owner_column(name, dataset, column)] if partition.uses_column else dataset.train_y
     if num_clients is None:
         if not partition.uses_column:
             raise DeltaflError(f"partition {name!r} needs a number of clients; only 'natural' has its own")
-        num_clients = len(np.unique(owner_e))
-    return partition.make(Request(dataset.train_y, owner_e, num_clients, alpha, shards_per_client), rng)
+        num_clients = len(np.unique(key_e))
+    options = {"alpha": alpha, "shards_per_client": shards_per_client}
+    arguments = [] if partition.option is None else [options[partition.option]]
+    return partition.make(key_e, num_clients, *arguments, rng)
 
 
 def owner_column(name: str, dataset: Dataset, column: str | None) -> str:

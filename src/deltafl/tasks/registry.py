@@ -7,7 +7,7 @@ environment, imports it in this process and in those that it starts.
 import importlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,9 +16,8 @@ from ..errors import DeltaflError, unknown_name
 from ..streams import stream
 from ..types import IntArray
 from .base import Dataset, Task
-from .femnist import load_femnist
 from .images import load_cifar10, load_digits, load_idx
-from .leaf import load_celeba, load_shakespeare
+from .leaf import load_celeba, load_femnist, load_shakespeare
 from .models import (
     celeba_cnn,
     crop_and_flip,
@@ -76,9 +75,9 @@ class TaskSpec:
     needs: tuple[str, ...]
     num_clients: int
     sample_size: int
-    rounds: int
     local_lr: float
     make_model: "Callable[[], torch.nn.Module]"
+    rounds: int = 500
     local_epochs: int | None = None
     local_steps: int | None = None
     batch_size: int | None = 32
@@ -219,6 +218,21 @@ def _test_clients(
     return clients_of(dataset.columns[name], client_rows, dataset.test_columns[name])
 
 
+_FASHION = TaskSpec(
+    name="fashion-mnist",
+    summary="28 x 28 images of clothes",
+    needs=("torch", "files"),
+    num_clients=300,
+    sample_size=20,
+    local_epochs=5,
+    local_lr=0.01,
+    load=partial(load_idx, "fashion-mnist"),
+    make_model=partial(two_layer_cnn, (16, 32)),
+    partition="hsu2019",
+    alpha=0.1,
+    threshold=0.70,
+)
+
 # LEAF's tasks select 20 % of the clients that its scripts choose with --sf 0.05: 177 writers, 467 celebrities.
 for _spec in (
     TaskSpec(
@@ -274,7 +288,6 @@ for _spec in (
         needs=("torch", "files"),
         num_clients=200,
         sample_size=10,
-        rounds=500,
         local_steps=5,
         local_lr=0.01,
         load=partial(load_idx, "mnist"),
@@ -282,42 +295,22 @@ for _spec in (
         partition="shards",
         threshold=0.875,  # measured with 4 seeds: fedavg needs 229 rounds (214 to 240)
     ),
-    TaskSpec(
-        name="fashion-mnist",
-        summary="28 x 28 images of clothes",
-        needs=("torch", "files"),
-        num_clients=300,
-        sample_size=20,
-        rounds=500,
-        local_epochs=5,
-        local_lr=0.01,
-        load=partial(load_idx, "fashion-mnist"),
-        make_model=partial(two_layer_cnn, (16, 32)),
-        partition="hsu2019",
-        alpha=0.1,
-        threshold=0.70,
-    ),
-    TaskSpec(
+    _FASHION,
+    replace(
+        _FASHION,
         name="split-fashion-mnist",
         summary="28 x 28 images of clothes, one kind a client: 9 clients with 6000, 100 with 60",
-        needs=("torch", "files"),
         num_clients=109,
         sample_size=10,
-        rounds=500,
-        local_epochs=5,
-        local_lr=0.01,
-        load=partial(load_idx, "fashion-mnist"),
-        make_model=partial(two_layer_cnn, (16, 32)),
         partition="split",
-        threshold=0.70,
+        alpha=0.5,
     ),
     TaskSpec(
         name="femnist",
-        summary="FEMNIST, 28 x 28 images of digits and letters, 62 classes, by writer; LEAF's JSON, h5 or Parquet",
+        summary="FEMNIST, 28 x 28 images of digits and letters, 62 classes, by writer; LEAF's JSON or h5",
         needs=("torch", "archive"),
         num_clients=177,
         sample_size=35,
-        rounds=500,
         local_epochs=1,
         local_lr=0.1,
         load=load_femnist,
@@ -332,7 +325,6 @@ for _spec in (
         needs=("torch", "files"),
         num_clients=300,
         sample_size=20,
-        rounds=500,
         local_epochs=5,
         local_lr=0.01,
         load=load_cifar10,
@@ -348,7 +340,6 @@ for _spec in (
         needs=("torch", "pillow", "archive"),
         num_clients=467,
         sample_size=93,
-        rounds=500,
         local_epochs=1,
         local_lr=0.1,
         load=load_celeba,
@@ -363,7 +354,6 @@ for _spec in (
         needs=("torch", "archive"),
         num_clients=135,
         sample_size=10,
-        rounds=500,
         local_steps=20,
         local_lr=1.0,
         load=load_shakespeare,

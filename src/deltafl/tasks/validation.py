@@ -5,17 +5,15 @@ Every mistake is one sentence, before an experiment starts.
 
 import copy
 import pickle
-import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from reprlib import repr as shown
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import DeltaflError
+from ..own_files import OWN_ERRORS, in_one_line
 from ..streams import stream
 from .base import Dataset, Task
 from .models import require_torch
@@ -36,8 +34,7 @@ def check_task(task: Task, name: str, seed: int) -> None:
         DeltaflError: For the first mistake.
     """
     try:
-        _check_fields(task, _TASK_FIELDS)
-        _check_fields(task.dataset, _DATASET_FIELDS)
+        _check_fields(task)
         _check_data(task.dataset, task.tokens)
         _check_labels(task)
         _check_clients(task)
@@ -58,63 +55,20 @@ def check_picklable(task: Task, name: str) -> None:
         pickle.dumps((task.make_model, task.loss, task.augment))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise DeltaflError(
-            f"{name}: its model, loss or augment cannot be sent to worker processes ({describe_error(error)}); "
+            f"{name}: its model, loss or augment cannot be sent to worker processes ({in_one_line(error)}); "
             "define it at the top of the file, or use --workers 1"
         ) from None
 
 
-def describe_error(error: BaseException, path: Path | None = None) -> str:
-    """An error in one line, with the line of a user's file that it came from."""
-    lines = [line for file, line in error_places(error) if file == str(path)]
-    where = f" (line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
-
-
-def error_places(error: BaseException) -> list[tuple[str, int | None]]:
-    """Files and lines of an error's traceback, the place where it was raised last."""
-    return [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-
-
-Fields = Mapping[str, tuple[Callable[[object], bool], str]]
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _is_finite(value: object) -> bool:
-    return (_is_whole(value) or isinstance(value, float | np.floating)) and isfinite(value)  # type: ignore[arg-type]
-
-
-def _is_list(value: object) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.ndim > 0
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-#: What the fields of a task and of its data set must be, beside arrays: a check, and its words.
-_TASK_FIELDS: Fields = {
-    "name": (lambda value: isinstance(value, str), "a text"),
-    "dataset": (lambda value: isinstance(value, Dataset), "a deltafl.tasks.Dataset"),
-    "make_model": (callable, "a function that makes the model"),
-    "loss": (callable, "a function of output and y"),
-    "metric": (lambda value: isinstance(value, str) and value in {"accuracy", "loss"}, "'accuracy' or 'loss'"),
-    "input_scale": (_is_finite, "a finite number, such as 1 / 255"),
-    "augment": (lambda value: value is None or callable(value), "a function of x and rng, or None"),
-    "tokens": (lambda value: isinstance(value, bool), "True or False"),
-    "client_rows": (_is_list, "a list with the rows of each client"),
-}
-_DATASET_FIELDS: Fields = {
-    "name": (lambda value: isinstance(value, str), "a text"),
-    "num_classes": (_is_whole, "a whole number"),
-}
-
-
-def _check_fields(part: object, fields: Fields) -> None:
-    for name, (is_valid, needed) in fields.items():
-        value = getattr(part, name)
-        if not is_valid(value):
-            raise DeltaflError(f"{name} is {' '.join(shown(value).split())}; it must be {needed}")
+def _check_fields(task: Task) -> None:
+    if not isinstance(task.dataset, Dataset):
+        raise DeltaflError(f"dataset is {shown(task.dataset)}; it must be a deltafl.tasks.Dataset")
+    if task.metric not in ("accuracy", "loss"):
+        raise DeltaflError(f"metric is {task.metric!r}; it must be 'accuracy' or 'loss'")
+    if not isinstance(task.dataset.num_classes, int | np.integer):
+        raise DeltaflError(f"num_classes is {task.dataset.num_classes!r}; it must be a whole number")
+    if not isinstance(task.client_rows, Sequence | np.ndarray):
+        raise DeltaflError(f"client_rows is {shown(task.client_rows)}; it must be a list with the rows of each client")
 
 
 def _check_data(data: Dataset, tokens: bool) -> None:
@@ -202,21 +156,15 @@ def _check_test_clients(task: Task) -> None:
 
 
 def _check_numbers(task: Task) -> None:
-    _check_vector("gradient_noise_m", task.gradient_noise_m)
-    _check_vector("initial_params", task.initial_params)
+    for name, value in (("gradient_noise_m", task.gradient_noise_m), ("initial_params", task.initial_params)):
+        is_vector = isinstance(value, np.ndarray) and value.dtype.kind in "fiu" and value.ndim == 1
+        if value is not None and not (is_vector and np.isfinite(value).all()):
+            raise DeltaflError(f"{name} is {shown(value)}; it must be a NumPy array (k,) of finite numbers")
     noise_m = task.gradient_noise_m
     if noise_m is not None and (noise_m.shape != (task.num_clients,) or noise_m.min() < 0):
         raise DeltaflError(
-            f"gradient_noise_m is {' '.join(shown(noise_m).split())}; it must hold a standard deviation >= 0 for each "
-            f"of {task.num_clients} clients"
-        )
-
-
-def _check_vector(name: str, value: Any) -> None:
-    is_vector = isinstance(value, np.ndarray) and value.dtype.kind in "fiu" and value.ndim == 1
-    if value is not None and not (is_vector and np.isfinite(value).all()):
-        raise DeltaflError(
-            f"{name} is {' '.join(shown(value).split())}; it must be a NumPy array (k,) of finite numbers"
+            f"gradient_noise_m is {shown(noise_m)}; it must hold a standard deviation >= 0 for each of "
+            f"{task.num_clients} clients"
         )
 
 
@@ -302,8 +250,8 @@ def _tried(what: str, call: Callable[[], Any]) -> Any:
     """The result of a user's function; its errors become ``what`` and the error in one line."""
     try:
         return call()
-    except Exception as error:
-        raise DeltaflError(f"{what}: {describe_error(error)}") from error
+    except OWN_ERRORS as error:
+        raise DeltaflError(f"{what}: {in_one_line(error)}") from error
 
 
 def _shape(value: object) -> str:
