@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple, Self
 
+from ..calls import in_one_line
 from ..errors import DeltaflError, MissingExtraError
-from ..own_files import in_one_line
 from ..tasks.own import error_places
 
 try:
