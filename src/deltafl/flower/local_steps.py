@@ -1,4 +1,4 @@
-"""What a client can tell about its local steps: loss, number, and how much they vary. No Flower, any framework."""
+"""What a client reports about its local steps: loss, number, and variance. Works with any framework, without Flower."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from ..types import FloatArray
 
 #: Names of the statistics in a client's metrics.
 LOSS, SQUARE_LOSS, STEP_VARIANCE, NUM_STEPS = "loss", "square-loss", "step-variance", "num-steps"
-#: Names under which clients tell their loss: ours, Flower's usual one, and its spelling with a hyphen.
+#: Names under which clients report their loss: ours, Flower's usual one, and its spelling with a hyphen.
 LOSS_NAMES = (LOSS, "train_loss", "train-loss")
 
 
@@ -18,12 +18,12 @@ class LocalSteps:
     """Collects one round's local steps.
 
     ``step-variance`` = lr^2 ((1/K) sum_k norm(g_k)^2 - norm((1/K) sum_k g_k)^2) >= 0 over the K minibatch gradients g_k
-    along the path (DELTA paper, section 4: sigma_i^2 from the steps that are taken anyway). ``square-loss`` is the mean
-    of loss^2 over the examples of a minibatch, and over the steps, by which ``oort`` goes; it is told if every step
-    gave the losses of its examples.
+    along the path (DELTA paper, section 4: sigma_i^2 from the steps that are taken anyway). ``square-loss``, which
+    ``oort`` uses, is the mean of loss^2 over the examples of a minibatch, and over the steps; it is reported if every
+    step has the losses of its examples.
 
     Args:
-        lr: Local learning rate > 0. With an optimizer other than SGD give it 1 and add the steps themselves.
+        lr: Local learning rate > 0. With an optimizer other than SGD, pass 1 and add the steps instead of gradients.
 
     Example:
         >>> steps = LocalSteps(lr=0.5)
@@ -48,15 +48,14 @@ class LocalSteps:
 
         Args:
             loss: The minibatch's mean loss, before the step.
-            gradients: One array (NumPy, or a tensor of PyTorch or TensorFlow) a parameter, the same ones in every step
-                (in PyTorch ``[p.grad for p in model.parameters()]``); None in the place of a parameter that has none,
-                and None for the list if there are no gradients to give: the variance is then 0, "not measured".
-            example_losses: The losses whose mean ``loss`` is, one an example of the minibatch, as an array (in PyTorch
-                ``cross_entropy(output, y, reduction="none")``); None if there are none to give.
+            gradients: One array (NumPy, or a tensor of PyTorch or TensorFlow) per parameter, the same parameters in
+                every step (in PyTorch ``[p.grad for p in model.parameters()]``), None for one without a gradient. None
+                for the list leaves the variance 0, "not measured".
+            example_losses: The losses whose mean ``loss`` is, one per example of the minibatch (in PyTorch
+                ``cross_entropy(output, y, reduction="none")``); None to report no ``square-loss``.
 
         Raises:
-            DeltaflError: If a step has another number of gradients than the step before, or one cannot be read; if
-                there are no losses of examples in an array of them.
+            DeltaflError: If the number of gradients differs from the first step's, or an array cannot be read.
         """
         square = None if example_losses is None else _mean_square(example_losses)
         self._square_loss = None if square is None or self._square_loss is None else self._square_loss + square
@@ -77,17 +76,17 @@ class LocalSteps:
             self._sums[i] = array if total is None else total + array
 
     def metrics(self) -> dict[str, float | int]:
-        """The statistics under the names that the server knows; put them into the reply's ``MetricRecord``.
+        """The statistics under the names that the server reads; put them into the reply's ``MetricRecord``.
 
         Raises:
             DeltaflError: If no step was counted.
         """
         if self._count == 0:
-            raise DeltaflError("no local step was counted; call add() once a minibatch")
+            raise DeltaflError("no local step was counted; call add() once per minibatch")
         count = self._count
         of_sum = sum(float(np.sum(total**2)) for total in self._sums or [] if total is not None)
         variance = self.lr**2 * (self._square / count - of_sum / count**2)
-        # Not max(0, .): a training that diverged must stay NaN, so that the server refuses it.
+        # Not max(0, .): the NaN of a training that diverged must reach the server, which rejects the reply.
         variance = 0.0 if variance < 0 or count == 1 else variance
         squares = {} if self._square_loss is None else {SQUARE_LOSS: self._square_loss / count}
         return {LOSS: self._loss / count, **squares, STEP_VARIANCE: variance, NUM_STEPS: count}
@@ -96,16 +95,15 @@ class LocalSteps:
 def _mean_square(example_losses: Any) -> float:
     losses = _numpy(example_losses, "an array of losses", "example_losses")
     if losses.size == 0:
-        raise DeltaflError("example_losses is empty; give one loss an example of the minibatch, or leave it out")
+        raise DeltaflError("example_losses is empty; give one loss per example of the minibatch, or leave it out")
     return float(np.mean(losses**2))
 
 
 def _numpy(numbers: Any, what: str = "a gradient", which: str = "the gradients") -> FloatArray:
-    """Numbers as float64, from the CPU or elsewhere; PyTorch is known by its methods, not imported."""
+    """Numbers as float64, from any device; PyTorch is recognised by its methods, not imported."""
     try:
         if hasattr(numbers, "detach"):
-            # Dense ones pass to_dense as they are. On the CPU before float64, which not every device has; NumPy knows
-            # no bfloat16.
+            # To the CPU before float64, which not every device has; NumPy knows no bfloat16.
             numbers = numbers.detach().to_dense().cpu().double()
         return np.asarray(numbers, dtype=np.float64)
     except Exception as error:  # whatever a framework raises for a tensor that is no plain array
