@@ -10,15 +10,13 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from safetensors.numpy import load as load_tensors
-
 from deltafl import DeltaflError
 from deltafl.flower import DeltaStrategy
 from deltafl.flower import saved as saved_module
 from deltafl.flower.federation import Federation
 from deltafl.flower.rules import ServerMemory
 from deltafl.flower.saved import load, save
-from deltafl.io import flatten
+from deltafl.io import flatten, read_tensors
 from deltafl.scale import memory_budget as budget_module
 from deltafl.scale.rows import MappedRows
 
@@ -90,11 +88,11 @@ def test_the_saved_state_holds_only_the_rows_of_a_round(tmp_path: Path) -> None:
     for m in (10, 100):
         state = tmp_path / str(m) / "state"
         play(make(tmp_path / str(m), mapped=True, m=m), 2, save_to=state)
-        arrays = load_tensors((state / "federation-2.safetensors").read_bytes())
+        arrays, _ = read_tensors(state / "federation-2.safetensors", "")
         assert arrays["state.control.control.own.control_md.row_kd"].shape == (3, D)
 
 
-@pytest.mark.parametrize("crash", ["write_atomically", "settled", "note_round", "join", "forget"])
+@pytest.mark.parametrize("crash", ["write_tensors", "write_atomically", "settled", "note_round", "join", "forget"])
 def test_a_server_killed_anywhere_resumes_to_the_same_bits(
     tmp_path: Path, crash: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

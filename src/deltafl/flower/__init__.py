@@ -8,7 +8,7 @@ Flower's messages appear in ``strategy.py``, ``registration.py``, ``messages.py`
 
 from ..errors import require
 
-for _package in ("flwr", "safetensors", "filelock"):
+for _package in ("flwr", "filelock"):
     require(_package, "flower")
 
 from .client import delta_mod, register  # noqa: E402

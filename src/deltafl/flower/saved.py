@@ -17,13 +17,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock, Timeout
-from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 
 from ..errors import DeltaflError
-from ..io import flatten, note_round, noted_round, settled, unflatten, write_atomically, written
+from ..io import (
+    flatten,
+    note_round,
+    noted_round,
+    read_json,
+    read_tensors,
+    settled,
+    unflatten,
+    write_atomically,
+    write_tensors,
+    written,
+)
 from ..round import init_round
 from .clients import ClientInfo, ClientRegistry
 from .federation import Federation
@@ -32,6 +40,7 @@ from .rules import Rules
 MARK = "federation.json"
 _VERSION = 2
 _REST = "rest."
+_CURE = "put a copy of the folder in its place, or choose a new state_path"
 
 
 @contextmanager
@@ -62,16 +71,15 @@ def save(folder: Path, federation: Federation) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     state, memory = federation.current, federation.rules.memory
     tensors = f"federation-{state.round}.safetensors"
-    arrays = {**dict(flatten(state)), **{_REST + name: array for name, array in federation.rest.items()}}
-    write_atomically(
-        folder / tensors, save_tensors({name: np.asarray(array, order="C") for name, array in arrays.items()})
-    )
+    rest = {_REST + name: array for name, array in federation.rest.items()}
+    checksum = write_tensors(folder / tensors, {**dict(flatten(state)), **rest})
     mark = {
         "version": _VERSION,
         "round": state.round,
         "tensors": tensors,
+        "checksum": checksum,
         "settings": _settings(federation.rules),
-        "layout": [list(entry) for entry in federation.layout.entries],
+        "layout": _layout(federation),
         "clients": [
             {"key": key, **info._asdict()}
             for key, info in zip(federation.clients.keys, federation.clients.infos, strict=True)
@@ -95,18 +103,13 @@ def load(folder: Path, federation: Federation) -> bool:
         return False
     try:
         _restore(folder, federation)
-    except DeltaflError:
-        raise
-    except Exception as error:  # whatever a truncated or edited file can raise
-        raise DeltaflError(
-            f"the state in {folder} is damaged ({type(error).__name__}: {str(error)[:100]}); put a copy of the folder "
-            "in its place, or choose a new state_path"
-        ) from None
+    except (KeyError, TypeError) as error:  # an edited mark
+        raise DeltaflError(f"{folder / MARK} is damaged ({type(error).__name__}: {error}); {_CURE}") from None
     return True
 
 
 def _restore(folder: Path, federation: Federation) -> None:
-    mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
+    mark = read_json(folder / MARK)
     if mark["version"] != _VERSION:
         raise DeltaflError(
             f"{folder / MARK} has version {mark['version']}; this deltafl reads version {_VERSION}: choose a new "
@@ -119,14 +122,14 @@ def _restore(folder: Path, federation: Federation) -> None:
                 f"the state in {folder} was saved with {name} = {before[name]}, now it is {now[name]}; write it as it "
                 "was, or choose a new state_path"
             )
-    if mark["layout"] != json.loads(json.dumps([list(entry) for entry in federation.layout.entries])):
+    if mark["layout"] != _layout(federation):
         raise DeltaflError(f"the state in {folder} belongs to a model with other arrays; choose a new state_path")
     clients = ClientRegistry(
         tuple(client["key"] for client in mark["clients"]),
         tuple(ClientInfo(client["num_examples"], tuple(client["aux"])) for client in mark["clients"]),
     )
     _find_memory(folder, federation, mark, len(clients.keys))
-    arrays = load_tensors((folder / mark["tensors"]).read_bytes())
+    arrays, _ = read_tensors(folder / mark["tensors"], _CURE, mark["checksum"])
     template = init_round(federation.rules.plan(clients.sizes, clients.aux), federation.params_d)
     rest = {name: arrays[_REST + name] for name in federation.rest}
     federation.restore(clients, unflatten(template, arrays), rest)
@@ -160,6 +163,10 @@ def _settle(federation: Federation) -> None:
     if folder is not None:
         federation.state = settled(federation.current)
         note_round(Path(folder), federation.current.round)
+
+
+def _layout(federation: Federation) -> list[Any]:
+    return [[name, list(shape), dtype, kind] for name, shape, dtype, kind in federation.layout.entries]
 
 
 def _settings(rules: Rules) -> dict[str, Any]:
