@@ -7,7 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Collection, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -85,16 +85,6 @@ def split_outside(text: str, separator: str) -> list[str]:
         else:
             parts[-1] += letter
     return [part.strip() for part in parts]
-
-
-def with_options(thing: T, options: Mapping[str, Any], name: str) -> T:
-    """A frozen dataclass with other values of some fields.
-
-    Raises:
-        DeltaflError: If it has no such field, or a value has the wrong type.
-    """
-    check_options(type(thing), options, name)
-    return replace(thing, **options) if options else thing  # type: ignore[type-var]
 
 
 def check_options(kind: type, options: Mapping[str, Any], name: str, hidden: Collection[str] = ()) -> None:

@@ -6,6 +6,7 @@ One test holds every (sampler, design, estimator) against what it says of itself
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from deltafl import (
     open_round,
     stream,
 )
+from deltafl import make_plan as label_plan
 from deltafl.estimators.control_variates import CommonControlState, OwnControlState, weighted_sum
 from deltafl.estimators.table import find_estimator, hajek, horvitz_thompson, plain_mean
 from deltafl.round import response_rates
@@ -48,8 +50,8 @@ from deltafl.scale.persistent_array import PersistentArray
 
 SIZES = [10, 15, 20, 25, 30]
 EQUAL_SCORES = {"fedavg", "uniform"}  # only these can use simple random sampling
-#: Rows with one maker are one sampler under several names: the first. What draws in its own way cannot be enumerated.
-NAMES = {entry.make: name for name, entry in reversed(SAMPLERS.items())}.values()
+#: Rows with one class and fixed fields are one sampler under several names: the first of them.
+NAMES = {(entry.kind, *entry.fixed.items()): name for name, entry in reversed(SAMPLERS.items())}.values()
 ENUMERATED = [name for name in NAMES if SAMPLERS[name].scores != "unknown" or name == "power-of-choice"]
 
 UNBIASED = [name for name, estimator in ESTIMATORS.items() if estimator.unbiased]
@@ -379,3 +381,72 @@ def test_weighted_sum_against_a_loop(n: int, seed: int) -> None:
     coef_n, row_nd = rng.normal(size=n), rng.normal(size=(n, 4)).astype(np.float32)
     slow = [sum(float(coef_n[i]) * float(row_nd[i, j]) for i in range(n)) for j in range(4)]
     np.testing.assert_allclose(weighted_sum(coef_n, row_nd, 4), slow, rtol=1e-13, atol=1e-15)
+
+
+OWN_CONTROL = '''
+from dataclasses import dataclass
+from typing import NamedTuple
+import numpy as np
+from deltafl import ControlValue, ControlVariate
+
+class Mean(NamedTuple):
+    mean_d: np.ndarray
+
+@dataclass(frozen=True)
+class Constant(ControlVariate):
+    """c = power for everyone, then the plain mean of the last replies."""
+    power: float = 1.0
+
+    def init(self, population, num_params):
+        return Mean(np.full(num_params, self.power))
+
+    def value(self, state, client_n):
+        return ControlValue(state.mean_d, state.mean_d[None])
+
+    def update(self, state, population, replies, update_nd):
+        return Mean(update_nd.mean(axis=0, dtype=np.float64))
+'''
+
+
+def test_a_control_variate_of_ones_own_is_used_by_file_and_class(tmp_path: Path) -> None:
+    file = tmp_path / "my_control_variate.py"
+    file.write_text(OWN_CONTROL)
+    problem = make_problem(SIZES)
+    plan = label_plan(
+        f"uniform@systematic@{file}:Constant(power=3)", problem.population, 2, server_optimizer=Recorder()
+    )
+    state = init_round(plan, np.zeros(3))
+    assert state.control.mean_d.tolist() == [3, 3, 3]
+    for _ in range(2):
+        assert relative_bias(plan, state, problem) < 1e-12
+        state = play(plan, state, [problem])
+    instance = replace(plan, estimator=plan.rule.control)
+    cohort = open_round(plan, state)
+    updates = list(problem.update_md[cohort.client_n])
+    assert estimate(instance, state, cohort, updates).tolist() == estimate(plan, state, cohort, updates).tolist()
+    for wrong, words in (("Constnat", "has no class 'Constnat'"), ("Constant(pwer=1)", "did you mean 'power'")):
+        with pytest.raises(DeltaflError, match=words):
+            find_estimator(f"{file}:{wrong}")
+
+
+@pytest.mark.parametrize(
+    "name", ["fedstale-0.8", "fedstale(beta=0.8)", "innovation(memory=0.5)", "innovation-damped(memory=0)"]
+)
+def test_options_of_estimators(name: str) -> None:
+    option = "beta" if "stale" in name else "memory"
+    assert getattr(find_estimator(name).control, option) == float(name.strip(")").replace("-", "=").split("=")[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fedstale(bta=1)", "did you mean 'beta'"),
+        ("fedstale-2", "beta is 2"),
+        ("hajek(x=1)", "has no options"),
+        ("fedstale(beta=high)", "it must be a number"),
+        ("innovation(own=1)", "unknown option"),
+    ],
+)
+def test_impossible_options_of_estimators_are_refused(name: str, words: str) -> None:
+    with pytest.raises(DeltaflError, match=words):
+        find_estimator(name)

@@ -30,12 +30,13 @@ formula serves both: sum_S (w_i / pi_i) u_i and (1/n) sum_draws (w_i / p_i) u_i.
 
 import re
 from collections.abc import Callable
+from dataclasses import fields, replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..calls import load_class, parse_call, with_options
+from ..calls import check_options, load_class, parse_call
 from ..errors import DeltaflError, unknown_name
 from ..types import Cohort, FloatArray
 from .control_variates import (
@@ -230,9 +231,13 @@ def _with_options(text: str) -> Estimator:
     name, options = parse_call(_OLD_FEDSTALE.sub(r"fedstale(beta=\1)", text))
     name = _ALIASES.get(name, name)
     if ".py:" in name:
-        control = load_class(name, ControlVariate)(**options)
-        return Estimator(text, horvitz_thompson, control, unbiased=True)
+        kind = load_class(name, ControlVariate)
+        check_options(kind, options, name)
+        return Estimator(text, horvitz_thompson, kind(**options), unbiased=True)
     every = ESTIMATORS | REMOTE_ESTIMATORS
     if name not in every:
         raise unknown_name("estimator", name, [*every, *_ALIASES])
-    return every[name]._replace(name=text, control=with_options(every[name].control, options, name))
+    control: Any = every[name].control
+    parts = [field.name for field in fields(control) if field.type is not float]  # such as another control variate
+    check_options(type(control), options, name, hidden=parts)
+    return every[name]._replace(name=text, control=replace(control, **options))
