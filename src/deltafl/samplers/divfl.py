@@ -1,7 +1,6 @@
 """DivFL (Balakrishnan et al., ICLR 2022): a cohort whose updates stand for everybody's. Biased."""
 
 from dataclasses import dataclass
-from math import ceil, log
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +9,6 @@ from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import Sampler
 from .unweighted import filled_up, places
-
-_EPSILON = 0.1  # stochastic greedy keeps 1 - 1/e - epsilon of the best value, on average
 
 
 class DivState(NamedTuple):
@@ -42,25 +39,20 @@ class DivFL(Sampler):
     Distances are those of sketches of u_i - c_i (see ``sketch.py``; each has a relative error of some 1 / sqrt(q)); so
     with an estimator that has controls, residuals are compared instead of updates.
 
-    Costs O(m^2 (q + n)) time and O(m^2) memory a round for m <= ``exact_up_to`` clients, and O(m^2 q log(1 / epsilon))
-    time above, by stochastic greedy: each step looks at (m / n) log(1 / epsilon) random clients, epsilon = 0.1.
+    Costs O(m^2 (q + n)) time and O(m^2) memory a round.
 
     Attributes:
         sketch_size: Numbers q of a sketch, 1 to 128.
-        exact_up_to: Most clients whose distances are all kept at once, >= 1.
 
-    Source: Balakrishnan, Li, Zhou, Himayat, Smith and Bilmes, ICLR 2022; Mirzasoleiman et al., AAAI 2015.
+    Source: Balakrishnan, Li, Zhou, Himayat, Smith and Bilmes, ICLR 2022.
     """
 
     sketch_size: int = 64
-    exact_up_to: int = 1000
 
     def __post_init__(self) -> None:
         """Refuse impossible sizes."""
         if not 1 <= self.sketch_size <= 128:
             raise DeltaflError(f"divfl's sketch_size is {self.sketch_size}; a sketch has from 1 to 128 numbers")
-        if self.exact_up_to < 1:
-            raise DeltaflError(f"divfl's exact_up_to is {self.exact_up_to}; it must be at least 1")
 
     def init(self, population: Population) -> DivState:
         """Nothing is known."""
@@ -75,27 +67,11 @@ class DivFL(Sampler):
         new = present_k[~state.selected_m[present_k]][:size]
         able = present_k[state.seen_m[present_k]]
         wanted = min(size - len(new), len(able))
-        diverse = able[self._most_diverse(state.sketch_mq[state.seen_m], state.sketch_mq[able], wanted, rng)]
+        diverse = able[:0]
+        if wanted > 0:  # while new clients fill the cohort, no distances are needed
+            distance_ck = distances(state.sketch_mq[able], state.sketch_mq[state.seen_m])
+            diverse = able[greedy(distance_ck, wanted)]
         return filled_up(np.concatenate([new, diverse]), present_k, size)
-
-    def _most_diverse(
-        self, point_kq: FloatArray, candidate_cq: FloatArray, size: int, rng: np.random.Generator
-    ) -> IntArray:
-        """Rows of ``size`` candidates by greedy facility location on the points."""
-        if size == 0:  # while new clients fill the cohort, no distances are needed
-            return np.zeros(0, dtype=np.int64)
-        if max(len(point_kq), len(candidate_cq)) <= self.exact_up_to:
-            return greedy(distances(candidate_cq, point_kq), size)
-        nearest_k = np.full(len(point_kq), np.inf)
-        left = np.arange(len(candidate_cq))
-        tried = ceil(len(left) / max(size, 1) * log(1 / _EPSILON))
-        chosen: list[int] = []
-        for _ in range(size):
-            trial = rng.choice(left, size=min(tried, len(left)), replace=False)
-            best, nearest_k = _join(candidate_cq, trial, point_kq, nearest_k)
-            chosen.append(best)
-            left = left[left != best]
-        return np.array(chosen, dtype=np.int64)
 
     def update(self, state: DivState, cohort: Cohort, reports: Reports) -> DivState:
         """Remember the sketches of those who replied."""
@@ -133,16 +109,3 @@ def greedy(distance_ck: FloatArray, size: int) -> IntArray:
         free_c[best] = False
         chosen.append(best)
     return np.array(chosen, dtype=np.int64)
-
-
-def _join(
-    candidate_cq: FloatArray, trial: IntArray, point_kq: FloatArray, nearest_k: FloatArray
-) -> tuple[int, FloatArray]:
-    """The best of some candidates, and the points' least distances once it has joined; one row in memory at a time."""
-    best, least, best_nearest_k = int(trial[0]), np.inf, nearest_k
-    for candidate in trial.tolist():
-        joined_k = np.minimum(nearest_k, distances(candidate_cq[[candidate]], point_kq)[0])
-        total = float(joined_k.sum())
-        if total < least:
-            best, least, best_nearest_k = candidate, total, joined_k
-    return best, best_nearest_k

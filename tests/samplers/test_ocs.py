@@ -14,7 +14,7 @@ from deltafl.round import coefficients
 from deltafl.samplers.ocs import ApproximateOCS, rescaled_probabilities
 from deltafl.streams import stream
 from deltafl.types import FloatArray
-from rival_tools import SIX, counts, known, mean_counts, norms
+from tools.samplers import SIX, counts, known, mean_counts, norms
 
 # --- optimal client sampling ------------------------------------------------------------------------------------------
 
@@ -52,23 +52,22 @@ def test_ocs_has_the_least_variance_of_all_independent_draws(n: int) -> None:
     assert variance(expected_m) <= found.fun * (1 + 1e-6)
 
 
-def test_approximate_ocs_by_hand() -> None:
-    """s = 1, 2, 3, 14 of sum 20, n = 3: first 3 s / 20 and 1; C = (3 - 4 + 3) / 0.9 makes (1, 2, 3) / 3, the third 1.
-
-    Then C = (3 - 4 + 2) / 1 = 1 ends it. The sums are 1.9 without rescaling and 3 after one.
-    """
-    score_m = np.array([1.0, 2, 3, 14])
-    np.testing.assert_allclose(rescaled_probabilities(score_m, 3, 0), [0.15, 0.3, 0.45, 1])
-    for rescalings in (1, 2, 9):
-        np.testing.assert_allclose(rescaled_probabilities(score_m, 3, rescalings), [1 / 3, 2 / 3, 1, 1])
-
-
-def test_each_rescaling_of_approximate_ocs_gives_back_what_capping_took() -> None:
-    """s = 1, 2, 7, 30 of sum 40, n = 3. C = 2 / 0.75 caps the third; then C = 1 / 0.6 gives the rest to two."""
-    score_m = np.array([1.0, 2, 7, 30])
-    np.testing.assert_allclose(rescaled_probabilities(score_m, 3, 0), [0.075, 0.15, 0.525, 1])
-    np.testing.assert_allclose(rescaled_probabilities(score_m, 3, 1), [0.2, 0.4, 1, 1])
-    np.testing.assert_allclose(rescaled_probabilities(score_m, 3, 2), [1 / 3, 2 / 3, 1, 1])
+@pytest.mark.parametrize(
+    ("score", "rescalings", "expected"),
+    [
+        ([1, 2, 3, 14], 0, [0.15, 0.3, 0.45, 1]),
+        ([1, 2, 3, 14], 1, [1 / 3, 2 / 3, 1, 1]),  # C = (3 - 4 + 3) / 0.9 caps the third; then C = 1 ends it
+        ([1, 2, 3, 14], 9, [1 / 3, 2 / 3, 1, 1]),
+        ([1, 2, 7, 30], 0, [0.075, 0.15, 0.525, 1]),
+        ([1, 2, 7, 30], 1, [0.2, 0.4, 1, 1]),  # C = 2 / 0.75
+        ([1, 2, 7, 30], 2, [1 / 3, 2 / 3, 1, 1]),  # C = 1 / 0.6
+        ([0, 0, 0, 0], 4, [0.75] * 4),
+        ([0, 0, 1, 2], 4, [0, 0, 1, 1]),
+    ],
+)
+def test_approximate_ocs_by_hand(score: list[float], rescalings: int, expected: list[float]) -> None:
+    """n = 3: p = min(1, 3 s / sum), then p <- min(1, C p) for those below 1."""
+    np.testing.assert_allclose(rescaled_probabilities(np.array(score, dtype=np.float64), 3, rescalings), expected)
 
 
 @given(arrays(np.float64, 8, elements=st.floats(0.01, 100)), st.integers(1, 8))
@@ -102,12 +101,6 @@ def test_approximate_ocs_is_weighed_with_what_it_used() -> None:
     sampler = ApproximateOCS(0)
     expected_m = mean_counts(sampler, sampler.init(population), 3, 4, oracle)
     np.testing.assert_allclose(expected_m, [0.15, 0.3, 0.45, 1])
-
-
-def test_approximate_ocs_without_any_update() -> None:
-    """All zero: everybody alike; few with an update: they are certain, and the others cannot change anything."""
-    np.testing.assert_allclose(rescaled_probabilities(np.zeros(4), 3, 4), 0.75)
-    np.testing.assert_allclose(rescaled_probabilities(np.array([0.0, 0, 1, 2]), 3, 4), [0, 0, 1, 1])
 
 
 def test_what_optimal_client_sampling_refuses() -> None:

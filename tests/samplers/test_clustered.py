@@ -25,7 +25,7 @@ from deltafl.samplers.clustered import (
 )
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray
-from rival_tools import SIX, cohort_of, counts, mean_counts
+from tools.samplers import SIX, cohort_of, counts, mean_counts
 
 # --- clustered sampling -----------------------------------------------------------------------------------------------
 

@@ -33,24 +33,15 @@ from deltafl import (
     open_round,
     stream,
 )
-from deltafl.designs.exact import every_cohort
 from deltafl.designs.inclusion import inclusion_probabilities, with_floor
 from deltafl.estimators.control_variates import OwnControlState
 from deltafl.samplers import bias_of
-from deltafl.samplers.base import State
 from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
 from deltafl.samplers.delta import PracticalState, diversity
 from deltafl.scale.tree import SumTree
 from deltafl.types import FloatArray, IntArray
-
-
-def expectations(sampler: Sampler, state: State, n: int, oracle: KnownUpdates | None = None, m: int = 4) -> FloatArray:
-    """E[count] of every client over all cohorts of the sampler's own code."""
-    mean_m = np.zeros(m)
-    available_m = np.ones(m, dtype=np.bool_)
-    for probability, cohort in every_cohort(lambda rng: sampler.open(state, available_m, n, rng, oracle)):
-        mean_m[cohort.client_n] += probability * cohort.count_n
-    return mean_m
+from tools.samplers import cohort_of as cohort
+from tools.samplers import mean_counts
 
 
 def reports(norm: list[float], responded: list[bool] | None = None, **columns: list[float]) -> Reports:
@@ -61,7 +52,7 @@ def reports(norm: list[float], responded: list[bool] | None = None, **columns: l
 
 
 def cohort_of(*clients: int) -> Cohort:
-    return Cohort(np.array(clients), np.ones(len(clients), dtype=np.int64), np.full(len(clients), 0.5), "fixed-size")
+    return cohort(list(clients), [1] * len(clients), [0.5] * len(clients), "fixed-size")
 
 
 # --- scores by hand ---------------------------------------------------------------------------------------------------
@@ -71,9 +62,9 @@ WEIGHTED = Population.from_sizes([1, 2, 3, 4])
 
 def test_fixed_scores() -> None:
     uniform, md = Fixed(), Fixed(by_weight=True)
-    np.testing.assert_allclose(expectations(uniform, uniform.init(WEIGHTED), 2), [0.5] * 4)
-    np.testing.assert_allclose(expectations(md, md.init(WEIGHTED), 2), [0.2, 0.4, 0.6, 0.8])
-    np.testing.assert_allclose(expectations(md, md.init(WEIGHTED), 3), [0.6 / 1.8, 1.2 / 1.8, 1, 1])
+    np.testing.assert_allclose(mean_counts(uniform, uniform.init(WEIGHTED), 2, 4), [0.5] * 4)
+    np.testing.assert_allclose(mean_counts(md, md.init(WEIGHTED), 2, 4), [0.2, 0.4, 0.6, 0.8])
+    np.testing.assert_allclose(mean_counts(md, md.init(WEIGHTED), 3, 4), [0.6 / 1.8, 1.2 / 1.8, 1, 1])
 
 
 #: Two clients with nearly all of the score, and eight others of two kinds.
@@ -119,9 +110,9 @@ def test_fedis_by_hand() -> None:
     oracle = KnownUpdates(np.array([[4, 0], [0, 3], [3, 4], [0.6, 0.8]]), WEIGHTED.weight_m)
     sampler = FedIS()
     expected = np.array([0.4, 0.6, 1.5, 0.4]) / 2.9
-    np.testing.assert_allclose(expectations(sampler, sampler.init(WEIGHTED), 1, oracle), expected, rtol=1e-6)
+    np.testing.assert_allclose(mean_counts(sampler, sampler.init(WEIGHTED), 1, 4, oracle), expected, rtol=1e-6)
     floored = FedIS(floor=0.2)
-    got_m = expectations(floored, floored.init(WEIGHTED), 1, oracle)
+    got_m = mean_counts(floored, floored.init(WEIGHTED), 1, 4, oracle)
     np.testing.assert_allclose(got_m, 0.8 * expected + 0.2 / 4, rtol=1e-6)
 
 
@@ -131,7 +122,7 @@ def test_delta_by_hand() -> None:
     sampler = Delta(alpha=1.0)
     score = np.array([0.1, 0.2, 0.3, 0.4]) * np.array([2, 2, 2, 3])
     expected = score / score.sum()
-    np.testing.assert_allclose(expectations(sampler, sampler.init(WEIGHTED), 1, oracle), expected, rtol=1e-6)
+    np.testing.assert_allclose(mean_counts(sampler, sampler.init(WEIGHTED), 1, 4, oracle), expected, rtol=1e-6)
 
 
 def test_diversity_counts_sigma_once_or_once_a_step() -> None:
@@ -148,7 +139,7 @@ def test_oracle_clients_that_fail_are_not_asked() -> None:
 
     sampler = FedIS()
     oracle = Partial(np.ones((4, 1)), WEIGHTED.weight_m)
-    got_m = expectations(sampler, sampler.init(WEIGHTED), 1, oracle)
+    got_m = mean_counts(sampler, sampler.init(WEIGHTED), 1, 4, oracle)
     np.testing.assert_allclose(got_m, [1 / 8, 0, 3 / 8, 4 / 8])
 
 
@@ -192,7 +183,7 @@ def test_zero_is_absorbing_without_a_floor(make: type[FedPracIS] | type[PracDelt
         sampler = make(floor=floor)
         state = sampler.update(sampler.init(WEIGHTED), cohort_of(0, 1), reports([0, 2]))
         assert state.p_m.tolist() == [0, 0.5, 0.25, 0.25]
-        np.testing.assert_allclose(expectations(sampler, state, 2)[0], least)
+        np.testing.assert_allclose(mean_counts(sampler, state, 2, 4)[0], least)
         back = sampler.update(state, cohort_of(0, 2), reports([1, 1]))
         np.testing.assert_allclose(back.p_m[0], 0.125)
 
@@ -260,7 +251,7 @@ def test_every_cluster_is_represented_and_drawn_by_weight_times_norm() -> None:
     """Norms 1, 1, 10, 30: clusters {0, 1}, {2}, {3} and one draw from each; inside the first by weight (1 : 2)."""
     sampler = ClusterIS(clusters=3, floor=0.0)
     state = ClusterState(WEIGHTED.weight_m, np.array([1.0, 1, 10, 30]), np.array(0))
-    np.testing.assert_allclose(expectations(sampler, state, 3), [1 / 3, 2 / 3, 1, 1])
+    np.testing.assert_allclose(mean_counts(sampler, state, 3, 4), [1 / 3, 2 / 3, 1, 1])
     for seed in range(10):
         cohort = sampler.open(state, np.ones(4, dtype=bool), 3, stream(seed, "draw"))
         assert cohort.client_n[0] in {0, 1}
@@ -271,11 +262,11 @@ def test_cluster_memory() -> None:
     """The last norm of each client; who was never seen counts as the mean of the others."""
     sampler = ClusterIS(clusters=1, floor=0.0)
     state = sampler.init(WEIGHTED)
-    np.testing.assert_allclose(expectations(sampler, state, 1), WEIGHTED.weight_m)
+    np.testing.assert_allclose(mean_counts(sampler, state, 1, 4), WEIGHTED.weight_m)
     state = sampler.update(state, cohort_of(0, 1, 3), reports([2, 6, 5], responded=[True, True, False]))
     assert state.norm_m.tolist() == pytest.approx([2, 6, float("nan"), float("nan")], nan_ok=True)
     score = WEIGHTED.weight_m * np.array([2, 6, 4, 4])
-    np.testing.assert_allclose(expectations(sampler, state, 1), score / score.sum())
+    np.testing.assert_allclose(mean_counts(sampler, state, 1, 4), score / score.sum())
     with pytest.raises(DeltaflError, match="clusters is 0"):
         ClusterIS(clusters=0)
 
@@ -286,7 +277,7 @@ def test_small_norms_are_left_out_after_the_given_round_and_the_estimate_is_call
     state = ClusterState(WEIGHTED.weight_m, np.array([1.0, 1, 30, 30]), np.array(0))
     assert not sampler.unbiased
     assert ClusterIS(clusters=2).unbiased
-    np.testing.assert_allclose(expectations(sampler, state, 2), [1 / 3, 2 / 3, 3 / 7, 4 / 7])
+    np.testing.assert_allclose(mean_counts(sampler, state, 2, 4), [1 / 3, 2 / 3, 3 / 7, 4 / 7])
     for _ in range(2):
         state = sampler.update(state, cohort_of(2, 3), reports([30, 30]))
     assert state.rounds == 2

@@ -28,8 +28,6 @@ from deltafl.samplers.base import State
 from deltafl.samplers.divfl import DivFL, DivState, distances, greedy
 from deltafl.samplers.oort import Oort, OortState
 from deltafl.samplers.unweighted import draw_successively
-from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.setup import plan_of
 from deltafl.types import FloatArray, IntArray
 
 NEW = ["mifa", "divfl", "hics-fl"]  # they ask everyone once first
@@ -81,22 +79,32 @@ def test_everyone_is_asked_once_first(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*NEW, "active-fl", "oort"])
-def test_an_empty_federation_is_refused(name: str) -> None:
+def test_they_have_no_selection_probabilities_and_refuse_impossible_rounds(name: str) -> None:
     sampler = make_sampler(name)
+    assert not sampler.unbiased
     state = sampler.init(Population.from_sizes([1, 2, 3]))
     with pytest.raises(DeltaflError, match="no client is available"):
         sampler.open(state, np.zeros(3, dtype=bool), 2, stream(0, "draw"))
     with pytest.raises(DeltaflError, match="cannot sample 4 of 3 clients"):
         sampler.open(state, np.ones(3, dtype=bool), 4, stream(0, "draw"))
-
-
-@pytest.mark.parametrize("name", [*NEW, "active-fl", "oort"])
-def test_they_are_labelled_and_cannot_be_weighed(name: str) -> None:
-    assert not make_sampler(name).unbiased
     with pytest.raises(DeltaflError, match="does not know its selection probabilities"):
         parse_label(f"{name}@@horvitz-thompson")
     with pytest.raises(DeltaflError, match="draws in its own way"):
         parse_label(f"{name}@pivotal")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("active-fl", ["alpha1=-0.1", "alpha2=-1", "alpha3=1.1"], "alpha1 and alpha3 are shares"),
+        ("oort", ["exploration=1.1", "decay=0", "least_exploration=0.95", "cut_off=-0.1"], "oort"),
+        ("divfl", ["sketch_size=0", "sketch_size=129"], "a sketch has from 1 to 128"),
+    ],
+)
+def test_impossible_options_are_refused(name: str, options: list[str], message: str) -> None:
+    for option in options:
+        with pytest.raises(DeltaflError, match=message):
+            make_sampler(f"{name}({option})")
 
 
 # --- Active FL --------------------------------------------------------------------------------------------------------
@@ -138,12 +146,6 @@ def test_active_clients_never_trained_have_the_mean_value() -> None:
     assert_frequencies(frequencies(ActiveFL(0, 1.0, 0), state, 3, 1), weight_m / weight_m.sum())
     fresh = ActiveFL().init(Population.from_sizes([1, 10, 100]))
     assert_frequencies(frequencies(ActiveFL(), fresh, 3, 1), np.full(3, 1 / 3))
-
-
-@pytest.mark.parametrize("alphas", [(-0.1, 0.01, 0.1), (0.75, -1.0, 0.1), (0.75, 0.01, 1.1), (0.5, float("nan"), 0.1)])
-def test_active_refuses_impossible_constants(alphas: tuple[float, float, float]) -> None:
-    with pytest.raises(DeltaflError, match="alpha1 and alpha3 are shares"):
-        ActiveFL(*alphas)
 
 
 # --- Oort -------------------------------------------------------------------------------------------------------------
@@ -210,16 +212,10 @@ def test_oort_scores_by_hand() -> None:
 
 
 def test_oort_clips_the_largest_utilities() -> None:
-    """Utilities 1 to 40 in round t = 2: the 95 % quantile is 39, which the 40 counts as; the scale ends at the 40.
-
-    Of utilities 1 to 20 the quantile is the largest, so none is clipped.
-    """
+    """Utilities 1 to 40 in round t = 2: the 95 % quantile is 39, which the 40 counts as; the scale ends at the 40."""
     score_m = Oort().scores(oort_state([float(i) for i in range(1, 41)], [1] * 40, rounds=1))
     expected = [(utility - 0.999) / (40 - 0.999) + sqrt(0.1 * log(2)) for utility in (1, 38, 39, 39)]
     np.testing.assert_allclose(score_m[[0, 37, 38, 39]], expected, rtol=1e-12)
-    score_m = Oort().scores(oort_state([float(i) for i in range(1, 21)], [1] * 20, rounds=1))
-    expected = [(utility - 0.999) / (20 - 0.999) + sqrt(0.1 * log(2)) for utility in (19, 20)]
-    np.testing.assert_allclose(score_m[18:], expected, rtol=1e-12)
 
 
 def test_oort_exploits_a_growing_share() -> None:
@@ -248,14 +244,6 @@ def test_oort_fills_up_from_whom_there_is() -> None:
     assert frequencies(sampler, state, 4, 2)[3] == 1
     fresh = sampler.init(Population.from_sizes([5, 6, 7, 8]))
     assert_frequencies(frequencies(sampler, fresh, 4, 2), np.full(4, 0.5))
-
-
-@pytest.mark.parametrize(
-    "constants", [{"exploration": 1.1}, {"decay": 0.0}, {"least_exploration": 0.95}, {"cut_off": -0.1}]
-)
-def test_oort_refuses_impossible_constants(constants: dict[str, float]) -> None:
-    with pytest.raises(DeltaflError, match="oort"):
-        Oort(**constants)
 
 
 # --- DivFL ------------------------------------------------------------------------------------------------------------
@@ -299,19 +287,13 @@ def test_divfl_looks_at_no_distances_while_it_asks_new_clients(monkeypatch: pyte
     assert sorted(asked.tolist()) == [3, 4, 5]
 
 
-@pytest.mark.parametrize("exact_up_to", [1000, 1])
-def test_divfl_keeps_what_greedy_promises(exact_up_to: int) -> None:
-    """The decrease of the sum is at least 1 - 1/e (- epsilon) of the best cohort's; found by trying all cohorts."""
+def test_divfl_keeps_what_greedy_promises() -> None:
+    """The decrease of the sum is at least 1 - 1/e of the best cohort's; found by trying all cohorts."""
     point_mq = np.random.default_rng(0).standard_normal((9, 4))
     empty = float(distances(point_mq, point_mq).max(axis=0).sum())
     best = min(uncovered(point_mq, chosen) for chosen in combinations(range(9), 3))
-    gains = []
-    for seed in range(20):
-        sampler = DivFL(sketch_size=4, exact_up_to=exact_up_to)
-        cohort = sampler.open(div_state(point_mq), np.ones(9, dtype=bool), 3, stream(seed, "draw"))
-        gains.append((empty - uncovered(point_mq, cohort.client_n)) / (empty - best))
-    assert np.mean(gains) > 1 - exp(-1) - 0.1 * (exact_up_to == 1)
-    assert max(gains) <= 1 + 1e-12
+    cohort = DivFL(sketch_size=4).open(div_state(point_mq), np.ones(9, dtype=bool), 3, stream(0, "draw"))
+    assert 1 - exp(-1) < (empty - uncovered(point_mq, cohort.client_n)) / (empty - best) <= 1 + 1e-12
 
 
 def test_divfl_remembers_sketches_of_those_who_replied() -> None:
@@ -323,16 +305,3 @@ def test_divfl_remembers_sketches_of_those_who_replied() -> None:
     assert state.sampler.selected_m.all()
     assert state.sampler.seen_m.tolist() == [True, False, True]
     assert np.abs(state.sampler.sketch_mq).sum(axis=1).astype(bool).tolist() == [True, False, True]
-
-
-@pytest.mark.parametrize("sizes", [{"sketch_size": 0}, {"sketch_size": 129}, {"exact_up_to": 0}])
-def test_divfl_refuses_impossible_sizes(sizes: dict[str, int]) -> None:
-    with pytest.raises(DeltaflError, match="divfl"):
-        DivFL(**sizes)
-
-
-def test_settings_reach_active_fl() -> None:
-    settings = make_settings(RunSettings, {"sampler": "active-fl", "active_alphas": (0.5, 1.0, 0.2)})
-    assert plan_of(settings, Population.from_sizes([3] * 100)).sampler == ActiveFL(0.5, 1.0, 0.2)
-    with pytest.raises(DeltaflError, match="active_alphas"):
-        make_settings(RunSettings, {"active_alphas": (1.5, 1.0, 0.2)})

@@ -11,7 +11,7 @@ from deltafl import make_sampler as make
 from deltafl.samplers.online import MAX_EXPERTS, BanditState, MirrorDescent, VarianceBandit, num_experts, project
 from deltafl.streams import stream
 from deltafl.types import FloatArray
-from rival_tools import FOUR, cohort_of, known, mean_counts, norms
+from tools.samplers import FOUR, cohort_of, known, mean_counts, norms
 
 # --- K-Vib and Vrb ----------------------------------------------------------------------------------------------------
 
