@@ -305,11 +305,11 @@ def what_is_missing(sweep: Sweep, groups: Sequence[Group], not_run: dict[str, st
     there = {(run.part, run.sampler, run.seed) for group in groups for run in group.runs}
     planned: dict[str, list[str]] = {}
     missing: dict[str, list[str]] = {}
-    for job in sweep.jobs():
-        name = f"{job.settings.sampler} seed {job.settings.seed}"
-        planned.setdefault(job.part, []).append(name)
-        if (job.part, job.settings.sampler, job.settings.seed) not in there:
-            missing.setdefault(job.part, []).append(name)
+    for part, sampler, seed in sweep.planned():
+        name = f"{sampler} seed {seed}"
+        planned.setdefault(part, []).append(name)
+        if (part, sampler, seed) not in there:
+            missing.setdefault(part, []).append(name)
     total = sum(map(len, planned.values()))
     done = total - sum(map(len, missing.values()))
     lines = [f"{done} of {total} runs are done."]

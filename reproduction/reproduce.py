@@ -116,7 +116,7 @@ def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) ->
     if source is not experiment:
         sweep = _shown_parts(sweep, experiment)
     not_run = {} if request.only_page else run_sweep(sweep, folder, request.processes, on_progress)
-    runs = [record.run() for record in records_of(sweep, folder)]
+    runs = [sweep.shown(record.run()) for record in records_of(sweep, folder)]
     if not runs:
         raise DeltaflError(f"{folder} has no finished run yet; leave out --only-page to run some")
     with RunStore(request.out).lock():

@@ -6,6 +6,7 @@
     kind = "table"                  notes = ["what was decided"]      minutes = {smoke = 1, cpu = 400}
 
     [settings]                      # of every part: those of `deltafl compare`, task and samplers included
+    options = {floor = 0.1}         # among them: options of the samplers that have them
     [parts.fashion-mnist]           # what one column or panel changes; its own `title`
     [reported.fashion-mnist]        # the paper's numbers: fedavg = {accuracy = 70.35, sd = 0.51, rounds = 426}
     [view]                          # how it is shown (`View`)
@@ -36,7 +37,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from deltafl.analysis import Run
 from deltafl.errors import DeltaflError, unknown_name
+from deltafl.samplers import find_sampler, parse_label
 from deltafl.simulation.settings import CompareSettings, make_settings
 from deltafl.simulation.sweep import Job
 
@@ -180,10 +183,21 @@ class Experiment(_Model):
         for kind, name, known in (("part", part, self.parts), ("scale", scale, self.scales)):
             if name not in known:
                 raise unknown_name(kind, name, known)
-        change = self.scales[scale]
-        merged = {**self.settings, **self.parts[part], **change.settings, **change.change.get(part, {}), **own}
-        merged.pop("title", None)
+        merged: dict[str, Any] = {}
+        for table in (*self._tables(part, scale), own):
+            merged |= {key: value for key, value in table.items() if key not in ("title", "options")}
         return make_settings(CompareSettings, {key: value for key, value in merged.items() if value is not None})
+
+    def options(self, part: str, scale: str) -> dict[str, Any]:
+        """The options of one part's samplers at one scale; each sampler takes those that it has."""
+        merged: dict[str, Any] = {}
+        for table in self._tables(part, scale):
+            merged |= table.get("options", {})
+        return merged
+
+    def _tables(self, part: str, scale: str) -> tuple[dict[str, Any], ...]:
+        change = self.scales[scale]
+        return self.settings, self.parts[part], change.settings, change.change.get(part, {})
 
 
 @dataclass(frozen=True)
@@ -194,12 +208,29 @@ class Sweep:
     scale: str
     comparisons: dict[str, CompareSettings]
 
-    def jobs(self) -> Iterator[Job]:
-        """All runs, seed by seed, so that an unfinished sweep compares samplers fairly."""
+    def planned(self) -> Iterator[tuple[str, str, int]]:
+        """Part, label and seed of all runs, seed by seed, so that an unfinished sweep compares samplers fairly."""
         for seed in range(max((settings.seeds for settings in self.comparisons.values()), default=0)):
             for part, settings in self.comparisons.items():
                 if seed < settings.seeds:
-                    yield from (Job(part, settings.run(sampler, seed)) for sampler in settings.samplers)
+                    yield from ((part, sampler, seed) for sampler in settings.samplers)
+
+    def jobs(self) -> Iterator[Job]:
+        """All runs, in the order of ``planned``; their labels have the options of their part."""
+        for part, sampler, seed in self.planned():
+            yield Job(part, self.comparisons[part].run(self._with_options(part, sampler), seed))
+
+    def _with_options(self, part: str, sampler: str) -> str:
+        label = parse_label(sampler)
+        known = find_sampler(label.name).options
+        shared = {key: value for key, value in self.experiment.options(part, self.scale).items() if key in known}
+        return str(label._replace(options={**shared, **label.options})) if shared else sampler
+
+    def shown(self, run: Run) -> Run:
+        """A run under the label of the experiment's file; the options of its part are among its settings."""
+        names = {self._with_options(run.part, name): name for name in self.comparisons[run.part].samplers}
+        options = self.experiment.options(run.part, self.scale)
+        return run._replace(sampler=names[run.sampler], settings={**run.settings, **options})
 
 
 @cache

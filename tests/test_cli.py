@@ -16,7 +16,7 @@ from deltafl.samplers.table import NEEDS
 #: The options of the main job, which scripts rely on.
 PROMISED = """
     --task --clients --sample --rounds --local-epochs --local-steps --batch-size --local-lr --server-lr
-    --server-optimizer --alpha --partition --weights --floor --threshold --data-dir --config --out --resume
+    --server-optimizer --alpha --partition --weights --threshold --data-dir --config --out --resume
 """
 TINY = ["--task", "digits", "--clients", "12", "--sample", "4", "--rounds", "4", "--local-epochs", "1"]
 
@@ -94,7 +94,7 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
         (["audit", "--samplers", "fedis", "--designs", "simple-random", "--task", "digits"], ["none of these"]),
         (["data", "fetch", "fashion-mnst"], ["fashion-mnst", "fashion-mnist"]),
         (["data", "check", "mnst"], ["mnst", "mnist"]),
-        (["run", "--sampler", "power-of-choice", "--set", "candidates=3"], ["candidates is 3", "10"]),
+        (["run", "--sampler", "power-of-choice(candidates=3)"], ["candidates", "10"]),
         (["run", "--sampler", "power-of-choice@@hajek"], ["power-of-choice", "plain-mean"]),
         (["run", "--sampler", "pracdelta@simple-random"], ["simple-random", "pracdelta@systematic"]),
         (["compare", "--samplers", ","], ["samplers is empty"]),

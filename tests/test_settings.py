@@ -36,7 +36,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
 
 
 def test_every_setting_survives_a_record_of_itself() -> None:
-    settings = make_settings(CompareSettings, {"samplers": "uniform,pracdelta", "delta_alpha": "theory", "floor": 0.0})
+    settings = make_settings(CompareSettings, {"samplers": "uniform,pracdelta(alpha=theory,floor=0.0)", "truth": "3,4"})
     again = make_settings(CompareSettings, settings.model_dump(exclude_none=True))
     assert again == settings
 
@@ -55,7 +55,8 @@ def test_every_setting_survives_a_record_of_itself() -> None:
         ({"sample": 0}, ["sample", "0", "greater than or equal to 1"]),
         ({"threshold": 70}, ["70", "between 0 and 1"]),
         ({"threshold": float("nan")}, ["threshold"]),
-        ({"floor": 1.5}, ["floor", "1.5", "less than or equal to 1"]),
+        ({"floor": 0.5}, ["floor is an option of the samplers now", "(floor=...)"]),
+        ({"candidates": 20}, ["candidates is an option of power-of-choice now", "power-of-choice(candidates=...)"]),
         ({"local_lr": 1e39}, ["local_lr is 1e+39; it must be less than or equal to 1e+37"]),
         ({"local_lr": -1}, ["local_lr", "-1", "greater than 0"]),
         ({"local_lr": float("inf")}, ["local_lr"]),
@@ -91,7 +92,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
 
 
 def test_theory_constants_follow_local_steps_and_design() -> None:
-    given = {"delta_alpha": "theory", "local_steps": 4, "rounds": 100, "sample": 10}
+    given = {"local_steps": 4, "rounds": 100, "sample": 10}
     settings = make_settings(RunSettings, given)
     a1, a2 = PracDelta("multinomial", alpha="theory").for_run(settings.run_facts(100, 15.0)).constants
     assert (a1, a2) == pytest.approx((20 * 4 / 10, 5 / 10 + (4 / 10) ** 0.5))

@@ -72,7 +72,7 @@ def _numbers(settings: RunSettings, population: Population, num_params: int) -> 
     label, m = parse_label(settings.sampler), population.num_clients
     optimizer = make_server_optimizer(settings.server_optimizer, settings.server_lr, settings.server_momentum)
     plan = make_plan(
-        settings.label_of(label),
+        label,
         population,
         settings.sample or 1,
         settings.run_facts(m, 1.0),

@@ -33,10 +33,9 @@ def _audit(
 
     settings = make_settings(RunSettings, {"task": task, "seed": seed, **given})
     from ..audit import all_samplers
-    from ..samplers import parse_label, split_labels
+    from ..samplers import split_labels
 
-    named = all_samplers() if samplers == "all" else split_labels(samplers)
-    chosen = [str(settings.label_of(parse_label(name))) for name in named]
+    chosen = all_samplers() if samplers == "all" else split_labels(samplers)
     rows = _print_findings(settings, chosen, _names(designs), _names(estimators), draws)
     if not rows:
         raise DeltaflError(
@@ -53,7 +52,7 @@ def _run_settings() -> "type[RunSettings]":
     return RunSettings
 
 
-audit = o.SettingsCommand(_audit, _run_settings, ("clients", "sample", "weights", "floor", "data_dir"))
+audit = o.SettingsCommand(_audit, _run_settings, ("clients", "sample", "weights", "data_dir"))
 
 
 def _print_findings(

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ..errors import DeltaflError, unknown_name
 from ..io import read_toml as read_toml  # noqa: PLC0414, a name of this module as well
 from ..io import sentence
-from ..samplers import Label, RunFacts, find_sampler, parse_label, split_labels
+from ..samplers import SAMPLERS, RunFacts, parse_label, split_labels
 from ..server.optimizers import DEFAULT_MOMENTUM, make_server_optimizer
 from ..tasks import PARTITIONS, TaskSpec, load_own
 from ..tasks.base import Task
@@ -46,7 +46,7 @@ TASK_DEFAULTS = {
 }
 
 
-#: Settings that became options of samplers, ``pracdelta(floor=0.2)``, and the names of these options.
+#: Former settings, and the options of samplers that they became: ``floor`` is ``pracdelta(floor=0.2)`` now.
 OLD_OPTIONS = {
     "floor": "floor",
     "delta_alpha": "alpha",
@@ -61,11 +61,6 @@ OLD_OPTIONS = {
     "classes": "classes",
     "hics_temperature": "temperature",
 }
-
-
-def is_read(name: str, key: str) -> bool:
-    """Whether a sampler has the option that an old setting became."""
-    return OLD_OPTIONS[key] in find_sampler(name).options
 
 
 class Settings(BaseModel):
@@ -92,7 +87,6 @@ class Settings(BaseModel):
     column: str | None = Field(None, description="column that names the owner: natural partition, tables")
     label: str | None = Field(None, description="column of the label, for tables; 'label' if not set")
     weights: Literal["data", "uniform"] = Field("data", description="target: w_i = n_i / N, or 1 / m")
-    floor: Share | None = Field(None, description="share of the cohort drawn evenly by scored samplers")
     norm_guard: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = Field(
         None, description="longest step in medians of the last 20, such as 3; biased; no guard if not set"
     )
@@ -108,27 +102,16 @@ class Settings(BaseModel):
         description="one client after the other, or a cohort together; measured: what a short trial finds faster",
     )
     data_dir: str | None = Field(None, description="folder with data sets; DELTAFL_DATA does the same")
-    delta_alpha: Positive | Literal["theory"] = Field(0.5, description="DELTA's a1 = a2, or the paper's theory")
-    sigma_scale: Literal["step", "update"] = Field("step", description="DELTA's sigma^2 counted once, or K times")
-    clusters: Count = Field(5, description="clusters of cluster-is")
-    drop_small_after: Count | None = Field(None, description="cluster-is drops its smallest norms after so many rounds")
-    candidates: Count | None = Field(None, description="candidates of power-of-choice; 2 n if not set")
-    mixing: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="even share of k-vib and vrb (theta), osmd (alpha); their papers' if not set"
-    )
-    rescalings: Annotated[int, Field(ge=0)] | None = Field(None, description="j_max of aocs; 4 if not set")
-    similarity: Literal["arccos", "l2"] | None = Field(
-        None, description="distance of clients in clustered-sampling-2; arccos if not set"
-    )
-    active_alphas: tuple[Share, Annotated[float, Field(ge=0, allow_inf_nan=False)], Share] | None = Field(
-        None, description="(alpha1, alpha2, alpha3) of active-fl; (0.75, 0.01, 0.1) if not set"
-    )
-    classes: Annotated[int, Field(ge=2)] | None = Field(None, description="classes of hics-fl; the task's if not set")
-    hics_temperature: Positive | None = Field(None, description="T of hics-fl; 2.5 local_lr if not set")
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(20.0, description="nu of the synthetic task")
     truth: tuple[float, float] = Field((8.0, 2.0), description="(A, b) of the synthetic task")
     checkpoint_every: Count = Field(10, description="rounds between two checkpoints")
     probe_every: Count | None = Field(None, description="rounds between two probes of all clients; never if not set")
+
+    @field_validator("truth", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any) -> Any:
+        """Take ``"8,2"`` for ``[8, 2]``, as the command line writes it."""
+        return value.split(",") if isinstance(value, str) else value
 
     def resolve(self) -> Self:
         """Fill in the task's defaults and refuse what cannot be.
@@ -190,8 +173,6 @@ class Settings(BaseModel):
         if self.sample is not None and clients is not None and self.sample > clients:
             cure = "lower 'sample'" if is_own(self.task) else "lower 'sample' or raise 'clients'"
             raise DeltaflError(f"cannot sample {self.sample} of {clients} clients; {cure}")
-        if self.candidates is not None and self.sample is not None and self.candidates < self.sample:
-            raise DeltaflError(f"candidates is {self.candidates}; it must be at least the sample size {self.sample}")
         if self.threshold is None:
             return
         if isnan(self.threshold) or (spec.metric == "accuracy" and not 0 < self.threshold <= 1):
@@ -223,19 +204,6 @@ class Settings(BaseModel):
             m=num_clients,
         )
 
-    def label_of(self, label: Label) -> Label:
-        """A label with the old settings that its sampler reads as options; those in the label itself win."""
-        old = dict[str, Any]()
-        for key, option in OLD_OPTIONS.items():
-            value = getattr(self, key)
-            if not is_read(label.name, key) or value == type(self).model_fields[key].default:
-                continue
-            if key == "active_alphas":
-                old |= {"alpha1": value[0], "alpha2": value[1], "alpha3": value[2]}
-            else:
-                old[option] = value
-        return label._replace(options={**old, **label.options})
-
 
 class RunSettings(Settings):
     """One run: one sampler, one seed."""
@@ -246,7 +214,7 @@ class RunSettings(Settings):
 
     def _check_names(self) -> None:
         super()._check_names()
-        self.label_of(parse_label(self.sampler))
+        parse_label(self.sampler)
 
     def _first_seed(self) -> int:
         return self.seed
@@ -305,9 +273,11 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
         DeltaflError: If the file cannot be read, a key is unknown or a value impossible; one sentence.
     """
     values = {**(read_toml(config) if config else {}), **given}
-    unknown = next((key for key in values if key not in kind.model_fields), None)
-    if unknown is not None:
-        raise unknown_name("setting", unknown, kind.model_fields)
+    for key in values:
+        if key in OLD_OPTIONS:
+            raise _moved(key)
+        if key not in kind.model_fields:
+            raise unknown_name("setting", key, kind.model_fields)
     for key, value in values.items():
         if isinstance(value, str) and value.encode(errors="ignore").decode() != value:
             raise DeltaflError(f"{key} is {value!r}, which is not text in UTF-8; rename what it names")
@@ -315,6 +285,15 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
         return kind.model_validate(values).resolve()
     except ValidationError as error:
         raise DeltaflError(sentence(error.errors()[0])) from None
+
+
+def _moved(key: str) -> DeltaflError:
+    """The error for a setting that has become an option of samplers."""
+    names = [name for name, entry in SAMPLERS.items() if OLD_OPTIONS[key] in entry.options]
+    who = f"of {', '.join(names)}" if len(names) < 4 else "of the samplers"
+    return DeltaflError(
+        f"{key} is an option {who} now, and belongs to the label: write for instance {names[0]}({OLD_OPTIONS[key]}=...)"
+    )
 
 
 def require_same_settings(before: AnySettings, now: AnySettings) -> None:

@@ -105,7 +105,7 @@ def plan_of(
     m, mean_examples = population.num_clients, float(population.num_examples_m.mean())
     classes = None if task is None else task.dataset.num_classes
     plan = make_plan(
-        settings.label_of(label),
+        label,
         population,
         filled_in(settings.sample),
         settings.run_facts(m, mean_examples, classes),
