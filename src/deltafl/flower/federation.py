@@ -19,7 +19,7 @@ from ..server.optimizers import ServerOptimizer
 from ..server.screening import measure
 from ..streams import stream
 from ..types import Cohort, FloatArray, IntArray, Params, RejectedReply, Reports, RoundInfo
-from .arrays import Arrays, Layout, mean_rest
+from .arrays import Arrays, Layout, mean_rest, update_of
 from .clients import CannotResizeError, ClientInfo, ClientRegistry, resize_state
 from .replies import ClientReply, check_reply, expected_memory, lost_memory, memories_were_reset, reports_of
 from .rules import Rules
@@ -146,8 +146,9 @@ class Federation:
         """
         plan, state, sent, rules = self.plan, self.current, self.arrays(), self.rules
         client_n = cohort.client_n.tolist()
+        needs_loss = type(rules.sampler).__name__ if rules.sampler.needs_loss else None
         checked = [
-            check_reply(replies.get(i), self.layout, rules.sketch, self.expected_memory(i), rules.needs_loss)
+            check_reply(replies.get(i), self.layout, rules.sketch, self.expected_memory(i), needs_loss)
             for i in client_n
         ]
         updates = [self._update(reply, sent) for reply in checked]
@@ -229,7 +230,7 @@ class Federation:
     def _update(self, reply: ClientReply | None, sent: Arrays) -> Params | RemoteReply | None:
         if reply is None or reply.fault is not None or reply.arrays is None:
             return None
-        update_d = self.layout.update(reply.arrays, sent)
+        update_d = update_of({entry.name: sent[entry.name] for entry in self.layout.trained}, reply.arrays)
         if reply.since is not None:
             return RemoteReply(update_d, reply.since)
         return self.rules.clipping.clip(update_d) if self.rules.clipping else update_d
