@@ -194,7 +194,9 @@ class Processes:
     def flwr(self, *arguments: str) -> str:
         """A command of Flower's own."""
         where: dict[str, Any] = {"env": self.environment, "cwd": self.folder, "timeout": 120}
-        done = subprocess.run(["flwr", *arguments], capture_output=True, text=True, check=False, **where)
+        done: subprocess.CompletedProcess[str] = subprocess.run(
+            ["flwr", *arguments], capture_output=True, text=True, check=False, **where
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
