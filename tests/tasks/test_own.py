@@ -142,7 +142,7 @@ def test_a_function_may_take_nothing(tmp_path: Path) -> None:
         ("def make_task(:\n", "", ["cannot be imported", "SyntaxError"]),
         ("def make_task(seed):\n    return {}['key']\n", "", ["failed: KeyError", "'key'", "line 2"]),
         ("def make_task(seed):\n    return 5\n", "", ["returned int", "deltafl.tasks.Task"]),
-        ("def make_task(seed, size):\n    return 5\n", "", ["needs size"]),
+        ("def make_task(seed, size):\n    return 5\n", "", ["failed: TypeError", "'size'"]),
         (SOURCE.replace("range(25)", "range(0)"), "", ["client_rows is empty"]),
         (SOURCE.replace("__init__(3, 2)", "__init__(4, 2)"), "", ["inputs of shape (2, 3)"]),
     ],

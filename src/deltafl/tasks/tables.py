@@ -229,7 +229,7 @@ def _numbers(source: str, name: str, values: npt.NDArray[Any]) -> npt.NDArray[np
     if _is_missing(value):
         raise _missing(source, name, row)
     raise DeltaflError(
-        f"{_cell(source, name, row)} holds {shown(value)}; features must be real numbers in the range of float32 (3.4e38)"
+        f"{_cell(source, name, row)} holds {shown(value)}; features must be real numbers in the range of float32"
     )
 
 
