@@ -144,24 +144,22 @@ class Federation:
         Returns:
             The round's statistics; ``rejected`` names the replies that were not used.
         """
-        plan, state, sent, rules = self.plan, self.current, self.arrays(), self.rules
-        client_n = cohort.client_n.tolist()
-        needs_loss = type(rules.sampler).__name__ if rules.sampler.needs_loss else None
+        plan, state, sent, client_n = self.plan, self.current, self.arrays(), cohort.client_n.tolist()
         checked = [
-            check_reply(replies.get(i), self.layout, rules.sketch, self.expected_memory(i), needs_loss)
-            for i in client_n
+            check_reply(replies.get(client), self.layout, self.rules.sketch, self.expected_memory(client))
+            for client in client_n
         ]
         updates = [self._update(reply, sent) for reply in checked]
         round = Accumulator(self._with_noise(plan, state, cohort, rng), state, cohort)
         round.add_rows(updates, reports_of(checked, updates))
         following, info = round.close()
-        if rules.sketch:
+        if self.rules.sketch:
             reports = self._measured_on_sketches(round.reports, cohort, checked)
             following = following._replace(sampler=plan.sampler.update(state.sampler, cohort, reports))
         used_n = (following.responded_m - state.responded_m)[cohort.client_n] > 0
         if self.rest:
             used = cohort.part(used_n)
-            received = [replies[i].arrays or {} for i in used.client_n.tolist()]
+            received = [replies[client].arrays or {} for client in used.client_n.tolist()]
             self.rest = mean_rest(self.layout, sent, received, coefficients(plan, state, used))
         self.state = self._without_shared_failures(following, cohort, checked, any_used=bool(used_n.any()))
         faults = [
