@@ -241,8 +241,6 @@ def test_fed_cbs_counts_who_was_asked_and_asks_those_that_are_there() -> None:
 def test_fed_cbs_needs_labels(known: Any) -> None:
     with pytest.raises(DeltaflError, match="needs the labels of every client"):
         FedCBS().init(Population.from_sizes([1, 2, 3, 4], known=known))
-    with pytest.raises(DeltaflError, match="exploration"):
-        FedCBS(exploration=-1.0)
 
 
 def test_the_weighted_mean_by_hand() -> None:

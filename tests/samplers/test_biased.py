@@ -93,20 +93,6 @@ def test_they_have_no_selection_probabilities_and_refuse_impossible_rounds(name:
         parse_label(f"{name}@pivotal")
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("active-fl", ["alpha1=-0.1", "alpha2=-1", "alpha3=1.1"], "alpha1 and alpha3 are shares"),
-        ("oort", ["exploration=1.1", "decay=0", "least_exploration=0.95", "cut_off=-0.1"], "oort"),
-        ("divfl", ["sketch_size=0", "sketch_size=129"], "a sketch has from 1 to 128"),
-    ],
-)
-def test_impossible_options_are_refused(name: str, options: list[str], message: str) -> None:
-    for option in options:
-        with pytest.raises(DeltaflError, match=message):
-            make_sampler(f"{name}({option})")
-
-
 # --- Active FL --------------------------------------------------------------------------------------------------------
 
 

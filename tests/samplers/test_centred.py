@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from deltafl import (
     Centred,
     Cohort,
-    DeltaflError,
     Plan,
     Population,
     Reports,
@@ -118,17 +117,3 @@ def test_scores_are_finite_whatever_was_left(residual: list[float], own: bool, f
         drawn = sampler.open(state, EVERYONE, 2, np.random.default_rng(0))
         assert np.isfinite(drawn.expected_n).all()
         assert (drawn.expected_n > 0).all()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ({"shrink": 1.5}, "shrink is 1.5"),
-        ({"forgetting": 0}, "forgetting"),
-        ({"explore": 0}, "explore"),
-        ({"ageing": -1}, "ageing is -1"),
-    ],
-)
-def test_impossible_settings_are_refused(wrong: dict[str, float], told: str) -> None:
-    with pytest.raises(DeltaflError, match=told):
-        Centred(**wrong)  # type: ignore[arg-type]

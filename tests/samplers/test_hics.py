@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conftest import assert_frequencies, frequencies, make_problem
-from deltafl import DeltaflError, Plan, close_round, init_round, make_sampler, open_round
+from deltafl import DeltaflError, Plan, close_round, init_round, open_round
 from deltafl.samplers.hics import HicsFL, HicsState, angles, entropies, ward
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of, task_of
@@ -76,12 +76,6 @@ def test_hics_clusters_by_angle_where_entropies_agree() -> None:
     sampler = HicsFL(classes=2, temperature=0.5)
     assert ward(angles(state.bias_mc), 2).tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
     np.testing.assert_allclose(sampler.probabilities(state, np.arange(4), 2), 0.25)
-
-
-@pytest.mark.parametrize("option", ["classes=1", "temperature=0", "entropy_weight=-1", "gamma=-1", "rounds=0"])
-def test_impossible_options_are_refused(option: str) -> None:
-    with pytest.raises(DeltaflError, match="hics-fl"):
-        make_sampler(f"hics-fl({option})")
 
 
 def test_the_tails_of_updates_are_handed_on() -> None:

@@ -1,11 +1,10 @@
-"""Active federated learning (Goetz et al. 2019): ask clients of large loss more often. Biased."""
+"""Active federated learning (Goetz et al. 2019): select clients of large loss more often. Biased."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import Sampler
 from .unweighted import draw_successively, places, unweighted_cohort
@@ -26,11 +25,10 @@ class ActiveFL(Sampler):
     available clients, the alpha1 K with the smallest values get v = -inf; (1 - alpha3) n are drawn one after the other
     without replacement, p_i proportional to exp(alpha2 v_i); alpha3 n are drawn evenly from all that are left.
 
-    Our reading where the paper is silent: a client never trained has the mean of the known values (all equal before
-    anybody was trained); alpha1 K is rounded down and alpha3 n to the nearest; where fewer are left than the softmax is
-    to draw, the even draw takes over. The paper's loss is that of the model that was sent; ours is the mean over the
-    local training, which hosts report without a further pass. With few examples a client the constants leave the
-    softmax nearly even: v of 14 examples is some 10, and alpha2 v 0.1.
+    Choices where the paper is silent: a client never trained has the mean of the other values; alpha1 K is rounded down
+    and alpha3 n to the nearest; the even draw takes over where fewer clients remain than the softmax should draw. The
+    paper's loss is that of the model that was sent; ours is the mean over local training, which needs no further pass.
+    With few examples a client the paper's constants leave the softmax nearly even: alpha2 v is about 0.1 for 14.
 
     Attributes:
         alpha1: Share of clients that is dropped, in [0, 1].
@@ -46,16 +44,10 @@ class ActiveFL(Sampler):
 
     needs_loss: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        """Refuse impossible constants."""
-        if not (0 <= self.alpha1 <= 1 and 0 <= self.alpha2 < np.inf and 0 <= self.alpha3 <= 1):
-            raise DeltaflError(
-                f"active-fl has (alpha1, alpha2, alpha3) = {self.alpha1, self.alpha2, self.alpha3}; alpha1 and alpha3 "
-                "are shares between 0 and 1, alpha2 is at least 0"
-            )
+    ranges: ClassVar = {"alpha1": "[0, 1]", "alpha2": "[0, inf)", "alpha3": "[0, 1]"}
 
     def init(self, population: Population) -> ActiveState:
-        """Nobody was trained."""
+        """No client has been trained."""
         return ActiveState(population.num_examples_m, np.full(population.num_clients, np.nan))
 
     def open(
@@ -75,7 +67,7 @@ class ActiveFL(Sampler):
         return unweighted_cohort(np.concatenate([first, rest]))
 
     def update(self, state: ActiveState, cohort: Cohort, reports: Reports) -> ActiveState:
-        """Value anew who replied."""
+        """Store the values of the clients that replied."""
         here = reports.responded_n
         client_n = cohort.client_n[here]
         value_m = state.value_m.copy()
@@ -84,6 +76,6 @@ class ActiveFL(Sampler):
 
 
 def _known(value_m: FloatArray) -> FloatArray:
-    """The values, with the mean of the known ones for clients never trained."""
+    """The values, with their mean for clients never trained."""
     known_m = np.isfinite(value_m)
     return np.where(known_m, value_m, value_m[known_m].mean() if known_m.any() else 0.0)

@@ -1,4 +1,4 @@
-"""Cohorts that stand for everybody in what is known of the clients before the first round, such as their labels."""
+"""Cohorts that are balanced on auxiliary variables of the clients, such as their shares of each label."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -17,8 +17,8 @@ class BalancedState(NamedTuple):
 
     Attributes:
         weight_m: float64 (m,), the weights w_i.
-        value_mq: float64 (m, q), w_i x_i, x_i what is known of client i about its mean, along as many axes as it varies
-            in; no columns if nothing is known.
+        value_mq: float64 (m, q), w_i x_i, x_i the centred auxiliary variables of client i on the axes in which clients
+            differ; no columns if there are none.
     """
 
     weight_m: FloatArray
@@ -27,19 +27,18 @@ class BalancedState(NamedTuple):
 
 @dataclass(frozen=True)
 class Balanced(Scored):
-    """Draws by weight, and such that the cohort's estimate of the known totals is right: sum_S (w_i / pi_i) x_i.
+    """Draws by weight, such that the cohort's estimate of the totals of the auxiliary variables x_i is right.
 
     The cube design keeps ``sum_S (w_i / pi_i) x_i = sum_j w_j x_j`` as nearly as n clients can. The part of the updates
     that is linear in x, u_i = B x_i + e_i, is then estimated without error whatever B is, and the variance is that of
-    the e_i alone. With x_i the shares of the labels in client i's data, every cohort trains on everybody's mixture of
-    labels, from the first round on, without a memory. Balance is exact up to the last q + 1 clients that the cube has
-    to decide (``designs/balanced.py``): the more n is above q, the better it is.
+    the e_i alone. With x_i the shares of the labels in client i's data, every cohort trains on the same mixture of
+    labels as the population, from the first round on, without a memory. Balance is exact up to the last q + 1 clients
+    that the cube has to decide (``designs/balanced.py``): the more n is above q, the better it is.
 
-    Scores are the weights, so pi_i is proportional to w_i (up to capping) and each reply counts alike. The default
-    estimator, ``regression-damped``, subtracts what it has learnt of B as well: that removes the rest of the imbalance.
+    Scores are the weights, so pi_i is proportional to w_i (up to capping) and all coefficients are equal. The default
+    estimator, ``regression-damped``, also subtracts its estimate of B: that removes the remaining imbalance.
 
-    Where nothing is known of the clients (``Population.aux_mq`` is None) there is nothing to balance, and the draw is
-    that of ``md-fixed@pivotal``.
+    Without auxiliary variables (``Population.aux_mq`` is None) the draw is that of ``md-fixed@pivotal``.
 
     Attributes:
         design: A name in ``deltafl.DESIGNS``; ``"cube"`` balances, ``"local-pivotal"`` spreads cohorts over the x_i,
@@ -53,7 +52,7 @@ class Balanced(Scored):
     uses_aux: ClassVar[bool] = True
 
     def init(self, population: Population) -> BalancedState:
-        """What is known, once and for all."""
+        """The centred auxiliary variables."""
         weight_m, aux_mq = population.weight_m, population.aux_mq
         if aux_mq is None:
             return BalancedState(weight_m, np.zeros((len(weight_m), 0)))
@@ -71,8 +70,8 @@ class Balanced(Scored):
 def _varying(aux_mq: FloatArray, weight_m: FloatArray) -> FloatArray:
     """The rows about their weighted mean, on the axes in which they differ: shares that sum to 1 have one fewer.
 
-    A column that others determine would cost the cube as much as one that says something. The mean needs no balance:
-    w_i / pi_i is the same for all clients that may or may not be drawn, so a cohort of fixed size has it right.
+    A column that others determine would cost the cube as much as an independent one. The mean needs no balance: w_i /
+    pi_i is the same for all clients that are not certain, so a cohort of fixed size has it right.
     """
     centred_mq = aux_mq - np.einsum("m,mq->q", weight_m, aux_mq)
     size = np.einsum("m,mq->q", weight_m, aux_mq**2).max(initial=0.0)

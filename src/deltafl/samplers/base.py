@@ -1,7 +1,8 @@
-"""What every sampler has: the base class, the facts of a run, and the clients that can be asked."""
+"""What every sampler has: the base class, the facts of a run, and the clients that can be selected."""
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -53,6 +54,15 @@ class Sampler(ABC):
 
     It is used by name like those of the library, as ``FILE.py:ByLoss(power=2)``; ``check_sampler`` tests it.
     """
+
+    #: The intervals that numbers among the options must lie in, such as ``{"floor": "[0, 1]"}``; None is allowed.
+    ranges: ClassVar[Mapping[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        for name, interval in self.ranges.items():
+            value = getattr(self, name)
+            if value is not None and not _lies_in(value, interval):
+                raise DeltaflError(f"{name} is {value}; it must be in {interval}")
 
     @property
     def unbiased(self) -> bool:
@@ -132,6 +142,14 @@ class Sampler(ABC):
                 f"{type(self).__name__} needs every client's update or loss before the draw; only a simulation has it"
             )
         return oracle
+
+
+def _lies_in(value: float, interval: str) -> bool:
+    """Whether a number lies in an interval such as ``"(0, 1]"``."""
+    low, high = map(float, interval[1:-1].split(","))
+    return (value > low or (value == low and interval[0] == "[")) and (
+        value < high or (value == high and interval[-1] == "]")
+    )
 
 
 def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:

@@ -1,9 +1,9 @@
-"""Samplers of this project: they look at what the control leaves, u_i - c_i, instead of at u_i.
+"""Samplers of this project: they score residuals u_i - c_i of the control variate instead of updates u_i.
 
 With the difference estimator ``D = sum_j w_j c_j + sum_S (w_i / pi_i) (u_i - c_i)`` only the residuals are at stake, so
 the best scores are w_i norm(u_i - c_i) (Cauchy-Schwarz, as for importance sampling), and cohorts should be spread over
-their directions. What c is belongs to the estimator (see ``controls.py``); the sampler is told the squared norms of the
-residuals, and sketches of them if its design spreads cohorts by values.
+their directions. What c is belongs to the estimator (``control_variates.py``); the sampler reads the squared norms
+of the residuals, and sketches of them if its design spreads cohorts by values.
 
 ================= ============================================= ===================== ==================================
 name              score                                         default estimator     memory of the server
@@ -17,17 +17,16 @@ Source: this project; docs/theory.md derives them.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from ..designs.inclusion import with_floor
 from ..designs.table import find_design
-from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .scored import Scored
 
-_PRIOR_VISITS = 5  # second visits that the guess of 1/2 counts as much as
+_PRIOR_VISITS = 5  # the prior of 1/2 weighs as much as so many second visits
 
 
 class CentredState(NamedTuple):
@@ -52,13 +51,13 @@ class CentredState(NamedTuple):
 
 @dataclass(frozen=True)
 class Centred(Scored):
-    """Draws by what the control will leave of a client's update, as far as its visits tell.
+    """Draws by the predicted norm of each client's residual, from its earlier visits.
 
     Attributes:
         design: A name in ``deltafl.DESIGNS``; those that spread cohorts by values are given the sketches.
         by_norm: Score w_i a_i; False for w_i alone.
-        own_memory: Whether the control remembers each client's own update. What it leaves is then of another size at
-            the first visit, where it knows nothing of the client, than at later ones.
+        own_memory: Whether the control variate is a memory of each client's own update. Residuals of first visits,
+            where there is no memory yet, are then predicted apart from later ones.
         ageing: >= 0, how a^2 grows with the age of such a memory: by (1 + ageing age n / m) / (1 + ageing), which is 1
             at the mean time between two visits. 0 for not at all.
         floor: g in [0, 1], the share of the cohort that is drawn evenly.
@@ -77,16 +76,13 @@ class Centred(Scored):
     explore: float = 1.0
     sketch: int = 8
 
-    def __post_init__(self) -> None:
-        """Refuse impossible shares."""
-        if not 0 <= self.shrink <= 1:
-            raise DeltaflError(f"shrink is {self.shrink}; it must be from 0 (own value) to 1 (the mean of all)")
-        if not 0 < self.forgetting <= 1:
-            raise DeltaflError(f"forgetting is {self.forgetting}; it must be above 0 and at most 1 (the newest value)")
-        if not 0 <= self.ageing < np.inf:
-            raise DeltaflError(f"ageing is {self.ageing}; it must be at least 0 (memories do not age)")
-        if not 0 < self.explore < np.inf:
-            raise DeltaflError(f"explore is {self.explore}; it must be a number above 0, 1 for no favour")
+    ranges: ClassVar = {
+        "floor": "[0, 1]",
+        "shrink": "[0, 1]",
+        "forgetting": "(0, 1]",
+        "ageing": "[0, inf)",
+        "explore": "(0, inf)",
+    }
 
     @property
     def unbiased(self) -> bool:
@@ -99,7 +95,7 @@ class Centred(Scored):
         return self.sketch if find_design(self.design).uses_values else 0
 
     def init(self, population: Population) -> CentredState:
-        """Nobody was seen."""
+        """No client has been seen."""
         m = population.num_clients
         return CentredState(
             weight_m=population.weight_m,
@@ -120,11 +116,11 @@ class Centred(Scored):
 
     @property
     def _visits_differ(self) -> bool:
-        """Whether first visits are told from later ones."""
+        """Whether first visits are predicted apart from later ones."""
         return self.own_memory
 
     def _residual(self, state: CentredState, n: int) -> FloatArray:
-        """a_i > 0, what is expected to be left of each client's update."""
+        """a_i > 0, the predicted norm of each client's residual."""
         m = len(state.weight_m)
         seen_m, again_m = np.isfinite(state.first_m), np.isfinite(state.square_m)
         if not self.by_norm or not np.any(state.first_m > 0, where=seen_m):
@@ -139,7 +135,7 @@ class Centred(Scored):
         return residual_m
 
     def _remaining(self, state: CentredState) -> float:
-        """How much of the first residual is left at later visits, on average; 1/2 as long as few are known."""
+        """Mean ratio of later to first squared residuals; near its prior 1/2 as long as there are few visits."""
         if not self._visits_differ:
             return 1.0
         again_m = np.isfinite(state.square_m)
@@ -147,7 +143,7 @@ class Centred(Scored):
         return float((state.square_m[again_m].sum() + prior / 2) / (state.first_m[again_m].sum() + prior))
 
     def _growth(self, state: CentredState, share: float) -> FloatArray:
-        """(1 + ageing age n / m) / (1 + ageing) for those who were seen, if there are memories to age; else 1."""
+        """(1 + ageing age n / m) / (1 + ageing) for clients that were seen, if there are memories to age; else 1."""
         m = len(state.seen_m)
         if not self.own_memory:
             return np.ones(m)
@@ -155,14 +151,11 @@ class Centred(Scored):
         return np.where(state.seen_m < 0, 1.0, (1 + self.ageing * age_m) / (1 + self.ageing))
 
     def update(self, state: CentredState, cohort: Cohort, reports: Reports) -> CentredState:
-        """Follow the residuals of those who replied, divided by the growth that their age explains."""
+        """Average the residuals of the clients that replied, divided by the growth that their age explains."""
         here = reports.responded_n
-        client_n, residual_n, sketch_nq = (
-            cohort.client_n[here],
-            reports.squared_residual_n[here],
-            reports.sketch_nq[here],
-        )
-        newest_n = residual_n / self._growth(state, int(cohort.count_n.sum()) / len(state.weight_m))[client_n]
+        client_n, sketch_nq = cohort.client_n[here], reports.sketch_nq[here]
+        growth_m = self._growth(state, int(cohort.count_n.sum()) / len(state.weight_m))
+        newest_n = reports.squared_residual_n[here] / growth_m[client_n]
         first_m, square_m = state.first_m.copy(), state.square_m.copy()
         seen_m, sketch_mq = state.seen_m.copy(), state.sketch_mq.copy()
         new_n = state.seen_m[client_n] < 0

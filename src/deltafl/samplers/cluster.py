@@ -4,9 +4,8 @@ Clients are sorted by update norm and cut into clusters (one-dimensional k-means
 cohort in proportion to its number of clients, at least one, and draws it with scores w_i norm(u_i). Clients of small
 norm are therefore always represented, which is what the paper holds against it.
 
-Source: Wang et al. 2023 (DELTA), section 1, in one sentence. The paper that it names, Shen et al. 2022 (arXiv
-2208.05135), has more: it clusters compressed gradients, and gives clusters places by their spread as well as by their
-size.
+Source: Wang et al. 2023 (DELTA), section 1, in one sentence. The paper that it cites, Shen et al. 2022 (arXiv
+2208.05135), clusters compressed gradients and also allocates by the spread of a cluster.
 """
 
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from .delta import update_norm
 
 
 class ClusterState(NamedTuple):
-    """Weights and last norms (NaN until seen), float64 (m,); rounds in which somebody replied, int64 ()."""
+    """Weights and last norms (NaN until seen), float64 (m,); rounds with at least one reply, int64 ()."""
 
     weight_m: FloatArray
     norm_m: FloatArray
@@ -63,7 +62,7 @@ class ClusterIS(Sampler):
         clusters: Number of clusters k >= 1; fewer if the cohort or the number of distinct norms is smaller.
         design: A name in ``deltafl.DESIGNS``, used inside each cluster.
         floor: g in [0, 1], inside each cluster.
-        drop_small_after: Rounds, >= 1, after which nobody of the cluster of smallest norms is asked; None for never.
+        drop_small_after: Rounds, >= 1, after which the cluster of smallest norms is left out; None for never.
     """
 
     clusters: int = 5
@@ -71,15 +70,12 @@ class ClusterIS(Sampler):
     floor: float = 0.1
     drop_small_after: int | None = None
 
+    ranges: ClassVar = {"clusters": "[1, inf)", "floor": "[0, 1]", "drop_small_after": "[1, inf)"}
+
     def __post_init__(self) -> None:
-        """Refuse an impossible number of clusters."""
-        if self.clusters < 1:
-            raise DeltaflError(f"clusters is {self.clusters}; it must be at least 1")
-        if self.drop_small_after is not None and (self.drop_small_after < 1 or self.clusters < 2):
-            raise DeltaflError(
-                f"drop_small_after is {self.drop_small_after} with {self.clusters} clusters; it must be at least 1, "
-                "and a cluster can be left out of 2 or more alone"
-            )
+        super().__post_init__()
+        if self.drop_small_after is not None and self.clusters < 2:
+            raise DeltaflError("drop_small_after needs clusters of at least 2, one of which is left out")
 
     @property
     def unbiased(self) -> bool:
@@ -90,7 +86,7 @@ class ClusterIS(Sampler):
         return self.drop_small_after is None and find_design(self.design).exact and self.floor > 0
 
     def init(self, population: Population) -> ClusterState:
-        """Nobody was seen."""
+        """No client has been seen."""
         return ClusterState(population.weight_m, np.full(population.num_clients, np.nan), np.zeros((), dtype=np.int64))
 
     def open(
@@ -123,7 +119,7 @@ class ClusterIS(Sampler):
         return np.where(seen_m, state.norm_m, state.norm_m[seen_m].mean() if seen_m.any() else 1.0)
 
     def update(self, state: ClusterState, cohort: Cohort, reports: Reports) -> ClusterState:
-        """Remember the norms of those who replied."""
+        """Store the norms of the clients that replied."""
         here = reports.responded_n
         norm_m = state.norm_m.copy()
         norm_m[cohort.client_n[here]] = update_norm(reports)[here]

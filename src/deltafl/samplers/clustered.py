@@ -2,7 +2,7 @@
 
 Urn k holds client i with probability r_ki: sum_i r_ki = 1, and sum_k r_ki = n w_i, so client i is drawn n w_i times on
 average, as in ``md``, and the variance is never above that of ``md``. The server takes the plain mean of the n draws,
-which is exactly what the weight w_i count_i / expected_i says here: w_i count_i / (n w_i) = count_i / n.
+which is the coefficient w_i count_i / expected_i: w_i count_i / (n w_i) = count_i / n.
 
 How the urns are filled:
 
@@ -12,9 +12,9 @@ How the urns are filled:
   the largest clusters of mass sum n w_i <= 1; the n heaviest clusters become urns and the clients of the others fill
   them up, from the lightest cluster into the lightest urn on. Our reading of six points:
 
-  * the update of a client never seen is zero; two zeros are alike (angle 0), and zero is at a right angle to the rest,
-    so that the unseen are grouped with each other (the authors' code gives zero the angle 0 to everybody);
-  * updates are known by their sketches (``sketch.py``), of u_i - c_i if the estimator has controls;
+  * the update of a client never seen is zero; the angle between two zeros is 0, and that to other updates a right
+    angle, so that unseen clients are grouped (the authors' code has the angle 0 between zero and all updates);
+  * updates are represented by sketches (``sketch.py``) of u_i - c_i, c_i the control variate if there is one;
   * Ward's criterion is applied to the distances (the authors' code applies it to the rows of their matrix);
   * a client with n w_i >= 1 first gets floor(n w_i) urns of its own, and the rest of it is clustered;
   * clients of a cluster that fill urns come in the order of their indices (the authors shuffle them);
@@ -144,7 +144,7 @@ def draw_urns(urn_nk: FloatArray, client_k: IntArray, rng: np.random.Generator) 
 
 
 def _weights(weight_m: FloatArray, available_m: BoolArray, n: int) -> tuple[FloatArray, IntArray, int]:
-    """The weights with zeros for clients that are away, who is there, and the number of draws."""
+    """The weights with zeros for absent clients, the available clients, and the number of draws."""
     present, size = present_clients(available_m, n)
     here_m = np.where(available_m, weight_m, 0.0)
     if here_m.sum() <= 0:
@@ -184,15 +184,15 @@ class ClusteredBySimilarity(Sampler):
 
     unbiased: ClassVar[bool] = True
 
+    ranges: ClassVar = {"sketch_size": "[1, 128]"}
+
     def __post_init__(self) -> None:
-        """Refuse an unknown similarity and an impossible sketch."""
+        super().__post_init__()
         if self.similarity not in SIMILARITIES:
             raise DeltaflError(f"similarity is {self.similarity!r}; write {' or '.join(map(repr, SIMILARITIES))}")
-        if not 1 <= self.sketch_size <= 128:
-            raise DeltaflError(f"sketch_size is {self.sketch_size}; it must be from 1 to 128")
 
     def init(self, population: Population) -> TreeState:
-        """Nobody was seen: all updates are zero. Needs SciPy."""
+        """No client has been seen: all updates are zero. Needs SciPy."""
         require("scipy", "sim")
         sketch_mq = np.zeros((population.num_clients, self.sketch_size))
         return TreeState(population.weight_m, sketch_mq, ward_tree(sketch_mq, self.similarity))
@@ -206,7 +206,7 @@ class ClusteredBySimilarity(Sampler):
         return draw_urns(urn_nm, np.arange(len(available_m)), rng)
 
     def update(self, state: TreeState, cohort: Cohort, reports: Reports) -> TreeState:
-        """Remember the last updates of those who replied, and cluster anew: O(m^2)."""
+        """Store the last updates of the clients that replied, and cluster again: O(m^2)."""
         here = reports.responded_n
         if not here.any():
             return state

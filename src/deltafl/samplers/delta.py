@@ -54,6 +54,7 @@ class Theoretical(Scored):
     floor: float = 0.0
 
     needs_oracle: ClassVar[bool] = True
+    ranges: ClassVar = {"floor": "[0, 1]"}
 
     @property
     def skips_zero_updates(self) -> bool:
@@ -85,6 +86,8 @@ class Practical(Scored):
     """
 
     floor: float = 0.1
+
+    ranges: ClassVar = {"floor": "[0, 1]"}
 
     @abstractmethod
     def score(self, reports: Reports) -> FloatArray:
@@ -187,6 +190,7 @@ class _Diversity(Scored):
     sigma_scale: str = "step"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.alpha != "theory":
             a1, a2 = self.constants
             if not (min(a1, a2) >= 0 and 0 < a1 + a2 < np.inf):

@@ -1,23 +1,22 @@
-"""DivFL (Balakrishnan et al., ICLR 2022): a cohort whose updates stand for everybody's. Biased."""
+"""DivFL (Balakrishnan et al., ICLR 2022): a cohort whose updates represent all clients'. Biased."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import Sampler
 from .unweighted import filled_up, places
 
 
 class DivState(NamedTuple):
-    """What is known of the clients' updates.
+    """The clients' last updates.
 
     Attributes:
-        sketch_mq: float64 (m, q), sketches of the last known updates; 0 for clients that never replied.
-        selected_m: bool (m,), who was asked.
-        seen_m: bool (m,), who replied.
+        sketch_mq: float64 (m, q), their sketches; 0 for clients that never replied.
+        selected_m: bool (m,), True once selected.
+        seen_m: bool (m,), True once replied.
     """
 
     sketch_mq: FloatArray
@@ -29,15 +28,15 @@ class DivState(NamedTuple):
 class DivFL(Sampler):
     """Takes the cohort S that makes sum over clients k of min over i in S of norm(u_k - u_i) small, greedily.
 
-    This is the facility location function of the paper on distances of last known updates, its form without overheads:
-    only clients that were asked send theirs. Starting from the empty set, the client whose joining makes the sum
-    smallest is added until there are n. Replies count alike (``plain-mean``), as in algorithm 1; the authors' code
-    weighs them by size.
+    This is the facility location function of the paper on distances of last updates, in its form without overheads:
+    only selected clients send theirs. Starting from the empty set, the client that makes the sum smallest is added
+    until there are n. Replies are averaged evenly (``plain-mean``), as in algorithm 1; the authors' code weighs them by
+    size.
 
-    Our reading: the authors' code asks everybody for a gradient before the first round; here everyone is asked once
-    first, in random order, and a client enters the sum once it replied. Ties are broken at random.
-    Distances are those of sketches of u_i - c_i (see ``sketch.py``; each has a relative error of some 1 / sqrt(q)); so
-    with an estimator that has controls, residuals are compared instead of updates.
+    Choices of ours: the authors' code collects a gradient of every client before the first round; here all clients are
+    selected once first, in random order, and enter the sum once they reply. Ties are broken at random. Distances are
+    those of sketches of u_i - c_i (``sketch.py``), with a relative error of about 1 / sqrt(q), so with a control
+    variate residuals are compared.
 
     Costs O(m^2 (q + n)) time and O(m^2) memory a round.
 
@@ -49,20 +48,17 @@ class DivFL(Sampler):
 
     sketch_size: int = 64
 
-    def __post_init__(self) -> None:
-        """Refuse impossible sizes."""
-        if not 1 <= self.sketch_size <= 128:
-            raise DeltaflError(f"divfl's sketch_size is {self.sketch_size}; a sketch has from 1 to 128 numbers")
+    ranges: ClassVar = {"sketch_size": "[1, 128]"}
 
     def init(self, population: Population) -> DivState:
-        """Nothing is known."""
+        """No client has been selected."""
         m = population.num_clients
         return DivState(np.zeros((m, self.sketch_size)), np.zeros(m, dtype=np.bool_), np.zeros(m, dtype=np.bool_))
 
     def open(
         self, state: DivState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
-        """Ask the new ones; fill up with the most diverse of those who replied, then with anyone."""
+        """Select new clients; fill up with the most diverse of those that replied, then with any."""
         present_k, size = places(available_m, n, rng)
         new = present_k[~state.selected_m[present_k]][:size]
         able = present_k[state.seen_m[present_k]]
@@ -74,7 +70,7 @@ class DivFL(Sampler):
         return filled_up(np.concatenate([new, diverse]), present_k, size)
 
     def update(self, state: DivState, cohort: Cohort, reports: Reports) -> DivState:
-        """Remember the sketches of those who replied."""
+        """Store the sketches of the clients that replied."""
         here = reports.responded_n
         sketch_mq, selected_m, seen_m = state.sketch_mq.copy(), state.selected_m.copy(), state.seen_m.copy()
         selected_m[cohort.client_n] = True

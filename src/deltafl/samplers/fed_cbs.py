@@ -14,11 +14,11 @@ _LEAST = 1e-12  # an imbalance below it counts as it, lest probabilities be infi
 
 
 class CbsState(NamedTuple):
-    """What is known of the clients.
+    """Labels and selections.
 
     Attributes:
         count_mc: float64 (m, C), examples of each class.
-        selected_m: int64 (m,), how often each client was asked.
+        selected_m: int64 (m,), how often each client was selected.
         rounds: int64 (), rounds so far.
     """
 
@@ -37,12 +37,12 @@ class FedCBS(Sampler):
         P(first is i) proportional to 1 / QCID({i})^beta_1 + exploration sqrt(3 ln t / (2 T_i)),
         P(k-th is i | M) proportional to QCID(M)^beta_(k - 1) / QCID(M and i)^beta_k,
 
-    T_i how often client i was asked and beta_k = k, as in the paper's experiments. So a cohort's probability is nearly
-    proportional to QCID^(-beta_n). The target is the even mixture of classes, whatever everybody's is. The replies are
+    T_i how often client i was selected and beta_k = k, as in the paper's experiments. A cohort's probability is nearly
+    proportional to QCID^(-beta_n). The target is the even mixture of classes, not the population's. Replies are
     averaged by the clients' sizes (``weighted-mean``), as in FedAvg.
 
-    Our reading: T_i counts as 1 until the client was asked twice, and an imbalance below 1e-12 as 1e-12. The paper has
-    the products of the clients' label counts computed under homomorphic encryption; here the counts are given.
+    Choices of ours: T_i is at least 1 and the imbalance at least 1e-12. The paper computes the products of label counts
+    under homomorphic encryption; here the counts are given.
 
     Costs O(n m C) time a round.
 
@@ -50,7 +50,7 @@ class FedCBS(Sampler):
         exploration: lambda >= 0.
 
     Raises:
-        DeltaflError: If the population does not say which labels the clients have.
+        DeltaflError: If the population has no shares of labels.
 
     Source: Zhang, Li, Tang, Sun, Chen, Zhang, Chen, Chen and Li, ICML 2023 (arXiv 2209.15245).
     """
@@ -59,10 +59,7 @@ class FedCBS(Sampler):
 
     uses_aux: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        """Refuse an impossible exploration."""
-        if not 0 <= self.exploration < np.inf:
-            raise DeltaflError(f"fed-cbs has exploration {self.exploration}; it must be at least 0")
+    ranges: ClassVar = {"exploration": "[0, inf)"}
 
     def init(self, population: Population) -> CbsState:
         """The labels, once and for all."""
@@ -98,7 +95,7 @@ class FedCBS(Sampler):
         return np.asarray(np.maximum(bonus_k, np.finfo(np.float64).tiny))
 
     def update(self, state: CbsState, cohort: Cohort, reports: Reports) -> CbsState:
-        """Count who was asked."""
+        """Count the selections."""
         selected_m = state.selected_m.copy()
         selected_m[cohort.client_n] += 1
         return CbsState(state.count_mc, selected_m, np.asarray(state.rounds + 1))

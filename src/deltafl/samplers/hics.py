@@ -1,11 +1,11 @@
 """HiCS-FL (Chen and Vikalo, NeurIPS 2024): clusters by how balanced the clients' labels seem to be. Biased.
 
-The update of the output layer's bias tells of a client's labels: with cross-entropy it is, on average, proportional to
-the share of each label less a constant. The entropy of its softmax is large for balanced clients.
+The update of the output layer's bias reflects a client's labels: with cross-entropy it is, on average, proportional
+to the share of each label less a constant. The entropy of its softmax is large for balanced clients.
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -20,13 +20,13 @@ _CLASSES = 10
 
 
 class HicsState(NamedTuple):
-    """What is known of the clients.
+    """The clients' last updates of the bias.
 
     Attributes:
         weight_m: float64 (m,), the target's weights.
         bias_mc: float64 (m, C), last update of the output layer's bias; 0 for clients that never replied.
-        selected_m: bool (m,), who was asked.
-        seen_m: bool (m,), who replied.
+        selected_m: bool (m,), True once selected.
+        seen_m: bool (m,), True once replied.
         rounds: int64 (), rounds so far.
     """
 
@@ -39,7 +39,7 @@ class HicsState(NamedTuple):
 
 @dataclass(frozen=True)
 class HicsFL(Sampler):
-    """Asks everyone once, then draws clusters by their mean entropy, and clients of a cluster by their weight.
+    """Selects everyone once, then draws clusters by their mean entropy, and clients of a cluster by their weight.
 
     With db_i the last update of the output layer's bias, the paper's equations (7), (9) and (10) are
 
@@ -49,18 +49,16 @@ class HicsFL(Sampler):
         gamma_t = gamma_0 (1 - t / rounds), and a client of the group with p proportional to w_i,
 
     until there are n distinct clients. The replies are averaged evenly (``plain-mean``). In rounds t <= ceil(m / n)
-    those never asked are drawn evenly. T is in units of updates: the paper has 0.0025 with a learning rate of 0.001.
+    those never selected are drawn evenly. T is in units of updates: the paper has 0.0025 with a learning rate of 0.001.
 
-    From the authors' code, where the paper is silent: Ward's method is given the rows of the matrix of distances as
-    points, and a zero update has the angle 0 to all. Our reading: places that the new clients leave free are drawn from
-    the others; clients that never replied are in no group and are asked last; without ``rounds``, gamma_t = gamma_0.
-    Four things of the code that the paper does not have, nor we: it falls back to clustered sampling where the
-    entropies vary by more than 0.1, takes entropies and angles from the output layer's weights too, draws evenly inside
-    a group, and with several alphas keeps the updates of the first visit.
+    From the authors' code, where the paper is silent: Ward's method takes the rows of the matrix of distances as
+    points, and a zero update has the angle 0 to all. Choices of ours: places that new clients leave free are drawn from
+    the others; clients that never replied are in no group and are selected last. Not taken from the code, as the paper
+    does not have it: clustered sampling where the entropies vary by more than 0.1, entropies and angles of the output
+    layer's weights, even draws inside a group, and updates of the first visit with several alphas.
 
-    T does not follow the size of updates: where the output layer saturates, as at the rates that are best for small
-    clients, db / T is small and all H_i are near ln C, so that the angles alone decide. On digits smaller
-    T, which tell the entropies apart, do not help, and mostly harm (docs/lab-notes.md).
+    Where the output layer saturates, db / T is small and all H_i are near ln C, so that the angles alone decide. On
+    digits a smaller T does not help (docs/lab-notes.md).
 
     Needs a model whose last parameters are the bias of a linear output layer, and labels with cross-entropy; clustering
     costs O(m^3) time and O(m^2) memory a round.
@@ -86,17 +84,17 @@ class HicsFL(Sampler):
     gamma: float = 4.0
     rounds: int | None = None
 
+    ranges: ClassVar = {
+        "temperature": "(0, inf)",
+        "entropy_weight": "[0, inf)",
+        "gamma": "[0, inf)",
+        "rounds": "[1, inf)",
+    }
+
     def __post_init__(self) -> None:
-        """Refuse impossible constants."""
+        super().__post_init__()
         if self.output_bias_size < 2:
             raise DeltaflError(f"hics-fl looks at labels, but classes is {self.classes}; it must be at least 2")
-        if not (0 < self._temperature < np.inf and 0 <= self.entropy_weight < np.inf and 0 <= self.gamma < np.inf):
-            raise DeltaflError(
-                f"hics-fl has temperature {self.temperature}, entropy_weight {self.entropy_weight} and gamma "
-                f"{self.gamma}; the first must be above 0, the others at least 0"
-            )
-        if self.rounds is not None and self.rounds < 1:
-            raise DeltaflError(f"hics-fl's rounds is {self.rounds}; it must be at least 1")
 
     @property
     def output_bias_size(self) -> int:
@@ -115,7 +113,7 @@ class HicsFL(Sampler):
         return replace(self, classes=classes, temperature=temperature, rounds=rounds)
 
     def init(self, population: Population) -> HicsState:
-        """Nobody was asked."""
+        """No client has been selected."""
         m = population.num_clients
         return HicsState(
             weight_m=population.weight_m,
@@ -128,15 +126,15 @@ class HicsFL(Sampler):
     def open(
         self, state: HicsState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
-        """Ask the new ones; fill up from the clusters, then with anyone."""
+        """Select new clients; fill up from the clusters, then with any."""
         present_k, size = places(available_m, n, rng)
         new = present_k[~state.selected_m[present_k]][:size]
-        known = np.sort(present_k[state.seen_m[present_k]])
+        seen = np.sort(present_k[state.seen_m[present_k]])
         chosen = new
-        if len(new) < size and len(known) > 0:
-            p_k = self.probabilities(state, known, size)
+        if len(new) < size and len(seen) > 0:
+            p_k = self.probabilities(state, seen, size)
             with np.errstate(divide="ignore"):
-                drawn = known[draw_successively(np.log(p_k), min(size - len(new), len(known)), rng)]
+                drawn = seen[draw_successively(np.log(p_k), min(size - len(new), len(seen)), rng)]
             chosen = np.concatenate([new, drawn])
         return filled_up(chosen, present_k, size)
 
@@ -153,12 +151,12 @@ class HicsFL(Sampler):
         weight_k = state.weight_m[client_k]
         mass_g = np.bincount(group_k, weight_k)
         share_k = np.where(mass_g[group_k] > 0, weight_k / np.where(mass_g > 0, mass_g, 1.0)[group_k], 0.0)
-        share_k = np.where(mass_g[group_k] > 0, share_k, 1 / members_g[group_k])  # a group of weight 0: all alike
+        share_k = np.where(mass_g[group_k] > 0, share_k, 1 / members_g[group_k])  # a group of weight 0: evenly
         p_k: FloatArray = (p_g / p_g.sum())[group_k] * share_k
         return p_k
 
     def update(self, state: HicsState, cohort: Cohort, reports: Reports) -> HicsState:
-        """Remember the biases' updates of those who replied."""
+        """Store the biases' updates of the clients that replied."""
         here = reports.responded_n
         bias_mc, selected_m, seen_m = state.bias_mc.copy(), state.selected_m.copy(), state.seen_m.copy()
         selected_m[cohort.client_n] = True

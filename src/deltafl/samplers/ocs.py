@@ -1,6 +1,6 @@
 """Optimal client sampling (Chen, Horvath and Richtarik, TMLR 2022), and its approximation for secure aggregation.
 
-All clients train and tell the norm of their weighted update, s_i = w_i norm(u_i); each is then asked to send it,
+All clients train and report the norm of their weighted update, s_i = w_i norm(u_i); each is then selected to send it,
 independently of the others, with probability p_i. The variance sum_i (1 / p_i - 1) s_i^2 is least, for sum p <= n and
 p <= 1, at p_i = min(1, c s_i): their closed form, p_i = (n - m + l) s_i / (sum of the l smallest s) for the l smallest
 and 1 for the others, with the largest l that keeps p_i <= 1, names that c. These are the capped probabilities of
@@ -17,7 +17,6 @@ import numpy as np
 
 from ..designs.inclusion import check_cohort_size, draw_probabilities
 from ..designs.table import Chooser, find_design
-from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population
 from .base import Sampler, WeightState, present_clients
 from .delta import update_norm
@@ -46,7 +45,7 @@ def rescaled_probabilities(score_m: FloatArray, n: int, rescalings: int) -> Floa
     for _ in range(rescalings):
         below_m = expected_m < 1
         mass = float(expected_m[below_m].sum())
-        if mass <= 0:  # everybody with a score is certain
+        if mass <= 0:  # all clients with a score are certain
             break
         factor = (n - len(expected_m) + np.count_nonzero(below_m)) / mass
         if factor <= 1:
@@ -68,10 +67,7 @@ class ApproximateOCS(Sampler):
     unbiased: ClassVar[bool] = True
     needs_oracle: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        """Refuse a negative number."""
-        if self.rescalings < 0:
-            raise DeltaflError(f"rescalings is {self.rescalings}; it must be at least 0")
+    ranges: ClassVar = {"rescalings": "[0, inf)"}
 
     def init(self, population: Population) -> WeightState:
         """Only the weights."""
@@ -80,7 +76,7 @@ class ApproximateOCS(Sampler):
     def open(
         self, state: WeightState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
-        """Each available client alone; with an unlucky draw nobody is asked."""
+        """Each available client independently; the cohort may be empty."""
         present, size = present_clients(available_m, n)
         reports = self.require_oracle(oracle).reports()
         score_m = np.where(reports.responded_n, state.weight_m * update_norm(reports), 0.0)

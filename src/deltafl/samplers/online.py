@@ -1,9 +1,9 @@
 """Samplers that learn their probabilities as a bandit: every round's replies are its feedback.
 
 All of them bring down sum_i a_i^2 / p_i, the part of the variance that probabilities can change, with the feedback
-a_i = w_i norm(u_i) of the clients that were asked and replied (Vrb's paper speaks of losses or gradients of examples;
-this is its use in federated learning). It counts count_i / expected_i times, so that sums of it are unbiased for every
-exact design. Where a client replies with rate q_i alone, its sum is of q_i a_i^2: who often fails is asked less often.
+a_i = w_i norm(u_i) of the clients that replied (Vrb's paper has losses or gradients of examples). It is weighted by
+count_i / expected_i, so that sums of it are unbiased for every exact design. For a client with response rate q_i the
+sum is of q_i a_i^2: clients that often fail are selected less often.
 
 ===== ======================================================================================= ========================
 name  probabilities of the next round                                                         default design
@@ -20,12 +20,11 @@ Chen and Kolar, "Adaptive Client Sampling in Federated Learning via Online Learn
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from ..designs.table import find_design
-from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import RunFacts, present_clients
 from .scored import Scored
@@ -64,8 +63,8 @@ class VarianceBandit(Scored):
 
     theta = min(1, (m / (n T))^(1/3)) is both papers' choice for T rounds of n draws. Vrb is printed for one draw at a
     time; n draws count as n of its rounds with the same p. Its sums of a^2 / p and its gamma are n times ours then, and
-    p is the same. The papers take the bound G on all feedback as known. Our reading: the largest feedback of the
-    first round that anybody answered; before that all are alike. (The code of K-Vib takes no root, its paper does.)
+    p is the same. The papers assume that the bound G on all feedback is given. Here it is the largest feedback of the
+    first round with a reply; before, all scores are equal. (The code of K-Vib takes no root, its paper does.)
 
     Attributes:
         design: A name in ``deltafl.DESIGNS``; ``"poisson"`` is K-Vib, ``"multinomial"`` is Vrb.
@@ -77,18 +76,14 @@ class VarianceBandit(Scored):
     mixing: float | None = None
     horizon: int | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse impossible settings."""
-        _check_share("mixing", self.mixing)
-        if self.horizon is not None and self.horizon < 1:
-            raise DeltaflError(f"horizon is {self.horizon}; it must be at least 1 round")
+    ranges: ClassVar = {"mixing": "(0, 1]", "horizon": "[1, inf)"}
 
     def for_run(self, facts: RunFacts) -> Self:
         """The horizon is the run's number of rounds."""
         return self if self.horizon is not None else replace(self, horizon=facts.rounds)
 
     def init(self, population: Population) -> BanditState:
-        """Nothing is known."""
+        """No feedback yet."""
         return BanditState(population.weight_m, np.zeros(population.num_clients), np.zeros(()))
 
     def scores(self, state: BanditState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
@@ -124,7 +119,7 @@ class DescentState(NamedTuple):
     Attributes:
         weight_m: float64 (m,), the clients' weights.
         expert_em: float64 (``MAX_EXPERTS``, m), the experts' p; experts that are not in use stay as the block began.
-        trust_e: float64 (``MAX_EXPERTS``,), sum 1; 0 for experts that are not in use.
+        weight_e: float64 (``MAX_EXPERTS``,), sum 1; 0 for experts that are not in use.
         bound: float64 (), the bound on a_i^2 in this block; 0 if unknown.
         largest: float64 (), the largest a_i^2 of this block.
         block: int64 (), index of the block, which has 2^block rounds.
@@ -133,7 +128,7 @@ class DescentState(NamedTuple):
 
     weight_m: FloatArray
     expert_em: FloatArray
-    trust_e: FloatArray
+    weight_e: FloatArray
     bound: FloatArray
     largest: FloatArray
     block: IntArray
@@ -148,14 +143,14 @@ class MirrorDescent(Scored):
 
     - experts e = 1 ... E, E = ceil(log2((ln m + 4 (T - 1) ln(m / alpha)) / ln m) / 2) + 1, with step sizes
       eta_e = 2^(e - 1) n^2 alpha^3 / (m^3 abar) sqrt(ln m / (2 T));
-    - p = sum_e trust_e p_e, trust_e = (1 + 1 / E) / (e (e + 1)) at first; expected_i = n p_i;
+    - p = sum_e weight_e p_e, weight_e = (1 + 1 / E) / (e (e + 1)) at first; expected_i = n p_i;
     - loss of an expert: l_e = (1 / n) sum_S (count_i / expected_i) a_i^2 / p_e,i, with mean (1 / n) sum a_i^2 / p_e,i;
     - its step: p_e,i <- p_e,i exp(eta_e (1 / n) (count_i / expected_i) a_i^2 / p_e,i^2), projected on
       {p_i >= alpha / m} in the sense of relative entropy (``project``);
-    - trust_e <- trust_e exp(-g l_e) / sum, g = (alpha / m) sqrt(8 n / (T abar)).
+    - weight_e <- weight_e exp(-g l_e) / sum, g = (alpha / m) sqrt(8 n / (T abar)).
 
-    n is what the round asked: with a design of random size, that size. A new block starts all experts at the p that the
-    block before ended with. Two departures: abar is the largest feedback of the block before (in the first block, of
+    n is the number of draws of the round, also for designs of random size. A new block starts all experts at the last p
+    of the block before. Two departures: abar is the largest feedback of the block before (in the first block, of
     the same round), where the authors' code trains all clients to know it; and g is applied in units where abar = 1,
     for as printed it would change with the units of the updates.
 
@@ -167,52 +162,51 @@ class MirrorDescent(Scored):
     design: str = "multinomial"
     mixing: float = 0.4
 
-    def __post_init__(self) -> None:
-        _check_share("mixing", self.mixing)
+    ranges: ClassVar = {"mixing": "(0, 1]"}
 
     def init(self, population: Population) -> DescentState:
-        """Everybody alike, in a block of one round."""
+        """Equal probabilities, in a block of one round."""
         m = population.num_clients
         return _start_block(population.weight_m, np.full(m, 1 / m), 0, 0.0, self.mixing)
 
     def scores(self, state: DescentState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
         """The mixture of the experts' p."""
-        return _mixture(state.trust_e, state.expert_em)
+        return _mixture(state.weight_e, state.expert_em)
 
     def update(self, state: DescentState, cohort: Cohort, reports: Reports) -> DescentState:
-        """One step of each expert, and of the trust in it; then perhaps a new block."""
+        """One step of each expert and of its weight; a new block where this one ends."""
         client_n, square_n, ratio_n = feedback(state.weight_m, cohort, reports)
-        heard = float(square_n.max(initial=0.0))
-        bound = float(state.bound) or heard
-        expert_em, trust_e = state.expert_em, state.trust_e
-        if bound > 0 and heard > 0:
+        newest = float(square_n.max(initial=0.0))
+        bound = float(state.bound) or newest
+        expert_em, weight_e = state.expert_em, state.weight_e
+        if bound > 0 and newest > 0:
             share_n = ratio_n * np.minimum(square_n, _LARGEST * bound) / bound  # estimates a_i^2 in units of abar
-            expert_em, trust_e = self._learn(state, client_n, share_n, int(cohort.count_n.sum()))
-        largest, block, step = max(float(state.largest), heard), int(state.block), int(state.step) + 1
+            expert_em, weight_e = self._learn(state, client_n, share_n, int(cohort.count_n.sum()))
+        largest, block, step = max(float(state.largest), newest), int(state.block), int(state.step) + 1
         if step == 2**block:
-            return _start_block(state.weight_m, _mixture(trust_e, expert_em), block + 1, largest or bound, self.mixing)
+            return _start_block(state.weight_m, _mixture(weight_e, expert_em), block + 1, largest or bound, self.mixing)
         return DescentState(
-            state.weight_m, expert_em, trust_e, state.bound, np.asarray(largest), state.block, np.asarray(step)
+            state.weight_m, expert_em, weight_e, state.bound, np.asarray(largest), state.block, np.asarray(step)
         )
 
     def _learn(
         self, state: DescentState, client_n: IntArray, share_n: FloatArray, draws: int
     ) -> tuple[FloatArray, FloatArray]:
-        """The experts and the trust in them after one round."""
+        """The experts and their weights after one round."""
         length, m = 2 ** int(state.block), len(state.weight_m)
         expert_em, loss_e = state.expert_em.copy(), np.zeros(MAX_EXPERTS)
-        for e in np.flatnonzero(state.trust_e):
+        for e in np.flatnonzero(state.weight_e):
             p_n = state.expert_em[e, client_n]
             loss_e[e] = float(np.sum(share_n / p_n)) / draws
             rate = 2.0**e * draws**2 * (self.mixing / m) ** 3 * np.sqrt(_log(m) / (2 * length))
             logit_m = np.log(state.expert_em[e])
             logit_m[client_n] += rate * share_n / (draws * p_n**2)
             expert_em[e] = project(np.exp(logit_m - logit_m.max()), self.mixing / m)
-        used = state.trust_e > 0
+        used = state.weight_e > 0
         gain_e = np.full(MAX_EXPERTS, -np.inf)
-        gain_e[used] = np.log(state.trust_e[used]) - self.mixing / m * np.sqrt(8 * draws / length) * loss_e[used]
-        trust_e = np.exp(gain_e - gain_e.max())
-        return expert_em, trust_e / trust_e.sum()
+        gain_e[used] = np.log(state.weight_e[used]) - self.mixing / m * np.sqrt(8 * draws / length) * loss_e[used]
+        weight_e = np.exp(gain_e - gain_e.max())
+        return expert_em, weight_e / weight_e.sum()
 
 
 def project(score_m: FloatArray, least: float) -> FloatArray:
@@ -234,16 +228,16 @@ def project(score_m: FloatArray, least: float) -> FloatArray:
     rest_m = np.cumsum(rising_m[::-1])[::-1]
     free = 1 - np.arange(m) * least
     k = int(np.argmax(np.append(rising_m * free > least * rest_m, True)))
-    if k == m:  # nobody is above the floor: least = 1 / m
+    if k == m:  # no client is above the floor: least = 1 / m
         return np.full(m, 1 / m)
     p_m: FloatArray = score_m * (free[k] / rest_m[k])
     p_m[np.argsort(score_m, kind="stable")[:k]] = least
     return p_m
 
 
-def _mixture(trust_e: FloatArray, expert_em: FloatArray) -> FloatArray:
-    """What the experts say together, float64 (m,)."""
-    p_m: FloatArray = np.sum(trust_e[:, None] * expert_em, axis=0)
+def _mixture(weight_e: FloatArray, expert_em: FloatArray) -> FloatArray:
+    """The experts' weighted mean, float64 (m,)."""
+    p_m: FloatArray = np.sum(weight_e[:, None] * expert_em, axis=0)
     return p_m
 
 
@@ -259,21 +253,16 @@ def _log(m: int) -> float:
 
 
 def _start_block(weight_m: FloatArray, p_m: FloatArray, block: int, bound: float, alpha: float) -> DescentState:
-    """All experts at p, most trust in the smallest step."""
+    """All experts at p, the smallest step has the largest weight."""
     experts = num_experts(2**block, len(weight_m), alpha)
     rank_e = np.arange(1, MAX_EXPERTS + 1)
-    trust_e = np.where(rank_e <= experts, (1 + 1 / experts) / (rank_e * (rank_e + 1)), 0.0)
+    weight_e = np.where(rank_e <= experts, (1 + 1 / experts) / (rank_e * (rank_e + 1)), 0.0)
     return DescentState(
         weight_m,
         np.tile(p_m, (MAX_EXPERTS, 1)),
-        trust_e / trust_e.sum(),
+        weight_e / weight_e.sum(),
         np.asarray(bound),
         np.zeros(()),
         np.asarray(block),
         np.zeros((), dtype=np.int64),
     )
-
-
-def _check_share(name: str, value: float | None) -> None:
-    if value is not None and not 0 < value <= 1:
-        raise DeltaflError(f"{name} is {value}; it must be above 0 and at most 1")

@@ -15,7 +15,7 @@ _CLIP = 0.95
 
 
 class OortState(NamedTuple):
-    """What is known of the clients.
+    """Utilities of the clients.
 
     Attributes:
         size_m: int64 (m,), examples.
@@ -32,7 +32,7 @@ class OortState(NamedTuple):
 
 @dataclass(frozen=True)
 class Oort(Sampler):
-    """Asks a share of new clients that shrinks, and otherwise clients near the top of utility plus staleness.
+    """Selects a share of new clients that shrinks, and otherwise clients near the top of utility plus staleness.
 
     The statistical utility of client i is U_i = n_i sqrt(mean over its examples of loss^2) when it was last trained:
     n_i times the root of ``Reports.square_loss_n``. In round t = 1, 2, ... the share of exploration is
@@ -43,16 +43,16 @@ class Oort(Sampler):
         k of them are drawn one after the other without replacement, p proportional to the score;
         the other n - k places go to clients that were never trained.
 
-    Where a client reports a mean loss and no mean square (a Flower client that says no more, a task whose loss gives no
-    losses of single examples), U_i = n_i |mean loss|: by Jensen's inequality a lower bound of the paper's, and equal to
+    Where a client reports a mean loss and no mean square (some Flower clients, tasks without losses of single
+    examples), U_i = n_i |mean loss|: by Jensen's inequality a lower bound of the paper's, and equal to
     it if all its examples have the same loss. Its spread is not rewarded, so let all clients report squares, or none.
 
-    Taken from the authors' code, not the paper: the scaling of U (q95 the 95 % quantile of the known utilities, low =
-    0.999 of the smallest, high the largest), without which the staleness term is nothing beside n_i losses. Our
-    reading: new clients are drawn evenly (the paper takes the fast ones first, and speeds are not known here; its code
-    takes large ones first); where there are too few new (known) clients, known (new) ones fill the cohort; simulated
+    Taken from the authors' code, not the paper: the scaling of U (q95 the 95 % quantile of the utilities, low =
+    0.999 of the smallest, high the largest), without which the staleness term is nothing beside n_i losses. Choices
+    of ours: new clients are drawn evenly (the paper takes the fast ones first, its code the large ones); where there
+    are too few new (trained) clients, trained (new) ones fill the cohort; simulated
     clients square the losses before each of their steps, those of all passes over their data. Left out: the pacer and
-    the penalty of slow clients, which are about time, and the exclusion of clients asked very often, an option of
+    the penalty of slow clients, which are about time, and the exclusion of clients selected very often, an option of
     theirs.
 
     Attributes:
@@ -72,18 +72,22 @@ class Oort(Sampler):
     needs_loss: ClassVar[bool] = True
     uses_square_loss: ClassVar[bool] = True
 
+    ranges: ClassVar = {
+        "exploration": "[0, 1]",
+        "decay": "(0, 1]",
+        "least_exploration": "[0, 1]",
+        "cut_off": "[0, 1]",
+    }
+
     def __post_init__(self) -> None:
-        """Refuse impossible constants."""
-        if not (0 <= self.least_exploration <= self.exploration <= 1 and 0 < self.decay <= 1):
+        super().__post_init__()
+        if self.least_exploration > self.exploration:
             raise DeltaflError(
-                f"oort explores from {self.exploration} by {self.decay} to {self.least_exploration}; write shares "
-                "between 0 and 1, the last not above the first, and a factor above 0 and at most 1"
+                f"least_exploration is {self.least_exploration}; it must be at most exploration, {self.exploration}"
             )
-        if not 0 <= self.cut_off <= 1:
-            raise DeltaflError(f"oort's cut_off is {self.cut_off}; it is a share between 0 and 1")
 
     def init(self, population: Population) -> OortState:
-        """Everybody is unexplored."""
+        """All clients are unexplored."""
         m = population.num_clients
         return OortState(
             size_m=population.num_examples_m,
@@ -125,7 +129,7 @@ class Oort(Sampler):
         return np.where(known_m, scaled_m + staleness_m, np.nan)
 
     def update(self, state: OortState, cohort: Cohort, reports: Reports) -> OortState:
-        """Remember utility and round of those who replied."""
+        """Store utility and round of the clients that replied."""
         here = reports.responded_n
         client_n, rounds = cohort.client_n[here], state.rounds + 1
         utility_m, last_m = state.utility_m.copy(), state.last_m.copy()

@@ -1,4 +1,4 @@
-"""Power-of-Choice (Cho, Wang and Joshi 2022): ask the clients that suffer most. Biased."""
+"""Power-of-Choice (Cho, Wang and Joshi 2022): select the clients of largest loss. Biased."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +16,7 @@ class PowerOfChoice(Sampler):
     """Of d random candidates take the n with the largest loss of the current global model.
 
     Candidates are drawn one after the other without replacement, client k with a probability proportional to its
-    weight, its share of the data (their section 3). Which clients are asked depends on losses of clients that were not,
+    weight, its share of the data (their section 3). The selection depends on losses of clients that are not selected,
     so inclusion probabilities are unknown (NaN) and only the plain mean can follow.
 
     Attributes:
@@ -34,7 +34,7 @@ class PowerOfChoice(Sampler):
     def open(
         self, state: WeightState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
-        """Draw candidates, ask for their losses, keep the largest n."""
+        """Draw candidates, and keep the n of largest loss."""
         wanted = 2 * n if self.candidates is None else self.candidates
         if wanted < n:
             raise DeltaflError(f"candidates is {wanted}; it must be at least the sample size {n}")

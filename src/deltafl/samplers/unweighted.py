@@ -1,4 +1,4 @@
-"""What biased samplers share: cohorts without expectations, successive draws, and asking everyone once first."""
+"""What biased samplers share: cohorts without selection probabilities, and successive draws."""
 
 import numpy as np
 
@@ -7,13 +7,13 @@ from .base import present_clients
 
 
 def unweighted_cohort(client_n: IntArray) -> Cohort:
-    """A cohort of distinct clients whose probabilities nobody knows (NaN): only means without weights can follow."""
+    """A cohort of distinct clients with unknown probabilities (NaN), for estimators that need none."""
     client_n = np.sort(client_n)
     return Cohort(client_n, np.ones(len(client_n), dtype=np.int64), np.full(len(client_n), np.nan))
 
 
 def places(available_m: BoolArray, n: int, rng: np.random.Generator) -> tuple[IntArray, int]:
-    """The available clients in random order, which breaks all later ties, and how many of them are asked.
+    """The available clients in random order, which breaks all later ties, and how many of them are selected.
 
     Raises:
         DeltaflError: For an impossible n, or when nobody is available.
