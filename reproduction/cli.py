@@ -5,19 +5,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from deltafl.cli import interruptible, run_app, sweep_progress
 from deltafl.errors import DeltaflError, unknown_name
+from deltafl.simulation import OnProgress
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from deltafl.simulation.sweep import OnProgress
-
-    from .reproduce import Request
+from .page import require_index, write_index
+from .reproduce import Request, default_folder, listing
+from .reproduce import reproduce as run_reproduce
+from .spec import SCALES, experiment_names, load_experiment
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -55,29 +56,27 @@ def reproduce(
     """Run one of the paper's tables or figures, and write its page.
 
     Finished runs are kept and skipped: give the same command again to go on after an interruption. "all" runs every
-    experiment in turn, each in a folder of its own below --out, names those whose data are not at hand, and writes an
+    experiment in turn, each in a folder of its own below --out, names those whose data are missing, and writes an
     index.
 
-    Example: deltafl reproduce figure-11 --scale smoke
+    Example: python -m reproduction figure-11 --scale smoke
     """
-    from rich.console import Console
-
-    from .reproduce import Request, default_folder
-    from .spec import SCALES
-
     if scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
     for option, number in (("seeds", seeds), ("processes", processes), ("check", check)):
         if number is not None and number < 1:
             raise DeltaflError(f"--{option} is {number}; write 1 or more")
     if list_:
-        Console().print(_list_table())
+        table = Table("name", "shows", "needs", "time on 2 cores", box=None, padding=(0, 2, 0, 0))
+        for row in listing(experiment_names()):
+            table.add_row(*row)
+        Console().print(table)
     elif index is not None:
         _write_index(index)
     elif name is None:
-        raise DeltaflError("which experiment? write for instance: deltafl reproduce toy; --list shows all")
+        raise DeltaflError("which experiment? write for instance: python -m reproduction toy; --list shows all")
     else:
-        # A GPU is shared out by one process; of cores each has its own.
+        # One process shares a GPU out; of cores each process has its own.
         side_by_side = processes or (os.cpu_count() if device in (None, "cpu") else 1) or 1
         folder = out or default_folder("" if name == "all" else name, scale)
         chosen = tuple(part) if part else None
@@ -88,10 +87,9 @@ def reproduce(
             (_reproduce_all if name == "all" else _reproduce_one)(request)
 
 
-def _check(request: "Request", number: int) -> None:
-    """Say which runs are not what the code gives today; exit code 1 if any is not."""
+def _check(request: Request, number: int) -> None:
+    """Print which runs differ from what the code gives today; exit code 1 if any does."""
     from .benchmark.check import check_runs
-    from .spec import load_experiment
 
     if request.name != "benchmark":
         raise DeltaflError(f"--check is for the benchmark, not for {request.name}; leave it out")
@@ -105,20 +103,16 @@ def _check(request: "Request", number: int) -> None:
         raise typer.Exit(1)
 
 
-def _reproduce_one(request: "Request") -> None:
-    from .reproduce import reproduce as run_reproduce
-
+def _reproduce_one(request: Request) -> None:
     with _progress(request.out) as on_progress:
         page = run_reproduce(request, on_progress)
-    typer.echo(_verdict(page))
+    # The verdict is what a person waits for; the tables are too wide for a terminal.
+    typer.echo(page.partition("## Verdict\n\n")[2].partition("\n\n")[0])
     typer.echo(f"Page: {request.out}/README.md, with its tables, pictures and records beside it")
 
 
-def _reproduce_all(request: "Request") -> None:
+def _reproduce_all(request: Request) -> None:
     """Every experiment in a folder of its own, those that cannot be run named, and the index."""
-    from .page import require_index
-    from .spec import experiment_names
-
     require_index(request.out)
     for name in experiment_names():
         typer.echo(f"== {name}")
@@ -129,39 +123,18 @@ def _reproduce_all(request: "Request") -> None:
     _write_index(request.out)
 
 
-def _verdict(page: str) -> str:
-    """The page's verdict, which is what a person waits for; the tables are too wide for a terminal."""
-    return page.partition("## Verdict\n\n")[2].partition("\n\n")[0]
-
-
 def _write_index(folder: Path) -> None:
-    from .page import write_index
-
     write_index(folder)
     typer.echo(f"Index: {folder}/README.md")
 
 
-def _list_table() -> "Table":
-    from rich.table import Table
-
-    from .reproduce import listing
-    from .spec import experiment_names
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("name", "shows", "needs", "time on 2 cores"):
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for row in listing(experiment_names()):
-        table.add_row(*row)
-    return table
-
-
 @contextmanager
-def _progress(folder: Path) -> Iterator["OnProgress"]:
-    """A bar for the rounds of all runs; Ctrl-C ends with a sentence that says how to go on."""
+def _progress(folder: Path) -> Iterator[OnProgress]:
+    """A bar for the rounds of all runs; Ctrl-C ends with a sentence that explains how to go on."""
     with interruptible(f"the same command goes on, what is finished is kept in {folder}"), sweep_progress() as show:
         yield show
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point; the arguments of the command line if none are given."""
-    run_app(app, arguments, "deltafl reproduce")
+    run_app(app, arguments, "python -m reproduction")

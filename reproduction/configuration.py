@@ -8,7 +8,7 @@ from typing import Any
 import tomli_w
 
 from deltafl.io import write_atomically
-from deltafl.simulation.record import RunStore
+from deltafl.simulation import RunStore
 
 from .spec import Experiment
 

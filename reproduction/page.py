@@ -1,16 +1,15 @@
 """Pages: ``README.md``, ``table.csv``, a picture and ``verdict.json`` of an experiment, and the index of all pages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from deltafl.analysis import DASH, DIVERGED, Cells, Run, csv_text, folded, markdown
+from deltafl.analysis import DIVERGED, Cells, Run, csv_text, folded, markdown
 from deltafl.errors import DeltaflError
 from deltafl.io import checked, read_json, read_text, write_atomically
-from deltafl.simulation.settings import CompareSettings, RunSettings
-from deltafl.tasks import PARTITIONS
+from deltafl.simulation import RunSettings
 
 from .groups import Group, data_note, full_title, gather
 from .spec import Experiment, Sweep, experiment_names
@@ -20,11 +19,8 @@ from .verdict import RULE, headline, ordered, others_table, pairs_table, paragra
 VERDICT = "verdict.json"
 #: How an index begins; another page is never overwritten by one.
 INDEX = "# Results\n"
-#: Settings with a column of their own in "What was run", and those that its columns or the tables show.
-_SHOWN = {"task", "clients", "sample", "rounds", "local_epochs", "local_steps", "batch_size", "local_lr", "weights"}
-_SHOWN |= {"sampler", "seed", "threshold", "data_dir", "workers", "checkpoint_every"}
-
-
+#: Settings that the tables show, or that do not change the result.
+_SHOWN = {"sampler", "seed", "clients", "threshold", "data_dir", "workers", "checkpoint_every"}
 #: What an experiment that is no sweep measured, a line each of ``runs.jsonl.gz``.
 Row = dict[str, Any]
 Rows = list[Row]
@@ -98,10 +94,9 @@ def require_own(folder: Path, name: str) -> None:
         raise DeltaflError(f"{folder / 'README.md'} has no {VERDICT} beside it; move it away or choose another --out")
 
 
-def write_own_page(experiment: Experiment, shown: OwnPage, scale: str, command: str, hardware: str, out: Path) -> str:
+def write_own_page(experiment: Experiment, shown: OwnPage, scale: str, command: str, out: Path) -> str:
     """Write the page of an experiment that is no sweep; returns it."""
     blocks = ["## Verdict", f"**{shown.verdict[:1].upper()}{shown.verdict[1:]}.** {shown.measured}", *shown.blocks]
-    blocks += [f"Hardware and versions: {hardware}."] if hardware else []
     finding = _finding(experiment, shown.measured, shown.verdict, scale, (1, 1), command)
     return _write(experiment, [*blocks, *_last(experiment, scale, command)], shown.cells, finding, out)
 
@@ -130,7 +125,7 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
     counts, missing = what_is_missing(sweep, groups, not_run)
     note = data_note(groups)
     blocks = [f"**Data:** {note}"] if note else []
-    blocks += ["## Verdict", paragraph(groups, shown.measures, shown.verdict), *shown.remarks, *_diverged(groups)]
+    blocks += ["## Verdict", paragraph(groups, shown.measures, shown.verdict), *_diverged(groups)]
     if counts[0] < counts[1]:
         blocks.append(f"Only {counts[0]} of {counts[1]} runs are done; the verdict is that of those.")
     for heading, table in shown.tables:
@@ -182,88 +177,50 @@ def _write(experiment: Experiment, blocks: Sequence[str], cells: Cells, finding:
 
 
 def what_was_run(sweep: Sweep, groups: Sequence[Group]) -> str:
-    """A line for each part: data, clients, local work, weights, seeds, and settings that are not the defaults."""
-    heads = ["part", "data", "m", "n", "rounds", "local work", "target", "seeds", "also"]
+    """A line for each part: data, clients, seeds, and the settings that are not the defaults."""
     lines = []
     for part in sweep.comparisons:
         runs = [run for group in groups for run in group.runs if run.part == part]
         if runs:
-            lines.append([full_title(sweep, part), *_setting_cells(runs)])
+            settings = [
+                f"{key} {value}" for key, value in runs[0].settings.items() if _is_unusual(key, runs[0].settings)
+            ]
+            data = ", ".join(sorted({run.data for run in runs}))
+            seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
+            clients = str(len(runs[0].draws_m))
+            lines.append([full_title(sweep, part), data, clients, seeds, ", ".join(settings)])
+    heads = ["part", "data", "clients", "seeds", "settings that are not the defaults"]
     return markdown(heads, lines, left=len(heads))
 
 
-def _setting_cells(runs: Sequence[Run]) -> list[str]:
-    settings = runs[0].settings
-    unit = "epoch" if "local_epochs" in settings else "step"
-    batch = [f"batch {settings['batch_size']}"] if "batch_size" in settings else []
-    also = [
-        f"{key} {value}{' (biased)' if key == 'norm_guard' else ''}"
-        for key, value in settings.items()
-        if _is_unusual(key, settings)
-    ]
-    return [
-        ", ".join(sorted({run.data for run in runs})),
-        str(len(runs[0].draws_m)),
-        str(settings.get("sample", "?")),
-        str(runs[0].horizon),
-        ", ".join([_work(settings.get(f"local_{unit}s"), unit), *batch, f"lr {settings.get('local_lr', '?')}"]),
-        "w = n_i / N" if settings.get("weights", "data") == "data" else "w = 1 / m",
-        _ranges(sorted({run.seed for run in runs})),
-        ", ".join(also) or DASH,
-    ]
-
-
-def _is_unusual(key: str, settings: Any) -> bool:
-    """Whether a setting has no column of its own, matters, and is not the default."""
-    if key in _SHOWN:
+def _is_unusual(key: str, settings: Mapping[str, Any]) -> bool:
+    if key in _SHOWN or (key == "alpha" and settings.get("partition") == "natural"):
         return False
-    if key == "alpha":
-        partition = PARTITIONS.get(settings.get("partition", ""))
-        return partition is not None and partition.uses_alpha
-    if key in ("noise", "truth"):
-        return bool(settings["task"] == "synthetic")
-    field, value = RunSettings.model_fields.get(key), settings[key]
-    if field is None:
-        return True
-    return bool(value != (list(field.default) if isinstance(field.default, tuple) else field.default))
-
-
-def _work(number: Any, unit: str) -> str:
-    return f"{number} {unit}" + ("" if number == 1 else "s")
-
-
-def _ranges(seeds: Sequence[int]) -> str:
-    """Seeds in short: 0–2 for 0, 1, 2; 0, 2 otherwise."""
-    if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1:
-        return f"{seeds[0]}–{seeds[-1]}"
-    return ", ".join(map(str, seeds))
+    field = RunSettings.model_fields.get(key)
+    default = None if field is None else list(field.default) if isinstance(field.default, tuple) else field.default
+    return bool(settings[key] != default)
 
 
 def _smaller(sweep: Sweep, groups: Sequence[Group]) -> list[str]:
-    """What of the paper's size was changed at this scale; nothing for runs that another experiment made."""
+    """What differs from the scale of the paper; nothing for runs that another experiment made."""
     experiment = sweep.experiment
     if sweep.scale == "paper" or experiment.runs_of is not None:
         return []
-    parts, paper_parts = {run.part for group in groups for run in group.runs}, experiment.part_names("paper")
-    lines = []
+    parts, lines = {run.part for group in groups for run in group.runs}, []
     for part, settings in sweep.comparisons.items():
-        if part not in parts:
-            continue
-        title = full_title(sweep, part)
-        if part not in paper_parts:
-            lines.append(f"- {title}: beside the paper's parts")
-            continue
-        ours, theirs = _sizes(settings), _sizes(experiment.comparison(part, "paper"))
-        changed = [f"{name} {ours[name]} (paper {theirs[name]})" for name in ours if ours[name] != theirs[name]]
-        lines += [f"- {title}: {', '.join(changed)}"] if changed else []
+        if part in parts and part in experiment.part_names("paper"):
+            ours, theirs = settings.model_dump(), experiment.comparison(part, "paper").model_dump()
+            changed = [
+                f"{key} {_text(ours[key])} (paper {_text(theirs[key])})" for key in ours if ours[key] != theirs[key]
+            ]
+            lines += [f"- {full_title(sweep, part)}: {', '.join(changed)}"] if changed else []
+        elif part in parts:
+            lines.append(f"- {full_title(sweep, part)}: beside the paper's parts")
     return ["Differences from the scale `paper`:\n\n" + "\n".join(lines)] if lines else []
 
 
-def _sizes(settings: CompareSettings) -> dict[str, str]:
-    work = _work(settings.local_epochs, "epoch") if settings.local_epochs else _work(settings.local_steps, "step")
-    sizes = {name: str(getattr(settings, name)) for name in ("task", "clients", "sample", "rounds")}
-    sizes["clients"] = sizes["clients"].replace("None", "all in the data")
-    return sizes | {"local work": work, "batch_size": str(settings.batch_size), "seeds": str(settings.seeds)}
+def _text(value: Any) -> str:
+    return "unset" if value is None else str(value)
 
 
 def _diverged(groups: Sequence[Group]) -> list[str]:
@@ -286,18 +243,13 @@ def hardware(runs: Sequence[Run]) -> str:
     """Hardware and versions as a list, all distinct ones with the number of runs on each."""
     counts: dict[str, int] = {}
     for run in runs:
-        text = environment_text(run.environment)
+        known = {key: value for key, value in run.environment.items() if key not in ("command", "data")}
+        places = [known.pop(key, None) for key in ("device", "gpu", "processor")]
+        cores = known.pop("cores", None)
+        first = [str(place) for place in places if place] + ([f"{cores} cores"] if cores else [])
+        text = "; ".join([", ".join(first), ", ".join(f"{key} {value}" for key, value in known.items())])
         counts[text] = counts.get(text, 0) + 1
     return "\n".join(f"- {text} ({number} {'run' if number == 1 else 'runs'})" for text, number in counts.items())
-
-
-def environment_text(environment: Any) -> str:
-    """Hardware and versions in a line."""
-    known = {key: value for key, value in environment.items() if key not in ("command", "data")}
-    places = [known.pop(key, None) for key in ("device", "gpu", "processor")]
-    cores = known.pop("cores", None)
-    first = [str(place) for place in places if place] + ([f"{cores} cores"] if cores else [])
-    return "; ".join([", ".join(first), ", ".join(f"{key} {value}" for key, value in known.items())])
 
 
 def what_is_missing(sweep: Sweep, groups: Sequence[Group], not_run: dict[str, str]) -> tuple[tuple[int, int], str]:

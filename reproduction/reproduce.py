@@ -10,10 +10,9 @@ from typing import Any, Protocol
 
 from deltafl.errors import DeltaflError, require
 from deltafl.io import write_atomically
-from deltafl.simulation.record import RunRecord, RunStore
-from deltafl.simulation.sweep import OnProgress, Progress, require_devices, run_jobs
+from deltafl.simulation import Job, OnProgress, Progress, RunRecord, RunStore, require_devices, run_jobs, task_of
 
-from .page import OwnPage, Row, Rows, environment_text, require_own, write_own_page, write_page
+from .page import OwnPage, Row, Rows, require_own, write_own_page, write_page
 from .spec import Experiment, Sweep, load_experiment
 
 
@@ -166,15 +165,12 @@ def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgres
     return not_run
 
 
-def _missing_data(waiting: Sequence[Any]) -> dict[str, str]:
+def _missing_data(waiting: Sequence[Job]) -> dict[str, str]:
     """The parts whose task cannot be made here, with the sentence why."""
-    from deltafl.simulation.setup import task_of
-
     reasons = {}
-    for part in dict.fromkeys(job.part for job in waiting):
-        settings = [job.settings for job in waiting if job.part == part]
+    for part, settings in {job.part: job.settings for job in reversed(waiting)}.items():
         try:
-            task_of(settings[0])
+            task_of(settings)
         except DeltaflError as error:
             reasons[part] = str(error)
     return reasons
@@ -195,25 +191,18 @@ def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) 
         if head and head["settings"] != fixed:
             raise DeltaflError(f"{path} holds rows of other settings; give its --scale or choose another --out")
         if not request.only_page:
-            head = {"settings": fixed, "environment": _environment()}
+            head = {"settings": fixed}
             for done, total, row in module.run(settings, rows):
                 if row is not None:
                     rows.append(row)
                     _write_rows(path, head, rows)
                 on_progress(Progress(done, total, 0, 1, (experiment.name,)))
         shown = module.show(settings, rows, request.out)
-        hardware = environment_text(head.get("environment", {})) if head else ""
-        return write_own_page(experiment, shown, request.scale, request.command, hardware, request.out)
-
-
-def _environment() -> dict[str, Any]:
-    from deltafl.simulation.environment import environment
-
-    return {key: value for key, value in environment().items() if key != "command"}
+        return write_own_page(experiment, shown, request.scale, request.command, request.out)
 
 
 def _read_rows(path: Path) -> tuple[dict[str, Any], Rows]:
-    """The head (settings and environment) and the rows of a file; nothing if there is none."""
+    """The head (settings) and the rows of a file; nothing if there is none."""
     if not path.exists():
         return {}, []
     try:

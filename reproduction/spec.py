@@ -21,7 +21,7 @@ kind                shows
 ``table``           the paper's table, a part each, and its curves
 ``curves``          curves (``y``) and final values
 ``best-accuracies`` the mean of the ``best`` accuracies within the first ``rounds``
-``probes``          probe columns over rounds (``columns``, ``panels``, ``log``, ``larger``, ``ratio``, ``bounds``)
+``probes``          probe columns over rounds (``columns``, ``ratio``, ``bounds``); larger is first in the order
 ``toy`` ``rates``   experiments that are no sweep: a module of this package each
 ``limits``
 ``benchmark``       see ``benchmark/``
@@ -40,8 +40,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from deltafl.analysis import Run
 from deltafl.errors import DeltaflError, unknown_name
 from deltafl.samplers import find_sampler, parse_label
-from deltafl.simulation.settings import CompareSettings, make_settings
-from deltafl.simulation.sweep import Job
+from deltafl.simulation import CompareSettings, Job, make_settings
 
 SCALES = ("smoke", "cpu", "paper")
 #: Figures of the paper that another experiment shows.
@@ -69,9 +68,6 @@ class View(_Model):
         y: What curves show, a row of panels each; the first decides what the verdict compares.
         rounds: For best accuracies: up to which rounds.
         columns: Probe columns by their name for people.
-        panels: ``"column"``: a panel for each part and probe column, a line a sampler; ``"part"``: a panel a part.
-        log: Whether the axis of probes is logarithmic.
-        larger: Whether the first of the order has the larger probes.
         ratio: Two probe columns whose ratio is tabulated.
         bounds: By probe column, the two numbers between which the paper claims that it stays.
         core: Labels in the benchmark's pictures.
@@ -86,9 +82,6 @@ class View(_Model):
     y: tuple[Y, ...] = ()
     rounds: tuple[int, ...] = (100, 300, 500)
     columns: dict[str, str] = {}
-    panels: Literal["column", "part"] = "column"
-    log: bool = True
-    larger: bool = True
     ratio: tuple[str, str] | None = None
     bounds: dict[str, tuple[float, float]] = {}
     core: tuple[str, ...] = ()

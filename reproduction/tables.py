@@ -49,13 +49,12 @@ Column = tuple[str, Callable[[dict[str, Any]], str]]
 
 
 class Shown(NamedTuple):
-    """Tables with their headings, rows of ``table.csv``, the picture's file, measures by part, remarks, a verdict."""
+    """Tables with their headings, rows of ``table.csv``, the picture's file, measures by part, a verdict."""
 
     tables: list[tuple[str, str]]
     cells: Cells
     picture: str
     measures: Measures
-    remarks: list[str]
     verdict: str | None = None
 
 
@@ -85,16 +84,15 @@ def measures_of(group: Group, view: View) -> list[Measure]:
 
 def show_table(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     """A table in the paper's form for each part, with the paper's numbers beside ours, and curves."""
-    tables, cells, measures, remarks = [], Cells(), {}, []
+    tables, cells, measures = [], Cells(), {}
     for group in groups:
         measures[group.part] = measures_of(group, view)
         own = [_paper_cell(group, row, view, measures[group.part][-1]) for row in group.rows]
         columns = _paper_columns(group, own, measures[group.part][-1])
         tables.append((group.title, f"{_table_of(columns, own)}\n\n{_table_note(group, view)}"))
         cells += own
-        remarks += _beside_paper(group, own)
     _draw_curves(groups, (groups[0].metric,), 2 if len(groups) > 1 else 1, folder / "curves.png")
-    return Shown(tables, cells, "curves.png", measures, remarks)
+    return Shown(tables, cells, "curves.png", measures)
 
 
 def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str, Any]:
@@ -198,19 +196,6 @@ def _table_note(group: Group, view: View) -> str:
     return text
 
 
-def _beside_paper(group: Group, cells: Cells) -> list[str]:
-    """Whether the paper's speed-ups lie within our intervals."""
-    words: dict[str, list[str]] = {"within": [], "below": [], "above": []}
-    for cell in cells:
-        paper, low, high = (cell.get(name) for name in ("paper_speedup", "low", "high"))
-        if paper is not None and low is not None and high is not None:
-            word = "within" if low <= paper <= high else "below" if paper < low else "above"
-            words[word].append(f"{cell['method']} ({paper:.2f})")
-    parts = [f"{word} our interval for {', '.join(names)}" for word, names in words.items() if names]
-    base = group.row(group.baseline).name
-    return [f"{group.title}: the paper's speed-up over {base} lies {'; '.join(parts)}."] if parts else []
-
-
 def _client_accuracy(run: Run, best: int) -> float:
     if run.client_accuracy_r is None:
         return np.nan
@@ -251,7 +236,7 @@ def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     )
     tables[-1] = (tables[-1][0], f"{tables[-1][1]}\n\n{note}")
     _draw_curves(groups, view.y, min(3, len(groups)), folder / "curves.png")
-    return Shown(tables, cells, "curves.png", measures, [])
+    return Shown(tables, cells, "curves.png", measures)
 
 
 def _value_cell(group: Group, row: Row, base: Row, measure: Measure) -> tuple[dict[str, Any], list[str]]:
@@ -316,7 +301,7 @@ def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
         panels.append(curves)
     captions = [f"{group.title}: mean of the {best} best accuracies, %" for group in groups]
     draw_panels(panels, captions, min(3, len(groups)), _CAPTION, folder / "best.png", x_label="first rounds")
-    return Shown(tables, cells, "best.png", measures, [])
+    return Shown(tables, cells, "best.png", measures)
 
 
 def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
@@ -335,12 +320,12 @@ def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
             ("measured rounds within", lambda c: f"{c['within']} of {c['measured']}" if "within" in c else DASH)
         )
     for group in groups:
-        measures[group.part] = [late_probe(title, column, view.larger) for title, column in view.columns.items()]
+        measures[group.part] = [late_probe(title, column, True) for title, column in view.columns.items()]
         own = [cell for row in group.rows for cell in _probe_cells(group, row, view)]
         tables.append((group.title, _table_of(columns, own, left=2)))
         cells += own
     _draw_probes(groups, view, folder / "probes.png")
-    return Shown(tables, cells, "probes.png", measures, [], _bounds_verdict(groups, cells))
+    return Shown(tables, cells, "probes.png", measures, _bounds_verdict(groups, cells))
 
 
 def _probe_cells(group: Group, row: Row, view: View) -> Cells:
@@ -391,22 +376,13 @@ def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> str | None:
 
 
 def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
-    """A panel for each part and probe column, a line a sampler; or one for each part, a line a column."""
-    look_of, column_looks = _looks(groups), looks(list(view.columns))
-    panels, captions = [], []
+    """A panel for each part and probe column, a line a sampler."""
+    look_of, panels, captions = _looks(groups), [], []
     for group in groups:
-        together = []
         for title, column in view.columns.items():
-            lines = [Line(row.name, look_of[row.label], probe_band(row, column)) for row in group.rows]
-            if view.panels == "column":
-                panels.append(lines)
-                captions.append(f"{group.title}: {title}" if len(groups) > 1 else title)
-            else:
-                together += [Line(title, column_looks[title], line.band) for line in lines]
-        if together:
-            panels.append(together)
-            captions.append(group.title)
-    draw_panels(panels, captions, min(2, len(panels)), _CAPTION, path, log_y=view.log)
+            panels.append([Line(row.name, look_of[row.label], probe_band(row, column)) for row in group.rows])
+            captions.append(f"{group.title}: {title}" if len(groups) > 1 else title)
+    draw_panels(panels, captions, min(2, len(panels)), _CAPTION, path, log_y=True)
 
 
 def probe_band(row: Row, column: str) -> Band:

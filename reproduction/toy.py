@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deltafl import KnownUpdates, Plan, Population, make_sampler
+from deltafl import Cohort, KnownUpdates, Plan, Population, RoundState, close_round, init_round, make_sampler
 from deltafl.analysis import DPI, GREY, INK, PALE, WIDTH, markdown, small_png, styled
-from deltafl.designs.exact import every_cohort
-from deltafl.estimators.control_variates import CommonControlState
+from deltafl.designs import every_cohort
 from deltafl.io import write_atomically
-from deltafl.round import RoundState, close_round, init_round
-from deltafl.types import Cohort, FloatArray, Params
+from deltafl.types import FloatArray, Params
 
 from .page import OwnPage, Row, Rows
 
@@ -97,7 +95,7 @@ def enumerate_toy(score: str, way: str) -> Enumerated:
     plan = Plan(population, sampler, 2, how.estimator, _Keeper())
     state = init_round(plan, np.zeros(2))
     if how.centred:
-        state = state._replace(control=CommonControlState(np.array(IDEAL)))
+        state = state._replace(control=type(state.control)(np.array(IDEAL)))
     oracle = KnownUpdates(gradient_md, population.weight_m)
     everyone = np.ones(len(GRADIENTS), dtype=np.bool_)
     found: dict[tuple[int, ...], tuple[float, FloatArray]] = {}
