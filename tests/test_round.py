@@ -330,7 +330,7 @@ def test_somebody_must_be_available(name: str) -> None:
         open_round(plan, state, np.zeros(6, dtype=bool), PROBLEM.oracle)
     for wrong in (np.ones(5, dtype=bool), np.arange(6), [np.nan] * 6, ["a"] * 6):
         with pytest.raises(
-            DeltaflError, match=r"available_m is array\(.*; it must say True or False of each of 6 clients"
+            DeltaflError, match=r"available_m is array\(.*; it must hold True or False for each of 6 clients"
         ):
             open_round(plan, state, wrong, PROBLEM.oracle)  # type: ignore[arg-type]
 

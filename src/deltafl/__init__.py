@@ -1,8 +1,8 @@
 """deltafl: client sampling for federated learning.
 
-Which few of m clients to ask each round, with which probabilities, and how to weigh their replies so that the result is
-what full participation would have given. Start at ``round.py``; the names below are the public ones. They
-are loaded when they are first used, and need NumPy alone.
+Which few of m clients to select each round, with which probabilities, and how to weigh their replies so that the result
+is what full participation would have given. Start at ``round.py``; the names below are the public ones. They are loaded
+when they are first used, and need NumPy alone.
 """
 
 from importlib import import_module

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class DeltaflError(ValueError):
-    """A mistake in what was given; the message says what was given, what is allowed and what to write instead."""
+    """A mistake of the caller; the message names what was given, what is allowed and what to write instead."""
 
 
 class ToldElsewhere(DeltaflError):
@@ -22,7 +22,7 @@ class MissingExtraError(DeltaflError):
 
 
 def require(package: str, extra: str) -> None:
-    """Raise ``MissingExtraError`` unless a package can be imported; asked before long work, not after it."""
+    """Raise ``MissingExtraError`` unless a package can be imported; check before long work, not after it."""
     if importlib.util.find_spec(package) is None:
         raise MissingExtraError(package, extra)
 

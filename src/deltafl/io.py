@@ -3,8 +3,8 @@
 A state is nested NamedTuples of arrays; ``flatten`` names the arrays, ``unflatten`` puts them back. The simulator's
 checkpoints, Flower's saved states and ``save_state`` are such arrays in the safetensors format, which other programs
 read. ``save_state`` and ``load_state`` are for servers at scale: the file is mapped into memory, so that loading costs
-nothing, a round after it reads the pages it needs, and what it writes stays in memory. The file says which clients and
-which plan the state belongs to, for with others it would be wrong without a sign of it.
+nothing, a round after it reads the pages it needs, and what it writes stays in memory. The file names the clients and
+the plan the state belongs to, for with others it would be wrong without a sign of it.
 """
 
 import json
@@ -323,7 +323,7 @@ def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> N
     Args:
         path: The file; it may be the one that the state was loaded from.
         state: The state.
-        plan: The plan of its rounds; the file says which clients and which plan it belongs to.
+        plan: The plan of its rounds; the file names the clients and the plan it belongs to.
 
     Raises:
         DeltaflError: If the state has rows in a file of their own (``scale/rows.py``; such runs have checkpoints), or

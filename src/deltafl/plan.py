@@ -25,17 +25,19 @@ class Plan:
     """Everything about the rounds that does not change.
 
     Attributes:
-        population: Who there is, and how much each client counts in the target.
-        sampler: Who is asked.
+        population: The clients, and how much each counts in the target.
+        sampler: Decides which clients are selected.
         n: Cohort size, 1 <= n <= m.
-        estimator: A name in ``deltafl.ESTIMATORS``: what each reply counts. With ``innovation-remote`` or
+        estimator: What each reply counts: a name in ``deltafl.ESTIMATORS``, an ``Estimator``, or a ``ControlVariate``
+            of your own, which is used with Horvitz-Thompson coefficients. With ``innovation-remote`` or
             ``difference-own-remote`` clients reply with what their ``ClientMemory`` makes of their update.
         server_optimizer: How the model moves along the estimate.
         seed: Seed of the draws.
         response_floor: Least response rate q assumed of a client, in (0, 1]: no reply counts more than 1 / floor times.
         mime: beta in [0, 1) of the momentum that the server sends to all clients, see ``mime.py``; 0 for none.
-        memory: How an estimator that remembers one update a client keeps them, see ``memory.py``.
-        norm_guard: No estimate is longer than so many times the median before it (``guard.py``). **Biased**; or None.
+        memory: How an estimator that remembers one update a client keeps them, see ``scale/rows.py``.
+        norm_guard: No estimate is longer than so many times the median before it (``norm_guard.py``). **Biased**; or
+            None.
     """
 
     population: Population
@@ -108,12 +110,12 @@ class RoundState(NamedTuple):
         params_d: float32 (d,), the global model.
         optimizer: The server optimizer's memory.
         sampler: The sampler's memory.
-        control: The estimator's controls.
-        selected_m: int16 (m,), how often each client was asked so far; wider once a count needs it. States of several
-            rounds share the memory, and none is seen to change (``versions.py``).
-        responded_m: The same for how often it answered.
+        control: The state of the estimator's control variate.
+        selected_m: int16 (m,), how often each client was selected; wider once a count needs it. States of several
+            rounds share the memory, and none is seen to change (``persistent_array.py``).
+        responded_m: The same for how often it responded.
         mime: The momentum that is sent to the clients, see ``mime.py``.
-        guard: The norms that the norm guard goes by, see ``guard.py``.
+        guard: The norms that the norm guard uses, see ``norm_guard.py``.
     """
 
     round: int

@@ -1,12 +1,13 @@
 """One round of federated learning with sampled clients: read this file first.
 
-A *host* (the simulator, Flower, your own loop) owns the training; deltafl owns who is asked and what replies count::
+A *host* (the simulator, Flower, your own loop) owns the training; deltafl owns which clients are selected and what
+their replies count::
 
     state = init_round(plan, params)
     while not done:
-        cohort = open_round(plan, state)                                    # who is asked
+        cohort = open_round(plan, state)                                    # which clients train
         updates, reports = host.train(state.params_d, cohort.client_n)      # local work, wherever it happens
-        state, info = close_round(plan, state, cohort, updates, reports)    # the estimate, the step, what was learnt
+        state, info = close_round(plan, state, cohort, updates, reports)    # the estimate, the step, what is learned
 
 ``broadcast(plan, state)`` is all that clients are sent; without ``plan.mime`` it is ``state.params_d`` alone.
 """
@@ -43,7 +44,7 @@ __all__ = [
 
 
 class Broadcast(NamedTuple):
-    """What the server sends to every client it asks.
+    """What the server sends to every selected client.
 
     Attributes:
         params_d: float32 (d,), the global model x_0.
@@ -81,13 +82,13 @@ def broadcast(plan: Plan, state: RoundState) -> Broadcast:
 def open_round(
     plan: Plan, state: RoundState, available_m: BoolArray | None = None, oracle: Oracle | None = None
 ) -> Cohort:
-    """Decide who is asked in this round.
+    """Select the clients of this round.
 
     Args:
         plan: The plan.
         state: The state; it is not changed, so a round may be opened again with the same result.
-        available_m: bool (m,), who can be asked; None for everyone. The estimate then targets the sum over available
-            clients; with a difference estimator the others count with their controls.
+        available_m: bool (m,), which clients can be selected; None for all. The estimate then targets the sum over
+            available clients; with a control variate the others count with their c_i.
         oracle: Every client's update of this round, for the theoretical samplers; only simulators have one.
 
     Raises:
@@ -104,13 +105,13 @@ def open_round(
 
 
 def _present(plan: Plan, available_m: BoolArray | None) -> Any:
-    """A mask of who can be asked; None for everyone where the sampler takes that for an answer: m numbers saved."""
+    """A mask of the available clients; None for all of them where the sampler accepts that: m numbers saved."""
     m = plan.population.num_clients
     if available_m is None:
         return None if plan.sampler.accepts_no_mask else np.ones(m, dtype=np.bool_)
     available_m = np.asarray(available_m)
     if available_m.shape != (m,) or available_m.dtype != np.bool_:
-        raise DeltaflError(f"available_m is {available_m!r:.60}; it must say True or False of each of {m} clients")
+        raise DeltaflError(f"available_m is {available_m!r:.60}; it must hold True or False for each of {m} clients")
     check_anyone(int(np.count_nonzero(available_m)))
     return available_m
 
@@ -130,7 +131,7 @@ def close_round(
         cohort: What ``open_round`` returned.
         updates: One update u_i = x_K - x_0 a client, in the cohort's order; None where no reply came. (n, d) or a list;
             with a ``-remote`` estimator a list of ``RemoteReply``.
-        reports: What the clients said of their work; None if nothing.
+        reports: What the clients reported of their work; None for nothing.
 
     Returns:
         The next state, and what a person wants to see. A reply that is missing, not finite, out of range or of the

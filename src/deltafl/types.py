@@ -31,7 +31,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 Params = npt.NDArray[np.float32]
-#: Up to here float64 tells whole numbers apart.
+#: Up to here float64 holds every whole number.
 LARGEST_WHOLE = 2**53
 #: Auxiliary variables are squared and summed.
 LARGEST_AUX = 1e100
@@ -107,7 +107,7 @@ class Population(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """The clients asked in one round, how often each was drawn, and the expectation it was drawn with.
+    """The clients selected in one round, how often each was drawn, and the expectation it was drawn with.
 
     ``count / expected`` has mean 1 for every exact design: this one number is what makes an estimate unbiased.
 
@@ -155,10 +155,10 @@ class Reports(NamedTuple):
 
     Attributes:
         responded_n: bool (n,), False for a client whose reply is missing or was refused.
-        loss_n: float64 (n,), mean training loss over the local work; NaN for a reply that said none.
-        has_loss_n: bool (n,), who said a loss. A NaN that was said is a fault, and the reply is refused.
+        loss_n: float64 (n,), mean training loss over the local work; NaN for a reply without one.
+        has_loss_n: bool (n,), True where a loss was reported; a reported NaN rejects the reply.
         square_loss_n: float64 (n,), >= loss_n^2: mean of the squared losses of single examples over the local work; NaN
-            for a reply that said none.
+            for a reply without one.
         step_variance_n: float64 (n,), >= 0: variance of one local step around the mean of the client's steps,
             summed over coordinates (local_lr^2 sigma_i^2 for SGD); 0 where it is not measured.
         num_steps_n: int64 (n,), >= 1: local steps K_i.
@@ -246,7 +246,7 @@ class RoundInfo(NamedTuple):
 
     Attributes:
         round: Index of the round, from 0.
-        num_selected: Distinct clients asked.
+        num_selected: Distinct clients selected.
         num_responded: Replies used.
         rejected: Replies refused, with client and reason.
         estimate_norm: norm(D), D the estimate of the full-participation update.
@@ -255,11 +255,13 @@ class RoundInfo(NamedTuple):
         largest_weight: The largest coefficient.
         sum_of_weights: Sum of the coefficients; its mean is 1 for an unbiased design.
         mean_over_diversity: norm(D) / mean zeta of the replies; above about 1, DELTA's scores are worse than uniform.
-        loss: Mean training loss of the replies that said one, weighted by the coefficients; NaN if none did.
-        residual: sum_S coef_i norm(u_i - c_i)^2 / sum_S coef_i norm(u_i)^2: 1 without controls; above 1, the controls
-            are further from the updates than 0 is.
-        control_coefficient: beta of the round's controls in [0, 1], see ``damping.py``; 1 if there is none.
-        clip_factor: What the norm guard multiplied D with; below 1 the round's estimate is **biased** (``guard.py``).
+        loss: Mean training loss of the replies that have one, weighted by the coefficients; NaN if none has.
+        residual: sum_S coef_i norm(u_i - c_i)^2 / sum_S coef_i norm(u_i)^2: 1 without a control variate; above 1, the
+            c_i are further from the updates than 0 is.
+        control_coefficient: beta of the round's control variate in [0, 1], see ``learned_coefficient.py``; 1 if there
+            is none.
+        clip_factor: What the norm guard multiplied D with; below 1 the round's estimate is **biased**
+            (``norm_guard.py``).
     """
 
     round: int

@@ -119,7 +119,7 @@ def _check_cohort(cohort: Cohort, available_m: BoolArray) -> None:
     _require(client_n.shape == count_n.shape == expected_n.shape, "the columns of the cohort differ in length")
     _require(np.issubdtype(client_n.dtype, np.integer), f"client_n has type {client_n.dtype}, not whole numbers")
     _require(bool(np.all(np.diff(client_n) > 0)), f"client_n is {client_n}; it must be sorted, without repetition")
-    _require(bool(np.all(available_m[client_n])), "a client was asked that is not available")
+    _require(bool(np.all(available_m[client_n])), "a client was selected that is not available")
     _require(bool(np.all(count_n >= 1)), "a client of the cohort has a count below 1")
     _require(bool(np.all(~(expected_n <= 0))), "a client was drawn with expectation 0 or less")
 
@@ -132,7 +132,7 @@ def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: np.random
         responded_n=responded_n,
         loss_n=loss_n,
         has_loss_n=np.ones(n, dtype=np.bool_),
-        square_loss_n=np.where(np.arange(n) % 3 > 0, 2 * loss_n**2, np.nan),  # some say none
+        square_loss_n=np.where(np.arange(n) % 3 > 0, 2 * loss_n**2, np.nan),  # some have none
         step_variance_n=rng.exponential(size=n),
         num_steps_n=rng.integers(1, 9, size=n),
         squared_norm_n=rng.exponential(size=n),

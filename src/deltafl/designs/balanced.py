@@ -63,7 +63,7 @@ class GeneratorSource:
         return self._random() < probability
 
 
-def local_pivotal(expected_m: FloatArray, value_mq: FloatArray, luck: RandomSource) -> IntArray:
+def local_pivotal(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> IntArray:
     """Draw clients whose places x_i / pi_i lie apart.
 
     Of k clients at one place whose pi sum to T, floor(T) or ceil(T) are drawn (if all fit one cell).
@@ -71,7 +71,7 @@ def local_pivotal(expected_m: FloatArray, value_mq: FloatArray, luck: RandomSour
     Args:
         expected_m: (m,) pi in [0, 1] with a whole sum n.
         value_mq: (m, q) finite x_i, q >= 1.
-        luck: Where decisions come from.
+        source: Where decisions come from.
 
     Returns:
         n distinct client ids. O(m (cell q + log m)) time, memory of one cell's distances beside the input.
@@ -79,12 +79,12 @@ def local_pivotal(expected_m: FloatArray, value_mq: FloatArray, luck: RandomSour
     pi_m = np.clip(expected_m, 0.0, 1.0)
     left_k, place_mq = np.flatnonzero(undecided(pi_m)), places(pi_m, value_mq)
     if len(left_k) > CELL_SIZE:
-        left_k = left_k[_shuffled(len(left_k), luck)]  # ties are cut at random, not by the clients' numbers
+        left_k = left_k[_shuffled(len(left_k), source)]  # ties are cut at random, not by the clients' numbers
     while True:
         alone = len(left_k) <= CELL_SIZE
         for cell_k in [left_k] if alone else _cells(place_mq, left_k):
             pi_k, far_kk = pi_m[cell_k], squared_distances(place_mq[cell_k])
-            while duel(pi_k, far_kk, luck):
+            while duel(pi_k, far_kk, source):
                 pass
             pi_m[cell_k] = pi_k
         if alone:
@@ -105,7 +105,7 @@ def undecided(pi_m: FloatArray) -> BoolArray:
     return (pi_m > 0) & (pi_m < 1)
 
 
-def duel(pi_k: FloatArray, far_kk: FloatArray, luck: RandomSource) -> bool:
+def duel(pi_k: FloatArray, far_kk: FloatArray, source: RandomSource) -> bool:
     """Decide at least one of two neighbours, in place; False if there is no pair left.
 
     With a + b < 1 one is out and the other has a + b; else one is drawn and the other keeps a + b - 1.
@@ -113,35 +113,35 @@ def duel(pi_k: FloatArray, far_kk: FloatArray, luck: RandomSource) -> bool:
     open_k = np.flatnonzero(undecided(pi_k))
     if len(open_k) < 2:
         return False
-    i, j = _neighbours(far_kk, open_k, luck)
+    i, j = _neighbours(far_kk, open_k, source)
     a, b = float(pi_k[i]), float(pi_k[j])
     both = a + b
     if both < 1:
-        winner, loser = (i, j) if luck.chance(a / both) else (j, i)
+        winner, loser = (i, j) if source.chance(a / both) else (j, i)
         pi_k[winner], pi_k[loser] = both, 0.0
     else:
-        winner, loser = (i, j) if luck.chance((1 - b) / (2 - both)) else (j, i)
+        winner, loser = (i, j) if source.chance((1 - b) / (2 - both)) else (j, i)
         pi_k[winner], pi_k[loser] = 1.0, both - 1
     return True
 
 
-def _neighbours(far_kk: FloatArray, open_k: IntArray, luck: RandomSource) -> tuple[int, int]:
+def _neighbours(far_kk: FloatArray, open_k: IntArray, source: RandomSource) -> tuple[int, int]:
     """A random one and its nearest; but if that one has a twin, the twins."""
     if len(open_k) == 2:
         return int(open_k[0]), int(open_k[1])
-    i = int(open_k[luck.pick(len(open_k))])
-    j, far = _nearest(far_kk, i, open_k, luck)
+    i = int(open_k[source.pick(len(open_k))])
+    j, far = _nearest(far_kk, i, open_k, source)
     if far_kk[j, open_k].min() < _TWINS * far:
-        return j, _nearest(far_kk, j, open_k, luck)[0]
+        return j, _nearest(far_kk, j, open_k, source)[0]
     return i, j
 
 
-def _nearest(far_kk: FloatArray, i: int, open_k: IntArray, luck: RandomSource) -> tuple[int, float]:
+def _nearest(far_kk: FloatArray, i: int, open_k: IntArray, source: RandomSource) -> tuple[int, float]:
     """The nearest open one, ties at random, and how far it is."""
     row_k = far_kk[i, open_k]
     shortest = row_k.min()
     near_k = open_k[row_k == shortest]
-    return int(near_k[luck.pick(len(near_k)) if len(near_k) > 1 else 0]), float(shortest)
+    return int(near_k[source.pick(len(near_k)) if len(near_k) > 1 else 0]), float(shortest)
 
 
 def squared_distances(place_kq: FloatArray) -> FloatArray:
@@ -167,16 +167,16 @@ def _cells(place_mq: FloatArray, client_k: IntArray) -> Iterator[IntArray]:
         pile += [cell_k[order[half:]], cell_k[order[:half]]]
 
 
-def _shuffled(count: int, luck: RandomSource) -> IntArray:
+def _shuffled(count: int, source: RandomSource) -> IntArray:
     """0 .. count - 1 in random order (Fisher and Yates)."""
     order = list(range(count))
     for last in range(count - 1, 0, -1):
-        other = luck.pick(last + 1)
+        other = source.pick(last + 1)
         order[last], order[other] = order[other], order[last]
     return np.asarray(order, dtype=np.int64)
 
 
-def cube(expected_m: FloatArray, value_mq: FloatArray, luck: RandomSource) -> IntArray:
+def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> IntArray:
     """Draw n clients such that sum_S x_i / pi_i is nearly sum_i x_i.
 
     Flight, over a window that rolls on in random order: among more than q + 1 undecided clients there are directions
@@ -188,7 +188,7 @@ def cube(expected_m: FloatArray, value_mq: FloatArray, luck: RandomSource) -> In
     Args:
         expected_m: (m,) pi in [0, 1] with a whole sum n.
         value_mq: (m, q) finite x_i, q >= 1.
-        luck: Where decisions come from.
+        source: Where decisions come from.
 
     Returns:
         n distinct client ids. O(m q^2) time, O(m q) memory.
@@ -197,10 +197,10 @@ def cube(expected_m: FloatArray, value_mq: FloatArray, luck: RandomSource) -> In
     open_k = np.flatnonzero(undecided(pi_m))
     pi_k, balance_kc = pi_m[open_k], _balance(places(pi_m, value_mq)[open_k])
     width = max(2 * balance_kc.shape[1], LEAST_WINDOW)  # more than it takes: one decomposition serves for many steps
-    queue_k = _shuffled(len(open_k), luck) if len(open_k) > width else np.arange(len(open_k))
+    queue_k = _shuffled(len(open_k), source) if len(open_k) > width else np.arange(len(open_k))
     window, entered = queue_k[:width], width
     while len(window) > 1:
-        pi_k[window] = _flight(pi_k[window], _free_directions(balance_kc[window]), luck)
+        pi_k[window] = _flight(pi_k[window], _free_directions(balance_kc[window]), source)
         window = window[undecided(pi_k[window])]
         entering = queue_k[entered : entered + width - len(window)]
         window, entered = np.concatenate([window, entering]), entered + len(entering)
@@ -220,7 +220,7 @@ def _free_directions(balance_wc: FloatArray) -> FloatArray:
     """Directions u, (w, r) with r >= 1: sum_w u_w balance_w = 0 in all columns, or in as many first ones as can be.
 
     By elimination, column after column. Nothing here hangs on the last bits of the places, so that rounding, which
-    differs between machines, does not change a cohort: dependent columns are told by a tolerance, pivots are the first
+    differs between machines, does not change a cohort: dependent columns are found by a tolerance, pivots are the first
     that are large enough, and the sign of a column has no effect.
     """
     units = len(balance_wc)
@@ -252,12 +252,12 @@ def _first_large(size_k: FloatArray) -> int:
     return int((size_k > _LARGE * size_k.max()).argmax())
 
 
-def _flight(pi_w: FloatArray, direction_wr: FloatArray, luck: RandomSource) -> FloatArray:
+def _flight(pi_w: FloatArray, direction_wr: FloatArray, source: RandomSource) -> FloatArray:
     """Go along the directions one after the other; each loses what would move the clients decided before."""
     pi_w, here = pi_w.copy(), np.arange(len(pi_w))
     while direction_wr.shape[1] > 0:
         with np.errstate(divide="ignore", over="ignore"):  # whom the direction leaves alone has no end to reach
-            pi_w[here] = _fly(pi_w[here], direction_wr[:, 0], luck)
+            pi_w[here] = _fly(pi_w[here], direction_wr[:, 0], source)
         open_w = undecided(pi_w[here])
         for row in np.flatnonzero(~open_w):
             direction_wr = _without(direction_wr, int(row))
@@ -280,13 +280,13 @@ def _without(direction_wr: FloatArray, row: int) -> FloatArray:
     return np.asarray(rest_wr - lost_w[:, None] * (rest_wr[row] / scale))
 
 
-def _fly(pi_w: FloatArray, direction_w: FloatArray, luck: RandomSource) -> FloatArray:
+def _fly(pi_w: FloatArray, direction_w: FloatArray, source: RandomSource) -> FloatArray:
     """Go along a line to one of its two ends in the unit cube, such that the mean of where we end is where we are."""
     rising = direction_w > 0
     ahead_w = np.where(rising, 1 - pi_w, pi_w) / np.abs(direction_w)
     behind_w = np.where(rising, pi_w, 1 - pi_w) / np.abs(direction_w)
     ahead, behind = ahead_w.min(), behind_w.min()
-    forwards = luck.chance(behind / (ahead + behind))
+    forwards = source.chance(behind / (ahead + behind))
     reach_w, step, up_w = (ahead_w, ahead, rising) if forwards else (behind_w, -behind, ~rising)
     moved_w: FloatArray = np.clip(pi_w + step * direction_w, 0.0, 1.0)
     hit_w = reach_w <= reach_w.min() * (1 + _TOGETHER)  # rounding must not leave them undecided

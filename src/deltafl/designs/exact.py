@@ -252,9 +252,9 @@ def _local_pivotal(expected_m: FloatArray, value_mq: FloatArray) -> Support:
     far_mm = squared_distances(places(start_m, value_mq))
     result: Support = defaultdict(float)
 
-    def step(pi: tuple[float, ...], luck: RandomSource) -> tuple[tuple[float, ...], bool]:
+    def step(pi: tuple[float, ...], source: RandomSource) -> tuple[tuple[float, ...], bool]:
         pi_m = np.array(pi)
-        goes_on = duel(pi_m, far_mm, luck)
+        goes_on = duel(pi_m, far_mm, source)
         return tuple(pi_m.tolist()), goes_on
 
     states = [(tuple(start_m.tolist()), 1.0)]
@@ -274,7 +274,7 @@ def _local_pivotal(expected_m: FloatArray, value_mq: FloatArray) -> Support:
 
 def _cube(expected_m: FloatArray, value_mq: FloatArray) -> Support:
     result: Support = defaultdict(float)
-    for probability, drawn in every_path(lambda luck: cube(expected_m, value_mq, luck)):
+    for probability, drawn in every_path(lambda source: cube(expected_m, value_mq, source)):
         result[_counts(tuple(drawn.tolist()), len(expected_m))] += probability
     return dict(result)
 

@@ -1,6 +1,6 @@
 """From scores to expectations: how often each client is to be drawn this round.
 
-A score s_i >= 0 says how much a client is worth asking; only ratios of scores matter.
+A score s_i >= 0 says how much a client is worth selecting; only ratios of scores matter.
 
 - ``draw_probabilities``      p_i = s_i / sum s                    sum 1; for draws with replacement
 - ``inclusion_probabilities`` pi_i = min(1, c s_i)                 sum n; for designs that draw a client once at most
@@ -16,7 +16,7 @@ from ..types import BoolArray, FloatArray
 
 
 def check_anyone(num_present: int) -> None:
-    """Refuse a round in which nobody can be asked."""
+    """Refuse a round without an available client."""
     if num_present == 0:
         raise DeltaflError("no client is available this round; wait until at least one is")
 
@@ -95,13 +95,13 @@ def with_floor(
     """Mix a share of the cohort that does not depend on the score: (1 - g) s / sum s + g w' / sum w'.
 
     With it pi_i >= min(1, g n w'_i / sum w'), so no weight w_i / pi_i exceeds w_i max(1, sum w' / (g n w'_i)). The sums
-    are over the clients that can be asked: large scores of absent ones would leave the floor alone to those present.
+    are over the available clients: large scores of absent ones would leave the floor alone to those present.
 
     Args:
         score_m: (m,) scores >= 0.
         floor: g in [0, 1]; 0 leaves the scores alone.
         share_m: (m,) w' > 0; None for equal shares.
-        available_m: bool (m,), who can be asked, at least one; None for everyone. The others get 0.
+        available_m: bool (m,), the available clients, at least one; None for all. The others get 0.
 
     Returns:
         float64 (m,), sum 1.

@@ -59,7 +59,7 @@ class Expectations(NamedTuple):
 
 
 def expectations(tree: SumTree, n: int, floor: float = 0.0) -> Expectations:
-    """What ``inclusion_probabilities(with_floor(scores, floor), n)`` says, in O(n log m).
+    """The numbers of ``inclusion_probabilities(with_floor(scores, floor), n)``, in O(n log m).
 
     Clients within rounding of certainty, 1 - pi_i <= e = max(1e-12, 64 n eps), count as certain. The others' pi_i are
     then lower, by at most e a certain client in all; without a floor that can make a pi_i below it 0.

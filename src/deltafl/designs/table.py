@@ -1,6 +1,6 @@
 """Sampling designs: how a cohort with given expectations is drawn.
 
-Every design is a function ``(expected_m, rng) -> client ids``. ``expected_m`` says how often each client is to be drawn
+Every design is a function ``(expected_m, rng) -> client ids``. ``expected_m`` is how often each client is to be drawn
 on average; an *exact* design keeps that promise to the letter, which is what unbiased estimates rest on.
 
 =============== ============================================================================== ======
@@ -50,9 +50,10 @@ class Design(NamedTuple):
         name: Its name in settings.
         draw: ``(expected_m, rng) -> client ids``, with repetition where a client is drawn more than once. Of a design
             that uses values: the draw when there are none.
-        exact: Whether the mean count of each client is what was asked for.
+        exact: Whether the mean count of each client is its expectation.
         kind: ``"fixed-size"``, ``"poisson"`` or ``"replacement"``: what a variance estimate has to know.
-        draw_balanced: ``(expected_m, value_mq, luck) -> client ids``, see ``balanced.py``; None if values are not used.
+        draw_balanced: ``(expected_m, value_mq, source) -> client ids``, see ``balanced.py``; None if values are not
+            used.
         source: The paper, as in ``docs/references.md``; empty for a textbook's.
     """
 
@@ -118,14 +119,14 @@ def pivotal(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
     coin = rng.random(len(order))
     drawn: list[int] = certain
     champion, strength = -1, 0.0
-    for rival, luck in zip(order, coin, strict=True):
+    for rival, uniform in zip(order, coin, strict=True):
         both = strength + expected_m[rival]
         if both < 1:  # one of them is out
-            if luck * both < expected_m[rival]:
+            if uniform * both < expected_m[rival]:
                 champion = rival
             strength = both
         else:  # one of them is drawn, the other keeps the excess
-            if luck * (2 - both) < 1 - expected_m[rival]:
+            if uniform * (2 - both) < 1 - expected_m[rival]:
                 drawn.append(champion)
                 champion = rival
             else:
@@ -137,7 +138,7 @@ def pivotal(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
 
 
 def simple_random(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
-    """Every set of n clients is equally likely; the expectations must be equal (or 0, for who cannot be asked)."""
+    """Every set of n clients is equally likely; the expectations must be equal (or 0, for absent clients)."""
     candidates = np.flatnonzero(expected_m > 0)
     if np.ptp(expected_m[candidates]) > 1e-9:
         raise DeltaflError("simple-random needs equal expectations; write 'systematic' or 'pivotal' for unequal ones")
@@ -145,7 +146,7 @@ def simple_random(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
 
 
 def poisson(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
-    """Ask each client independently with its own probability; the cohort may be empty."""
+    """Select each client independently with its own probability; the cohort may be empty."""
     return np.flatnonzero(rng.random(len(expected_m)) < expected_m)
 
 
@@ -213,10 +214,10 @@ def draw_cohort(
 
     Args:
         score_m: (m,) scores >= 0.
-        n: Cohort size (its mean for ``poisson``); if fewer clients are available, all of them are asked.
+        n: Cohort size (its mean for ``poisson``); if fewer clients are available, all of them are selected.
         design: A name in ``DESIGNS``.
         rng: The round's generator.
-        available_m: bool (m,), who can be asked; None for everyone. The others have expectation 0.
+        available_m: bool (m,), the available clients; None for all. The others have expectation 0.
         value_mq: (m, q) values x_i, such as w_i times a sketch of client i's update, for designs that use them
             (``Design.uses_values``): the cohort is spread over the places x_i / pi_i, or balanced such that
             sum_S x_i / pi_i is near sum_i x_i. None, no column, or zeros alone: nothing to spread. Others ignore it.
@@ -255,10 +256,10 @@ def draw_from_tree(
 
     Args:
         tree: The scores.
-        n: Cohort size; if fewer clients are available, all of them are asked.
+        n: Cohort size; if fewer clients are available, all of them are selected.
         floor: g in [0, 1], as in ``inclusion.with_floor``.
         rng: The round's generator.
-        available_m: bool (m,), who can be asked; None for everyone. Unless that is everyone, the draw reads all scores.
+        available_m: bool (m,), the available clients; None for all. Unless all are, the draw reads all scores.
 
     Raises:
         DeltaflError: For an impossible n or floor, or when nobody is available.

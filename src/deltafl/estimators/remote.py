@@ -10,20 +10,21 @@ must agree on c_i although replies get lost. The protocol::
     client -> server   v_i = u_i - c_i, rounded to float32, and taken_i again: which c_i that is
     server             D with v_i; for each reply taken: sum <- sum + w_i v_i, taken_i <- name(taken_i, v_i)
 
-c_i changes only when the server says that it took the reply: one lost on its way, late or refused leaves both sides as
-they were. A client adds what it *sent*, rounding included, in float64, as the server does: the sum stays sum_j w_j c_j
-up to float64 rounding, and where that has become large beside it (``RunningSum``) all begin anew. A name is a
+c_i changes only when the server confirms that it took the reply: one lost on its way, late or refused leaves both sides
+as they were. A client adds what it *sent*, rounding included, in float64, as the server does: the sum stays sum_j w_j
+c_j up to float64 rounding, and where that has become large beside it (``RunningSum``) all begin anew. A name is a
 63-bit digest of all v_i that c_i is the sum of. So two sides that disagree for whatever reason (a lost disk, a reply
 changed on its way, another client's memory, a server that went back) notice it before a wrong c_i is used. If the
 server goes back to an earlier checkpoint, clients go back with it, as far as they keep older c_i; beyond that the
-server starts the memory anew (``begin_anew``), and every client with it. It has to be everyone: a sum does not tell
+server starts the memory anew (``begin_anew``), and every client with it. It has to be all of them: a sum does not show
 what a single c_i was.
 
 ``difference-own-remote`` is ``difference-own`` and ``innovation-remote`` is ``innovation``, up to one float32 rounding
-of what is sent; bit for bit where u_i - c_i is a float32 number. The damped forms have no such twin: beta is learnt
-from the products of u_i with c_i, and the estimate needs u_i - beta c_i = v_i + (1 - beta) c_i. The server has neither.
+of what is sent; bit for bit where u_i - c_i is a float32 number. The forms with a learned coefficient have no such
+twin: beta is learned from the products of u_i with c_i, and the estimate needs u_i - beta c_i = v_i + (1 - beta) c_i.
+The server has neither.
 
-Norms that samplers are told are those of what was sent: ``squared_norm_n`` is norm(u_i - c_i)^2, as
+Norms that samplers see are those of what was sent: ``squared_norm_n`` is norm(u_i - c_i)^2, as
 ``squared_residual_n`` is for clients seen before.
 """
 
@@ -60,7 +61,7 @@ class RemoteControlState(NamedTuple):
 
     Attributes:
         total_d: float64 (d,), sum_j w_j c_j.
-        common_d: float64 (d,), the guess for clients never seen.
+        common_d: float64 (d,), c of clients that have not replied yet.
         unseen_m: bool (m,), clients none of whose replies was taken.
         unseen_weight: float64 (), the sum of their weights.
         taken_m: int64 (m,), the name of c_i, see the module; -1 for c_i = 0. To be sent with the model.
@@ -80,7 +81,7 @@ class RemoteControl(ControlVariate):
     """The server's part: the sum of all c_i, and the name of each.
 
     Attributes:
-        memory: In [0, 1), how slowly the guess for clients never seen follows the estimates; None for the guess 0.
+        memory: In [0, 1), how slowly c of clients that have not replied yet follows the estimates; None for 0.
     """
 
     memory: float | None = None
@@ -97,7 +98,7 @@ class RemoteControl(ControlVariate):
         )
 
     def value(self, state: RemoteControlState, client_n: IntArray) -> ControlValue:
-        """What is still to be subtracted: nothing of clients that did it themselves, the common guess of the others."""
+        """What is still to be subtracted: nothing of clients that did it themselves, the common c of the others."""
         control_nd = np.where(state.unseen_m[client_n][:, None], state.common_d, 0.0)
         return ControlValue(state.total_d + state.unseen_weight * state.common_d, control_nd)
 
@@ -129,7 +130,7 @@ class RemoteControl(ControlVariate):
 def begin_anew(state: RemoteControlState) -> RemoteControlState:
     """All c_i = 0 from now on, as after ``init``: for a client that lost its c_i, weights that changed, a lost sum.
 
-    The guess for clients never seen stays: it is the server's own, and serves everybody now.
+    The common c stays: it is the server's own, and serves all clients now.
     """
     return state._replace(
         total_d=np.zeros_like(state.total_d),
@@ -186,7 +187,7 @@ def differences(
 
 
 def _is_name(since: object, taken: int) -> bool:
-    """Whether what a client says is the name that the server has; anything but a whole number is none."""
+    """Whether a client's name of its c_i is the server's; anything but a whole number is none."""
     return isinstance(since, int | np.integer) and int(since) == taken
 
 
@@ -198,7 +199,7 @@ def _name(before: int, difference_d: Params) -> int:
 
 
 class ClientMemory:
-    """The client's part of a ``...-remote`` estimator: keeps c_i, and says what to send.
+    """The client's part of a ``...-remote`` estimator: keeps c_i, and makes what is sent.
 
     ::
 

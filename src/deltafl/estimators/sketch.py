@@ -38,7 +38,7 @@ def count_sketch(vector_nd: npt.NDArray[np.floating], size: int, seed: int) -> F
         True
     """
     if not 1 <= size <= _LARGEST:
-        raise DeltaflError(f"a sketch of {size} numbers was asked for; it has from 1 to {_LARGEST}")
+        raise DeltaflError(f"a sketch cannot have {size} numbers; choose 1 to {_LARGEST}")
     n, d = vector_nd.shape
     signed_nq = np.zeros((n, 2 * size))
     for block, first in enumerate(range(0, d, _BLOCK)):

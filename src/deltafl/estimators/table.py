@@ -1,7 +1,7 @@
 """Estimators: how the replies of a cohort become one estimate D of the full-participation update ubar.
 
-Every estimate has the form ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)``: coefficients, and controls c known before
-the draw (zero for the plain estimators). ``a_i`` is count_i / (expected_i q_i), q_i the client's response rate.
+Every estimate has the form ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)``: coefficients, and control values c known
+before the draw (zero for the plain estimators). ``a_i`` is count_i / (expected_i q_i), q_i the client's response rate.
 
 ================== ================================ =============== ======== ===========================================
 name               coef_i                           control         unbiased
@@ -12,11 +12,11 @@ plain-mean         count_i / sum_S count_j          0               **no**   Fed
 weighted-mean      w_i count_i / sum_S w_j count_j  0               **no**   FedAvg as its authors write it
 difference         w_i a_i                          common c        yes
 difference-own     w_i a_i                          own c_i         yes      FedVARP with unbiased weights
-innovation         w_i a_i                          own c_i, else c yes      c for clients never seen
-regression         w_i a_i                          B x_i           yes      x_i known from the start, B learnt:
-                                                                             ``regression.py``
-...-damped         w_i a_i                          beta c          yes      the last four, beta learnt: ``damping.py``
-fedstale           w_i a_i                          beta own c_i    yes      beta 0.5, or as in ``fedstale-0.8``
+innovation         w_i a_i                          own c_i, else c yes      c for new clients
+regression         w_i a_i                          B x_i           yes      x_i auxiliary variables, B learned
+...-damped         w_i a_i                          beta c          yes      the last four, beta learned:
+                                                                             ``learned_coefficient.py``
+fedstale           w_i a_i                          beta own c_i    yes      beta 0.5; ``fedstale(beta=0.8)``
 ...-remote         w_i a_i                          as above        yes      as ``difference-own`` and ``innovation``;
                                                                              clients keep c_i: ``remote.py``
 fedvarp            w_i                              own c_i         **no**   FedVARP as the DELTA paper combines it, in
@@ -94,24 +94,25 @@ def _summing_to_1(coef_n: FloatArray) -> FloatArray:
 
 
 def average_of_all(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
-    """coef_i = w_i: with own controls, D = sum_j w_j c_j after the replies have replaced the cohort's c_i. Biased.
+    """coef_i = w_i: with own c_i, D = sum_j w_j c_j after the replies have replaced the cohort's c_i. Biased.
 
     The DELTA paper: "instead of reassigning weights in the aggregation step, we use [p] to select the current round
-    update clients and then average aggregate the updates of all clients", those not asked counting with their last
+    update clients and then average aggregate the updates of all clients", those not selected counting with their last
     update, as in FedVARP. That is SAG's average (Le Roux, Schmidt and Bach 2012), where FedVARP itself is SAGA's. We
     take the average with the target's weights (the plain mean of all m clients if these are equal), so that a memory
-    without staleness gives ubar. E[D] = sum_j w_j ((1 - pi_j) c_j + pi_j u_j): it lags behind ubar, and a client never
-    seen counts as zero, hence the first m / n rounds or so take short steps. Counts and probabilities are not used.
+    without staleness gives ubar. E[D] = sum_j w_j ((1 - pi_j) c_j + pi_j u_j): it lags behind ubar, and a client that
+    has not replied counts as zero, hence the first m / n rounds or so take short steps. Counts and probabilities are
+    not used.
 
     MIFA (Gu, Huang, Zhang and Huang, NeurIPS 2021) steps along the same average of everybody's latest update, whoever
-    replied; with w_i = 1 / m it is theirs to the letter. It asks that everyone reply once in the first round. We do not
-    wait for that: the sampler ``mifa`` asks everyone once in the first rounds, who count as zero until then.
+    replied; with w_i = 1 / m it is theirs to the letter. It needs a reply of every client in the first round. We do not
+    wait for that: the sampler ``mifa`` selects all clients once in the first rounds; they count as zero until then.
     """
     return weight_n.copy()
 
 
 class Estimator(NamedTuple):
-    """A rule for coefficients, and the controls it subtracts.
+    """A rule for coefficients, and the control variate it subtracts.
 
     Attributes:
         name: Its name in settings.

@@ -1,9 +1,9 @@
 """How good an estimate is, from the one cohort that made it.
 
-D = sum_S z_i + what is fixed, z_i = coef_i l_i; l_i = u_i - c_i is left for the draw to get wrong. For estimators whose
+D = sum_S z_i + what is fixed, z_i = coef_i l_i; l_i = u_i - c_i is the residual. For estimators whose
 coefficients sum to 1 it is u_i - D, as of any ratio (Taylor's linearisation; Hajek's, the plain and the weighted mean).
-Two draws make D: who is asked, and who of them replies, each on its own with rate q_i. q_i z_i is what a reply would
-count if all replied:
+Two draws make D: which clients are selected, and which of them reply, each on its own with rate q_i. q_i z_i is what a
+reply would count if all replied:
 
 - with replacement: V = n/(n-1) sum_draws norm(q_i z_i / count_i - B)^2                          (Hansen-Hurwitz 1943)
 - Poisson:          V = sum_S (1 - pi_i) norm(q_i z_i)^2
@@ -13,10 +13,10 @@ count if all replied:
                     count as fixed size: an over-estimate, as the formula knows nothing of the values they spread over;
                     ordered-pivotal draws too, an over-estimate where neighbours in the order are alike.
 
-Sums over those asked are estimated from those who replied by weights 1 / q_i; n is the number asked. The second draw
-adds sum (1 - q_i) norm(z_i)^2 over those who replied.
+Sums over selected clients are estimated from those that replied by weights 1 / q_i; n is the number selected. The
+second draw adds sum (1 - q_i) norm(z_i)^2 over those who replied.
 
-NaN where one cohort cannot tell (replies of fewer than two undecided clients, unknown expectations).
+NaN where one cohort is not enough (replies of fewer than two undecided clients, unknown expectations).
 """
 
 from typing import NamedTuple
@@ -74,7 +74,7 @@ def estimate_variance(replies: Replies, residual_nd: npt.NDArray[np.floating]) -
 
 
 def variance_form(replies: Replies) -> VarianceForm | None:
-    """The formula above that fits a cohort; None where it cannot tell."""
+    """The formula above that fits a cohort; None where there is none."""
     cohort, rate_n, coef_n = replies.cohort, replies.response_n, replies.coef_n
     if not np.all(np.isfinite(cohort.expected_n)):
         return None
@@ -95,7 +95,7 @@ def variance_form(replies: Replies) -> VarianceForm | None:
 
 
 def _undecided(expected_n: FloatArray) -> FloatArray:
-    """1 - pi_i: nothing of a client that is always asked is left to chance."""
+    """1 - pi_i: nothing of a client that is always selected is left to chance."""
     return np.clip(1 - expected_n, 0.0, 1.0)
 
 

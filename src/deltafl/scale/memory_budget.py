@@ -1,4 +1,4 @@
-"""The room that a memory of one update a client takes (``memory.py``): told before a run, refused where it lacks."""
+"""The memory budget of one update a client (``rows.py``): estimated before a run, which is refused if it is short."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ def memory_size(format: RowFormat, shape: tuple[int, int], rows_a_checkpoint: in
 
 
 def memory_words(format: RowFormat, shape: tuple[int, int], size: MemorySize, place: str) -> str:
-    """What such a memory is and takes, as the end of a sentence; ``place`` says where on the disk, as in "in DIR"."""
+    """What such a memory is and takes, as the end of a sentence; ``place`` is where on the disk, as in "in DIR"."""
     text = (
         f"remembers one update a client, {shape[0]:,} x {shape[1]:,} numbers ({format.dtype}): "
         f"at most {human(size.ram)} of RAM"
@@ -50,7 +50,7 @@ class Cures(NamedTuple):
 
     Attributes:
         fewer_rows: What makes fewer rows change between two checkpoints.
-        checkpoints: The setting that says where checkpoints go.
+        checkpoints: The setting for where checkpoints go.
     """
 
     fewer_rows: str = "a lower checkpoint_every"
@@ -94,7 +94,7 @@ def require_room(
 
 
 def free_ram() -> int | None:
-    """Bytes of RAM that can be had without swapping; None where the system does not say."""
+    """Bytes of RAM that can be had without swapping; None where the system has no answer."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]

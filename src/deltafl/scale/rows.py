@@ -10,7 +10,7 @@ folder     a file, memory-      the rows that changed since the checkpoint   row
 ========== ==================== ============================================ ======================================
 
 bfloat16 is float32 without its lower 16 bits, rounded to nearest, ties to even; 8 bits of precision, which costs a
-control nothing but 2^-9 of its length in residuals: c is what was stored, so that the estimate stays unbiased.
+control variate nothing but 2^-9 of its length in residuals: c is what was stored, so that the estimate stays unbiased.
 
 **The file and the checkpoints.** A row that changes is kept in RAM; the file is not touched. A checkpoint holds these
 changed rows. Only when it is valid are they written into the file (``settled``) and forgotten. So the file is never
@@ -232,7 +232,7 @@ def read_rows(rows: Rows, client_n: IntArray, num_params: int) -> FloatArray:
 
 
 def wide_row(stored_d: Row) -> FloatArray:
-    """What a stored row says, float64 (d,)."""
+    """The values of a stored row, float64 (d,)."""
     narrow_d = from_bfloat16(stored_d) if stored_d.dtype == np.uint16 else stored_d
     return narrow_d.astype(np.float64)
 

@@ -8,10 +8,10 @@ K_i the client's number of local steps::
              S <- D
 
 ``drift_d`` = beta S is what the server sends beside the model. It is known before the draw, so only the residuals
-u_i - beta S are estimated, with controls of their own, and the norms that samplers see are theirs: those of the
-clients' gradients, as without momentum. (Estimating all of u_i would multiply beta S by the random sum of the weights W
-in every round; where beta^2 E[W^2] > 1 its mean square would grow without bound.) D stays right for a host that sends
-no drift: then beta S is just a control.
+u_i - beta S are estimated, with a control variate of their own, and the norms that samplers see are theirs: those of
+the clients' gradients, as without momentum. (Estimating all of u_i would multiply beta S by the random sum of the
+weights W in every round; where beta^2 E[W^2] > 1 its mean square would grow without bound.) D stays right for a host
+that sends no drift: then beta S is just a control variate.
 
 If all clients take K steps, S / K is lr times the mean direction of the last round's local steps, and this is FedCM (Xu
 et al. 2021, "FedCM: Federated learning with client-level momentum", alpha = 1 - beta). It is also MimeLite with SGD
@@ -20,7 +20,7 @@ one thing: MimeLite feeds its momentum with the clients' full gradients at the *
 pass over the data; here it is fed with the gradients *along the local path*, which are there already. Mime itself also
 corrects each local gradient by the difference of two others (SVRG); it is not offered. If the K_i differ, all clients
 drift equally far over their round, in steps of different lengths: with a common step, clients with more steps would
-have more of a say in S.
+count more in S.
 """
 
 from typing import NamedTuple

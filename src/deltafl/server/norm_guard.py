@@ -1,4 +1,4 @@
-"""The norm guard: an estimate D much longer than those before it is clip_factor, at the price of a bias.
+"""The norm guard: an estimate D much longer than those before it is clipped, at the price of a bias.
 
 ::
 
@@ -6,9 +6,9 @@
 
 A single client with a tiny inclusion probability, or a memory that has gone stale, can make one D so long that the
 model is lost. The guard bounds that damage. The norms remembered are those of the steps taken, that is after
-shortening: a lasting change of scale is followed, by the factor ``norm_guard`` about every ten rounds, an outlier is
-not. **Biased**: E[D] is no longer ubar in rounds where some cohort's D would be clip_factor, so it is off unless it is
-asked for, and ``RoundInfo.clip_factor`` says where it acted. Clipping by the norms of the past: Seetharaman et al.
+clipping: a lasting change of scale is followed, by the factor ``norm_guard`` about every ten rounds, an outlier is
+not. **Biased**: E[D] is no longer ubar in rounds where some cohort's D would be clipped, so it is off by default, and
+``RoundInfo.clip_factor`` shows where it acted. Clipping by the norms of the past: Seetharaman et al.
 2020 (AutoClip, a percentile of them), Andrew et al. 2021 (a quantile, with differential privacy).
 """
 
@@ -37,7 +37,7 @@ def init_guard(norm_guard: float | None) -> NoGuard | GuardState:
     """No norms, or nothing at all without a guard.
 
     Raises:
-        DeltaflError: If the factor is not above 1: the median itself would be clip_factor.
+        DeltaflError: If the factor is not above 1: the median itself would be clipped.
     """
     if norm_guard is None:
         return NoGuard()
@@ -49,7 +49,7 @@ def init_guard(norm_guard: float | None) -> NoGuard | GuardState:
 def shorten(
     norm_guard: float | None, state: NoGuard | GuardState, delta_d: FloatArray
 ) -> tuple[FloatArray, float, NoGuard | GuardState]:
-    """Shorten an estimate where it is too long.
+    """Clip an estimate that is too long.
 
     Args:
         norm_guard: The factor; None for no guard.
@@ -58,7 +58,7 @@ def shorten(
 
     Returns:
         D as it is used, the factor in (0, 1] it was multiplied with, and the norms with this one. An estimate of 0 (no
-        reply, no memory) is not remembered: it says nothing about the scale.
+        reply, no memory) is not remembered: it has no scale.
     """
     if norm_guard is None or isinstance(state, NoGuard):
         return delta_d, 1.0, state
