@@ -168,6 +168,8 @@ def test_an_empty_poisson_cohort(estimator: str) -> None:
     assert following.round == empty + 1
     assert info.num_selected == 0
     assert info.variance == 0
+    streamed, _ = Accumulator(plan, state, open_round(plan, state)).close()
+    assert same_tree(streamed.control, following.control)
 
 
 @pytest.mark.parametrize("optimizer", SERVER_OPTIMIZERS)
@@ -348,8 +350,15 @@ def test_impossible_plans() -> None:
     for weight_m in ([0.5, 0.6], [1.5, -0.5], [float("nan"), 1.0]):
         with pytest.raises(DeltaflError, match="sum 1"):
             Plan(Population(np.array(weight_m), np.array([1, 1])), Fixed(), 1)
-    with pytest.raises(DeltaflError, match=r"got shape \(2, 2\); use .ravel\(\)"):
-        init_round(Plan(population, Fixed(), 2), np.zeros((2, 2), dtype=np.float32))
+    with pytest.raises(DeltaflError, match="2 weights and 3 sizes"):
+        Plan(Population(np.full(2, 0.5), np.ones(3, dtype=np.int64)), Fixed(), 1)
+    for params, words in (
+        (np.zeros((2, 2)), r"got shape \(2, 2\); use .ravel\(\)"),
+        ([1.0, float("nan")], "NaN or infinite"),
+        (["a"], "array of numbers"),
+    ):
+        with pytest.raises(DeltaflError, match=words):
+            init_round(Plan(population, Fixed(), 2), params)
 
 
 @pytest.mark.parametrize(

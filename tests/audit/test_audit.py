@@ -210,3 +210,15 @@ def test_the_command_names_samplers_that_it_could_not_audit() -> None:
     assert "cannot be drawn on these updates or with these designs and estimators: hics-fl." in " ".join(
         result.output.split()
     )
+
+
+def test_a_client_without_weight_adds_nothing_to_the_least_error() -> None:
+    update_md = np.random.default_rng(0).normal(size=(8, 20))
+    gram_mm, weight_m = update_md @ update_md.T, np.full(8, 1 / 7)
+    weight_m[0] = 0.0
+    others = lower_bound(gram_mm[1:, 1:], weight_m[1:], 3)
+    assert others > 1
+    assert lower_bound(gram_mm, weight_m, 3) == pytest.approx(others)
+    assert lower_bound(gram_mm, weight_m, 7) == 0.0
+    still_md = update_md * (np.arange(8) > 0)[:, None]  # an update of zero has nothing to add either
+    assert lower_bound(still_md @ still_md.T, np.full(8, 1 / 7), 3) == pytest.approx(others)

@@ -14,6 +14,7 @@ from deltafl import (
     SAMPLERS,
     Cohort,
     DeltaflError,
+    Fixed,
     KnownUpdates,
     Population,
     Reports,
@@ -174,3 +175,23 @@ def test_faults_are_found(sampler: Any, part: str) -> None:
 
 def test_a_biased_sampler_that_says_so_passes() -> None:
     check_sampler(replace(Successive(), unbiased=False))
+
+
+def test_a_sampler_that_takes_everyone_must_give_the_same_cohort_for_none() -> None:
+    class Forgetful(Fixed):
+        accepts_no_mask = True
+
+        def open(
+            self,
+            state: Any,
+            available_m: BoolArray | None,
+            n: int,
+            rng: np.random.Generator,
+            oracle: Oracle | None = None,
+        ) -> Cohort:
+            all_but_one = np.arange(len(state.score_m)) > 0
+            return super().open(state, all_but_one if available_m is None else available_m, n, rng, oracle)
+
+    check_sampler(make_sampler("pracdelta@ordered-pivotal"))
+    with pytest.raises(AssertionError, match="accepts_no_mask"):
+        check_sampler(Forgetful())

@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from conftest import same_tree
 from deltafl import DESIGNS, Cohort, DeltaflError, draw_cohort, inclusion_probabilities, stream
 from deltafl.designs.exact import support
-from deltafl.designs.table import cohort_size, find_design
+from deltafl.designs.table import cohort_size, find_design, systematic
 from deltafl.types import FloatArray
 
 EXACT = [name for name, design in DESIGNS.items() if design.exact]
@@ -223,3 +223,12 @@ def test_same_generator_same_cohort(design: str) -> None:
     cohorts: list[Cohort] = [draw_cohort(score_m, 5, design, stream(seed, "draw")) for seed in (1, 1, 2)]
     assert np.array_equal(cohorts[0].client_n, cohorts[1].client_n)
     assert not np.array_equal(cohorts[0].client_n, cohorts[2].client_n)
+
+
+def test_a_systematic_draw_cannot_run_beyond_the_last_client() -> None:
+    class Late(np.random.Generator):
+        def random(self, *args: object, **kwargs: object) -> float:  # type: ignore[override]
+            return 1 - 2**-53
+
+    drawn = systematic(np.full(20, 0.5), Late(np.random.PCG64(0)))
+    assert len(set(drawn.tolist())) == 10

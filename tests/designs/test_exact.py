@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from deltafl import DESIGNS, Cohort, DeltaflError, draw_cohort, inclusion_probabilities
+from deltafl import DESIGNS, Cohort, DeltaflError, Fixed, Population, draw_cohort, inclusion_probabilities
 from deltafl.designs.exact import MAX_CLIENTS, Support, as_cohort, every_cohort, joint_expectations, support
 from deltafl.types import FloatArray
 
@@ -137,3 +137,15 @@ def test_too_many_clients() -> None:
         support("pivotal", np.full(MAX_CLIENTS + 1, 0.5))
     with pytest.raises(DeltaflError, match="did you mean 'pivotal'"):
         support("pivotl", np.full(2, 0.5))
+
+
+@pytest.mark.parametrize("design", ["poisson", "multinomial", "systematic"])
+def test_no_cohort_of_probability_0_is_enumerated(design: str) -> None:
+    weight_m = np.array([0.0, 0.5, 0.3, 0.2])
+    sampler = Fixed(design, by_weight=True)
+    state = sampler.init(Population(weight_m, np.ones(4, dtype=np.int64)))
+    everyone = np.ones(4, dtype=np.bool_)
+    cohorts = list(every_cohort(lambda rng: sampler.open(state, everyone, 2, rng)))
+    assert sum(probability for probability, _ in cohorts) == pytest.approx(1)
+    assert all(probability > 0 for probability, _ in cohorts)
+    assert all(0 not in cohort.client_n for _, cohort in cohorts)

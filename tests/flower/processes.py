@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -162,18 +163,12 @@ class Processes:
     def superlink(self, *options: str) -> None:
         """Start the SuperLink and wait until it listens."""
         address = f"127.0.0.1:{self.port}"
-        security = self._security()
-        self.start(
-            "superlink",
-            "flower-superlink",
-            *security,
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            "--disable-runtime-dependency-installation",
-            *options,
-        )
+        command = f"flower-superlink --host 127.0.0.1 --port {self.port} --disable-runtime-dependency-installation"
+        security = "--insecure"
+        if self.tls is not None:
+            names = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
+            security = " ".join(f"--ssl-{option} {self.tls / name}" for option, name in names.items())
+        self.start("superlink", *command.split(), *security.split(), *options)
         how = "insecure = true" if self.tls is None else f'root-certificates = "{self.tls / "ca.crt"}"'
         (self.folder / "home" / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{address}"\n{how}\n'
@@ -184,19 +179,9 @@ class Processes:
         """Start a SuperNode that holds a partition."""
         config = f'client-id="{name}" partition-id={partition} num-partitions={partitions} '
         config += f'fault="{self.folder / f"fault-{name}"}"'
-        security = ["--insecure"] if self.tls is None else ["--root-certificates", str(self.tls / "ca.crt")]
-        self.start(
-            name,
-            "flower-supernode",
-            *security,
-            "--superlink",
-            f"127.0.0.1:{self.port}",
-            "--port",
-            str(free_port()),
-            "--node-config",
-            config,
-            *options,
-        )
+        security = "--insecure" if self.tls is None else f"--root-certificates {self.tls / 'ca.crt'}"
+        command = f"flower-supernode --superlink 127.0.0.1:{self.port} --port {free_port()} {security}"
+        self.start(name, *command.split(), "--node-config", config, *options)
 
     def run(self, *options: str, **settings: object) -> str:
         """``flwr run`` with settings of the app; returns what it printed."""
@@ -208,14 +193,9 @@ class Processes:
 
     def flwr(self, *arguments: str) -> str:
         """A command of Flower's own."""
-        done = subprocess.run(
-            ["flwr", *arguments],
-            env=self.environment,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+        where: dict[str, Any] = {"env": self.environment, "cwd": self.folder, "timeout": 120}
+        done: subprocess.CompletedProcess[str] = subprocess.run(
+            ["flwr", *arguments], capture_output=True, text=True, check=False, **where
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -246,18 +226,6 @@ class Processes:
     def done(self) -> bool:
         """Whether the server has finished."""
         return (self.folder / "trace" / "done").exists()
-
-    def _security(self) -> list[str]:
-        if self.tls is None:
-            return ["--insecure"]
-        return [
-            "--ssl-ca-certfile",
-            str(self.tls / "ca.crt"),
-            "--ssl-certfile",
-            str(self.tls / "server.crt"),
-            "--ssl-keyfile",
-            str(self.tls / "server.key"),
-        ]
 
     def _listens(self) -> bool:
         with socket.socket() as probe:

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 
@@ -16,14 +16,15 @@ from deltafl.flower import DeltaStrategy
 from deltafl.flower.clients import ClientInfo
 from deltafl.flower.registration import check_same_kind, client_key, read_registration
 
-from .grid import FakeGrid, configs, linear_app, played, sent_to, start
+from .grid import FakeGrid, configs, linear_app, played, running, sent_to, start
 
 
 def registration(num_aux: int = 0, **values: Any) -> tuple[str, ClientInfo]:
     record = {"kind": "client", "client_id": "a", "num_examples": 5, **values}
-    return read_registration(
-        ConfigRecord({name.replace("_", "-"): value for name, value in record.items() if value is not None}), num_aux
-    )
+    content = {name.replace("_", "-"): value for name, value in record.items() if value is not None}
+    with running():
+        reply = Message(RecordDict({"deltafl": ConfigRecord(content)}), 1, "query.deltafl")
+    return read_registration(reply, num_aux)
 
 
 def test_a_client_cannot_choose_a_key_that_looks_verified() -> None:

@@ -267,7 +267,6 @@ def test_the_log_says_what_the_memory_takes(
     [
         ({"memory_dtype": "float16"}, "memory_dtype is 'float16'; write 'float32' or 'bfloat16'"),
         ({"memory_path": "rows"}, r"memory_path is 'rows' and there is no state_path: .*write state_path=..., too"),
-        ({"memory_path": 3, "state_path": "state"}, "memory_path is 3; write a folder on a disk, or None for RAM"),
         ({"memory_dtype": "bfloat16", "sampler": "pracdelta"}, "memory_dtype is set, but with 'horvitz-thompson'"),
         (
             {"memory_path": "rows", "state_path": "state", "estimator": "innovation-remote"},

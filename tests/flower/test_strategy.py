@@ -1,4 +1,4 @@
-"""DeltaStrategy over messages, in one process: who is asked, which replies count, what is refused."""
+"""DeltaStrategy over messages, in one process: rounds, replies, restarts, settings."""
 
 import contextlib
 import subprocess
@@ -34,7 +34,7 @@ from deltafl import (
     make_server_optimizer,
     open_round,
 )
-from deltafl.flower import DeltaStrategy, WeightedClipping, delta_mod, register
+from deltafl.flower import DeltaStrategy, delta_mod, register
 from deltafl.flower.messages import mean_metrics
 from deltafl.flower.strategy import log_round
 from deltafl.types import RoundInfo
@@ -185,6 +185,9 @@ FAILURES = {
     "no steps": (lying(metrics={"num-steps": 0}), "local steps"),
     "nan steps": (lying(metrics={"num-steps": float("nan")}), "local steps"),
     "huge steps": (lying(metrics={"num-steps": 2**63 - 1}), None),
+    "enormous steps": (lying(metrics={"num-steps": 1e300}), None),
+    "negative steps": (lying(metrics={"num-steps": -1e300}), "local steps"),
+    "list of steps": (lying(metrics={"num-steps": [1] * 10**5}), "local steps"),
     "two records": (lying(second=True), "2 array records"),
     "garbage": (lying(data=b"\x93NUMPY garbage"), "cannot be read"),
     "pickle": (lying(data=b"cos\nsystem\n(S'exit'\ntR."), "cannot be read"),
@@ -204,12 +207,13 @@ def test_failures_are_non_response_of_the_right_client(kind: str) -> None:
         return
     assert [federation.clients.keys[client] for client, _ in strategy.history[0].rejected] == ["client:hospital-2"]
     assert reason in strategy.history[0].rejected[0].reason
+    assert len(strategy.history[0].rejected[0].reason) < 120
     assert federation.response_rates()["client:hospital-2"] == 0.5
     assert [rate for key, rate in federation.response_rates().items() if key != "client:hospital-2"] == [1.0] * 3
 
 
-def plain_app(told: dict[int, dict[str, Any]], mods: list[Any], second: bool = False) -> ClientApp:
-    """Clients that answer the model they got plus one, and say of themselves what ``told`` has for their target.
+def plain_app(reported: dict[int, dict[str, Any]], mods: list[Any], second: bool = False) -> ClientApp:
+    """Clients that return the model plus one, and report what ``reported`` has for their target.
 
     ``second``: beside another record of metrics, so that the mod makes its own.
     """
@@ -220,7 +224,7 @@ def plain_app(told: dict[int, dict[str, Any]], mods: list[Any], second: bool = F
     def train(message: Message, context: Context) -> Message:
         arrays = message.content.array_records["arrays"]
         moved = {"x": Array(arrays["x"].numpy() + np.float32(1)), "steps": arrays["steps"]}
-        metrics = MetricRecord({"num-examples": 10, **told.get(int(context.node_config["target"]), {})})
+        metrics = MetricRecord({"num-examples": 10, **reported.get(int(context.node_config["target"]), {})})
         content = RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics})
         if second:
             content["second"] = MetricRecord({"accuracy": 0.5})
@@ -231,7 +235,7 @@ def plain_app(told: dict[int, dict[str, Any]], mods: list[Any], second: bool = F
 
 @pytest.mark.parametrize("mods", [[], [delta_mod]], ids=["register alone", "delta_mod"])
 @pytest.mark.parametrize(
-    ("told", "loss"),
+    ("reported", "loss"),
     [
         ({key: {"train_loss": 2.5} for key in range(4)}, 2.5),
         ({key: {"train-loss": 2.5, "loss": 1.0} for key in range(4)}, 1.0),
@@ -240,9 +244,11 @@ def plain_app(told: dict[int, dict[str, Any]], mods: list[Any], second: bool = F
         ({}, None),
     ],
 )
-def test_the_loss_is_the_mean_over_those_who_said_one(mods: list[Any], told: Any, loss: float | None) -> None:
+def test_the_loss_is_the_mean_over_the_replies_that_report_one(
+    mods: list[Any], reported: Any, loss: float | None
+) -> None:
     strategy = DeltaStrategy("uniform", n=4)
-    result = start(strategy, FakeGrid(plain_app(told, mods), configs(4)), rounds=1)
+    result = start(strategy, FakeGrid(plain_app(reported, mods), configs(4)), rounds=1)
     assert strategy.history[0].num_responded == 4
     metrics = result.train_metrics_clientapp[1]
     assert metrics.get("loss") == (None if loss is None else pytest.approx(loss))
@@ -254,34 +260,18 @@ def test_samplers_that_go_by_losses_take_no_reply_without_one(label: str) -> Non
     start(strategy, FakeGrid(plain_app({0: {"train_loss": 1.0}, 1: {"loss": 2.0}}, []), configs(4)), rounds=1)
     assert strategy.history[0].num_responded == 2
     assert [client for client, _ in strategy.history[0].rejected] == [2, 3]
-    assert "put 'loss' or 'train_loss' into its metrics" in strategy.history[0].rejected[0].reason
+    assert "no loss" in strategy.history[0].rejected[0].reason
 
 
 @pytest.mark.parametrize("mods", [[], [delta_mod]], ids=["register alone", "delta_mod"])
 @pytest.mark.parametrize("second", [False, True])
 def test_oort_learns_square_losses_and_does_without(mods: list[Any], second: bool) -> None:
     """U_i = 10 sqrt(mean square), or 10 |mean loss| of those who say no square."""
-    told = {0: {"loss": 1.0, "square-loss": 4.0}, 1: {"train_loss": 3.0}, 2: {"train_loss": 1.0, "square-loss": 1}}
+    reported = {0: {"loss": 1.0, "square-loss": 4.0}, 1: {"train_loss": 3.0}, 2: {"train_loss": 1.0, "square-loss": 1}}
     strategy = DeltaStrategy("oort", n=3)
-    federation = played(strategy, FakeGrid(plain_app(told, mods, second), configs(3)), 1)
+    federation = played(strategy, FakeGrid(plain_app(reported, mods, second), configs(3)), 1)
     assert strategy.history[0].num_responded == 3
     assert federation.current.sampler.utility_m.tolist() == [20.0, 30.0, 10.0]
-
-
-@pytest.mark.parametrize("steps", [-1e300, -1e19, 1e300, [1] * 10**5])
-def test_no_number_of_steps_stops_the_server(steps: Any) -> None:
-    grid = FakeGrid(linear_app(), configs(4))
-
-    def lie(message: Message, context: Context) -> Message:
-        reply = grid.app(message, context)
-        reply.content.metric_records["metrics"]["num-steps"] = steps
-        return reply
-
-    grid.fail[998] = lie
-    strategy = DeltaStrategy("uniform", n=4)
-    start(strategy, grid, rounds=1)
-    assert strategy.history[0].num_responded in (3, 4)
-    assert all(len(reply.reason) < 120 for reply in strategy.history[0].rejected)
 
 
 def test_silence_and_foreign_replies_are_non_response(flower_log: pytest.LogCaptureFixture) -> None:
@@ -366,47 +356,31 @@ def test_a_state_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrapper", [DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping]
+    "wrapper", [DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping, None]
 )
-def test_wrappers_for_privacy_are_refused(wrapper: Any) -> None:
-    wrapped = wrapper(DeltaStrategy("pracdelta", n=2), noise_multiplier=1.0, clipping_norm=1.0, num_sampled_clients=2)
+def test_foreign_differential_privacy_is_refused(wrapper: Any) -> None:
+    """Flower's wrappers, and the clipping norm that Flower's client-side mod reads from the config."""
+    strategy, grid = DeltaStrategy("pracdelta", n=2), FakeGrid(linear_app(), configs(3))
     with running(), pytest.raises(DeltaflError, match="voids their guarantee"):
-        wrapped.start(FakeGrid(linear_app(), configs(3)), model(), num_rounds=1)
-
-
-def test_a_clipping_norm_in_the_config_is_refused() -> None:
-    config, grid = ConfigRecord({"clipping_norm": 1.0}), FakeGrid(linear_app(), configs(3))
-    with pytest.raises(DeltaflError, match="voids their guarantee"):
-        start(DeltaStrategy("pracdelta", n=2), grid, train_config=config)
+        if wrapper is None:
+            start(strategy, grid, train_config=ConfigRecord({"clipping_norm": 1.0}))
+        wrapper(strategy, noise_multiplier=1.0, clipping_norm=1.0, num_sampled_clients=2).start(grid, model())
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sampler": "delta"}, "practical sampler"),
         ({"sampler": "balanced"}, "write aux=10 if each has 10"),
-        ({"estimator": "regression-damped"}, "write aux=10"),
         ({"sampler": "pracdeltta"}, "did you mean 'pracdelta'"),
         ({"n": 0}, "whole number, at least 1"),
-        ({"n": 2.5}, "whole number, at least 1"),
         ({"n": 10.0}, r"n is 10.0; it must be a whole number, at least 1"),
-        ({"n": "10"}, "n is '10'; it must be a whole number"),
         ({"n": True}, "n is True; it must be a whole number"),
-        ({"sketch": -5}, "0 for none"),
-        ({"sketch": 500}, "sketch is 500; .* from 1 to 128, or 0 for none"),
         ({"sketch": 129}, "from 1 to 128"),
-        ({"sketch": 64.0}, "sketch is 64.0; it must be a whole number"),
         ({"seed": -1}, "seed is -1; .* at least 0"),
-        ({"seed": 1.5}, "seed is 1.5; .* at least 0$"),
-        ({"aux": 2.0}, "must be a whole number"),
         ({"min_nodes": 0}, "min_nodes is 0; .* at least 1, or None for n"),
-        ({"min_nodes": -3}, "min_nodes is -3"),
-        ({"min_nodes": float("inf")}, "min_nodes is inf"),
         ({"clipping": 3.0}, r"clipping is 3.0; .*write clipping=WeightedClipping\(1.0\)"),
         ({"forget": "client:a"}, r"forget is 'client:a'; it must be a list of texts"),
-        ({"forget": [5]}, r"forget is \[5\]; it must be a list of texts"),
         ({"forget": 5}, "forget is 5; it must be a list of texts"),
-        ({"buffers": "*mean"}, r"buffers is '\*mean'; it must be a list of texts"),
         ({"sampler": None}, "sampler is None; write a name such as 'pracdelta'"),
         ({"sampler": PracDelta}, r"sampler is <class .*; write a name such as .pracdelta., or an object"),
         ({"server_optimizer": 0.1}, "server_optimizer is 0.1; write a name such as 'sgd'"),
@@ -419,8 +393,6 @@ def test_a_clipping_norm_in_the_config_is_refused() -> None:
         ({"identity": "node"}, "identity"),
         ({"response_floor": 0.0}, "response_floor"),
         ({"norm_guard": 1.0}, "norm_guard is 1.0; write a factor above 1"),
-        ({"estimator": "hajek", "clipping": WeightedClipping(1.0, 1.0)}, "largest weight"),
-        ({"norm_guard": 3.0, "clipping": WeightedClipping(1.0, 1.0)}, "write norm_guard=None or leave the noise out"),
     ],
 )
 def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:

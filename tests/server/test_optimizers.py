@@ -130,3 +130,20 @@ def test_only_momentum_takes_a_momentum(name: str) -> None:
 def test_impossible_momenta(beta: float) -> None:
     with pytest.raises(DeltaflError, match="at least 0 and below 1"):
         Momentum(1.0, beta)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Sgd(float("nan")),
+        lambda: Sgd(-1.0),
+        lambda: Momentum(float("inf")),
+        lambda: Adaptive("adam", beta1=1.5),
+        lambda: Adaptive("adam", beta2=-1.0),
+        lambda: Adaptive("yogi", tau=0.0),
+        lambda: make_server_optimizer("adagrad", lr=-0.1),
+    ],
+)
+def test_server_optimizers_that_cannot_be_are_refused(make: object) -> None:
+    with pytest.raises(DeltaflError, match="of the server optimizer is"):
+        make()  # type: ignore[operator]

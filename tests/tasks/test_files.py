@@ -152,11 +152,6 @@ def test_a_server_that_refuses_is_reported(status: int, words: str, serve: Serve
     assert len(behaviour.requests) == 1 + RETRIES
 
 
-def test_no_server_at_the_address(serve: Serve, tmp_path: Path) -> None:
-    with pytest.raises(DeltaflError, match="cannot be downloaded"):
-        fetch_tiny("http://127.0.0.1:9/", tmp_path)
-
-
 def test_a_folder_that_cannot_be_made(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DeltaflError, match=r"cannot write .*file.*give another directory"):

@@ -214,21 +214,14 @@ def test_femnist_in_the_h5_of_tensorflow_federated(tmp_path: Path) -> None:
     with pytest.raises(DeltaflError, match=r"writer 'f0_1' has pixels \(3, 28, 28\) \(float32\) and labels \(2,\)"):
         load_femnist(tmp_path)
     h5py = pytest.importorskip("h5py")
-    for content, words in (
-        ({"examples": label}, "is not TensorFlow Federated's FEMNIST"),
-        ({"examples/f0_1": label}, "is not TensorFlow Federated's FEMNIST"),
-        ({"examples/f0_1/pixels": image}, "is not TensorFlow Federated's FEMNIST"),
-        ({"examples/f0_1/pixels": image, "examples/f0_1/label/a": label}, "is not TensorFlow Federated's FEMNIST"),
-        ({"examples/f0_1/pixels": image, "examples/f0_1/label": 1}, "is not TensorFlow Federated's FEMNIST"),
-        ({"examples/f0_1/pixels": image.astype("S3"), "examples/f0_1/label": label}, r"pixels \(3, 28, 28\) \(\|S3\)"),
-    ):
+    for content in ({"examples": label}, {"examples/f0_1/pixels": image}, {"examples/f0_1/pixels/a": image}):
         with h5py.File(tmp_path / "fed_emnist_train.h5", "w") as file:
             for name, values in content.items():
                 file.create_dataset(name, data=values)
-        with pytest.raises(DeltaflError, match=rf"fed_emnist_train\.h5.* {words}"):
+        with pytest.raises(DeltaflError, match=r"fed_emnist_train\.h5 is not TensorFlow Federated's FEMNIST"):
             load_femnist(tmp_path)
     (tmp_path / "fed_emnist_train.h5").write_bytes(b"no")
-    with pytest.raises(DeltaflError, match="is not TensorFlow Federated's FEMNIST"):
+    with pytest.raises(DeltaflError, match="is not TensorFlow Federated's FEMNIST in HDF5"):
         load_femnist(tmp_path)
 
 

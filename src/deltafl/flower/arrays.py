@@ -1,17 +1,8 @@
 """A model's named arrays and the flat vector that the rounds work on. Knows no Flower: arrays in, arrays out.
 
-Three kinds of arrays travel in one record:
-
-========= ====================================== ============================================================
-kind      which                                  what the server does with the replies
-========= ====================================== ============================================================
-trained   floating point, not named as a buffer  the flat difference is the update u_i that the estimate uses
-buffer    floating point, named as a buffer      sent + sum_i h_i (received_i - sent), h_i >= 0 with sum 1
-counter   integers and booleans                  the same, rounded; booleans never change
-========= ====================================== ============================================================
-
-Buffers take a convex mean (the estimate's coefficients divided by their sum) because running variances must stay >= 0,
-which no unbiased weighting guarantees. The server optimizer never sees them.
+Trained arrays (floating point) make up the flat vector; their difference is the update u_i that the estimate uses.
+Buffers (floating point, by name) and counters (integers; booleans never change) become sent + sum_i h_i (received_i -
+sent), with h_i >= 0 and sum 1: running variances must stay >= 0, which no unbiased weighting guarantees.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,10 +112,6 @@ class Layout(NamedTuple):
             if fault is not None:
                 return f"{entry.kind} {entry.name!r} has {fault}"
         return None
-
-    def update(self, received: Mapping[str, Array], sent: Mapping[str, Array]) -> Params:
-        """u_i = received - sent over the trained arrays, float32 (d,); entries that overflow become infinite."""
-        return update_of({entry.name: sent[entry.name] for entry in self.trained}, received)
 
 
 def update_of(sent: Mapping[str, Array], received: Mapping[str, Array]) -> Params:

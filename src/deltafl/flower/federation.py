@@ -19,7 +19,7 @@ from ..server.optimizers import ServerOptimizer
 from ..server.screening import measure
 from ..streams import stream
 from ..types import Cohort, FloatArray, IntArray, Params, RejectedReply, Reports, RoundInfo
-from .arrays import Arrays, Layout, mean_rest
+from .arrays import Arrays, Layout, mean_rest, update_of
 from .clients import CannotResizeError, ClientInfo, ClientRegistry, resize_state
 from .replies import ClientReply, check_reply, expected_memory, lost_memory, memories_were_reset, reports_of
 from .rules import Rules
@@ -144,23 +144,22 @@ class Federation:
         Returns:
             The round's statistics; ``rejected`` names the replies that were not used.
         """
-        plan, state, sent, rules = self.plan, self.current, self.arrays(), self.rules
-        client_n = cohort.client_n.tolist()
+        plan, state, sent, client_n = self.plan, self.current, self.arrays(), cohort.client_n.tolist()
         checked = [
-            check_reply(replies.get(i), self.layout, rules.sketch, self.expected_memory(i), rules.needs_loss)
-            for i in client_n
+            check_reply(replies.get(client), self.layout, self.rules.sketch, self.expected_memory(client))
+            for client in client_n
         ]
         updates = [self._update(reply, sent) for reply in checked]
         round = Accumulator(self._with_noise(plan, state, cohort, rng), state, cohort)
         round.add_rows(updates, reports_of(checked, updates))
         following, info = round.close()
-        if rules.sketch:
+        if self.rules.sketch:
             reports = self._measured_on_sketches(round.reports, cohort, checked)
             following = following._replace(sampler=plan.sampler.update(state.sampler, cohort, reports))
         used_n = (following.responded_m - state.responded_m)[cohort.client_n] > 0
         if self.rest:
             used = cohort.part(used_n)
-            received = [replies[i].arrays or {} for i in used.client_n.tolist()]
+            received = [replies[client].arrays or {} for client in used.client_n.tolist()]
             self.rest = mean_rest(self.layout, sent, received, coefficients(plan, state, used))
         self.state = self._without_shared_failures(following, cohort, checked, any_used=bool(used_n.any()))
         faults = [
@@ -229,7 +228,7 @@ class Federation:
     def _update(self, reply: ClientReply | None, sent: Arrays) -> Params | RemoteReply | None:
         if reply is None or reply.fault is not None or reply.arrays is None:
             return None
-        update_d = self.layout.update(reply.arrays, sent)
+        update_d = update_of({entry.name: sent[entry.name] for entry in self.layout.trained}, reply.arrays)
         if reply.since is not None:
             return RemoteReply(update_d, reply.since)
         return self.rules.clipping.clip(update_d) if self.rules.clipping else update_d

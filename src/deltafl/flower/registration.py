@@ -167,7 +167,7 @@ class Directory:
                 continue
             del self._queried[node_id]
             try:
-                own_key, info = _read(reply, self.num_aux)
+                own_key, info = read_registration(reply, self.num_aux)
                 key = client_key(self.identity, node, own_key, simulated)
             except DeltaflError as error:
                 num_failed += 1
@@ -233,12 +233,20 @@ def check_same_kind(saved: Iterable[str], present: Iterable[str]) -> None:
         )
 
 
-def read_registration(record: ConfigRecord, num_aux: int = 0) -> tuple[str, ClientInfo]:
-    """A client's own key and what it reports, from a record that may hold anything.
+def read_registration(reply: Message | None, num_aux: int = 0) -> tuple[str, ClientInfo]:
+    """A client's own key and what it reports, from a reply that may hold anything.
 
     Raises:
-        DeltaflError: If a value is not what it should be.
+        DeltaflError: If there is no reply, or a value in it is not what it should be.
     """
+    if reply is None:
+        raise DeltaflError("no answer to the registration query in time")
+    fault = fault_of(reply)
+    if fault is not None:
+        raise DeltaflError(fault)
+    record = reply.content.config_records.get(RECORD)
+    if record is None:
+        raise DeltaflError("the answer to the registration query is another client's; call deltafl.flower.register")
     kind, client_id, size, aux = (record.get(name) for name in (KIND, CLIENT_ID, NUM_EXAMPLES, AUX))
     if kind not in ("partition", "client"):
         raise DeltaflError(f"the kind of id is {str(kind)[:40]!r}; it must be 'partition' or 'client'")
@@ -256,15 +264,3 @@ def read_registration(record: ConfigRecord, num_aux: int = 0) -> tuple[str, Clie
     if not all(isinstance(value, int | float) and abs(value) <= _LARGEST_AUX for value in aux):
         raise DeltaflError(f"an auxiliary variable of the client is not finite, or above {_LARGEST_AUX:g}")
     return f"{kind}:{client_id}", ClientInfo(size, tuple(float(value) for value in aux))
-
-
-def _read(reply: Message | None, num_aux: int) -> tuple[str, ClientInfo]:
-    if reply is None:
-        raise DeltaflError("no answer to the registration query in time")
-    fault = fault_of(reply)
-    if fault is not None:
-        raise DeltaflError(fault)
-    record = reply.content.config_records.get(RECORD)
-    if record is None:
-        raise DeltaflError("the answer to the registration query is another client's; call deltafl.flower.register")
-    return read_registration(record, num_aux)

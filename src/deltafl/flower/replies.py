@@ -40,7 +40,7 @@ class ClientReply(NamedTuple):
 
 
 def check_reply(
-    reply: ClientReply | None, layout: Layout, sketch_size: int, expected: int | None, needs_loss: str | None = None
+    reply: ClientReply | None, layout: Layout, sketch_size: int, expected: int | None
 ) -> ClientReply | None:
     """Return the reply with its fault filled in, if it has one.
 
@@ -49,7 +49,6 @@ def check_reply(
         layout: The model's arrays.
         sketch_size: Length of the sketch that the client was asked for; 0 for none.
         expected: The c_i that the client was asked to subtract, see ``expected_memory``.
-        needs_loss: The name of the sampler if it cannot do without the loss.
     """
     if reply is None:
         return None
@@ -58,10 +57,7 @@ def check_reply(
         return reply._replace(fault=memory_fault) if lost_memory(reply.since, expected) else reply
     if reply.arrays is None:
         return reply._replace(fault="the reply has no arrays")
-    fault = layout.fault(reply.arrays) or _sketch_fault(reply.sketch, sketch_size) or memory_fault
-    if fault is None and needs_loss is not None and reply.loss is None:
-        fault = f"the reply has no loss, which {needs_loss} needs; put 'loss' or 'train_loss' into its metrics"
-    return reply._replace(fault=fault)
+    return reply._replace(fault=layout.fault(reply.arrays) or _sketch_fault(reply.sketch, sketch_size) or memory_fault)
 
 
 def reports_of(replies: Sequence[ClientReply | None], updates: Sequence[object | None]) -> Reports:

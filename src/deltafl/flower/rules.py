@@ -99,11 +99,7 @@ class ServerMemory:
     def __post_init__(self) -> None:
         """Refuse unknown types, and rows in a file without a saved state that they belong to."""
         RowFormat(self.dtype)
-        if self.path is None:
-            return
-        if not isinstance(self.path, str | Path):
-            raise DeltaflError(f"memory_path is {self.path!r}; write a folder on a disk, or None for RAM")
-        if self.state_path is None:
+        if self.path is not None and self.state_path is None:
             raise DeltaflError(
                 f"memory_path is {str(self.path)!r} and there is no state_path: the file is part of the saved state; "
                 "write state_path=..., too, or leave memory_path out"
@@ -220,11 +216,6 @@ class Rules:
     def remembers(self) -> bool:
         """Whether the server keeps one update per client."""
         return find_estimator(self.estimator).control.remembers
-
-    @property
-    def needs_loss(self) -> str | None:
-        """The sampler's name if it learns from losses, so that a reply without one is useless; else None."""
-        return type(self.sampler).__name__ if self.sampler.needs_loss else None
 
     def plan(self, sizes: list[int], aux: Sequence[Sequence[float]] | None = None) -> Plan:
         """The plan for clients of these sizes, with these auxiliary variables."""

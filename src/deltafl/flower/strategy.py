@@ -1,7 +1,6 @@
 """DeltaStrategy: deltafl's samplers and weights in Flower's rounds. A translation, with no mathematics of its own."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from math import isfinite
 from pathlib import Path
@@ -32,14 +31,6 @@ _FOREIGN_PRIVACY = (
     "every reply counts 1 / n; importance weights count some far more, which voids their guarantee. Call "
     "DeltaStrategy.start, and write clipping=WeightedClipping(norm, noise_multiplier) to clip and add noise instead"
 )
-
-
-@dataclass
-class _OpenRound:
-    """A round between configure and aggregate."""
-
-    cohort: Cohort
-    messages: list[Message] = field(default_factory=list)
 
 
 class DeltaStrategy(Strategy):
@@ -139,7 +130,9 @@ class DeltaStrategy(Strategy):
         self.history: list[RoundInfo] = []
         self._timeout = 3600.0
         self._started = False
-        self._open: _OpenRound | None = None
+        #: The last round's cohort, and the messages sent to it.
+        self._cohort: Cohort | None = None
+        self._messages: list[Message] = []
         self._saved_keys: tuple[str, ...] = ()
         self._evaluations: list[tuple[str, Message]] = []
 
@@ -195,7 +188,7 @@ class DeltaStrategy(Strategy):
         """Select clients; returns a list because the deployment's grid iterates over it twice."""
         if not self._started or KEY_CLIPPING_NORM in config:
             raise DeltaflError(_FOREIGN_PRIVACY)
-        federation, is_first = self._active(), self._open is None
+        federation, is_first = self._active(), self._cohort is None
         present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=is_first, admit=self._admit)
         rules, keys = self.rules, federation.clients.keys
         if is_first and rules.remembers:
@@ -218,25 +211,25 @@ class DeltaStrategy(Strategy):
             for client in cohort.client_n.tolist()
         ]
         log(INFO, "Round %d: %d of %d clients selected", number, len(messages), len(present))
-        self._open = _OpenRound(cohort, messages)
+        self._cohort, self._messages = cohort, messages
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close the round: estimate, step, the sampler's update; then save the state."""
-        if self._open is None:
+        federation, cohort = self._active(), self._cohort
+        if cohort is None:
             raise DeltaflError("aggregate_train was called before configure_train")
-        federation, cohort = self._active(), self._open.cohort
-        by_message = by_request(self._open.messages, replies)
+        by_message = by_request(self._messages, replies)
         answered = {
             client: read_reply(by_message[message.metadata.message_id])
-            for client, message in zip(cohort.client_n.tolist(), self._open.messages, strict=True)
+            for client, message in zip(cohort.client_n.tolist(), self._messages, strict=True)
             if message.metadata.message_id in by_message
         }
         info = federation.close(cohort, answered)
         self.history.append(info)
-        self._open = _OpenRound(cohort)
+        self._messages = []
         if self.state_path is not None:
             save(self.state_path, federation)
         silent = [client for client in cohort.client_n.tolist() if client not in answered]
@@ -276,7 +269,7 @@ class DeltaStrategy(Strategy):
         """Set up the model and, if there is one, the saved state; returns the number of rounds done."""
         arrays = {name: array.numpy() for name, array in initial_arrays.items()}
         self.federation = Federation(self.rules, arrays, Layout.of(arrays, self.buffers))
-        self._open, self._saved_keys = None, ()
+        self._cohort, self._saved_keys = None, ()
         if self.state_path is None or not load(self.state_path, self.federation):
             return 0
         self._saved_keys = self.federation.clients.keys
@@ -289,7 +282,7 @@ class DeltaStrategy(Strategy):
         """Let connected clients join; returns those that can be selected."""
         federation = self._active()
         before = len(federation.clients.keys)
-        if self._open is None:
+        if self._cohort is None:
             check_same_kind(federation.clients.keys, present)
             self.directory.warn_of_unknown(self._saved_keys)
         federation.admit(present)
@@ -321,11 +314,8 @@ def log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int]) -> No
         info.effective_sample_size if isfinite(info.effective_sample_size) else 0.0,
     )
     if info.clip_factor < 1:
-        log(
-            WARNING,
-            "\tthe norm guard scaled the step by %.3g: the estimate of this round is biased",
-            info.clip_factor,
-        )
+        text = "\tthe norm guard scaled the step by %.3g: the estimate of this round is biased"
+        log(WARNING, text, info.clip_factor)
 
 
 def _log_warnings(federation: Federation) -> None:

@@ -111,22 +111,18 @@ def _split(name: str) -> tuple[Path, str]:
 
 
 def _function_of(module: ModuleType, name: str, path: Path) -> Callable[..., object]:
-    functions = [key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_"]
     found = getattr(module, name, None)
     if callable(found):
         return found  # type: ignore[no-any-return]
+    functions = [key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_"]
     if not functions:
         raise DeltaflError(f"{path} has no function; write there: def {name}(seed: int) -> Task")
     raise unknown_name(f"function of {path}", name, functions)
 
 
 def _call(function: Callable[..., object], seed: int, path: Path, name: str) -> object:
-    parameters = inspect.signature(function).parameters
-    others = [key for key, one in parameters.items() if one.default is one.empty and key != "seed"]
-    if others:
-        raise DeltaflError(f"{path}:{name} needs {', '.join(others)}; it may take seed, or nothing")
     try:
-        return function(seed=seed) if "seed" in parameters else function()
+        return function(seed=seed) if "seed" in inspect.signature(function).parameters else function()
     except DeltaflError:
         raise
     except OWN_ERRORS as error:

@@ -6,7 +6,7 @@ environment, imports it in this process and in those that it starts.
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import DeltaflError, unknown_name
 from ..streams import stream
-from ..types import IntArray
 from .base import Dataset, Task
 from .images import load_cifar10, load_digits, load_idx
 from .leaf import load_celeba, load_femnist, load_shakespeare
@@ -193,6 +192,11 @@ def make_task(
     rng = stream(seed, "partition")
     alpha = spec.alpha if alpha is None else alpha
     rows = make_partition(how, dataset, num_clients, alpha, rng, column, shards_per_client)
+    test_clients = None
+    if PARTITIONS[how].uses_column:
+        owner = owner_column(how, dataset, column)
+        if owner in dataset.test_columns:
+            test_clients = clients_of(dataset.columns[owner], rows, dataset.test_columns[owner])
     return Task(
         name=name,
         dataset=dataset,
@@ -202,20 +206,8 @@ def make_task(
         input_scale=spec.input_scale,
         augment=spec.augment,
         tokens=spec.tokens,
-        test_clients=_test_clients(dataset, how, column, rows),
+        test_clients=test_clients,
     )
-
-
-def _test_clients(
-    dataset: Dataset, partition: str, column: str | None, client_rows: Sequence[IntArray]
-) -> IntArray | None:
-    """The client of each test example, where clients are owners and the data set has those of its test examples."""
-    if not PARTITIONS[partition].uses_column:
-        return None
-    name = owner_column(partition, dataset, column)
-    if name not in dataset.test_columns:
-        return None
-    return clients_of(dataset.columns[name], client_rows, dataset.test_columns[name])
 
 
 _FASHION = TaskSpec(

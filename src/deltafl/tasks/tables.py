@@ -169,7 +169,7 @@ def codes(source: str, name: str, values: npt.NDArray[Any]) -> tuple[IntArray, i
             raise _missing(source, name, row)
         if not isinstance(plain, str | int | float):
             raise _odd_value(source, name, row, plain)
-        is_whole = not isinstance(plain, str) and float(plain).is_integer()
+        is_whole = isinstance(plain, int) or (isinstance(plain, float) and plain.is_integer())
         word_k.append(str(int(plain)) if is_whole else str(plain).strip())
     number = {word: _number(word) for word in set(word_k)}
     if all(value is not None for value in number.values()):
@@ -217,23 +217,20 @@ def _numbers(source: str, name: str, values: npt.NDArray[Any]) -> npt.NDArray[np
     if values.dtype.kind not in "biufOUS":
         raise DeltaflError(f"{source}: column {name!r} holds {values.dtype}; features must be real numbers")
     try:
-        number = values.astype(np.float64)
+        number: npt.NDArray[np.float64] = values.astype(np.float64)
+        row_nk = number.reshape(len(number), -1)
+        good_n = (np.abs(row_nk) <= np.finfo(np.float32).max).all(axis=1)  # false for NaN as well
     except (TypeError, ValueError, OverflowError):
-        row = next(row for row, value in enumerate(values.tolist()) if not _is_number(value))
-        raise _bad_feature(source, name, row, values[row], "must be real numbers") from None
-    row_nk = number.reshape(len(number), -1)
-    good_n = (np.abs(row_nk) <= np.finfo(np.float32).max).all(axis=1)  # false for NaN as well
-    if not good_n.all():
-        row = int(np.argmin(good_n))
-        raise _bad_feature(source, name, row, values[row], "must be finite and in the range of float32 (3.4e38)")
-    return number
-
-
-def _bad_feature(source: str, name: str, row: int, value: Any, needed: str) -> DeltaflError:
-    plain = _plain(value)
-    if _is_missing(plain):
-        return _missing(source, name, row)
-    return DeltaflError(f"{_cell(source, name, row)} holds {shown(plain)}; features {needed}")
+        good_n = np.array([_is_number(value) for value in values.tolist()])
+    if good_n.all():
+        return number
+    row = int(np.argmin(good_n))
+    value = _plain(values[row])
+    if _is_missing(value):
+        raise _missing(source, name, row)
+    raise DeltaflError(
+        f"{_cell(source, name, row)} holds {shown(value)}; features must be real numbers in the range of float32"
+    )
 
 
 def _plain(value: Any) -> Any:
