@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tools.cli import deltafl
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -51,3 +53,15 @@ def test_own_sampler_reaches_the_optimum_and_asks_who_suffers() -> None:
 def test_examples_are_short() -> None:
     for name, limit in (("own_loop.py", 35), ("own_sampler.py", 60)):
         assert len((EXAMPLES / name).read_text().splitlines()) <= limit
+
+
+def test_own_sampler_enters_a_comparison_by_its_file(tmp_path: Path) -> None:
+    label = f"{EXAMPLES / 'own_sampler.py'}:ByLoss(power=2,floor=0.1)"
+    options = ["--samplers", f"uniform,{label}", "--seeds", "1", "--rounds", "3", "--out", "out"]
+    done = deltafl("compare", "--task", "toy", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    runs = {path.name for path in (tmp_path / "out" / "runs").iterdir()}
+    assert runs == {"uniform-seed0", "own_sampler.py_ByLoss(floor=0.1,power=2)-seed0"}
+    wrong = deltafl("run", "--task", "toy", "--sampler", label.replace("power", "powr"), cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "did you mean 'power'" in " ".join(wrong.stderr.split())
