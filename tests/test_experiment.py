@@ -220,7 +220,7 @@ def test_refusals_are_those_of_the_run_or_the_comparison_alone(tmp_path: Path) -
     for place, content in places.items():
         (tmp_path / place).mkdir(parents=True, exist_ok=True)
         (tmp_path / place / "rounds.jsonl").write_text(content)
-    assert [refusal.run for refusal in refusals(tmp_path)] == [tmp_path.name, "uniform-seed0"]
+    assert [run for run, *_ in refusals(tmp_path)] == [tmp_path.name, "uniform-seed0"]
 
 
 def test_the_toys_subject_is_the_papers_example() -> None:

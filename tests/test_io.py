@@ -83,15 +83,12 @@ RECORD: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"loss": [1.0]}, "loss has 1 entries for 2 rounds"),
-        ({"client_accuracy": [0.5]}, "client_accuracy has 1 entries for 2 rounds"),
-        ({"probes": {"round": [1.0], "norm_max": []}}, r"probes\.norm_max has 0 entries for 1 rounds"),
-        ({"probes": {"norm_max": [1.0]}}, r"probes\.norm_max has 1 entries for 0 rounds"),
-        ({"round": [2, 1]}, "its rounds do not rise"),
+        ({"loss": [1.0]}, "its columns are not as long"),
+        ({"probes": {"round": [1.0], "norm_max": []}}, "its columns are not as long"),
+        ({"probes": {"norm_max": [1.0]}}, "its columns are not as long"),
         ({name: [] for name in ("round", "accuracy", "loss", "seconds", "cpu_seconds", "bytes")}, "it has no round"),
         ({"draws": []}, "it has no round or no client"),
-        ({"settings": {"sampler": "uniform"}}, "its settings lack sampler or seed"),
-        ({"settings": {"sampler": 1, "seed": 0}}, "its settings lack sampler or seed"),
+        ({"settings": {"sampler": "uniform"}}, "it has no round or no client, or its settings lack"),
         ({"metric": "f1"}, "metric: Input should be"),
     ],
 )

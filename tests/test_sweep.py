@@ -5,16 +5,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.directory import RunDirectory, locked
 from deltafl.simulation.record import UNFINISHED, RunRecord, RunStore, read_record, record_of, write_record
 from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -59,7 +57,7 @@ def test_a_file_with_a_wrong_word_is_answered_in_a_sentence() -> None:
     with pytest.raises(DeltaflError, match=r"table-99: claims: Extra inputs"):
         experiment(claims="twice")
     with pytest.raises(DeltaflError, match=r"unknown part 'c'"):
-        experiment(cpu={"parts": ["c"]}).part_names("cpu")
+        experiment(cpu={"parts": ["c"]}).comparison("c", "cpu")
     with pytest.raises(DeltaflError, match=r"unknown scale 'huge'"):
         experiment().comparison("a", "huge")
     with pytest.raises(DeltaflError, match=r"unknown setting 'round'"):
@@ -172,7 +170,7 @@ def test_a_run_counts_on_whatever_device_it_was_made(tmp_path: Path) -> None:
 
 def test_a_record_of_impossible_settings_is_named(tmp_path: Path) -> None:
     sweep = make_sweep(experiment(), "smoke", ["a"], seeds=1)
-    run_sweep(sweep, tmp_path, 1, quietly)
+    run_job(next(sweep.jobs()), tmp_path)
     path = RunStore(tmp_path).path(next(sweep.jobs()))
     for changed, words in (({"rounds": "many"}, "rounds: Input should be"), ({"no_such": 1}, "no_such: Extra inputs")):
         content = json.loads(path.read_text())
@@ -254,31 +252,12 @@ def wait_for(reached: Callable[[], bool], pause: float = 0.05) -> None:
         time.sleep(pause)
 
 
-def test_two_sweeps_on_one_folder_share_the_runs(tmp_path: Path) -> None:
-    """Without a lock both play the same run in the same folder: a record of too many draws, or a crash."""
+def test_a_second_sweep_on_the_same_folder_is_refused(tmp_path: Path) -> None:
     sweep = make_sweep(experiment(), "smoke", ["a"], seeds=1)
-    with ThreadPoolExecutor(2) as threads:
-        both = [threads.submit(run_sweep, sweep, tmp_path, 1, quietly) for _ in range(2)]
-    assert [one.result() for one in both] == [{}, {}]
-    records = records_of(sweep, tmp_path)
-    assert [sum(record.draws) for record in records] == [3 * 2] * 2
-    assert not (tmp_path / UNFINISHED).exists()
-
-
-def test_a_run_of_another_process_is_left_to_it_and_taken_over_when_it_ends(tmp_path: Path) -> None:
-    sweep = make_sweep(experiment(), "smoke", ["a"], seeds=1)
-    job = next(sweep.jobs())
-    told: list[Progress] = []
-    with ThreadPoolExecutor(1) as thread:
-        lock = tmp_path / UNFINISHED / f"{job.key}.lock"
-        lock.parent.mkdir(parents=True)
-        with FileLock(lock):
-            assert not run_job(job, tmp_path)
-            waits = thread.submit(run_sweep, sweep, tmp_path, 1, told.append)
-            wait_for(lambda: waits.done() or (bool(told) and (told[-1].runs_done, told[-1].running) == (1, (job.key,))))
-            assert not waits.done()
-        assert waits.result() == {}
-    assert RunStore(tmp_path).path(job).exists()
+    with locked(tmp_path / "out"), pytest.raises(DeltaflError, match="another process is playing"):
+        run_sweep(sweep, tmp_path / "out", 1, quietly)
+    run_sweep(sweep, tmp_path / "out", 1, quietly)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_run_that_two_processes_played_never_becomes_a_record(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from deltafl.errors import DeltaflError, require, unknown_name
@@ -13,7 +12,6 @@ from ..configuration import write_config
 from ..spec import Experiment
 from .parts import Part, parts_of
 from .results import Reasons, Store, gather, tests, tuning
-from .tried import is_packed, stamp_of
 
 if TYPE_CHECKING:
     from ..request import Request
@@ -71,9 +69,8 @@ def _run_part(part: Part, methods: tuple[str, ...], store: Store, processes: int
     done = [job for job in tuning(part, methods, store) if store.tried(part, job)]
     store.pack(part, done)  # what was interrupted left records
     progress.add(done)
-    before = stamp_of(part, store.folder)
     while jobs := [job for job in tuning(part, methods, store) if store.tried(part, job) is None]:
-        run_jobs(jobs, store.folder, processes, progress.of(jobs), partial(is_packed, part, before))
+        run_jobs(jobs, store.folder, processes, progress.of(jobs))
         store.pack(part, jobs)  # now: when the grid has grown, others may be finalists
         progress.add(jobs)
     jobs = tests(part, methods, store)

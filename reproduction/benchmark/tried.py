@@ -123,11 +123,6 @@ def line_of(job: Job, lines: dict[Key, Tried]) -> Tried | None:
     return line if line is not None and line.rounds == job.settings.rounds else None
 
 
-def is_packed(part: Part, before: Stamp, job: Job, folder: Path) -> bool:
-    """Whether a tuning run that had no line in the version ``before`` has one now, and so no record any more."""
-    return stamp_of(part, folder) != before and line_of(job, read_tried(part, folder)) is not None
-
-
 def write_tried(part: Part, folder: Path, every: Iterable[Tried]) -> None:
     """Write the file anew, in one order whatever the order of the runs."""
     settings = {name: value for name, value in what_is_run(part.common).items() if name not in _OWN}

@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import tomli_w
@@ -95,14 +95,6 @@ def locked(folder: Path) -> Iterator[None]:
                 place.parent.rmdir()
 
 
-class Evaluated(BaseModel):
-    """An evaluation in a line of ``rounds.jsonl``; null where a number does not exist."""
-
-    loss: float | None
-    accuracy: float | None
-    client_accuracy: float | None = None
-
-
 class Ended(BaseModel):
     """Why a run diverged, or has a suspect end, and the round of the checkpoint that stays."""
 
@@ -119,7 +111,7 @@ class RoundLine(BaseModel):
     bytes_down: int = 0
     bytes_up: int = 0
     rejected: list[tuple[int, str]] = []
-    test: Evaluated | None = None
+    test: dict[str, float | None] | None = None
     probe: dict[str, Any] = {}
     diverged: Ended | None = None
     doubt: Ended | None = None
@@ -239,7 +231,9 @@ class RunDirectory:
 
     def _memory(self) -> Path | None:
         """The folder of ``memory_folder``, if the run has one."""
-        return Path(self._read("memory.json", MemoryNote).folder) if (self.path / "memory.json").exists() else None
+        if not (self.path / "memory.json").exists():
+            return None
+        return Path(self._read("memory.json", MemoryNote).folder)
 
     def keep_suspect(self, state: RoundState) -> None:
         """Write the model of a run with a suspect end, beside the last checkpoint, which stays."""
@@ -252,11 +246,10 @@ class RunDirectory:
         """The folder of this run alone below ``memory_path``, the same after a resume; None without one."""
         if memory_path is None:
             return None
-        note = self.path / "memory.json"
-        if not note.exists():
+        if not (self.path / "memory.json").exists():
             own = Path(memory_path).absolute() / f"{self.path.name}-{secrets.token_hex(4)}"
-            write_atomically(note, json.dumps({"folder": str(own)}) + "\n")
-        return Path(self._read("memory.json", MemoryNote).folder)
+            write_atomically(self.path / "memory.json", json.dumps({"folder": str(own)}) + "\n")
+        return self._memory()
 
     def forget_memory(self) -> None:
         """Delete what the run kept in that folder; it cannot be continued then."""
@@ -383,19 +376,10 @@ class RunDirectory:
         return arrays
 
 
-class Refusal(NamedTuple):
-    """A reply that was not used: in which run's folder and round, whose, and why."""
-
-    run: str
-    round: int
-    client: int
-    reason: str
-
-
-def refusals(folder: Path) -> list[Refusal]:
-    """All refused replies recorded in the folder of a run, or of a comparison's runs."""
+def refusals(folder: Path) -> list[tuple[str, int, int, str]]:
+    """Replies that were refused in a run, or a comparison's runs: the run's folder, round, client and reason."""
     return [
-        Refusal(record.parent.name, line["round"], client, reason)
+        (record.parent.name, line["round"], client, reason)
         for record in [*folder.glob("rounds.jsonl"), *sorted(folder.glob("runs/*/rounds.jsonl"))]
         for line in RunDirectory(record.parent).lines("rounds.jsonl")
         for client, reason in line.get("rejected", [])
@@ -439,14 +423,11 @@ def read_run(
 def _draws(lines: list[dict[str, Any]], num_clients: int, path: Path) -> IntArray:
     """How often each client was drawn over the recorded rounds."""
     draws_m = np.zeros(num_clients, dtype=np.int64)
-    for line in lines:
-        client_n, count_n = line.get("cohort", []), line.get("counts", [])
-        if len(client_n) != len(count_n) or not all(0 <= client < num_clients for client in client_n):
-            raise DeltaflError(
-                f"{path / 'rounds.jsonl'}: round {line['round']} needs one count for each of its clients, "
-                f"which go from 0 to {num_clients - 1}; {CURE}"
-            )
-        np.add.at(draws_m, np.asarray(client_n, dtype=np.int64), count_n)
+    try:
+        for line in lines:
+            np.add.at(draws_m, np.asarray(line.get("cohort", []), dtype=np.int64), line.get("counts", []))
+    except (IndexError, ValueError) as error:
+        raise DeltaflError(f"{path / 'rounds.jsonl'}, round {line['round']}: {error}; {CURE}") from None
     return draws_m
 
 

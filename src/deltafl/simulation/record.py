@@ -12,15 +12,12 @@ record stays and lets a sweep continue on another machine. Numbers are rounded t
 
 import gzip
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
-from filelock import FileLock
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from ..analysis.runs import Run
@@ -28,6 +25,7 @@ from ..errors import DeltaflError
 from ..io import checked, plain_json, read_json, write_atomically
 from ..samplers import file_name
 from ..types import FloatArray
+from .directory import locked, read_run, recorded_settings
 from .settings import RunSettings
 
 if TYPE_CHECKING:
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
 UNFINISHED = "unfinished"
 PACKED = ".jsonl.gz"
-LOCK = ".lock"
 
 #: A column of numbers; null where one does not exist.
 Column = Annotated[list[float | None], BeforeValidator(plain_json)]
@@ -89,21 +86,14 @@ class RunRecord(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        """Columns that belong together are equally long, and rounds rise."""
-        columns = {name: getattr(self, name) for name in ("accuracy", "loss", "seconds", "cpu_seconds", "bytes")}
-        if self.client_accuracy:
-            columns["client_accuracy"] = self.client_accuracy
-        lengths = {name: (len(column), len(self.round)) for name, column in columns.items()}
-        lengths |= {f"probes.{n}": (len(c), len(self.probes.get("round", []))) for n, c in self.probes.items()}
-        for name, (length, needed) in lengths.items():
-            if length != needed:
-                raise ValueError(f"{name} has {length} entries for {needed} rounds")
-        if not self.round or not self.draws:
-            raise ValueError("it has no round or no client")
-        if any(after <= before for before, after in pairwise(self.round)):
-            raise ValueError("its rounds do not rise")
-        if not isinstance(self.settings.get("sampler"), str) or not isinstance(self.settings.get("seed"), int):
-            raise ValueError("its settings lack sampler or seed")
+        """Columns are as long as their rounds, and the settings name the run."""
+        probed = len(self.probes.get("round", ()))
+        columns = [(self.accuracy, self.loss, self.seconds, self.cpu_seconds, self.bytes), tuple(self.probes.values())]
+        for group, length in zip(columns, (len(self.round), probed), strict=True):
+            if any(len(column) != length for column in group):
+                raise ValueError("its columns are not as long as its rounds")
+        if not self.round or not self.draws or not {"sampler", "seed"} <= self.settings.keys():
+            raise ValueError("it has no round or no client, or its settings lack sampler or seed")
         return self
 
     @property
@@ -165,7 +155,6 @@ def record_of(job: "Job", directory: "RunDirectory", task: "Task") -> RunRecord:
     Raises:
         DeltaflError: If the directory does not hold every round once, which two processes that wrote there leave.
     """
-    from .directory import read_run
     from .probes import probe_columns
     from .training.routes import hardware_of
 
@@ -226,11 +215,7 @@ def read_record(path: Path) -> RunRecord:
 
 
 class RunStore:
-    """The records of the finished runs in a folder.
-
-    Several processes can use a store at the same time: records appear in one step, and a record is packed before its
-    loose file is deleted.
-    """
+    """The records of the finished runs in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -239,43 +224,20 @@ class RunStore:
         """The loose file of a job's record."""
         return self.folder / "runs" / f"{job.key}.json"
 
-    def unfinished(self, job: "Job") -> Path:
-        """The run directory of a job that is not finished."""
-        return self.folder / UNFINISHED / job.key
-
     def get(self, job: "Job") -> RunRecord | None:
         """The record of a job; None if it is not finished.
 
         Raises:
             DeltaflError: If there is a record or an unfinished run of other settings in its place.
         """
-        from .directory import recorded_settings
-
-        record = self._find(job)
+        path, packed = self.path(job), self._packed_file(job.part)
+        record = read_record(path) if path.exists() else _read_packed(packed).get(path.stem)
+        begun = None if record is not None else recorded_settings(self.folder / UNFINISHED / job.key)
         if record is not None:
-            require_same(record.settings, job, self.path(job))
-            return record
-        place = self.unfinished(job)
-        try:
-            begun = recorded_settings(place)
-        except DeltaflError:
-            if (place / "config.toml").exists():
-                raise
-            return self._find(job)  # another process finished it at this moment
-        if begun is not None:
-            require_same(begun, job, place)
-        return None
-
-    def _find(self, job: "Job") -> RunRecord | None:
-        path = self.path(job)
-        if path.exists():
-            try:
-                return read_record(path)
-            except DeltaflError:
-                if path.exists():  # else another process packed it at this moment
-                    raise
-        packed = self._packed_file(job.part)
-        return _read_packed(packed).get(path.stem) if packed.exists() else None
+            require_same(record.settings, job, path)
+        elif begun is not None:
+            require_same(begun, job, self.folder / UNFINISHED / job.key)
+        return record
 
     def records(self, part: str | None = None) -> list[RunRecord]:
         """All records, or those of one part, in the order of parts and of their files' names."""
@@ -287,56 +249,50 @@ class RunStore:
         packed = {path.name.removesuffix(PACKED) for path in runs.glob(f"*{PACKED}")}
         return sorted(packed | {path.parent.name for path in runs.glob("*/*.json")})
 
-    def _part(self, part: str) -> dict[str, RunRecord]:
-        packed = self._packed_file(part)
-        loose = {path.stem: read_record(path) for path in (self.folder / "runs" / part).glob("*.json")}
-        return {**(_read_packed(packed) if packed.exists() else {}), **loose}
-
-    def _packed_file(self, part: str) -> Path:
-        return self.folder / "runs" / f"{part}{PACKED}"
-
     def pack(self, part: str) -> None:
         """Move the loose records of a part into its packed file; the same records give the same bytes."""
         with self.lock():
             loose = list((self.folder / "runs" / part).glob("*.json"))
             if not loose:
                 return
-            known = sorted(self._part(part).items())
-            lines = (
-                json.dumps(_rounded_record(record).model_dump(mode="json"), separators=(",", ":"))
-                for _, record in known
-            )
+            records = [_rounded_record(record) for _, record in sorted(self._part(part).items())]
+            lines = (json.dumps(record.model_dump(mode="json"), separators=(",", ":")) for record in records)
             content = gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0)
             write_atomically(self._packed_file(part), content)
             for path in loose:
                 path.unlink()
-            with suppress(OSError):  # another process finished a run meanwhile
-                loose[0].parent.rmdir()
+            loose[0].parent.rmdir()
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Held while one process writes a file that belongs to the whole folder, such as its page."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / LOCK):
-            yield
+    def lock(self) -> AbstractContextManager[None]:
+        """Held while one process writes in the folder."""
+        return locked(self.folder)
+
+    def _part(self, part: str) -> dict[str, RunRecord]:
+        loose = {path.stem: read_record(path) for path in (self.folder / "runs" / part).glob("*.json")}
+        return {**_read_packed(self._packed_file(part)), **loose}
+
+    def _packed_file(self, part: str) -> Path:
+        return self.folder / "runs" / f"{part}{PACKED}"
+
+
+def _read_packed(path: Path) -> dict[str, RunRecord]:
+    """The records of a packed file by the names of their loose files; none if there is no file."""
+    if not path.exists():
+        return {}
+    status = path.stat()
+    return _lines_of(path, (status.st_mtime_ns, status.st_size))
 
 
 @lru_cache(maxsize=16)
 def _lines_of(path: Path, stamp: tuple[int, int]) -> dict[str, RunRecord]:
-    """The records of a packed file by the names of their loose files; ``stamp`` changes with the file."""
+    """The content of a packed file; ``stamp`` changes with the file."""
+    where, cure = f"{path} does not hold records of runs", "restore it, or delete it to run again"
     try:
-        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-        values = [json.loads(line) for line in lines]
+        values = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     except (OSError, EOFError, ValueError) as error:
         raise DeltaflError(f"{path} cannot be read: {error}; restore it, or delete it to run again") from None
-    where, cure = f"{path} does not hold records of runs", "restore it, or delete it to run again"
     found = [checked(RunRecord, value, where, cure) for value in values]
     return {f"{file_name(record.sampler)}-seed{record.seed}": record for record in found}
-
-
-def _read_packed(path: Path) -> dict[str, RunRecord]:
-    status = path.stat()
-    return _lines_of(path, (status.st_mtime_ns, status.st_size))
 
 
 def require_same(recorded: dict[str, Any], job: "Job", place: Path) -> None:

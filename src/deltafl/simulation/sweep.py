@@ -2,9 +2,9 @@
 
 ::
 
-    DIR/runs/PART/SAMPLER-seedN.json          the record of a finished run (record.py); a run that has one is skipped
-    DIR/unfinished/PART/SAMPLER-seedN/        the folder of a run that is not finished; continues from its checkpoint
-    DIR/unfinished/PART/SAMPLER-seedN.lock    held by the process that plays it: several sweeps can share a folder
+    DIR.lock                              held by the process that plays the sweep
+    DIR/runs/PART/SAMPLER-seedN.json      the record of a finished run (record.py); a run that has one is skipped
+    DIR/unfinished/PART/SAMPLER-seedN/    the folder of a run that is not finished; continues from its checkpoint
 
 With ``keep_folders``, as ``deltafl compare`` has it, there are no records, and the folders stay in ``DIR/runs/``.
 """
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import lru_cache
 from multiprocessing import connection
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from ..errors import DeltaflError, require
 from ..samplers import file_name
-from .directory import FolderInUseError, RunDirectory, locked
+from .directory import RunDirectory, locked
 from .divergence import DivergedError
 from .record import UNFINISHED, RunStore, record_of, write_record
 from .settings import RunSettings
@@ -69,53 +69,30 @@ class Progress(NamedTuple):
 
 
 OnProgress = Callable[[Progress], None]
-IsPacked = Callable[[Job, Path], bool]
 
 
 class _Player(NamedTuple):
-    """How a sweep plays a job; goes to its processes.
-
-    Attributes:
-        folder: Where the runs are.
-        keep_folders: Whether the folders of runs stay, instead of records.
-        is_packed: Whether a job without a record was finished and its record packed away.
-    """
+    """How a sweep plays a job; goes to its processes."""
 
     folder: Path
     keep_folders: bool
-    is_packed: IsPacked | None
 
     def place(self, job: Job) -> Path:
-        """The folder of a job that is not finished."""
+        """The folder of a job's run."""
         return self.folder / ("runs" if self.keep_folders else UNFINISHED) / job.key
 
     def is_done(self, job: Job) -> bool:
-        """Whether a job is finished.
-
-        Raises:
-            DeltaflError: If there is a record or an unfinished run of other settings in its place.
-        """
+        """Whether a job is finished; a record or a run of other settings in its place is an error."""
         if self.keep_folders:
             return RunDirectory(self.place(job)).is_finished(job.settings.rounds or 0)
-        return RunStore(self.folder).get(job) is not None or bool(self.is_packed and self.is_packed(job, self.folder))
+        return RunStore(self.folder).get(job) is not None
 
-    def play(self, job: Job, on_round: Callable[..., None] = lambda *_: None) -> bool:
-        """Play a job in this process; False if another process is playing it."""
-        place = self.place(job)
-        try:
-            with locked(place):
-                if not self.is_done(job):  # another process may have finished it before we got the lock
-                    self._play_alone(job, RunDirectory(place), on_round)
-        except FolderInUseError:
-            return False
-        with suppress(OSError):  # other runs of the part are unfinished
-            place.parent.rmdir()
-        return True
-
-    def _play_alone(self, job: Job, directory: RunDirectory, on_round: Callable[..., None]) -> None:
+    def play(self, job: Job, on_round: Callable[..., None] = lambda *_: None) -> None:
+        """Play a job in this process, from its last checkpoint if there is one."""
         from .run import begin, run_experiment
         from .setup import check_memory
 
+        directory = RunDirectory(self.place(job))
         engine = engine_for(job.settings, directory.path)
         check_memory(job.settings, engine, self.folder)
         begin(directory, job.settings, engine.task)
@@ -126,6 +103,8 @@ class _Player(NamedTuple):
         write_record(record_of(job, directory, engine.task), RunStore(self.folder).path(job))
         directory.forget_memory()
         shutil.rmtree(directory.path)
+        with suppress(OSError):  # other runs of the part are unfinished
+            directory.path.parent.rmdir()
 
 
 def run_jobs(
@@ -133,48 +112,42 @@ def run_jobs(
     folder: Path,
     processes: "int | Processes",
     on_progress: OnProgress,
-    is_packed: IsPacked | None = None,
     *,
     keep_folders: bool = False,
 ) -> None:
-    """Play those of the jobs that are not finished yet, in their order.
-
-    What another process is playing in this folder is left to it and waited for, or taken over if that process ends.
-    Results do not depend on the number of processes.
+    """Play those of the jobs that are not finished yet, in their order. Results do not depend on the processes.
 
     Args:
         jobs: What to play; their data are at hand.
-        folder: Where the records are and go.
+        folder: Where the records are and go; locked unless ``processes`` are given, whose owner locks it.
         processes: Runs side by side, >= 1; as many as there are cores is best. With 1 they are played in this process.
         on_progress: Called about once a second.
-        is_packed: Whether a job without a record was finished and its record packed away; sent to the processes.
         keep_folders: Whether the folders of finished runs stay, instead of records.
 
     Raises:
-        DeltaflError: If a record or an unfinished run in the folder has other settings, or a run fails.
+        DeltaflError: If a record or an unfinished run in the folder has other settings, a run fails, or another process
+            plays in the folder.
     """
     for package in ("torch", "safetensors", "scipy"):
         require(package, "sim")
-    player = _Player(folder, keep_folders, is_packed)
-    waiting = [job for job in jobs if not player.is_done(job)]
-    monitor = _Monitor(jobs, waiting, player, on_progress)
-    monitor.report(())
-    if isinstance(processes, Processes):
-        _hand_out(waiting, processes, player, monitor)
-    elif waiting:
-        with Processes(min(processes, len(waiting))) as pool:
-            _hand_out(waiting, pool, player, monitor)
-    with suppress(OSError):  # there is none, or it is not empty
-        (folder / UNFINISHED).rmdir()
+    player = _Player(folder, keep_folders)
+    with ExitStack() as stack:
+        if not isinstance(processes, Processes):
+            stack.enter_context(locked(folder))
+        waiting = [job for job in jobs if not player.is_done(job)]
+        monitor = _Monitor(jobs, waiting, player, on_progress)
+        monitor.report(())
+        if waiting:
+            if not isinstance(processes, Processes):
+                processes = stack.enter_context(Processes(min(processes, len(waiting))))
+            _hand_out(waiting, processes, player, monitor)
+        with suppress(OSError):  # there is none, or it is not empty
+            (folder / UNFINISHED).rmdir()
 
 
-def run_job(job: Job, folder: Path, is_packed: IsPacked | None = None) -> bool:
-    """Play one job in this process, from its last checkpoint if there is one, and write its record.
-
-    Returns:
-        Whether it is finished now; False if another process is playing it.
-    """
-    return _Player(folder, False, is_packed).play(job)
+def run_job(job: Job, folder: Path) -> None:
+    """Play one job in this process and write its record."""
+    run_jobs([job], folder, 1, lambda _: None)
 
 
 def require_devices(names: Iterable[str]) -> None:
@@ -206,28 +179,18 @@ def engine_for(settings: RunSettings, place: Path) -> "Engine":
 
 def _hand_out(jobs: Sequence[Job], pool: "Processes", player: _Player, monitor: "_Monitor") -> None:
     """Hand the jobs out in their order; a failed one ends the sweep, and what is finished stays finished."""
-    waiting, elsewhere, running = list(jobs), list[Job](), dict[Future[Any], Job]()
-
-    def finish(job: Job, played: bool) -> None:
-        if not played:
-            elsewhere.append(job)
-            monitor.leave(job)
-
-    while waiting or running or elsewhere:
-        if not waiting and not running:
-            time.sleep(_POLL_SECONDS)
-            waiting, elsewhere = elsewhere, []
+    waiting, running = list(jobs), dict[Future[Any], Job]()
+    while waiting or running:
         if pool.count == 1:
             job = waiting.pop(0)
-            finish(job, player.play(job, lambda *_, key=job.key: monitor.report((key,))))
+            player.play(job, lambda *_, key=job.key: monitor.report((key,)))
         while waiting and len(running) < pool.count and pool.count > 1:
             job = waiting.pop(0)
             running[pool.submit(player.play, job)] = job
         done, _ = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
         for future in done:
-            job = running.pop(future)
-            finish(job, pool.result(future, job.key))
-        monitor.report([job.key for job in [*running.values(), *elsewhere]])
+            pool.result(future, running.pop(future).key)
+        monitor.report([job.key for job in running.values()])
 
 
 class Processes:
@@ -340,16 +303,7 @@ class _Monitor:
     def __init__(self, jobs: Sequence[Job], waiting: Sequence[Job], player: _Player, on_progress: OnProgress) -> None:
         self._jobs, self._player, self._on_progress = jobs, player, on_progress
         self._done = {job.key for job in jobs} - {job.key for job in waiting}
-        self._left = set[str]()
         self._last = 0.0
-
-    def leave(self, job: Job) -> None:
-        """Log once that another process is playing the job."""
-        if job.key not in self._left:
-            self._left.add(job.key)
-            _log.info(
-                "another process is playing %s in %s: this one leaves it to that one", job.key, self._player.folder
-            )
 
     def report(self, running: Sequence[str]) -> None:
         """Report the progress, at most once in a while."""
