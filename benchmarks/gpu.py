@@ -8,7 +8,7 @@ crops, which would time the CPU that makes them), ``lstm`` the next character of
 hand, random data of its shape take its place, and the record says so.
 
 Passes are interleaved. Each variant is made anew in each pass and then trains the cohorts of rounds 1 and on; the first
-call, in which libraries choose and graphs are captured, is timed apart. The CPU has one pass, and of the larger models
+call, in which libraries choose, is timed apart. The CPU has one pass, and of the larger models
 fewer clients train there: its speed is that of the local steps it does. The error of a variant is that of
 its updates against ``train_serial`` in float32 on the CPU, after one step (the rounding itself) and after four (which
 deep models amplify): norm(u - v) / norm(v), the largest of a few clients. A variant repeats if a round has the same
@@ -34,9 +34,8 @@ import torch
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.training.devices import device_name, find_device, numerics
-from deltafl.simulation.training.local import LocalWork, minibatches, train_serial
-from deltafl.simulation.training.routes import Computation
+from deltafl.simulation.training.route import Computation, device_name, exact_products, find_device
+from deltafl.simulation.training.serial import LocalWork, minibatches, train_serial
 from deltafl.simulation.workers import Workers
 from deltafl.streams import stream
 from deltafl.tasks import find_task, make_task
@@ -74,11 +73,8 @@ VARIANTS: dict[str, tuple[str, str] | None] = {
     "plain loop, float32": None,
     "loop, float32": ("loop", "float32"),
     "loop, bfloat16": ("loop", "bfloat16"),
-    **{
-        f"{engine}, {precision}": (engine, precision)
-        for engine in ("batched", "unfolded")
-        for precision in ("float32", "tf32", "bfloat16")
-    },
+    "batched, float32": ("batched", "float32"),
+    "batched, bfloat16": ("batched", "bfloat16"),
 }
 Round = Callable[[int], object]
 
@@ -140,7 +136,7 @@ def plain_loop(task: Task, work: LocalWork, n: int, device: torch.device, exact:
         return torch.nn.utils.parameters_to_vector(model.parameters()).detach().cpu()
 
     def one_round(round: int) -> list[torch.Tensor]:
-        with numerics(device, "float32") if exact else nullcontext():
+        with exact_products(device) if exact else nullcontext():
             return [train(int(client), round) for client in cohort_of(task, n, round)]
 
     return one_round
@@ -249,7 +245,7 @@ def measure_variant(
             one_round = plain_loop(task, work, n, device, exact="float32" in name)
         else:
             computation = Computation(str(device), how[1], how[0])
-            engine = Engine(task, work, 0, how=computation, cohort=n)
+            engine = Engine(task, work, 0, how=computation)
             row["path"] = engine.route.path
             if "repeats" not in row:
                 row |= twins.compare(computation)
@@ -295,7 +291,7 @@ def main() -> None:
     options = parser.parse_args()
     device = find_device(options.device)
     names = [*VARIANTS, "cpu 1", "cpu 2"] if options.variants is None else options.variants.split(";")
-    variants = [name.strip() for name in names if device.type == "cuda" or not name.strip().endswith("tf32")]
+    variants = [name.strip() for name in names]
     torch.set_num_threads(1)
     about = {"device": device_name(device), "cores": os.cpu_count(), "quick": options.quick}
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "numpy": np.__version__}

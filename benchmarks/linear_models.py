@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.fast import keep_freed_memory
-from deltafl.simulation.training.local import LocalWork
+from deltafl.simulation.training.serial import LocalWork
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.models import cross_entropy, softmax_regression

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.fast import FastTrainer, keep_freed_memory
-from deltafl.simulation.training.local import LocalWork, train_serial
+from deltafl.simulation.training.serial import LocalWork, train_serial
 from deltafl.simulation.workers import Workers
 from deltafl.streams import stream
 from deltafl.tasks import make_task

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.fast import keep_freed_memory
-from deltafl.simulation.training.local import LocalWork
+from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.synthetic import BAND, SYNTHETIC_START, make_synthetic_task
 from timing import Round, beside_plain_loops
 

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.training.local import LocalResult, LocalWork, train_serial
-from deltafl.simulation.training.routes import Computation
+from deltafl.simulation.training.serial import LocalResult, LocalWork, train_serial
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.models import cross_entropy, mlp, next_token_lstm, two_layer_cnn
@@ -21,7 +20,6 @@ DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
 ]
-BATCHED = [Computation(engine=engine) for engine in ("batched", "unfolded")]
 
 
 def four_layers() -> nn.Module:

@@ -134,7 +134,7 @@ def test_one_process_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None
         refuse_processes("compare")
 
 
-@pytest.mark.parametrize("given_", [{"memory_path": "rows", "sampler": "innovation"}, {"engine": "measured"}])
+@pytest.mark.parametrize("given_", [{"memory_path": "rows", "sampler": "innovation"}])
 def test_settings_for_one_process_are_refused(given_: dict[str, object]) -> None:
     with pytest.raises(DeltaflError, match="this run has several"):
         refuse_undividable(settings_of(given_))

@@ -24,7 +24,7 @@ from deltafl.simulation.run import begin, run_experiment, run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, subject_of
 from deltafl.simulation.sweep import Progress
-from deltafl.simulation.training.local import LocalWork
+from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.base import Task
 
 TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 6, "local_epochs": 1, "batch_size": 16}

@@ -15,7 +15,7 @@ from deltafl import Plan, Population, Reports, close_round, init_round, make_sam
 from deltafl.io import read_tensors
 from deltafl.samplers import parse_label
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.training.local import LocalWork
+from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.registry import make_task
 
 from .processes import Processes, wait_until

@@ -10,7 +10,7 @@ import torch
 
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.fast import FastTrainer
-from deltafl.simulation.training.local import LocalWork, train_serial
+from deltafl.simulation.training.serial import LocalWork, train_serial
 from deltafl.streams import stream
 from deltafl.tasks import Dataset, Task, crop_and_flip, cross_entropy, mlp
 from deltafl.tasks.models import PAD

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from deltafl.errors import DeltaflError, MissingExtraError
-from deltafl.simulation.training.local import LocalWork, train_serial
-from deltafl.simulation.training.refusal import refusal
+from deltafl.simulation.training.compatibility import incompatibility
+from deltafl.simulation.training.serial import LocalWork, train_serial
 from deltafl.tasks import (
     celeba_cnn,
     cross_entropy,
@@ -48,7 +48,7 @@ def test_sizes_are_those_of_the_literature(name: str) -> None:
     assert count(model) == num_params
     assert model(torch.zeros(3, *shape)).shape == (3, classes)
     # The fast path takes it, so no layer keeps statistics that averaging would lose.
-    assert refusal(model) is None
+    assert incompatibility(model) is None
 
 
 @pytest.mark.parametrize("name", MODELS)

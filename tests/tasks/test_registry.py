@@ -15,7 +15,7 @@ import torch
 
 import deltafl.tasks
 from deltafl.errors import DeltaflError
-from deltafl.simulation.training.local import LocalWork
+from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import PARTITIONS, Task, find_task, known_tasks, make_task, mlp, register
 
 

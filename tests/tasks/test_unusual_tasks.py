@@ -14,7 +14,7 @@ from torch.nn import functional
 from batch_tools import CLASSES, SIZES, WORKS, four_layers, task_of, twin_of
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.training.routes import Computation
+from deltafl.simulation.training.route import Computation
 from deltafl.simulation.workers import one_thread
 from deltafl.tasks import Task, check_task, cross_entropy, mlp, next_token_lstm, squared_error
 
@@ -57,7 +57,7 @@ HOOKED = {
 }
 
 
-@pytest.mark.parametrize("engine", ["auto", "unfolded"])
+@pytest.mark.parametrize("engine", ["auto", "batched"])
 @pytest.mark.parametrize("name", HOOKED)
 def test_hooks_are_trained_with(name: str, engine: str) -> None:
     base, make = HOOKED[name]

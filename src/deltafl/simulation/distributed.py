@@ -206,7 +206,3 @@ def refuse_undividable(settings: RunSettings) -> None:
         raise DeltaflError(
             "memory_path is a file of one process and this run has several; leave it out, or start one process"
         )
-    if settings.engine == "measured":
-        raise DeltaflError(
-            "engine = 'measured' goes by one process's clock and this run has several; write 'loop' or 'batched'"
-        )

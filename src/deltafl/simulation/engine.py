@@ -1,8 +1,7 @@
-"""The engine: the clients' local training and the evaluation of one task, on one process or several.
+"""The engine: local training and evaluation of one task, in one process or several.
 
-Every result is a pure function of (global model, round, client): the same to the last bit with one worker or two,
-whoever else is in the cohort, and after a resume. Where a cohort is trained as a batch (``batched.py``), the rounding
-of a client's numbers depends on the cohort as well; that is the same after a resume.
+Every result is a pure function of (global model, round, client): the same bits with any number of workers, in any
+cohort, and after a resume. With ``engine = "batched"`` and on GPUs, last bits also depend on the cohort.
 """
 
 import math
@@ -19,10 +18,9 @@ from ..round import Broadcast
 from ..tasks.base import Task
 from ..types import BoolArray, FloatArray, IntArray, Params, Reports
 from .runner import ClientRunner, new_model
-from .training.local import LocalResult, LocalWork
-from .training.measuring import measure_routes
-from .training.refusal import example_of, tell_refusal
-from .training.routes import Computation, Route, choose_route
+from .training.compatibility import example_of, log_incompatibility
+from .training.route import Computation, Route, choose_route
+from .training.serial import LocalResult, LocalWork
 from .workers import Job, Workers
 
 try:
@@ -33,14 +31,14 @@ except ImportError as error:
 
 
 class Training(NamedTuple):
-    """What a cohort returns, aligned with the clients that were asked.
+    """What a cohort returns, aligned with the selected clients.
 
     Attributes:
         update_nd: float32 (n, d), local model after training minus the global one; not finite where it diverged.
         loss_n: float64 (n,), mean minibatch loss over the local steps.
-        square_loss_n: float64 (n,), mean squared loss of single examples over them; NaN where they were not asked for,
-            or the task's loss does not say them.
-        step_variance_n: float64 (n,), see ``local.LocalResult``.
+        square_loss_n: float64 (n,), mean squared loss of single examples over them; NaN where it is not measured or not
+            known.
+        step_variance_n: float64 (n,), see ``serial.LocalResult``.
         num_steps_n: int64 (n,), local steps K_i.
     """
 
@@ -49,6 +47,16 @@ class Training(NamedTuple):
     square_loss_n: FloatArray
     step_variance_n: FloatArray
     num_steps_n: IntArray
+
+    def of(self, place_k: IntArray) -> "Training":
+        """The rows of some clients."""
+        return Training(
+            self.update_nd[place_k],
+            self.loss_n[place_k],
+            self.square_loss_n[place_k],
+            self.step_variance_n[place_k],
+            self.num_steps_n[place_k],
+        )
 
 
 def reports_of(training: Training) -> Reports:
@@ -69,7 +77,7 @@ class Evaluation(NamedTuple):
         loss: Mean loss.
         accuracy: Share of right classes; NaN where the task's metric is ``"loss"``.
         client_accuracy: Mean over clients of the accuracy on their own test examples, each client counting the same;
-            NaN where the task does not say whose they are, or its metric is ``"loss"``.
+            NaN where the owners are unknown, or the task's metric is ``"loss"``.
     """
 
     loss: float
@@ -84,16 +92,15 @@ class Engine:
         task: Data, clients, model and loss.
         work: What each client does in a round.
         seed: The experiment's seed, >= 0: initial model, minibatches, noise, random layers.
-        workers: Processes to train with; None for this process. They may be shared by engines and are not closed here.
-        how: Device, precision and engine; what trains best on CPUs if it is left out.
-        kept: The route that the run has taken so far, which it goes on with; None to choose one.
-        cohort: About how many clients are asked a round, for ``engine = "measured"``.
+        workers: Processes to train with; None for this process. Engines may share them; they are not closed here.
+        how: Device, precision and engine; the best on CPUs if omitted.
+        kept: The route of the run so far; None to choose one.
 
     Attributes:
-        route: The way that was chosen.
+        route: The route in use.
 
     Raises:
-        DeltaflError: If the task's fixed initial parameters do not fit its model, or it cannot be computed as asked.
+        DeltaflError: If the task's initial parameters do not fit its model, or the task cannot be computed so.
     """
 
     def __init__(
@@ -104,26 +111,20 @@ class Engine:
         workers: Workers | None = None,
         how: Computation | None = None,
         kept: Route | None = None,
-        cohort: int = 20,
     ) -> None:
         self.task = task
         self._workers = workers if workers is not None else Workers(1)
         model = new_model(task.make_model, seed)
         self._initial_d = _initial_params(task, model)
-
-        def measure(routes: list[Route]) -> list[float]:
-            return measure_routes(routes, task, work, seed, model, self._initial_d, cohort)
-
-        count = self._workers.count
-        self.route = kept or choose_route(model, task, work, how or Computation(), measure, count)
+        self.route = kept or choose_route(model, task, work, how or Computation(), self._workers.count)
         self._runner = ClientRunner(task, work, seed, model, self.route)
-        if count > 1:
+        if self._workers.count > 1:
             self._runner.share()
-            tell_refusal(model, example_of(task))  # the processes that train have no log
+            log_incompatibility(model, example_of(task))  # here, because the worker processes have no log
         self.num_params: int = len(self._initial_d)
 
     def initial_params(self) -> Params:
-        """The global model before the first round: the task's own, or a random one that depends on the seed only."""
+        """The global model before the first round: the task's own, or a random one from the seed."""
         return self._initial_d.copy()
 
     def train(
@@ -138,25 +139,23 @@ class Engine:
 
         Args:
             params_d: float32 (d,), the global model.
-            round: The round, >= 0; with the client's index it decides the minibatches.
+            round: The round, >= 0; with the client's index it determines the minibatches.
             client_n: (n,) client indices.
-            drift_d: float32 (d,), what the server sends beside the model, see ``round.Broadcast``; None for nothing.
-            squares: Whether the mean squared losses of single examples are measured, which small models take up to a
-                tenth longer for. Nothing else depends on it.
+            drift_d: float32 (d,), sent beside the model, see ``round.Broadcast``; None for nothing.
+            squares: Whether to measure the mean squared losses of single examples, which takes small models up to a
+                tenth longer. Nothing else depends on it.
 
         Returns:
-            The updates and their statistics in the order of ``client_n``.
+            Updates and statistics in the order of ``client_n``.
         """
         clients = self._checked(client_n)
-        self._check_shape("params_d", params_d)
-        if drift_d is not None:
-            self._check_shape("drift_d", drift_d)
+        self._check_shape(params_d)
         groups = self._groups(clients)
         trained: list[list[LocalResult]] = self._map(
             "train_with_squares" if squares else "train",
             Broadcast(params_d, drift_d),
             [(round, *(clients[place] for place in group)) for group in groups],
-            [sum(self._runner.cost(clients[place]) for place in group) for group in groups],
+            [sum(self._costs([clients[place] for place in group])) for group in groups],
         )
         results = [result for _, result in sorted(zip(chain(*groups), chain(*trained), strict=True), key=itemgetter(0))]
         return Training(
@@ -170,14 +169,14 @@ class Engine:
     def losses(self, params_d: Params, client_k: IntArray) -> FloatArray:
         """Mean loss of the global model on each client's own training data, float64 (k,)."""
         clients = self._checked(client_k)
-        self._check_shape("params_d", params_d)
+        self._check_shape(params_d)
         return np.array(
             self._map("loss", params_d, [(client,) for client in clients], self._costs(clients)), dtype=np.float64
         )
 
     def evaluate(self, params_d: Params) -> Evaluation:
         """Loss and accuracy of the global model on the pooled test set."""
-        self._check_shape("params_d", params_d)
+        self._check_shape(params_d)
         num_examples = len(self.task.dataset.test_x)
         starts = range(0, num_examples, self._runner.evaluation_batch)
         found = self._map("test", params_d, [(start,) for start in starts], [1.0] * len(starts))
@@ -191,18 +190,18 @@ class Engine:
         self._workers.load(self._runner)
         return self._workers.map(method, model, jobs, costs)
 
-    def _check_shape(self, name: str, vector_d: Params) -> None:
-        if np.shape(vector_d) != (self.num_params,):
-            raise DeltaflError(f"{name} has shape {np.shape(vector_d)}, the model needs ({self.num_params},)")
+    def _check_shape(self, params_d: Params) -> None:
+        if np.shape(params_d) != (self.num_params,):
+            raise DeltaflError(f"params_d has shape {np.shape(params_d)}, the model needs ({self.num_params},)")
 
     def _groups(self, clients: list[int]) -> list[list[int]]:
-        """Places in the cohort of those who are trained together, those with equally much to do side by side."""
+        """Places in the cohort of the clients that are trained at once, with similar costs side by side."""
         size = max(1, min(self._runner.group_size, -(-len(clients) // self._workers.width)))
         order = sorted(range(len(clients)), key=lambda place: -self._runner.cost(clients[place]))
         return [order[first : first + size] for first in range(0, len(order), size)]
 
     def costs(self, client_n: IntArray) -> list[float]:
-        """How much there is to do for each client in a round, in any unit."""
+        """The relative duration of each client's round."""
         return self._costs(self._checked(client_n))
 
     def _costs(self, clients: list[int]) -> list[float]:
@@ -216,7 +215,7 @@ class Engine:
 
 
 def _mean_of_clients(hit_e: BoolArray, client_e: IntArray | None) -> float:
-    """The mean over clients of the share of hits among their own examples; NaN if no example has a client."""
+    """The mean over clients of the accuracy on their own examples; NaN if no example has an owner."""
     if client_e is None or (client_e < 0).all():
         return math.nan
     owned_e = client_e >= 0

@@ -156,7 +156,7 @@ def record_of(job: "Job", directory: "RunDirectory", task: "Task") -> RunRecord:
         DeltaflError: If the directory does not hold every round once, which two processes that wrote there leave.
     """
     from .probes import probe_columns
-    from .training.routes import hardware_of
+    from .training.route import hardware_of
 
     _require_every_round_once(directory)
     run = read_run(directory, job.settings.sampler, job.settings.seed, task.metric, task.num_clients)

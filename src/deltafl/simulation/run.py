@@ -27,7 +27,7 @@ from .oracle import BYTES_PER_PARAMETER, SimulatedOracle, Traffic, bytes_of, byt
 from .probes import is_probed, probe_everyone, probe_selected
 from .settings import RunSettings, make_settings, require_same_settings
 from .setup import check_memory, engine_of, filled_in, method_of, plan_of
-from .training.routes import keep_route, kept_route
+from .training.route import keep_route, kept_route
 from .workers import Job, Workers
 
 _log = logging.getLogger(__name__)

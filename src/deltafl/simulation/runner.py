@@ -1,4 +1,4 @@
-"""What a process that trains holds of a task, and the jobs it can do: train, loss, test."""
+"""What a process that trains holds of a task, and its jobs: train clients, evaluate on their data, on test data."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -13,15 +13,11 @@ from ..round import Broadcast
 from ..streams import stream
 from ..tasks.base import Task
 from ..types import BoolArray, Params
-from .training.batched import BatchedTrainer
-from .training.devices import numerics
-from .training.fast import Augmented, choose_layout, choose_trainer, keep_freed_memory
-from .training.forms import batched_forward, batched_size, numbers_an_example, unfolded
-from .training.local import LocalResult, LocalWork
-from .training.losses import losses_of, losses_with
-from .training.members import Member
-from .training.routes import Route
-from .training.together import TogetherTrainer, group_size, width_of
+from .training.batched import BatchedTrainer, LocalJob
+from .training.fast import choose_layout, choose_trainer, keep_freed_memory
+from .training.route import Route, exact_products
+from .training.serial import Augmented, LocalResult, LocalWork, losses_with
+from .training.vectorized import cohort_size, dense_cohort_size, largest_batch, numbers_per_example, padded_width
 
 try:
     import torch
@@ -29,59 +25,51 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "sim") from error
 
-#: Examples in one pass of an evaluation, and numbers in them where the model is small and dense: fixed, so that sums do
-#: not depend on the number of workers.
+#: Examples in one pass of an evaluation, and numbers in them for dense models on a CPU: fixed, so that sums do not
+#: depend on the number of workers.
 _EVALUATION_BATCH = 500
 _EVALUATION_NUMBERS = 2**18
 #: Numbers of all layers in one pass on a GPU: 2 GiB.
 _DEVICE_NUMBERS = 2**29
 
-#: Trains several clients together; see ``batched.BatchedTrainer.train``.
-TrainGroup = Callable[[list[Member], Broadcast, bool], list[LocalResult]]
-
 
 class ClientRunner:
-    """Trains clients and evaluates models. Its arrays can be shared by all workers.
+    """Trains clients and evaluates models. All workers can share its arrays.
 
     Args:
         task: Data, clients, model and loss.
         work: What each client does in a round.
         seed: The experiment's seed.
         model: The task's model, with any parameters; it is not kept.
-        route: The path that trains it, the device and the precision.
+        route: Path, device and precision.
+
+    Attributes:
+        group_size: Clients that one call of ``train`` trains best.
+        evaluation_batch: Test examples that one call of ``test`` evaluates.
     """
 
-    def __init__(
-        self, task: Task, work: LocalWork, seed: int, model: torch.nn.Module, route: Route | None = None
-    ) -> None:
+    def __init__(self, task: Task, work: LocalWork, seed: int, model: torch.nn.Module, route: Route) -> None:
         data = task.dataset
         self._stored = _Data(*(_tensor(part) for part in (data.train_x, data.train_y, data.test_x, data.test_y)))
         self._client_rows, self._noise_m = task.client_rows, task.gradient_noise_m
-        self._make_model, self._loss = task.make_model, task.loss
-        # All clients tell mean squared losses or none does, for a sampler that compares them.
+        self._make_model, self._loss, self._augment = task.make_model, task.loss, task.augment
+        # All clients report mean squared losses or none does: a sampler compares them.
         self._knows_squares = losses_with(task.loss, self._stored.train_y) is not None
-        self._counts_hits, self._input_scale = task.metric == "accuracy", task.input_scale
-        self._tokens = task.tokens
-        self._augment = task.augment
-        self._work, self._seed = work, seed
+        self._counts_hits, self._input_scale, self._tokens = task.metric == "accuracy", task.input_scale, task.tokens
+        self._work, self._seed, self._route = work, seed, route
         self._model: torch.nn.Module | None = None
-        self._route = route or Route("together" if group_size(model, task, work) > 1 else "loop")
-        self._device = torch.device(self._route.device)
-        #: Clients that are best trained by one call of ``train``.
-        self.group_size = self._group_size(task, model)
-        self.evaluation_batch = _EVALUATION_BATCH
-        if self._route.path == "together":
-            numbers = math.prod(data.test_x.shape[1:])
-            self.evaluation_batch = max(_EVALUATION_BATCH, _EVALUATION_NUMBERS // numbers)
+        self._device = torch.device(route.device)
+        self.group_size, self.evaluation_batch = 1, _EVALUATION_BATCH
+        self._width = largest_batch(task.client_rows, work.batch_size)
         if self._device.type != "cpu":
-            self.evaluation_batch = max(_EVALUATION_BATCH, _DEVICE_NUMBERS // numbers_an_example(model, task))
-
-    def _group_size(self, task: Task, model: torch.nn.Module) -> int:
-        if self._route.path == "loop":
-            return 1
-        if self._route.path == "together":
-            return group_size(model, task, self._work)
-        return batched_size(self._formed(model), task, self._largest_batch(), self._device)
+            self.evaluation_batch = max(_EVALUATION_BATCH, _DEVICE_NUMBERS // numbers_per_example(model, task))
+        if route.path == "batched":
+            dense_size = dense_cohort_size(model, task, work) if self._device.type == "cpu" else 1
+            if dense_size > 1:
+                self._width = padded_width(task.client_rows, work.batch_size)
+                numbers = math.prod(data.test_x.shape[1:])
+                self.evaluation_batch = max(_EVALUATION_BATCH, _EVALUATION_NUMBERS // numbers)
+            self.group_size = dense_size if dense_size > 1 else cohort_size(model, task, self._width, self._device)
 
     def share(self) -> None:
         """Move the examples into memory that worker processes see without a copy."""
@@ -89,50 +77,50 @@ class ClientRunner:
             tensor.share_memory_()  # type: ignore[no-untyped-call]
 
     def cost(self, client: int) -> float:
-        """Examples that the client's local work visits: what decides who is trained first."""
+        """Examples that the client's local work visits, by which work is balanced."""
         size = len(self._client_rows[client])
         if self._work.steps is None:
             return float(size)
         return float(self._work.steps * min(size, self._work.batch_size or size))
 
     def train(self, sent: Broadcast, round: int, *clients: int, squares: bool = False) -> list[LocalResult]:
-        """The local training of some clients in one round: together where that is possible, else one by one."""
+        """The local training of some clients in one round."""
         self._build()
-        with numerics(self._device, self._route.precision):
-            if self._train_group is None:
+        with exact_products(self._device):
+            if self._route.path == "loop":
                 return [self._train_one(sent, round, client, squares) for client in clients]
-            members = [self._member(round, client) for client in clients]
-            return self._train_group(members, sent, squares)
+            jobs = [
+                LocalJob(
+                    self._rows(client),
+                    stream(self._seed, "batches", round, client),
+                    self._noise(client),
+                    self._augmentation(round, client),
+                )
+                for client in clients
+            ]
+            return self._batched.train(jobs, sent.params_d, sent.drift_d, squares)
 
     def train_with_squares(self, sent: Broadcast, round: int, *clients: int) -> list[LocalResult]:
-        """The same, with mean squared losses if the task's loss says those of single examples."""
+        """The same, with mean squared losses if the losses of single examples are known."""
         return self.train(sent, round, *clients, squares=self._knows_squares)
-
-    def _member(self, round: int, client: int) -> Member:
-        return Member(
-            np.asarray(self._client_rows[client], dtype=np.int64),
-            stream(self._seed, "batches", round, client),
-            self._noise(client),
-            self._variation(round, client, torch.device("cpu")),
-        )
 
     def _train_one(self, sent: Broadcast, round: int, client: int, squares: bool) -> LocalResult:
         x, y = self._client(client)
         rng, noise = stream(self._seed, "batches", round, client), self._noise(client)
-        vary = self._variation(round, client, self._device)
+        augment = self._augmentation(round, client)
         with seeded(stream(self._seed, "dropout", round, client), self._device):
-            return self._trainer(x, y, sent.params_d, self._work, rng, noise, sent.drift_d, vary, squares)
+            return self._trainer(x, y, sent.params_d, self._work, rng, noise, sent.drift_d, augment, squares)
 
     def _noise(self, client: int) -> float:
         return 0.0 if self._noise_m is None else float(self._noise_m[client])
 
-    def _variation(self, round: int, client: int, device: torch.device) -> Augmented | None:
-        """The task's random variation of inputs, with this client's randomness; it sees inputs on the CPU."""
+    def _augmentation(self, round: int, client: int) -> Augmented | None:
+        """The task's random variation of inputs with this client's generator; it varies inputs on the CPU."""
         augment = self._augment
         if augment is None:
             return None
         rng = stream(self._seed, "augment", round, client)
-        return lambda x: augment(x.cpu(), rng).to(device)
+        return lambda x: augment(x.cpu(), rng).to(self._device)
 
     def loss(self, params_d: Params, client: int) -> float:
         """Mean loss of the model on the client's data."""
@@ -143,23 +131,26 @@ class ClientRunner:
         return total / len(x)
 
     def test(self, params_d: Params, start: int) -> tuple[float, BoolArray]:
-        """Sum of the losses, and which classes are right, in one stretch of the test set."""
-        stretch = slice(start, start + self.evaluation_batch)
+        """Sum of the losses, and which predictions are right, of ``evaluation_batch`` test examples."""
+        part = slice(start, start + self.evaluation_batch)
         self._build()
-        return self._score(params_d, self._inputs(self._data.test_x[stretch]), self._data.test_y[stretch])
+        return self._score(params_d, self._inputs(self._data.test_x[part]), self._data.test_y[part])
 
     def _score(self, params_d: Params, x: torch.Tensor, y: torch.Tensor) -> tuple[float, BoolArray]:
         model = self._build()
         vector_to_parameters(torch.tensor(params_d, device=self._device), model.parameters())
-        with torch.no_grad(), numerics(self._device, self._route.precision):
+        with torch.no_grad(), exact_products(self._device):
             output = self._layout.forward(self._layout.arrange(x))
             loss = self._loss(output, y).item() * len(x)
             hits = output.argmax(dim=1) == y if self._counts_hits else torch.zeros(len(x), dtype=torch.bool)
         return loss, hits.cpu().numpy()
 
+    def _rows(self, client: int) -> npt.NDArray[np.int64]:
+        return np.asarray(self._client_rows[client], dtype=np.int64)
+
     def _client(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
         self._build()
-        return self._examples(torch.from_numpy(np.asarray(self._client_rows[client], dtype=np.int64)).to(self._device))
+        return self._examples(torch.from_numpy(self._rows(client)).to(self._device))
 
     def _examples(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         data = self._data
@@ -173,50 +164,20 @@ class ClientRunner:
     def _build(self) -> torch.nn.Module:
         """Make the model and its trainer, in the process that uses them."""
         if self._model is None:
-            model = new_model(self._make_model, self._seed).to(self._device)
-            self._data = _Data(*(part.to(self._device) for part in self._stored))
-            self._train_group = self._group_trainer(model)
+            keep_freed_memory()
+            device, precision = self._device, self._route.precision
+            model = new_model(self._make_model, self._seed).to(device)
+            self._data = _Data(*(part.to(device) for part in self._stored))
             if self._route.path == "loop":
                 example = self._inputs(self._data.train_x[:1])
-                self._trainer, _ = choose_trainer(model, self._loss, self._device, self._route.precision, example)
+                self._trainer, _ = choose_trainer(model, self._loss, device, precision, example)
+            else:
+                self._batched = BatchedTrainer(
+                    model, self._loss, self._work, self._width, self._examples, device, precision
+                )
             self._model = model.eval()
             self._layout = choose_layout(model, self._data.test_x)
         return self._model
-
-    def _group_trainer(self, model: torch.nn.Module) -> TrainGroup | None:
-        """What trains several clients together; None if one follows the other."""
-        keep_freed_memory()
-        if self._route.path == "loop":
-            return None
-        if self._route.path == "together":
-            together = TogetherTrainer(model, self._loss, width_of(self._client_rows, self._work.batch_size))
-            return lambda members, sent, squares: together.train(
-                members, self._examples, sent.params_d, self._work, sent.drift_d, squares
-            )
-        formed, losses = self._formed(model), losses_of(self._loss)
-        assert losses is not None  # forms.batched_refusal has looked
-        batched = BatchedTrainer(
-            formed,
-            batched_forward(formed),
-            losses,
-            self._work,
-            self._largest_batch(),
-            self._examples,
-            self._device,
-            self._route.precision,
-            None if self._augment is None else self._stored_inputs,
-            self._noise_m is not None,
-        )
-        return lambda members, sent, squares: batched.train(members, sent.params_d, sent.drift_d, squares)
-
-    def _formed(self, model: torch.nn.Module) -> torch.nn.Module:
-        return unfolded(model) if self._route.path == "unfolded" else model
-
-    def _largest_batch(self) -> int:
-        return max(min(self._work.batch_size or len(rows), len(rows)) for rows in self._client_rows)
-
-    def _stored_inputs(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._inputs(self._stored.train_x.index_select(0, rows))
 
 
 class _Data(NamedTuple):
@@ -236,9 +197,9 @@ def new_model(make: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module
 
 @contextmanager
 def seeded(rng: np.random.Generator, device: torch.device | None = None) -> Iterator[None]:
-    """Seed torch's global generator, which models read, and the device's; put their states back afterwards.
+    """Seed torch's global generator and the device's, and restore them afterwards.
 
-    Not by ``torch.manual_seed``, which seeds all devices too and formats three tracebacks on a machine without them:
+    ``torch.manual_seed`` would seed all devices, and on a machine without GPUs format three tracebacks, which takes
     half of the time of a small model.
     """
     generators = [torch.default_generator]

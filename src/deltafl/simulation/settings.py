@@ -96,11 +96,8 @@ class Settings(BaseModel):
     evaluate_every: Count = Field(1, description="rounds between two evaluations")
     test_examples: Count | None = Field(None, description="evaluate on so many test examples; all if not set")
     device: str = Field("cpu", description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)")
-    precision: Literal["float32", "tf32", "bfloat16"] = Field("float32", description="of products in local training")
-    engine: Literal["auto", "loop", "batched", "unfolded", "measured"] = Field(
-        "auto",
-        description="one client after the other, or a cohort together; measured: what a short trial finds faster",
-    )
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="of products in local training")
+    engine: Literal["auto", "loop", "batched"] = Field("auto", description="one client after the other, or all at once")
     data_dir: str | None = Field(None, description="folder with data sets; DELTAFL_DATA does the same")
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(20.0, description="nu of the synthetic task")
     truth: tuple[float, float] = Field((8.0, 2.0), description="(A, b) of the synthetic task")
@@ -186,8 +183,6 @@ class Settings(BaseModel):
             raise DeltaflError(
                 f"device is {self.device!r}; write 'cpu', 'cuda', 'cuda:1' for the second GPU, or 'auto'"
             )
-        if self.precision == "tf32" and self.device == "cpu":
-            raise DeltaflError("precision is 'tf32', which CPUs do not have; write 'float32' or 'bfloat16'")
 
     def run_facts(self, num_clients: int, mean_examples: float, num_classes: int | None = None) -> RunFacts:
         """What the options of samplers may take from the run.

@@ -24,8 +24,8 @@ from .divergence import Method
 from .engine import Engine
 from .oracle import BYTES_PER_PARAMETER
 from .settings import RunSettings
-from .training.local import LocalWork
-from .training.routes import Computation, Route
+from .training.route import Computation, Route
+from .training.serial import LocalWork
 from .workers import Workers
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def engine_of(settings: RunSettings, workers: Workers | None = None, route: Rout
         mime=settings.mime,
     )
     how = Computation(settings.device, settings.precision, settings.engine)
-    return Engine(task_of(settings), work, settings.seed, workers, how, route, filled_in(settings.sample))
+    return Engine(task_of(settings), work, settings.seed, workers, how, route)
 
 
 def plan_of(

@@ -156,7 +156,7 @@ def require_devices(names: Iterable[str]) -> None:
     Raises:
         DeltaflError: If this machine, or this PyTorch, does not have one.
     """
-    from .training.devices import find_device
+    from .training.route import find_device
 
     for name in dict.fromkeys(names):
         find_device(name)
@@ -172,7 +172,7 @@ def _engine_of(settings: RunSettings, route: Any) -> "Engine":
 
 def engine_for(settings: RunSettings, place: Path) -> "Engine":
     """The engine of a run, made once in a process for all samplers; its route is that of an unfinished run's folder."""
-    from .training.routes import kept_route
+    from .training.route import kept_route
 
     return _engine_of(settings.model_copy(update={"sampler": "full"}), kept_route(place))
 

@@ -33,7 +33,7 @@ class LogSquare(torch.nn.Module):
         """The prediction for each x."""
         return self._predict(self.a, self.b, x)
 
-    def forward_together(self, params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    def forward_vectorized(self, params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """The predictions (n, B) of n models with parameters A and b, each (n,), for x (n, B, 1)."""
         a, b = params
         return self._predict(a[:, None], b[:, None], x)
@@ -61,7 +61,7 @@ class NextToken(torch.nn.Module):
         logits: torch.Tensor = self.head(last[0])
         return logits
 
-    def forward_together(self, params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    def forward_vectorized(self, params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """The logits (n, tokens, B) of n models with parameters (n, ...), for tokens (n, B, length).
 
         Gates and states are written out, for ``torch.vmap`` does not know LSTMs; biases are added together as torch's.

@@ -1,4 +1,4 @@
-"""Local training: ``local.py`` tells it plainly, the other files do the same faster; ``routes.py`` chooses."""
+"""Local training: ``serial`` is the plain loop, ``fast`` and ``batched`` do the same faster; ``route`` chooses."""
 
 from ...errors import MissingExtraError
 

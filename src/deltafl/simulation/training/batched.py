@@ -1,264 +1,283 @@
-"""Local training of a cohort together, on a device: each step is one pass of all its clients' models.
+"""Local training of a cohort at once: each step is one vectorized pass of all its clients' models.
 
-On a GPU a step of one small model is too little work: starting its kernels takes longer than they run. Here
-parameters are (n, d) and minibatches (n, B, ...); ``forms`` makes a forward pass of n models out of one. The steps are
-those of ``local.train_serial``, equal to it within float32 rounding.
+A step of one small model is too little work: on a CPU torch's calls cost more than their arithmetic, on a GPU kernels
+take longer to start than to run. Here parameters are (n, D) and minibatches (n, B, ...). The steps are those of
+``serial.train_serial``, equal within float32 rounding.
 
-- Examples, parameters and sums stay on the device; what a round returns is fetched once.
-- Clients with many steps come first. Those that have done theirs leave the active prefix, whose length is rounded up to
-  one of a few sizes (``rounded_up``), so that shapes recur; what happens to a client after its last step is not kept.
-- A step reads and writes the same memory every time, so that on CUDA it is captured as a graph, once a shape.
-
-The last bits of a client's result may depend on the company (libraries choose their algorithms by shape), never on
-chance: the same cohort in the same round gives the same bits again on the same device, as a resume needs.
+- Clients with many steps come first; those that have finished leave the active prefix.
+- On a CPU, dense models have the same bits in any cohort: minibatches are padded with examples of weight 0 to one width
+  for all clients of the task (``vectorized.padded_width``), and parameters start at multiples of 64 bytes, so that
+  vector instructions divide every client's numbers alike. Torch must run with one thread.
+- Elsewhere last bits depend on the cohort, because libraries choose algorithms by shape; a cohort repeats its bits.
+  On a GPU examples, parameters and sums stay on the device, and results are fetched once a round.
 """
 
-import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
 
-from ...types import Params
-from .fast import take_step
-from .local import LocalResult, LocalWork
-from .losses import Losses
-from .members import Fetch, Member, Schedule, results_of, schedule_of
-from .together import Forward
+from ...types import IntArray, Params
+from .fast import CPU, take_step
+from .serial import (
+    Augmented,
+    LocalResult,
+    LocalWork,
+    is_cross_entropy,
+    losses_of,
+    minibatches,
+    step_variance,
+)
+from .vectorized import ALIGNMENT, DenseChain, vectorized_forward
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from ...tasks.base import Loss
 
-_WARM_UP = 3  # steps before a capture, as PyTorch asks for: libraries allocate and choose in the first ones
+#: The examples of the given rows: inputs and targets.
+Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+class LocalJob(NamedTuple):
+    """The local training of one client in a round.
+
+    Attributes:
+        rows: int64 (n_i,), its examples among those of the task.
+        rng: Draws the minibatches of all steps, then d normal numbers for each step if there is noise.
+        noise: Standard deviation of the noise added to each entry of each minibatch gradient, >= 0.
+        augment: Varies the inputs of each minibatch, in the order of the steps; None for none.
+    """
+
+    rows: IntArray
+    rng: np.random.Generator
+    noise: float = 0.0
+    augment: Augmented | None = None
+
+
+class Schedule(NamedTuple):
+    """The minibatches of a cohort. Clients with many steps come first, so that the active ones are a prefix.
+
+    Attributes:
+        jobs: The clients in this order.
+        order: Their places in the given order.
+        steps_n: int64 (n,), local steps K_i, not increasing.
+        rows_knb: int64 (K, n, B), rows of the task's examples; padding repeats a client's first row.
+        weight_knb: float32 (K, n, B), weights in a step's mean: 1 / size of the minibatch, 0 for padding.
+    """
+
+    jobs: list[LocalJob]
+    order: list[int]
+    steps_n: npt.NDArray[np.int64]
+    rows_knb: torch.Tensor
+    weight_knb: torch.Tensor
+
+    def active(self, step: int) -> int:
+        """How many clients take this step."""
+        return len(self.jobs) if step < self.steps_n[-1] else int(np.searchsorted(-self.steps_n, -step))
+
+
+def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedule:
+    """Draw the minibatches of at least one client, and pad each to ``width`` examples."""
+    drawn = [minibatches(len(job.rows), work, job.rng) for job in jobs]
+    order = sorted(range(len(jobs)), key=lambda i: -len(drawn[i]))
+    jobs, drawn = [jobs[i] for i in order], [drawn[i] for i in order]
+    shape = (len(drawn[0]), len(jobs), width)
+    rows_knb = np.full(shape, jobs[0].rows[0], dtype=np.int64)
+    weight_knb = np.zeros(shape, dtype=np.float32)
+    for i, (job, own) in enumerate(zip(jobs, drawn, strict=True)):
+        rows_knb[:, i] = job.rows[0]
+        size_k = np.array([len(batch) for batch in own])
+        used_kb = np.arange(width) < size_k[:, None]
+        rows_knb[: len(own), i][used_kb] = job.rows[np.concatenate(own)]
+        weight_knb[: len(own), i][used_kb] = np.repeat((1 / size_k).astype(np.float32), size_k)
+    steps_n = np.array([len(own) for own in drawn])
+    return Schedule(list(jobs), order, steps_n, torch.from_numpy(rows_knb), torch.from_numpy(weight_knb))
 
 
 class BatchedTrainer:
-    """Trains groups of clients on one device.
+    """Trains cohorts on one device.
 
     Args:
-        model: A module for which ``forms.batched_refusal`` is None.
-        forward: Its form for n clients.
-        losses: The loss of each example, see ``losses.losses_of``.
+        model: A module for which ``vectorized.vectorized_incompatibility`` is None.
+        loss: The task's loss.
         work: Steps, learning rate, momentum and proximal term.
-        width: The largest minibatch of any client.
+        width: Examples that minibatches are padded to, at least the largest minibatch of any client.
         fetch: Gives the examples of rows, both on the device.
         device: Where to train.
-        precision: ``"bfloat16"`` for forward and backward passes in bfloat16, with parameters, losses and sums in
-            float32; anything else leaves products to ``devices.numerics``.
-        varied: Gives the inputs of rows on the CPU, for members with a variation of their inputs; None if none has.
-        noisy: Whether members may have gradient noise.
+        precision: ``"float32"``, or ``"bfloat16"`` for forward and backward passes; parameters, losses and sums stay
+            float32.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        forward: Forward,
-        losses: Losses,
+        loss: "Loss",
         work: LocalWork,
         width: int,
         fetch: Fetch,
-        device: torch.device,
+        device: torch.device = CPU,
         precision: str = "float32",
-        varied: Callable[[torch.Tensor], torch.Tensor] | None = None,
-        noisy: bool = False,
     ) -> None:
-        self._forward, self._losses, self._work, self._width, self._fetch = forward, losses, work, width, fetch
-        self._device, self._varied, self._noisy = device, varied, noisy
+        losses = losses_of(loss)
+        assert losses is not None  # vectorized_incompatibility has checked
+        self._forward, self._losses = vectorized_forward(model), losses
+        self._work, self._width, self._fetch, self._device = work, width, fetch, device
         self._dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        self._chain: DenseChain | None = None
+        if isinstance(self._forward, DenseChain) and is_cross_entropy(loss) and device.type == "cpu":
+            self._chain = self._forward if precision == "float32" else None
         self._shapes = [param.shape for param in model.parameters()]
-        self._num_params = sum(shape.numel() for shape in self._shapes)
-        self._slots: _Slots | None = None
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._captures, self._drifts, self._squares = device.type == "cuda", False, False
 
     def train(
-        self, members: Sequence[Member], params_d: Params, drift_d: Params | None = None, squares: bool = False
+        self, jobs: Sequence[LocalJob], params_d: Params, drift_d: Params | None = None, squares: bool = False
     ) -> list[LocalResult]:
-        """Train the members, each from the global model; what ``local.train_serial`` returns, in their order."""
-        schedule = schedule_of(members, self._work, self._width)
+        """Train at least one client, each from the global model.
+
+        Args:
+            jobs: The clients.
+            params_d: float32 (d,), the global model.
+            drift_d: As in ``serial.train_serial``.
+            squares: As in ``serial.train_serial``.
+
+        Returns:
+            The results of ``serial.train_serial``, in the order of the jobs.
+        """
+        schedule = schedule_of(jobs, self._work, self._width)
         rows_knb, weight_knb = schedule.rows_knb.to(self._device), schedule.weight_knb.to(self._device)
-        slots = self._slots_for(len(members))
-        if (self._drifts, self._squares) != (drift_d is not None, squares):
-            self._drifts, self._squares = drift_d is not None, squares
-            self._graphs.clear()
-        if self._captures:
-            self._capture({rounded_up(schedule.active(step)) for step in range(len(rows_knb))})
-        slots.load(params_d, drift_d, schedule)
-        unfinished = len(members)
+        state = _State(len(jobs), self._shapes, params_d, self._work, squares, self._device)
+        drift_nd = None
+        if drift_d is not None:
+            drift_nd = state.padded(torch.tensor(drift_d) / torch.from_numpy(schedule.steps_n)[:, None])
+        noisy = any(job.noise > 0 for job in jobs)
         for step in range(len(rows_knb)):
             active = schedule.active(step)
-            slots.keep(active, unfinished)
-            unfinished = active
-            slots.rows_nb[:active].copy_(rows_knb[step, :active])
-            slots.weight_nb[:active].copy_(weight_knb[step, :active])
-            if self._noisy:
-                self._add_noise(slots, schedule.members[:active])
-            if slots.x_nb is not None:
-                self._vary(slots.x_nb, schedule, step, active)
-            self._run(rounded_up(active))
-        slots.keep(0, unfinished)
-        return slots.results(schedule, self._work.rate, squares)
+            x, y = self._examples(schedule.jobs[:active], rows_knb[step, :active], weight_knb[step, :active])
+            weighted_nb = self._differentiate(state, active, x, y, weight_knb[step, :active])
+            state.add_losses(weighted_nb.detach().double(), weight_knb[step, :active])
+            if noisy:
+                noise_nd = _noise(schedule.jobs[:active], len(params_d))
+                state.gradient_nd[:active, : len(params_d)] += noise_nd.to(self._device)
+            state.step(active, self._work, drift_nd)
+        return state.results(schedule, self._work.rate)
 
-    def _slots_for(self, n: int) -> "_Slots":
-        capacity = rounded_up(n)
-        if self._slots is None or self._slots.capacity < capacity:
-            self._graphs.clear()  # they hold on to the old memory
-            self._slots = None
-            x, _ = self._fetch(torch.zeros(1, dtype=torch.int64, device=self._device))
-            inputs = None if self._varied is None else x.shape[1:]
-            self._slots = _Slots(capacity, self._num_params, self._width, self._work, self._device, inputs, self._noisy)
-        return self._slots
+    def _examples(
+        self, jobs: Sequence[LocalJob], rows_nb: torch.Tensor, weight_nb: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Padded minibatches (n, B, ...)."""
+        x, y = self._fetch(rows_nb.reshape(-1))
+        x, y = x.view(*rows_nb.shape, *x.shape[1:]), y.view(*rows_nb.shape, *y.shape[1:])
+        for x_b, weight_b, job in zip(x, weight_nb, jobs, strict=True):
+            if job.augment is not None:
+                size = int((weight_b > 0).sum())
+                x_b[:size] = job.augment(x_b[:size])
+        return x, y
 
-    def _add_noise(self, slots: "_Slots", members: Sequence[Member]) -> None:
-        """Draw what is added to the gradients of this step."""
-        for i, member in enumerate(members):
-            if member.noise > 0:
-                noise_d = member.noise * torch.from_numpy(member.rng.standard_normal(self._num_params)).float()
-                slots.noise_nd[i].copy_(noise_d)
-
-    def _vary(self, x_nb: torch.Tensor, schedule: Schedule, step: int, active: int) -> None:
-        """Vary the inputs of this step, on the CPU, while the device may still be at the step before."""
-        assert self._varied is not None
-        varied_n = []
-        for i, member in enumerate(schedule.members[:active]):
-            size = int((schedule.weight_knb[step, i] > 0).sum())
-            x = self._varied(schedule.rows_knb[step, i, :size])
-            x = x if member.vary is None else member.vary(x)
-            varied_n.append(functional.pad(x.flatten(1), (0, 0, 0, self._width - size)).view(-1, *x.shape[1:]))
-        x_nb[:active].copy_(torch.stack(varied_n))
-
-    def _run(self, count: int) -> None:
-        graph = self._graphs.get(count)
-        if graph is None:
-            self._step(count)
-        else:
-            graph.replay()
-
-    def _step(self, count: int) -> None:
-        """One step of the first clients, from memory that stays where it is into memory that stays where it is."""
-        slots = self._slots
-        assert slots is not None
-        # Not by autocast, which does not reach into torch.vmap: what is cast is one vector.
-        source_nd = slots.current_nd[:count].to(self._dtype)
-        params = [part.detach().requires_grad_() for part in self._parts(source_nd)]
-        x, y = self._fetch(slots.rows_nb[:count].reshape(-1))
-        x = x.view(count, self._width, *x.shape[1:]) if slots.x_nb is None else slots.x_nb[:count]
+    def _differentiate(
+        self, state: "_State", active: int, x: torch.Tensor, y: torch.Tensor, weight_nb: torch.Tensor
+    ) -> torch.Tensor:
+        """Write the gradients of the first clients' minibatch losses; returns weight_b loss_b, (n, B)."""
+        params, gradients = state.parts(active)
+        if self._chain is not None:
+            return self._chain.differentiate(params, x, y, weight_nb, gradients)
+        # The parameters are cast here, not by autocast, which does not reach into torch.vmap.
+        params = [part.detach().to(self._dtype).requires_grad_() for part in params]
         output = self._forward(params, x.to(self._dtype) if x.is_floating_point() else x)
-        losses_nb = self._losses(output.float(), y.view(count, self._width, *y.shape[1:]))
-        weighted_nb = losses_nb * slots.weight_nb[:count]
-        gradients = torch.autograd.grad(weighted_nb.sum(), params, materialize_grads=True)
-        gradient_nd = slots.gradient_nd[:count]
-        torch.cat([gradient.reshape(count, -1) for gradient in gradients], dim=1, out=gradient_nd)
-        if self._noisy:
-            gradient_nd += slots.noise_nd[:count]
-        wide_nb = weighted_nb.detach().double()
-        slots.loss_sum_n[:count] += wide_nb.sum(dim=1)
-        if self._squares:
-            slots.square_loss_sum_n[:count] += (wide_nb * losses_nb.detach()).sum(dim=1)
-        slots.square_sum_n[:count] += _squared_norms(gradient_nd)
-        slots.gradient_sum_nd[:count] += gradient_nd
-        drift_step = slots.drift_d * slots.share_n1[:count] if self._drifts else None
-        velocity_nd = slots.velocity_nd[:count]
-        take_step(slots.current_nd[:count], gradient_nd, slots.start_d, velocity_nd, self._work, drift_step)
-
-    def _parts(self, vector_nd: torch.Tensor) -> list[torch.Tensor]:
-        """Views of (n, d) in the shapes of the parameters."""
-        pieces = torch.split(vector_nd, [shape.numel() for shape in self._shapes], dim=1)
-        return [piece.view(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
-
-    def _capture(self, counts: set[int]) -> None:
-        """Record the steps of these sizes as CUDA graphs; they change what is in memory, so load it afterwards."""
-        for count in sorted(counts - self._graphs.keys(), reverse=True):
-            try:
-                self._graphs[count] = self._captured(count)
-            except RuntimeError as error:
-                self._captures = False
-                _log.info("local training runs without CUDA graphs, which is slower: %s", str(error).split("\n")[0])
-                return
-
-    def _captured(self, count: int) -> torch.cuda.CUDAGraph:
-        with torch.cuda.device(self._device):
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(_WARM_UP):
-                    self._step(count)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            others = next(iter(self._graphs.values()), None)
-            # They run one after the other and leave nothing in that memory, so they can share it.
-            with torch.cuda.graph(graph, pool=None if others is None else others.pool()):
-                self._step(count)
-        return graph
+        weighted_nb = self._losses(output.float(), y) * weight_nb
+        found = torch.autograd.grad(weighted_nb.sum(), params, materialize_grads=True)
+        for own, gradient in zip(gradients, found, strict=True):
+            own.copy_(gradient)
+        return weighted_nb
 
 
-class _Slots:
-    """The memory of up to ``capacity`` clients: a step's inputs, where the clients are, and what they have done."""
+class _State:
+    """The models of a cohort and the sums of their statistics.
+
+    Rows are padded to a multiple of 64 bytes, so that all are aligned alike; the padding stays 0.
+    """
 
     def __init__(
         self,
-        capacity: int,
-        num_params: int,
-        width: int,
+        n: int,
+        shapes: Sequence[torch.Size],
+        params_d: Params,
         work: LocalWork,
+        squares: bool,
         device: torch.device,
-        inputs: torch.Size | None,
-        noisy: bool,
     ) -> None:
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.zeros(*shape, dtype=dtype, device=device)
+        self._shapes, self._squares, self._device = shapes, squares, device
+        self._num_params, self._width = len(params_d), -(-len(params_d) // ALIGNMENT) * ALIGNMENT
+        self._start_nd = self.padded(torch.tensor(params_d)).expand(n, self._width)
+        self._current_nd = self._start_nd.clone(memory_format=torch.contiguous_format)
+        self.gradient_nd, self._gradient_sum_nd = torch.zeros_like(self._current_nd), torch.zeros_like(self._current_nd)
+        self._velocity_nd = torch.zeros(n, self._width if work.momentum > 0 else 0, device=device)
+        self._sum_3n = torch.zeros(3, n, dtype=torch.float64, device=device)
+        self._parts: tuple[int, list[torch.Tensor], list[torch.Tensor]] = (0, [], [])
 
-        self.capacity = capacity
-        self.rows_nb, self.weight_nb = zeros(capacity, width, dtype=torch.int64), zeros(capacity, width)
-        self.x_nb = None if inputs is None else zeros(capacity, width, *inputs)
-        self.noise_nd = zeros(capacity, num_params if noisy else 0)
-        self.start_d, self.drift_d, self.share_n1 = zeros(num_params), zeros(num_params), zeros(capacity, 1)
-        self.current_nd, self.gradient_nd, self.gradient_sum_nd, self.update_nd = (
-            zeros(capacity, num_params) for _ in range(4)
-        )
-        self.velocity_nd = zeros(capacity, num_params if work.momentum > 0 else 0)
-        self.loss_sum_n, self.square_loss_sum_n, self.square_sum_n = (
-            zeros(capacity, dtype=torch.float64) for _ in range(3)
-        )
-        self.kept_4n = zeros(4, capacity, dtype=torch.float64)
+    def padded(self, vector_nd: torch.Tensor) -> torch.Tensor:
+        """A copy on the device, padded with zeros."""
+        return functional.pad(vector_nd.float(), (0, self._width - self._num_params)).to(self._device)
 
-    def load(self, params_d: Params, drift_d: Params | None, schedule: Schedule) -> None:
-        """Put every client at the global model, with nothing done."""
-        self.start_d.copy_(torch.tensor(params_d))
-        self.current_nd.copy_(self.start_d.expand_as(self.current_nd))
-        self.drift_d.zero_()
-        if drift_d is not None:
-            self.drift_d.copy_(torch.tensor(drift_d))
-        self.share_n1.zero_()[: len(schedule.members), 0].copy_(1 / torch.from_numpy(schedule.steps_n))
-        for done in (self.gradient_sum_nd, self.velocity_nd, *self._sums(), self.noise_nd):
-            done.zero_()
+    def parts(self, active: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Views of the first clients' parameters and gradients in the shapes of the model."""
+        if self._parts[0] != active:
+            self._parts = active, self._views(self._current_nd[:active]), self._views(self.gradient_nd[:active])
+        return self._parts[1:]
 
-    def keep(self, first: int, last: int) -> None:
-        """Put aside what clients ``first`` to ``last`` return: they have taken their last step."""
-        if first == last:
-            return
-        own = slice(first, last)
-        torch.sub(self.current_nd[own], self.start_d, out=self.update_nd[own])
-        done = [*(sum_n[own] for sum_n in self._sums()), _squared_norms(self.gradient_sum_nd[own])]
-        self.kept_4n[:, own] = torch.stack(done)
+    def _views(self, vector_nd: torch.Tensor) -> list[torch.Tensor]:
+        sizes = [shape.numel() for shape in self._shapes]
+        pieces = torch.split(vector_nd[:, : self._num_params], sizes, dim=1)
+        return [piece.view(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
-    def results(self, schedule: Schedule, rate: float, squares: bool) -> list[LocalResult]:
-        """What each client returns, fetched from the device."""
-        n = len(schedule.members)
-        update_nd = self.update_nd[:n].to("cpu", copy=True).numpy()
-        loss_sum_n, square_loss_sum_n, square_sum_n, norm_of_sum_n = self.kept_4n[:, :n].to("cpu", copy=True).numpy()
-        known_n = square_loss_sum_n if squares else None
-        return results_of(schedule, update_nd, loss_sum_n, known_n, square_sum_n, norm_of_sum_n, rate)
+    def add_losses(self, weighted_nb: torch.Tensor, weight_nb: torch.Tensor) -> None:
+        """Add up the first clients' minibatch losses from weight_b loss_b, float64."""
+        active = len(weighted_nb)
+        self._sum_3n[0, :active] += _row_sums(weighted_nb)
+        if self._squares:  # w l^2 = (w l)^2 / w, and all examples of a minibatch have the weight of its first
+            self._sum_3n[1, :active] += _row_sums(weighted_nb.square()) / weight_nb[:, 0].double()
 
-    def _sums(self) -> tuple[torch.Tensor, ...]:
-        return self.loss_sum_n, self.square_loss_sum_n, self.square_sum_n
+    def step(self, active: int, work: LocalWork, drift_nd: torch.Tensor | None) -> None:
+        """Move the first clients along their gradients; reuses the memory of these."""
+        gradient_nd = self.gradient_nd[:active]
+        self._sum_3n[2, :active] += _squared_norms(gradient_nd)
+        self._gradient_sum_nd[:active] += gradient_nd
+        moved = (self._current_nd[:active], gradient_nd, self._start_nd[:active], self._velocity_nd[:active])
+        take_step(*moved, work, None if drift_nd is None else drift_nd[:active])
+
+    def results(self, schedule: Schedule, rate: float) -> list[LocalResult]:
+        """The results of all clients in the order in which they were given."""
+        update_nd = (self._current_nd - self._start_nd)[:, : self._num_params].cpu().numpy()
+        sum_n3, norm_n = self._sum_3n.T.tolist(), _squared_norms(self._gradient_sum_nd).tolist()
+        results = []
+        for place in np.argsort(schedule.order):
+            steps = int(schedule.steps_n[place])
+            loss_sum, square_loss_sum, square_sum = sum_n3[place]
+            results.append(
+                LocalResult(
+                    update_d=update_nd[place],
+                    loss=loss_sum / steps,
+                    square_loss=square_loss_sum / steps if self._squares else None,
+                    step_variance=step_variance(square_sum, norm_n[place], steps, rate),
+                    num_steps=steps,
+                )
+            )
+        return results
 
 
-def rounded_up(count: int) -> int:
-    """The next of the sizes 1, 2, 4, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, ...: at most a quarter more from 8 on."""
-    power = 1 << (count - 1).bit_length()  # the next power of two
-    grain = power if power < 16 else power // 8
-    return -(-count // grain) * grain
+def _noise(jobs: Sequence[LocalJob], num_params: int) -> torch.Tensor:
+    """Draw the gradient noise of one step."""
+    noise_nd = np.zeros((len(jobs), num_params), dtype=np.float32)
+    for noise_d, job in zip(noise_nd, jobs, strict=True):
+        if job.noise > 0:
+            np.multiply(job.rng.standard_normal(num_params).astype(np.float32), np.float32(job.noise), out=noise_d)
+    return torch.from_numpy(noise_nd)
+
+
+def _row_sums(wide_nb: torch.Tensor) -> torch.Tensor:
+    """Sums over examples; on a CPU by NumPy, whose order of addition recorded runs have."""
+    return torch.from_numpy(wide_nb.numpy().sum(axis=1)) if wide_nb.device.type == "cpu" else wide_nb.sum(dim=1)
 
 
 def _squared_norms(vector_nd: torch.Tensor) -> torch.Tensor:

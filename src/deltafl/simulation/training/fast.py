@@ -1,14 +1,14 @@
-"""Local training, fast: the same steps as ``local.train_serial``, equal to it within float32 rounding.
+"""Local training of one client, fast: the steps of ``serial.train_serial``, equal within float32 rounding.
 
-What makes it faster, on one core (``benchmarks/local_training.py`` measures it):
+What makes it faster on one core (``benchmarks/local_training.py`` measures it):
 
 1. Feature maps have the layout that suits the CPU (see ``choose_layout``): a third of the time of a small CNN.
-2. All parameters are views into one flat vector, so that loading the global model is one copy, a step one subtraction,
-   and norms and the minibatch variance are running sums over one vector: most of the gain of small models.
-3. Rows are put into a pass's order once, and minibatches are views; there is no data loader.
-4. glibc keeps the blocks that each step frees, instead of giving them back to the system and asking again.
+2. All parameters are views into one flat vector: loading the global model is one copy, a step one subtraction, and
+   norms and the minibatch variance are running sums over one vector. This is most of the gain of small models.
+3. Examples are gathered once a pass, and minibatches are views; there is no data loader.
+4. glibc keeps the blocks that each step frees, instead of returning them to the system and requesting them again.
 
-``choose_trainer`` sends what this path cannot handle to the twin.
+``choose_trainer`` leaves what this path cannot train to ``train_serial``.
 """
 
 import copy
@@ -16,51 +16,40 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from ...types import IntArray, Params
-from .devices import autocast
-from .local import LocalResult, LocalWork, minibatches, step_variance, train_serial
-from .losses import losses_with, mean_square
-from .refusal import has_hooks, tell_refusal
+from .compatibility import has_hooks, log_incompatibility
+from .serial import (
+    Augmented,
+    LocalResult,
+    LocalWork,
+    losses_with,
+    mean_square,
+    minibatches,
+    step_variance,
+    train_serial,
+)
 
 if TYPE_CHECKING:
     from ...tasks.base import Loss
 
 CPU = torch.device("cpu")
 
-#: A random variation of a minibatch's inputs, bound to its generator.
-Augmented = Callable[[torch.Tensor], torch.Tensor]
 
-
-class Trainer(Protocol):
-    """A trainer bound to its model and loss; see ``local.train_serial``."""
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        params_d: Params,
-        work: LocalWork,
-        rng: np.random.Generator,
-        noise: float = 0.0,
-        drift_d: Params | None = None,
-        augment: Augmented | None = None,
-        squares: bool = False,
-    ) -> LocalResult:
-        """Train one client."""
-        ...
+#: ``train_serial`` bound to its model and loss, or an equal of it.
+Trainer = Callable[..., LocalResult]
 
 
 class Layout(NamedTuple):
-    """How images are stored, and how a model is run on them.
+    """How images are stored, and how a model runs on them.
 
     Attributes:
         arrange: Puts inputs into the layout, once a pass.
-        forward: The model on a minibatch of such inputs.
+        forward: The model on a minibatch in the layout.
     """
 
     arrange: Callable[[torch.Tensor], torch.Tensor]
@@ -71,10 +60,10 @@ class FastTrainer:
     """Trains one client after another with one copy of the model.
 
     Args:
-        model: A module for which ``refusal.refusal`` is None; it is copied and left as it was.
+        model: A module for which ``compatibility.incompatibility`` is None; a copy of it is trained.
         loss: ``loss(output, y)``, the mean loss of a minibatch.
         device: Where to train; the examples are there already.
-        precision: ``"bfloat16"`` for forward passes in bfloat16; anything else leaves products to ``devices.numerics``.
+        precision: ``"float32"``, or ``"bfloat16"`` for the products of forward passes.
     """
 
     def __init__(
@@ -105,7 +94,7 @@ class FastTrainer:
         augment: Augmented | None = None,
         squares: bool = False,
     ) -> LocalResult:
-        """Train one client; arguments and result are those of ``local.train_serial``."""
+        """Train one client; arguments and result are those of ``serial.train_serial``."""
         self._start_d.copy_(torch.tensor(params_d))
         self._current_d.copy_(self._start_d)
         self._gradient_sum_d.zero_()
@@ -149,7 +138,8 @@ class FastTrainer:
     def _output(self, layout: Layout, x: torch.Tensor) -> torch.Tensor:
         if self._precision != "bfloat16":
             return layout.forward(x)
-        with autocast(self._device, self._precision):
+        # Without a cache of cast parameters: they change in every step.
+        with torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False):
             output = layout.forward(x)
         return output.float()
 
@@ -162,7 +152,7 @@ def take_step(
     work: LocalWork,
     drift_step: torch.Tensor | None,
 ) -> None:
-    """Move the parameters along their gradient, in place, all of one shape; reuses the gradient's memory."""
+    """Take one step in place; all tensors have one shape, and the gradient's memory is reused."""
     direction = gradient
     if work.proximal > 0:
         direction.add_(current, alpha=work.proximal).sub_(start, alpha=work.proximal)
@@ -176,25 +166,25 @@ def take_step(
 def _examples(
     layout: Layout, x: torch.Tensor, y: torch.Tensor, batches: list[IntArray], augment: Augmented | None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The minibatches, cut from rows that are gathered once a pass."""
+    """The minibatches, cut from the examples of a whole pass."""
     size = len(batches[0])
     batches_a_pass = -(-len(x) // size)
     for first in range(0, len(batches), batches_a_pass):
         rows = torch.from_numpy(np.concatenate(batches[first : first + batches_a_pass]))
         x_pass = x[rows]
-        if augment is not None:  # minibatch by minibatch, as the twin does
+        if augment is not None:  # minibatch by minibatch, as train_serial does
             x_pass = torch.cat([augment(x_batch) for x_batch in torch.split(x_pass, size)])
         yield from zip(torch.split(layout.arrange(x_pass), size), torch.split(y[rows], size), strict=True)
 
 
 def choose_layout(model: torch.nn.Module, x: torch.Tensor, precision: str = "float32") -> Layout:
-    """The fastest way to run a model on inputs like x; all give the same up to rounding.
+    """The fastest way to run a model on inputs like x; all layouts give the same up to rounding.
 
     - Chains of convolutions, max-pools and ReLUs up to a Flatten: the tiles of oneDNN, torch's library for convolutions
-      on CPUs. In the other layouts torch converts to them and back around each convolution.
-    - Other models of images: channels last, for which torch's pooling is several times faster.
-    - Everything else: as it is, with what cannot run otherwise, such as a model that calls ``view`` on feature maps.
-      Also on GPUs, and in bfloat16, which torch does not train in tiles and where channels last gains nothing.
+      on CPUs. In other layouts torch converts to tiles and back around each convolution.
+    - Other models of images: channels last, which makes torch's pooling several times faster.
+    - Everything else: the standard layout, as for a model that calls ``view`` on feature maps. Also on GPUs, and in
+      bfloat16, for which torch has no tiles to train in and channels last gains nothing.
     """
     plain = Layout(lambda x: x, model)
     if x.dim() != 4 or x.device.type != "cpu" or precision == "bfloat16":
@@ -228,7 +218,7 @@ def _corrupts_memory(model: torch.nn.Module) -> bool:
 
 
 def _tiled_length(model: torch.nn.Module) -> int:
-    """How many layers before the first Flatten oneDNN runs in its own layout; 0 if it cannot run all of them."""
+    """The number of layers before the first Flatten if oneDNN can run all of them in tiles, else 0."""
     if type(model) is not torch.nn.Sequential:
         return 0
     for index, layer in enumerate(model):
@@ -243,7 +233,7 @@ def _tiled_length(model: torch.nn.Module) -> int:
 
 
 def _runs(layout: Layout, model: torch.nn.Module, x: torch.Tensor) -> bool:
-    """Whether forward and backward raise nothing, tried on two inputs of zeros."""
+    """Whether a forward and backward pass over two inputs of zeros raises no error."""
     try:
         output = layout.forward(layout.arrange(torch.zeros(2, *x.shape[1:])))
         torch.autograd.grad(output.sum(), list(model.parameters()), allow_unused=True)
@@ -255,8 +245,8 @@ def _runs(layout: Layout, model: torch.nn.Module, x: torch.Tensor) -> bool:
 def channels_last(x: torch.Tensor) -> torch.Tensor:
     """The same images (n, channels, height, width), stored with the channels of one pixel side by side.
 
-    Torch reads the layout from the strides. Neither ``contiguous`` nor ``to`` changes those of images with one channel,
-    for which both layouts are one, and their feature maps would then be in the slow one; so this always copies.
+    Torch reads the layout from the strides, and neither ``contiguous`` nor ``to`` changes those of images with one
+    channel, so that their feature maps would be in the slow layout. Hence the explicit copy.
     """
     return x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
 
@@ -268,21 +258,18 @@ def choose_trainer(
     precision: str = "float32",
     example: torch.Tensor | None = None,
 ) -> tuple[Trainer, str]:
-    """The trainer for this model, and why: the fast one wherever it is known to equal the twin.
-
-    ``example`` is for ``refusal``.
-    """
-    reason = tell_refusal(model, example)
+    """The trainer for this model, and why; ``example`` is for ``compatibility.incompatibility``."""
+    reason = log_incompatibility(model, example)
     if reason is None:
         return FastTrainer(model, loss, device, precision).train, "fast path"
     return functools.partial(train_serial, model.to(device), loss), reason
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep blocks up to 32 MiB when they are freed; does nothing where there is no ``mallopt``.
+    """Make glibc keep freed blocks up to 32 MiB, at most 1 GiB in all, for the whole process; no effect elsewhere.
 
     Every step allocates and frees the same few megabytes of activations. By default glibc returns such blocks to the
-    system, and the next step pays for new zeroed pages. This holds for the whole process; it holds on to at most 1 GiB.
+    system, and the next step pays for new zeroed pages.
     """
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
     if sys.platform == "linux":

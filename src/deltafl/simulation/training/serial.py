@@ -1,12 +1,12 @@
-"""Local training, told plainly: what one client does in one round; ``train_serial`` is the readable twin of ``fast``.
+"""Local training of one client as a plain loop: the reference for the faster paths ``fast`` and ``batched``.
 
 The client starts from the global model x_0 and takes K steps x <- x - lr * direction(g_k), where g_k is the gradient of
 the mean loss of minibatch k, plus mu (x - x_0) with a proximal term, filtered by momentum if there is any. It returns
-u = x_K - x_0 with what one pass over the same steps can tell about it.
+u = x_K - x_0 with statistics of its steps.
 
-Three momenta can be combined; each is named for where it lives. *Local momentum* (``LocalWork.momentum``) begins anew
-in every round of every client; *server momentum* (``server_optimizers.Momentum``) moves the global model; with *mime*
-(``deltafl.server.mime``) the server keeps one momentum that all clients apply, in each of their steps.
+Three momenta can be combined; each is named for where it lives. *Local momentum* (``LocalWork.momentum``) starts anew
+in every round of every client; *server momentum* (``deltafl.server.optimizers``) moves the global model; with *mime*
+(``deltafl.server.mime``) the server keeps one momentum that all clients apply in each of their steps.
 """
 
 import copy
@@ -16,13 +16,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
 from ...types import IntArray, Params
-from .losses import losses_with, mean_square
 
 if TYPE_CHECKING:
     from ...tasks.base import Loss
+
+#: ``losses(output, y)``: the loss of each example, see ``losses_of``.
+Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+#: Varies the inputs of a minibatch at random; bound to its generator.
+Augmented = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,8 @@ class LocalWork:
     Attributes:
         lr: Local learning rate eta_L > 0.
         epochs: Passes over the client's data, each in a new order; the last minibatch of a pass may be short.
-        steps: Number of minibatch steps K; passes are begun anew as often as needed.
-        batch_size: Examples a minibatch, >= 1; None for the client's whole data.
+        steps: Number of minibatch steps K, over as many passes as needed.
+        batch_size: Examples in a minibatch, >= 1; None for the client's whole data.
         momentum: gamma in [0, 1): v <- gamma v + g, x <- x - lr v, with v = 0 at the start of every round.
         proximal: mu >= 0: adds mu (x - x_0) to the gradient (FedProx, Li et al. 2020).
         mime: beta in [0, 1): x <- x - (1 - beta) lr v + drift / K, with the drift that the server sent; 0 for none.
@@ -49,7 +55,7 @@ class LocalWork:
 
     @property
     def rate(self) -> float:
-        """(1 - beta) lr: the learning rate that is left beside the server's momentum."""
+        """(1 - beta) lr: the learning rate beside the server's momentum."""
         return (1 - self.mime) * self.lr
 
 
@@ -59,10 +65,10 @@ class LocalResult(NamedTuple):
     Attributes:
         update_d: float32 (d,), x_K - x_0, parameters in the order of ``model.parameters()``, each flattened in C order.
         loss: Mean of the minibatch losses over the steps, measured before each step.
-        square_loss: The same of the minibatches' mean squared losses of single examples; None where they are not asked
-            for, or the task's loss does not say them (``losses.losses_of``).
+        square_loss: The same for the minibatches' mean squared losses of single examples; None where they are not
+            measured, or the losses of single examples are unknown (``losses_of``).
         step_variance: lr^2 ((1/K) sum_k norm(g_k)^2 - norm((1/K) sum_k g_k)^2), >= 0; g_k without the proximal term,
-            lr the rate that is left beside mime's momentum.
+            lr is ``LocalWork.rate``.
         num_steps: K.
     """
 
@@ -74,7 +80,7 @@ class LocalResult(NamedTuple):
 
 
 def minibatches(num_examples: int, work: LocalWork, rng: np.random.Generator) -> list[IntArray]:
-    """The rows of each local step: all passes are drawn from ``rng`` in order, so every trainer sees the same ones."""
+    """The rows of each local step; all passes are drawn from ``rng`` in order, so every path sees the same ones."""
     size = num_examples if work.batch_size is None else min(work.batch_size, num_examples)
     batches_a_pass = -(-num_examples // size)
     num_steps = work.steps if work.steps is not None else (work.epochs or 1) * batches_a_pass
@@ -96,26 +102,26 @@ def train_serial(
     rng: np.random.Generator,
     noise: float = 0.0,
     drift_d: Params | None = None,
-    augment: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    augment: Augmented | None = None,
     squares: bool = False,
 ) -> LocalResult:
-    """Train one client, step by step: the readable twin of ``fast.FastTrainer``, for any model.
+    """Train one client step by step, with any model.
 
     Args:
-        model: Any module; a copy of it is trained, so it is left as it was.
+        model: Any module; a copy of it is trained.
         loss: ``loss(output, y)``, the mean loss of a minibatch.
         x: The client's inputs, (n_i, ...), on the model's device.
         y: The client's labels or targets, (n_i,).
         params_d: float32 (d,), the global model x_0, in the order of ``model.parameters()``.
         work: Steps, learning rate, momentum and proximal term.
-        rng: Draws the minibatches of all steps first, then d normal numbers a step if there is noise.
+        rng: Draws the minibatches of all steps, then d normal numbers for each step if there is noise.
         noise: Standard deviation of the noise added to each entry of each minibatch gradient, >= 0.
         drift_d: float32 (d,), moves the parameters by drift_d / K in each step, whatever the gradient; None for 0.
         augment: Varies the inputs of each minibatch, in the order of the steps; None for none.
-        squares: Whether the mean squared losses of single examples are measured. Nothing else depends on it.
+        squares: Whether to measure the mean squared losses of single examples; nothing else depends on it.
 
     Returns:
-        The update and its statistics. They are not finite if the training diverged; that is the caller's to judge.
+        The update and its statistics, not finite if training diverged.
     """
     model = _in_training(copy.deepcopy(model))
     start_d = torch.tensor(params_d, device=x.device)
@@ -156,8 +162,46 @@ def step_variance(square_sum: float, squared_norm_of_sum: float, num_steps: int,
     return 0.0 if variance < 0 or num_steps == 1 else variance
 
 
+def losses_of(loss: "Loss") -> Losses | None:
+    """The loss of each example, (n, B), from outputs (n, C, B) or (n, B) and targets (n, B); None if unknown.
+
+    Without the axis of n clients it is (B,), from outputs (B, C) or (B,). It holds for the outputs and targets that
+    ``losses_with`` and ``compatibility.loss_incompatibility`` accept.
+    """
+    from ...tasks.models import squared_error
+
+    if is_cross_entropy(loss):
+        return lambda output, y: functional.cross_entropy(output, y, reduction="none")
+    if loss is squared_error:
+        return lambda output, y: (output - y).square()
+    return None
+
+
+def losses_with(loss: "Loss", y: torch.Tensor) -> Losses | None:
+    """``losses_of(loss)`` if it holds for all the targets of a client, (n_i, ...); else None."""
+    losses = losses_of(loss)
+    if losses is None or y.dim() != 1:
+        return None
+    if is_cross_entropy(loss) and (y.dtype != torch.int64 or int(y.min()) < 0):
+        return None
+    return losses
+
+
+def mean_square(losses: Losses, output: torch.Tensor, y: torch.Tensor) -> float:
+    """The mean squared loss of the examples of a minibatch, summed in float64."""
+    norm = torch.linalg.vector_norm(losses(output.detach(), y), dtype=torch.float64).item()
+    return float(norm * norm / len(y))
+
+
+def is_cross_entropy(loss: "Loss") -> bool:
+    """Whether a loss is the plain cross-entropy, without weights or smoothing."""
+    from ...tasks.models import cross_entropy
+
+    return loss in (cross_entropy, functional.cross_entropy)
+
+
 def _in_training(model: torch.nn.Module) -> torch.nn.Module:
-    """Random layers on; batch normalisation with the statistics it was made with, which are those of evaluation."""
+    """Switch random layers on, and batch normalization to the statistics that it was made with, as in evaluation."""
     model.train()
     for part in model.modules():
         if isinstance(part, torch.nn.modules.batchnorm._NormBase):
@@ -166,7 +210,7 @@ def _in_training(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _gradient(model: torch.nn.Module, batch_loss: torch.Tensor) -> torch.Tensor:
-    """The gradient in all parameters as one vector, 0 in those that are frozen or not used."""
+    """The gradient in all parameters as one vector, 0 in frozen and unused ones."""
     model.zero_grad()
     batch_loss.backward()  # type: ignore[no-untyped-call]
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]

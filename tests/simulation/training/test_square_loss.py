@@ -1,4 +1,4 @@
-"""Mean squared losses: each route of local training against one example at a time, what is not known, what is asked."""
+"""Mean squared losses: each path of local training against one example at a time, and samplers that use them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,9 +20,8 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
-from deltafl.simulation.training.local import LocalWork, minibatches
-from deltafl.simulation.training.losses import losses_with
-from deltafl.simulation.training.routes import Computation
+from deltafl.simulation.training.route import Computation
+from deltafl.simulation.training.serial import LocalWork, losses_with, minibatches
 from deltafl.simulation.workers import Workers, one_thread
 from deltafl.streams import stream
 from deltafl.tasks.base import Task
@@ -62,8 +61,8 @@ def synthetic_task() -> Task:
 
 #: Task, engine, and the path that this takes.
 ROUTES: dict[str, tuple[Callable[[], Task], str, str]] = {
-    "together, dense chain": (partial(task_of, "mlp"), "auto", "together"),
-    "together, own form": (synthetic_task, "auto", "together"),
+    "dense chain": (partial(task_of, "mlp"), "auto", "batched"),
+    "own form": (synthetic_task, "auto", "batched"),
     "fast": (partial(task_of, "two-layer cnn"), "auto", "loop"),
     "fast, dense": (partial(task_of, "mlp"), "loop", "loop"),
     "fast, tokens": (partial(task_of, "lstm"), "loop", "loop"),
@@ -72,7 +71,6 @@ ROUTES: dict[str, tuple[Callable[[], Task], str, str]] = {
     "batched": (partial(task_of, "two-layer cnn"), "batched", "batched"),
     "batched, tokens": (partial(task_of, "lstm"), "batched", "batched"),
     "batched, squared error": (regression_task, "batched", "batched"),
-    "unfolded": (partial(task_of, "two-layer cnn"), "unfolded", "unfolded"),
 }
 
 
@@ -97,7 +95,7 @@ def one_at_a_time(task: Task, work: LocalWork, start_d: Params, client: int) -> 
 
 @pytest.mark.parametrize("work", [WORKS["epochs"], WORKS["whole data"]], ids=["epochs", "whole data"])
 @pytest.mark.parametrize("name", ROUTES)
-def test_each_route_measures_what_single_examples_say(name: str, work: LocalWork) -> None:
+def test_each_path_measures_the_losses_of_single_examples(name: str, work: LocalWork) -> None:
     make, engine_name, path = ROUTES[name]
     task = make()
     work = replace(work, lr=0.001) if task.metric == "loss" else work
@@ -114,10 +112,8 @@ def test_each_route_measures_what_single_examples_say(name: str, work: LocalWork
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ROUTES)
-def test_nothing_else_depends_on_being_asked(name: str, device: str) -> None:
-    make, engine_name, path = ROUTES[name]
-    if device == "cuda" and path == "together":
-        pytest.skip("a route of CPUs")
+def test_nothing_else_depends_on_measuring(name: str, device: str) -> None:
+    make, engine_name, _ = ROUTES[name]
     engine = Engine(make(), WORKS["epochs"], 0, how=Computation(device, engine=engine_name))
     trained = [
         engine.train(engine.initial_params(), ROUND, np.arange(6), squares=squares)
@@ -132,7 +128,7 @@ def test_nothing_else_depends_on_being_asked(name: str, device: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ["fast", "batched", "batched, tokens", "batched, squared error", "unfolded"])
+@pytest.mark.parametrize("name", ["fast", "batched", "batched, tokens", "batched, squared error"])
 def test_a_gpu_measures_the_same(name: str) -> None:
     make, engine_name, _ = ROUTES[name]
     found = []
@@ -142,14 +138,14 @@ def test_a_gpu_measures_the_same(name: str) -> None:
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
 
 
-def test_worker_processes_tell_squares_too() -> None:
+def test_worker_processes_measure_them_too() -> None:
     settings, client_n = make_settings(RunSettings, TINY), np.arange(12)
     alone = engine_of(settings)
     expected = alone.train(alone.initial_params(), ROUND, client_n, squares=True)
     with Workers(2) as workers:
-        told = engine_of(settings, workers).train(alone.initial_params(), ROUND, client_n, squares=True)
-    np.testing.assert_array_equal(told.square_loss_n, expected.square_loss_n)
-    assert (told.square_loss_n > 0).all()
+        found = engine_of(settings, workers).train(alone.initial_params(), ROUND, client_n, squares=True)
+    np.testing.assert_array_equal(found.square_loss_n, expected.square_loss_n)
+    assert (found.square_loss_n > 0).all()
 
 
 def own_loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -180,7 +176,7 @@ def unknown_tasks() -> dict[str, Task]:
 
 @pytest.mark.parametrize("make", [linear_net, lambda: nn.Sequential(nn.BatchNorm1d(17), linear_net())])
 @pytest.mark.parametrize("name", ["own loss", "shares of classes", "labels left out", "several targets"])
-def test_losses_that_say_nothing_of_single_examples_are_not_squared(name: str, make: Callable[[], nn.Module]) -> None:
+def test_losses_without_known_single_losses_are_not_squared(name: str, make: Callable[[], nn.Module]) -> None:
     """Also those of clients whose own labels are all there, where other clients' are not: utilities are compared."""
     task = replace(unknown_tasks()[name], make_model=make)
     engine = Engine(task, WORKS["epochs"], 0)
@@ -205,19 +201,19 @@ def test_the_losses_of_a_client_by_its_targets() -> None:
     assert losses_with(own_loss, label) is None
 
 
-@pytest.mark.parametrize(("sampler", "told"), [("oort", True), ("active-fl", False)])
-def test_a_run_asks_for_squares_where_its_sampler_uses_them(sampler: str, told: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sampler", "squares"), [("oort", True), ("active-fl", False)])
+def test_a_run_measures_squares_where_its_sampler_uses_them(sampler: str, squares: bool, tmp_path: Path) -> None:
     """Utilities n_i sqrt(mean loss^2) after the first round; 8 bytes more a reply, float64."""
     settings = make_settings(RunSettings, {**TINY, "sampler": sampler, "rounds": 1})
     engine, directory = engine_of(settings), RunDirectory(tmp_path / "run")
     directory.start(settings)
     state = run_experiment(settings, engine, directory, lambda *_: None)
     line = directory.lines("rounds.jsonl")[1]
-    assert line["bytes_up"] == 4 * (4 * engine.num_params + (4 if told else 3) * 8)
+    assert line["bytes_up"] == 4 * (4 * engine.num_params + (4 if squares else 3) * 8)
     asked = np.array(line["cohort"])
     training = engine.train(engine.initial_params(), 0, asked, squares=True)
     size_n = np.array([len(engine.task.client_rows[client]) for client in asked])
-    if told:
+    if squares:
         np.testing.assert_array_equal(state.sampler.utility_m[asked], size_n * np.sqrt(training.square_loss_n))
         assert (state.sampler.utility_m[asked] > 1.001 * size_n * training.loss_n).all()
     else:

@@ -1,9 +1,10 @@
-"""Which way a cohort is trained: by rule, by measurement, kept beside the run; and every refusal."""
+"""How a run is computed: by rule, kept beside the run; and every error."""
 
 import json
 import logging
 import runpy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,12 @@ from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.training.forms import batched_refusal, batched_size, unfolded
-from deltafl.simulation.training.local import LocalWork
-from deltafl.simulation.training.measuring import measure_routes
-from deltafl.simulation.training.routes import Computation, Route, choose_route, keep_route, kept_route
+from deltafl.simulation.training.route import Computation, Route, keep_route, kept_route
+from deltafl.simulation.training.serial import LocalWork
+from deltafl.simulation.training.vectorized import cohort_size, dense_cohort_size, vectorized_incompatibility
 from deltafl.simulation.workers import Workers, one_thread
-from deltafl.tasks.models import mlp
-from deltafl.tasks.synthetic import make_toy_task
+from deltafl.tasks.models import mlp, softmax_regression
+from deltafl.tasks.synthetic import make_log_model, make_synthetic_task, make_toy_task
 
 
 @pytest.fixture(autouse=True)
@@ -48,21 +48,21 @@ class Looks(nn.Module):
         return output
 
 
+BATCH_NORM = nn.Sequential(nn.Flatten(), nn.Linear(17, 5), nn.BatchNorm1d(5))
+DROPOUT = nn.Sequential(nn.Flatten(), nn.Linear(17, 5), nn.Dropout(0.5))
+MLP = MODELS["mlp"][0]()
+
+
 @pytest.mark.parametrize(
     ("model", "changes", "word"),
-    [
-        (nn.Sequential(nn.Flatten(), nn.Linear(17, 5), nn.BatchNorm1d(5)), {}, "buffers"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(17, 5), nn.Dropout(0.5)), {}, "random"),
-        (MODELS["mlp"][0](), {"loss": own_loss}, "loss"),
-        (Looks(), {}, "vmap"),
-    ],
+    [(BATCH_NORM, {}, "buffers"), (DROPOUT, {}, "random"), (MLP, {"loss": own_loss}, "loss"), (Looks(), {}, "vmap")],
     ids=["batch norm", "dropout", "own loss", "data-dependent"],
 )
-def test_what_is_no_batch_is_trained_one_by_one(
+def test_what_cannot_be_a_batch_is_trained_one_by_one(
     model: nn.Module, changes: dict[str, object], word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = task_of("mlp", make_model=lambda: model, **changes)
-    reason = batched_refusal(model, task)
+    reason = vectorized_incompatibility(model, task)
     assert reason is not None
     assert word in reason
     with caplog.at_level(logging.INFO, logger="deltafl"):
@@ -74,45 +74,46 @@ def test_what_is_no_batch_is_trained_one_by_one(
 
 def test_batches_are_as_large_as_memory_allows() -> None:
     cpu, task = torch.device("cpu"), task_of()
-    small, large = task.make_model(), mlp(256, [30_000, 3_000], CLASSES)
-    assert batched_size(small, task, 32, cpu) == 256
-    assert batched_size(large, task, 32, cpu) == 1
-    assert batched_size(unfolded(small), task, 5000, cpu) < batched_size(small, task, 5000, cpu)
+    assert cohort_size(task.make_model(), task, 32, cpu) == 256
+    assert cohort_size(mlp(256, [30_000, 3_000], CLASSES), task, 32, cpu) == 1
 
 
-def test_the_rule_for_cpus_stays_as_it_was() -> None:
-    for name, path in (("two-layer cnn", "loop"), ("mlp", "together"), ("lstm", "loop")):
+def test_dense_cohorts_fit_into_a_cache() -> None:
+    work, logistic = WORKS["epochs"], softmax_regression(784, 10)
+    mlp_task = task_of("mlp")
+    data = replace(mlp_task.dataset, train_x=np.zeros((4000, 784), np.float32), train_y=np.zeros(4000, np.int64))
+    wide = replace(mlp_task, dataset=data)
+    assert dense_cohort_size(MLP, mlp_task, work) > 16
+    assert dense_cohort_size(make_log_model(), make_synthetic_task(0), work) > 16
+    assert 4 <= dense_cohort_size(logistic, wide, work) <= 32
+    rows = [np.arange(4)] * 99 + [np.arange(4000)]  # whole data: minibatches are almost all padding
+    uneven = replace(wide, client_rows=rows)
+    assert dense_cohort_size(logistic, uneven, LocalWork(lr=0.1, steps=3, batch_size=None)) == 1
+    assert dense_cohort_size(logistic, uneven, LocalWork(lr=0.1, steps=3, batch_size=32)) > 1
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        (DROPOUT, {}),
+        (BATCH_NORM, {}),
+        (nn.Sequential(nn.Linear(17, 5)), {}),
+        (nn.Linear(17, 5), {}),
+        (mlp(17, [4000, 4000], 5), {}),
+        (MLP, {"loss": own_loss}),
+        (MLP, {"augment": lambda x, rng: x}),
+        (MLP, {"tokens": True}),
+    ],
+    ids=["dropout", "batch norm", "no flatten", "no chain", "large", "own loss", "augment", "tokens"],
+)
+def test_which_tasks_have_no_dense_cohorts(model: nn.Module, changes: dict[str, object]) -> None:
+    assert dense_cohort_size(model, task_of("mlp", make_model=lambda: model, **changes), WORKS["epochs"]) == 1
+
+
+def test_the_rule_for_cpus() -> None:
+    for name, path in (("two-layer cnn", "loop"), ("mlp", "batched"), ("lstm", "loop")):
         assert Engine(task_of(name), WORKS["epochs"], 0).route == Route(path)
     assert Engine(make_toy_task(), LocalWork(lr=0.1, steps=2), 0).route.path == "loop"
-
-
-def test_bfloat16_is_not_for_the_serial_path() -> None:
-    task = task_of("mlp", make_model=lambda: nn.Sequential(nn.Linear(17, CLASSES), nn.Dropout(0.5)))
-    with pytest.raises(DeltaflError, match="random layers"):
-        Engine(task, WORKS["epochs"], 0, how=Computation(precision="bfloat16"))
-
-
-@pytest.mark.parametrize("winner", ["loop", "together", "batched"])
-def test_the_fastest_in_a_trial_is_taken(winner: str, caplog: pytest.LogCaptureFixture) -> None:
-    task, work = task_of("mlp"), WORKS["epochs"]
-
-    def measure(routes: list[Route]) -> list[float]:
-        return [1.0 if route.path == winner else 2.0 for route in routes]
-
-    with caplog.at_level(logging.INFO, logger="deltafl"):
-        route = choose_route(task.make_model(), task, work, Computation(engine="measured"), measure)
-    assert route.path == winner
-    assert f"{winner} 1 s" in caplog.text
-
-
-def test_a_trial_trains_by_every_route(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter(range(10_000))
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(now)))
-    task = task_of()
-    routes = [Route(path) for path in ("loop", "batched", "unfolded")]
-    model = task.make_model()
-    params_d = Engine(task, WORKS["epochs"], 0).initial_params()
-    assert measure_routes(routes, task, WORKS["epochs"], 0, model, params_d, 3) == [1.0, 1.0, 1.0]
 
 
 def settings(rounds: int, **changes: object) -> RunSettings:
@@ -120,26 +121,18 @@ def settings(rounds: int, **changes: object) -> RunSettings:
     return make_settings(RunSettings, {**given, **changes})
 
 
-@pytest.mark.parametrize("engine", ["batched", "measured"])
-def test_a_run_goes_on_bit_for_bit(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tell(done: int, total: int, test: object) -> None:
-        if done == 3 and total == 5:
+def test_a_batched_run_continues_bit_for_bit(tmp_path: Path) -> None:
+    def interrupt(done: int, total: int, test: object) -> None:
+        if done == 3:
             raise KeyboardInterrupt
 
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    run_single(settings(6, engine=engine), whole, lambda *_: None)
-    note = json.loads((whole / "engine.json").read_text())
-    if engine == "measured":  # the trial of the second run finds the same, whatever this machine does meanwhile
-        names = ["loop", "together", "batched"]
-        best = [0.0 if name == note["path"] else 1.0 for name in names]
-        monkeypatch.setattr("deltafl.simulation.engine.measure_routes", lambda *_: best)
+    run_single(settings(6, engine="batched"), whole, lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
-        run_single(settings(5, engine=engine), cut, tell)
-    if engine == "measured":
-        monkeypatch.setattr("deltafl.simulation.engine.measure_routes", lambda *_: pytest.fail("measured again"))
-    run_single(settings(6, engine=engine), cut, lambda *_: None)
+        run_single(settings(6, engine="batched"), cut, interrupt)
+    run_single(settings(6, engine="batched"), cut, lambda *_: None)
     assert (cut / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
-    assert json.loads((cut / "engine.json").read_text())["path"] == note["path"]
+    assert json.loads((cut / "engine.json").read_text())["path"] == "batched"
 
 
 def test_a_route_is_kept_beside_the_run(tmp_path: Path) -> None:
@@ -147,7 +140,7 @@ def test_a_route_is_kept_beside_the_run(tmp_path: Path) -> None:
     assert kept_route(tmp_path) is None
     keep_route(Route(), tmp_path)
     assert kept_route(tmp_path) is None  # the rule for CPUs needs no note
-    route = Route("batched", "cpu", "bfloat16", "measured: batched 1 s")
+    route = Route("batched", "cpu", "bfloat16", "engine = 'batched'")
     keep_route(route, tmp_path)
     keep_route(Route("loop", "cpu", "float32", "later"), tmp_path)
     assert kept_route(tmp_path) == route
@@ -157,14 +150,13 @@ def test_a_route_is_kept_beside_the_run(tmp_path: Path) -> None:
     ("changed", "words"),
     [
         ({"device": "gpu"}, "device: String should match"),
-        ({"path": "nonsense"}, "path: Input should be 'loop', 'together'"),
+        ({"path": "nonsense"}, "path: Input should be 'loop' or 'batched'"),
         ({"precision": "float8"}, "precision: Input should be"),
         ({"hardware": None}, "hardware: Input should be a valid string"),
     ],
 )
-def test_a_damaged_note_is_told(tmp_path: Path, changed: dict[str, object], words: str) -> None:
-    route = Route("batched", "cpu", "float32", "engine = 'batched'")
-    keep_route(route, tmp_path)
+def test_a_damaged_note_is_an_error(tmp_path: Path, changed: dict[str, object], words: str) -> None:
+    keep_route(Route("batched", "cpu", "float32", "engine = 'batched'"), tmp_path)
     note = tmp_path / "engine.json"
     note.write_text(json.dumps({**json.loads(note.read_text()), **changed}))
     with pytest.raises(DeltaflError, match=f"engine.json: {words}.*it is damaged"):
@@ -178,9 +170,8 @@ def test_a_damaged_note_is_told(tmp_path: Path, changed: dict[str, object], word
         ({"device": "cuda:x"}, ["device", "'cuda:x'"]),
         ({"device": "cuda", "workers": 2}, ["workers is 2", "workers = 1"]),
         ({"engine": "batched", "workers": 2}, ["workers is 2", "'batched'", "workers = 1"]),
-        ({"precision": "tf32"}, ["tf32", "'bfloat16'"]),
         ({"precision": "float16"}, ["precision", "'float32'", "'bfloat16'"]),
-        ({"engine": "fast"}, ["engine", "'loop'", "'measured'"]),
+        ({"engine": "fast"}, ["engine", "'loop'", "'batched'"]),
     ],
 )
 def test_mistakes_end_in_one_sentence(given: dict[str, object], words: list[str]) -> None:
@@ -190,7 +181,7 @@ def test_mistakes_end_in_one_sentence(given: dict[str, object], words: list[str]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu(tmp_path: Path) -> None:
+def test_without_a_gpu_cuda_is_an_error_and_auto_is_the_cpu(tmp_path: Path) -> None:
     with pytest.raises(DeltaflError, match=r"'cuda'.*'auto'"):
         run_single(settings(2, device="cuda"), tmp_path / "refused", lambda *_: None)
     assert not (tmp_path / "refused").exists()
@@ -199,13 +190,13 @@ def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu(tmp_path: Path) -> No
     lines = [(tmp_path / name / "rounds.jsonl").read_bytes() for name in ("auto", "cpu")]
     assert lines[0] == lines[1]
     assert json.loads((tmp_path / "auto" / "engine.json").read_text())["device"] == "cpu"  # a later GPU changes nothing
-    with pytest.raises(DeltaflError, match="tf32"):
-        Engine(task_of(), WORKS["epochs"], 0, how=Computation("auto", "tf32"))
 
 
-def test_several_workers_are_refused_where_one_process_trains() -> None:
+def test_what_engines_cannot_combine() -> None:
     with Workers(2) as workers, pytest.raises(DeltaflError, match="workers = 1"):
         Engine(task_of(), WORKS["epochs"], 0, workers, Computation(engine="batched"))
+    with pytest.raises(DeltaflError, match="random layers"):
+        Engine(task_of("mlp", make_model=lambda: DROPOUT), WORKS["epochs"], 0, how=Computation(precision="bfloat16"))
 
 
 def test_the_benchmark_runs_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +204,7 @@ def test_the_benchmark_runs_without_a_gpu(tmp_path: Path, monkeypatch: pytest.Mo
     options = ["--device", "cpu", "--quick", "--jobs", "cnn", "--passes", "1", "--rounds", "1", "--variants", variants]
     out = tmp_path / "gpu.json"
     monkeypatch.setattr("sys.argv", ["gpu.py", *options, "--out", str(out)])
-    runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "gpu.py"), run_name="__main__")
+    runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "gpu.py"), run_name="__main__")
     rows = json.loads(out.read_text())["jobs"]["cnn"]["variants"]
     assert set(rows) == set(variants.split(";"))
     assert all(row["rounds_per_s"] > 0 for row in rows.values())

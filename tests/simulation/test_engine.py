@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine, Training
-from deltafl.simulation.training.local import LocalWork, train_serial
+from deltafl.simulation.training.serial import LocalWork, train_serial
 from deltafl.simulation.workers import Workers
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task

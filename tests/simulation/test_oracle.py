@@ -12,12 +12,11 @@ from deltafl.errors import DeltaflError
 from deltafl.round import Broadcast
 from deltafl.simulation import oracle
 from deltafl.simulation.engine import Engine, Training
-from deltafl.simulation.everyone import Everyone
-from deltafl.simulation.oracle import SimulatedOracle
+from deltafl.simulation.oracle import DiskOracle, SimulatedOracle
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
-from deltafl.simulation.training.local import LocalWork
+from deltafl.simulation.training.serial import LocalWork
 from deltafl.types import IntArray, Params, Population
 
 TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 3, "local_epochs": 1, "batch_size": 16}
@@ -56,13 +55,15 @@ class Poisoned(Engine):
         return training
 
 
-def test_a_client_that_diverges_is_refused_in_both_forms_and_nobody_is_trained_twice() -> None:
+def test_table_and_file_reject_a_client_that_diverges_and_train_nobody_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     clean = engine_of(make_settings(RunSettings, TINY))
     engine = Poisoned(clean.task, LocalWork(lr=0.1, epochs=1), 0)
     population, sent = engine.task.population("data"), Broadcast(engine.initial_params(), None)
     in_ram = SimulatedOracle(engine, population, 0, sent, squares=True)
-    in_file = SimulatedOracle(engine, population, 0, sent, block=5, table_bytes=0, squares=True)
-    reports = in_file.reports()
+    in_file = SimulatedOracle(engine, population, 0, sent, block=5, squares=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(oracle, "TABLE_BYTES", 0)
+        reports = in_file.reports()
     for table, file in zip(in_ram.reports(), reports, strict=True):
         np.testing.assert_array_equal(table, file)
     assert not reports.responded_n[3]
@@ -86,7 +87,7 @@ def test_ram_holds_a_block_of_updates_and_never_all_of_them(tmp_path: Path) -> N
 
     population = Population.from_sizes(np.ones(m, dtype=np.int64))
     tracemalloc.start()
-    rows = Everyone(train, population, d, block, tmp_path)
+    rows = DiskOracle(train, population, d, block, tmp_path)
     reports = rows.reports(None)
     rows.of(np.arange(block))
     peak = tracemalloc.get_traced_memory()[1]
@@ -102,4 +103,6 @@ def test_ram_holds_a_block_of_updates_and_never_all_of_them(tmp_path: Path) -> N
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(DeltaflError, match="10 clients take 4 kB a round and 10 B are free"):
-        Everyone(lambda _: pytest.fail("trained"), Population.from_sizes(np.ones(10, dtype=np.int64)), 100, 4, tmp_path)
+        DiskOracle(
+            lambda _: pytest.fail("trained"), Population.from_sizes(np.ones(10, dtype=np.int64)), 100, 4, tmp_path
+        )

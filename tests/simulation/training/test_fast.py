@@ -1,4 +1,4 @@
-"""Local training: the twin against a hand-written reference, the fast path against the twin."""
+"""One client: the serial reference against gradients by hand, the fast path against the reference."""
 
 import copy
 import ctypes.util
@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
+from deltafl.simulation.training.compatibility import incompatibility
 from deltafl.simulation.training.fast import FastTrainer, channels_last, choose_layout, choose_trainer
-from deltafl.simulation.training.local import LocalResult, LocalWork, minibatches, train_serial
-from deltafl.simulation.training.refusal import refusal
+from deltafl.simulation.training.serial import LocalResult, LocalWork, minibatches, train_serial
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray, Params
 
@@ -126,7 +126,7 @@ def drift_for(params_d: Params, work: LocalWork) -> Params | None:
 
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
 @pytest.mark.parametrize("make", [softmax_net, mlp, cnn, odd_cnn, group_norm_cnn, ViewNet, UnusedNet])
-def test_fast_equals_the_twin(make: Callable[[], nn.Module], work: LocalWork) -> None:
+def test_fast_equals_the_reference(make: Callable[[], nn.Module], work: LocalWork) -> None:
     x, y = examples(21)
     model, params_d = seeded(make)
     fast = FastTrainer(model, cross_entropy)
@@ -164,7 +164,7 @@ def softmax_by_hand(
 
 
 @pytest.mark.parametrize("name", ["epochs, short last batch", "both", "mime", "everything"])
-def test_twin_equals_gradients_written_by_hand(name: str) -> None:
+def test_the_reference_equals_gradients_written_by_hand(name: str) -> None:
     x, y = examples(21)
     model, params_d = seeded(softmax_net)
     drift_d = drift_for(params_d, WORKS[name])
@@ -221,7 +221,7 @@ def test_the_given_model_and_parameters_stay_as_they_were() -> None:
 
 @pytest.mark.parametrize("make", [mlp, cnn])
 @pytest.mark.parametrize("fast", [True, False])
-def test_training_that_diverges_is_quiet(fast: bool, make: Callable[[], nn.Module]) -> None:
+def test_training_that_diverges_raises_nothing(fast: bool, make: Callable[[], nn.Module]) -> None:
     model, params_d = seeded(make)
     train = FastTrainer(model, cross_entropy).train if fast else functools.partial(train_serial, model, cross_entropy)
     result = train(*examples(12), params_d, LocalWork(lr=1e38, steps=30, batch_size=4), stream(0, "batches"))
@@ -251,7 +251,10 @@ def frozen() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), "batch normalisation does not look at batches"),
+        (
+            lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)),
+            "batch normalization uses its initial statistics",
+        ),
         (lambda: nn.LSTM(3, 3, num_layers=2, dropout=0.1), "random layers (LSTM)"),
         (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)), "random"),
         (lambda: nn.Sequential(nn.Linear(3, 3), nn.RReLU()), "random"),
@@ -260,7 +263,9 @@ def frozen() -> nn.Module:
         (lambda: mlp().double(), "float32"),
     ],
 )
-def test_what_the_fast_path_refuses(make: Callable[[], nn.Module], word: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_fast_path_cannot_train(
+    make: Callable[[], nn.Module], word: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO):
         trainer, reason = choose_trainer(make(), cross_entropy)
     assert word in reason
@@ -271,7 +276,7 @@ def test_what_the_fast_path_refuses(make: Callable[[], nn.Module], word: str, ca
 def test_plain_models_take_the_fast_path() -> None:
     trainer, _ = choose_trainer(cnn(), cross_entropy)
     assert isinstance(getattr(trainer, "__self__", None), FastTrainer)
-    assert refusal(ViewNet()) is None
+    assert incompatibility(ViewNet()) is None
 
 
 class FunctionalDropout(nn.Linear):
@@ -284,12 +289,12 @@ class FunctionalDropout(nn.Linear):
 def test_a_model_that_draws_is_found_by_trying_it() -> None:
     model, linear, lstm = FunctionalDropout(3, 3), nn.Linear(3, 3), nn.LSTM(3, 3)
     before = torch.get_rng_state()
-    assert "draws random numbers" in str(refusal(model, torch.zeros(1, 3)))
-    assert refusal(linear, torch.zeros(1, 3)) is None
-    assert refusal(lstm, torch.zeros(1, 2, 3)) is None
+    assert "draws random numbers" in str(incompatibility(model, torch.zeros(1, 3)))
+    assert incompatibility(linear, torch.zeros(1, 3)) is None
+    assert incompatibility(lstm, torch.zeros(1, 2, 3)) is None
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
-    assert refusal(model.eval(), torch.zeros(1, 3)) is not None
+    assert incompatibility(model.eval(), torch.zeros(1, 3)) is not None
     assert not model.training
 
 

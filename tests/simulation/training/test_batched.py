@@ -1,0 +1,255 @@
+"""A cohort trained at once equals the serial reference; dense models on a CPU have the same bits in any cohort."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+
+from batch_tools import CLASSES, DEVICES, MODELS, SIZES, WORKS, drift_of, task_of, twin_of
+from deltafl.simulation.engine import Engine, Training
+from deltafl.simulation.training.batched import BatchedTrainer, LocalJob
+from deltafl.simulation.training.route import Computation
+from deltafl.simulation.training.serial import LocalResult, LocalWork, train_serial
+from deltafl.simulation.training.vectorized import own_form, padded_width, vectorized_forward
+from deltafl.simulation.workers import one_thread
+from deltafl.streams import stream
+from deltafl.tasks import crop_and_flip
+from deltafl.tasks.models import cross_entropy, mlp, next_token_lstm, softmax_regression
+from deltafl.tasks.synthetic import make_synthetic_task
+from deltafl.types import Params
+
+BATCHED = Computation(engine="batched")
+
+
+@pytest.fixture(autouse=True)
+def as_the_workers_do() -> Iterator[None]:
+    """Several threads would divide sums by the number of clients."""
+    with one_thread():
+        yield
+
+
+def assert_equal_to_twins(engine: Engine, work: LocalWork) -> Training:
+    """Within float32 rounding over some ten steps: 1e-4 of the largest entry, 1e-3 of the variance."""
+    clients = np.arange(engine.task.num_clients)
+    own = engine.train(engine.initial_params(), 2, clients, drift_of(engine, work), squares=True)
+    for client in clients:
+        twin = twin_of(engine, work, int(client))
+        scale = float(np.abs(twin.update_d).max())
+        assert scale > 0
+        np.testing.assert_allclose(own.update_nd[client], twin.update_d, rtol=0, atol=1e-4 * scale)
+        assert own.loss_n[client] == pytest.approx(twin.loss, rel=1e-5)
+        assert own.square_loss_n[client] == pytest.approx(twin.square_loss, rel=1e-5)
+        assert own.step_variance_n[client] == pytest.approx(twin.step_variance, rel=1e-3, abs=1e-9)
+        assert own.num_steps_n[client] == twin.num_steps
+    return own
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_equals_the_serial_reference(name: str, work: LocalWork, device: str) -> None:
+    engine = Engine(task_of(name), work, 0, how=BATCHED._replace(device=device))
+    assert engine.route.path == "batched"
+    own = assert_equal_to_twins(engine, work)
+    again = engine.train(engine.initial_params(), 2, np.arange(len(SIZES)), drift_of(engine, work), squares=True)
+    for one, two in zip(own, again, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_noise_is_that_of_the_reference(device: str) -> None:
+    work, how = LocalWork(lr=0.001, steps=5, batch_size=32), BATCHED._replace(device=device)
+    assert_equal_to_twins(Engine(make_synthetic_task(0, num_clients=5), work, 0, how=how), work)
+    some_m = np.array([0.0, 0.1, 0.0, 0.2, 0.0, 0.3])
+    some = Engine(task_of("two-layer cnn", gradient_noise_m=some_m), WORKS["epochs"], 0, how=how)
+    assert_equal_to_twins(some, WORKS["epochs"])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_augmentation_is_that_of_the_reference(device: str) -> None:
+    work, task, how = WORKS["epochs"], task_of("resnet", augment=crop_and_flip), BATCHED._replace(device=device)
+    varied = assert_equal_to_twins(Engine(task, work, 0, how=how), work)
+    plain = Engine(replace(task, augment=None), work, 0, how=how)
+    assert not np.allclose(varied.update_nd, plain.train(plain.initial_params(), 2, np.arange(6)).update_nd)
+
+
+def test_the_cohort_changes_at_most_the_rounding() -> None:
+    engine = Engine(task_of(), WORKS["epochs"], 0, how=BATCHED)
+    params_d = engine.initial_params()
+    everyone = engine.train(params_d, 2, np.arange(6))
+    for cohort in ([1], [4, 0], [5, 3, 1]):
+        part = engine.train(params_d, 2, np.array(cohort))
+        scale = np.abs(part.update_nd).max()
+        np.testing.assert_allclose(part.update_nd, everyone.update_nd[cohort], rtol=0, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("name", ["two-layer cnn", "mlp"])
+def test_a_diverging_client_leaves_the_others_alone(name: str) -> None:
+    task = task_of(name)
+    x = task.dataset.train_x.astype(np.float32) / 255
+    x[task.client_rows[2]] = np.inf
+    broken = replace(task, dataset=replace(task.dataset, train_x=x))
+    own, whole = (
+        engine.train(engine.initial_params(), 2, np.arange(6))
+        for engine in (Engine(t, WORKS["epochs"], 0, how=BATCHED) for t in (broken, task))
+    )
+    finite_n = np.isfinite(own.update_nd).all(axis=1)
+    assert finite_n.tolist() == [True, True, False, True, True, True]
+    np.testing.assert_allclose(own.update_nd[finite_n], whole.update_nd[finite_n], rtol=0, atol=1e-6)
+
+
+def test_the_vectorized_lstm_is_the_function_of_torch() -> None:
+    torch.manual_seed(0)
+    models = [next_token_lstm(CLASSES, 3, 6) for _ in range(4)]
+    token = torch.randint(0, CLASSES, (4, 2, 7))
+    params = [torch.stack(parts) for parts in zip(*(model.parameters() for model in models), strict=True)]
+    one_by_one = torch.stack([model(x).T for model, x in zip(models, token, strict=True)])
+    torch.testing.assert_close(vectorized_forward(models[0])(params, token), one_by_one)
+
+
+def test_not_every_chain_is_dense() -> None:
+    assert own_form(nn.Sequential(nn.Flatten(), nn.Linear(3, 2), nn.Softmax(dim=1))) is None
+    assert own_form(nn.Sequential(nn.Linear(3, 2))) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"), [("mlp", 5e-4, 0.01), ("two-layer cnn", 0.002, 0.3), ("four-layer cnn", 0.005, 0.3)]
+)
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_bfloat16_is_near_and_not_equal(name: str, least: float, most: float, engine: str) -> None:
+    """One step is -lr times the gradient. A rounding costs 2^-9; in a max-pool it also makes other winners."""
+    work = LocalWork(lr=0.05, steps=1, batch_size=8)
+    exact = Engine(task_of(name), work, 0)
+    rough = Engine(task_of(name), work, 0, how=Computation(precision="bfloat16", engine=engine))
+    params_d = exact.initial_params()
+    update_nd = exact.train(params_d, 0, np.arange(6)).update_nd
+    found_nd = rough.train(params_d, 0, np.arange(6)).update_nd
+    assert found_nd.dtype == np.float32
+    assert least < np.linalg.norm(found_nd - update_nd) / np.linalg.norm(update_nd) < most
+    assert rough.evaluate(params_d).loss == pytest.approx(exact.evaluate(params_d).loss, rel=1e-6)  # in float32
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_evaluates_like_the_cpu() -> None:
+    gpu, cpu = (
+        Engine(task_of("four-layer cnn"), WORKS["epochs"], 0, how=Computation(name)) for name in ("cuda", "cpu")
+    )
+    params_d = gpu.initial_params()
+    assert gpu.route.path == "batched"
+    assert gpu.evaluate(params_d).loss == pytest.approx(cpu.evaluate(params_d).loss, rel=1e-5)
+    np.testing.assert_allclose(gpu.losses(params_d, np.arange(6)), cpu.losses(params_d, np.arange(6)), rtol=1e-5)
+
+
+def serial_net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.0), nn.Linear(256, CLASSES))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("make", [MODELS["two-layer cnn"][0], serial_net], ids=["fast", "serial"])
+def test_the_loop_runs_on_every_device(device: str, make: Callable[[], nn.Module]) -> None:
+    work = WORKS["everything"]
+    task = task_of("two-layer cnn", make_model=make, gradient_noise_m=np.linspace(0, 0.1, 6))
+    assert_equal_to_twins(Engine(task, work, 0, how=Computation(device, engine="loop")), work)
+
+
+# Dense models on a CPU: the trainer itself, with sizes of minibatches around the lengths of vectors.
+DENSE_SIZES = (3, 80, 40, 33, 64, 1, 60)
+ROWS = np.split(np.random.default_rng(1).permutation(sum(DENSE_SIZES)), np.cumsum(DENSE_SIZES)[:-1])
+DENSE_MODELS: dict[str, Callable[[], nn.Module]] = {
+    "softmax": lambda: softmax_regression(17, CLASSES),
+    "mlp": lambda: mlp(17, [13, 9], CLASSES),
+    "tanh, no bias": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(17, 6, bias=False), nn.Tanh(), nn.Linear(6, CLASSES), nn.Sigmoid()
+    ),
+}
+DENSE_WORKS = {
+    "epochs": LocalWork(lr=0.1, epochs=2, batch_size=32),
+    "short batches": LocalWork(lr=0.1, epochs=1, batch_size=7),
+    "more than one vector": LocalWork(lr=0.1, epochs=2, batch_size=50),
+    "whole data": LocalWork(lr=0.1, steps=3, batch_size=None),
+    "everything": LocalWork(lr=0.1, steps=7, batch_size=10, momentum=0.5, proximal=0.1, mime=0.3),
+}
+
+
+def examples(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.standard_normal((sum(DENSE_SIZES), 17)).astype(np.float32))
+    return x[rows], torch.from_numpy(rng.integers(0, CLASSES, sum(DENSE_SIZES)))[rows]
+
+
+def job_of(client: int) -> LocalJob:
+    return LocalJob(ROWS[client], stream(0, "batches", 3, client), 0.1 if client % 2 else 0.0)
+
+
+def start(model: nn.Module) -> tuple[Params, Params]:
+    """The model's parameters, and a drift of about an update's size."""
+    params_d: Params = parameters_to_vector(model.parameters()).detach().numpy().copy()
+    return params_d, (0.01 * np.random.default_rng(3).normal(size=len(params_d))).astype(np.float32)
+
+
+def assert_same_bits(one: LocalResult, two: LocalResult) -> None:
+    np.testing.assert_array_equal(one.update_d, two.update_d)
+    assert one[1:] == two[1:]
+
+
+@pytest.mark.parametrize("work", DENSE_WORKS.values(), ids=DENSE_WORKS.keys())
+@pytest.mark.parametrize("name", DENSE_MODELS)
+def test_dense_models_equal_the_reference_with_the_same_bits_in_any_cohort(name: str, work: LocalWork) -> None:
+    torch.manual_seed(1)
+    model = DENSE_MODELS[name]()
+    params_d, drift_d = start(model)
+    trainer = BatchedTrainer(model, cross_entropy, work, padded_width(ROWS, work.batch_size), examples)
+
+    def train(clients: Sequence[int]) -> list[LocalResult]:
+        return trainer.train([job_of(client) for client in clients], params_d, drift_d, squares=True)
+
+    everyone = train(range(len(DENSE_SIZES)))
+    for client, result in enumerate(everyone):
+        own = job_of(client)
+        x, y = examples(torch.from_numpy(own.rows))
+        twin = train_serial(model, cross_entropy, x, y, params_d, work, own.rng, own.noise, drift_d, squares=True)
+        scale = float(np.abs(twin.update_d).max())
+        np.testing.assert_allclose(result.update_d, twin.update_d, rtol=0, atol=1e-5 * scale)
+        assert result.loss == pytest.approx(twin.loss, rel=1e-5)
+        assert result.square_loss == pytest.approx(twin.square_loss, rel=1e-5)
+        assert result.step_variance == pytest.approx(twin.step_variance, rel=1e-4, abs=1e-9)
+        assert result.num_steps == twin.num_steps
+    for cohort in ([0], [3], [1, 2], [6, 5, 0], [4, 3, 2, 1, 0]):
+        for client, result in zip(cohort, train(cohort), strict=True):
+            assert_same_bits(result, everyone[client])
+
+
+@given(
+    features=st.just(1) | st.integers(1, 40),
+    classes=st.sampled_from([16, 32]) | st.integers(2, 12),
+    hidden=st.lists(st.integers(1, 20), max_size=2),
+    batch=st.integers(1, 70),
+    chosen=st.lists(st.integers(0, 11), min_size=1, max_size=12, unique=True),
+)
+@example(features=1, classes=16, hidden=[], batch=20, chosen=[3])
+@example(features=1, classes=32, hidden=[], batch=70, chosen=[5, 2])
+@example(features=7, classes=16, hidden=[1], batch=33, chosen=[0, 7])
+@settings(max_examples=60)
+def test_the_cohort_does_not_change_a_bit_whatever_the_shapes(
+    features: int, classes: int, hidden: list[int], batch: int, chosen: list[int]
+) -> None:
+    rng = np.random.default_rng(features)
+    sizes = rng.integers(1, 90, 12)
+    rows = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
+    x = torch.from_numpy(rng.standard_normal((sizes.sum(), features)).astype(np.float32))
+    y = torch.from_numpy(rng.integers(0, classes, sizes.sum()))
+    model, work = mlp(features, hidden, classes), LocalWork(lr=0.1, epochs=1, batch_size=batch)
+    trainer = BatchedTrainer(model, cross_entropy, work, padded_width(rows, batch), lambda own: (x[own], y[own]))
+
+    def trained(clients: Sequence[int]) -> list[LocalResult]:
+        return trainer.train([LocalJob(rows[k], stream(0, "batches", 0, k)) for k in clients], start(model)[0])
+
+    everyone = trained(range(12))
+    for client, result in zip(chosen, trained(chosen), strict=True):
+        assert_same_bits(result, everyone[client])
