@@ -1,14 +1,35 @@
-"""The numbers that docs/theory.md states, each computed here and looked up there."""
+"""The numbers that docs/theory.md and docs/theory-table-1.md state, each computed here and looked up there."""
+
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from deltafl import Cohort, FedIS, FedPracIS, Fixed, KnownUpdates, Population, Reports
 from deltafl.designs.exact import joint_expectations, support
-from deltafl.designs.inclusion import draw_probabilities
+from deltafl.designs.inclusion import draw_probabilities, inclusion_probabilities
+from deltafl.types import FloatArray
 from reproduction.rates import counter_example
 from reproduction.toy import SCORES, WAYS, enumerate_toy, hand_picked
-from theory_tools import TEXT, states, variance
+
+DOCS = Path(__file__).parent.parent / "docs"
+TEXT = (DOCS / "theory.md").read_text()
+TABLE = (DOCS / "theory-table-1.md").read_text()
+
+
+def states(*parts: str, text: str = TEXT) -> None:
+    """The page says each of these; a number may follow a line break."""
+    flat = " ".join(text.split())
+    for part in parts:
+        assert part in flat, f"the page does not say {part!r}"
+
+
+def variance(gradient_md: FloatArray, p_m: FloatArray, n: int = 1) -> float:
+    """One-round variance of the mean's Hansen-Hurwitz estimate, equal weights."""
+    m = len(gradient_md)
+    square_m = (gradient_md**2).sum(axis=1)
+    return float((np.sum(square_m / p_m) / m**2 - np.sum(gradient_md.mean(axis=0) ** 2)) / n)
 
 
 def test_a_round_may_climb() -> None:
@@ -172,3 +193,187 @@ def test_uniform_satisfies_the_bound_used_for_importance_sampling() -> None:
         assert even == pytest.approx(bound - np.sum(gradient_md.mean(axis=0) ** 2))
         assert least == pytest.approx(np.mean(norm_m) ** 2 - np.sum(gradient_md.mean(axis=0) ** 2))
     assert FedIS().unbiased and Fixed().unbiased
+
+
+# --- the appendix, the remarks, and table 1
+
+
+def zeta(gradient_m: FloatArray) -> FloatArray:
+    zeta_m: FloatArray = np.abs(gradient_m - gradient_m.mean())
+    return zeta_m
+
+
+def surrogate_square(x: float, p: float = 0.5) -> float:
+    """E of norm(grad of the surrogate)^2 for the two clients (x -+ 1)^2 / 2, n = 1, the first drawn with p."""
+    return p * ((x - 1) / (2 * p)) ** 2 + (1 - p) * ((x + 1) / (2 * (1 - p))) ** 2
+
+
+def test_the_surrogates_gradient_never_vanishes() -> None:
+    for x in np.linspace(-3, 3, 25):
+        assert surrogate_square(x) == pytest.approx(x**2 + 1)
+        for p in (0.05, 0.3, 0.8):
+            assert surrogate_square(x, p) >= 1 - 1e-12
+    rounds, c, m = 10**6, 0.25, 2
+    local_lr = 1 / np.sqrt(rounds)
+    heterogeneity = 5 * local_lr**2 / (2 * m**2) * sum(4 * 1 / 0.5 for _ in range(m))
+    assert heterogeneity == pytest.approx(10 / rounds)
+    states(f"for $T = 10^6$ and $\\tilde c = 1/4$: 1 against {heterogeneity / c:.2e}")
+
+
+def test_the_surrogate_along_draws_that_alternate() -> None:
+    x, squares = -1.0, []
+    for t in range(20):
+        gradient = x - (1 if t % 2 == 0 else -1)
+        squares.append(gradient**2)
+        x -= gradient
+    assert set(squares) == {4.0}
+    states("from $x_0 = -1$ with $\\eta \\eta_L = 1$ have $\\lVert \\nabla \\tilde f_{S_t}(x_t) \\rVert^2 = 4$")
+
+
+def test_the_surrogate_is_less_smooth() -> None:
+    gradient_md = np.array([[2.0, 2.0], [4.0, 1.0], [6.0, -3.0]])
+    p_m = draw_probabilities(np.linalg.norm(gradient_md - gradient_md.mean(axis=0), axis=1))
+    weight = 1 / (3 * p_m[1])
+    assert weight / 2 > 1 / 2  # F_2 = x^2 / 2 from 0 to 1: the step's end against L / 2 with L = 1
+    states(f"$p_2 = {p_m[1]:.4f}$".replace("0.", "."), f"${weight:.3f} L$")
+
+
+def noise_of_draws(p_m: FloatArray, variance_m: FloatArray, n: int) -> tuple[float, float]:
+    """Noise of the estimate if a client trains once however often it is drawn (with replacement); and the proof's."""
+    m, truth = len(p_m), 0.0
+    for count_m, probability in support("multinomial", n * p_m).items():
+        truth += probability * float(np.sum((np.array(count_m) / (n * m * p_m)) ** 2 * variance_m))
+    return truth, float(np.sum(variance_m / p_m)) / (n * m**2)
+
+
+def test_noise_of_a_client_drawn_twice() -> None:
+    variance_m, n, m = np.array([1.0, 4.0, 2.0]), 2, 3
+    truth, proof = noise_of_draws(np.array([0.2, 0.5, 0.3]), variance_m, n)
+    assert truth == pytest.approx(proof + (1 - 1 / n) * np.sum(variance_m) / m**2)
+    truth, proof = noise_of_draws(np.ones(1), np.ones(1), n)
+    states(f"$K = \\sigma = 1$ it says {proof:g} for {truth:g}")
+
+
+def test_no_learning_rate_satisfies_the_condition_for_all_p() -> None:
+    sums = []
+    for delta in (0.01, 0.001):
+        p_m = draw_probabilities(zeta(np.array([1, 2 + delta, 3])))
+        sums.append(np.sum(1 / p_m) / 9)
+        states(f"{sums[-1]:.1f}{'$' if delta == 0.01 else ''} for $\\delta = {delta}$")
+    assert sums[1] > 9 * sums[0]
+
+
+def test_diversity_against_dissimilarity() -> None:
+    """The identity of remark E.9 holds for the mean over clients, not for each; DELTA's bound is at most uniform's."""
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        gradient_m = rng.normal(size=5) + 1
+        square_m, mean = gradient_m**2, gradient_m.mean()
+        zeta_m = zeta(gradient_m)
+        assert np.mean(zeta_m**2) == pytest.approx(np.mean(square_m) - mean**2)
+        assert not np.allclose(zeta_m**2, square_m - mean**2)
+        p_m = draw_probabilities(zeta_m)
+        assert np.sum(zeta_m**2 / p_m) / 25 <= np.mean(zeta_m**2) + 1e-12
+
+
+def test_importance_sampling_without_replacement_is_not_the_minimum() -> None:
+    gradient_m = np.array([1.0, 1.0, -1.0])
+
+    def exact(expected_m: FloatArray) -> float:
+        estimates, chances = [], []
+        for count_m, probability in support("systematic", expected_m).items():
+            estimates.append(np.sum(np.array(count_m) * gradient_m / (3 * expected_m)))
+            chances.append(probability)
+        assert np.dot(chances, estimates) == pytest.approx(gradient_m.mean())
+        return float(np.dot(chances, np.square(estimates)) - gradient_m.mean() ** 2)
+
+    importance_m = inclusion_probabilities(np.abs(gradient_m), 2)
+    better_m = np.array([0.5, 0.5, 1.0])
+    np.testing.assert_allclose(importance_m, 2 / 3)
+    assert exact(better_m) == pytest.approx(0, abs=1e-12)
+    assert joint_expectations("systematic", better_m)[0, 1] == 0
+    states(f"has variance {exact(importance_m):.3f}")
+    formula = [variance(gradient_m[:, None], pi_m / 2, n=2) for pi_m in (importance_m, better_m)]
+    assert formula[0] < formula[1]
+    states(f"gives {formula[0]:.3f} and {formula[1]:.3f}")
+
+
+def test_importance_sampling_may_ask_for_more_than_certainty() -> None:
+    norm_m = np.array([10.0, 1.0, 1.0])
+    states(f"$n p_1 = {2 * draw_probabilities(norm_m)[0]:.3f}$")
+    np.testing.assert_allclose(inclusion_probabilities(norm_m, 2), [1, 0.5, 0.5])
+
+
+def test_the_best_probabilities_before_the_noise() -> None:
+    """p ~ sqrt(E norm(g_i)^2) has the least mean second moment; p ~ E norm(g_i) has not. Two-point noise."""
+    values = (np.array([1.0, 1.0]), np.array([0.0, 3.0]))
+    square_m = np.array([np.mean(value**2) for value in values])
+    best = np.sum(square_m / draw_probabilities(np.sqrt(square_m)))
+    other = np.sum(square_m / draw_probabilities(np.array([np.mean(value) for value in values])))
+    assert best < other
+    for share in np.linspace(0.01, 0.99, 99):
+        assert best <= np.sum(square_m / np.array([share, 1 - share])) + 1e-12
+
+
+def test_the_drift_lemma_is_tighter_in_the_mean_only() -> None:
+    """Constants at sigma_G^2 and norm(grad f)^2; theirs are 6 and 30."""
+    for a in np.geomspace(0.01, 100, 200):
+        first, second = 4 * (1 + 1 / a), 20 * (1 + a)
+        assert not (first <= 6 and second <= 30)
+        gradient = 1 / a  # norm(grad f) for sigma_G = 1: the worst case, so the constants cannot be less
+        assert (gradient + 1) ** 2 == pytest.approx((1 + a) * gradient**2 + 1 + 1 / a)
+    states("with 4 and 20 for 6 and 30")
+
+
+def test_step_by_step_ratios_do_not_bound_the_sums() -> None:
+    before, now = np.array([1.0, -1.0]), np.array([1.0, 1.0])
+    assert np.all(np.abs(now) <= np.abs(before))
+    states(f"their sums are {abs(before.sum()):g} and {abs(now.sum()):g}")
+
+
+def test_stochastic_gradients_of_some_clients_need_many_rounds() -> None:
+    """E x_T^2 = sum of squared weights of T + 1 signs, at least 1 / (T + 1), and steps 1 / (t + 2) reach it."""
+    rounds = 50
+    weight = np.zeros(rounds + 1)
+    weight[0] = 1
+    for t in range(rounds):
+        step = 1 / (t + 2)
+        weight *= 1 - step
+        weight[t + 1] += step
+    assert np.sum(weight**2) == pytest.approx(1 / (rounds + 1))
+    steps = np.random.default_rng(4).uniform(size=(200, rounds))
+    for step_t in steps:
+        weight = np.zeros(rounds + 1)
+        weight[0] = 1
+        for t, step in enumerate(step_t):
+            weight *= 1 - step
+            weight[t + 1] += step
+        assert weight.sum() == pytest.approx(1)
+        assert np.sum(weight**2) >= 1 / (rounds + 1)
+    accuracy = 0.001
+    states(f"$\\epsilon = {accuracy}$ takes at least {1 / (2 * accuracy) - 1:.0f} rounds", text=TABLE)
+
+
+def test_rounds_that_follow_from_a_rate() -> None:
+    f_above, s, smoothness, k, n, rounds = 0.7, 3.0, 2.0, 4, 5, 900
+
+    def bound(a: float) -> float:
+        return f_above / (a * k * rounds) + a * smoothness * s / (2 * n)
+
+    best = np.sqrt(2 * f_above * n / (smoothness * s * k * rounds))
+    assert bound(best) <= min(bound(best * factor) for factor in np.geomspace(0.1, 10, 51)) + 1e-15
+    epsilon = bound(best)
+    assert rounds == pytest.approx(2 * smoothness * f_above * s / (n * k * epsilon**2))
+    states("$T = 2 L F s / (n K \\epsilon^2)$", "twice the noise takes four times the rounds", text=TABLE)
+
+
+def test_the_table_is_whole_and_every_statement_has_a_section() -> None:
+    rows = [line for line in TABLE.splitlines() if re.match(r"\| .*\| (yes|no|mixed) \|", line)]
+    assert len(rows) == 14
+    states("14 rates")
+    sections = set(re.findall(r"^## (\d+)\.", TEXT, re.MULTILINE))
+    index = TEXT[TEXT.index("## Every numbered") : TEXT.index("## 1. Notation")]
+    for line in index.splitlines():
+        if re.match(r"\| (theorem|lemma|corollar|remark|proposition)", line):
+            assert set(re.findall(r"\d+", line.split("|")[-2])) <= sections
+    assert set(re.findall(r"section (\d+)", TABLE)) <= sections
