@@ -34,6 +34,12 @@ Arrays = dict[str, npt.NDArray[Any]]
 REAL = os.environ.get("DELTAFL_DATA")
 
 
+@pytest.fixture(autouse=True)
+def no_data_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("DELTAFL_DATA", raising=False)
+
+
 def write(folder: Path, name: str, arrays: Arrays, **changed: npt.NDArray[Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ARCHIVES[name].file
