@@ -20,8 +20,7 @@ order and no coefficient depends on which other clients reply, up to rounding in
 and some numbers a client; it is n models where the control variate learns from the updates themselves (all but the
 plain estimators and ``difference``), and updates of at most 64 parameters are kept as well: such a round is
 ``close_round`` to the last bit. Otherwise norm(u_i - mean)^2, which DELTA's scores are made of, and ``info.variance``
-are measured on sketches of 64 numbers (``sketch.py``): unbiased, with a standard deviation of at most sqrt(2 / 64) =
-18 %. Scores steer the draw and are no part of the estimate, which stays unbiased.
+are measured on sketches of 64 numbers (``sketch.py``): unbiased, with a standard deviation of at most 18 %. Scores steer the draw and are no part of the estimate, which stays unbiased.
 
 **Several processes.** One sum over all processes has the estimate, the plain sum of the updates and the statistics of
 each client; a second, small one has what needs the first one's means. No process holds more than its own updates and a
@@ -39,11 +38,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import DeltaflError
-from .estimators.control_variates import weighted_sum
 from .estimators.remote import RemoteReply, differences
 from .estimators.sketch import SKETCH_SIZE, count_sketch
 from .estimators.variance import estimate_variance, variance_form
 from .plan import Plan, RoundState, advance, collect_replies, describe
+from .scale.rows import weighted_sum
 from .server.mime import drift
 from .server.screening import ScreenedReplies, Updates, screen_replies, squared_norms
 from .types import BoolArray, Cohort, FloatArray, IntArray, Params, RejectedReply, Replies, Reports, RoundInfo
@@ -79,7 +78,7 @@ class _Rows(NamedTuple):
 
 
 class _Totals(NamedTuple):
-    """float64 (d,), sum coef_i (u_i - c_i), and the estimated variance of the estimate."""
+    """float64 (d,), sum coef_i (u_i - c_i); and the variance of the estimate."""
 
     residual_d: FloatArray
     variance: float
@@ -115,7 +114,7 @@ class Accumulator:
         n, d = len(cohort.client_n), len(state.params_d)
         self._rule, self._control = plan.rule, plan.rule.control
         sketch_size, bias_size = plan.sampler.sketch_size, plan.sampler.output_bias_size
-        self._reports = _no_replies(n, sketch_size, bias_size)
+        self._reports = Reports.missing(n, sketch_size, bias_size)
         self._missing_n = np.ones(n, dtype=np.bool_)
         self._rejected = dict[int, str]()
         #: Where updates are kept: (k, d), of the clients at the places (k,) in the cohort.
@@ -153,9 +152,7 @@ class Accumulator:
         """
         self._refuse_if_closed()
         if client not in self._places:
-            raise DeltaflError(
-                f"client {client} is not of this round's cohort; add replies of {len(self._places)} clients"
-            )
+            raise DeltaflError(f"client {client} is not of this round's cohort; add replies of its clients alone")
         place_1 = np.array([self._places[client]])
         reports = Reports.make(
             1, loss=[loss], square_loss=[square_loss], step_variance=[step_variance], num_steps=[num_steps]
@@ -357,7 +354,7 @@ class Accumulator:
         d = len(self.state.params_d)
         if bias_size > d:
             raise DeltaflError(
-                f"the sampler looks at the last {bias_size} parameters of a model of {d}; lower its number of classes"
+                f"the sampler looks at the last {bias_size} parameters of a model of {d}; lower its number"
             )
         norm_k, deviation_k = squared_norms(rows.update_kd)
         reports.squared_norm_n[place_k], reports.squared_deviation_n[place_k] = norm_k, deviation_k
@@ -406,13 +403,3 @@ class Accumulator:
         if self._rule.ratio:
             error_kq -= count_sketch((total_d + residual_d)[None], SKETCH_SIZE, self.plan.seed)
         return _Totals(residual_d, estimate_variance(replies, error_kq))
-
-
-def _no_replies(n: int, sketch_size: int, output_bias_size: int) -> Reports:
-    zero_n = np.zeros(n)
-    reports = Reports.make(n, responded=zero_n, loss=zero_n, square_loss=zero_n, num_steps=zero_n)
-    return reports._replace(
-        has_loss_n=np.zeros(n, dtype=np.bool_),
-        sketch_nq=np.zeros((n, sketch_size)),
-        output_bias_nk=np.zeros((n, output_bias_size)),
-    )

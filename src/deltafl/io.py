@@ -223,7 +223,7 @@ def unflatten(template: Any, arrays: Mapping[str, Array], prefix: str = "state",
 
 
 def _own(array: Array) -> Array:
-    """Part of a file in memory as it is; a copy of any other array, which may belong to another state."""
+    """Part of a mapped file as it is; a copy of any other array."""
     return array if array.flags.writeable and array.base is not None else np.array(array)
 
 

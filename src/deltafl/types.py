@@ -220,6 +220,17 @@ class Reports(NamedTuple):
             output_bias_nk=np.zeros((n, 0)),
         )
 
+    @classmethod
+    def missing(cls, n: int, sketch_size: int, output_bias_size: int) -> "Reports":
+        """Reports of n clients that have not replied, to be filled in."""
+        zero_n = np.zeros(n)
+        reports = cls.make(n, responded=zero_n, loss=zero_n, square_loss=zero_n, num_steps=zero_n)
+        return reports._replace(
+            has_loss_n=np.zeros(n, dtype=np.bool_),
+            sketch_nq=np.zeros((n, sketch_size)),
+            output_bias_nk=np.zeros((n, output_bias_size)),
+        )
+
 
 @runtime_checkable
 class Oracle(Protocol):

@@ -43,10 +43,11 @@ from deltafl import (
     stream,
 )
 from deltafl import make_plan as label_plan
-from deltafl.estimators.control_variates import CommonControlState, OwnControlState, weighted_sum
+from deltafl.estimators.control_variates import CommonControlState, OwnControlState
 from deltafl.estimators.table import find_estimator, hajek, horvitz_thompson, plain_mean
 from deltafl.round import response_rates
 from deltafl.scale.persistent_array import PersistentArray
+from deltafl.scale.rows import weighted_sum
 
 SIZES = [10, 15, 20, 25, 30]
 EQUAL_SCORES = {"fedavg", "uniform"}  # only these can use simple random sampling

@@ -15,17 +15,10 @@ from deltafl import (
     make_sampler,
     open_round,
 )
-from deltafl.estimators.control_variates import (
-    LOST,
-    InnovationControl,
-    OwnControl,
-    OwnControlState,
-    RunningSum,
-    weighted_sum,
-)
+from deltafl.estimators.control_variates import InnovationControl, OwnControl, OwnControlState
 from deltafl.estimators.remote import NOTHING, RemoteControl
 from deltafl.io import flatten, unflatten
-from deltafl.scale.rows import RowFormat, wide_row
+from deltafl.scale.rows import LOST, RowFormat, RunningSum, weighted_sum, wide_row
 from deltafl.types import Replies
 
 POPULATION = Population.from_sizes([1, 2, 3, 4])

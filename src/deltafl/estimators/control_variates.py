@@ -9,20 +9,17 @@ Sarndal, Swensson and Wretman 1992), with B from earlier rounds instead of from 
 unbiased.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..scale.rows import RowFormat, Rows, read_rows, replace_rows, wide_row
+from ..scale.rows import RowFormat, Rows, RunningSum, read_rows, replace_rows, weighted_sum, wide_row
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
 
 #: Directions of x in which clients differ less than this share of the largest are taken for none.
 _RANK_TOLERANCE = 1e-9
-#: A running sum is lost where rounding may be more than this share of its largest entry.
-LOST = 2.0**-20
 
 
 class ControlValue(NamedTuple):
@@ -378,52 +375,3 @@ class RegressionControl(ControlVariate):
         residual_nd = np.einsum("nq,qd->nd", aux_nq, state.slope_qd)
         np.subtract(update_nd, residual_nd, out=residual_nd)
         return state._replace(slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, residual_nd))
-
-
-class RunningSum(NamedTuple):
-    """sum_j w_j c_j, followed by differences (n d operations a round, not m d), and a bound of its rounding errors.
-
-    To replace c_i by c_i', add w_i (c_i' - c_i). Where one c_i was enormous for a while, such as 1e18 from a broken
-    client, the other clients' part of the sum is rounded away; once that c_i is replaced, what is left is no longer
-    the sum, and the estimate would keep that bias for ever. Where the bound is no longer small beside the sum, the sum
-    has to be formed anew; in ordinary runs it never is.
-
-    Attributes:
-        total_d: float64 (d,).
-        rounding: float64 (), a bound of the error of every entry, >= 0.
-    """
-
-    total_d: FloatArray
-    rounding: FloatArray
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the error may be more than a millionth of the sum's largest entry."""
-        return float(self.rounding) > LOST * _largest(self.total_d)
-
-    def plus(self, coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]]) -> "RunningSum":
-        """With sum_i coef_i row_i added."""
-        size = _largest(self.total_d)
-
-        def noted() -> Iterator[np.ndarray[Any, Any]]:
-            nonlocal size
-            for coef, row_d in zip(coef_n, rows, strict=True):
-                size += abs(float(coef)) * _largest(row_d)
-                yield row_d
-
-        total_d = self.total_d + weighted_sum(coef_n, noted(), len(self.total_d))
-        operations = len(coef_n) + 2  # a difference and a product for each row, then the sums
-        return RunningSum(total_d, np.asarray(self.rounding + operations * np.finfo(np.float64).eps * size))
-
-
-def weighted_sum(coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]], num_params: int) -> FloatArray:
-    """sum_i coef_i row_i in float64, one row after the other: the same bits whatever BLAS or thread count."""
-    total_d = np.zeros(num_params)
-    for coef, row_d in zip(coef_n, rows, strict=True):
-        total_d += coef * row_d.astype(np.float64, copy=False)
-    return total_d
-
-
-def _largest(value_d: np.ndarray[Any, Any]) -> float:
-    """The largest absolute value; 0 if there is none."""
-    return max(float(value_d.max(initial=0)), -float(value_d.min(initial=0)))

@@ -37,8 +37,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
+from ..scale.rows import RunningSum
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
-from .control_variates import ControlValue, ControlVariate, RunningSum, follow_estimate
+from .control_variates import ControlValue, ControlVariate, follow_estimate
 
 #: taken_i of c_i = 0.
 NOTHING = -1

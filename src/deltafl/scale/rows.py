@@ -23,10 +23,10 @@ forgotten, the others' rows go into a new file. What such a memory takes, and wh
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,9 @@ from ..types import FloatArray, IntArray, Params
 #: float32 (d,), or uint16 (d,): the bits of bfloat16.
 Row = npt.NDArray[Any]
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16)}
+
+#: A running sum is lost where rounding may be more than this share of its largest entry.
+LOST = 2.0**-20
 
 
 @dataclass(frozen=True)
@@ -250,3 +253,52 @@ def replace_rows(rows: Rows, client_n: IntArray, update_nd: Params) -> Rows:
     for client, row_d in new.items():
         listed[client] = row_d
     return tuple(listed)
+
+
+class RunningSum(NamedTuple):
+    """sum_j w_j c_j, followed by differences (n d operations a round, not m d), and a bound of its rounding errors.
+
+    To replace c_i by c_i', add w_i (c_i' - c_i). Where one c_i was enormous for a while, such as 1e18 from a broken
+    client, the other clients' part of the sum is rounded away; once that c_i is replaced, what is left is no longer
+    the sum, and the estimate would keep that bias for ever. Where the bound is no longer small beside the sum, the sum
+    has to be formed anew; in ordinary runs it never is.
+
+    Attributes:
+        total_d: float64 (d,).
+        rounding: float64 (), a bound of the error of every entry, >= 0.
+    """
+
+    total_d: FloatArray
+    rounding: FloatArray
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the error may be more than a millionth of the sum's largest entry."""
+        return float(self.rounding) > LOST * _largest(self.total_d)
+
+    def plus(self, coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]]) -> "RunningSum":
+        """With sum_i coef_i row_i added."""
+        size = _largest(self.total_d)
+
+        def noted() -> Iterator[np.ndarray[Any, Any]]:
+            nonlocal size
+            for coef, row_d in zip(coef_n, rows, strict=True):
+                size += abs(float(coef)) * _largest(row_d)
+                yield row_d
+
+        total_d = self.total_d + weighted_sum(coef_n, noted(), len(self.total_d))
+        operations = len(coef_n) + 2  # a difference and a product for each row, then the sums
+        return RunningSum(total_d, np.asarray(self.rounding + operations * np.finfo(np.float64).eps * size))
+
+
+def weighted_sum(coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]], num_params: int) -> FloatArray:
+    """sum_i coef_i row_i in float64, one row after the other: the same bits whatever BLAS or thread count."""
+    total_d = np.zeros(num_params)
+    for coef, row_d in zip(coef_n, rows, strict=True):
+        total_d += coef * row_d.astype(np.float64, copy=False)
+    return total_d
+
+
+def _largest(value_d: np.ndarray[Any, Any]) -> float:
+    """The largest absolute value; 0 if there is none."""
+    return max(float(value_d.max(initial=0)), -float(value_d.min(initial=0)))
