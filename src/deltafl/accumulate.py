@@ -20,12 +20,13 @@ order and no coefficient depends on which other clients reply, up to rounding in
 and some numbers a client; it is n models where the control variate learns from the updates themselves (all but the
 plain estimators and ``difference``), and updates of at most 64 parameters are kept as well: such a round is
 ``close_round`` to the last bit. Otherwise norm(u_i - mean)^2, which DELTA's scores are made of, and ``info.variance``
-are measured on sketches of 64 numbers (``sketch.py``): unbiased, with a standard deviation of at most 18 %. Scores steer the draw and are no part of the estimate, which stays unbiased.
+are measured on sketches of 64 numbers (``sketch.py``): unbiased, with a standard deviation of at most 18 %.
+Scores steer the draw and are no part of the estimate, which stays unbiased.
 
 **Several processes.** One sum over all processes has the estimate, the plain sum of the updates and the statistics of
 each client; a second, small one has what needs the first one's means. No process holds more than its own updates and a
-few vectors. The result is the same in all processes, bit for bit, and that of one process up to
-the rounding of sums: their order differs (float64), and the mean is in float64, where one process takes it in float32.
+few vectors. The result is the same in all processes, bit for bit, and that of one process up to rounding: sums have
+another order, and the mean is in float64, where one process takes it in float32.
 """
 
 import zlib
