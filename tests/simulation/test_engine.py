@@ -370,8 +370,3 @@ def test_workers_end_when_the_parent_is_killed(tmp_path: Path) -> None:
     assert [is_alive(pid) for pid in children] == [False, False]
     left = {name for name in (set(shared.iterdir()) if shared.exists() else set()) - names if "torch" in name.name}
     assert not left
-
-
-def test_far_more_processes_than_cores_are_refused_before_any_starts() -> None:
-    with pytest.raises(DeltaflError, match=r"workers is 100000, and this machine has \d+ cores; write \d+ at most"):
-        Workers(100_000)

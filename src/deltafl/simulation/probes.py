@@ -1,4 +1,4 @@
-"""Probes: what only a simulation can see of a round, measured every ``probe_every`` rounds beside the run.
+"""Probes: what only a simulation can measure of a round, every ``probe_every`` rounds beside the run.
 
 A probe trains *all* clients from the round's model (the oracle's work is used where there is one). It costs time, no
 traffic and no randomness of the run: every stream of random numbers belongs to its purpose, round and client, so a run
@@ -40,7 +40,7 @@ def is_probed(every: int, round: int) -> bool:
 
 
 def probe_selected(training: Training, lr: float) -> dict[str, float]:
-    """Mean and least gradient norm of the clients that trained in a round; NaN if nobody was asked."""
+    """Mean and least gradient norm of the clients that trained in a round; NaN if none was selected."""
     if not len(training.update_nd):
         return dict.fromkeys(SELECTED, nan)
     norm_n = np.linalg.norm(training.update_nd.astype(np.float64), axis=1) / (lr * training.num_steps_n)
@@ -62,8 +62,8 @@ def probe_everyone(
     Returns:
         The columns ``EVERYONE``. ``error`` is E norm(D - ubar)^2 / norm(ubar)^2 of the method's estimate D and
         ``bias`` norm(E D - ubar) / norm(ubar), both over ``DRAWS`` cohorts (all of them for few clients);
-        ``least_error`` is a lower bound of the error of all unbiased linear schemes that ask n clients (see
-        ``least.py``). All are NaN if an update is not finite.
+        ``least_error`` is a lower bound of the error of all unbiased linear schemes that select n clients (see
+        ``audit.least_mse``). All are NaN if an update is not finite.
     """
     from ..audit import least_mse  # loads SciPy, which a run without probes need not wait for
 
@@ -102,7 +102,7 @@ def probe_everyone(
 
 
 class _Remembered(Oracle):
-    """An oracle whose clients were trained already; losses are computed once, when a sampler asks for one."""
+    """An oracle whose clients were trained already; losses are computed once, when a sampler needs one."""
 
     def __init__(self, reports: Reports, engine: Engine, state: RoundState) -> None:
         self._reports, self._engine, self._params_d = reports, engine, state.params_d

@@ -1,14 +1,12 @@
-"""Processes that train clients side by side; ``Workers(1)`` is this process itself, with the same code for one client.
+"""Processes that train clients side by side; ``Workers(1)`` is this process itself.
 
-A runner is an object whose methods take ``(model, *numbers)`` and are pure functions of them, so that it does not
-matter which process runs a job, or when; the model is whatever all jobs of one ``map`` share. Each worker has its own
-pipe and gets its next job when it has done one. Torch tensors in shared memory are handed over as they are, and that
-memory has no name, so nothing can be left behind.
-A worker ends when its pipe is closed, hence also when the parent is killed.
+A runner is an object whose methods are pure functions of ``(model, *numbers)``, so that it does not matter which
+process runs a job, or when; ``model`` is what all jobs of one ``map`` share. Each worker has a pipe and gets its next
+job when it has finished one. Torch tensors in shared memory are passed without a copy, in memory without a name, so
+that nothing is left behind. A worker ends when its pipe is closed, hence also when the parent is killed.
 """
 
 import multiprocessing
-import os
 import pickle
 import signal
 import threading
@@ -30,11 +28,10 @@ except ImportError as error:
     raise MissingExtraError("torch", "sim") from error
 
 Job = tuple[int, ...]
-_PROCESSES_A_CORE = 8  # more are a slip of the finger, and would fill the memory
 
 
 class Failure(NamedTuple):
-    """An error that is none of ours: its traceback, the error in one line, and the files and lines it came through."""
+    """An error that is no ``DeltaflError``: traceback, error in one line, and the files and lines it came through."""
 
     text: str
     said: str
@@ -50,7 +47,7 @@ class JobError(RuntimeError):
 
 
 def failure_of(error: Exception) -> Failure:
-    """What is to be said of an error that is being handled, from a worker or from this process."""
+    """The failure behind an error that is being handled, from a worker or from this process."""
     if isinstance(error, JobError):
         return error.failure
     return Failure(traceback.format_exc(), in_one_line(error), error_places(error))
@@ -64,7 +61,7 @@ class Workers:
             each uses one thread.
 
     Raises:
-        DeltaflError: If count is below 1, or far above the number of cores: each takes its 100 MB and more.
+        DeltaflError: If count is below 1.
 
     Example:
         >>> with Workers(1) as workers:
@@ -75,12 +72,6 @@ class Workers:
     def __init__(self, count: int) -> None:
         if count < 1:
             raise DeltaflError(f"workers is {count}; write a whole number >= 1, best the number of cores")
-        cores = os.cpu_count() or 1
-        if count > _PROCESSES_A_CORE * cores:
-            raise DeltaflError(
-                f"workers is {count}, and this machine has {cores} cores; write {_PROCESSES_A_CORE * cores} at most, "
-                f"best {cores}"
-            )
         self.count = count
         self._runner: Any = None
         self._closed = False
@@ -113,7 +104,7 @@ class Workers:
         self._pipes, self._processes = [], []
 
     def load(self, runner: object) -> None:
-        """Hand over what the next ``map`` runs on; the processes stay. Nothing is done if it is loaded already.
+        """Send the runner of the next calls of ``map`` to the processes, unless they have it.
 
         Args:
             runner: Picklable if there is more than one worker; its torch tensors should be in shared memory.
@@ -222,7 +213,7 @@ class Workers:
 
     @contextmanager
     def _closed_on_failure(self) -> Iterator[None]:
-        """After an error or Ctrl-C jobs may be under way whose answers nobody reads; so the pool ends."""
+        """Close the pool after an error or Ctrl-C: jobs may be under way whose results nobody will read."""
         try:
             yield
         except BaseException:
@@ -243,7 +234,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Processes started here ignore Ctrl-C from birth: the parent handles it and ends them."""
+    """Processes started here ignore Ctrl-C from the start: the parent handles it and ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -159,7 +159,7 @@ class BatchedTrainer:
             state.add_losses(weighted_nb.detach().double(), weight_knb[step, :active])
             if noisy:
                 noise_nd = _noise(schedule.jobs[:active], len(params_d))
-                state.gradient_nd[:active, : len(params_d)] += noise_nd.to(self._device)
+                state.gradient_nd[:active, : len(params_d)].add_(noise_nd.to(self._device))
             state.step(active, self._work, drift_nd)
         return state.results(schedule, self._work.rate)
 
@@ -169,10 +169,10 @@ class BatchedTrainer:
         """Padded minibatches (n, B, ...)."""
         x, y = self._fetch(rows_nb.reshape(-1))
         x, y = x.view(*rows_nb.shape, *x.shape[1:]), y.view(*rows_nb.shape, *y.shape[1:])
-        for x_b, weight_b, job in zip(x, weight_nb, jobs, strict=True):
+        for i, job in enumerate(jobs):
             if job.augment is not None:
-                size = int((weight_b > 0).sum())
-                x_b[:size] = job.augment(x_b[:size])
+                size = int((weight_nb[i] > 0).sum())
+                x[i, :size] = job.augment(x[i, :size])
         return x, y
 
     def _differentiate(
@@ -234,15 +234,15 @@ class _State:
     def add_losses(self, weighted_nb: torch.Tensor, weight_nb: torch.Tensor) -> None:
         """Add up the first clients' minibatch losses from weight_b loss_b, float64."""
         active = len(weighted_nb)
-        self._sum_3n[0, :active] += _row_sums(weighted_nb)
+        self._sum_3n[0, :active].add_(_row_sums(weighted_nb))
         if self._squares:  # w l^2 = (w l)^2 / w, and all examples of a minibatch have the weight of its first
-            self._sum_3n[1, :active] += _row_sums(weighted_nb.square()) / weight_nb[:, 0].double()
+            self._sum_3n[1, :active].add_(_row_sums(weighted_nb.square()) / weight_nb[:, 0].double())
 
     def step(self, active: int, work: LocalWork, drift_nd: torch.Tensor | None) -> None:
         """Move the first clients along their gradients; reuses the memory of these."""
         gradient_nd = self.gradient_nd[:active]
-        self._sum_3n[2, :active] += _squared_norms(gradient_nd)
-        self._gradient_sum_nd[:active] += gradient_nd
+        self._sum_3n[2, :active].add_(_squared_norms(gradient_nd))
+        self._gradient_sum_nd[:active].add_(gradient_nd)
         moved = (self._current_nd[:active], gradient_nd, self._start_nd[:active], self._velocity_nd[:active])
         take_step(*moved, work, None if drift_nd is None else drift_nd[:active])
 
