@@ -201,6 +201,7 @@ from pathlib import Path
 from deltafl import Fixed, Plan, Population, close_round, init_round, open_round, stream
 from deltafl.scale.rows import RowFormat
 from deltafl.simulation.settings import RunSettings
+from deltafl.simulation.directory import RunDirectory
 out, rounds = Path(sys.argv[1]), int(sys.argv[2])
 plan = Plan(Population.from_sizes([1] * 60), Fixed(), 6, "innovation", memory=RowFormat("bfloat16", str(out / "rows")))
 directory = RunDirectory(out)
