@@ -205,7 +205,7 @@ from deltafl.simulation.directory import RunDirectory
 out, rounds = Path(sys.argv[1]), int(sys.argv[2])
 plan = Plan(Population.from_sizes([1] * 60), Fixed(), 6, "innovation", memory=RowFormat("bfloat16", str(out / "rows")))
 directory = RunDirectory(out)
-if not directory.started:
+if directory.settings() is None:
     directory.start(RunSettings())
 state = directory.load(init_round(plan, np.zeros(3000)))
 print("begun", flush=True)
