@@ -89,15 +89,15 @@ def reproduce(
 
 def _check(request: Request, number: int) -> None:
     """Print which runs differ from what the code gives today; exit code 1 if any does."""
-    from .benchmark.check import check_runs
+    from .benchmark.runs import check_runs
 
     if request.name != "benchmark":
         raise DeltaflError(f"--check is for the benchmark, not for {request.name}; leave it out")
     with _progress(request.out) as on_progress:
         found = check_runs(load_experiment(request.name), request, number, on_progress)
-    for run in found:
-        typer.echo(f"{run.key}: {run.differs or 'the same'}")
-    different = sum(bool(run.differs) for run in found)
+    for key, difference in found:
+        typer.echo(f"{key}: {difference or 'the same'}")
+    different = sum(bool(difference) for _, difference in found)
     typer.echo(f"{different} of {len(found)} runs differ from their records")
     if different:
         raise typer.Exit(1)

@@ -85,7 +85,7 @@ def reproduce(request: Request, on_progress: OnProgress) -> str:
     require("scipy", "sim")
     require_own(request.out, experiment.name)
     if experiment.kind == "benchmark":
-        from .benchmark.run import reproduce_benchmark
+        from .benchmark.page import reproduce_benchmark
 
         return reproduce_benchmark(experiment, request, on_progress)
     if experiment.parts:

@@ -1,25 +1,45 @@
-"""What is compared on a part: measures with paired intervals against uniform sampling, and gaps closed."""
+"""The target: on every task with m / n <= 20, G >= 0.7 for this project's best unbiased method, and no rival ahead.
 
-from collections.abc import Callable
+G is the share of the gap between uniform sampling and full participation that a method closes: (R_uniform - R) /
+(R_uniform - R_full) of mean rounds to the threshold over paired seeds, with Fieller's interval. Where uniform sampling
+needs less than ``LEAST`` more than full participation, or the interval of the gap contains 0, there is no gap and no G.
+Rounds are min(R, T): a run that never reaches the threshold, or diverges, counts as its T rounds, a lower bound. Such
+runs decide nothing in favour of their method.
+
+The best method is chosen on the tuning seeds (fewest rounds there), so that its result on the test seeds is not the
+luckiest of several. A rival is a method of somebody else that needs no more than a practical server has: nothing, the
+clients' sizes, or what the cohort sent. Servers that also know the labels of every client beforehand are judged
+separately, with all of these methods and those that need the labels. A rival is ahead if the 95 % interval of the ratio
+of mean rounds, paired over seeds, excludes 1 in its favour. Every interval is 95 % by itself; a sentence that names a
+rival as ahead gives its p-value after Holm's correction for all rivals, which the verdict does not use.
+
+Source of the correction: Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 1979.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from deltafl.analysis.statistics import mean_interval
-from deltafl.samplers import SAMPLERS, parse_label
-from deltafl.simulation.record import RunRecord
+from deltafl.analysis import Measure, Run, Statement, accuracy, area_under, compare, fieller, mean_interval, t_quantile
+from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
 from deltafl.types import FloatArray
 
-from ..pages.measures import Measure, Statement, compare
-from .gap import NO_GAP, Gap, Room, closed, room
-from .numbers import bounded_rounds, last_accuracy, mean_accuracy, rounds_to_threshold
 from .parts import BASELINE, FULL, Part
-from .results import Method, Result
+from .runs import Method, Result, rounds_to_threshold
 
 OURS = "this project"
-#: What a practical server has: its needs column in ``deltafl samplers``, and what the methods with these may know.
+#: What a practical server has, as in the column "needs" of ``deltafl samplers``.
 PRACTICAL = ("nothing", "sizes", "cohort")
-#: The same for a server that was told of every client beforehand, here its shares of labels.
+#: The same for a server that knows every client's shares of labels beforehand.
 INFORMED = (*PRACTICAL, "known")
+GOAL, LARGEST_RATIO = 0.7, 20
+#: A gap below this share of what full participation needs is none.
+LEAST = 0.1
+#: Thresholds beside that of a part at which its best method is shown as well.
+BESIDE = (-0.05, -0.02, 0.02)
+Status = Literal["reached", "missed", "open", "no gap", "not measured"]
 
 
 def needs(label: str) -> str:
@@ -32,45 +52,55 @@ def is_ours(label: str) -> bool:
     return SAMPLERS[parse_label(label).name].source == OURS
 
 
-def measures(part: Part) -> list[Measure]:
-    """What methods are compared by, the main one first.
+def _is_rival(label: str, informed: bool) -> bool:
+    return not is_ours(label) and label != FULL and needs(label) in (INFORMED if informed else PRACTICAL)
 
-    Rounds are min(R, T): a run that never reached the threshold counts as its T rounds.
-    """
-    horizon = part.horizon
+
+def measures(part: Part) -> list[Measure]:
+    """What methods are compared by, the main one first."""
     return [
         rounds_at(part.threshold),
         rounds_at(part.threshold, smoothed=True),
-        Measure("accuracy at the end", "difference", True, last_accuracy, 100.0, " points"),
-        Measure("mean accuracy", "difference", True, lambda record: mean_accuracy(record, horizon), 100.0, " points"),
+        accuracy()._replace(name="accuracy at the end", value=last_accuracy),
+        accuracy()._replace(name="mean accuracy", value=lambda run: area_under(run, part.horizon)),
     ]
 
 
+def last_accuracy(run: Run) -> float:
+    """Mean of the five best of the last evaluations, of a run that diverged the last one; 0 where that is missing."""
+    return accuracy().value(run) or 0.0
+
+
 def rounds_at(threshold: float, smoothed: bool = False) -> Measure:
-    """Rounds to a threshold, by one evaluation or by the mean of five."""
+    """Rounds to a threshold, by one evaluation or by the mean of five: min(R, T)."""
+
+    def value(run: Run) -> float:
+        rounds = rounds_to_threshold(run, threshold, smoothed)
+        return float(run.horizon) if rounds is None else rounds
+
     return Measure(
         f"rounds to {100 * threshold:g} %" + (" by the mean of five" if smoothed else ""),
         "ratio",
         False,
-        lambda record: bounded_rounds(record, threshold, smoothed),
+        value,
         words=("fewer", "more"),
-        cut=lambda record: rounds_to_threshold(record, threshold, smoothed) is None,
+        cut=lambda run: rounds_to_threshold(run, threshold, smoothed) is None,
     )
 
 
-def value_s(method: Method, value: Callable[[RunRecord], float | None]) -> FloatArray:
+def value_s(method: Method, value: Callable[[Run], float | None]) -> FloatArray:
     """A number of every finished run, (s,); NaN where there is none."""
-    return np.array([value(record) for record in method.runs.values()], dtype=np.float64)
+    return np.array([value(run) for run in method.runs.values()], dtype=np.float64)
 
 
-def never(method: Method, part: Part, smoothed: bool = False) -> int:
+def never(method: Method | None, part: Part, smoothed: bool = False) -> int:
     """Runs that never reached the threshold, those that diverged included."""
-    return cut_short(method, rounds_at(part.threshold, smoothed))
+    return _cut_short(method, rounds_at(part.threshold, smoothed))
 
 
-def cut_short(method: Method | None, measure: Measure) -> int:
-    """Runs whose number is but a bound."""
-    return sum(measure.cut(record) for record in method.runs.values()) if method and measure.cut else 0
+def _cut_short(method: Method | None, measure: Measure) -> int:
+    """Runs whose number is only a bound."""
+    return sum(measure.cut(run) for run in method.runs.values()) if method and measure.cut else 0
 
 
 def against(result: Result, measure: Measure, label: str, other: str) -> Statement | None:
@@ -88,24 +118,78 @@ def duel(result: Result, label: str, other: str) -> Statement | None:
     """
     found = against(result, measures(result.part)[0], label, other)
     winner = {"shown": label, "contradicted": other}.get(found.status) if found else None
-    method = result.find(winner) if winner else None
-    return found._replace(status="open") if found and method and never(method, result.part) else found
+    return found._replace(status="open") if found and winner and never(result.find(winner), result.part) else found
 
 
-def interval(method: Method, measure: Measure) -> tuple[float, float | None, float | None]:
-    """The mean over seeds with its own 95 % interval."""
-    return mean_interval(value_s(method, measure.value))
+class Gap(NamedTuple):
+    """G, or why there is none.
+
+    Attributes:
+        value: G; None if there is no gap.
+        low, high: Its 95 % interval; None with fewer than two seeds or without a gap.
+        seeds: Paired seeds.
+        bound: ``"≤"`` or ``"≥"`` where runs that never reached the threshold make G a bound, ``"≥≤"`` where they pull
+            both ways; empty otherwise.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    seeds: int
+    bound: str = ""
+
+    def __str__(self) -> str:
+        """As in ``0.81 [0.72, 0.93]``; a dash where there is none."""
+        if self.value is None:
+            return "–"
+        ends = "" if self.low is None or self.high is None else f" [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.bound}{' ' * bool(self.bound)}{self.value:.2f}{ends}"
 
 
-def room_of(result: Result) -> Room | None:
-    """The gap between uniform sampling and full participation; None while one of them has no run."""
+NO_GAP = Gap(None, None, None, 0)
+
+
+class Headroom(NamedTuple):
+    """How much more uniform sampling needs than full participation.
+
+    Attributes:
+        relative: As a share: mean U / mean F - 1.
+        exists: Whether there is a gap to close.
+        unknown: Why that cannot be decided; empty if it can.
+    """
+
+    relative: float
+    exists: bool
+    unknown: str = ""
+
+    def __str__(self) -> str:
+        """Why there is no G."""
+        if self.unknown:
+            return f"G is open, for how wide the gap is is not known: {self.unknown}"
+        if self.relative <= 0:
+            return f"no gap to close: {BASELINE} needs no more rounds than full participation"
+        more = f"{100 * self.relative:.0f} % more rounds than full participation"
+        if self.relative < LEAST:
+            return f"no gap to close: {BASELINE} needs only {more}"
+        return f"no gap that these seeds tell from none: {BASELINE} needs {more}, with an interval that contains 0"
+
+
+def headroom(uniform_s: FloatArray, full_s: FloatArray) -> Headroom:
+    """Whether there is a gap between rounds > 0 of uniform sampling and of full participation over paired seeds."""
+    relative = float(np.mean(uniform_s) / np.mean(full_s) - 1)
+    low = mean_interval(uniform_s - full_s).low
+    return Headroom(relative, bool(relative >= LEAST and (low is None or low >= 0)))
+
+
+def headroom_of(result: Result) -> Headroom | None:
+    """The gap on a part; None while uniform sampling or full participation has no run."""
     measure = measures(result.part)[0]
     sides = _paired(result, (BASELINE, FULL), measure)
     if sides is None:
         return None
-    found = room(sides[0], sides[1])
+    found = headroom(*sides)
     for label in (FULL, BASELINE):
-        cut = cut_short(result.find(label), measure)
+        cut = _cut_short(result.find(label), measure)
         # Rounds of full participation that were cut short would make a gap where there may be none.
         if cut and (label == FULL or not found.exists):
             return found._replace(exists=False, unknown=f"{cut} runs of {label} never reached the threshold")
@@ -115,18 +199,26 @@ def room_of(result: Result) -> Room | None:
 def gap_of(result: Result, label: str, measure: Measure) -> Gap:
     """The gap that a method closes, of rounds or of another measure, over the seeds that all three ran.
 
-    None where runs of full participation were cut short: where it ends is not known then.
+    None where runs of full participation were cut short: where the gap ends is unknown then.
     """
     sides = _paired(result, (BASELINE, label, FULL), measure)
     if sides is None:
         return NO_GAP
     base_s, own_s, full_s = sides
-    unknown = cut_short(result.find(FULL), measure) > 0
-    if unknown or (not measure.higher and not room(base_s, full_s).exists):
+    unknown = _cut_short(result.find(FULL), measure) > 0
+    if unknown or (not measure.higher and not headroom(base_s, full_s).exists):
         return Gap(None, None, None, len(base_s))
     sign = 1.0 if measure.higher else -1.0
-    gap = closed(sign * (own_s - base_s), sign * (full_s - base_s))
-    return gap if gap.value is None else gap._replace(bound=_bound(result, label, measure, gap.value))
+    value, low, high = closed(sign * (own_s - base_s), sign * (full_s - base_s))
+    return Gap(value, low, high, len(base_s), "" if value is None else _bound(result, label, measure, value))
+
+
+def closed(gained_s: FloatArray, gap_s: FloatArray) -> tuple[float | None, float | None, float | None]:
+    """The ratio of means with Fieller's interval; None where mean gap <= 0 or its interval contains 0."""
+    if np.mean(gap_s) <= 0:
+        return None, None, None
+    found = fieller(gained_s, gap_s)
+    return (None, None, None) if len(gap_s) > 1 and found.low is None else found
 
 
 def _bound(result: Result, label: str, measure: Measure, value: float) -> str:
@@ -136,23 +228,9 @@ def _bound(result: Result, label: str, measure: Measure, value: float) -> str:
     """
     if label in (BASELINE, FULL):
         return ""
-    own, base = cut_short(result.find(label), measure) > 0, cut_short(result.find(BASELINE), measure) > 0
+    own, base = _cut_short(result.find(label), measure) > 0, _cut_short(result.find(BASELINE), measure) > 0
     at_most, at_least = own or (base and value > 1), base and value < 1
     return "≥≤" if at_most and at_least else "≤" if at_most else "≥" if at_least else ""
-
-
-def gap_by_seed(result: Result, label: str, measure: Measure) -> dict[int, float]:
-    """G seed by seed, where full participation beats uniform sampling in it."""
-    methods = [result.find(name) for name in (BASELINE, label, FULL)]
-    if any(method is None for method in methods):
-        return {}
-    base, own, full = (method.runs for method in methods if method is not None)
-    found = {}
-    for seed in sorted(set(base) & set(own) & set(full)):
-        u, r, f = (measure.value(runs[seed]) for runs in (base, own, full))
-        if u is not None and r is not None and f is not None and (u > f) != measure.higher and u != f:
-            found[seed] = (u - r) / (u - f)
-    return found
 
 
 def _paired(result: Result, labels: tuple[str, ...], measure: Measure) -> list[FloatArray] | None:
@@ -162,3 +240,192 @@ def _paired(result: Result, labels: tuple[str, ...], measure: Measure) -> list[F
     if len(methods) < len(labels) or not seeds:
         return None
     return [np.array([measure.value(method.runs[seed]) for seed in seeds], dtype=np.float64) for method in methods]
+
+
+def gap_by_seed(result: Result, label: str, measure: Measure) -> list[float]:
+    """G seed by seed, where full participation beats uniform sampling in it."""
+    base_s, own_s, full_s = _paired(result, (BASELINE, label, FULL), measure) or [np.empty(0)] * 3
+    better_s = full_s > base_s if measure.higher else full_s < base_s
+    return list(map(float, (base_s - own_s)[better_s] / (base_s - full_s)[better_s]))
+
+
+class Judgement(NamedTuple):
+    """The target on one part.
+
+    Attributes:
+        result: The part.
+        informed: Whether methods may know the clients' labels beforehand.
+        best: This project's best unbiased method; None if none has a run.
+        status: Whether G >= 0.7: ``reached`` if its whole interval is above, ``missed`` if all of it is below.
+        gap: Its G.
+        headroom: The gap itself; None while uniform sampling or full participation has no run.
+        ahead: Rivals whose intervals are better than the best method's.
+        level: Rivals whose intervals contain no difference.
+        behind: Rivals whose intervals are worse.
+    """
+
+    result: Result
+    informed: bool
+    best: str | None
+    status: Status = "not measured"
+    gap: Gap = NO_GAP
+    headroom: Headroom | None = None
+    ahead: tuple[Statement, ...] = ()
+    level: tuple[Statement, ...] = ()
+    behind: tuple[Statement, ...] = ()
+
+    @property
+    def ratio(self) -> float:
+        """Clients for each one that is selected, m / n."""
+        return self.result.num_clients / (self.result.part.common.sample or 1)
+
+    @property
+    def uses_labels(self) -> bool:
+        """Whether the best method is one that must know the labels."""
+        return self.best is not None and needs(self.best) == "known"
+
+
+def judge_all(results: Sequence[Result]) -> list[Judgement]:
+    """Judge every part; those with a method that knows the clients' labels twice, without and with it."""
+    informed = [result for result in results if any(needs(method.label) == "known" for method in result.shown)]
+    return [judge(result) for result in results] + [judge(result, informed=True) for result in informed]
+
+
+def judge(result: Result, informed: bool = False) -> Judgement:
+    """Judge the target on one part from its finished runs."""
+    ours, room = ours_by_score(result, informed), headroom_of(result)
+    if not ours or room is None:
+        return Judgement(result, informed, ours[0].label if ours else None, headroom=room)
+    best = ours[0].label
+    gap = gap_of(result, best, measures(result.part)[0])
+    rivals = [method.label for method in result.shown if _is_rival(method.label, informed)]
+    pairs = [statement for rival in rivals if (statement := duel(result, best, rival)) is not None]
+    return Judgement(
+        result,
+        informed,
+        best,
+        _status(gap, room),
+        gap,
+        room,
+        ahead=tuple(pair for pair in pairs if pair.status == "contradicted"),
+        level=tuple(pair for pair in pairs if pair.status in ("open", "no interval")),
+        behind=tuple(pair for pair in pairs if pair.status == "shown"),
+    )
+
+
+def ours_by_score(result: Result, informed: bool) -> list[Method]:
+    """This project's unbiased methods that may be judged, the best on the tuning seeds first."""
+    known = INFORMED if informed else PRACTICAL
+    found = [m for m in result.shown if is_ours(m.label) and is_unbiased(m.label) and needs(m.label) in known]
+    return sorted(found, key=lambda method: method.search.score or (math.inf, 0.0))
+
+
+def _status(gap: Gap, room: Headroom) -> Status:
+    """From the interval; runs that never reached the threshold count less than they need, so they may not decide."""
+    if gap.value is None:
+        return "open" if room.unknown else "no gap" if gap.seeds else "not measured"
+    if gap.low is not None and gap.low >= GOAL:
+        return "open" if "≤" in gap.bound else "reached"
+    if gap.high is not None and gap.high < GOAL:
+        return "open" if "≥" in gap.bound else "missed"
+    return "open"
+
+
+def headline(judgements: Sequence[Judgement]) -> str:
+    """The verdict on all parts: in one clause, or in one for each kind of server."""
+    plain = _sum_up([j for j in judgements if not j.informed])
+    informed = [j for j in judgements if j.informed and j.uses_labels]
+    if not informed:
+        return plain
+    return (
+        f"{_sum_up(informed)} where our method uses every client's labels, and {plain} where nothing but sizes is known"
+    )
+
+
+def _sum_up(judgements: list[Judgement]) -> str:
+    """The verdict on the target in a few words; a part with a rival ahead counts as missed."""
+    counted = [j for j in judgements if j.ratio <= LARGEST_RATIO and j.status in ("reached", "missed", "open")]
+    bad = sum(j.status == "missed" or bool(j.ahead) for j in counted)
+    good = sum(j.status == "reached" and not j.ahead for j in counted)
+    counts = {"reached": good, "missed": bad, "open": len(counted) - good - bad}
+    if counts["open"] == len(counted):
+        return "is not decided"
+    *first, last = (f"{word} on {number}" for word, number in counts.items() if number)
+    if not first:
+        return f"is {last.split()[0]}"
+    return f"is {', '.join(first)} and {last} of {len(counted)} tasks"
+
+
+def sentence(judgement: Judgement) -> str:
+    """The verdict on a part."""
+    title, best = judgement.result.part.title, judgement.best
+    title += ", labels known beforehand" if judgement.informed else ""
+    title += "" if not judgement.informed or judgement.uses_labels else " but not used"
+    if best is None or judgement.headroom is None:
+        return f"{title}: not measured yet (needs {FULL}, {BASELINE} and a method of ours)."
+    goal = str(judgement.headroom) if judgement.gap.value is None else _goal_text(judgement, best)
+    every = [name for name in SAMPLERS if _is_rival(name, judgement.informed)]
+    missing = sum(judgement.result.find(name) is None for name in every)
+    counts = f"{len(judgement.behind)} behind, {len(judgement.level)} not told apart"
+    others = f"no rival is ahead ({counts}{f', {missing} not run' if missing else ''})"
+    if judgement.ahead:
+        others = f"ahead of it: {_ahead_text(judgement)}"
+    if judgement.ratio > LARGEST_RATIO:
+        title += f" (m / n = {judgement.ratio:.3g}, beyond the range of the target)"
+    return f"{title}: {goal}; {others}."
+
+
+def _goal_text(judgement: Judgement, best: str) -> str:
+    result, rounds = judgement.result, measures(judgement.result.part)[0]
+    word = {"missed": "**missed**"}.get(judgement.status, judgement.status)
+    pracdelta = gap_of(result, "pracdelta", rounds)
+    beside = "" if pracdelta.value is None else f" (`pracdelta` {pracdelta})"
+    first, *others = ours_by_score(result, judgement.informed)
+    equal = [m.label for m in others if m.search.score and m.search.score.rounds == (first.search.score or (0,))[0]]
+    level = ", ".join(f"`{label}` {gap_of(result, label, rounds)}" for label in equal)
+    return f"G >= {GOAL:g} is {word}: `{best}` {judgement.gap}{beside}" + (
+        f"; level with it on the tuning seeds: {level}" if level else ""
+    )
+
+
+def _ahead_text(judgement: Judgement) -> str:
+    every = [*judgement.ahead, *judgement.level, *judgement.behind]
+    # What is not told apart counts as 1: beside runs that never reached the threshold its p-value is worth nothing.
+    p_values = holm([1.0 if pair in judgement.level else p_value(pair) for pair in every])
+    texts = [
+        f"{pair.second} (×{1 / (pair.estimate or 1):.2f} fewer by its own interval; corrected for {len(every)} rivals "
+        f"p = {p:.2g})"
+        for pair, p in zip(judgement.ahead, p_values, strict=False)
+    ]
+    return ", ".join(texts)
+
+
+def p_value(statement: Statement) -> float:
+    """The two-sided p-value of the paired t on the log scale that a ratio's interval is made from; 1 without one."""
+    from scipy.special import stdtr
+
+    low, high = statement.low, statement.high
+    if not statement.estimate or not low or not high or not high > low:
+        return 1.0
+    half = math.log(high / low) / 2
+    t = abs(math.log(statement.estimate)) / half * t_quantile(statement.pairs - 1)
+    return float(2 * stdtr(statement.pairs - 1, -t))
+
+
+def holm(p_k: Sequence[float]) -> list[float]:
+    """P-values that hold for all of them together: the k-th smallest of K times K - k + 1, not falling, at most 1."""
+    order = np.argsort(p_k, kind="stable")
+    factors = len(p_k) - np.arange(len(p_k))
+    adjusted = np.empty(len(p_k))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(np.asarray(p_k)[order] * factors))
+    return list(map(float, adjusted))
+
+
+def elsewhere_text(judgement: Judgement) -> str:
+    """G of the best method at thresholds beside the part's own: how much depends on its choice."""
+    result, best = judgement.result, judgement.best
+    if best is None or judgement.gap.value is None:
+        return ""
+    near = [result.part.threshold + shift for shift in BESIDE]
+    texts = [f"{100 * at:.3g} %: {gap_of(result, best, rounds_at(at))}" for at in near if 0 < at < 1]
+    return f"G of `{best}` at other thresholds, with the rates of this one: {'; '.join(texts)}."

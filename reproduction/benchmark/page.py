@@ -1,76 +1,87 @@
-"""The benchmark's page, ``README.md``, with its tables as CSV, its pictures, and its line of the index."""
+"""``python -m reproduction benchmark``: play what is missing, and write the page, its tables and its pictures."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from deltafl.errors import require
+from deltafl.analysis import (
+    DPI,
+    GREY,
+    INK,
+    PALE,
+    WIDTH,
+    WINDOW,
+    Line,
+    csv_text,
+    curve_band,
+    draw_panels,
+    looks,
+    small_png,
+    styled,
+)
+from deltafl.errors import DeltaflError, require
 from deltafl.io import write_atomically
+from deltafl.samplers import is_unbiased
+from deltafl.simulation import OnProgress, RunStore
 
-from ..pages.cells import csv_text
-from ..pages.index import Finding, write_verdict
-from ..pages.what_was_run import hardware
+from ..page import Finding, hardware, write_verdict
 from ..spec import Experiment
-from .edges import edge_text
-from .gap import LEAST
-from .parts import BASELINE, Part
-from .pictures import draw_curves, draw_gaps, draw_methods
-from .results import Reasons, Result, Store
-from .tables import cost_table, main_table, rates_table, run_cells, table_cells, tuning_cells
-from .target import Judgement, elsewhere_text, headline, judge_all, no_gap_text, sentence
+from .judge import GOAL, LEAST, Gap, Judgement, elsewhere_text, gap_of, headline, judge_all, measures, needs, sentence
+from .parts import BASELINE, FULL, Part, parts_of
+from .runs import Reasons, Result, Store, gather, play
+from .tables import cost_table, edge_text, main_table, num_params_of, rates_table, table_cells, tuning_cells
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ..reproduce import Request
+
+_LEFT, _RIGHT = -0.5, 1.25  # the part of the G axis that is drawn
+_KEY = "Line: 95 % interval. Hollow: biased. Square: knows the labels. Triangle: beyond the axis, or a bound."
 
 
-def write_page(
-    experiment: Experiment,
-    scale: str,
-    parts: Sequence[Part],
-    results: Sequence[Result],
-    folder: Path,
-    reasons: Reasons,
-    command: str,
-) -> str:
-    """Write the page of what is finished.
+def reproduce_benchmark(experiment: Experiment, request: "Request", on_progress: OnProgress) -> str:
+    """Run what is missing and write the page of everything that is finished.
 
-    Args:
-        experiment: The benchmark.
-        scale: One of ``spec.SCALES``.
-        parts: All parts of the scale.
-        results: Those with a finished test run.
-        folder: Where everything goes.
-        reasons: What could not be run.
-        command: The command as a reader would give it.
+    ``--part`` chooses what is run; the page shows all parts.
 
     Returns:
         The page, Markdown.
 
     Raises:
-        MissingExtraError: If Matplotlib or SciPy is not installed.
+        DeltaflError: If a part is unknown, nothing is finished, or the folder holds runs of other settings.
     """
-    require("matplotlib", "plot")
-    require("scipy", "sim")
-    judgements, store = judge_all(results), Store(folder)
-    core = tuple(experiment.view.core)
-    folder.mkdir(parents=True, exist_ok=True)
-    draw_gaps(results, core, folder / "gap.png")
-    for result in results:
-        draw_curves(result, core, folder / f"curves-{result.part.name}.png")
-        draw_methods(result, folder / f"methods-{result.part.name}.png")
-    write_atomically(folder / "table.csv", csv_text(table_cells(results)))
-    write_atomically(folder / "runs.csv", csv_text(run_cells(results)))
-    write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
-    page = _page(experiment, scale, parts, judgements, reasons, command, store)
-    write_atomically(folder / "README.md", page)
-    finding = Finding(
-        name=experiment.name,
-        title=experiment.title,
-        claim=experiment.claim,
-        measured=" ".join(sentence(judgement) for judgement in judgements),
-        verdict=headline(judgements),
-        scale=scale,
-        done=sum(result.done for result in results),
-        total=sum(len(part.methods) * part.seeds for part in parts),
-        command=command,
-    )
-    write_verdict(folder, finding)
+    for package, extra in (("matplotlib", "plot"), ("scipy", "sim")):
+        require(package, extra)
+    parts, folder = parts_of(experiment, request.scale, **request.own), request.out
+    reasons = {} if request.only_page else play(parts, request, on_progress)
+    store = Store(folder)
+    results = [result for part in parts if (result := gather(part, store)) is not None]
+    if not results:
+        why = "; ".join(reasons.values()) or "leave out --only-page to run some"
+        raise DeltaflError(f"{folder} has no finished run yet: {why}")
+    command = replace(request, parts=None).command
+    judgements = judge_all(results)
+    with RunStore(folder).lock():
+        draw_gaps(results, experiment.view.core, folder / "gap.png")
+        draw_curves(results, experiment.view.core, folder / "curves.png")
+        write_atomically(folder / "table.csv", csv_text(table_cells(results)))
+        write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
+        page = _page(experiment, request.scale, parts, judgements, reasons, command, store)
+        write_atomically(folder / "README.md", page)
+        finding = Finding(
+            name=experiment.name,
+            title=experiment.title,
+            claim=experiment.claim,
+            measured=" ".join(sentence(judgement) for judgement in judgements),
+            verdict=headline(judgements),
+            scale=request.scale,
+            done=sum(result.done for result in results),
+            total=sum(len(part.methods) * part.seeds for part in parts),
+            command=command,
+        )
+        write_verdict(folder, finding)
     return page
 
 
@@ -88,12 +99,13 @@ def _page(
     blocks = [f"# {experiment.title}", f"**The target:** {experiment.claim}"]
     blocks += ["## Verdict", f"**The target {headline(judgements)}.** {_counts(parts, results)}"]
     blocks += ["\n".join(f"- {sentence(judgement)}" for judgement in judgements), _RULES]
-    blocks += ["![Gap closed by task and method](gap.png)"]
+    blocks += ["![Gap closed by task and method](gap.png)", "![Accuracy over rounds by task](curves.png)"]
     for judgement in by_part:
         blocks += _part_blocks(judgement)
     blocks += ["## Learning rates", rates_table(results), _rates_text(results), edge_text(results, store)]
     blocks += ["## What was run", "\n".join(f"- {_setting_text(result)}" for result in results)]
-    blocks += hardware([record for result in results for method in result.shown for record in method.runs.values()])
+    runs = [run for result in results for method in result.shown for run in method.runs.values()]
+    blocks += [f"Hardware and versions:\n\n{hardware(runs)}"]
     blocks += [f"Command (scale {scale}):", f"```\n{command}\n```", _FILES]
     if experiment.notes:
         blocks += ["## Decisions", "\n".join(f"- {note}" for note in experiment.notes)]
@@ -128,32 +140,26 @@ _RULES = (
     "The two are comparable within a row only, and a method with a memory can be below the bound."
 )
 _FILES = (
-    "`table.csv` has every measure of every method with its interval, `runs.csv` one line a run, `tuning.csv` every "
-    "rate that was tried; the records of the runs, and a line for each tuning run, are below `runs/`."
+    "`table.csv` has every measure of every method with its interval, `tuning.csv` every rate that was tried; `runs` "
+    "has the records of the runs, `tuning` a line for each tuning run."
 )
 
 
 def _part_blocks(judgement: Judgement) -> list[str]:
-    result, name = judgement.result, judgement.result.part.name
+    result = judgement.result
     blocks = [f"## {result.part.title}"]
-    if judgement.room is not None and judgement.gap.value is None:
-        text = no_gap_text(judgement.room)
+    if judgement.headroom is not None and judgement.gap.value is None:
+        text = str(judgement.headroom)
         blocks.append(f"{text[:1].upper()}{text[1:]}.")
-    blocks += [main_table(result), f"![{result.part.title}: curves](curves-{name}.png)", cost_table(result)]
-    blocks += [
-        f"![{result.part.title}: all methods](methods-{name}.png)",
-        elsewhere_text(judgement),
-        *_diverged(result),
-    ]
-    return blocks
+    return [*blocks, main_table(result), cost_table(result), elsewhere_text(judgement), *_diverged(result)]
 
 
 def _diverged(result: Result) -> list[str]:
     lines = [
-        f"- `{method.label}`, seed {seed}, in round {record.diverged}: {record.diverged_why}"
+        f"- `{method.label}`, seed {seed}, in round {run.diverged}: {run.diverged_why}"
         for method in result.shown
-        for seed, record in method.runs.items()
-        if record.diverged is not None
+        for seed, run in method.runs.items()
+        if run.diverged is not None
     ]
     return ["Runs that diverged and were ended there:\n\n" + "\n".join(lines)] if lines else []
 
@@ -194,7 +200,7 @@ def _setting_text(result: Result) -> str:
     return (
         f"{part.title} (tier {part.tier}): {data}, partition {run.partition or 'its own'}{alpha}, m = {m}, n = {n}, "
         f"m / n = {m / n:.3g}, {work} of batch {run.batch_size or 'all'}, {run.rounds} rounds{fewer}, evaluated every "
-        f"{run.evaluate_every}{tests}, threshold {100 * part.threshold:g} %, {result.num_params} parameters, "
+        f"{run.evaluate_every}{tests}, threshold {100 * part.threshold:g} %, {num_params_of(run.task)} parameters, "
         f"{part.seeds} test {'seed' if part.seeds == 1 else 'seeds'}{area}."
     )
 
@@ -213,3 +219,67 @@ def _missing(parts: Sequence[Part], results: Sequence[Result], reasons: Reasons)
                 rest = f" ({reason})" if reason else ""
                 lines.append(f"- {part.title}, `{method.label}`: {len(method.runs)} of {part.seeds} test runs{rest}")
     return "\n".join(lines) or "Nothing: every run of this scale is done."
+
+
+def draw_curves(results: Sequence[Result], labels: Sequence[str], path: Path) -> None:
+    """Mean test accuracy of the core methods over rounds, a panel for each part."""
+    look_of, panels, captions = looks(labels), [], []
+    for result in results:
+        smoothing = WINDOW if result.part.horizon >= 10 * WINDOW else 1
+        methods = [method for method in result.shown if method.label in labels]
+        panels.append(
+            [Line(m.label, look_of[m.label], curve_band(list(m.runs.values()), "accuracy", smoothing)) for m in methods]
+        )
+        captions.append(f"{result.part.title}: accuracy, %")
+    note = f"Line: mean over seeds, moving average over up to {WINDOW} evaluations. Band: all seeds. Dashed: threshold."
+    goals = [100 * result.part.threshold for result in results]
+    draw_panels(panels, captions, 2, note, path, goals=goals)
+
+
+def draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> None:
+    """G of the core methods, a panel for each part."""
+    from matplotlib.figure import Figure
+
+    shown = [label for label in labels if label not in (BASELINE, FULL) and any(r.find(label) for r in results)]
+    columns = min(4, len(results))
+    rows = -(-len(results) // columns)
+    with styled():
+        height = rows * (0.45 + 0.19 * max(len(shown), 1)) + 0.6
+        figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
+        panels = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
+        figure.subplots_adjust(
+            left=0.2, right=0.985, top=1 - 0.3 / height, bottom=0.6 / height, wspace=0.1, hspace=0.35
+        )
+        for axes, result in zip(panels, results, strict=False):
+            rounds = measures(result.part)[0]
+            gaps = [gap_of(result, label, rounds) for label in shown]
+            _gap_axis(axes, gaps, shown)
+            axes.set_title(result.part.title, fontsize=6.5)
+        for unused in panels[len(results) :]:
+            unused.set_visible(False)
+        for first in panels[::columns]:
+            first.set_yticks(range(len(shown)), shown, fontsize=7)
+        panels[0].set_ylim(len(shown) - 0.4, -0.6)
+        note = f"Gap closed G: 0 is uniform sampling, 1 full participation. Dashed: the target.\n{_KEY}"
+        figure.text(0.012, 0.06 / height, note, fontsize=7, color=GREY)
+        path.write_bytes(small_png(figure))
+
+
+def _gap_axis(axes: "Axes", gaps: Sequence[Gap], labels: Sequence[str]) -> None:
+    """Dots with intervals; what lies outside the axis is drawn at its edge."""
+    for place, (gap, label) in enumerate(zip(gaps, labels, strict=True)):
+        if gap.value is None:
+            continue
+        x = min(max(gap.value, _LEFT), _RIGHT)
+        if gap.low is not None and gap.high is not None:
+            ends = [min(max(end, _LEFT), _RIGHT) for end in (gap.low, gap.high)]
+            axes.plot(ends, [place, place], color=GREY, linewidth=1.0, zorder=2)
+        inside = "s" if needs(label) == "known" else "o"
+        marker = "<" if gap.bound == "≤" else inside if gap.value == x else "<" if x == _LEFT else ">"
+        axes.plot([x], [place], marker, markersize=4, mfc=INK if is_unbiased(label) else "white", mec=INK, zorder=3)
+    for x, dash in ((0.0, "-"), (1.0, "-"), (GOAL, (0, (5, 3)))):
+        axes.axvline(x, color=GREY if x == GOAL else PALE, linewidth=0.8, linestyle=dash, zorder=1)
+    if not any(gap.value is not None for gap in gaps):
+        axes.text(0.5, 0.5, "no gap", transform=axes.transAxes, ha="center", color=GREY)
+    axes.set_xlim(_LEFT - 0.05, _RIGHT + 0.05)
+    axes.grid(axis="y", color=PALE, linewidth=0.4)

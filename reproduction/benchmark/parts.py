@@ -1,51 +1,68 @@
-"""What the benchmark's file says: parts (a task with its settings), tiers of parts, and the runs that follow from them.
+"""The parts of the benchmark, their settings and their runs; and the rule that chooses each method's learning rate.
 
 ::
 
-    [settings]                       # of every part: settings of a run, and those below
+    [settings]                       # of every part: settings of a run, and the fields of ``Part``
     [settings.tiers.core]            # of the parts with tier = "core"
     [parts.fashion-mnist]            # tier, title, and what is its own
     [cpu]  [cpu.change.fashion-mnist]
 
-Later ones win: settings, tier, part, scale, the scale's change of the part. Settings beside those of a run:
+Later ones win: settings, tier, part, scale, the scale's change of the part. ``methods`` are labels, or ``"every"`` for
+each sampler of ``deltafl samplers``; ``more`` are labels beside them.
 
-- ``methods``: labels, or ``"every"`` for each sampler of ``deltafl samplers``; ``more``: labels beside them;
-- ``rates``: the grid of local learning rates, each twice the one before; ``extensions``: how often it may grow a side;
-- ``tuning_rounds``: rounds of a run that helps to choose the rate, all of them if left out;
-- ``tuning_seeds``: seeds that choose the rate; ``seeds``: how many others, 0, 1, ..., measure;
-- ``finalists``: how many rates of a method, the best on the first tuning seed, the other tuning seeds play, too; all of
-  them if left out;
-- ``rounds_of``: rounds by label, where one needs fewer (full participation is dear);
-- ``probe_every``: rounds between two probes of seed 0.
+A rate is better with fewer rounds to the threshold, averaged over the tuning seeds; a run that never reaches it, or
+diverged, counts as twice its rounds. Ties go to the higher mean accuracy over the rounds.
+
+All methods of a part search the same grid, so that none of them wins by a finer or a longer one. Where the best rate of
+any method is at an edge, the grid grows by a factor of 2 on that side, for all of them, as often as the part allows.
+
+Where runs are expensive, the first tuning seed plays all rates, and the others only each method's best few, its
+finalists. A finalist stays one when the grid grows: its runs are there, and may be the best.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deltafl.errors import DeltaflError, unknown_name
 from deltafl.samplers import SAMPLERS, parse_label
-from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.sweep import Job
+from deltafl.simulation import Job, RunSettings, make_settings
 
 from ..spec import Experiment
 
 FULL, BASELINE = "full", "uniform"
+NEVER = 2  # a tuning run that never reaches the threshold counts as so many times its rounds
+Edge = Literal["", "low", "high"]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class _Table(BaseModel):
-    """The merged settings of a part; what is not named here is a setting of the runs."""
+class Part(BaseModel):
+    """A part of the benchmark at one scale; what is not named here is a setting of every run.
+
+    Attributes:
+        name: Its name in the file.
+        title: Its name for people.
+        tier: The tier it belongs to.
+        methods: Labels.
+        rates: The first grid of local learning rates, each twice the one before.
+        extensions: How often the grid may grow on each side.
+        tuning_rounds: The most rounds of a tuning run; None for those of a test run.
+        tuning_seeds: Seeds that choose the rate.
+        finalists: How many rates of a method the tuning seeds after the first play; None for all.
+        seeds: Test seeds are 0, 1, ..., seeds - 1.
+        rounds_of: Rounds by label where they differ from the part's (full participation is expensive).
+        probe_every: Rounds between two probes of test seed 0; None for none.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    tier: str
+    name: str
     title: str
-    methods: tuple[str, ...] | Literal["every"]
-    more: tuple[str, ...] = ()
+    tier: str
+    methods: tuple[str, ...]
     rates: tuple[Rate, ...] = Field(min_length=1)
     extensions: Annotated[int, Field(ge=0)] = 3
     tuning_rounds: Count | None = None
@@ -57,51 +74,12 @@ class _Table(BaseModel):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        for low, high in zip(self.rates, self.rates[1:], strict=False):
-            if abs(high / low - 2) > 1e-9:
-                raise ValueError(f"rates are {self.rates}; write each twice the one before")
+        if any(abs(high / low - 2) > 1e-9 for low, high in zip(self.rates, self.rates[1:], strict=False)):
+            raise ValueError(f"rates are {self.rates}; write each twice the one before")
         clash = [seed for seed in self.tuning_seeds if seed < self.seeds]
         if clash:
             raise ValueError(f"tuning_seeds {clash} are test seeds too; choose others")
-        for name in ("sampler", "samplers", "seed", "local_lr"):
-            if name in (self.model_extra or {}):
-                raise ValueError(f"{name} is no setting of the benchmark; write methods, seeds and rates")
         return self
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of the benchmark at one scale.
-
-    Attributes:
-        name: Its name in the file.
-        title: Its name for people.
-        tier: The tier it belongs to.
-        methods: Labels.
-        rates: The grid of local learning rates, increasing.
-        extensions: How often the grid may grow on each side.
-        tuning_rounds: The most rounds of a tuning run; None for those of a test run.
-        tuning_seeds: Seeds that choose the rate.
-        finalists: How many rates of a method the tuning seeds after the first play; None for all.
-        seeds: Test seeds are 0, 1, ..., seeds - 1.
-        rounds_of: Rounds by label where they differ from the part's.
-        probe_every: Rounds between two probes of test seed 0; None for none.
-        settings: The settings of every run.
-    """
-
-    name: str
-    title: str
-    tier: str
-    methods: tuple[str, ...]
-    rates: tuple[float, ...]
-    extensions: int
-    tuning_rounds: int | None
-    tuning_seeds: tuple[int, ...]
-    finalists: int | None
-    seeds: int
-    rounds_of: dict[str, int]
-    probe_every: int | None
-    settings: dict[str, Any]
 
     @cached_property
     def common(self) -> RunSettings:
@@ -110,7 +88,7 @@ class Part:
 
     @property
     def threshold(self) -> float:
-        """What counts as reached."""
+        """The test accuracy that counts as reached."""
         threshold = self.common.threshold
         if threshold is None:
             raise DeltaflError(f"part {self.name} has no threshold, so there are no rounds to count; set one")
@@ -119,22 +97,20 @@ class Part:
     @property
     def horizon(self) -> int:
         """The rounds that all methods play: over these the mean accuracy is taken."""
-        return min(
-            [self.common.rounds or 1, *(self.rounds_of[name] for name in self.methods if name in self.rounds_of)]
-        )
+        return min(map(self.rounds, self.methods), default=self.rounds(BASELINE))
 
     def rounds(self, label: str) -> int:
-        """The rounds that a method plays."""
+        """The rounds of a method's test runs."""
         return self.rounds_of.get(label, self.common.rounds or 1)
+
+    def rounds_tuning(self, label: str) -> int:
+        """The rounds of a method's tuning runs."""
+        return min(self.rounds(label), self.tuning_rounds or self.rounds(label))
 
     @property
     def tuning_horizon(self) -> int:
-        """The rounds over which tuning runs are averaged."""
+        """The rounds over which the accuracy of tuning runs is averaged."""
         return min(self.horizon, self.tuning_rounds or self.horizon)
-
-    def rounds_tuning(self, label: str) -> int:
-        """The rounds that a method plays in a tuning run."""
-        return min(self.rounds(label), self.tuning_rounds or self.rounds(label))
 
     def tuning_job(self, label: str, rate: float, seed: int) -> Job:
         """A run that helps to choose the rate."""
@@ -148,10 +124,9 @@ class Part:
     def _run(
         self, label: str, rate: float, seed: int, rounds: int | None = None, probe: int | None = None
     ) -> RunSettings:
-        given = {**self.settings, "sampler": label, "local_lr": rate, "seed": seed, "probe_every": probe}
-        if rounds is not None:
-            given["rounds"] = rounds
-        return make_settings(RunSettings, given)
+        given = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
+        given |= {"sampler": label, "local_lr": rate, "seed": seed, "probe_every": probe}
+        return make_settings(RunSettings, given if rounds is None else given | {"rounds": rounds})
 
 
 def parts_of(experiment: Experiment, scale: str, **own: Any) -> list[Part]:
@@ -169,35 +144,98 @@ def parts_of(experiment: Experiment, scale: str, **own: Any) -> list[Part]:
 
 
 def _part(experiment: Experiment, scale: str, name: str, own: dict[str, Any]) -> Part:
-    tiers = experiment.settings.get("tiers", {})
-    common = {key: value for key, value in experiment.settings.items() if key != "tiers"}
+    common = dict(experiment.settings)
+    tiers = common.pop("tiers", {})
     change = experiment.scales[scale]
     tier = experiment.parts[name].get("tier")
     if tier not in tiers:
         raise unknown_name("tier", str(tier), tiers)
-    merged = common | tiers[tier] | experiment.parts[name] | change.settings | change.change.get(name, {}) | own
+    merged = {"title": name, **common, **tiers[tier], **experiment.parts[name], **change.settings}
+    merged |= change.change.get(name, {}) | own
+    listed = tuple(SAMPLERS) if merged["methods"] == "every" else merged["methods"]
+    merged["methods"] = tuple(dict.fromkeys([*listed, *merged.pop("more", ())]))
+    for label in merged["methods"]:
+        parse_label(label)
     try:
-        table = _Table.model_validate({"title": name, **merged})
+        return Part.model_validate({**merged, "name": name})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise DeltaflError(f"benchmark, part {name}: {where + ': ' if where else ''}{first['msg']}") from None
-    listed = tuple(SAMPLERS) if table.methods == "every" else table.methods
-    methods = tuple(dict.fromkeys([*listed, *table.more]))
-    for label in methods:
-        parse_label(label)
-    return Part(
-        name=name,
-        title=table.title,
-        tier=table.tier,
-        methods=methods,
-        rates=table.rates,
-        extensions=table.extensions,
-        tuning_rounds=table.tuning_rounds,
-        tuning_seeds=table.tuning_seeds,
-        finalists=table.finalists,
-        seeds=table.seeds,
-        rounds_of=table.rounds_of,
-        probe_every=table.probe_every,
-        settings={key: value for key, value in (table.model_extra or {}).items() if value is not None},
-    )
+
+
+class Score(NamedTuple):
+    """How good a rate is on the tuning seeds; less is better."""
+
+    rounds: float
+    minus_accuracy: float
+
+
+#: The score of a method at a rate; None if its runs are not finished.
+ScoreOf = Callable[[str, float], Score | None]
+
+
+class Search(NamedTuple):
+    """How far the search for a rate is.
+
+    Attributes:
+        rates: The grid as it is now, increasing.
+        finalists: Those that all tuning seeds play, increasing; empty while runs of the first seed are missing.
+        best: The chosen rate; None while runs of the grid are missing.
+        edge: The edge of the grid at which the chosen rate still is; empty if it is inside.
+        score: Its score; None while there is none.
+    """
+
+    rates: tuple[float, ...]
+    finalists: tuple[float, ...]
+    best: float | None = None
+    edge: Edge = ""
+    score: Score | None = None
+
+
+def search(part: Part, labels: Sequence[str], score_of: ScoreOf, first_score_of: ScoreOf) -> dict[str, Search]:
+    """Go as far as the finished runs allow.
+
+    Args:
+        part: Its grid, how far that may grow, and the number of finalists.
+        labels: The methods that share the grid.
+        score_of: The score on all tuning seeds.
+        first_score_of: The score on the first tuning seed, which chooses the finalists.
+    """
+    grid, up, down = list(part.rates), part.extensions, part.extensions
+    found = {label: Search((), ()) for label in labels}
+    while True:
+        for label, before in found.items():
+            finalists: tuple[float, ...] | None = tuple(grid)
+            if part.finalists is not None:
+                finalists = _finalists(grid, before.finalists, part.finalists, partial(first_score_of, label))
+            found[label] = _best(tuple(grid), finalists, partial(score_of, label))
+        edges = {search.edge for search in found.values()}
+        grows_up, grows_down = "high" in edges and up > 0, "low" in edges and down > 0
+        if not (grows_up or grows_down):
+            return found
+        grid = [grid[0] / 2] * grows_down + grid + [2 * grid[-1]] * grows_up
+        up, down = up - grows_up, down - grows_down
+
+
+def _finalists(
+    grid: Sequence[float], former: Sequence[float], number: int, score_of: Callable[[float], Score | None]
+) -> tuple[float, ...] | None:
+    """The former finalists and the best of the grid on the first seed; None while one of its runs is missing."""
+    known = {rate: found for rate in grid if (found := score_of(rate)) is not None}
+    if len(known) < len(grid):
+        return None
+    return tuple(sorted({*former, *sorted(known, key=lambda rate: known[rate])[:number]}))
+
+
+def _best(
+    grid: tuple[float, ...], finalists: tuple[float, ...] | None, score_of: Callable[[float], Score | None]
+) -> Search:
+    if finalists is None:
+        return Search(grid, ())
+    known = {rate: found for rate in finalists if (found := score_of(rate)) is not None}
+    if len(known) < len(finalists):
+        return Search(grid, finalists)
+    best = min(finalists, key=lambda rate: known[rate])
+    edge: Edge = "high" if best == grid[-1] else "low" if best == grid[0] else ""
+    return Search(grid, finalists, best, edge, known[best])

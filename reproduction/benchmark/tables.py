@@ -1,36 +1,38 @@
 """The benchmark's tables: Markdown for people, and everything as rows of CSV."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from deltafl.analysis.statistics import mean_and_sd
-from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
-from deltafl.simulation.record import RunRecord
-
-from ..pages.cells import DASH, Cells, fixed, markdown, plus_minus
-from ..pages.measures import Measure, Statement, centre, second_half
-from .gap import NO_GAP, Gap
-from .judge import against, gap_by_seed, gap_of, interval, measures, needs, never, value_s
-from .numbers import (
-    MB,
-    bounded_bytes,
-    bounded_rounds,
-    bounded_seconds,
-    bytes_a_round,
-    bytes_to_threshold,
-    last_accuracy,
-    mean_accuracy,
-    rounds_to_threshold,
-    seconds_a_round,
+from deltafl import Population, init_round
+from deltafl.analysis import (
+    DASH,
+    Cells,
+    Measure,
+    Run,
+    Statement,
+    centre,
+    fixed,
+    markdown,
+    mean_and_sd,
+    mean_interval,
+    plus_minus,
+    reach,
+    second_half,
 )
-from .parts import BASELINE, FULL
-from .results import Method, Result, Store
-from .server_memory import server_memory
-from .target import gap_text
-from .tuning import NEVER, score
+from deltafl.estimators.control_variates import NoControlState
+from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
+from deltafl.simulation import RunSettings, plan_of
+from deltafl.tasks import find_task
+from deltafl.types import FloatArray
 
+from .judge import NO_GAP, Gap, against, gap_by_seed, gap_of, measures, needs, never, value_s
+from .parts import BASELINE, FULL, NEVER
+from .runs import Method, Result, Store, score
+
+MB = 1e6
 #: Short names of the measures in the columns of table.csv, in the order of ``judge.measures``.
 _KEYS = ("rounds", "rounds_smoothed", "accuracy", "mean_accuracy")
 
@@ -61,68 +63,154 @@ def main_table(result: Result) -> str:
     for method in by_rounds(result):
         label = method.label
         line = [name_of(label), needs(label), _rounds(result, method, rounds)]
-        line += [_bound(result, method) + _ratio(against(result, rounds, label, BASELINE), label)]
-        line += [_gap(gap_of(result, label, rounds), label)]
-        mean, sd = _percent(method, area)
-        line += [plus_minus(mean, sd, 2), _points(against(result, area, label, BASELINE), label)]
-        line += [plus_minus(*_percent(method, end), 2), f"{len(method.runs)} of {result.part.seeds}"]
+        line += [
+            "baseline" if label == BASELINE else _speed_up(result, method, against(result, rounds, label, BASELINE))
+        ]
+        line += [_gap(gap_of(result, label, rounds), label), _percent(method, area)]
+        line += ["baseline" if label == BASELINE else _points(against(result, area, label, BASELINE))]
+        line += [_percent(method, end), f"{len(method.runs)} of {result.part.seeds}"]
         lines.append(line)
     return markdown(heads, lines, left=2)
 
 
+def _rounds(result: Result, method: Method, rounds: Measure) -> str:
+    mean, sd = mean_and_sd(value_s(method, rounds.value))
+    failed, diverged = never(method, result.part), _diverged(method)
+    notes = [f"{failed} of {len(method.runs)} never"] if failed else []
+    notes += [f"{diverged} diverged"] if diverged else []
+    mark = "≥ " if failed else ""
+    return mark + plus_minus(mean, None if np.isnan(sd) else sd, 1) + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _speed_up(result: Result, method: Method, statement: Statement | None) -> str:
+    if statement is None or statement.estimate is None:
+        return DASH
+    low, high = never(result.find(BASELINE), result.part) > 0, never(method, result.part) > 0
+    mark = "≥≤ " if low and high else "≥ " if low else "≤ " if high else ""
+    ends = "" if statement.low is None else f" [{statement.low:.2f}, {statement.high:.2f}]"
+    return f"{mark}×{statement.estimate:.2f}{ends}"
+
+
+def _points(statement: Statement | None) -> str:
+    if statement is None or statement.estimate is None:
+        return DASH
+    low, high = statement.low, statement.high
+    ends = "" if low is None or high is None else f" [{100 * low:.2f}, {100 * high:.2f}]"
+    return f"{100 * statement.estimate:+.2f}{ends}"
+
+
+def _gap(gap: Gap, label: str) -> str:
+    return str(gap) if gap.value is None else {BASELINE: "0", FULL: "1"}.get(label, str(gap))
+
+
+def _percent(method: Method, measure: Measure) -> str:
+    mean, sd = mean_and_sd(100 * value_s(method, measure.value))
+    return plus_minus(mean, None if np.isnan(sd) else sd, 2)
+
+
+def _diverged(method: Method) -> int:
+    return sum(run.diverged is not None for run in method.runs.values())
+
+
 def cost_table(result: Result) -> str:
-    """What it costs: bytes, the server's memory, processor time."""
+    """What it costs: bytes, the server's memory, processor time; and the error of one round."""
     heads = ["method", "MB to the threshold", "MB a round", "server: models", "numbers a client", "MB"]
     heads += ["CPU seconds to the threshold", "a round", "one-round MSE", "lower bound without a control"]
     lines = []
     for method in by_rounds(result):
-        cell = cost_cells(result, method)
         bound = "≥ " if never(method, result.part) else ""
-        line = [name_of(method.label), bound + _short(cell["mb_to_threshold"]), _short(cell["mb_a_round"])]
-        line += [str(cell["models"]), _short(cell["numbers_a_client"]), _short(cell["server_mb"])]
-        line += [bound + _short(cell["cpu_seconds_to_threshold"]), _short(cell["cpu_seconds_a_round"])]
-        line += [_short(cell["mse"]), _short(cell["least_mse"])]
-        lines.append(line)
+        costs = {key: _short(value) for key, value in cost_cells(result, method).items()}
+        for key in ("mb_to_threshold", "cpu_seconds_to_threshold"):
+            costs[key] = bound + costs[key]
+        lines.append([name_of(method.label), *costs.values()])
     return markdown(heads, lines)
 
 
-def rates_table(results: Sequence[Result]) -> str:
-    """The chosen learning rates; those at an edge of their grid are marked."""
-    labels = list(dict.fromkeys(method.label for result in results for method in result.methods))
-    lines = []
-    for label in labels:
-        found = [next((m for m in result.methods if m.label == label), None) for result in results]
-        lines.append([name_of(label), *map(_rate, results, found)])
-    return markdown(["method", *(result.part.title for result in results)], lines)
+def _short(value: float | None) -> str:
+    return DASH if value is None else f"{value:.3g}" if value < 100 else fixed(value, 0)
 
 
 def cost_cells(result: Result, method: Method) -> dict[str, Any]:
     """Bytes, memory, time and probes of a method."""
-    part = result.part
-    bytes_s = value_s(method, lambda record: bounded_bytes(record, part.threshold))
-    seconds_s = value_s(method, lambda record: bounded_seconds(record, part.threshold))
-    settings = part.test_job(method.label, part.rates[0], 0).settings
-    memory = server_memory(settings, result.num_clients, result.num_params)
+    settings = result.part.test_job(method.label, result.part.rates[0], 0).settings
+    models, numbers, megabytes = server_memory(settings, result.num_clients)
+    bytes_to, bytes_a_round = _to_threshold(result, method, [run.bytes_r for run in method.runs.values()])
+    seconds_to, seconds_a_round = _to_threshold(result, method, [_seconds(run) for run in method.runs.values()])
     return {
-        "mb_to_threshold": float(np.mean(bytes_s)) / MB,
-        "mb_a_round": float(np.mean(value_s(method, bytes_a_round))) / MB,
-        "models": memory.models,
-        "numbers_a_client": memory.numbers,
-        "server_mb": memory.megabytes,
-        "cpu_seconds_to_threshold": float(np.mean(seconds_s)),
-        "cpu_seconds_a_round": float(np.mean(value_s(method, seconds_a_round))),
+        "mb_to_threshold": bytes_to / MB,
+        "mb_a_round": bytes_a_round / MB,
+        "models": models,
+        "numbers_a_client": numbers,
+        "server_mb": megabytes,
+        "cpu_seconds_to_threshold": seconds_to,
+        "cpu_seconds_a_round": seconds_a_round,
         "mse": probed(method, "error"),
         "least_mse": probed(method, "least_error"),
     }
 
 
+def _seconds(run: Run) -> FloatArray:
+    return run.seconds_r if run.cpu_seconds_r is None else run.cpu_seconds_r
+
+
+def _to_threshold(result: Result, method: Method, spent_rs: Sequence[FloatArray]) -> tuple[float, float]:
+    """Means over runs of what was spent until the threshold was reached, and in one round.
+
+    A run that never reached the threshold, or diverged, counts with all of its planned rounds.
+    """
+    to_threshold, a_round = [], []
+    for run, spent_r in zip(method.runs.values(), spent_rs, strict=True):
+        at = None if run.diverged is not None else reach(run, result.part.threshold)
+        a_round.append(float(spent_r[-1]) / max(run.num_rounds, 1))
+        to_threshold.append(a_round[-1] * run.horizon if at is None else float(spent_r[at]))
+    return float(np.mean(to_threshold)), float(np.mean(a_round))
+
+
 def probed(method: Method, column: str) -> float | None:
     """The geometric mean of a probe column over the second half of the rounds; None without probes."""
-    values_s = [second_half(record, column) for record in method.runs.values() if column in record.probes]
-    # A lower bound of 0 says nothing; older records have it where the update of any single client was 0.
+    values_s = [second_half(run, column) for run in method.runs.values() if column in run.probes]
+    # A lower bound of 0 bounds nothing; older records have it where the update of any single client was 0.
     known_s = [value_r[value_r > 0] if column == "least_error" else value_r for value_r in values_s]
     known = [value for value_r in known_s if (value := centre(value_r)) is not None]
     return float(np.mean(known)) if known else None
+
+
+def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, float]:
+    """What the server keeps between rounds.
+
+    A state has k d + r numbers for a model of d parameters, so that two values of d give k and r.
+
+    Args:
+        settings: Resolved settings of a run.
+        num_clients: The number of clients m.
+
+    Returns:
+        Vectors of the model's length k, the global model included; other numbers a client r / m; megabytes of both,
+        at 4 bytes a model's number and 8 bytes another.
+    """
+    *_, last = find_task(settings.task).make_model().parameters()
+    aux_mq = np.ones((num_clients, len(last)))  # one number for each class; their values do not matter
+    plan = plan_of(settings, Population.from_sizes([1] * num_clients, known=aux_mq))
+    few, more = (sum(_sizes(init_round(plan, np.zeros(num_params)))) for num_params in (5, 8))
+    models = (more - few) // 3
+    rest = few - 5 * models
+    return models, rest / num_clients, (4 * models * num_params_of(settings.task) + 8 * rest) / MB
+
+
+def num_params_of(task: str) -> int:
+    """The number of parameters d of a task's model."""
+    return sum(param.numel() for param in find_task(task).make_model().parameters())
+
+
+def _sizes(state: Any) -> Iterator[int]:
+    """The sizes of the arrays of nested NamedTuples and tuples; a control that remembers nothing has none."""
+    if isinstance(state, NoControlState):
+        return
+    if isinstance(state, tuple):
+        for part in state:
+            yield from _sizes(part)
+    else:
+        yield prod(np.shape(state))
 
 
 def table_cells(results: Sequence[Result]) -> Cells:
@@ -138,7 +226,7 @@ def _method_cells(result: Result, method: Method) -> dict[str, Any]:
     cell |= {"never": never(method, part), "never_smoothed": never(method, part, smoothed=True)}
     cell |= {"diverged": _diverged(method)}
     for key, measure in zip(_KEYS, measures(part), strict=True):
-        mean, low, high = interval(method, measure)
+        mean, low, high = mean_interval(value_s(method, measure.value))
         cell |= {key: mean, f"{key}_low": low, f"{key}_high": high}
         other, gap = against(result, measure, label, BASELINE), gap_of(result, label, measure)
         if key == "accuracy":  # the end of a shorter run is no end
@@ -148,38 +236,10 @@ def _method_cells(result: Result, method: Method) -> dict[str, Any]:
             cell |= {f"{key}_to_uniform": other.estimate, f"{key}_to_uniform_low": other.low}
             cell |= {f"{key}_to_uniform_high": other.high}
         cell |= {f"gap_{key}": gap.value, f"gap_{key}_low": gap.low, f"gap_{key}_high": gap.high}
-        by_seed = gap_by_seed(result, label, measure) if gap.value is not None else {}
-        cell |= {f"gap_{key}_median": float(np.median(list(by_seed.values()))) if by_seed else None}
+        by_seed = gap_by_seed(result, label, measure) if gap.value is not None else []
+        cell |= {f"gap_{key}_median": float(np.median(by_seed)) if by_seed else None}
         cell |= {f"gap_{key}_bound": gap.bound} if measure.cut else {}
     return cell | cost_cells(result, method)
-
-
-def run_cells(results: Sequence[Result]) -> Cells:
-    """One row for each reported run."""
-    cells: Cells = []
-    for result in results:
-        rounds = measures(result.part)[0]
-        for method in result.shown:
-            gap = gap_by_seed(result, method.label, rounds)
-            for seed, record in method.runs.items():
-                head = {"part": result.part.name, "method": method.label, "seed": seed, "rate": method.search.best}
-                cells.append(head | _numbers(record, result) | {"gap": gap.get(seed)})
-    return cells
-
-
-def _numbers(record: RunRecord, result: Result) -> dict[str, Any]:
-    threshold = result.part.threshold
-    return {
-        "rounds": rounds_to_threshold(record, threshold),
-        "rounds_bounded": bounded_rounds(record, threshold),
-        "rounds_smoothed": rounds_to_threshold(record, threshold, smoothed=True),
-        "diverged": record.diverged,
-        "accuracy": 100 * last_accuracy(record),
-        "mean_accuracy": 100 * mean_accuracy(record, result.part.horizon),
-        "bytes_to_threshold": bytes_to_threshold(record, threshold),
-        "bytes": record.bytes[-1],
-        "cpu_seconds": record.cpu_seconds[-1],
-    }
 
 
 def tuning_cells(results: Sequence[Result], store: Store) -> Cells:
@@ -189,81 +249,61 @@ def tuning_cells(results: Sequence[Result], store: Store) -> Cells:
         part = result.part
         for method in result.methods:
             for rate in method.search.rates:
-                runs = store.tried_by(part, method.label, rate, part.tuning_seeds)
-                if runs:
+                if runs := store.tuned_by(part, method.label, rate, part.tuning_seeds):
                     rounds, minus = score(runs)
                     cell = {"part": part.name, "method": method.label, "rate": rate, "seeds": len(runs)}
                     cell |= {"rounds": rounds, "mean_accuracy": -100 * minus}
-                    cells.append(cell | {"diverged": sum(run.diverged is not None for run in runs)})
-                    cells[-1]["chosen"] = rate == method.search.best
+                    cell |= {"diverged": sum(run.diverged is not None for run in runs)}
+                    cells.append(cell | {"chosen": rate == method.search.best})
     return cells
 
 
-def _percent(method: Method, measure: Measure) -> tuple[float | None, float | None]:
-    mean, sd = mean_and_sd(100 * value_s(method, measure.value))
-    return mean, None if np.isnan(sd) else sd
+def rates_table(results: Sequence[Result]) -> str:
+    """The chosen learning rates; those at an edge of their grid are marked."""
+    labels = list(dict.fromkeys(method.label for result in results for method in result.methods))
+    lines = [[name_of(label), *(_rate(result, label) for result in results)] for label in labels]
+    return markdown(["method", *(result.part.title for result in results)], lines)
 
 
-def _rounds(result: Result, method: Method, rounds: Measure) -> str:
-    mean, sd = mean_and_sd(value_s(method, rounds.value))
-    failed, diverged = never(method, result.part), _diverged(method)
-    notes = [f"{failed} of {len(method.runs)} never"] if failed else []
-    notes += [f"{diverged} diverged"] if diverged else []
-    mark = "≥ " if failed else ""
-    return mark + plus_minus(mean, None if np.isnan(sd) else sd, 1) + (f" ({', '.join(notes)})" if notes else "")
-
-
-def _bound(result: Result, method: Method) -> str:
-    """What stands before a speed-up that is too low or too high, for runs that never reached the threshold."""
-    base = result.find(BASELINE)
-    if base is None or method.label == BASELINE:
-        return ""
-    low, high = never(base, result.part) > 0, never(method, result.part) > 0
-    return "≥≤ " if low and high else "≥ " if low else "≤ " if high else ""
-
-
-def _diverged(method: Method) -> int:
-    return sum(record.diverged is not None for record in method.runs.values())
-
-
-def _ratio(statement: Statement | None, label: str) -> str:
-    if label == BASELINE:
-        return "baseline"
-    if statement is None or statement.estimate is None:
-        return DASH
-    ends = "" if statement.low is None else f" [{statement.low:.2f}, {statement.high:.2f}]"
-    return f"×{statement.estimate:.2f}{ends}"
-
-
-def _points(statement: Statement | None, label: str) -> str:
-    if label == BASELINE:
-        return "baseline"
-    if statement is None or statement.estimate is None:
-        return DASH
-    ends = "" if statement.low is None or statement.high is None else _ends(100 * statement.low, 100 * statement.high)
-    return f"{100 * statement.estimate:+.2f}{ends}"
-
-
-def _ends(low: float, high: float) -> str:
-    return f" [{low:.2f}, {high:.2f}]"
-
-
-def _gap(gap: Gap, label: str) -> str:
-    if gap.value is None:
-        return DASH
-    return {BASELINE: "0", FULL: "1"}.get(label) or gap_text(gap)
-
-
-def _rate(result: Result, method: Method | None) -> str:
+def _rate(result: Result, label: str) -> str:
+    method = next((method for method in result.methods if method.label == label), None)
     if method is None:
         return ""
     best, found = method.search.best, method.search.score
     if best is None or found is None:
         return DASH
     marks = ["edge"] if method.search.edge else []
-    marks += ["never"] if found.rounds == NEVER * result.part.rounds_tuning(method.label) else []
+    marks += ["never"] if found.rounds == NEVER * result.part.rounds_tuning(label) else []
     return f"{best:g}" + (f" ({', '.join(marks)})" if marks else "")
 
 
-def _short(value: float | None) -> str:
-    return DASH if value is None else f"{value:.3g}" if value < 100 else fixed(value, 0)
+def edge_text(results: Sequence[Result], store: Store) -> str:
+    """Chosen rates that are still at an edge of their grid, beside the best rate inside it, in tuning rounds.
+
+    Where the difference is within chance, the edge was won by chance, and a longer grid would only move it.
+    """
+    at_edge = [(result, method) for result in results for method in result.shown if method.search.edge]
+    if not at_edge:
+        return "No chosen rate is at an edge of its grid."
+    lines, better = [], 0
+    for result, method in at_edge:
+        rounds_of = {
+            rate: np.array([run.rounds_counted for run in store.tuned_by(result.part, method.label, rate, seeds)])
+            for seeds in [result.part.tuning_seeds]
+            for rate in method.search.finalists
+        }
+        chosen = method.search.best or 0.0
+        inside = [rate for rate in rounds_of if rate not in (method.search.rates[0], method.search.rates[-1])]
+        cells = [f"{chosen:g}", f"{np.mean(rounds_of[chosen]):.1f}", DASH, DASH, DASH]
+        if inside:
+            best = min(inside, key=lambda rate: float(np.mean(rounds_of[rate])))
+            mean, low, high = mean_interval(rounds_of[chosen] - rounds_of[best])
+            better += high is not None and high < 0
+            ends = "" if low is None else f" [{low:.1f}, {high:.1f}]"
+            cells[2:] = [f"{best:g}", f"{np.mean(rounds_of[best]):.1f}", f"{mean:+.1f}{ends}"]
+        lines.append([result.part.title, f"`{method.label}`", *cells])
+    heads = ["task", "method", "chosen", "rounds", "best inside", "rounds", "difference [95 %]"]
+    return (
+        "Still at an edge of the grid, with the mean rounds on the tuning seeds, and those of the best rate inside; "
+        f"the paired interval tells {better} of {len(at_edge)} from it (95 % each by itself):\n\n"
+    ) + markdown(heads, lines)

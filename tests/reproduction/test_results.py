@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from deltafl.cli.main import app
 
-RESULTS = Path(__file__).parent.parent / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_the_index_is_that_of_the_pages(tmp_path: Path) -> None:

@@ -6,17 +6,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from deltafl.simulation.record import RunRecord, RunStore, write_record
 from made_up_benchmark import MADE_UP, curve, made_up, record, shown, tiny, write_runs
-from reproduction.benchmark.gap import Gap, room
-from reproduction.benchmark.judge import gap_of, measures, rounds_at
-from reproduction.benchmark.parts import parts_of
-from reproduction.benchmark.results import Method, Result, Store, gather
-from reproduction.benchmark.target import elsewhere_text, headline, judge, judge_all, sentence
-from reproduction.benchmark.tuning import Search
 
-BENCHMARK = Path(__file__).parent.parent / "results" / "benchmark"
+from deltafl.simulation import RunRecord, RunStore, write_record
+from reproduction.benchmark.judge import (
+    Gap,
+    Judgement,
+    elsewhere_text,
+    gap_of,
+    headline,
+    headroom,
+    judge,
+    judge_all,
+    measures,
+    rounds_at,
+    sentence,
+)
+from reproduction.benchmark.parts import Search, parts_of
+from reproduction.benchmark.runs import Method, Result, Store, gather
+
+BENCHMARK = Path(__file__).parents[2] / "results" / "benchmark"
 
 
 def result_of(folder: Path, table: dict[str, list[int]], **changes: Any) -> Result:
@@ -100,17 +109,23 @@ def test_full_participation_that_was_cut_short_makes_no_gap(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("clients", "counts"), [(40, True), (42, False)])
-def test_the_target_is_about_twenty_clients_for_each_that_is_asked(tmp_path: Path, clients: int, counts: bool) -> None:
-    judgement = judge(result_of(tmp_path, MADE_UP)._replace(num_clients=clients))  # 2 are asked
-    assert judgement.counts is counts
-    assert ("beyond the target's range" in sentence(judgement)) is not counts
+def test_the_target_is_about_twenty_clients_for_each_that_is_selected(
+    tmp_path: Path, clients: int, counts: bool
+) -> None:
+    result = result_of(tmp_path, MADE_UP)
+    methods = [
+        m._replace(runs={s: r._replace(draws_m=np.ones(clients, dtype=np.int64)) for s, r in m.runs.items()})
+        for m in result.methods
+    ]
+    judgement = judge(result._replace(methods=tuple(methods)))  # 2 are selected
+    assert ("beyond the range of the target" in sentence(judgement)) is not counts
     assert headline([judgement]) == ("is reached" if counts else "is not decided")
 
 
 def test_a_gap_of_a_tenth_is_one_and_a_smaller_one_is_none() -> None:
     full_s = np.array([40.0, 40.0, 40.0])
-    assert room(1.15 * full_s, full_s).exists
-    assert not room(1.08 * full_s, full_s).exists
+    assert headroom(1.15 * full_s, full_s).exists
+    assert not headroom(1.08 * full_s, full_s).exists
 
 
 def test_a_task_counts_as_one_with_labels_only_if_our_best_uses_them(tmp_path: Path) -> None:
@@ -134,10 +149,10 @@ def test_other_thresholds_are_shown_beside_the_chosen_one() -> None:
         runs = {}
         for seed in range(3):
             job = part.test_job(label, 0.1, seed)
-            runs[seed] = record(job, [(i + 1 + seed) * steps[label] / 100 for i in range(100)])
+            runs[seed] = record(job, [(i + 1 + seed) * steps[label] / 100 for i in range(100)]).run()
         return Method(label, search, runs)
 
-    result = Result(part, tuple(map(method, steps)), 6, 650)
+    result = Result(part, tuple(map(method, steps)))
     judgement = judge(result)._replace(best="delta-centred", gap=Gap(0.7, 0.6, 0.8, 3))
     text = elsewhere_text(judgement)
     for threshold in (0.45, 0.48, 0.52):
@@ -211,3 +226,19 @@ def test_committed_gaps_are_those_of_the_committed_runs(part: str) -> None:
                 assert abs(t) == pytest.approx({10: 2.262157, 5: 2.776445}[len(rest_s)], rel=2e-3)
                 checked += 1
     assert checked >= 8
+
+
+@pytest.mark.parametrize(
+    ("statuses", "verdict"),
+    [
+        (["reached", "reached"], "is reached"),
+        (["missed", "missed"], "is missed"),
+        (["open", "open"], "is not decided"),
+        (["missed", "open"], "is missed on 1 and open on 1 of 2 tasks"),
+        (["reached", "missed", "open", "open"], "is reached on 1, missed on 1 and open on 2 of 4 tasks"),
+        (["no gap"], "is not decided"),
+    ],
+)
+def test_the_headline_claims_no_more_than_the_parts(tmp_path: Path, statuses: list[Any], verdict: str) -> None:
+    result = result_of(tmp_path, MADE_UP)
+    assert headline([Judgement(result, False, "innovation", status) for status in statuses]) == verdict

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deltafl.simulation.record import RunRecord, RunStore, what_is_run, write_record
-from deltafl.simulation.sweep import Job
-from reproduction.benchmark import run as benchmark
+from deltafl.simulation import Job, RunRecord, RunStore, what_is_run, write_record
+from reproduction.benchmark.page import reproduce_benchmark
 from reproduction.benchmark.parts import Part, parts_of
-from reproduction.request import Request
+from reproduction.reproduce import Request
 from reproduction.spec import Experiment, parse_experiment
 
 TINY: dict[str, Any] = {
@@ -94,7 +93,7 @@ def write_runs(folder: Path, experiment: Experiment, table: dict[str, list[int]]
 
 def shown(folder: Path, experiment: Experiment) -> str:
     request = Request("benchmark", "smoke", folder, only_page=True)
-    return benchmark.reproduce_benchmark(experiment, request, lambda _: None)
+    return reproduce_benchmark(experiment, request, lambda _: None)
 
 
 def made_up(**changes: Any) -> Experiment:

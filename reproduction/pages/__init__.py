@@ -1,1 +1,0 @@
-"""What an experiment shows: tables, pictures, the verdict, and the index of all pages."""

@@ -1,5 +1,0 @@
-"""What a user wants; see ``reproduce.Request``."""
-
-from .reproduce import Request
-
-__all__ = ["Request"]

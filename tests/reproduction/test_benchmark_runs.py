@@ -1,0 +1,303 @@
+"""The benchmark's runs: the grid that grows, finalists, tuning results, what is played, skipped and checked."""
+
+import gzip
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_benchmark import MADE_UP, curve, made_up, part_of, record, shown, tiny, write_runs
+from typer.testing import CliRunner
+
+from deltafl.errors import DeltaflError
+from deltafl.simulation import Job, Progress, RunRecord, RunStore, run_job, write_record
+from reproduction import cli, reproduce, spec
+from reproduction.benchmark import runs as benchmark
+from reproduction.benchmark.page import reproduce_benchmark
+from reproduction.benchmark.parts import Score, Search, parts_of, search
+from reproduction.benchmark.runs import (
+    Store,
+    check_runs,
+    gather,
+    play,
+    reported_jobs,
+    score,
+    tuning_jobs,
+    tuning_result,
+)
+from reproduction.benchmark.tables import edge_text
+from reproduction.reproduce import Request
+from reproduction.spec import Experiment
+
+ScoreOf = Callable[[str, float], Score | None]
+
+
+def best_at(**optimum: float) -> Callable[[str, float], Score]:
+    return lambda label, rate: Score(abs(math.log2(rate / optimum[label])), 0.0)
+
+
+def searched(
+    rates: Sequence[float], extensions: int, labels: Sequence[str], score_of: ScoreOf, first: ScoreOf | None = None
+) -> dict[str, Search]:
+    """The search of a part; with two finalists where the first seed has scores of its own."""
+    tiers = {"all": {"methods": ["full", "uniform"], "rates": list(rates), "extensions": extensions}}
+    part = part_of(tiers=tiers, finalists=None if first is None else 2)
+    return search(part, labels, score_of, first or score_of)
+
+
+@pytest.mark.parametrize(
+    ("optimum", "rates", "best", "edge"),
+    [
+        (0.2, (0.1, 0.2, 0.4), 0.2, ""),
+        (0.4, (0.1, 0.2, 0.4, 0.8), 0.4, ""),
+        (1.6, (0.1, 0.2, 0.4, 0.8, 1.6, 3.2), 1.6, ""),
+        (6.4, (0.1, 0.2, 0.4, 0.8, 1.6, 3.2), 3.2, "high"),
+        (0.05, (0.025, 0.05, 0.1, 0.2, 0.4), 0.05, ""),
+        (0.001, (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4), 0.0125, "low"),
+    ],
+)
+def test_the_grid_grows_where_the_best_rate_is_at_its_edge(
+    optimum: float, rates: tuple[float, ...], best: float, edge: str
+) -> None:
+    found = searched((0.1, 0.2, 0.4), 3, ("one",), best_at(one=optimum))["one"]
+    assert found.rates == pytest.approx(rates)
+    assert found.best == pytest.approx(best)
+    assert found.edge == edge
+
+
+def test_no_rate_is_chosen_while_runs_of_the_grid_are_missing() -> None:
+    found = searched((0.1, 0.2), 3, ("one",), lambda _, rate: Score(-rate, 0.0) if rate < 0.3 else None)
+    assert found == {"one": ((0.1, 0.2, 0.4), (0.1, 0.2, 0.4), None, "", None)}
+
+
+def test_all_methods_search_the_same_grid() -> None:
+    """One method prefers a higher rate, another a lower one: the third has all of them to choose from."""
+    found = searched((0.1, 0.2, 0.4), 3, ("a", "b", "c"), best_at(a=0.4, b=0.05, c=0.2))
+    assert {search.rates for search in found.values()} == {(0.025, 0.05, 0.1, 0.2, 0.4, 0.8)}
+    assert [found[label].best for label in "abc"] == [0.4, 0.05, 0.2]
+    assert {search.edge for search in found.values()} == {""}
+
+
+def test_a_method_whose_runs_are_missing_does_not_hold_up_the_others() -> None:
+    best = best_at(a=0.8, b=0.2)
+    found = searched((0.1, 0.2, 0.4), 3, ("a", "b"), lambda label, rate: best(label, rate) if label == "a" else None)
+    assert (found["a"].best, found["b"].best) == (0.8, None)
+    assert found["b"].rates == found["a"].rates
+
+
+def test_only_the_best_rates_of_the_first_seed_are_finalists() -> None:
+    """0.4 wins on the first seed and loses on all; 0.8, best on all, was third on the first, so nobody tried it."""
+    first = {0.1: 50.0, 0.2: 31.0, 0.4: 29.0, 0.8: 40.0}
+    every = {0.1: 10.0, 0.2: 30.0, 0.4: 60.0, 0.8: 10.0}
+
+    def one(missing: float = 0.0, missing_first: float = 0.0) -> Search:
+        return searched(
+            tuple(first),
+            3,
+            ("one",),
+            lambda _, rate: None if rate == missing else Score(every[rate], 0.0),
+            lambda _, rate: None if rate == missing_first else Score(first[rate], 0.0),
+        )["one"]
+
+    assert (one().finalists, one().best, one().edge) == ((0.2, 0.4), 0.2, "")
+    assert (one(missing=0.4).finalists, one(missing=0.4).best) == ((0.2, 0.4), None)
+    assert (one(missing_first=0.8).finalists, one(missing_first=0.8).best) == ((), None)
+
+
+def test_who_was_a_finalist_before_the_grid_grew_stays_one() -> None:
+    """The other method makes it grow; on the first seed 0.8 and 0.4 are then the best of this one, 0.2 on all."""
+    first = {"one": {0.1: 50.0, 0.2: 31.0, 0.4: 29.0, 0.8: 28.0}, "other": {0.1: 50.0, 0.2: 40.0, 0.4: 30.0, 0.8: 35.0}}
+    every = {"one": {0.2: 30.0, 0.4: 32.0, 0.8: 60.0}, "other": {0.2: 40.0, 0.4: 30.0, 0.8: 35.0}}
+    found = searched(
+        (0.1, 0.2, 0.4),
+        1,
+        ("one", "other"),
+        lambda label, rate: Score(every[label][rate], 0.0),
+        lambda label, rate: Score(first[label][rate], 0.0),
+    )
+    assert found["one"][:3] == ((0.1, 0.2, 0.4, 0.8), (0.2, 0.4, 0.8), 0.2)
+    assert (found["other"].finalists, found["other"].best, found["other"].edge) == ((0.2, 0.4, 0.8), 0.4, "")
+
+
+def test_tuning_runs_can_be_shorter() -> None:
+    part = part_of(tuning_rounds=3, rounds_of={"full": 2})
+    rounds = [part.tuning_job(label, 0.1, 1000).settings.rounds for label in ("uniform", "full")]
+    assert rounds == [3, 2]
+    assert (part.tuning_horizon, part.horizon, part.test_job("uniform", 0.1, 0).settings.rounds) == (2, 2, 4)
+
+
+def test_a_rate_that_never_reaches_counts_twice_its_rounds_and_ties_go_to_accuracy() -> None:
+    part = part_of()
+    job = part.tuning_job("uniform", 0.1, 1000)
+    fast, slow = record(job, [0.6, 0.7, 0.7, 0.7]), record(job, [0.1, 0.2, 0.3, 0.4])
+
+    def scored(*runs: RunRecord) -> Score:
+        return score([tuning_result(run, part) for run in runs])
+
+    assert scored(fast, slow).rounds == (1 + 2 * 4) / 2
+    assert scored(record(job, [0.6, 0.6], diverged=2)).rounds == 8
+    assert scored(slow) < scored(record(job, [0.1, 0.2, 0.3, 0.3]))
+    assert scored(fast) < scored(slow)
+
+
+def edges(folder: Path, reached: dict[float, list[int]]) -> str:
+    """The table of edges where uniform sampling has these rounds on two tuning seeds, by rate."""
+    tiers = {"all": {"methods": ["full", "uniform"], "rates": list(reached), "extensions": 0}}
+    part = part_of(tiers=tiers, tuning_seeds=[1000, 1001], rounds=12)
+    jobs = {part.tuning_job("uniform", rate, 1000 + i): at for rate, ats in reached.items() for i, at in enumerate(ats)}
+    best = min(reached, key=lambda rate: sum(reached[rate]))
+    jobs[part.test_job("uniform", best, 0)] = 5
+    for job, at in jobs.items():
+        write_record(record(job, curve(12, at, 12)), RunStore(folder).path(job))
+    result = gather(part, Store(folder))
+    assert result is not None
+    return edge_text([result], Store(folder))
+
+
+@pytest.mark.parametrize(
+    ("reached", "text"),
+    [
+        # Differences -1 and 0: mean -0.5, and t = 12.706 with one degree of freedom makes +- 6.35.
+        ({0.1: [9, 9], 0.2: [7, 8], 0.4: [4, 3], 0.8: [3, 3]}, "| 0.8 | 3.0 | 0.4 | 3.5 | -0.5 [-6.9, 5.9] |"),
+        ({0.1: [9, 9], 0.2: [8, 9], 0.4: [3, 4]}, "| 0.4 | 3.5 | 0.2 | 8.5 | -5.0 [-5.0, -5.0] |"),
+        ({0.1: [3, 3], 0.2: [4, 99], 0.4: [99, 99]}, "| 0.1 | 3.0 | 0.2 | 14.0 | -11.0 ["),  # never: twice 12 rounds
+        ({0.1: [9, 9], 0.2: [3, 3], 0.4: [4, 4]}, "No chosen rate is at an edge of its grid."),
+        ({0.1: [3, 3], 0.2: [4, 4]}, "| 0.1 | 3.0 | – | – | – |"),
+    ],
+)
+def test_an_edge_is_compared_with_the_best_rate_inside(
+    tmp_path: Path, reached: dict[float, list[int]], text: str
+) -> None:
+    assert text in edges(tmp_path, reached)
+
+
+def test_lines_of_tuning_runs_hold_what_their_records_did(tmp_path: Path) -> None:
+    write_runs(tmp_path, made_up(), MADE_UP)
+    page = shown(tmp_path, made_up())
+    part = parts_of(made_up(), "smoke")[0]
+    store = Store(tmp_path)
+    jobs = tuning_jobs(part, part.methods, store)
+    before = [store.tuned(part, job) for job in jobs]
+    store.keep(part, jobs)
+    for packed in (tmp_path / "runs").glob("*-tuning-*.gz"):
+        packed.unlink()  # the records need not be kept
+    assert [Store(tmp_path).tuned(part, job) for job in jobs] == before
+    assert shown(tmp_path, made_up()) == page
+    with pytest.raises(DeltaflError, match=r"digits.jsonl.gz was run with threshold = 0.5, not 0.55"):
+        shown(tmp_path, made_up(threshold=0.55))
+    with pytest.raises(DeltaflError, match="has means over 40 rounds, not 30"):
+        shown(tmp_path, made_up(tuning_rounds=30))
+    path = tmp_path / "tuning" / "digits.jsonl.gz"
+    lines = gzip.decompress(path.read_bytes()).replace(b'"reached": 30.0', b'"reached": "soon"')
+    path.write_bytes(gzip.compress(lines))
+    with pytest.raises(DeltaflError, match=r"digits.jsonl.gz, line \d+,: reached: .*delete it to run them again"):
+        shown(tmp_path, made_up())
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The jobs that are run, in this process instead of a pool."""
+    done: list[str] = []
+
+    def serial(jobs: Sequence[Job], folder: Path, _: int, on_progress: Callable[[Progress], None], *__: object) -> None:
+        for job in jobs:
+            if not RunStore(folder).get(job):
+                run_job(job, folder)
+                done.append(job.key)
+
+    monkeypatch.setattr(benchmark, "run_jobs", serial)
+    return done
+
+
+def reproduced(folder: Path, experiment: Experiment, **more: Any) -> str:
+    return reproduce_benchmark(experiment, Request("benchmark", "smoke", folder, **more), lambda _: None)
+
+
+def test_it_tunes_then_measures_and_goes_on_where_it_was(tmp_path: Path, ran: list[str]) -> None:
+    small: dict[str, Any] = {"methods": ["full", "uniform"], "rates": [0.1, 0.2], "extensions": 1}
+    experiment = tiny(tiers={"all": small}, rounds=3, probe_every=2)
+    page = reproduced(tmp_path, experiment, seeds=1)
+    tuning = [key for key in ran if "tuning" in key]
+    assert ran[: len(tuning)] == tuning
+    assert {f"digits-tuning-0.1/{label}-seed1000" for label in small["methods"]} <= set(tuning)
+    assert [key for key in ran if key not in tuning] == [f"digits/{label}-seed0" for label in small["methods"]]
+    assert "python -m reproduction benchmark --scale smoke --seeds 1" in page
+    first = list(ran)
+    reproduced(tmp_path, experiment, seeds=2)
+    assert ran[len(first) :] == [f"digits/{label}-seed1" for label in small["methods"]]
+    assert (tmp_path / "runs" / "digits.jsonl.gz").exists()
+    assert reproduced(tmp_path, experiment, seeds=2) == reproduced(tmp_path, experiment, seeds=2, only_page=True)
+    assert len(ran) == len(first) + 2
+
+
+def test_later_tuning_seeds_play_only_the_finalists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grid grows to 0.8, and 0.2 was a finalist before: its run of the second seed stays."""
+    tiers = {"all": {"methods": ["uniform"], "rates": [0.1, 0.2, 0.4], "extensions": 1}}
+    experiment = tiny(tiers=tiers, tuning_seeds=[1000, 1001], finalists=2, seeds=1, rounds=12)
+    at = {0.1: 11, 0.2: 4, 0.4: 3, 0.8: 2}
+
+    def made(jobs: Sequence[Job], folder: Path, *_: object) -> None:
+        for job in jobs:
+            write_record(record(job, curve(12, at[job.settings.local_lr or 0], 12)), RunStore(folder).path(job))
+
+    monkeypatch.setattr(benchmark, "run_jobs", made)
+    parts = parts_of(experiment, "smoke")
+    assert [
+        (job.settings.seed, job.settings.local_lr) for job in tuning_jobs(parts[0], ["uniform"], Store(tmp_path))
+    ] == [(1000, rate) for rate in (0.1, 0.2, 0.4)]
+    play(parts, Request("benchmark", "smoke", tmp_path), lambda _: None)
+    kept = {
+        (rate, seed)
+        for rate in at
+        for seed in (1000, 1001)
+        if Store(tmp_path).tuned_by(parts[0], "uniform", rate, [seed])
+    }
+    assert kept == {(rate, 1000) for rate in at} | {(rate, 1001) for rate in (0.2, 0.4, 0.8)}
+
+
+def test_a_method_that_cannot_run_is_named_and_the_others_run(tmp_path: Path, ran: list[str]) -> None:
+    small = {"methods": ["full", "uniform", "hics-fl(classes=7)"], "rates": [0.1], "extensions": 0}
+    page = reproduced(tmp_path, tiny(tiers={"all": small}, rounds=2, seeds=1))
+    assert "- digits, `hics-fl(classes=7)`: 0 of 1 test runs (hics-fl" in page
+    assert "digits/uniform-seed0" in ran
+
+
+def test_a_part_without_its_data_is_left_out(tmp_path: Path, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DELTAFL_DATA", raising=False)
+    lost = {"tier": "all", "task": "unipen62", "partition": "writer", "seeds": 1}
+    small = {"methods": ["uniform"], "rates": [0.1], "extensions": 0}
+    experiment = tiny({"digits": {"tier": "all", "seeds": 1}, "letters": lost}, rounds=2, tiers={"all": small})
+    assert "- letters: no test run is done (" in reproduced(tmp_path, experiment, data_dir=str(tmp_path))
+    assert not any(key.startswith("letters") for key in ran)
+    with pytest.raises(DeltaflError, match="unknown part 'letter'"):
+        reproduced(tmp_path, experiment, parts=("letter",))
+
+
+def test_records_of_other_code_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record in whose second round the model was better, as a method that was corrected since would have made it."""
+    small = {"methods": ["full", "uniform"], "rates": [0.1], "extensions": 0}
+    experiment = tiny(rounds=3, threshold=0.2, seeds=2, tiers={"all": small})
+    for module in (spec, reproduce, cli):
+        monkeypatch.setattr(module, "load_experiment", lambda _: experiment)
+    with pytest.raises(DeltaflError, match="has no finished test run to check"):
+        check_runs(experiment, Request("benchmark", "smoke", tmp_path / "none"), 2, lambda _: None)
+    part = parts_of(experiment, "smoke")[0]
+    for jobs in (tuning_jobs, reported_jobs):
+        for job in jobs(part, part.methods, Store(tmp_path)):
+            run_job(job, tmp_path)
+
+    def checked() -> tuple[int, list[str]]:
+        done = CliRunner().invoke(cli.app, ["benchmark", "--check", "2", "--processes", "1", "--out", str(tmp_path)])
+        return done.exit_code, done.stdout.splitlines()
+
+    same = ["digits/full-seed0: the same", "digits/full-seed1: the same", "0 of 2 runs differ from their records"]
+    assert checked() == (0, same)
+    job = part.test_job("full", 0.1, 1)
+    found = RunStore(tmp_path).get(job)
+    assert found is not None
+    changed = [found.accuracy[0], 0.123, *found.accuracy[2:]]
+    write_record(found.model_copy(update={"accuracy": changed}), RunStore(tmp_path).path(job))
+    code, lines = checked()
+    assert (code, lines[0], lines[2]) == (1, same[0], "1 of 2 runs differ from their records")
+    assert lines[1] == "digits/full-seed1: accuracies differ from round 2 on"
