@@ -28,9 +28,9 @@ from deltafl.estimators.table import ESTIMATORS, Estimator, horvitz_thompson
 from deltafl.samplers.balanced import Balanced
 from deltafl.samplers.hics import HicsFL
 from deltafl.simulation.engine import Engine, reports_of
-from deltafl.simulation.environment import environment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
+from deltafl.simulation.versions import environment
 from idea_known import BalancedInnovation, ResidualControl
 from idea_parts import DeviationControl, EndpointControl, NeighbourControl, OneKindOfVisit, TourFirst
 from idea_tables import CHANCE, Accuracies, read_ideas, table, write_tables

@@ -25,9 +25,9 @@ from deltafl.cli.options import assignment
 from deltafl.errors import DeltaflError
 from deltafl.estimators.table import find_estimator
 from deltafl.simulation.engine import Engine, reports_of
-from deltafl.simulation.environment import environment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
+from deltafl.simulation.versions import environment
 from deltafl.types import BoolArray, FloatArray
 
 ROUNDS = (3, 6, 10, 15, 20, 30)

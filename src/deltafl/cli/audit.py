@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..audit import AuditRow
-    from ..simulation.settings import RunSettings
 
 
 def _audit(
@@ -29,46 +28,14 @@ def _audit(
 
     Example: deltafl audit --samplers all
     """
-    from ..simulation.settings import RunSettings, make_settings
-
-    settings = make_settings(RunSettings, {"task": task, "seed": seed, **given})
-    from ..audit import all_samplers
-    from ..samplers import split_labels
-
-    chosen = all_samplers() if samplers == "all" else split_labels(samplers)
-    rows = _print_findings(settings, chosen, _names(designs), _names(estimators), draws)
-    if not rows:
-        raise DeltaflError(
-            f"none of these combinations of sampler, design and estimator can be drawn on task {task!r}; try 'all', "
-            "or, for a sampler that looks at labels, --task digits"
-        )
-    if not all(row.passes for row in rows):
-        raise typer.Exit(1)
-
-
-def _run_settings() -> "type[RunSettings]":
-    from ..simulation.settings import RunSettings
-
-    return RunSettings
-
-
-audit = o.SettingsCommand(_audit, _run_settings, ("clients", "sample", "weights", "data_dir"))
-
-
-def _print_findings(
-    settings: "RunSettings",
-    samplers: list[str],
-    designs: list[str] | None,
-    estimators: list[str] | None,
-    draws: int,
-) -> "list[AuditRow]":
-    """Audit sampler by sampler, each printed when it is done, then the sum of it."""
     from rich.console import Console
 
+    from ..audit import all_samplers, gram_of, least_mse
     from ..audit import audit as audit_methods
-    from ..audit import gram_of, least_mse
-    from ..simulation.setup import subject_of
+    from ..samplers import split_labels
+    from ..simulation import RunSettings, make_settings, subject_of
 
+    settings = make_settings(RunSettings, {"task": task, "seed": seed, **given})
     subject = subject_of(settings)
     population = subject.population
     mean_d = population.weight_m @ subject.update_md
@@ -76,31 +43,36 @@ def _print_findings(
     relative = least / float(mean_d @ mean_d)
     mean_examples = float(population.num_examples_m.mean())
     facts = settings.run_facts(population.num_clients, mean_examples, subject.num_classes or None)
+    chosen = {"designs": _names(designs), "estimators": _names(estimators)}
     console, rows, left_out = Console(), list["AuditRow"](), list[str]()
-    for name in samplers:
-        found = audit_methods(
-            subject, [name], designs=designs, estimators=estimators, facts=facts, draws=draws, seed=settings.seed
-        )
-        mine = list(found)
-        if mine:
-            console.print(_table(name, mine, relative), "")
+    for label in all_samplers() if samplers == "all" else split_labels(samplers):
+        found = list(audit_methods(subject, [label], facts=facts, draws=draws, seed=seed, **chosen))
+        if found:
+            console.print(_table(label, found, relative), "")
         else:
-            left_out.append(name)
-        rows += mine
+            left_out.append(label)
+        rows += found
+    if not rows:
+        raise DeltaflError(
+            f"none of these combinations of sampler, design and estimator can be drawn on task {task!r}; try 'all', "
+            "or, for a sampler that looks at labels, --task digits"
+        )
     kind = "least MSE of any design of fixed size" if over_designs else "a lower bound for any unbiased scheme"
-    if rows:
-        console.print(
-            f"{len(rows)} methods, {population.num_clients} clients, {subject.n} asked; "
-            f"{sum(not row.passes for row in rows)} claims fail. Ratio: to {relative:.4g}, {kind}, without controls.",
-            highlight=False,
+    failed = sum(not row.passes for row in rows)
+    typer.echo(
+        f"{len(rows)} methods, {population.num_clients} clients, {subject.n} selected; {failed} claims fail.\n"
+        f"Ratio: to {relative:.4g}, {kind}, without control variates."
+    )
+    if left_out:
+        typer.echo(
+            "Not audited, as they cannot be drawn on these updates or with these designs and estimators: "
+            f"{', '.join(left_out)}. For samplers that look at labels write --task digits."
         )
-    if rows and left_out:
-        console.print(
-            f"Not audited, as it cannot be drawn on these updates or with these designs and estimators: "
-            f"{', '.join(left_out)}. For samplers that look at labels write --task digits.",
-            highlight=False,
-        )
-    return rows
+    if failed:
+        raise typer.Exit(1)
+
+
+audit = o.SettingsCommand(_audit, "RunSettings", ("clients", "sample", "weights", "data_dir"))
 
 
 def _table(sampler: str, rows: "list[AuditRow]", least: float) -> "Table":

@@ -1,17 +1,12 @@
 """``deltafl samplers``, ``deltafl tasks``, ``deltafl data``: what there is, and getting the data."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_markup_mode=None)
-
-#: From this many columns on there is room for everything.
-WIDE = 100
 
 Where = Annotated[Path | None, typer.Option("--data-dir", help="folder for data sets", metavar="DIR")]
 
@@ -21,42 +16,28 @@ def samplers() -> None:
 
     Example: deltafl samplers
     """
-    from rich.console import Console
-
     from ..designs.table import DESIGNS
     from ..estimators.table import ESTIMATORS, REMOTE_ESTIMATORS
     from ..samplers import NEEDS, SAMPLERS
 
-    console = Console()
-    headings = ("sampler", "design", "estimator", "unbiased", "needs")
-    wide = console.width >= WIDE
-    table, sources = _table(*headings, "source") if wide else _table(*headings), _table("sampler", "source")
-    for entry in SAMPLERS.values():
-        verdict = "yes" if entry.unbiased else "no"
-        row = (entry.name, entry.design or "its own", entry.estimator, verdict, entry.needs)
-        table.add_row(*row, entry.source) if wide else table.add_row(*row)
-        sources.add_row(entry.name, entry.source)
-    console.print(table)
-    if not wide:
-        console.print()
-        console.print(sources)
-    legend = _table("needs", "what the server must know")
-    for word, meaning in NEEDS.items():
-        legend.add_row(word, meaning)
-    console.print("", legend)
-    console.print("\nAnother design or estimator: name@design@estimator, such as fedis@multinomial\n", highlight=False)
-    designs = _table("design", "exact", "cohort", "source")
-    for design in DESIGNS.values():
-        designs.add_row(design.name, "yes" if design.exact else "no", design.kind, design.source or "-")
-    console.print(designs, "")
-    estimators = _table("estimator", "unbiased", "source")
-    for estimator in [*ESTIMATORS.values(), *REMOTE_ESTIMATORS.values()]:
-        estimators.add_row(estimator.name, "yes" if estimator.unbiased else "no", estimator.source or "-")
-    console.print(estimators, "")
-    console.print(
-        "With the setting norm_guard none of them is unbiased: it shortens steps that are too long. "
-        "The ...-remote estimators are for hosts whose clients keep a memory.",
-        highlight=False,
+    yes = {True: "yes", False: "no"}
+    entries = SAMPLERS.values()
+    _print_table(
+        ("sampler", "design", "estimator", "unbiased", "needs"),
+        ((e.name, e.design or "its own", e.estimator, yes[e.unbiased], e.needs) for e in entries),
+    )
+    _print_table(("sampler", "source"), ((entry.name, entry.source) for entry in entries))
+    _print_table(("needs", "what the server must know"), NEEDS.items())
+    typer.echo("Another design or estimator: name@design@estimator, such as fedis@multinomial\n")
+    _print_table(
+        ("design", "exact", "cohort", "source"),
+        ((design.name, yes[design.exact], design.kind, design.source or "-") for design in DESIGNS.values()),
+    )
+    estimators = [*ESTIMATORS.values(), *REMOTE_ESTIMATORS.values()]
+    _print_table(("estimator", "unbiased", "source"), ((e.name, yes[e.unbiased], e.source or "-") for e in estimators))
+    typer.echo(
+        "With the setting norm_guard none of them is unbiased: it shortens steps that are too long.\n"
+        "The ...-remote estimators are for hosts whose clients keep a memory."
     )
 
 
@@ -65,41 +46,39 @@ def tasks() -> None:
 
     Example: deltafl tasks
     """
-    from rich.console import Console
-
     from ..tasks import PARTITIONS, known_tasks
 
-    console = Console()
-    table = _table("task", "clients", "asked", "rounds", "partition", "needs")
-    for spec in known_tasks().values():
-        clients = "all" if spec.all_owners else str(spec.num_clients)
-        numbers = (clients, str(spec.sample_size), str(spec.rounds))
-        table.add_row(spec.name, *numbers, spec.partition or "its own", ", ".join(spec.needs))
-    console.print(table)
-    console.print()
-    meanings = _table("task", "what is learnt")
-    for spec in known_tasks().values():
-        meanings.add_row(spec.name, spec.summary)
-    console.print(meanings)
-    console.print()
-    splits = _table("partition", "who holds what")
-    for name, partition in PARTITIONS.items():
-        splits.add_row(name, partition.summary)
-    console.print(splits)
-    console.print(
-        "\nYour own: --task my_task.py:make_task, or --task table.csv --set label=L --set column=CLIENT",
-        highlight=False,
+    specs = known_tasks().values()
+    _print_table(
+        ("task", "clients", "selected", "rounds", "partition", "needs"),
+        (
+            (
+                spec.name,
+                "all" if spec.all_owners else str(spec.num_clients),
+                str(spec.sample_size),
+                str(spec.rounds),
+                spec.partition or "its own",
+                ", ".join(spec.needs),
+            )
+            for spec in specs
+        ),
     )
+    _print_table(("task", "what is learnt"), ((spec.name, spec.summary) for spec in specs))
+    _print_table(("partition", "who holds what"), ((name, split.summary) for name, split in PARTITIONS.items()))
+    typer.echo("Your own: --task my_task.py:make_task, or --task table.csv --label L --column CLIENT")
 
 
-def _table(*headings: str) -> "Table":
-    """A plain table whose last column alone may be folded."""
+def _print_table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    """Print a plain table; only its last column may be folded."""
+    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for heading in headings:
         table.add_column(heading, no_wrap=heading != headings[-1])
-    return table
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table, "")
 
 
 @data.command("fetch")
@@ -116,7 +95,7 @@ def fetch_data(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: W
 
 @data.command("check")
 def check_data(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: Where = None) -> None:
-    """Say where a data set's files are and whether they are the right ones; exit code 1 if not.
+    """Print where a data set's files are and whether they are the right ones; exit code 1 if not.
 
     Example: deltafl data check mnist --data-dir ~/data
     """

@@ -17,24 +17,12 @@ if TYPE_CHECKING:
 
     from ..simulation.distributed import ProcessGroup
     from ..simulation.engine import Evaluation
-    from ..simulation.settings import CompareSettings, RunSettings
+    from ..simulation.settings import RunSettings
     from ..simulation.sweep import OnProgress, Progress
 
 EXIT_INTERRUPTED = 130
 #: A run that diverged: not 1 (a check that failed) and not 2 (bad input).
 EXIT_DIVERGED = 3
-
-
-def _compare_settings() -> "type[CompareSettings]":
-    from ..simulation.settings import CompareSettings
-
-    return CompareSettings
-
-
-def _run_settings() -> "type[RunSettings]":
-    from ..simulation.settings import RunSettings
-
-    return RunSettings
 
 
 def _compare(
@@ -54,11 +42,11 @@ def _compare(
     from rich.console import Console
 
     from ..analysis.table import comparison_table
-    from ..simulation.compare import run_comparison
+    from ..simulation import CompareSettings, run_comparison
     from ..simulation.distributed import refuse_processes
 
     refuse_processes("compare")
-    settings = o.settings_from(_compare_settings(), given, set_, config, out, resume)
+    settings = o.settings_from(CompareSettings, given, set_, config, out, resume)
     folder = out or o.new_folder("compare", settings.task)
     count = processes or (os.cpu_count() if settings.device == "cpu" else 1) or 1
     with _explained("compare", folder, settings.task), sweep_progress() as on_progress:
@@ -85,10 +73,11 @@ def _run(
 
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """
+    from ..simulation import RunSettings
     from ..simulation.distributed import joined_processes
 
-    def opened() -> tuple["RunSettings", Path]:
-        settings = o.settings_from(_run_settings(), given, set_, config, out, resume)
+    def opened() -> tuple[RunSettings, Path]:
+        settings = o.settings_from(RunSettings, given, set_, config, out, resume)
         return settings, out or o.new_folder("run", settings.task)
 
     with joined_processes() as group:
@@ -96,8 +85,8 @@ def _run(
         _play(settings, folder, group)
 
 
-compare = o.SettingsCommand(_compare, _compare_settings)
-run = o.SettingsCommand(_run, _run_settings)
+compare = o.SettingsCommand(_compare, "CompareSettings")
+run = o.SettingsCommand(_run, "RunSettings")
 
 
 def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup") -> None:

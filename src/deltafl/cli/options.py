@@ -4,6 +4,7 @@ import inspect
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -31,14 +32,12 @@ class SettingsCommand:
 
     Args:
         function: Gets the options that were given as ``given``, and its own parameters by name.
-        load: Gives the class of the settings.
+        kind: The name of the settings' class in ``deltafl.simulation``.
         names: The settings that become options; all if left out.
     """
 
-    def __init__(
-        self, function: Callable[..., None], load: "Callable[[], type[Settings]]", names: Sequence[str] | None = None
-    ) -> None:
-        self._function, self._load, self._names = function, load, names
+    def __init__(self, function: Callable[..., None], kind: str, names: Sequence[str] | None = None) -> None:
+        self._function, self._kind, self._names = function, kind, names
         self.__name__, self.__doc__ = function.__name__.removeprefix("_"), function.__doc__
 
     def __call__(self, **parameters: Any) -> None:
@@ -60,7 +59,7 @@ class SettingsCommand:
     def _settings(self) -> Iterator[inspect.Parameter]:
         from ..simulation.settings import TASK_DEFAULTS
 
-        fields = self._load().model_fields
+        fields = getattr(import_module("deltafl.simulation"), self._kind).model_fields
         for name in self._names or fields:
             field = fields[name]
             shown = "the task's" if name in TASK_DEFAULTS else False if field.default is None else _text(field.default)

@@ -7,43 +7,65 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .compare import run_comparison
+    from .directory import RunDirectory, refusals
+    from .divergence import DivergedError
     from .record import RunRecord, RunStore, read_record, record_of, require_same, what_is_run, write_record
+    from .run import run_experiment, run_single
     from .settings import CompareSettings, RunSettings, make_settings
-    from .setup import plan_of, task_of
+    from .setup import engine_of, plan_of, subject_of, task_of
     from .sweep import Job, OnProgress, Progress, require_devices, run_job, run_jobs
+    from .versions import environment
+
+_MODULES = {
+    name: module
+    for module, names in {
+        "compare": "run_comparison",
+        "directory": "RunDirectory refusals",
+        "divergence": "DivergedError",
+        "versions": "environment",
+        "record": "RunRecord RunStore read_record record_of require_same what_is_run write_record",
+        "run": "run_experiment run_single",
+        "settings": "CompareSettings RunSettings make_settings",
+        "setup": "engine_of plan_of subject_of task_of",
+        "sweep": "Job OnProgress Progress require_devices run_job run_jobs",
+    }.items()
+    for name in names.split()
+}
 
 __all__ = [
     "CompareSettings",
+    "DivergedError",
     "Job",
     "OnProgress",
     "Progress",
+    "RunDirectory",
     "RunRecord",
     "RunSettings",
     "RunStore",
+    "engine_of",
+    "environment",
     "make_settings",
     "plan_of",
     "read_record",
     "record_of",
+    "refusals",
     "require_devices",
     "require_same",
+    "run_comparison",
+    "run_experiment",
     "run_job",
     "run_jobs",
+    "run_single",
+    "subject_of",
     "task_of",
     "what_is_run",
     "write_record",
 ]
 
-_MODULES = {
-    "settings": {"CompareSettings", "RunSettings", "make_settings"},
-    "setup": {"plan_of", "task_of"},
-    "sweep": {"Job", "OnProgress", "Progress", "require_devices", "run_job", "run_jobs"},
-}
-
 
 def __getattr__(name: str) -> Any:
     """Load a public name (PEP 562): settings and records need no PyTorch."""
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = next((module for module, names in _MODULES.items() if name in names), "record")
-    value = globals()[name] = getattr(import_module(f".{module}", __name__), name)
-    return value
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 from ..analysis.summary import Summary
 from ..errors import DeltaflError, require
 from .directory import RunDirectory, locked, read_run, recorded_settings, write_header
-from .environment import environment
 from .settings import CompareSettings, make_settings, require_same_settings
 from .sweep import Job, OnProgress, Processes, engine_for, run_jobs
+from .versions import environment
 
 
 class _Facts(NamedTuple):

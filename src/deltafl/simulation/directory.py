@@ -50,8 +50,8 @@ from ..round import RoundState
 from ..types import IntArray
 from .distributed import ProcessGroup
 from .divergence import DivergedError
-from .environment import environment
 from .settings import Settings
+from .versions import environment
 
 T = TypeVar("T")
 
