@@ -94,7 +94,6 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
         (["audit", "--samplers", "fedis", "--designs", "simple-random", "--task", "digits"], ["none of these"]),
         (["data", "fetch", "fashion-mnst"], ["fashion-mnst", "fashion-mnist"]),
         (["data", "check", "mnst"], ["mnst", "mnist"]),
-        (["run", "--sampler", "power-of-choice(candidates=3)"], ["candidates", "10"]),
         (["run", "--sampler", "power-of-choice@@hajek"], ["power-of-choice", "plain-mean"]),
         (["run", "--sampler", "pracdelta@simple-random"], ["simple-random", "pracdelta@systematic"]),
         (["compare", "--samplers", ","], ["samplers is empty"]),
