@@ -271,7 +271,8 @@ class RunDirectory:
         """Whether the run has played all of its rounds, or has diverged."""
         if not (self.path / "checkpoint.json").exists():
             return False
-        return self._read("checkpoint.json", Checkpoint).round >= rounds or self.divergence() is not None
+        last = self._last_line()
+        return self.kept >= rounds or "diverged" in last or "doubt" in last
 
     def divergence(self) -> DivergedError | None:
         """How the run ended before its last round, if it did: its last line says so."""

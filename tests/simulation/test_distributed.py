@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from deltafl.errors import DeltaflError
 from deltafl.simulation.distributed import ProcessGroup, divided, joined_processes, refuse_processes, refuse_undividable
 from deltafl.simulation.run import run_single
-from rank_processes import GATHERED, RESUMED, SUMMED, THEORY, quiet, settings_of
+from tools.rank_processes import GATHERED, RESUMED, SUMMED, THEORY, quiet, settings_of
 
 
 def two_processes(end: str, folder: Path) -> list[tuple[int, str]]:
@@ -27,7 +27,7 @@ def two_processes(end: str, folder: Path) -> list[tuple[int, str]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, str(Path(__file__).with_name("rank_processes.py")), end, str(folder)]
+    program = [sys.executable, str(Path(__file__).parents[1] / "tools" / "rank_processes.py"), end, str(folder)]
     processes = [
         subprocess.Popen(program, env={**os.environ, **place, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
         for rank in range(2)

@@ -1,7 +1,6 @@
 """The command line: what it offers, what it writes, and one sentence with exit code 2 for every mistake."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from deltafl.samplers import SAMPLERS
 from deltafl.samplers.table import NEEDS
+from tools.cli import deltafl
 
 #: The options of the main job, which scripts rely on.
 PROMISED = """
@@ -19,17 +19,6 @@ PROMISED = """
     --server-optimizer --alpha --partition --weights --threshold --data-dir --config --out --resume
 """
 TINY = ["--task", "digits", "--clients", "12", "--sample", "4", "--rounds", "4", "--local-epochs", "1"]
-
-
-def deltafl(*arguments: str, cwd: Path, columns: int = 100, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "deltafl", *arguments],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": str(columns), "NO_COLOR": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def test_compare_writes_summary_pictures_and_a_table(tmp_path: Path) -> None:
