@@ -266,7 +266,7 @@ def test_a_run_that_is_over_before_it_is_lost_says_so_and_keeps_its_good_state(t
     folder = tmp_path / "run"
     result = CliRunner().invoke(app, ["run", *options, "--sampler", "uniform", "--out", str(folder)])
     assert result.exit_code == 0
-    said = r"has a suspect end after 12 rounds: the test loss is .*likely cause: .*lower server_lr, now 100.*of round 0, is"
+    said = r"has a suspect end after 12 rounds: .*likely cause: .*lower server_lr, now 100.*of round 0, is"
     assert re.search(said, result.output)
     directory = RunDirectory(folder)
     assert directory.kept == 0
