@@ -42,13 +42,8 @@ def test_overflow_of_a_narrow_type_becomes_its_largest_number() -> None:
     assert rebuilt["dense.weight"].ravel().tolist() == [np.float32(1e30), np.float32(-1e30), 3, 4]
 
 
-def test_a_half_precision_federation_survives_replies_of_a_wider_type() -> None:
-    """They are refused; and if the model has left float16 anyway, honest replies are used and bring it back."""
+def test_a_model_that_left_half_precision_comes_back() -> None:
     fed = federation("uniform", {"b": np.zeros(2, np.float16)}, m=4, n=2)
-    cohort = open_all(fed)
-    first = int(cohort.client_n[0])
-    info = close_with(fed, cohort, lambda i: ClientReply({"b": np.array([1e6, 0.0])} if i == first else fed.arrays()))
-    assert [reply.reason for reply in info.rejected] == ["trained 'b' has entries that float16 cannot hold"]
     fed.state = fed.current._replace(params_d=np.array([2e5, 0], np.float32))
     for _ in range(20):
         info = close_with(fed, open_all(fed), lambda i: ClientReply({"b": np.ones(2, np.float16)}))
@@ -109,10 +104,10 @@ def test_counters_at_the_limits_of_their_type_take_a_convex_mean(dtype: str, sha
         ("count", "int32", np.array([2**31 - 1, 1], np.int64), None),
         ("count", "uint8", np.array([0, 256], np.uint16), "outside 0 to 255"),
         ("count", "int64", np.array([1, 2], np.int8), None),
-        ("running_var", "float32", np.array([1.0, 1e300]), "infinite"),
+        ("running_var", "float32", np.array([1.0, 1e300]), "NaN, or entries"),
         ("running_var", "float32", np.array([1.0, 1e19]), "above"),
         ("running_var", "float32", np.array([1.0, -1.0]), "negative"),
-        ("running_mean", "float16", np.array([1.0, 1e6]), "infinite"),
+        ("running_mean", "float16", np.array([1.0, 1e6]), "above 6.55e+04"),
         ("running_mean", "float32", np.array([1.0, -1.0]), None),
     ],
 )

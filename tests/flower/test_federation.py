@@ -26,7 +26,7 @@ FAULTS: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
     "integers": (lambda a: {**a, "x": np.zeros(3, np.int64)}, "type int64"),
     "nan": (lambda a: {**a, "x": np.full(3, np.nan, np.float32)}, "NaN"),
     "bad buffer": (lambda a: {**a, "running_mean": np.array([np.inf], np.float32)}, "buffer 'running_mean'"),
-    "beyond float32": (lambda a: {**a, "x": np.full(3, 1e300)}, "float32 cannot hold"),
+    "beyond float32": (lambda a: {**a, "x": np.full(3, 1e300)}, "infinite"),
 }
 
 

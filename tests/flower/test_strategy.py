@@ -13,7 +13,6 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
@@ -108,26 +107,6 @@ def test_a_client_counts_once_in_a_mean_of_metrics() -> None:
     assert mean_metrics([(0.5, honest), (0.5, loud)]) == {"loss": 5.0}
 
 
-def test_the_mod_sends_loss_variance_and_sketch() -> None:
-    replies: list[Message] = []
-
-    def spy(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        reply = call_next(message, context)
-        if message.metadata.message_type == "train" and context.node_config["target"] == 2:
-            replies.append(reply)
-        return reply
-
-    start(DeltaStrategy("pracdelta", n=3, sketch=16), FakeGrid(linear_app(mods=[spy, delta_mod]), configs(3)), rounds=1)
-    ((name, metrics),) = replies[0].content.metric_records.items()
-    _, loss, variance = local_update(np.zeros(3), 2.0)
-    assert name == "metrics"
-    assert metrics["loss"] == pytest.approx(loss)
-    assert metrics["step-variance"] == pytest.approx(variance)
-    assert metrics["num-steps"] == 2
-    assert np.shape(metrics["sketch"]) == (16,)
-    assert metrics["num-examples"] == 10**9  # FedAvg's business, not ours
-
-
 def test_clients_with_the_mod_still_serve_fedavg() -> None:
     grid = FakeGrid(linear_app(), configs(4))
     with running():
@@ -175,17 +154,12 @@ FAILURES = {
     "dead": (dead, "error 5: Node Unavailable"),
     "nan": (lying(x=np.full(3, np.nan, np.float32)), "NaN"),
     "nan loss": (lying(metrics={"loss": float("nan")}), "loss is nan"),
-    "list loss": (lying(metrics={"loss": [1.0, 2.0]}), "one number"),
-    "nan square loss": (lying(metrics={"square-loss": float("nan")}), "mean squared loss is nan"),
-    "list square loss": (lying(metrics={"square-loss": [1.0]}), "one number"),
     "infinite square loss": (lying(metrics={"square-loss": float("inf")}), "mean squared loss is inf"),
     "negative square loss": (lying(metrics={"loss": 0.0, "square-loss": -1.0}), "mean squared loss is -1.0"),
     "square loss below the loss": (lying(metrics={"train_loss": 2.0, "square-loss": 2.0}), "expected 4, the square of"),
     "negative variance": (lying(metrics={"step-variance": -1.0}), "step variance"),
     "no steps": (lying(metrics={"num-steps": 0}), "local steps"),
     "nan steps": (lying(metrics={"num-steps": float("nan")}), "local steps"),
-    "huge steps": (lying(metrics={"num-steps": 2**63 - 1}), None),
-    "enormous steps": (lying(metrics={"num-steps": 1e300}), None),
     "negative steps": (lying(metrics={"num-steps": -1e300}), "local steps"),
     "list of steps": (lying(metrics={"num-steps": [1] * 10**5}), "local steps"),
     "two records": (lying(second=True), "2 array records"),
@@ -202,9 +176,6 @@ def test_failures_are_non_response_of_the_right_client(kind: str) -> None:
     grid.fail[998] = handler  # hospital-2
     strategy = DeltaStrategy("uniform", n=4)
     federation = played(strategy, grid, 1)
-    if reason is None:
-        assert strategy.history[0].num_responded == 4
-        return
     assert [federation.clients.keys[client] for client, _ in strategy.history[0].rejected] == ["client:hospital-2"]
     assert reason in strategy.history[0].rejected[0].reason
     assert len(strategy.history[0].rejected[0].reason) < 120

@@ -21,7 +21,7 @@ def my_data(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
-app = ClientApp(mods=[delta_mod])  # deltafl: statistics with every reply
+app = ClientApp(mods=[delta_mod])  # deltafl: sketches and memories, if the server asks
 register(app, num_examples=lambda context: len(my_data(context)[1]))  # deltafl: who I am, how much data I hold
 
 

@@ -108,7 +108,7 @@ class Layout(NamedTuple):
                 return f"array {entry.name!r} has shape {array.shape}, expected {entry.shape}"
             if array.dtype.kind != ("f" if entry.kind != "counter" else np.dtype(entry.dtype).kind):
                 return f"array {entry.name!r} has type {array.dtype}, expected {entry.dtype}"
-            fault = _value_fault(entry, array)
+            fault = None if entry.kind == "trained" else _value_fault(entry, array)
             if fault is not None:
                 return f"{entry.kind} {entry.name!r} has {fault}"
         return None
@@ -135,8 +135,8 @@ def mean_rest(layout: Layout, sent: Arrays, received: Iterable[Mapping[str, Arra
     rest, replies, total = layout.rest(sent), list(received), float(coef_n.sum())
     for entry in layout.entries if total > 0 else ():
         if entry.kind != "trained" and entry.dtype != "bool":
-            mean = _mean_counter if entry.kind == "counter" else _mean_buffer
-            rest[entry.name] = mean(sent[entry.name], [reply[entry.name] for reply in replies], coef_n / total)
+            received_n = [reply[entry.name] for reply in replies]
+            rest[entry.name] = _mean(sent[entry.name], received_n, coef_n / total)
     return rest
 
 
@@ -149,43 +149,29 @@ def _kind(name: str, array: Array, buffers: Sequence[str]) -> str:
 
 
 def _value_fault(entry: Entry, array: Array) -> str | None:
-    """What is wrong with values, which may come in a wider type than the server keeps them in; None if nothing."""
-    if entry.kind == "counter":
-        if array.dtype.kind == "b" or array.size == 0:
-            return None
-        kept = np.iinfo(entry.dtype)
-        if not kept.min <= int(array.min()) <= int(array.max()) <= kept.max:
-            return f"entries outside {kept.min} to {kept.max}, the range of {entry.dtype}"
+    """What is wrong with a buffer or a counter, which may come in a wider type than the server keeps it in."""
+    if array.dtype.kind == "b" or array.size == 0:
         return None
-    with np.errstate(over="ignore"):
-        narrow = array.astype(entry.dtype)
-    if entry.kind == "trained":
-        overflows = array.dtype != entry.dtype and bool(np.any(np.isinf(narrow) & np.isfinite(array)))
-        return f"entries that {entry.dtype} cannot hold" if overflows else None
-    if not np.all(np.isfinite(narrow)):
-        return "NaN or infinite entries"
-    if not np.all(np.abs(narrow) <= LARGEST_ENTRY):
-        return f"entries above {LARGEST_ENTRY:.0e}"
-    if any(fnmatchcase(entry.name, pattern) for pattern in _VARIANCES) and not np.all(narrow >= 0):
+    if entry.kind == "counter":
+        kept = np.iinfo(entry.dtype)
+        fits = kept.min <= int(array.min()) <= int(array.max()) <= kept.max
+        return None if fits else f"entries outside {kept.min} to {kept.max}, the range of {entry.dtype}"
+    largest = min(LARGEST_ENTRY, float(np.finfo(entry.dtype).max))
+    if not np.all(np.abs(array) <= largest):
+        return f"NaN, or entries of a size above {largest:.3g}"
+    if any(fnmatchcase(entry.name, pattern) for pattern in _VARIANCES) and not np.all(array >= 0):
         return "negative entries, impossible for a variance"
     return None
 
 
-def _mean_buffer(old: Array, replies: list[Array], share_n: FloatArray) -> Array:
-    change = np.zeros(old.shape)
+def _mean(old: Array, replies: list[Array], share_n: FloatArray) -> Array:
+    """Old + sum_i h_i (new_i - old); of integers rounded, and between the smallest and the largest reply."""
+    is_float = old.dtype.kind == "f"
+    wide: Any = np.float64 if is_float else np.longdouble  # float64 does not hold all 64-bit integers
+    change: Any = np.zeros(old.shape, dtype=wide)
     for share, new in zip(share_n, replies, strict=True):
-        change += share * (new.astype(np.float64) - old.astype(np.float64))
-    return np.asarray(old.astype(np.float64) + change).astype(old.dtype)
-
-
-def _mean_counter(old: Array, replies: list[Array], share_n: FloatArray) -> Array:
-    """The rounded mean of integers, between the smallest and the largest of them.
-
-    In Python's integers: float64 cannot hold large ones, and differences of 64-bit integers overflow.
-    """
-    old_k = np.asarray(old.ravel(), dtype=object)
-    new_nk = [np.asarray(new.ravel(), dtype=object) for new in replies]
-    change_k = sum(float(share) * (new_k - old_k) for share, new_k in zip(share_n, new_nk, strict=True))
-    mean_k = old_k + np.array([round(change) for change in np.asarray(change_k).tolist()], dtype=object)
-    bounded_k = np.clip(mean_k, np.minimum.reduce(new_nk), np.maximum.reduce(new_nk))
-    return np.asarray(bounded_k).astype(old.dtype).reshape(old.shape)
+        change += share * (new.astype(wide) - old.astype(wide))
+    if is_float:
+        return np.asarray(old.astype(wide) + change).astype(old.dtype)
+    mean = np.clip(old.astype(wide) + np.rint(change), np.minimum.reduce(replies), np.maximum.reduce(replies))
+    return np.asarray(mean).astype(old.dtype)

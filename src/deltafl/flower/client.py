@@ -2,7 +2,7 @@
 
 ::
 
-    app = ClientApp(mods=[delta_mod])                          # statistics with every reply to a train message
+    app = ClientApp(mods=[delta_mod])                          # sketches and memories, where the server asks for them
     register(app, num_examples=lambda context: len(load(context)))   # who I am and how much data I hold
 """
 
@@ -21,7 +21,6 @@ from ..estimators.remote import NOTHING, ClientMemory
 from ..estimators.sketch import count_sketch
 from ..io import write_atomically
 from .arrays import Arrays, update_of
-from .local_steps import LOSS, LOSS_NAMES, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
 
 #: The record that the mod adds, and the action of the registration query (``query.deltafl``).
 RECORD = "deltafl"
@@ -37,51 +36,38 @@ _MEMORY_RECORD = "deltafl-memory"
 
 
 def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A mod that adds statistics to replies to train messages; other messages and errors pass unchanged.
+    """A mod that sends what ``DeltaStrategy`` asks for beside a client's own reply, in a metric record ``deltafl``.
 
-    The statistics join the client's metrics if there is exactly one record of them, so that the client also works with
-    strategies that expect one, such as FedAvg; otherwise they get a record of their own. Metrics that the client set
-    itself are not overwritten. ``loss``, ``square-loss``, ``step-variance`` and ``num-steps`` come from the client's
-    metrics (see ``LocalSteps``); ``sketch`` is computed here if the server asks for it.
-
-    With a ``...-remote`` estimator, the mod also keeps this client's last update and sends the difference from it: in
-    Flower's ``Context.state``, which lives as long as the run and the node's process, or in the file that
-    ``memory-file`` in the node's config names, one per node and federation. It must then be the first mod: if one
-    before it changes the arrays, the server remembers something else than the client, and the memory is lost.
+    That is a sketch of the update (``sketch=64``) and, with a ``...-remote`` estimator, the difference from this
+    client's last update, which the mod keeps: in Flower's ``Context.state``, which lives as long as the run and the
+    node's process, or in the file that ``memory-file`` in the node's config names, one per node and federation. It must
+    then be the first mod: if one before it changes the arrays, the server remembers something else than the client, and
+    the memory is lost. All other messages pass unchanged.
     """
-    if message.metadata.message_type.split(".")[0] != "train":
-        return call_next(message, context)
-    sent = _only_arrays(message)  # now, for the client may overwrite the arrays that it was given
     config = next(iter(message.content.config_records.values()), ConfigRecord())
-    expected, memory = config.get(MEMORY_EXPECTED), None
-    if sent is not None and isinstance(expected, int):
-        memory = _load_memory(context, sum(array.size for array in _numpy(sent, _trained_names(config, sent)).values()))
+    expected, size, seed = config.get(MEMORY_EXPECTED), config.get(SKETCH_SIZE), config.get(SKETCH_SEED)
+    is_train = message.metadata.message_type.split(".")[0] == "train"
+    if not is_train or (expected is None and size is None):
+        return call_next(message, context)
+    sent = _trained(message, config)  # now, for the client may overwrite the arrays that it was given
+    if isinstance(expected, int):
+        memory = _load_memory(context, sum(array.size for array in sent.values()))
         if not memory.follows(expected):
             # Training would be in vain: the server cannot use an update whose c_i it does not know.
             return Message(RecordDict({RECORD: MetricRecord({MEMORY_SINCE: NOTHING})}), reply_to=message)
     reply = call_next(message, context)
-    received = None if reply.has_error() else _only_arrays(reply)
-    if sent is None or reply.has_error():
-        return reply
-    statistics = _statistics(reply)
-    trained = None if received is None else _trained(config, sent, received)
-    if trained is not None:
-        old, new = trained
-        if memory is not None and isinstance(expected, int):
-            new = subtract_memory(memory, expected, old, new)
-            _replace_arrays(reply, new)
-            _save_memory(context, memory)
-            statistics[MEMORY_SINCE] = expected
-        size, seed = config.get(SKETCH_SIZE), config.get(SKETCH_SEED)
-        if isinstance(size, int) and isinstance(seed, int) and size > 0:
-            statistics[SKETCH] = count_sketch(update_of(old, new)[None], size, seed)[0].tolist()
-    records = list(reply.content.metric_records.values())
-    if len(records) != 1:
-        reply.content[RECORD] = MetricRecord(statistics)
-        return reply
-    for name, value in statistics.items():
-        if name not in records[0]:
-            records[0][name] = value
+    received = {} if reply.has_error() else _trained(reply, config)
+    if any(name not in received or received[name].shape != array.shape for name, array in sent.items()):
+        return reply  # the server reports what is wrong
+    asked = MetricRecord()
+    if isinstance(expected, int):
+        received = subtract_memory(memory, expected, sent, received)
+        _replace_arrays(reply, received)
+        _save_memory(context, memory)
+        asked[MEMORY_SINCE] = expected
+    if isinstance(size, int) and isinstance(seed, int):
+        asked[SKETCH] = count_sketch(update_of(sent, received)[None], size, seed)[0].tolist()
+    reply.content[RECORD] = asked
     return reply
 
 
@@ -170,37 +156,12 @@ def _save_memory(context: Context, memory: ClientMemory) -> None:
     write_atomically(target, content.getvalue())
 
 
-def _statistics(reply: Message) -> dict[str, int | float | list[int] | list[float]]:
-    """Statistics that the client put into its own metrics."""
-    statistics: dict[str, int | float | list[int] | list[float]] = {}
-    for record in reply.content.metric_records.values():
-        for name in (*LOSS_NAMES, SQUARE_LOSS, STEP_VARIANCE, NUM_STEPS):
-            value = record.get(name)
-            if value is not None and not isinstance(value, list):
-                statistics.setdefault(LOSS if name in LOSS_NAMES else name, value)
-    return statistics
-
-
-def _only_arrays(message: Message) -> ArrayRecord | None:
-    """A copy of the array record of a message, if there is exactly one."""
-    records = list(message.content.array_records.values())
-    return ArrayRecord(dict(records[0].items())) if len(records) == 1 else None
-
-
-def _trained_names(config: ConfigRecord, sent: ArrayRecord) -> list[str]:
-    trained = config.get(TRAINED)
-    return [str(name) for name in trained] if isinstance(trained, list) else list(sent)
-
-
-def _trained(config: ConfigRecord, sent: ArrayRecord, received: ArrayRecord) -> tuple[Arrays, Arrays] | None:
-    """The trained arrays, sent and received; None if they do not match, which the server will report."""
-    names = _trained_names(config, sent)
-    if not set(names) <= set(received) or not names:
-        return None
-    old, new = _numpy(sent, names), _numpy(received, names)
-    if any(old[name].shape != new[name].shape or old[name].dtype.kind != "f" for name in names):
-        return None
-    return old, new
+def _trained(message: Message, config: ConfigRecord) -> Arrays:
+    """The trained arrays of a message, in the server's order; none if there is not exactly one array record."""
+    records, names = list(message.content.array_records.values()), config[TRAINED]
+    if len(records) != 1 or not isinstance(names, list):
+        return {}
+    return _numpy(records[0], [str(name) for name in names if name in records[0]])
 
 
 def _replace_arrays(reply: Message, arrays: Arrays) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..accumulate import Accumulator
 from ..errors import DeltaflError
-from ..estimators.remote import RemoteReply, begin_anew
+from ..estimators.remote import RemoteControlState, RemoteReply, begin_anew
 from ..estimators.sketch import count_sketch
 from ..round import Plan, RoundState, coefficients, init_round, open_round, response_rates
 from ..server.optimizers import ServerOptimizer
@@ -21,7 +21,7 @@ from ..streams import stream
 from ..types import Cohort, FloatArray, IntArray, Params, RejectedReply, Reports, RoundInfo
 from .arrays import Arrays, Layout, mean_rest, update_of
 from .clients import CannotResizeError, ClientInfo, ClientRegistry, resize_state
-from .replies import ClientReply, check_reply, expected_memory, lost_memory, memories_were_reset, reports_of
+from .replies import ClientReply, expected_memory, fault_in, lost_memory, memories_were_reset, reports_of
 from .rules import Rules
 
 #: A whole cohort that stays silent with a smaller probability than this points to an outage.
@@ -145,10 +145,7 @@ class Federation:
             The round's statistics; ``rejected`` names the replies that were not used.
         """
         plan, state, sent, client_n = self.plan, self.current, self.arrays(), cohort.client_n.tolist()
-        checked = [
-            check_reply(replies.get(client), self.layout, self.rules.sketch, self.expected_memory(client))
-            for client in client_n
-        ]
+        checked = [self._checked(replies.get(client), client) for client in client_n]
         updates = [self._update(reply, sent) for reply in checked]
         round = Accumulator(self._with_noise(plan, state, cohort, rng), state, cohort)
         round.add_rows(updates, reports_of(checked, updates))
@@ -225,11 +222,18 @@ class Federation:
         self.warnings.append(f"{lost} lost the memory that the server counts on: the memories of all clients are reset")
         return following._replace(control=begin_anew(following.control))
 
+    def _checked(self, reply: ClientReply | None, client: int) -> ClientReply | None:
+        """The reply with its fault filled in, if it has one."""
+        if reply is None:
+            return None
+        fault = fault_in(reply, self.layout, self.rules.sketch, self.expected_memory(client))
+        return reply._replace(fault=fault)
+
     def _update(self, reply: ClientReply | None, sent: Arrays) -> Params | RemoteReply | None:
         if reply is None or reply.fault is not None or reply.arrays is None:
             return None
         update_d = update_of({entry.name: sent[entry.name] for entry in self.layout.trained}, reply.arrays)
-        if reply.since is not None:
+        if isinstance(self.current.control, RemoteControlState) and reply.since is not None:
             return RemoteReply(update_d, reply.since)
         return self.rules.clipping.clip(update_d) if self.rules.clipping else update_d
 

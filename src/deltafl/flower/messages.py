@@ -1,16 +1,15 @@
 """Flower's messages as plain values, and back; what comes from a client is untrusted and may be anything."""
 
-from collections.abc import Iterable, Mapping
-from math import isfinite, isnan
+from collections.abc import Iterable
+from math import isfinite, nan
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from ..estimators.remote import RemoteControlState
 from ..types import RoundInfo
 from .arrays import Arrays
-from .client import MEMORY_EXPECTED, MEMORY_SINCE, RECORD, SKETCH, SKETCH_SEED, SKETCH_SIZE, TRAINED
+from .client import MEMORY_EXPECTED, MEMORY_SINCE, SKETCH, SKETCH_SEED, SKETCH_SIZE, TRAINED
 from .federation import Federation, sketch_seed
-from .local_steps import LOSS, LOSS_NAMES, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
+from .local_steps import LOSS_NAMES, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
 from .replies import ClientReply
 
 Metrics = dict[str, int | float | list[int] | list[float]]
@@ -43,8 +42,8 @@ def read_reply(reply: Message) -> ClientReply:
     fault = fault_of(reply)
     if fault is not None:
         return ClientReply(None, fault)
-    metrics = _metrics(reply)
-    since = metrics.get(MEMORY_SINCE)
+    metrics = _all_metrics(reply)
+    since, sketch = metrics.get(MEMORY_SINCE), metrics.get(SKETCH)
     since = since if isinstance(since, int) else None
     records = list(reply.content.array_records.values())
     if len(records) != 1:
@@ -53,21 +52,13 @@ def read_reply(reply: Message) -> ClientReply:
         arrays = {name: array.numpy() for name, array in records[0].items()}
     except Exception as error:  # whatever a client's bytes can make NumPy raise
         return ClientReply(None, f"the reply's arrays cannot be read ({type(error).__name__})")
-    steps = metrics.get(NUM_STEPS, 1)
-    if not isinstance(steps, int | float) or not isfinite(steps):
-        return ClientReply(None, f"number of local steps is {str(steps)[:40]}, expected a whole number >= 1")
-    sketch, variance, square = metrics.get(SKETCH), metrics.get(STEP_VARIANCE, 0.0), metrics.get(SQUARE_LOSS)
-    if isinstance(metrics.get(LOSS), list) or isinstance(square, list) or isinstance(variance, list):
-        return ClientReply(None, "loss, square loss and step variance must be one number each")
-    if square is not None and isnan(square):  # in reports, NaN stands for one that was not reported
-        return ClientReply(None, "mean squared loss is nan")
     losses = (metrics.get(name) for name in LOSS_NAMES)
     return ClientReply(
         arrays,
         loss=next((float(loss) for loss in losses if isinstance(loss, int | float)), None),
-        square_loss=None if square is None else float(square),
-        step_variance=float(variance),
-        num_steps=int(steps),
+        square_loss=_number(metrics.get(SQUARE_LOSS, nan)),
+        step_variance=_number(metrics.get(STEP_VARIANCE, 0.0)),
+        num_steps=_number(metrics.get(NUM_STEPS, 1)),
         sketch=sketch if isinstance(sketch, list) else None,
         since=since,
     )
@@ -77,8 +68,7 @@ def content_for_all(federation: Federation, config: ConfigRecord) -> RecordDict:
     """What every client is sent: the model, the user's config, the round."""
     sent = ConfigRecord(dict(config.items()))  # a copy: Flower passes the same config to every round
     sent["server-round"] = federation.current.round + 1
-    if federation.rest or isinstance(federation.current.control, RemoteControlState):
-        sent[TRAINED] = [entry.name for entry in federation.layout.trained]
+    sent[TRAINED] = [entry.name for entry in federation.layout.trained]
     if federation.rules.sketch:
         sent[SKETCH_SIZE], sent[SKETCH_SEED] = federation.rules.sketch, sketch_seed(federation.rules.seed)
     return RecordDict({"arrays": to_record(federation.arrays()), "config": sent})
@@ -99,17 +89,10 @@ def to_record(arrays: Arrays) -> ArrayRecord:
 
 def round_metrics(info: RoundInfo) -> Metrics:
     """Flower's metrics of a round; unknown numbers are left out."""
-    numbers = {
-        "loss": info.loss,
-        "estimate-norm": info.estimate_norm,
-        "variance": info.variance,
-        "effective-sample-size": info.effective_sample_size,
-        "largest-weight": info.largest_weight,
-        "sum-of-weights": info.sum_of_weights,
-        "mean-over-diversity": info.mean_over_diversity,
-    }
+    names = ["loss", "estimate_norm", "variance", "effective_sample_size", "largest_weight", "sum_of_weights"]
+    numbers = {name.replace("_", "-"): float(getattr(info, name)) for name in [*names, "mean_over_diversity"]}
     counts = {"selected": info.num_selected, "responded": info.num_responded, "rejected": len(info.rejected)}
-    return {**{name: float(number) for name, number in numbers.items() if isfinite(number)}, **counts}
+    return {**{name: number for name, number in numbers.items() if isfinite(number)}, **counts}
 
 
 def mean_metrics(weighted: Iterable[tuple[float, Message]]) -> Metrics:
@@ -123,10 +106,9 @@ def mean_metrics(weighted: Iterable[tuple[float, Message]]) -> Metrics:
     return {name: total / weights for name, (total, weights) in sums.items() if weights > 0}
 
 
-def _metrics(reply: Message) -> Mapping[str, int | float | list[int] | list[float]]:
-    """The mod's record if it made one, else all metrics."""
-    records = reply.content.metric_records
-    return dict(records[RECORD].items()) if RECORD in records else _all_metrics(reply)
+def _number(value: object) -> float:
+    """A metric as a number; NaN, which is checked later, for a list."""
+    return float(value) if isinstance(value, int | float) else nan
 
 
 def _all_metrics(reply: Message) -> Metrics:

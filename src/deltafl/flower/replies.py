@@ -34,30 +34,27 @@ class ClientReply(NamedTuple):
     loss: float | None = None
     square_loss: float | None = None
     step_variance: float = 0.0
-    num_steps: int = 1
+    num_steps: float = 1
     sketch: Sequence[float] | None = None
     since: int | None = None
 
 
-def check_reply(
-    reply: ClientReply | None, layout: Layout, sketch_size: int, expected: int | None
-) -> ClientReply | None:
-    """Return the reply with its fault filled in, if it has one.
+def fault_in(reply: ClientReply, layout: Layout, sketch_size: int, expected: int | None) -> str | None:
+    """Why a reply cannot be used, or None; the core checks its numbers and its update.
 
     Args:
-        reply: The reply; None if there is none.
+        reply: The reply.
         layout: The model's arrays.
         sketch_size: Length of the sketch that the client was asked for; 0 for none.
         expected: The c_i that the client was asked to subtract, see ``expected_memory``.
     """
-    if reply is None:
-        return None
-    memory_fault = _memory_fault(reply.since, expected)
-    if reply.fault is not None:
-        return reply._replace(fault=memory_fault) if lost_memory(reply.since, expected) else reply
-    if reply.arrays is None:
-        return reply._replace(fault="the reply has no arrays")
-    return reply._replace(fault=layout.fault(reply.arrays) or _sketch_fault(reply.sketch, sketch_size) or memory_fault)
+    if lost_memory(reply.since, expected):
+        return "the client does not have the memory that the server counts on"
+    if reply.fault is not None or reply.arrays is None:
+        return reply.fault or "the reply has no arrays"
+    if expected is not None and reply.since is None:
+        return "the reply does not name the memory that it subtracts; add delta_mod to the ClientApp's mods"
+    return layout.fault(reply.arrays) or _sketch_fault(reply.sketch, sketch_size)
 
 
 def reports_of(replies: Sequence[ClientReply | None], updates: Sequence[object | None]) -> Reports:
@@ -70,7 +67,7 @@ def reports_of(replies: Sequence[ClientReply | None], updates: Sequence[object |
         loss=[reply.loss for reply in used],
         square_loss=[reply.square_loss for reply in used],
         step_variance=[reply.step_variance for reply in used],
-        num_steps=[max(0, min(reply.num_steps, 2**62)) for reply in used],  # int64 holds these; 0 is refused
+        num_steps=[reply.num_steps for reply in used],
     )
 
 
@@ -88,16 +85,6 @@ def memories_were_reset(before: Any, after: Any) -> bool:
     """Whether the clients' memories were reset between two states of a control variate, and there were any."""
     remote = isinstance(before, RemoteControlState) and isinstance(after, RemoteControlState)
     return remote and bool(np.any(before.taken_m != NOTHING) and np.all(after.taken_m == NOTHING))
-
-
-def _memory_fault(since: int | None, expected: int | None) -> str | None:
-    if since == expected:
-        return None
-    if expected is None:
-        return "the reply is a difference from the client's memory, which this server did not ask for"
-    if since is None:
-        return "the reply does not name the memory that it subtracts; add delta_mod to the ClientApp's mods"
-    return "the client does not have the memory that the server counts on"
 
 
 def _sketch_fault(sketch: Sequence[float] | None, size: int) -> str | None:
