@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deltafl.analysis import Run, draw_plots, summarise
-from deltafl.analysis.plots import looks, mean_band
+from deltafl.analysis.plots import curve_band, looks
 from deltafl.errors import MissingExtraError
 from tools.runs import make_run, runs_of
 
@@ -91,16 +91,16 @@ def test_the_band_is_least_to_greatest_at_shared_rounds() -> None:
         make_run("a", 0, 1, num_rounds=3, accuracy_r=np.array([0.1, 0.2, 0.6])),
         make_run("a", 1, 1, num_rounds=2, round_r=np.array([1, 3]), accuracy_r=np.array([0.3, 0.2])),
     ]
-    band = mean_band(runs, "accuracy")
+    band = curve_band(runs, "accuracy")
     assert band.round_r.tolist() == [1, 3]
-    assert band.mean_r.tolist() == pytest.approx([0.2, 0.4])
-    assert band.low_r.tolist() == [0.1, 0.2]
-    assert band.high_r.tolist() == [0.3, 0.6]
+    assert band.mean_r.tolist() == pytest.approx([20, 40])
+    assert band.low_r.tolist() == [10, 20]
+    assert band.high_r.tolist() == [30, 60]
 
 
 def test_a_diverged_seed_makes_a_hole_in_the_band() -> None:
     runs = [make_run("a", 0, 1), make_run("a", 1, 1, loss_r=np.array([*[0.1] * 8, np.inf, np.nan]))]
-    band = mean_band(runs, "loss")
+    band = curve_band(runs, "loss")
     assert np.isfinite(band.mean_r).tolist() == [True] * 8 + [False] * 2
 
 

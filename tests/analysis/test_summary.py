@@ -216,11 +216,8 @@ def test_read_summary_explains(tmp_path: Path) -> None:
     [
         ([], "no run"),
         ([make_run("a", 0, 1), make_run("a", 0, 2)], "two runs of sampler 'a' have seed 0"),
-        ([make_run("a", 0, 1), make_run("b", 0, 1, "loss")], "different metrics"),
+        ([make_run("a", 0, 1), make_run("b", 0, 1, "loss")], "different metrics or"),
         ([make_run("a", 0, 1), make_run("b", 0, 1, draws_m=np.ones(3, dtype=np.int64))], "numbers of clients"),
-        ([make_run("a", 0, 1, loss_r=np.ones(3))], "differ in length"),
-        ([make_run("a", 0, 1, round_r=np.arange(10))], "start at 1"),
-        ([make_run("a", 0, 1, round_r=np.ones(10, dtype=np.int64))], "increase strictly"),
         ([make_run("a", 0, 1, num_rounds=0)], "no evaluation"),
         ([make_run("a", 0, 1, accuracy_r=np.full(10, np.nan))], "accuracy is missing"),
     ],

@@ -52,9 +52,9 @@ def test_a_table_has_the_papers_form_and_its_numbers(tmp_path: Path) -> None:
     assert page == (tmp_path / "README.md").read_text(encoding="utf-8")
     fedavg, delta = rows_of(page, "FedAvg")[0], rows_of(page, "FedPracDELTA")[0]
     assert fedavg[1:6] == ["79.95 ± 0.07", "70.35 ± 0.51", "31.0", "426", "35.0"]
-    assert fedavg[6:] == ["279", "62.0", "1,795", "baseline", "baseline"]
+    assert fedavg[6:] == ["279", "62", "1,795", "baseline", "baseline"]
     assert delta[1:5] == ["83.95 ± 0.07", "72.10 ± 0.49", "15.5", "322"]
-    assert delta[6:9] == ["140", "31.0", "–"]
+    assert delta[6:9] == ["140", "31", "–"]
     assert delta[9].startswith("2.00")
     assert delta[10] == "1.32"
     first = table_csv(tmp_path)[1]

@@ -1,14 +1,19 @@
 """Made-up runs."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from deltafl.analysis import Metric, Run
+from deltafl.analysis import Run
 
 
 def make_run(
-    sampler: str, seed: int, reach: int | None, metric: Metric = "accuracy", num_rounds: int = 10, **changes: Any
+    sampler: str,
+    seed: int,
+    reach: int | None,
+    metric: Literal["accuracy", "loss"] = "accuracy",
+    num_rounds: int = 10,
+    **changes: Any,
 ) -> Run:
     """A run whose metric steps to its final value in round ``reach``: accuracy .2 to .8, loss 2 to .1."""
     round_r = np.arange(1, num_rounds + 1)
@@ -27,7 +32,7 @@ def make_run(
     return run._replace(**changes)
 
 
-def runs_of(metric: Metric = "accuracy", **reaches: list[int | None]) -> list[Run]:
+def runs_of(metric: Literal["accuracy", "loss"] = "accuracy", **reaches: list[int | None]) -> list[Run]:
     """A run for each sampler and seed, by the round in which each reaches its final value."""
     return [
         make_run(sampler, seed, reach, metric) for sampler, seeds in reaches.items() for seed, reach in enumerate(seeds)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..errors import require
 from ..samplers import SAMPLERS
 from ..types import FloatArray
-from .runs import Metric, Run, by_sampler, check_runs
+from .runs import Run, base_name, by_sampler, check_runs
 from .summary import Summary
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ INK, GREY, PALE = "#222222", "#767676", "#E8E8E8"
 _STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 8.0,
+    "axes.axisbelow": True,
     "axes.edgecolor": GREY,
     "axes.labelcolor": INK,
     "axes.linewidth": 0.7,
@@ -51,9 +52,8 @@ _DASHES = ("-", (0.0, (4.0, 1.5)), (0.0, (1.0, 1.2)), (0.0, (5.0, 1.2, 1.0, 1.2)
 _FIXED = {"fedavg": ("#000000", "o"), "full": (GREY, "s")}
 #: A theoretical form has the colour of the practical one.
 _PRACTICAL = {"delta": "pracdelta", "fedis": "fedpracis", "cluster-is-oracle": "cluster-is", "md-fixed": "md"}
-#: Points of one curve in a picture; more would only make the file larger.
-_MOST_POINTS = 500
-_CAPTION = "Line: mean over seeds. Band: from the lowest to the highest seed."
+#: What lines and bands are.
+CAPTION = "Line: mean over seeds. Band: from the lowest to the highest seed."
 
 
 class Look(NamedTuple):
@@ -88,7 +88,7 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
     used: dict[tuple[str, str], int] = {}
     chosen = {}
     for label in labels:
-        name = label.partition("+")[0].partition("@")[0].partition("(")[0]
+        name = base_name(label)
         name = _PRACTICAL.get(name, name)
         if name not in _FIXED and name not in known:
             known.append(name)
@@ -133,7 +133,7 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
         if not drawn and metric == "accuracy":
             continue
         missing = [line.name for line in lines if line not in drawn]
-        note = _CAPTION + (f" Never finite: {', '.join(missing)}." if missing else "")
+        note = CAPTION + (f" Never finite: {', '.join(missing)}." if missing else "")
         goal = summary.threshold if metric == summary.metric else None
         goals = [None if goal is None else 100 * goal if metric == "accuracy" else goal]
         path = directory / f"{metric}.png"
@@ -142,14 +142,6 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
     written.append(directory / "selections.png")
     _draw_selections(groups, look_of, written[-1])
     return written
-
-
-def mean_band(runs: Sequence[Run], metric: Metric) -> Band:
-    """Mean, least and greatest value of one sampler's seeds at the rounds that all of them evaluated.
-
-    A value that is not finite in one seed makes a hole there: the mean of the others would look better than it was.
-    """
-    return band_of([(run.round_r, run.accuracy_r if metric == "accuracy" else run.loss_r) for run in runs])
 
 
 def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
@@ -198,23 +190,49 @@ def draw_panels(
 
     ``log_y`` makes an axis logarithmic unless its numbers are not positive or span less than a factor of 3.
     """
+    require("matplotlib", "plot")
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(line.name for lines in panels for line in lines))
+    # A letter of the legend is about 0.063 inches wide, its key 0.5.
+    names_a_row = max(1, int((WIDTH - 0.2) / (0.5 + 0.063 * max(map(len, names), default=0))))
+    rows = math.ceil(len(panels) / columns)
+    height = (2.35 if columns > 1 else 3.35) * rows + 0.2 * math.ceil(len(names) / names_a_row) + 0.4
     with styled():
-        figure, all_axes = grid(len(panels), columns, legend_rows([line.name for lines in panels for line in lines]))
-        for i, (axes, lines, caption) in enumerate(zip(all_axes, panels, captions, strict=True)):
+        figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white", layout="constrained")
+        all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+        handles: dict[Any, Any] = {}
+        for i, (axes, lines, caption) in enumerate(zip(all_axes, panels, captions, strict=False)):
             for line in lines:
-                _draw_line(axes, line)
+                handles.setdefault(line.name, _draw_line(axes, line))
             if log_y:
                 _log_axis(axes, lines)
             if goals and (goal := goals[i]) is not None:
                 axes.axhline(goal, color=GREY, linewidth=0.8, linestyle=(0, (5, 3)), zorder=1.5)
             axes.set_title(caption)
+            axes.grid(axis="y", color=PALE, linewidth=0.6)
             if log_x:
                 axes.set_xscale("log")
             else:
                 axes.set_xlim(left=0)
-        for axes in all_axes[-columns:]:
+        for unused in all_axes[len(panels) :]:
+            unused.set_visible(False)
+        for axes in all_axes[: len(panels)][-columns:]:
             axes.set_xlabel(x_label)
-        finish(figure, all_axes, note, path)
+        figure.legend(
+            list(handles.values()),
+            list(handles),
+            loc="outside lower left",
+            ncols=names_a_row,
+            title=note,
+            title_fontsize=7,
+            alignment="left",
+            frameon=False,
+            fontsize=7.5,
+            columnspacing=1.2,
+            handlelength=2.4,
+        )
+        path.write_bytes(small_png(figure))
 
 
 def _log_axis(axes: "Axes", lines: Sequence[Line]) -> None:
@@ -228,11 +246,11 @@ def _log_axis(axes: "Axes", lines: Sequence[Line]) -> None:
         axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.4)))
 
 
-def _draw_line(axes: "Axes", line: Line) -> None:
-    x_r, mean_r, low_r, high_r = (_thin(column) for column in line.band)
+def _draw_line(axes: "Axes", line: Line) -> Any:
+    x_r, mean_r, low_r, high_r = line.band
     look = line.look
     axes.fill_between(x_r, low_r, high_r, color=look.colour, alpha=0.13, linewidth=0, zorder=1.5)
-    axes.plot(
+    (drawn,) = axes.plot(
         x_r,
         mean_r,
         color=look.colour,
@@ -242,14 +260,8 @@ def _draw_line(axes: "Axes", line: Line) -> None:
         markersize=3.2,
         markevery=max(1, len(x_r) // 8),
         zorder=look.zorder,
-        label=line.name,
     )
-
-
-def _thin(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """At most so many points as can be seen; the last one stays."""
-    step = math.ceil(len(column) / _MOST_POINTS) or 1
-    return column[(len(column) - 1) % step :: step]
+    return drawn
 
 
 def _draw_selections(groups: dict[str, list[Run]], look_of: dict[str, Look], path: Path) -> None:
@@ -261,7 +273,7 @@ def _draw_selections(groups: dict[str, list[Run]], look_of: dict[str, Look], pat
         lines.append(Line(label, look_of[label], band_of([(client_m, draws_m) for draws_m in draws_sm])))
     never = {label: float(np.mean([run.draws_m == 0 for run in group])) for label, group in groups.items()}
     shares = ", ".join(f"{label} {100 * share:.0f} %" for label, share in never.items() if share > 0)
-    note = _CAPTION + (f" Clients never selected: {shares}." if shares else "")
+    note = CAPTION + (f" Clients never selected: {shares}." if shares else "")
     title, x_label = "how often each client was selected", "clients, the most often selected first"
     draw_panels([lines], [title], 1, note, path, log_y=True, x_label=x_label)
 
@@ -276,58 +288,6 @@ def styled() -> Iterator[None]:
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)
         yield
-
-
-def grid(number: int, columns: int, legend_rows: int) -> tuple["Figure", "list[Axes]"]:
-    """A figure of panels in rows, with space for the legend below."""
-    from matplotlib.figure import Figure
-
-    rows = math.ceil(number / columns)
-    below = 0.62 + 0.2 * legend_rows
-    height = (2.0 if columns > 1 else 3.0) * rows + 0.35 * (rows - 1) + 0.3 + below
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    figure.subplots_adjust(
-        left=0.075, right=0.985, top=1 - 0.3 / height, bottom=below / height, wspace=0.16 + 0.05 * columns, hspace=0.35
-    )
-    for unused in axes[number:]:
-        unused.set_visible(False)
-    return figure, axes[:number]
-
-
-def legend_rows(names: Sequence[str]) -> int:
-    """Rows that a legend of these names needs."""
-    return math.ceil(len(set(names)) / _legend_columns(names)) if names else 0
-
-
-def _legend_columns(names: Sequence[str]) -> int:
-    # A letter of the legend is about 0.065 inches wide, its key 0.45.
-    widest = 0.5 + 0.063 * max(map(len, names), default=0)
-    return max(1, min(len(set(names)), int((WIDTH - 0.2) / widest)))
-
-
-def finish(figure: "Figure", panels: "Sequence[Axes]", note: str, path: Path) -> None:
-    """One legend for all panels, the note below, the file."""
-    handles: dict[str, Any] = {}
-    for axes in panels:
-        axes.grid(axis="y", color=PALE, linewidth=0.6)
-        axes.set_axisbelow(True)
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(str(name), handle)
-    height = figure.get_figheight()
-    figure.legend(
-        list(handles.values()),
-        list(handles),
-        loc="lower left",
-        bbox_to_anchor=(0.005, 0.2 / height),
-        ncol=_legend_columns(list(handles)),
-        frameon=False,
-        fontsize=7.5,
-        columnspacing=1.2,
-        handlelength=2.4,
-    )
-    figure.text(0.012, 0.06 / height, note, fontsize=7, color=GREY)
-    path.write_bytes(small_png(figure))
 
 
 def small_png(figure: "Figure") -> bytes:

@@ -85,20 +85,6 @@ class Run(NamedTuple):
         return self.probes[name]
 
 
-def long_table(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """One row for each evaluation of each run, as columns that ``pandas.DataFrame`` takes.
-
-    The columns are part, sampler, seed, round, accuracy, loss, seconds and bytes.
-    """
-    rows = [
-        (run.part, run.sampler, run.seed, *values)
-        for run in runs
-        for values in zip(*(column.tolist() for column in run[3:8]), strict=True)
-    ]
-    names = ("part", "sampler", "seed", "round", "accuracy", "loss", "seconds", "bytes")
-    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
-
-
 def by_sampler(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs of each sampler in order of seed; samplers in order of first appearance."""
     groups: dict[str, list[Run]] = {}
@@ -107,11 +93,16 @@ def by_sampler(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {sampler: sorted(group, key=lambda run: run.seed) for sampler, group in groups.items()}
 
 
+def base_name(label: str) -> str:
+    """The sampler's bare name: of ``pracdelta(floor=0.1)@pivotal`` and of ``pracdelta+part`` it is ``pracdelta``."""
+    return label.partition("+")[0].partition("@")[0].partition("(")[0]
+
+
 def find_sampler(name: str, labels: Sequence[str]) -> str | None:
-    """The label called ``name``, else the only one that is ``name`` with a suffix (``name@...``), else None."""
+    """The label called ``name``, else the only one that is a variant of it (``name@...``, ``name(...)``), else None."""
     if name in labels:
         return name
-    variants = [label for label in labels if label.split("@")[0] == name]
+    variants = [label for label in labels if base_name(label) == name]
     return variants[0] if len(variants) == 1 else None
 
 
@@ -119,35 +110,20 @@ def check_runs(runs: Sequence[Run]) -> None:
     """Reject runs that cannot be compared.
 
     Raises:
-        DeltaflError: If there is no run, a sampler has a seed twice, the metrics or the numbers of clients
-            differ, or a run has no evaluation, columns of different length, rounds that do not increase, or no
-            value of its metric.
+        DeltaflError: If there is no run, a sampler has a seed twice, the metrics or the numbers of clients differ, or
+            a run has no evaluation or no value of its metric.
     """
     if not runs:
         raise DeltaflError("there is no run to compare; give at least one finished run")
     seen: set[tuple[str, int]] = set()
     for run in runs:
+        who = f"run {run.sampler!r}, seed {run.seed}"
         if (run.sampler, run.seed) in seen:
             raise DeltaflError(f"two runs of sampler {run.sampler!r} have seed {run.seed}; leave one out")
         seen.add((run.sampler, run.seed))
-        _check_run(run)
-    for what, found in (
-        ("metrics", {run.metric for run in runs}),
-        ("numbers of clients", {len(run.draws_m) for run in runs}),
-    ):
-        if len(found) > 1:
-            values = ", ".join(map(str, sorted(found)))
-            raise DeltaflError(f"the runs have different {what} ({values}); compare runs of one task")
-
-
-def _check_run(run: Run) -> None:
-    who = f"run {run.sampler!r}, seed {run.seed}"
-    columns = (run.accuracy_r, run.loss_r, run.seconds_r, run.bytes_r)
-    if len(run.round_r) == 0:
-        raise DeltaflError(f"{who}: it has no evaluation; let it finish at least one evaluated round")
-    if any(column.shape != run.round_r.shape for column in columns):
-        raise DeltaflError(f"{who}: its columns differ in length; each needs {len(run.round_r)} entries")
-    if run.round_r[0] < 1 or np.any(np.diff(run.round_r) <= 0):
-        raise DeltaflError(f"{who}: round_r must increase strictly and start at 1 or later")
-    if run.metric == "accuracy" and np.isnan(run.accuracy_r).any():
-        raise DeltaflError(f"{who}: accuracy is missing (NaN) in some evaluations; use the metric 'loss'")
+        if len(run.round_r) == 0:
+            raise DeltaflError(f"{who}: it has no evaluation; let it finish at least one evaluated round")
+        if run.metric == "accuracy" and np.isnan(run.accuracy_r).any():
+            raise DeltaflError(f"{who}: accuracy is missing (NaN) in some evaluations; use the metric 'loss'")
+    if len({(run.metric, len(run.draws_m)) for run in runs}) > 1:
+        raise DeltaflError("the runs have different metrics or numbers of clients; compare runs of one task")

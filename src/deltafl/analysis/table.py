@@ -1,15 +1,16 @@
 """The comparison as a table for the terminal, with remarks below: what the numbers show and what they do not show."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Group, RenderableType
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from ..samplers import SAMPLERS, bias_of, find_sampler, parse_label
+from ..samplers import SAMPLERS, bias_of, parse_label
+from .runs import base_name
 from .summary import MeanSd, SamplerSummary, SpeedUp, Summary, ToThreshold
 
 #: Stands for a number that does not exist.
@@ -19,7 +20,6 @@ MARK = "*"
 #: Marks a value that rests on a run that diverged.
 DIVERGED = "†"
 _STYLES = {"faster": "green", "slower": "red", "open": ""}
-_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def comparison_table(summary: Summary) -> RenderableType:
@@ -27,20 +27,10 @@ def comparison_table(summary: Summary) -> RenderableType:
 
     Seconds and bytes are those to the threshold; without a threshold, those of the whole run.
     """
-    return _Comparison(summary)
-
-
-class _Comparison:
-    def __init__(self, summary: Summary) -> None:
-        self.summary = summary
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield _table(self.summary)
-        yield Text()
-        notes = Table.grid(padding=(0, 1))
-        for sentence in remarks(self.summary):
-            notes.add_row(Text("·", style="dim"), Text(sentence))
-        yield notes
+    notes = Table.grid(padding=(0, 1))
+    for sentence in remarks(summary):
+        notes.add_row(Text("·", style="dim"), Text(sentence))
+    return Group(_table(summary), Text(), notes)
 
 
 def _table(summary: Summary) -> Table:
@@ -50,11 +40,7 @@ def _table(summary: Summary) -> Table:
     headings = [value, "seconds", "bytes"]
     if summary.threshold is not None:
         goal = threshold_text(summary).removeprefix("loss ")
-        headings[1:1] = [
-            f"rounds to\n{goal}",
-            "speed-up\n[95 %]",
-            "gap\nclosed",
-        ]
+        headings[1:1] = [f"rounds to\n{goal}", "speed-up\n[95 %]", "gap\nclosed"]
     for heading in headings:
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for entry in summary.samplers:
@@ -79,25 +65,15 @@ def _row(entry: SamplerSummary, summary: Summary) -> list[Text]:
 
 
 def human_bytes(number: float | None) -> str:
-    """Three digits and a decimal unit (1 kB = 1000 B); a dash for None."""
-    if number is None:
-        return DASH
-    power = 0
-    # 999.5 and more would be printed as 1000.
-    while number >= 999.5 and power < len(_BYTE_UNITS) - 1:
-        number, power = number / 1000, power + 1
-    return f"{_three_digits(number)} {_BYTE_UNITS[power]}" if power else f"{number:.0f} B"
+    """With a decimal unit (1 kB = 1000 bytes); a dash for None."""
+    return DASH if number is None else decimal(round(number))
 
 
 def human_seconds(number: float | None) -> str:
     """Seconds with three digits, whole from 100 on; a dash for None."""
-    return DASH if number is None else _three_digits(number)
-
-
-def _three_digits(number: float) -> str:
-    if number >= 99.95:
-        return f"{number:,.0f}"
-    return f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"
+    if number is None:
+        return DASH
+    return f"{number:,.0f}" if number >= 99.95 else f"{number:.3g}"
 
 
 def _shows_log(summary: Summary) -> bool:
@@ -165,9 +141,6 @@ def remarks(summary: Summary) -> list[str]:
     if diverged:
         found.append(f"{DIVERGED} Diverged: {', '.join(diverged)}. A stopped run keeps its last {summary.metric}.")
     found += bias_remark([entry.sampler for entry in summary.samplers], summary.settings)
-    lengths = sorted({run.num_rounds for entry in summary.samplers for run in entry.seeds})
-    if len(lengths) > 1:
-        found.append(f"The runs differ in length ({lengths[0]} to {lengths[-1]} rounds).")
     return [*found, _columns(summary)]
 
 
@@ -182,19 +155,9 @@ def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]
     if factor is not None:
         who = "Biased, all of them" if len(labels) > 1 else "Biased"
         return [f"{who}: norm_guard = {factor:g} shortens estimates that are longer than those before."]
-    parts = {label: _bias_of(label, settings) for label in labels if re.split(r"[(@]", label)[0] in SAMPLERS}
+    parts = {label: bias_of(parse_label(label)) for label in labels if base_name(label) in SAMPLERS}
     named = [f"{label} ({part})" for label, part in parts.items() if part is not None]
     return [f"Biased: {', '.join(named)}."] if named else []
-
-
-def _bias_of(label: str, settings: Mapping[str, Any]) -> str | None:
-    """What makes a method biased; records from before options were part of labels have some of them as settings."""
-    parsed = parse_label(label)
-    read = find_sampler(parsed.name).options
-    old: dict[str, Any] = {
-        key: settings[key] for key in ("floor", "drop_small_after") if key in read and settings.get(key) is not None
-    }
-    return bias_of(parsed._replace(options={**old, **parsed.options}))
 
 
 def _reached(summary: Summary) -> list[tuple[SamplerSummary, ToThreshold]]:
