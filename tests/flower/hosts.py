@@ -13,6 +13,7 @@ from deltafl.flower.federation import Federation
 from deltafl.flower.replies import ClientReply
 from deltafl.flower.rules import Rules
 from deltafl.flower.saved import save
+from deltafl.round import response_rates
 from deltafl.samplers import parse_label, uses_aux
 from deltafl.types import Cohort, RoundInfo
 
@@ -20,13 +21,19 @@ from deltafl.types import Cohort, RoundInfo
 def federation(label: str = "pracdelta", model: Arrays | None = None, m: int = 0, **settings: Any) -> Federation:
     """A federation of m clients whose sizes are 10, 15, 20, ..."""
     model = {"x": np.zeros(3, dtype=np.float32)} if model is None else model
-    estimator = settings.pop("estimator", parse_label(label).estimator)
-    aux = 3 if uses_aux(make_sampler(label), estimator) else 0
-    rules = Rules(make_sampler(label), settings.pop("n", 3), estimator, **{"aux": aux, **settings})
-    fed = Federation(rules, model, Layout.of(model))
+    estimator = settings.get("estimator", parse_label(label).estimator)
+    given = {"n": 3, "aux": 3 if uses_aux(make_sampler(label), estimator) else 0, **settings}
+    names = ("n", "weights", "aux", "clipping", "sketch", "state_path")
+    rules = {name: given.pop(name) for name in names if name in given}
+    fed = Federation(Rules.of(label, settings=given, **rules), model, Layout.of(model))
     if m:
         admit(fed, sizes_of(m))
     return fed
+
+
+def rates_of(fed: Federation) -> dict[str, float]:
+    """Each client's response rate, as the next round will assume it."""
+    return dict(zip(fed.clients.keys, response_rates(fed.plan, fed.current).tolist(), strict=True))
 
 
 def sizes_of(m: int, start: int = 0) -> dict[str, int]:

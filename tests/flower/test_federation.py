@@ -1,7 +1,6 @@
 """Rounds without messages: faulty replies, failures, outages, clipping, sketches."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,16 +8,15 @@ import pytest
 pytest.importorskip("flwr")
 
 from conftest import Recorder
-from deltafl import DeltaflError, PracDelta, make_sampler, stream
+from deltafl import DeltaflError, stream
 from deltafl.estimators.sketch import count_sketch
 from deltafl.flower import WeightedClipping
-from deltafl.flower.arrays import Arrays, Layout
-from deltafl.flower.federation import Federation, sketch_seed
+from deltafl.flower.arrays import Arrays
+from deltafl.flower.federation import sketch_seed
 from deltafl.flower.replies import ClientReply
-from deltafl.flower.rules import Rules
 from deltafl.types import FloatArray
 
-from .hosts import admit, close_with, federation, open_all, play, sizes_of
+from .hosts import admit, close_with, federation, open_all, play, rates_of
 
 FAULTS: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
     "other names": (lambda a: {"other": a["x"]}, "other names"),
@@ -50,7 +48,7 @@ def test_a_missing_reply_is_not_a_rejected_one() -> None:
     info = fed.close(open_all(fed), replies)
     assert info.num_responded == 1
     assert info.rejected == [(1, "error 5: node is gone")]
-    assert fed.response_rates() == {"client:0": 1.0, "client:1": 0.5, "client:2": 0.5}
+    assert rates_of(fed) == {"client:0": 1.0, "client:1": 0.5, "client:2": 0.5}
 
 
 # Monte Carlo of the weighting, with failures of every kind.
@@ -70,10 +68,8 @@ FAILURES: list[ClientReply | None] = [
 
 def one_chain(chain: int, response_floor: float) -> tuple[FloatArray, FloatArray]:
     """The estimate of the last round of a federation in which clients fail at their own rates, and the truth."""
-    rules = Rules(PracDelta(floor=0.3), 3, "horvitz-thompson", Recorder(), seed=chain, response_floor=response_floor)
-    model: Arrays = {"x": np.zeros(2, np.float32)}
-    fed = Federation(rules, model, Layout.of(model))
-    admit(fed, sizes_of(6))
+    settings = {"server_optimizer": Recorder(), "seed": chain, "response_floor": response_floor}
+    fed = federation("pracdelta(floor=0.3)", {"x": np.zeros(2, np.float32)}, 6, **settings)
     rng = np.random.default_rng([chain, 7])
 
     def answer(client: int) -> ClientReply | None:
@@ -112,7 +108,7 @@ def test_an_outage_changes_no_weight_afterwards(label: str, n: int) -> None:
     play(fed, 10, alive=False)
     assert np.array_equal(fed.params_d, before)
     assert fed.current.round == 22
-    assert list(fed.response_rates().values()) == [1.0] * 10
+    assert list(rates_of(fed).values()) == [1.0] * 10
     assert sum("nobody answered" in sentence for sentence in fed.warnings) == 10
     if label == "uniform":
         assert [info.sum_of_weights for info in play(fed, 5)] == pytest.approx([1.0] * 5)
@@ -125,14 +121,14 @@ def test_silence_of_clients_that_often_fail_is_non_response() -> None:
     for _ in range(60):
         close_with(fed, open_all(fed), lambda i: ClientReply(fed.arrays()) if rng.random() < 0.5 else None)
     assert fed.current.selected_m.sum() >= 116
-    assert all(0.3 < rate < 0.7 for rate in fed.response_rates().values())
+    assert all(0.3 < rate < 0.7 for rate in rates_of(fed).values())
 
 
 def test_a_single_silent_client_loses_its_rate() -> None:
     fed = federation("uniform", n=1, m=1)
     play(fed, 9)
     play(fed, 10, alive=False)
-    assert fed.response_rates()["client:0"] == 0.5
+    assert rates_of(fed)["client:0"] == 0.5
 
 
 @pytest.mark.parametrize("estimator", ["innovation", "difference-own", "difference"])
@@ -153,7 +149,7 @@ def test_a_memory_that_clients_lost_does_not_lower_their_response_rate() -> None
         fed.close(cohort, {i: ClientReply({"x": sent + 1}, since=name) for i, name in since.items()})
         if round == 2 and expected:
             assert any("lost the memory" in sentence for sentence in fed.warnings)
-    assert set(fed.response_rates().values()) == {1.0}
+    assert set(rates_of(fed).values()) == {1.0}
 
 
 # Clipping and noise.
@@ -188,25 +184,6 @@ def test_noise_cannot_be_repeated_unless_a_test_asks_for_it() -> None:
 def test_clipping_out_of_range_is_refused(norm: float, z: float) -> None:
     with pytest.raises(DeltaflError, match="clipping to norm"):
         WeightedClipping(norm, z)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"estimator": "hajek", "clipping": WeightedClipping(1.0, 1.0)}, "largest weight"),
-        ({"norm_guard": 3.0, "clipping": WeightedClipping(1.0, 0.5)}, r"norm_guard is 3\.0 and noise is added"),
-        ({"estimator": "innovation-remote", "clipping": WeightedClipping(1.0)}, "clients remember what they sent"),
-        ({"sampler": make_sampler("delta")}, "practical sampler"),
-        ({"norm_guard": 3.0, "clipping": WeightedClipping(1.0)}, None),
-    ],
-)
-def test_rules_refuse_what_does_not_go_together(settings: dict[str, Any], message: str | None) -> None:
-    settings = {"sampler": make_sampler("uniform"), "n": 2, **settings}
-    if message is None:
-        Rules(**settings)
-        return
-    with pytest.raises(DeltaflError, match=message):
-        Rules(**settings)
 
 
 # Sketches.

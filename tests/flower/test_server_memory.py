@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,10 @@ from deltafl import DeltaflError
 from deltafl.flower import DeltaStrategy
 from deltafl.flower import saved as saved_module
 from deltafl.flower.federation import Federation
-from deltafl.flower.rules import ServerMemory
 from deltafl.flower.saved import load, save
 from deltafl.io import flatten, read_tensors
 from deltafl.scale import memory_budget as budget_module
-from deltafl.scale.rows import MappedRows
+from deltafl.scale.rows import MappedRows, RowFormat
 
 from .grid import FakeGrid, configs, linear_app, played
 from .hosts import admit, federation, play, sizes_of
@@ -32,13 +32,13 @@ class CrashError(Exception):
 
 
 def make(root: Path, dtype: str = "float32", mapped: bool = False, n: int = 3, m: int = 0) -> Federation:
-    memory = ServerMemory(dtype, root / "disk" if mapped else None, root / "state")
-    return federation("innovation", MODEL, m, n=n, memory=memory)
+    memory = RowFormat(dtype, str(root / "disk" / token_hex(4)) if mapped else None)
+    return federation("innovation", MODEL, m, n=n, memory=memory, state_path=root / "state")
 
 
 def resumed(fed: Federation, root: Path) -> Federation:
-    memory = fed.rules.memory
-    again = make(root, memory.dtype, memory.path is not None, fed.rules.n)
+    memory = fed.rules.plan.memory
+    again = make(root, memory.dtype, memory.folder is not None, fed.rules.plan.n)
     assert load(root / "state", again)
     return again
 
@@ -88,11 +88,11 @@ def test_the_saved_state_holds_only_the_rows_of_a_round(tmp_path: Path) -> None:
     for m in (10, 100):
         state = tmp_path / str(m) / "state"
         play(make(tmp_path / str(m), mapped=True, m=m), 2, save_to=state)
-        arrays, _ = read_tensors(state / "federation-2.safetensors", "")
+        arrays, _ = read_tensors(state / "federation.safetensors", "")
         assert arrays["state.control.control.own.control_md.row_kd"].shape == (3, D)
 
 
-@pytest.mark.parametrize("crash", ["write_tensors", "write_atomically", "settled", "note_round", "join", "forget"])
+@pytest.mark.parametrize("crash", ["write_tensors", "settled", "note_round", "join", "forget"])
 def test_a_server_killed_anywhere_resumes_to_the_same_bits(
     tmp_path: Path, crash: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_server_killed_anywhere_resumes_to_the_same_bits(
         change(again)
         play(again, 1)
     for one in (through, again):
-        play(one, 4, save_to=one.rules.memory.state_path)
+        play(one, 4, save_to=one.rules.state_path)
     assert contents(again) == contents(through)
 
 
@@ -266,7 +266,7 @@ def test_the_log_says_what_the_memory_takes(
     ("given", "message"),
     [
         ({"memory_dtype": "float16"}, "memory_dtype is 'float16'; write 'float32' or 'bfloat16'"),
-        ({"memory_path": "rows"}, r"memory_path is 'rows' and there is no state_path: .*write state_path=..., too"),
+        ({"memory_path": "rows"}, r"memory_path is set and there is no state_path: .*write state_path=..., too"),
         ({"memory_dtype": "bfloat16", "sampler": "pracdelta"}, "memory_dtype is set, but with 'horvitz-thompson'"),
         (
             {"memory_path": "rows", "state_path": "state", "estimator": "innovation-remote"},

@@ -14,7 +14,7 @@ from ..accumulate import Accumulator
 from ..errors import DeltaflError
 from ..estimators.remote import RemoteControlState, RemoteReply, begin_anew
 from ..estimators.sketch import count_sketch
-from ..round import Plan, RoundState, coefficients, init_round, open_round, response_rates
+from ..round import Plan, RoundState, coefficients, init_round, open_round
 from ..server.optimizers import ServerOptimizer
 from ..server.screening import measure
 from ..streams import stream
@@ -32,7 +32,7 @@ class Federation:
     """Clients, the model and the state of the rounds.
 
     Attributes:
-        rules: The settings; with a folder for the clients' updates if these are kept in a file.
+        rules: The settings.
         clients: Who was admitted.
         layout: The model's arrays.
         rest: Its buffers and counters.
@@ -41,7 +41,7 @@ class Federation:
     """
 
     def __init__(self, rules: Rules, arrays: Arrays, layout: Layout) -> None:
-        self.rules, self.layout = replace(rules, memory=rules.memory.with_new_folder()), layout
+        self.rules, self.layout = rules, layout
         self.clients = ClientRegistry()
         self.rest: Arrays = layout.rest(arrays)
         self.state: RoundState | None = None
@@ -73,10 +73,6 @@ class Federation:
         """The global model as named arrays, as it is sent."""
         return self.layout.rebuild(self.params_d, self.rest)
 
-    def response_rates(self) -> dict[str, float]:
-        """Each client's response rate, as the next round will assume it."""
-        return dict(zip(self.clients.keys, response_rates(self.plan, self.current).tolist(), strict=True))
-
     def admit(self, infos: Mapping[str, ClientInfo]) -> None:
         """Let clients join, or change what they report; the weights follow.
 
@@ -84,8 +80,7 @@ class Federation:
         round there is no room to remember an update of each.
 
         Raises:
-            DeltaflError: If a size is not a number from 1 to 2^40, or before the first round one update per client does
-                not fit.
+            DeltaflError: If before the first round one update per client does not fit.
         """
         clients = self.clients.updated(infos)
         try:
@@ -113,14 +108,14 @@ class Federation:
         except CannotResizeError:
             gone = ", ".join(key for key in self.clients.keys if key not in clients.index)
             raise DeltaflError(
-                f"{gone} cannot be forgotten: {type(self.rules.sampler).__name__} describes all clients jointly; "
+                f"{gone} cannot be forgotten: {type(self.rules.plan.sampler).__name__} describes all clients jointly; "
                 "choose a new state_path to start without, or leave forget out"
             ) from None
 
     def restore(self, clients: ClientRegistry, state: RoundState, rest: Arrays) -> None:
         """Resume from a saved state."""
         self.clients, self.state, self.rest = clients, state, rest
-        self._plan = self.rules.plan(clients.sizes, clients.aux)
+        self._plan = self.rules.plan_for(clients)
 
     def expected_memory(self, client: int) -> int | None:
         """The memory of its own that a client is asked to subtract; None if clients keep none."""
@@ -170,7 +165,7 @@ class Federation:
         """Continue with these clients; all or nothing."""
         if clients is self.clients:
             return
-        plan = self.rules.plan(clients.sizes, clients.aux)
+        plan = self.rules.plan_for(clients)
         if len(clients.keys) > len(self.clients.keys):
             self._require_room(len(clients.keys))
         if self.state is None:
@@ -184,11 +179,9 @@ class Federation:
 
     def _require_room(self, num_clients: int) -> None:
         """Refuse more clients than fit into memory; once rounds were played, only newcomers are refused."""
-        if not self.rules.remembers:
-            return
         seen = 0 if self.state is None else int(np.count_nonzero(self.state.responded_m))
         try:
-            self.rules.memory.require_room(num_clients, self.layout.num_params, self.rules.n, seen)
+            self.rules.require_room(num_clients, self.layout.num_params, seen)
         except DeltaflError as error:
             if self.state is None or self.state.round == 0:
                 raise

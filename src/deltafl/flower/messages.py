@@ -70,7 +70,7 @@ def content_for_all(federation: Federation, config: ConfigRecord) -> RecordDict:
     sent["server-round"] = federation.current.round + 1
     sent[TRAINED] = [entry.name for entry in federation.layout.trained]
     if federation.rules.sketch:
-        sent[SKETCH_SIZE], sent[SKETCH_SEED] = federation.rules.sketch, sketch_seed(federation.rules.seed)
+        sent[SKETCH_SIZE], sent[SKETCH_SEED] = federation.rules.sketch, sketch_seed(federation.plan.seed)
     return RecordDict({"arrays": to_record(federation.arrays()), "config": sent})
 
 

@@ -98,7 +98,7 @@ class Directory:
         known = {*saved, *(key for key, _ in self._registered.values())}
         for key in sorted(self.forget - known):
             near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else "the keys are those in the log and in federation.json"
+            hint = f"did you mean {near[0]!r}?" if near else "the keys are those in the log and in the saved state"
             self._warn(f"unknown {key}", f"forget names {key!r}, which no saved or connected client has: {hint}")
 
     def wait(

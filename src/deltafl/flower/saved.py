@@ -2,12 +2,13 @@
 
 ::
 
-    DIR/federation.json              clients (keys, sizes), the model's layout, the settings; names the other file
-    DIR/federation-N.safetensors     model, scores, control variates, counts, buffers after N rounds
-    DIR/federation.lock              held by the server that writes here, and released however it ends
+    DIR/federation.safetensors   model, scores, control variates, counts, buffers; in its header, as JSON, the round,
+                                 the clients (keys, sizes), the model's layout and the settings
+    DIR/federation.lock          held by the server that writes here, and released however it ends
 
-A new pair becomes valid when the JSON file is renamed; the old tensors are deleted afterwards. With ``memory_path`` the
-clients' updates are in a file elsewhere (``rules.ServerMemory``), and the tensors hold only those of the last round.
+With ``memory_path`` the clients' updates are in a file of their own, in a folder that the header names, and the state
+holds only those of the last round. A file and a state that do not belong together (an old copy of one was put back)
+would make the estimate count updates that nobody sent, so both record their round.
 """
 
 import json
@@ -20,25 +21,15 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..errors import DeltaflError
-from ..io import (
-    flatten,
-    note_round,
-    noted_round,
-    read_json,
-    read_tensors,
-    settled,
-    unflatten,
-    write_atomically,
-    write_tensors,
-    written,
-)
+from ..io import flatten, note_round, noted_round, owner, read_tensors, settled, unflatten, write_tensors
 from ..round import init_round
 from .clients import ClientInfo, ClientRegistry
 from .federation import Federation
 from .rules import Rules
 
-MARK = "federation.json"
-_VERSION = 2
+FILE = "federation.safetensors"
+_HEADER = "deltafl-federation"
+_VERSION = 3
 _REST = "rest."
 _CURE = "put a copy of the folder in its place, or choose a new state_path"
 
@@ -69,27 +60,17 @@ def sole_owner(folder: Path | None) -> Iterator[None]:
 def save(folder: Path, federation: Federation) -> None:
     """Write the state after a round."""
     folder.mkdir(parents=True, exist_ok=True)
-    state, memory = federation.current, federation.rules.memory
-    tensors = f"federation-{state.round}.safetensors"
-    rest = {_REST + name: array for name, array in federation.rest.items()}
-    checksum = write_tensors(folder / tensors, {**dict(flatten(state)), **rest})
-    mark = {
+    clients, memory = federation.clients, federation.rules.plan.memory.folder
+    header = {
         "version": _VERSION,
-        "round": state.round,
-        "tensors": tensors,
-        "checksum": checksum,
+        "round": federation.current.round,
         "settings": _settings(federation.rules),
         "layout": _layout(federation),
-        "clients": [
-            {"key": key, **info._asdict()}
-            for key, info in zip(federation.clients.keys, federation.clients.infos, strict=True)
-        ],
-        "memory": None if memory.folder is None else {"folder": memory.folder, "round": _memory_round(memory.folder)},
+        "clients": [{"key": key, **info._asdict()} for key, info in zip(clients.keys, clients.infos, strict=True)],
+        "memory": None if memory is None else {"folder": memory, "round": noted_round(Path(memory))},
     }
-    write_atomically(folder / MARK, json.dumps(mark, indent=1) + "\n")
-    for old in folder.glob("federation-*.safetensors"):
-        if old.name != tensors:
-            old.unlink()
+    rest = {_REST + name: array for name, array in federation.rest.items()}
+    write_tensors(folder / FILE, {**dict(flatten(federation.current)), **rest}, {_HEADER: json.dumps(header)})
     _settle(federation)
 
 
@@ -99,67 +80,52 @@ def load(folder: Path, federation: Federation) -> bool:
     Raises:
         DeltaflError: If it was saved with other settings or for another model, or is damaged.
     """
-    if not (folder / MARK).exists():
+    if not (folder / FILE).exists():
         return False
-    try:
-        _restore(folder, federation)
-    except (KeyError, TypeError) as error:  # an edited mark
-        raise DeltaflError(f"{folder / MARK} is damaged ({type(error).__name__}: {error}); {_CURE}") from None
-    return True
-
-
-def _restore(folder: Path, federation: Federation) -> None:
-    mark = read_json(folder / MARK)
-    if mark["version"] != _VERSION:
-        raise DeltaflError(
-            f"{folder / MARK} has version {mark['version']}; this deltafl reads version {_VERSION}: choose a new "
-            "state_path"
-        )
-    before, now = mark["settings"], _settings(federation.rules)
+    arrays, texts = read_tensors(folder / FILE, _CURE)
+    header = json.loads(texts.get(_HEADER, "{}"))
+    if header.get("version") != _VERSION:
+        raise DeltaflError(f"{folder / FILE} is of another version of deltafl; choose a new state_path")
+    before, now = header["settings"], _settings(federation.rules)
     for name in now:
         if before[name] != now[name]:
             raise DeltaflError(
                 f"the state in {folder} was saved with {name} = {before[name]}, now it is {now[name]}; write it as it "
                 "was, or choose a new state_path"
             )
-    if mark["layout"] != _layout(federation):
+    if header["layout"] != _layout(federation):
         raise DeltaflError(f"the state in {folder} belongs to a model with other arrays; choose a new state_path")
-    clients = ClientRegistry(
-        tuple(client["key"] for client in mark["clients"]),
-        tuple(ClientInfo(client["num_examples"], tuple(client["aux"])) for client in mark["clients"]),
+    keys, infos = zip(
+        *((client["key"], ClientInfo(client["num_examples"], tuple(client["aux"]))) for client in header["clients"]),
+        strict=True,
     )
-    _find_memory(folder, federation, mark, len(clients.keys))
-    arrays, _ = read_tensors(folder / mark["tensors"], _CURE, mark["checksum"])
-    template = init_round(federation.rules.plan(clients.sizes, clients.aux), federation.params_d)
+    clients = ClientRegistry(keys, infos)
+    _find_memory(folder, federation, header)
+    federation.rules.require_room(len(keys), federation.layout.num_params)
+    template = init_round(federation.rules.plan_for(clients), federation.params_d)
     rest = {name: arrays[_REST + name] for name in federation.rest}
     federation.restore(clients, unflatten(template, arrays), rest)
     _settle(federation)
+    return True
 
 
-def _find_memory(folder: Path, federation: Federation, mark: dict[str, Any], num_clients: int) -> None:
-    """Point to the folder of the clients' updates; check that they belong to this state and fit."""
-    rules = federation.rules
-    if not rules.remembers:
+def _find_memory(folder: Path, federation: Federation, header: dict[str, Any]) -> None:
+    """Point to the folder of the clients' updates, and check that they belong to this state."""
+    if header["memory"] is None:
         return
-    if mark["memory"] is not None:
-        place = mark["memory"]["folder"]
-        rules = federation.rules = replace(rules, memory=replace(rules.memory, folder=place))
-        # A server killed before or while it settled: the saved state has the missing rows.
-        if _memory_round(place) not in (mark["memory"]["round"], mark["round"]):
-            raise DeltaflError(
-                f"the clients' updates in {place} do not belong to the state in {folder} after round {mark['round']}; "
-                "put back copies of both that were made at the same time, or choose a new state_path"
-            )
-    rules.memory.require_room(num_clients, federation.layout.num_params, rules.n)
-
-
-def _memory_round(folder: str) -> int | None:
-    return noted_round(Path(folder))
+    plan, place = federation.rules.plan, header["memory"]["folder"]
+    federation.rules = replace(federation.rules, plan=replace(plan, memory=replace(plan.memory, folder=place)))
+    # A server killed before or while it settled: the saved state has the missing rows.
+    if noted_round(Path(place)) not in (header["memory"]["round"], header["round"]):
+        raise DeltaflError(
+            f"the clients' updates in {place} do not belong to the state in {folder} after round {header['round']}; "
+            "put back copies of both that were made at the same time, or choose a new state_path"
+        )
 
 
 def _settle(federation: Federation) -> None:
     """Write the updates that the saved state holds into the clients' file, if there is one."""
-    folder = federation.rules.memory.folder
+    folder = federation.rules.plan.memory.folder
     if folder is not None:
         federation.state = settled(federation.current)
         note_round(Path(folder), federation.current.round)
@@ -171,14 +137,11 @@ def _layout(federation: Federation) -> list[Any]:
 
 def _settings(rules: Rules) -> dict[str, Any]:
     """The settings that a saved state depends on, as JSON; the cohort size may change between starts."""
+    texts, folder = owner(rules.plan), rules.plan.memory.folder
     return {
-        "sampler": written(rules.sampler),
-        "estimator": rules.estimator,
-        "server_optimizer": written(rules.server_optimizer),
+        **{name: texts[name] for name in ("sampler", "estimator", "server_optimizer", "seed", "norm_guard")},
         "weights": rules.weights,
-        "seed": rules.seed,
         "aux": rules.aux,
-        "norm_guard": rules.norm_guard,
-        "memory_dtype": rules.memory.dtype,
-        "memory_path": None if rules.memory.path is None else str(rules.memory.path),
+        "memory_dtype": rules.plan.memory.dtype,
+        "memory_path": None if folder is None else str(Path(folder).parent),
     }

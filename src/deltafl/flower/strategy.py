@@ -4,6 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from logging import INFO, WARNING
 from math import isfinite
 from pathlib import Path
+from secrets import token_hex
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
@@ -12,7 +14,9 @@ from flwr.supercore import log
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from ..errors import DeltaflError
-from ..samplers import Sampler, make_sampler, parse_label
+from ..samplers import Sampler
+from ..scale.memory_budget import memory_words
+from ..scale.rows import RowFormat
 from ..server.optimizers import ServerOptimizer, make_server_optimizer
 from ..types import Cohort, RoundInfo
 from .arrays import BUFFERS, Layout
@@ -20,7 +24,7 @@ from .clients import ClientInfo
 from .federation import Federation
 from .messages import by_request, content_for, content_for_all, mean_metrics, read_reply, round_metrics, to_record
 from .registration import Directory, check_same_kind
-from .rules import Rules, ServerMemory, WeightedClipping, check_texts, check_whole
+from .rules import Rules, WeightedClipping, check_texts, check_whole
 from .saved import load, save, sole_owner
 
 #: Seconds that a message outlives its round's timeout, for replies that are under way.
@@ -63,7 +67,7 @@ class DeltaStrategy(Strategy):
         memory_dtype: ``"float32"`` or ``"bfloat16"``, for the updates that the server remembers, one per client.
         memory_path: Folder on a disk for them, with ``state_path``; None for RAM.
         evaluate: Whether all connected clients evaluate the model after every round.
-        forget: Keys of clients (as in the log and ``federation.json``) to drop from the saved state, with their weight
+        forget: Keys of clients (as in the log) to drop from the saved state, with their weight
             and everything remembered about them; they are never selected again.
 
     Raises:
@@ -94,32 +98,30 @@ class DeltaStrategy(Strategy):
         memory_path: str | Path | None = None,
         evaluate: bool = False,
         forget: Collection[str] = (),
-        **renamed: object,
     ) -> None:
-        if renamed:
-            (name, *_) = renamed
-            raise DeltaflError(f"unknown argument {name!r}" + ("; it is now called aux" if name == "known" else ""))
-        label = parse_label(sampler) if isinstance(sampler, str) else None
         self.state_path = None if state_path is None else Path(state_path)
-        self.rules = Rules(
-            sampler=make_sampler(sampler) if isinstance(sampler, str) else sampler,
-            n=n,
-            estimator=estimator or (label.estimator if label else "horvitz-thompson"),
-            server_optimizer=(
+        folder = None if memory_path is None else str(Path(memory_path).absolute() / f"federation-{token_hex(4)}")
+        settings: dict[str, Any] = {
+            "server_optimizer": (
                 make_server_optimizer(server_optimizer) if isinstance(server_optimizer, str) else server_optimizer
             ),
+            "seed": seed,
+            "response_floor": response_floor,
+            "norm_guard": norm_guard,
+            "memory": RowFormat(memory_dtype, folder),
+        }
+        self.rules = Rules.of(
+            sampler,
+            n,
             weights=weights,
-            seed=seed,
-            response_floor=response_floor,
-            norm_guard=norm_guard,
+            aux=aux,
+            settings=settings if estimator is None else {**settings, "estimator": estimator},
             clipping=clipping,
             sketch=sketch,
-            aux=aux,
-            memory=ServerMemory(memory_dtype, memory_path, self.state_path),
+            state_path=self.state_path,
         )
         if min_nodes is not None:
             check_whole("min_nodes", min_nodes, "at least 1, or None for n", 1)
-        self.rules.plan([1] * n, [(0.0,) * aux] * n)  # refuses what is out of range before waiting for anybody
         self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
         self.min_nodes = n if min_nodes is None else min_nodes
         self.wait_for_nodes = wait_for_nodes
@@ -178,8 +180,9 @@ class DeltaStrategy(Strategy):
 
     def summary(self) -> None:
         """Log the settings."""
-        log(INFO, "\t├──> deltafl: sampler %s, n = %d, estimator %s", self.name, self.rules.n, self.rules.estimator)
-        log(INFO, "\t├──> weights by %s, server optimizer %s", self.rules.weights, self.rules.server_optimizer)
+        plan = self.rules.plan
+        log(INFO, "\t├──> deltafl: sampler %s, n = %d, estimator %s", self.name, plan.n, plan.rule.name)
+        log(INFO, "\t├──> weights by %s, server optimizer %s", self.rules.weights, plan.server_optimizer)
         log(INFO, "\t└──> state kept in %s", self.state_path or "memory only")
 
     def configure_train(
@@ -190,10 +193,11 @@ class DeltaStrategy(Strategy):
             raise DeltaflError(_FOREIGN_PRIVACY)
         federation, is_first = self._active(), self._cohort is None
         present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=is_first, admit=self._admit)
-        rules, keys = self.rules, federation.clients.keys
+        rules, keys = federation.rules, federation.clients.keys
         if is_first and rules.remembers:
-            memory = federation.rules.memory.describe(len(keys), federation.layout.num_params, rules.n)
-            log(INFO, "%s %s", self.name, memory)
+            shape, place = (len(keys), federation.layout.num_params), rules.plan.memory.folder or self.state_path
+            words = memory_words(rules.plan.memory, shape, rules.memory_size(*shape), f"in {place}")
+            log(INFO, "%s %s", self.name, words)
         cohort = federation.open(present)
         content, nodes, number = (
             content_for_all(federation, config),
