@@ -199,9 +199,9 @@ def test_likely_causes() -> None:
     assert "fewer local steps" in likely_cause([*quiet_rounds, harmless, info(50.0)], method)
     stale = [info(norm, round=round, residual=1.7) for round, norm in ((98, 1.0), (99, 1.1), (100, 9.0))]
     said = likely_cause(stale, method)
-    assert "asked for after 100 rounds on average, and what it leaves is 1.7 times" in said
-    assert "use a damped estimator, ask more clients" in said
-    assert "norms): ask more clients" in likely_cause(stale, method._replace(damped=True))
+    assert "selected every 100 rounds on average, and residuals are 1.7 times" in said
+    assert "use a damped estimator, select more clients" in said
+    assert "norms): select more clients" in likely_cause(stale, method._replace(damped=True))
     assert "fewer local steps" in likely_cause([i._replace(round=50) for i in stale], method)  # nobody was asked twice
     assert "fewer local steps" in likely_cause([i._replace(residual=1.0) for i in stale], method)  # it knows nothing
     assert "fewer local steps" in likely_cause(stale, method._replace(remembers=False))

@@ -1,4 +1,4 @@
-"""Divergence: a run whose model is lost is noticed, with the likely cause, so that it can end at its last good state.
+"""Divergence: noticing that a run has lost its model, and why, so that it ends at its last good state.
 
 A run has diverged when
 
@@ -7,22 +7,20 @@ A run has diverged when
 - the evaluated loss is above 10 times the reference 20 times in a row, and the loss is no lower and the accuracy no
   higher than at the first of them; or once in a round whose estimate D is above 1000 times the median of the last 20,
 - in three rounds in a row every reply was refused: local training overflows, and the model cannot move any more,
-- it knew something once and knows nothing any more, 20 evaluations in a row. Its *skill*, (accuracy - chance) / (1 -
-  chance) with chance the share of the commonest test label, is at most 0.02 after it had been at least 0.25, and the
-  loss is at least -log(chance), what no constant answer stays below. So does a network all of whose units are dead.
+- it has lost its skill, 20 evaluations in a row. *Skill* is (accuracy - chance) / (1 - chance), where chance is the
+  share of the commonest test label; it is lost if it is at most 0.02 after it had been at least 0.25 and the loss is at
+  least -log(chance), which no constant answer undercuts. A network all of whose units are dead looks like that.
 
-The *reference* is what a model that knows nothing loses: for a log loss (metric accuracy) the loss at the start, and
-at least 1 nat, for a start from a trained model is no measure. For other losses there is no such unit, and a start
-may be the optimum: then it is the larger of the loss at the start and the median of the first five evaluations, and
-only infinite values count before those. Noisy runs of the paper's experiments stay below 1.7 times the smallest loss
-seen so far and 1.01 times the loss at the start, so there is room. A linear model with a far too high local rate goes
-up to 170 times the loss at the start and recovers (digits, local_lr 100, all methods: accuracy 0.85 after 60 rounds),
-which is why a high loss must stay high before it ends a run.
+The *reference* is the loss of a model that has learnt nothing: for a log loss (metric accuracy) the loss at the start,
+and at least 1 nat, since a run may start from a trained model. Other losses have no such unit, and a start may be the
+optimum: there it is the larger of the loss at the start and the median of the first five evaluations, before which only
+infinite values count. Noisy runs of the paper's experiments stay below 1.7 times the smallest loss so far. A linear
+model with a far too high local rate reaches 170 times the loss at the start and recovers (digits, local_lr 100,
+accuracy 0.85 after 60 rounds), so a high loss must stay high before it ends a run. The norm of D alone ends nothing: a
+perfect memory makes all norms tiny until a new cohort does not.
 
-The norm of D alone ends nothing: a memory that has become perfect makes all norms tiny before a new cohort does not.
-
-A run that is over before a high loss or a lost skill has lasted for 20 evaluations has not diverged, but its end is in
-*doubt*. Where a loss has no unit, nothing is said before its first five evaluations.
+A run that is over before a high loss or lost skill has lasted for 20 evaluations has not diverged, but its end is
+*suspect*.
 """
 
 from collections import deque
@@ -39,11 +37,11 @@ from ..types import RoundInfo
 HIGH, LOST = 10.0, 1000.0
 #: Evaluations in a row that a high loss may take to fall, or a lost skill to come back.
 PATIENCE = 20
-#: Shares of the way from chance to accuracy 1: what a model has that knows something, and one that knows nothing.
+#: Skill of a model that has learnt something, and of one that has learnt nothing.
 SKILLED, UNSKILLED = 0.25, 0.02
 #: Times the median of the last norms.
 LONG = 1000.0
-#: Rounds that are looked back upon, and the fewest norms that make a median.
+#: Rounds of the window, and the fewest norms that make a median.
 WINDOW, FEWEST = 20, 5
 #: Evaluations that make the reference of a loss without a unit.
 FIRST = 5
@@ -51,7 +49,7 @@ FIRST = 5
 REFUSED = 3
 #: A reply that counts so many times an equal share is a large weight.
 LARGE_WEIGHT = 5.0
-#: A memory that leaves more than so many times the updates does harm; one that knows nothing leaves 1.
+#: Residuals above so many times the updates (squared norms) do harm; an empty memory leaves 1.
 HARMFUL = 1.2
 
 
@@ -70,7 +68,7 @@ class DivergedError(DeltaflError):
 
 
 class Method(NamedTuple):
-    """What the likely cause depends on beside the rounds: the settings in a person's words.
+    """What the likely cause depends on beside the rounds: the settings in words.
 
     Attributes:
         num_clients: m.
@@ -108,7 +106,7 @@ class Watch:
 
     @property
     def reference(self) -> float:
-        """The loss of a model that knows nothing; infinite while that is not known."""
+        """The loss of a model that knows nothing; infinite until it is known."""
         if self._log_loss:
             return self._first[0]
         if len(self._first) <= FIRST:
@@ -124,15 +122,15 @@ class Watch:
     def suspicion(self) -> str | None:
         """What looks wrong by the last evaluation, as a clause; None if that was calm."""
         if self._high:
-            return self._said_of_loss(self._high[-1][0])
-        return self._said_of_skill() if self._unskilled else None
+            return self._describe_loss(self._high[-1][0])
+        return self._describe_skill() if self._unskilled else None
 
     def suspects(self, info: RoundInfo) -> bool:
         """Whether the model should be evaluated now, due or not: a very long step, or a lost local loss."""
         return self._is_long(info) or bool(info.loss > HIGH * self.reference)
 
     def see(self, info: RoundInfo, finite: bool, loss: float | None, accuracy: float = np.nan) -> str | None:
-        """Take a round in.
+        """Judge a round.
 
         Args:
             info: The round.
@@ -163,8 +161,8 @@ class Watch:
         self._unskilled = self._unskilled + 1 if self._knows_nothing(loss, accuracy) else 0
         self._best = float(np.fmax(self._best, accuracy))
         if lost:
-            return self._said_of_loss(loss)
-        return self._said_of_skill() if self._unskilled >= PATIENCE else None
+            return self._describe_loss(loss)
+        return self._describe_skill() if self._unskilled >= PATIENCE else None
 
     def _knows_nothing(self, loss: float, accuracy: float) -> bool:
         """Whether a model that had skill has none: no better than the best constant answer, in both measures."""
@@ -172,10 +170,10 @@ class Watch:
         lost = self._best >= self._chance + SKILLED * way and accuracy <= self._chance + UNSKILLED * way
         return bool(lost and loss >= -np.log(self._chance))
 
-    def _said_of_loss(self, loss: float) -> str:
+    def _describe_loss(self, loss: float) -> str:
         return f"the test loss is {loss:.3g}, it was {self._first[0]:.3g} at the start"
 
-    def _said_of_skill(self) -> str:
+    def _describe_skill(self) -> str:
         many = "evaluation" if self._unskilled == 1 else f"{self._unskilled} evaluations"
         return (
             f"the test accuracy of the last {many} is no better than that of one answer for all, {self._chance:.1%}; "
@@ -194,9 +192,9 @@ class Watch:
 def likely_cause(infos: Sequence[RoundInfo], method: Method) -> str:
     """The likely cause of a divergence, from what is known of the rounds before it.
 
-    In this order: replies were refused for numbers that are not finite or too large (local training itself overflows);
-    in the round whose estimate grew most one reply counted more than five equal shares; clients were asked again, and
-    the memory leaves clearly more than the updates themselves; else the local rate.
+    In this order: replies were refused for numbers that are not finite or too large (local training overflows); in the
+    round whose estimate grew most, one reply counted more than five equal shares; the memory is stale, with residuals
+    clearly larger than the updates; else the local rate.
     """
     refused = sum(len(info.rejected) for info in infos)
     if refused:
@@ -215,8 +213,8 @@ def likely_cause(infos: Sequence[RoundInfo], method: Method) -> str:
     if method.remembers and left > HARMFUL and infos[-1].round >= age:
         damp = "" if method.damped else "use a damped estimator, "
         return (
-            f"the memory is stale: it is asked for after {age:.3g} rounds on average, and what it leaves is {left:.2g} "
-            f"times the updates (squared norms): {damp}ask more clients, or {method.cure}"
+            f"the memory is stale: a client is selected every {age:.3g} rounds on average, and residuals are "
+            f"{left:.2g} times the updates (squared norms): {damp}select more clients, or {method.cure}"
         )
     return f"local training goes too far in one round: {method.cure}, or take fewer local steps"
 
