@@ -1,12 +1,13 @@
-"""Parts of ideas that did not win, kept so that ``ideas.py`` can show it: controls and samplers of its own."""
+"""Controls and samplers of ideas that did not win, kept so that ``ideas.py`` can show it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from deltafl import Centred, Population, Sampler
-from deltafl.estimators.control_variates import ControlValue, ControlVariate
+from deltafl import Centred, ControlValue, ControlVariate, Population, Sampler, draw_cohort, with_floor
+from deltafl.estimators.control_variates import InnovationControl, RegressionControl, RegressionControlState
+from deltafl.estimators.learned_coefficient import LearnedCoefficient
 from deltafl.samplers.centred import CentredState
 from deltafl.types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Replies, Reports
 
@@ -54,183 +55,11 @@ class DeviationControl(ControlVariate):
         return DeviationState(deviation_md, population.weight_m @ deviation_md, common_d)
 
 
-class EndpointState(NamedTuple):
-    """For each client, and for those never seen: the last update a, and where the model was then, b.
-
-    ``moved_d`` is where the model is now, both counted from the first model. ``gram`` and ``cross`` are the sums of the
-    regression of u_i on (a_i, b_i - moved_d).
-    """
-
-    weight_m: FloatArray
-    update_md: FloatArray
-    place_md: FloatArray
-    unseen_m: BoolArray
-    common_d: FloatArray
-    common_place_d: FloatArray
-    moved_d: FloatArray
-    gram: FloatArray
-    cross: FloatArray
-
-
 @dataclass(frozen=True)
-class EndpointControl(ControlVariate):
-    """c_i = beta a_i + gamma (b_i - x): gamma = 0 remembers updates, gamma = beta = 1 where clients ended.
-
-    A client that trains to the end arrives at the same place whatever model x it was sent, so that its update is that
-    place minus x, and an old update is wrong by how far the model has moved. beta and gamma in [0, 1] are learnt from
-    earlier rounds, as in ``damping.py``; the server's step must be x <- x + D.
-
-    Attributes:
-        memory: How slowly the guess for unseen clients follows the estimates.
-        forgetting: How slowly beta and gamma follow the rounds.
-    """
-
-    memory: float = 0.7
-    forgetting: float = 0.9
-
-    def init(self, population: Population, num_params: int) -> EndpointState:
-        """Nobody was seen, and the model is where it began."""
-        m, zero_d = population.num_clients, np.zeros(num_params)
-        rows = np.zeros((m, num_params))
-        return EndpointState(
-            population.weight_m,
-            rows,
-            rows,
-            np.ones(m, dtype=np.bool_),
-            zero_d,
-            zero_d,
-            zero_d,
-            np.zeros((2, 2)),
-            np.zeros(2),
-        )
-
-    def value(self, state: EndpointState, client_n: IntArray) -> ControlValue:
-        """Update and place, each with its coefficient."""
-        beta, gamma = _box_least_squares(state.gram, state.cross)
-        everyone = np.arange(len(state.unseen_m))
-        a_md, b_md = self._remembered(state, everyone)
-        control_md = beta * a_md + gamma * b_md
-        return ControlValue(state.weight_m @ control_md, control_md[client_n])
-
-    def update(
-        self, state: EndpointState, population: Population, replies: Replies, update_nd: Params
-    ) -> EndpointState:
-        """Regress the replies on what was remembered of these clients, then remember them."""
-        client_n, coef_n = replies.client_n, replies.coef_n
-        guess = self.value(state, client_n)
-        estimate_d = guess.total_d + coef_n @ (update_nd - guess.control_nd)
-        a_nd, b_nd = (_centred(part, coef_n) for part in self._remembered(state, client_n))
-        u_nd = _centred(update_nd.astype(np.float64), coef_n)
-        gram = np.array([[np.vdot(x, y) for y in (a_nd, b_nd)] for x in (a_nd, b_nd)])
-        cross = np.array([np.vdot(x, u_nd) for x in (a_nd, b_nd)])
-        update_md, place_md, unseen_m = state.update_md.copy(), state.place_md.copy(), state.unseen_m.copy()
-        update_md[client_n], place_md[client_n], unseen_m[client_n] = update_nd, state.moved_d, False
-        return EndpointState(
-            state.weight_m,
-            update_md,
-            place_md,
-            unseen_m,
-            self.memory * state.common_d + (1 - self.memory) * estimate_d,
-            self.memory * state.common_place_d + (1 - self.memory) * state.moved_d,
-            state.moved_d + estimate_d,
-            self.forgetting * state.gram + gram,
-            self.forgetting * state.cross + cross,
-        )
-
-    def _remembered(self, state: EndpointState, client_n: IntArray) -> tuple[FloatArray, FloatArray]:
-        """a_i and b_i - x of some clients."""
-        unseen_n = state.unseen_m[client_n, None]
-        a_nd = np.where(unseen_n, state.common_d, state.update_md[client_n])
-        b_nd = np.where(unseen_n, state.common_place_d, state.place_md[client_n])
-        return a_nd, b_nd - state.moved_d
-
-
-def _centred(part_nd: FloatArray, coef_n: FloatArray) -> FloatArray:
-    weighted_nd = coef_n[:, None] * part_nd
-    return np.asarray(weighted_nd - weighted_nd.mean(axis=0))
-
-
-def _box_least_squares(gram: FloatArray, cross: FloatArray) -> tuple[float, float]:
-    """The (beta, gamma) in [0, 1]^2 with the least squared error; (1, 0) before anything is known."""
-    if gram[0, 0] <= 0:
-        return 1.0, 0.0
-    gram = gram + 1e-6 * np.trace(gram) * np.eye(2)
-    inner = np.linalg.solve(gram, cross)
-    if np.all((inner >= 0) & (inner <= 1)):
-        return float(inner[0]), float(inner[1])
-    edges = []
-    for fixed, free in ((0, 1), (1, 0)):
-        for value in (0.0, 1.0):
-            point = np.zeros(2)
-            point[fixed] = value
-            point[free] = np.clip((cross[free] - gram[free, fixed] * value) / gram[free, free], 0, 1)
-            edges.append((float(point @ gram @ point - 2 * cross @ point), point))
-    best = min(edges, key=lambda edge: edge[0])[1]
-    return float(best[0]), float(best[1])
-
-
-class NeighbourState(NamedTuple):
-    """The guess for each client, who was never seen, and the common guess for those."""
-
-    weight_m: FloatArray
-    control_md: FloatArray
-    unseen_m: BoolArray
-    common_d: FloatArray
-
-
-@dataclass(frozen=True)
-class NeighbourControl(ControlVariate):
-    """Memories that follow what their neighbours' updates have done since: c_j moves with u_k - c_k of clients asked.
-
-    Asked clients are remembered as they are, u_k. Each other memory moves by sum_k K_jk (u_k - c_k) / (ridge + sum_k
-    K_jk) over the clients that were asked again, with K_jk = max(0, cos(c_j, c_k))^power: kernel regression of the
-    drift. It needs all memories in every round, m d numbers.
-
-    Attributes:
-        power: How near a neighbour must be.
-        ridge: The weight of "it did not move".
-        memory: How slowly the guess for unseen clients follows the estimates.
-    """
-
-    power: float = 4.0
-    ridge: float = 1.0
-    memory: float = 0.7
-
-    def init(self, population: Population, num_params: int) -> NeighbourState:
-        """Nobody was seen."""
-        m = population.num_clients
-        return NeighbourState(
-            population.weight_m, np.zeros((m, num_params)), np.ones(m, dtype=np.bool_), np.zeros(num_params)
-        )
-
-    def value(self, state: NeighbourState, client_n: IntArray) -> ControlValue:
-        """Memories as they have moved, the common guess for the others."""
-        every_md = np.where(state.unseen_m[:, None], state.common_d, state.control_md)
-        return ControlValue(state.weight_m @ every_md, every_md[client_n])
-
-    def update(
-        self, state: NeighbourState, population: Population, replies: Replies, update_nd: Params
-    ) -> NeighbourState:
-        """Move the memories with their neighbours, remember the replies."""
-        client_n, coef_n = replies.client_n, replies.coef_n
-        guess = self.value(state, client_n)
-        estimate_d = guess.total_d + coef_n @ (update_nd - guess.control_nd)
-        again_n = ~state.unseen_m[client_n]
-        drift_kd, before_kd = (update_nd - guess.control_nd)[again_n], guess.control_nd[again_n]
-        kernel_mk = np.clip(_rows_of_length_1(state.control_md) @ _rows_of_length_1(before_kd).T, 0, 1) ** self.power
-        control_md = state.control_md + kernel_mk @ drift_kd / (self.ridge + kernel_mk.sum(axis=1, keepdims=True))
-        unseen_m = state.unseen_m.copy()
-        control_md[client_n], unseen_m[client_n] = update_nd, False
-        common_d = self.memory * state.common_d + (1 - self.memory) * estimate_d
-        return NeighbourState(state.weight_m, control_md, unseen_m, common_d)
-
-
-def _rows_of_length_1(row_nd: FloatArray) -> FloatArray:
-    return np.asarray(row_nd / np.maximum(np.linalg.norm(row_nd, axis=1, keepdims=True), 1e-12))
-
-
 class OneKindOfVisit(Centred):
     """``innovation`` whose memories age, but whose first visits count like later ones."""
+
+    own_memory: bool = True
 
     @property
     def _visits_differ(self) -> bool:
@@ -238,41 +67,149 @@ class OneKindOfVisit(Centred):
 
 
 @dataclass(frozen=True)
-class TourFirst(Sampler):
-    """Everybody once, in random order, before the draws begin. **Biased** in the tour: who was asked cannot be again.
+class TourFirst(Centred):
+    """``innovation``, but everybody once, in random order, first. **Biased** in the tour, from which it learns, too."""
 
-    Attributes:
-        after: The sampler of the rounds after the tour; it learns from the tour as well.
-    """
-
-    after: Centred
-    unbiased: bool = False
-    needs_oracle: bool = False
+    own_memory: bool = True
 
     @property
-    def sketch_size(self) -> int:
-        """As the sampler after the tour."""
-        return self.after.sketch_size
-
-    def init(self, population: Population) -> CentredState:
-        """The tour begins."""
-        return self.after.init(population)
+    def unbiased(self) -> bool:
+        """A client that was selected in the tour cannot be selected again in it."""
+        return False
 
     def open(
         self,
         state: CentredState,
+        available_m: BoolArray | None,
+        n: int,
+        rng: np.random.Generator,
+        oracle: Oracle | None = None,
+    ) -> Cohort:
+        """N of those not selected yet, each as likely as the others, while there are n of them."""
+        unseen = np.flatnonzero(state.seen_m < 0)
+        if len(unseen) < n:
+            return super().open(state, available_m, n, rng, oracle)
+        client_n = np.sort(rng.choice(unseen, n, replace=False))
+        return Cohort(client_n, np.ones(n, dtype=np.int64), np.full(n, n / len(unseen)), "fixed-size")
+
+
+class ResidualState(NamedTuple):
+    """The regression, what it left of each client when it was seen last, and the weighted sum of that."""
+
+    regression: RegressionControlState
+    residual_md: FloatArray
+    total_d: FloatArray
+
+
+@dataclass(frozen=True)
+class ResidualControl(ControlVariate):
+    """c_i = B x_i + (u_i - B x_i) when client i was last seen: a memory that moves with the client's labels.
+
+    Attributes:
+        regression: Where B comes from.
+    """
+
+    regression: RegressionControl = field(default_factory=RegressionControl)
+
+    @property
+    def uses_aux(self) -> bool:
+        """As the regression."""
+        return True
+
+    def init(self, population: Population, num_params: int) -> ResidualState:
+        """Nobody was seen."""
+        rows = np.zeros((population.num_clients, num_params))
+        return ResidualState(self.regression.init(population, num_params), rows, np.zeros(num_params))
+
+    def value(self, state: ResidualState, client_n: IntArray) -> ControlValue:
+        """The regression of today and the client's own of its last visit."""
+        total_d, control_nd = self.regression.value(state.regression, client_n)
+        return ControlValue(total_d + state.total_d, control_nd + state.residual_md[client_n])
+
+    def update(
+        self, state: ResidualState, population: Population, replies: Replies, update_nd: Params
+    ) -> ResidualState:
+        """B follows what both parts leave; then what B leaves is remembered."""
+        client_n = replies.client_n
+        left_nd = (update_nd - state.residual_md[client_n]).astype(np.float32)
+        regression = self.regression.update(state.regression, population, replies, left_nd)
+        residual_md = state.residual_md.copy()
+        residual_md[client_n] = update_nd - self.regression.value(regression, client_n).control_nd
+        return ResidualState(regression, residual_md, population.weight_m @ residual_md)
+
+
+class KnownAndSeen(NamedTuple):
+    """What ``innovation`` remembers, and w_i x_i of what is known."""
+
+    seen: CentredState
+    value_mq: FloatArray
+
+
+@dataclass(frozen=True)
+class BalancedInnovation(Sampler):
+    """The scores of ``innovation``, with cohorts that are balanced on what is known of the clients.
+
+    Attributes:
+        score: Where the scores come from.
+        unbiased: As the cube design.
+    """
+
+    score: Centred = field(default_factory=lambda: Centred(own_memory=True))
+    unbiased: bool = True
+    needs_oracle: bool = False
+
+    def init(self, population: Population) -> KnownAndSeen:
+        """Nobody was seen."""
+        weight_m = population.weight_m
+        return KnownAndSeen(self.score.init(population), weight_m[:, None] * population.design_mq())
+
+    def open(
+        self,
+        state: KnownAndSeen,
         available_m: BoolArray,
         n: int,
         rng: np.random.Generator,
         oracle: Oracle | None = None,
     ) -> Cohort:
-        """N of those not asked yet, each as likely as the others, while there are n of them."""
-        unseen = np.flatnonzero(state.seen_m < 0)
-        if len(unseen) < n:
-            return self.after.open(state, available_m, n, rng, oracle)
-        client_n = np.sort(rng.choice(unseen, n, replace=False))
-        return Cohort(client_n, np.ones(n, dtype=np.int64), np.full(n, n / len(unseen)), "fixed-size")
+        """Draw by innovation's scores, balanced."""
+        score_m = with_floor(state.seen.weight_m * self.score._residual(state.seen, n), self.score.floor)
+        return draw_cohort(score_m, n, "cube", rng, available_m, state.value_mq)
 
-    def update(self, state: CentredState, cohort: Cohort, reports: Reports) -> CentredState:
-        """The other sampler learns."""
-        return self.after.update(state, cohort, reports)
+    def update(self, state: KnownAndSeen, cohort: Cohort, reports: Reports) -> KnownAndSeen:
+        """The scores learn."""
+        return state._replace(seen=self.score.update(state.seen, cohort, reports))
+
+
+@dataclass(frozen=True)
+class SlowInnovation(LearnedCoefficient):
+    """The common value of ``innovation`` follows slower."""
+
+    control: ControlVariate = field(default_factory=lambda: InnovationControl(memory=0.9))
+
+
+@dataclass(frozen=True)
+class FastInnovation(LearnedCoefficient):
+    """The common value of ``innovation`` follows faster."""
+
+    control: ControlVariate = field(default_factory=lambda: InnovationControl(memory=0.3))
+
+
+@dataclass(frozen=True)
+class FastRegression(LearnedCoefficient):
+    """B follows faster."""
+
+    control: ControlVariate = field(default_factory=lambda: RegressionControl(memory=0.2))
+
+
+@dataclass(frozen=True)
+class SlowRegression(LearnedCoefficient):
+    """B follows slower."""
+
+    control: ControlVariate = field(default_factory=lambda: RegressionControl(memory=0.8))
+
+
+@dataclass(frozen=True)
+class Residual(LearnedCoefficient):
+    """The regression and what it left of each client, with a learned coefficient."""
+
+    control: ControlVariate = field(default_factory=ResidualControl)

@@ -1,165 +1,285 @@
-"""Ideas for samplers and controls, the losers too, on one task with the same seeds: what docs/lab-notes.md reports.
+"""Ideas for samplers and control variates, the losers too, on one task: what docs/lab-notes.md reports.
 
     python benchmarks/ideas.py [--task digits] [--set clients=100 ...] [--rounds 50] [--seeds 10] [--out result.json]
     python benchmarks/ideas.py --group known ...
     python benchmarks/ideas.py --show result.json
     python benchmarks/ideas.py --notes docs/lab-notes.md
 
-Each idea is a plan: a sampler, an estimator, sometimes a control that exists only here. All run on the same clients,
-initial models and minibatches. The group ``memory`` is told nothing of the clients but their sizes, ``known`` their
-shares of labels as well. Reported are the mean accuracy over all rounds (which ranks methods with less noise than
-the rounds to a threshold), paired with that of FedVARP and with that of the group's default, and the rounds to the
-task's threshold; a run that never reaches it counts as all its rounds, and the mean is marked with ≥.
+Each idea is a label; classes that exist only here are in ``idea_parts.py``. All run on the same clients, initial models
+and minibatches. The group ``memory`` knows nothing of the clients but their sizes, ``known`` their shares of labels as
+well. Reported are the mean accuracy over all rounds (which ranks methods with less noise than the rounds to a
+threshold), paired with that of FedVARP and with that of the group's default, and the rounds to the task's threshold; a
+run that never reaches it counts as all its rounds, and the mean is marked with ≥.
+
+``--notes`` replaces each table of the notes that follows a line which names its file:
+
+    <!-- ideas: FILE.json -->
+    <!-- noise: FILE.json 6 20 -->    the rounds that are shown
 """
 
 import argparse
-import json
-import time
-from dataclasses import replace
+import os
+import re
+import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
-from deltafl import SAMPLERS, Centred, Plan, Sampler, close_round, init_round, make_sampler, open_round
+import numpy as np
+from pydantic import BaseModel, Field
+
+from deltafl.analysis import first_reach, gap_closed, mean_interval
 from deltafl.cli.options import assignment
 from deltafl.errors import DeltaflError, unknown_name
-from deltafl.estimators.control_variates import ControlVariate, InnovationControl, RegressionControl
-from deltafl.estimators.learned_coefficient import LearnedCoefficient
-from deltafl.estimators.table import ESTIMATORS, Estimator, horvitz_thompson
-from deltafl.samplers.balanced import Balanced
-from deltafl.samplers.hics import HicsFL
-from deltafl.simulation.engine import Engine, reports_of
-from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.setup import engine_of
+from deltafl.io import checked, read_json, read_text
+from deltafl.simulation import Job, RunSettings, RunStore, make_settings, run_jobs
 from deltafl.simulation.versions import environment
-from idea_known import BalancedInnovation, ResidualControl
-from idea_parts import DeviationControl, EndpointControl, NeighbourControl, OneKindOfVisit, TourFirst
-from idea_tables import CHANCE, Accuracies, read_ideas, table, write_tables
+from deltafl.tasks import import_tasks
+from deltafl.types import FloatArray
+
+sys.path.append(str(Path(__file__).parents[1]))
+import_tasks("reproduction.data")
+_PARTS = f"{Path(__file__).with_name('idea_parts.py')}:"
+#: What is tried where nothing but sizes is known; the first ones are what the others are compared with.
+MEMORY = {
+    "full": "full",
+    "uniform": "uniform",
+    "fedvarp": "fedvarp",
+    "pracdelta": "pracdelta",
+    "delta-centred": "delta-centred",
+    "spread": "spread",
+    "delta-centred, local pivotal": "delta-centred@local-pivotal",
+    "delta-centred, cube": "delta-centred@cube",
+    "divfl (biased)": "divfl",
+    "hics-fl (biased), T = 2": "hics-fl(temperature=2.0, rounds=150)",
+    "hics-fl (biased), T = 0.2": "hics-fl(temperature=0.2, rounds=150)",
+    "hics-fl (biased), T = 0.05": "hics-fl(temperature=0.05, rounds=150)",
+    "delta-centred, beta learnt": "delta-centred@@difference-damped",
+    "spread, beta learnt": "spread@@difference-damped",
+    "delta-centred, floor 0.05": "delta-centred(floor=0.05)",
+    "delta-centred, shrink 0": "delta-centred(shrink=0.0)",
+    "delta-centred, forgetting 1": "delta-centred(forgetting=1.0)",
+    "spread, forgetting 1": "spread(forgetting=1.0)",
+    "spread, sketch of 32": "spread(sketch=32)",
+    "a tour of everybody first (biased)": f"{_PARTS}TourFirst@@innovation-damped",
+    "the same, then local pivotal": f"{_PARTS}TourFirst(design=local-pivotal)@@innovation-damped",
+    "innovation (the default)": "innovation",
+    "without the coefficient beta": "innovation@@innovation",
+    "no ageing, first visits not told from others": "delta-centred@@innovation-damped",
+    "no ageing": "innovation(ageing=0.0)",
+    "ageing 4": "innovation(ageing=4.0)",
+    "explore 2": "innovation(explore=2.0)",
+    "explore 4": "innovation(explore=4.0)",
+    "explore 16, floor 0.1": "innovation(explore=16.0, floor=0.1)",
+    "shrink 0": "innovation(shrink=0.0)",
+    "shrink 0.5": "innovation(shrink=0.5)",
+    "shrink 1 (no own scores)": "innovation(shrink=1.0)",
+    "floor 0.05": "innovation(floor=0.05)",
+    "floor 0.1": "innovation(floor=0.1)",
+    "floor 0.4": "innovation(floor=0.4)",
+    "forgetting 1 (the last visit alone)": "innovation(forgetting=1.0)",
+    "forgetting 0.2": "innovation(forgetting=0.2)",
+    "unseen clients guessed as zero": "innovation@@difference-own-damped",
+    "common c: memory 0.9": f"innovation@@{_PARTS}SlowInnovation",
+    "common c: memory 0.3": f"innovation@@{_PARTS}FastInnovation",
+    "memory of deviations from c": f"innovation@@{_PARTS}DeviationControl",
+    "memory of deviations, 2 % lost a round": f"innovation@@{_PARTS}DeviationControl(decay=0.98)",
+    "spread: local pivotal": "innovation@local-pivotal",
+    "balanced: cube": "innovation@cube",
+    "local pivotal, sketch of 32": "innovation(sketch=32)@local-pivotal",
+    "first visits not told from others": f"{_PARTS}OneKindOfVisit@@innovation-damped",
+}
+#: What is tried where the server knows the clients' shares of labels.
+KNOWN = {
+    **{name: name for name in ("full", "uniform", "pracdelta", "fedvarp", "innovation", "fed-cbs", "md-fixed")},
+    "balanced (the default)": "balanced",
+    "balanced, no control": "balanced@@horvitz-thompson",
+    "spread over the labels: local pivotal": "balanced@local-pivotal",
+    "regression alone, drawn by weight": "md-fixed@@regression-damped",
+    "regression alone, drawn evenly": "uniform@@regression-damped",
+    "B follows faster: memory 0.2": f"balanced@@{_PARTS}FastRegression",
+    "B follows slower: memory 0.8": f"balanced@@{_PARTS}SlowRegression",
+    "B without the coefficient beta": "balanced@@regression",
+    "and the clients' own memory": f"balanced@@{_PARTS}Residual",
+    "the same, with innovation's scores": f"{_PARTS}BalancedInnovation@@{_PARTS}Residual",
+    "innovation's memory instead of B": "balanced@@innovation-damped",
+}
+GROUPS = {"memory": MEMORY, "known": KNOWN}
+
+_PLACE = re.compile(r"(<!-- (ideas|noise): (\S+)((?: \d+)*) -->\n\n)(?:\|.*\n)+")
+CHANCE = "Every interval is 95 % by itself: about 1 in 20 excludes 0 by chance alone."
+#: The accuracy after each round, of each seed.
+Accuracies = dict[str, Annotated[list[Annotated[list[float], Field(min_length=1)]], Field(min_length=1)]]
 
 
-class Idea(NamedTuple):
-    """A sampler and an estimator or a control of its own."""
+class IdeasFile(BaseModel):
+    """What ``--out`` writes.
 
-    sampler: Sampler
-    estimator: str | ControlVariate
+    Attributes:
+        settings: Those that were given.
+        seeds: The first seed, and the one after the last.
+        environment: Versions and hardware.
+        accuracy: By idea.
+    """
+
+    settings: dict[str, Any]
+    seeds: tuple[int, int]
+    environment: dict[str, Any]
+    accuracy: Accuracies
+
+    @property
+    def common(self) -> RunSettings:
+        """The settings of a run of uniform sampling, as they are used: 0.8 is "0.8"."""
+        return make_settings(RunSettings, {**self.settings, "sampler": "uniform"})
+
+    @property
+    def threshold(self) -> float | None:
+        """The accuracy that counts as reached."""
+        return self.common.threshold
 
 
-def ideas_with_labels() -> dict[str, Idea]:
-    """The same where the server knows the clients' labels."""
-    names = ["full", "uniform", "pracdelta", "fedvarp", "innovation", "fed-cbs", "md-fixed"]
-    compared = {name: Idea(make_sampler(name), SAMPLERS[name].estimator) for name in names}
-    return compared | {
-        "balanced (the default)": Idea(Balanced(), "regression-damped"),
-        "balanced, no control": Idea(Balanced(), "horvitz-thompson"),
-        "spread over the labels: local pivotal": Idea(Balanced("local-pivotal"), "regression-damped"),
-        "regression alone, drawn by weight": Idea(make_sampler("md-fixed"), "regression-damped"),
-        "regression alone, drawn evenly": Idea(make_sampler("uniform"), "regression-damped"),
-        "B follows faster: memory 0.2": Idea(Balanced(), LearnedCoefficient(RegressionControl(memory=0.2))),
-        "B follows slower: memory 0.8": Idea(Balanced(), LearnedCoefficient(RegressionControl(memory=0.8))),
-        "B without the coefficient beta": Idea(Balanced(), "regression"),
-        "and the clients' own memory": Idea(Balanced(), LearnedCoefficient(ResidualControl())),
-        "the same, with innovation's scores": Idea(BalancedInnovation(), LearnedCoefficient(ResidualControl())),
-        "innovation's memory instead of B": Idea(Balanced(), "innovation-damped"),
+def read_ideas(path: Path) -> IdeasFile:
+    """What ``--out`` wrote.
+
+    Raises:
+        DeltaflError: If it is missing or something else.
+    """
+    return checked(IdeasFile, read_json(path), f"{path} is no file of ideas.py", "make it again with --out")
+
+
+class NoiseFile(BaseModel):
+    """What ``noise_floor.py`` writes, as far as it is shown: by local rate a row for each of ``rounds``."""
+
+    columns: list[str]
+    rounds: list[int]
+    rates: dict[str, list[list[float]]]
+
+
+#: Columns of that file, as the notes call them.
+_NOISE = {
+    "no memory": "no memory",
+    "noise": "floor: minibatch noise",
+    "seen": "left of seen clients",
+    "unseen": "of unseen ones",
+    "share seen": "share seen",
+}
+
+
+def noise_table(file: NoiseFile, rounds: list[int]) -> str:
+    """Markdown: some rounds at every rate."""
+    lines = [f"| local rate | round | {' | '.join(_NOISE.values())} |", "|---" * (2 + len(_NOISE)) + "|"]
+    for rate, rows in file.rates.items():
+        for number, row in zip(file.rounds, rows, strict=True):
+            if number in rounds:
+                cells = dict(zip(file.columns, row, strict=True))
+                shown = " | ".join(f"{cells[name]:.2f}" for name in _NOISE)
+                lines.append(f"| {rate} | {number} | {shown} |")
+    return "\n".join(lines)
+
+
+def table(found: Accuracies, threshold: float | None) -> str:
+    """Markdown: mean accuracy over the rounds with paired differences, rounds to the threshold, gap closed.
+
+    Args:
+        found: By idea; the one with ``(the default)`` in its name is what the others are compared with, beside FedVARP.
+        threshold: What counts as reached; None for nothing.
+    """
+    area = {name: np.array([100 * np.mean(run) for run in runs]) for name, runs in found.items()}
+    rounds = {name: np.array([_bounded(run, threshold) for run in runs]) for name, runs in found.items()}
+    default = next((name for name in found if "(the default)" in name), None)
+    heads = ["idea", "mean accuracy, points above FedVARP", "above the default", "rounds to the threshold", "G"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, runs in found.items():
+        compared = "–" if default in (None, name) else _above(area[name], area[default or name])
+        never = any(_first(run, threshold) is None for run in runs)
+        cells = [name, _above(area[name], area["fedvarp"]), compared]
+        cells += [("≥ " if never else "") + f"{np.mean(rounds[name]):.1f}", _gap(name, rounds)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_tables(notes: str, folder: Path) -> str:
+    """The notes with every table made anew from its file in the folder.
+
+    Raises:
+        DeltaflError: If a file is missing, or there is no place for a table.
+    """
+
+    def made(place: re.Match[str]) -> str:
+        path = folder / place[3]
+        if place[2] == "noise":
+            noise = checked(NoiseFile, read_json(path), f"{path} is no file of noise_floor.py", "make it again")
+            return f"{place[1]}{noise_table(noise, [int(number) for number in place[4].split()])}\n"
+        file = read_ideas(path)
+        return f"{place[1]}{table(file.accuracy, file.threshold)}\n"
+
+    text, number = _PLACE.subn(made, notes)
+    if not number:
+        raise DeltaflError("no table to write: put <!-- ideas: FILE.json -->, an empty line and | where one belongs")
+    return text
+
+
+def write_tables(path: Path) -> None:
+    """Make the tables of the notes anew, from ``../results/ideas``."""
+    path.write_text(with_tables(read_text(path), path.parent.parent / "results" / "ideas"), encoding="utf-8")
+
+
+def _above(own_s: FloatArray, other_s: FloatArray) -> str:
+    mean, _, high = mean_interval(own_s - other_s)
+    half = "" if high is None else f" ± {high - mean:.2f}"
+    return f"{round(mean, 2) + 0.0:+.2f}{half}"  # + 0.0: no minus before zero
+
+
+def _first(run: list[float], threshold: float | None) -> int | None:
+    """Index of the first round at the threshold; None if none is."""
+    return None if threshold is None else first_reach(np.array(run), threshold, higher=True)
+
+
+def _bounded(run: list[float], threshold: float | None) -> float:
+    """The first round at the threshold; all rounds of the run if none is."""
+    first = _first(run, threshold)
+    return float(len(run) if first is None else first + 1)
+
+
+def _gap(name: str, rounds: dict[str, FloatArray]) -> str:
+    if not {"uniform", "full"} <= set(rounds):
+        return "–"
+    gap = gap_closed(rounds["uniform"], rounds[name], rounds["full"])
+    return "–" if gap is None else f"{gap.mean + 0.0:.2f}"
+
+
+def play(ideas: dict[str, str], own: dict[str, Any], seeds: range, processes: int) -> Accuracies:
+    """The accuracy after each round; of a run that diverged the last one stands for the rounds that it missed."""
+    jobs = {
+        (name, seed): Job("ideas", make_settings(RunSettings, {**own, "sampler": label, "seed": seed}))
+        for seed in seeds
+        for name, label in ideas.items()
     }
-
-
-def ideas() -> dict[str, Idea]:
-    """What was tried; the first ones are what the others are compared with."""
-    ours = Centred(own_memory=True)
-    variants: dict[str, tuple[dict[str, object], str | ControlVariate]] = {
-        "innovation (the default)": ({}, "innovation-damped"),
-        "without the coefficient beta": ({}, "innovation"),
-        "no ageing, first visits not told from others": ({"own_memory": False}, "innovation-damped"),
-        "no ageing": ({"ageing": 0.0}, "innovation-damped"),
-        "ageing 4": ({"ageing": 4.0}, "innovation-damped"),
-        "explore 2": ({"explore": 2.0}, "innovation-damped"),
-        "explore 4": ({"explore": 4.0}, "innovation-damped"),
-        "explore 16, floor 0.1": ({"explore": 16.0, "floor": 0.1}, "innovation-damped"),
-        "shrink 0": ({"shrink": 0.0}, "innovation-damped"),
-        "shrink 0.5": ({"shrink": 0.5}, "innovation-damped"),
-        "shrink 1 (no own scores)": ({"shrink": 1.0}, "innovation-damped"),
-        "floor 0.05": ({"floor": 0.05}, "innovation-damped"),
-        "floor 0.1": ({"floor": 0.1}, "innovation-damped"),
-        "floor 0.4": ({"floor": 0.4}, "innovation-damped"),
-        "forgetting 1 (the last visit alone)": ({"forgetting": 1.0}, "innovation-damped"),
-        "forgetting 0.2": ({"forgetting": 0.2}, "innovation-damped"),
-        "unseen clients guessed as zero": ({}, "difference-own-damped"),
-        "common c: memory 0.9": ({}, LearnedCoefficient(InnovationControl(memory=0.9))),
-        "common c: memory 0.3": ({}, LearnedCoefficient(InnovationControl(memory=0.3))),
-        "memory of deviations from c": ({}, DeviationControl()),
-        "memory of deviations, 2 % lost a round": ({}, DeviationControl(decay=0.98)),
-        "memory of where clients ended": ({}, EndpointControl()),
-        "memories that move with their neighbours": ({}, LearnedCoefficient(NeighbourControl(power=8.0))),
-        "the same, with farther neighbours": ({}, LearnedCoefficient(NeighbourControl(power=2.0))),
-        "spread: local pivotal": ({"design": "local-pivotal"}, "innovation-damped"),
-        "balanced: cube": ({"design": "cube"}, "innovation-damped"),
-        "local pivotal, sketch of 32": ({"design": "local-pivotal", "sketch": 32}, "innovation-damped"),
-    }
-    rivals = {
-        "full": Idea(make_sampler("full"), "horvitz-thompson"),
-        "uniform": Idea(make_sampler("uniform"), "horvitz-thompson"),
-        "fedvarp": Idea(make_sampler("fedvarp"), "difference-own"),
-        "pracdelta": Idea(make_sampler("pracdelta"), "horvitz-thompson"),
-        "delta-centred": Idea(make_sampler("delta-centred"), "difference"),
-        "spread": Idea(make_sampler("spread"), "difference"),
-        "delta-centred, local pivotal": Idea(make_sampler("delta-centred@local-pivotal"), "difference"),
-        "delta-centred, cube": Idea(make_sampler("delta-centred@cube"), "difference"),
-    }
-    fewer = {
-        "delta-centred, beta learnt": Idea(make_sampler("delta-centred"), "difference-damped"),
-        "spread, beta learnt": Idea(make_sampler("spread"), "difference-damped"),
-        "delta-centred, floor 0.05": Idea(Centred(floor=0.05), "difference"),
-        "delta-centred, shrink 0": Idea(Centred(shrink=0.0), "difference"),
-        "delta-centred, forgetting 1": Idea(Centred(forgetting=1.0), "difference"),
-        "spread, forgetting 1": Idea(Centred(by_norm=False, design="local-pivotal", forgetting=1.0), "difference"),
-        "spread, sketch of 32": Idea(Centred(by_norm=False, design="local-pivotal", sketch=32), "difference"),
-    }
-    labels = {
-        f"hics-fl (biased), T = {t:g}": Idea(HicsFL(temperature=t, rounds=150), "plain-mean") for t in (2.0, 0.2, 0.05)
-    }
-    tours = {
-        "a tour of everybody first (biased)": Idea(TourFirst(ours), "innovation-damped"),
-        "the same, then local pivotal": Idea(TourFirst(replace(ours, design="local-pivotal")), "innovation-damped"),
-    }
-    rivals["divfl (biased)"] = Idea(make_sampler("divfl"), "plain-mean")
-    ways = {name: Idea(replace(ours, **changes), est) for name, (changes, est) in variants.items()}  # type: ignore[arg-type]
-    ways["first visits not told from others"] = Idea(OneKindOfVisit(own_memory=True), "innovation-damped")
-    return rivals | labels | fewer | tours | ways
-
-
-def play(idea: Idea, settings: RunSettings, engine: Engine) -> list[float]:
-    """The accuracy after each round."""
-    name = idea.estimator if isinstance(idea.estimator, str) else "an idea"
-    if not isinstance(idea.estimator, str):
-        ESTIMATORS[name] = Estimator(name, horvitz_thompson, idea.estimator, unbiased=True)
-    population = engine.task.population(settings.weights)
-    plan = Plan(population, idea.sampler, settings.sample or 1, estimator=name, seed=settings.seed)
-    state, accuracy = init_round(plan, engine.initial_params()), []
-    for _ in range(settings.rounds or 1):
-        cohort = open_round(plan, state)
-        done = engine.train(state.params_d, state.round, cohort.client_n)
-        state, _ = close_round(plan, state, cohort, done.update_nd, reports_of(done))
-        accuracy.append(engine.evaluate(state.params_d).accuracy)
-    return accuracy
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        run_jobs(list(jobs.values()), Path(folder), processes, lambda progress: print(progress, flush=True))
+        records = {key: RunStore(Path(folder)).get(job) for key, job in jobs.items()}
+    found: Accuracies = {name: [] for name in ideas}
+    for (name, _), record in records.items():
+        if record is not None:
+            accuracy = [round(value or 0.0, 5) for value in record.accuracy]
+            found[name].append(accuracy + accuracy[-1:] * (int(record.settings["rounds"]) - len(accuracy)))
+    return found
 
 
 def main() -> None:
-    """Run all ideas for all seeds and print the table."""
+    """Run the ideas for all seeds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--group", choices=["memory", "known"], default="memory")
-    parser.add_argument(
-        "--only",
-        nargs="*",
-        metavar="IDEA",
-        help="these ideas, and fedvarp to compare with; the others keep their rows in --out",
-    )
+    parser.add_argument("--group", choices=GROUPS, default="memory")
+    parser.add_argument("--only", nargs="*", metavar="IDEA", help="these, and fedvarp; others keep their rows in --out")
     parser.add_argument("--task", default="digits")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of deltafl run")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs side by side")
     parser.add_argument("--out", type=Path, help="file for all accuracies, JSON")
     parser.add_argument("--show", type=Path, metavar="FILE", help="run nothing, print the table of such a file")
-    parser.add_argument("--notes", type=Path, metavar="FILE", help="run nothing, make the tables of the notes anew")
+    parser.add_argument("--notes", type=Path, metavar="FILE", help="run nothing, write the tables of the notes again")
     given = parser.parse_args()
     try:
         if given.notes:
@@ -174,51 +294,25 @@ def main() -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Play the ideas, print their table and write their file."""
+    """Play the ideas, print their table and write their file; with ``--only``, other ideas keep their rows there."""
     if given.seeds < 1:
         raise DeltaflError(f"--seeds is {given.seeds}; write 1 or more")
-    own = {"task": given.task, "rounds": given.rounds, **dict(map(assignment, given.set))}
-    chosen = _group(given.group)
+    group = GROUPS[given.group]
     for name in given.only or ():
-        if name not in chosen:
-            raise unknown_name("idea", name, chosen)
-    if given.only:
-        chosen = {name: chosen[name] for name in dict.fromkeys(["fedvarp", *given.only])}
-    found: dict[str, list[list[float]]] = {}
-    began = time.perf_counter()
-    for seed in range(given.first_seed, given.first_seed + given.seeds):
-        settings = make_settings(RunSettings, {**own, "sampler": "uniform", "seed": seed})
-        engine = engine_of(settings)
-        for name, idea in chosen.items():
-            found.setdefault(name, []).append(play(idea, settings, engine))
-        print(f"seed {seed} done after {time.perf_counter() - began:.0f} s", flush=True)
-    print(f"{table(found, settings.threshold)}\n\n{CHANCE}")
+        if name not in group:
+            raise unknown_name("idea", name, group)
+    chosen = {name: group[name] for name in dict.fromkeys(["fedvarp", *given.only])} if given.only else group
+    own = {"task": given.task, "rounds": given.rounds, **dict(map(assignment, given.set))}
+    seeds = (given.first_seed, given.first_seed + given.seeds)
+    made = IdeasFile(settings=own, seeds=seeds, environment=environment(), accuracy={})
+    before = read_ideas(given.out) if given.only and given.out and given.out.exists() else None
+    if before and (before.seeds != seeds or before.common != made.common):
+        raise DeltaflError(f"{given.out} was made with other settings or seeds; choose another --out")
+    accuracy = play(chosen, own, range(*seeds), given.processes)
+    print(f"{table(accuracy, made.threshold)}\n\n{CHANCE}")
     if given.out:
-        write(given, own, found)
-
-
-def _group(name: str) -> dict[str, Idea]:
-    return ideas() if name == "memory" else ideas_with_labels()
-
-
-def _made(own: dict[str, Any]) -> RunSettings:
-    """Settings as they are used: 0.8 is "0.8"."""
-    return make_settings(RunSettings, {**own, "sampler": "uniform"})
-
-
-def write(given: argparse.Namespace, own: dict[str, Any], found: Accuracies) -> None:
-    """Write the file of ``--out``; with ``--only``, ideas that were not played keep their rows, if they still exist."""
-    seeds, made = (given.first_seed, given.first_seed + given.seeds), environment()
-    accuracy = {name: [[round(value, 5) for value in run] for run in runs] for name, runs in found.items()}
-    if given.only and given.out.exists():
-        before = read_ideas(given.out)
-        if before.seeds != seeds or _made(before.settings) != _made(own):
-            raise DeltaflError(f"{given.out} was made with other settings or seeds; choose another --out")
-        every = before.accuracy | accuracy
-        accuracy = {name: every[name] for name in _group(given.group) if name in every}
-        made["command"] = f"{before.environment.get('command')}; {made['command']}"
-    content = {"settings": own, "seeds": seeds, "environment": made, "accuracy": accuracy}
-    given.out.write_text(json.dumps(content) + "\n")
+        accuracy = (before.accuracy if before else {}) | accuracy
+        given.out.write_text(made.model_copy(update={"accuracy": accuracy}).model_dump_json() + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ every memory ("noise").
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,11 @@ from deltafl.simulation.engine import Engine, reports_of
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
 from deltafl.simulation.versions import environment
+from deltafl.tasks import import_tasks
 from deltafl.types import BoolArray, FloatArray
+
+sys.path.append(str(Path(__file__).parents[1]))
+import_tasks("reproduction.data")
 
 ROUNDS = (3, 6, 10, 15, 20, 30)
 COLUMNS = ("no memory", "noise", "seen", "unseen", "share seen", "accuracy")

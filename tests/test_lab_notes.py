@@ -22,7 +22,7 @@ DOCS = ROOT / "docs"
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("idea_tables")
+    return importlib.import_module("ideas")
 
 
 def test_the_tables_of_the_notes_are_those_of_their_files(tables: Any, tmp_path: Path) -> None:
