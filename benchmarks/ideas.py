@@ -28,7 +28,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, Field
 
-from deltafl.analysis import first_reach, gap_closed, mean_interval
+from deltafl.analysis import mean_interval
+from deltafl.analysis.statistics import first_reach, gap_closed
 from deltafl.cli.options import assignment
 from deltafl.errors import DeltaflError, unknown_name
 from deltafl.io import checked, read_json, read_text
@@ -62,7 +63,7 @@ MEMORY = {
     "spread, forgetting 1": "spread(forgetting=1.0)",
     "spread, sketch of 32": "spread(sketch=32)",
     "a tour of everybody first (biased)": f"{_PARTS}TourFirst@@innovation-damped",
-    "the same, then local pivotal": f"{_PARTS}TourFirst(design=local-pivotal)@@innovation-damped",
+    "the same, then local pivotal": f"{_PARTS}TourFirst@local-pivotal@innovation-damped",
     "innovation (the default)": "innovation",
     "without the coefficient beta": "innovation@@innovation",
     "no ageing, first visits not told from others": "delta-centred@@innovation-damped",

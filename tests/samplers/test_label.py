@@ -83,6 +83,8 @@ def test_file_names() -> None:
     assert file_name("fedis@systematic@hajek") == "fedis@systematic@hajek"  # as older records have it
     assert file_name("pracdelta( alpha=theory,floor=0 )") == "pracdelta(alpha=theory,floor=0)"
     assert file_name(f"{EXAMPLE}:ByLoss(power=2)") == "own_sampler.py_ByLoss(power=2)"
+    control = Path(__file__).parents[2] / "benchmarks" / "idea_parts.py"
+    assert file_name(f"uniform@@{control}:DeviationControl") == "uniform@@idea_parts.py_DeviationControl"
 
 
 def test_commas_inside_parentheses_do_not_split() -> None:

@@ -95,7 +95,7 @@ def file_name(label: str) -> str:
         ('innovation@local-pivotal', 'pracdelta(alpha=theory,floor=0)')
     """
     if "(" in label or is_own(label):
-        label = re.split(r"[/\\](?=[^(]*\.py)", str(parse_label(label)))[-1]
+        label = re.sub(r"[^@]*[/\\](?=[^(@]*\.py)", "", str(parse_label(label)))
     return re.sub(r"[^\w@()=,.+-]", "_", label)
 
 
