@@ -12,7 +12,8 @@ import pytest
 from deltafl import DeltaflError, Plan, Population, PracDelta, RoundState, close_round, init_round, open_round
 from deltafl.io import flatten, plain_json, unflatten
 from deltafl.server.optimizers import make_server_optimizer
-from deltafl.simulation.directory import RunDirectory, read_run, recorded_settings
+from deltafl.simulation.directory import RunDirectory, recorded_settings
+from deltafl.simulation.record import read_run
 from deltafl.simulation.settings import RunSettings
 
 PLAN = Plan(

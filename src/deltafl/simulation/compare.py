@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple
 
 from ..analysis.summary import Summary
 from ..errors import DeltaflError, require
-from .directory import RunDirectory, locked, read_run, recorded_settings, write_header
+from .directory import RunDirectory, locked, recorded_settings, write_header
+from .record import read_run
 from .settings import CompareSettings, make_settings, require_same_settings
 from .sweep import Job, OnProgress, Processes, engine_for, run_jobs
 from .versions import environment

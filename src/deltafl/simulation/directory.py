@@ -24,14 +24,13 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import tomli_w
 from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
-from ..analysis.runs import Run
 from ..errors import DeltaflError, MissingExtraError
 from ..io import (
     checked,
@@ -47,7 +46,6 @@ from ..io import (
     write_atomically,
 )
 from ..round import RoundState
-from ..types import IntArray
 from .distributed import ProcessGroup
 from .divergence import DivergedError
 from .settings import Settings
@@ -385,51 +383,6 @@ def refusals(folder: Path) -> list[tuple[str, int, int, str]]:
         for line in RunDirectory(record.parent).lines("rounds.jsonl")
         for client, reason in line.get("rejected", [])
     ]
-
-
-def read_run(
-    directory: RunDirectory, sampler: str, seed: int, metric: Literal["accuracy", "loss"], num_clients: int
-) -> Run:
-    """The curves of a recorded run.
-
-    Raises:
-        DeltaflError: If its files are damaged.
-    """
-    lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
-    if len(lines) != len(timings):
-        many = f"has {len(lines)} lines, timings.jsonl beside it {len(timings)}"
-        raise DeltaflError(f"{directory.path / 'rounds.jsonl'} {many}; {CURE}")
-    seconds = np.cumsum([line["seconds"] for line in timings])
-    moved = np.cumsum([line.get("bytes_down", 0) + line.get("bytes_up", 0) for line in lines], dtype=np.float64)
-    at = [i for i, line in enumerate(lines) if i > 0 and "test" in line]
-
-    def column(name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        values = [lines[i]["test"][name] for i in at]
-        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-
-    return Run(
-        sampler=sampler,
-        seed=seed,
-        metric=metric,
-        round_r=np.array([lines[i]["round"] for i in at], dtype=np.int64),
-        accuracy_r=column("accuracy"),
-        loss_r=column("loss"),
-        seconds_r=seconds[at],
-        bytes_r=moved[at],
-        draws_m=_draws(lines, num_clients, directory.path),
-        diverged=next((line["round"] for line in lines if "diverged" in line), None),
-    )
-
-
-def _draws(lines: list[dict[str, Any]], num_clients: int, path: Path) -> IntArray:
-    """How often each client was drawn over the recorded rounds."""
-    draws_m = np.zeros(num_clients, dtype=np.int64)
-    try:
-        for line in lines:
-            np.add.at(draws_m, np.asarray(line.get("cohort", []), dtype=np.int64), line.get("counts", []))
-    except (IndexError, ValueError) as error:
-        raise DeltaflError(f"{path / 'rounds.jsonl'}, round {line['round']}: {error}; {CURE}") from None
-    return draws_m
 
 
 def _safetensors() -> Any:

@@ -24,13 +24,12 @@ from ..analysis.runs import Run
 from ..errors import DeltaflError
 from ..io import checked, plain_json, read_json, write_atomically
 from ..samplers import file_name
-from ..types import FloatArray
-from .directory import locked, read_run, recorded_settings
+from ..types import FloatArray, IntArray
+from .directory import CURE, RunDirectory, locked, recorded_settings
 from .settings import RunSettings
 
 if TYPE_CHECKING:
     from ..tasks.base import Task
-    from .directory import RunDirectory
     from .sweep import Job
 
 UNFINISHED = "unfinished"
@@ -149,7 +148,52 @@ def what_is_run(settings: RunSettings) -> dict[str, Any]:
     return settings.model_dump(mode="json", exclude_none=True, exclude=HOW)
 
 
-def record_of(job: "Job", directory: "RunDirectory", task: "Task") -> RunRecord:
+def read_run(
+    directory: RunDirectory, sampler: str, seed: int, metric: Literal["accuracy", "loss"], num_clients: int
+) -> Run:
+    """The curves of a recorded run.
+
+    Raises:
+        DeltaflError: If its files are damaged.
+    """
+    lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
+    if len(lines) != len(timings):
+        many = f"has {len(lines)} lines, timings.jsonl beside it {len(timings)}"
+        raise DeltaflError(f"{directory.path / 'rounds.jsonl'} {many}; {CURE}")
+    seconds = np.cumsum([line["seconds"] for line in timings])
+    moved = np.cumsum([line.get("bytes_down", 0) + line.get("bytes_up", 0) for line in lines], dtype=np.float64)
+    at = [i for i, line in enumerate(lines) if i > 0 and "test" in line]
+
+    def column(name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        values = [lines[i]["test"][name] for i in at]
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+    return Run(
+        sampler=sampler,
+        seed=seed,
+        metric=metric,
+        round_r=np.array([lines[i]["round"] for i in at], dtype=np.int64),
+        accuracy_r=column("accuracy"),
+        loss_r=column("loss"),
+        seconds_r=seconds[at],
+        bytes_r=moved[at],
+        draws_m=_draws(lines, num_clients, directory.path),
+        diverged=next((line["round"] for line in lines if "diverged" in line), None),
+    )
+
+
+def _draws(lines: list[dict[str, Any]], num_clients: int, path: Path) -> IntArray:
+    """How often each client was drawn over the recorded rounds."""
+    draws_m = np.zeros(num_clients, dtype=np.int64)
+    try:
+        for line in lines:
+            np.add.at(draws_m, np.asarray(line.get("cohort", []), dtype=np.int64), line.get("counts", []))
+    except (IndexError, ValueError) as error:
+        raise DeltaflError(f"{path / 'rounds.jsonl'}, round {line['round']}: {error}; {CURE}") from None
+    return draws_m
+
+
+def record_of(job: "Job", directory: RunDirectory, task: "Task") -> RunRecord:
     """The record of a finished run from its directory.
 
     Raises:
@@ -188,7 +232,7 @@ def record_of(job: "Job", directory: "RunDirectory", task: "Task") -> RunRecord:
     )
 
 
-def _require_every_round_once(directory: "RunDirectory") -> None:
+def _require_every_round_once(directory: RunDirectory) -> None:
     rounds, timed = ([line["round"] for line in directory.lines(f"{name}.jsonl")] for name in ("rounds", "timings"))
     if not rounds == timed == list(range(len(rounds))):
         raise DeltaflError(
