@@ -128,16 +128,6 @@ class RunRecord(BaseModel):
             diverged_why=self.diverged_why,
         )
 
-    def probe(self, name: str) -> FloatArray:
-        """A column of ``probes``, NaN where there is no number.
-
-        Raises:
-            DeltaflError: If it was not measured.
-        """
-        if name not in self.probes:
-            raise DeltaflError(f"run {self.sampler}, seed {self.seed} has no column {name!r}; it was run without it")
-        return _floats(self.probes[name])
-
 
 #: Settings that say where and how a run is computed, not what; they are not compared and not recorded.
 HOW = {"workers", "data_dir", "checkpoint_every", "memory_path", "device"}

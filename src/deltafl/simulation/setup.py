@@ -13,7 +13,7 @@ from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
 from ..plan import make_plan
 from ..round import Plan
 from ..samplers import parse_label, uses_aux
-from ..scale.memory_budget import MemorySize, free_ram, human, memory_size, memory_words, require_room
+from ..scale.memory_budget import free_ram, human, memory_size, memory_words, require_room
 from ..scale.rows import RowFormat
 from ..server.optimizers import make_server_optimizer
 from ..tasks import load_own, make_task
@@ -122,11 +122,11 @@ def plan_of(
 
 
 def _check_known(name: str, used: bool, population: Population) -> None:
-    """Refuse a method that goes by what is known of the clients where nothing is."""
+    """Refuse a method that needs auxiliary variables where there are none."""
     if used and population.aux_mq is None:
         raise DeltaflError(
-            f"{name} goes by what is known of the clients before the first round, their shares of labels, and this "
-            "task has no labels; choose a task with classes, or a sampler that needs none of it, such as 'innovation'"
+            f"{name} needs auxiliary variables, the clients' shares of labels, and this task has no labels; choose a "
+            "task with classes, or a sampler without them, such as 'innovation'"
         )
 
 
@@ -144,43 +144,32 @@ def _check_output_layer(name: str, output_bias_size: int, task: Task) -> None:
 
 
 def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool = False) -> None:
-    """Refuse rounds that do not fit into RAM; then a memory of one update a client, if the estimator has one.
+    """Refuse rounds that do not fit into RAM, and memories of one update a client that do not fit; log their size.
 
-    It says how much such a memory takes. ``divided``: several processes share a round, whose RAM is not known here.
+    ``divided``: several processes share a round, whose RAM is not known here.
 
     Raises:
         DeltaflError: If there is not enough RAM, or room on the disk.
     """
     if not divided:
         _check_rounds(settings, engine)
-    if not _remembers(settings):
+    if not find_estimator(parse_label(settings.sampler).estimator).control.remembers:
         return
     rows = RowFormat(settings.memory_dtype, settings.memory_path)
-    where = f"in {out if rows.folder is None else rows.folder}"
-    size, words = _memory_of(settings, engine.task.num_clients, engine.num_params, where)
+    shape = engine.task.num_clients, engine.num_params
+    size = memory_size(rows, shape, filled_in(settings.sample) * settings.checkpoint_every)
+    words = memory_words(rows, shape, size, f"in {rows.folder or out}")
     logging.getLogger("deltafl").info(f"{settings.sampler} {words}")
     require_room(size, rows, out)
-
-
-def _remembers(settings: RunSettings) -> bool:
-    """Whether a run keeps one update a client."""
-    return find_estimator(parse_label(settings.sampler).estimator).control.remembers
-
-
-def _memory_of(settings: RunSettings, m: int, num_params: int, place: str) -> tuple[MemorySize, str]:
-    """What such a run's memory takes at most, in bytes and in words."""
-    rows = RowFormat(settings.memory_dtype, settings.memory_path)
-    size = memory_size(rows, (m, num_params), filled_in(settings.sample) * settings.checkpoint_every)
-    return size, memory_words(rows, (m, num_params), size, place)
 
 
 def _check_rounds(settings: RunSettings, engine: Engine) -> None:
     """Refuse cohorts and probes whose updates do not fit into RAM."""
     m, full = engine.task.num_clients, parse_label(settings.sampler).name == "full"
-    asked = m if full else filled_in(settings.sample)
-    copies = COPIES_OF_CERTAIN if asked == m else COPIES_OF_DRAWN
-    cure = "choose a sampler that asks fewer, such as 'uniform'" if full else "lower 'sample'"
-    needs = [("a round", asked, copies, cure)]
+    selected = m if full else filled_in(settings.sample)
+    copies = COPIES_OF_CERTAIN if selected == m else COPIES_OF_DRAWN
+    cure = "choose a sampler that selects fewer, such as 'uniform'" if full else "lower 'sample'"
+    needs = [("a round", selected, copies, cure)]
     if settings.probe_every is not None:
         needs.append(("a probe", m, COPIES_OF_PROBED, "leave out 'probe_every'"))
     ram = free_ram()
