@@ -23,7 +23,7 @@ def federation(label: str = "pracdelta", model: Arrays | None = None, m: int = 0
     model = {"x": np.zeros(3, dtype=np.float32)} if model is None else model
     estimator = settings.get("estimator", parse_label(label).estimator)
     given = {"n": 3, "aux": 3 if uses_aux(make_sampler(label), estimator) else 0, **settings}
-    names = ("n", "weights", "aux", "clipping", "sketch", "state_path")
+    names = ("n", "weights", "aux", "clipping", "sketch", "state_path", "identity")
     rules = {name: given.pop(name) for name in names if name in given}
     fed = Federation(Rules.of(label, settings=given, **rules), model, Layout.of(model))
     if m:

@@ -10,7 +10,7 @@ pytest.importorskip("flwr")
 
 from deltafl import ESTIMATORS, SAMPLERS, DeltaflError, Fixed, Plan, Population, init_round
 from deltafl.estimators.table import find_estimator
-from deltafl.flower.clients import ClientInfo, resize_state
+from deltafl.flower.clients import resize_state
 from deltafl.flower.federation import Federation
 from deltafl.flower.saved import load, save
 from deltafl.io import flatten
@@ -102,7 +102,7 @@ def test_samplers_that_cannot_be_resized_leave_newcomers_out_and_forget_nobody(l
     admit(fed, sizes_of(8, start=5))
     assert len(fed.warnings) == 1
     play(fed, 2)
-    with pytest.raises(DeltaflError, match=r"^client:2, client:4 cannot be forgotten: .* choose a new state_path"):
+    with pytest.raises(DeltaflError, match=r"nobody can join or be forgotten: .* choose a new state_path"):
         fed.forget(["client:4", "client:2", "client:77"])
     fed.forget(["client:77"])
     assert len(fed.clients.keys) == 5
@@ -121,7 +121,7 @@ class Counting(Fixed):
 
 def test_an_array_per_client_under_another_name_is_refused() -> None:
     two, three = (Plan(Population.from_sizes([1] * m), Counting(), 1) for m in (2, 3))
-    with pytest.raises(DeltaflError, match="'counts' with shape"):
+    with pytest.raises(DeltaflError, match="'counts' has shape"):
         resize_state(three, init_round(two, np.zeros(2)), two.population.weight_m)
 
 
@@ -132,14 +132,6 @@ def test_absent_clients_keep_their_probabilities() -> None:
     play(fed, 5, present={"client:0", "client:1", "client:2"})
     assert fed.current.sampler.p_m[3:] == pytest.approx(kept_m)
     assert fed.current.selected_m[:3].sum() >= 10
-
-
-def test_a_client_that_claims_most_of_the_weight_is_named_once() -> None:
-    fed = federation("uniform", m=10)
-    fed.admit({"client:99": ClientInfo(2**40)})
-    fed.admit({"client:98": ClientInfo(10)})
-    assert [sentence[:9] for sentence in fed.warnings] == ["client:99"]
-    assert "100% of the weight" in fed.warnings[0]
 
 
 @pytest.mark.parametrize("label", ["pracdelta", "innovation@systematic@innovation", "fedavg", "cluster-is", "k-vib"])

@@ -86,6 +86,7 @@ def test_a_half_written_state_is_never_read(tmp_path: Path, monkeypatch: pytest.
         ({"seed": 1}, "seed = 0, now it is 1"),
         ({"estimator": "hajek"}, "estimator"),
         ({"weights": "uniform"}, "weights"),
+        ({"identity": "config"}, "identity = auto, now it is config"),
         ({"aux": 4}, "aux = 0, now it is 4"),
         ({"model": {"x": np.zeros(4, np.float32)}}, "other arrays"),
     ],

@@ -171,7 +171,7 @@ def _check_shapes(sampler: str, resized: Any, fresh: Any, name: str = "state") -
             _check_shapes(sampler, part, new, field)
     elif np.shape(resized) != np.shape(fresh):
         raise CannotResizeError(
-            f"{sampler} keeps {name!r} with shape {np.shape(resized)} and needs {np.shape(fresh)} once clients have "
-            "joined; set min_nodes to the number of all clients (in your own sampler, let the names of arrays with one "
-            "row per client end in '_m')"
+            f"{sampler} describes all clients jointly ({name!r} has shape {np.shape(resized)} and {np.shape(fresh)} is "
+            "needed), so that nobody can join or be forgotten: set min_nodes to the number of all clients, or choose a "
+            "new state_path (in your own sampler, let the names of arrays with one row per client end in '_m')"
         )

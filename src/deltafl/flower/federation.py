@@ -103,14 +103,7 @@ class Federation:
         clients = self.clients.without(keys)
         if not clients.keys and self.clients.keys:
             raise DeltaflError("every known client is to be forgotten; start with a new state_path instead")
-        try:
-            self._set_clients(clients, [self.clients.index[key] for key in clients.keys])
-        except CannotResizeError:
-            gone = ", ".join(key for key in self.clients.keys if key not in clients.index)
-            raise DeltaflError(
-                f"{gone} cannot be forgotten: {type(self.rules.plan.sampler).__name__} describes all clients jointly; "
-                "choose a new state_path to start without, or leave forget out"
-            ) from None
+        self._set_clients(clients, [self.clients.index[key] for key in clients.keys])
 
     def restore(self, clients: ClientRegistry, state: RoundState, rest: Arrays) -> None:
         """Resume from a saved state."""
@@ -126,15 +119,12 @@ class Federation:
         available_m = np.array([key in present for key in self.clients.keys], dtype=np.bool_)
         return open_round(self.plan, self.current, available_m)
 
-    def close(
-        self, cohort: Cohort, replies: Mapping[int, ClientReply], rng: np.random.Generator | None = None
-    ) -> RoundInfo:
+    def close(self, cohort: Cohort, replies: Mapping[int, ClientReply]) -> RoundInfo:
         """Close the round.
 
         Args:
             cohort: What ``open`` returned.
             replies: Client index -> its reply; clients that are missing did not reply.
-            rng: Source of the noise, for tests.
 
         Returns:
             The round's statistics; ``rejected`` names the replies that were not used.
@@ -142,7 +132,7 @@ class Federation:
         plan, state, sent, client_n = self.plan, self.current, self.arrays(), cohort.client_n.tolist()
         checked = [self._checked(replies.get(client), client) for client in client_n]
         updates = [self._update(reply, sent) for reply in checked]
-        round = Accumulator(self._with_noise(plan, state, cohort, rng), state, cohort)
+        round = Accumulator(self._with_noise(plan, state, cohort), state, cohort)
         round.add_rows(updates, reports_of(checked, updates))
         following, info = round.close()
         if self.rules.sketch:
@@ -174,7 +164,6 @@ class Federation:
             state = resize_state(plan, self.state, self.plan.population.weight_m, kept_k)
             if memories_were_reset(self.state.control, state.control):
                 self.warnings.append("the weights of known clients changed: the memories of all clients are reset")
-        self.warnings += _heavy_client(self.clients, clients, plan)
         self.clients, self.state, self._plan = clients, state, plan
 
     def _require_room(self, num_clients: int) -> None:
@@ -230,12 +219,12 @@ class Federation:
             return RemoteReply(update_d, reply.since)
         return self.rules.clipping.clip(update_d) if self.rules.clipping else update_d
 
-    def _with_noise(self, plan: Plan, state: RoundState, cohort: Cohort, rng: np.random.Generator | None) -> Plan:
+    def _with_noise(self, plan: Plan, state: RoundState, cohort: Cohort) -> Plan:
         """This round's plan, with noise if there is to be any."""
         if self.rules.clipping is None:
             return plan
         largest = float(coefficients(plan, state, cohort).max(initial=0.0))
-        noise_d = self.rules.clipping.noise(largest, self.layout.num_params, rng)
+        noise_d = self.rules.clipping.noise(largest, self.layout.num_params)
         return replace(plan, server_optimizer=_NoisyOptimizer(plan.server_optimizer, noise_d))
 
     def _measured_on_sketches(self, reports: Reports, cohort: Cohort, replies: Sequence[ClientReply | None]) -> Reports:
@@ -295,16 +284,3 @@ def looks_like_outage(state: RoundState, client_n: IntArray) -> bool:
     overall = (responded_m.sum() + 1) / (selected_m.sum() + 2)
     rate_n = (responded_m[client_n] + 2 * overall) / (selected_m[client_n] + 2)
     return bool(np.prod(1 - rate_n) < _OUTAGE_PROBABILITY)
-
-
-def _heavy_client(old: ClientRegistry, new: ClientRegistry, plan: Plan) -> list[str]:
-    """A warning if a client joins with, or grows to, more than half of the weight of three clients or more."""
-    weight_m = plan.population.weight_m
-    index = int(weight_m.argmax())
-    key, info = new.keys[index], new.infos[index]
-    if len(weight_m) < 3 or weight_m[index] <= 0.5 or (key in old.index and old.infos[old.index[key]] == info):
-        return []
-    return [
-        f"{key} claims {info.num_examples} examples, {weight_m[index]:.0%} of the weight of all clients; if that is "
-        "not true, name it in forget=[...]"
-    ]

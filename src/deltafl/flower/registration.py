@@ -5,10 +5,9 @@ simulation, ``key:`` (fingerprint of the node's public key), ``name:`` (register
 (self-reported). docs/flower.md says who vouches for which.
 """
 
-import difflib
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from logging import INFO, WARNING
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -17,12 +16,11 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 from flwr.superlink.grid import InMemoryGrid
 
-from ..errors import DeltaflError, unknown_name
+from ..errors import DeltaflError
 from .client import AUX, CLIENT_ID, KIND, NUM_EXAMPLES, RECORD
 from .clients import LARGEST_SIZE, ClientInfo
 from .messages import by_request, fault_of
 
-IDENTITIES = ("auto", "public-key", "name", "config")
 _LONGEST_KEY = 200
 _LARGEST_AUX = 1e9
 #: Seconds until a node whose registration failed is asked again.
@@ -37,14 +35,9 @@ class Directory:
         timeout: Seconds that nodes have to answer the registration query.
         num_aux: Number of auxiliary variables that every client must send.
         forget: Keys of clients that are treated as absent.
-
-    Raises:
-        DeltaflError: If there is no such way to identify clients.
     """
 
     def __init__(self, identity: str, timeout: float, num_aux: int = 0, forget: Collection[str] = ()) -> None:
-        if identity not in IDENTITIES:
-            raise unknown_name("identity", identity, IDENTITIES)
         self.identity, self.timeout, self.num_aux, self.forget = identity, timeout, num_aux, frozenset(forget)
         #: Node id -> (key, what it reported), in the order of registration.
         self._registered: dict[int, tuple[str, ClientInfo]] = {}
@@ -89,17 +82,6 @@ class Directory:
                 )
             by_key[key] = node_id
         return by_key
-
-    def warn_of_unknown(self, saved: Collection[str]) -> None:
-        """Warn of keys to forget that no client has, saved or registered.
-
-        No error: a client that an earlier start forgot is in no state any more, and need not be connected.
-        """
-        known = {*saved, *(key for key, _ in self._registered.values())}
-        for key in sorted(self.forget - known):
-            near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else "the keys are those in the log and in the saved state"
-            self._warn(f"unknown {key}", f"forget names {key!r}, which no saved or connected client has: {hint}")
 
     def wait(
         self,
@@ -217,20 +199,6 @@ def client_key(identity: str, node: NodeInfo, own_key: str, simulated: bool) -> 
             )
         return "name:" + node.name[:_LONGEST_KEY]
     return own_key
-
-
-def check_same_kind(saved: Iterable[str], present: Iterable[str]) -> None:
-    """Refuse to resume if clients are identified in another way than before: each would be known twice.
-
-    Raises:
-        DeltaflError: If no key in one list is of a kind that the other has.
-    """
-    before, now = ({key.partition(":")[0] for key in keys} for keys in (saved, present))
-    if before and now and not before & now:
-        raise DeltaflError(
-            f"the saved state knows its clients by keys that begin with {min(before)!r}, and now they begin with "
-            f"{min(now)!r}: everybody would be known twice. Write identity= as it was, or choose a new state_path"
-        )
 
 
 def read_registration(reply: Message | None, num_aux: int = 0) -> tuple[str, ClientInfo]:

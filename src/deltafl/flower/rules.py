@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, unknown_name
 from ..estimators.remote import RemoteControl
 from ..plan import Plan, make_plan
 from ..samplers import Sampler
@@ -20,6 +20,7 @@ from .clients import ClientRegistry
 
 #: The longest sketch that ``count_sketch`` makes.
 LARGEST_SKETCH = 128
+IDENTITIES = ("auto", "public-key", "name", "config")
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,15 @@ class WeightedClipping:
             return update_d
         return (update_d.astype(np.float64) * (self.norm / norm)).astype(np.float32)
 
-    def noise(self, largest_coef: float, num_params: int, rng: np.random.Generator | None = None) -> FloatArray:
-        """Noise for D, float64 (d,).
+    def noise(self, largest_coef: float, num_params: int) -> FloatArray:
+        """Noise for D, float64 (d,); it cannot be seeded, for reproducible noise hides nothing.
 
         Args:
             largest_coef: coef_max over all selected clients.
             num_params: d.
-            rng: A generator for tests. None for one that cannot be seeded: reproducible noise hides nothing.
         """
         scale = self.noise_multiplier * largest_coef * self.norm
-        generator = stream(secrets.randbits(63), "noise") if rng is None else rng
-        return generator.normal(scale=scale, size=num_params) if scale > 0 else np.zeros(num_params)
+        return stream(secrets.randbits(63), "noise").normal(scale=scale, size=num_params)
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,7 @@ class Rules:
         sketch: Length of the clients' sketches; 0 for none.
         aux: Number of auxiliary variables of each client.
         state_path: Where the state is saved after every round; None if it is not.
+        identity: How clients are identified, see ``registration.client_key``.
     """
 
     plan: Plan
@@ -92,6 +92,7 @@ class Rules:
     sketch: int = 0
     aux: int = 0
     state_path: Path | None = None
+    identity: str = "auto"
 
     @classmethod
     def of(
@@ -118,6 +119,8 @@ class Rules:
         """Refuse what no federation can do: later it would cost a round of the clients' work."""
         sampler, estimator, memory = self.plan.sampler, self.plan.rule.name, self.plan.memory
         name = type(sampler).__name__
+        if self.identity not in IDENTITIES:
+            raise unknown_name("identity", self.identity, IDENTITIES)
         check_whole("seed", self.plan.seed, "at least 0", 0)
         check_whole("sketch", self.sketch, f"from 1 to {LARGEST_SKETCH}, or 0 for none", 0, LARGEST_SKETCH)
         if sampler.needs_oracle:

@@ -47,12 +47,9 @@ def sole_owner(folder: Path | None) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / "federation.lock").acquire(timeout=0)
-    except Timeout:
-        raise DeltaflError(
-            f"another server is using the state in {folder}; stop it first, or choose another state_path"
-        ) from None
     except OSError as error:
-        raise DeltaflError(f"cannot keep the state in {folder} ({error.strerror}); choose another state_path") from None
+        reason = "another server is using it: stop that one first" if isinstance(error, Timeout) else error.strerror
+        raise DeltaflError(f"cannot keep the state in {folder} ({reason}), or choose another state_path") from None
     with lock:
         yield
 
@@ -141,6 +138,7 @@ def _settings(rules: Rules) -> dict[str, Any]:
     return {
         **{name: texts[name] for name in ("sampler", "estimator", "server_optimizer", "seed", "norm_guard")},
         "weights": rules.weights,
+        "identity": rules.identity,
         "aux": rules.aux,
         "memory_dtype": rules.plan.memory.dtype,
         "memory_path": None if folder is None else str(Path(folder).parent),

@@ -23,7 +23,7 @@ from .arrays import BUFFERS, Layout
 from .clients import ClientInfo
 from .federation import Federation
 from .messages import by_request, content_for, content_for_all, mean_metrics, read_reply, round_metrics, to_record
-from .registration import Directory, check_same_kind
+from .registration import Directory
 from .rules import Rules, WeightedClipping, check_texts, check_whole
 from .saved import load, save, sole_owner
 
@@ -119,6 +119,7 @@ class DeltaStrategy(Strategy):
             clipping=clipping,
             sketch=sketch,
             state_path=self.state_path,
+            identity=identity,
         )
         if min_nodes is not None:
             check_whole("min_nodes", min_nodes, "at least 1, or None for n", 1)
@@ -131,11 +132,9 @@ class DeltaStrategy(Strategy):
         #: The statistics of every round, for callers who want more than the metrics.
         self.history: list[RoundInfo] = []
         self._timeout = 3600.0
-        self._started = False
         #: The last round's cohort, and the messages sent to it.
         self._cohort: Cohort | None = None
         self._messages: list[Message] = []
-        self._saved_keys: tuple[str, ...] = ()
         self._evaluations: list[tuple[str, Message]] = []
 
     def start(
@@ -154,19 +153,16 @@ class DeltaStrategy(Strategy):
         """
         with sole_owner(self.state_path):
             done = self._begin(initial_arrays)
-            self._timeout, self._started = float(timeout), True
-            try:
-                result = super().start(
-                    grid,
-                    to_record(self._active().arrays()),
-                    max(0, num_rounds - done),
-                    timeout,
-                    train_config,
-                    evaluate_config,
-                    evaluate_fn and (lambda server_round, arrays: evaluate_fn(server_round + done, arrays)),
-                )
-            finally:
-                self._started = False
+            self._timeout = float(timeout)
+            result = super().start(
+                grid,
+                to_record(self._active().arrays()),
+                max(0, num_rounds - done),
+                timeout,
+                train_config,
+                evaluate_config,
+                evaluate_fn and (lambda server_round, arrays: evaluate_fn(server_round + done, arrays)),
+            )
         result.arrays = to_record(self._active().arrays())
         for metrics in (
             result.train_metrics_clientapp,
@@ -189,7 +185,7 @@ class DeltaStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Select clients; returns a list because the deployment's grid iterates over it twice."""
-        if not self._started or KEY_CLIPPING_NORM in config:
+        if KEY_CLIPPING_NORM in config:
             raise DeltaflError(_FOREIGN_PRIVACY)
         federation, is_first = self._active(), self._cohort is None
         present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=is_first, admit=self._admit)
@@ -273,10 +269,12 @@ class DeltaStrategy(Strategy):
         """Set up the model and, if there is one, the saved state; returns the number of rounds done."""
         arrays = {name: array.numpy() for name, array in initial_arrays.items()}
         self.federation = Federation(self.rules, arrays, Layout.of(arrays, self.buffers))
-        self._cohort, self._saved_keys = None, ()
+        self._cohort = None
         if self.state_path is None or not load(self.state_path, self.federation):
             return 0
-        self._saved_keys = self.federation.clients.keys
+        unknown = self.directory.forget - set(self.federation.clients.keys)
+        if unknown:
+            log(WARNING, "forget names %s, which no saved client has", ", ".join(sorted(unknown)))
         self.federation.forget(self.directory.forget)
         done = self.federation.current.round
         log(INFO, "Resuming after round %d with %d known clients", done, len(self.federation.clients.keys))
@@ -285,15 +283,14 @@ class DeltaStrategy(Strategy):
     def _admit(self, present: dict[str, ClientInfo]) -> dict[str, ClientInfo]:
         """Let connected clients join; returns those that can be selected."""
         federation = self._active()
-        before = len(federation.clients.keys)
-        if self._cohort is None:
-            check_same_kind(federation.clients.keys, present)
-            self.directory.warn_of_unknown(self._saved_keys)
+        before = federation.clients
         federation.admit(present)
         _log_warnings(federation)
-        after = len(federation.clients.keys)
-        if after > before:
-            log(INFO, "%d clients joined, %d are known", after - before, after)
+        if federation.clients is not before:
+            keys, weight_m = federation.clients.keys, federation.plan.population.weight_m
+            text = "%d clients joined, %d are known; %s counts most, %.1f %% of all"
+            heaviest = keys[int(weight_m.argmax())]
+            log(INFO, text, len(keys) - len(before.keys), len(keys), heaviest, 100 * weight_m.max())
         return {key: info for key, info in present.items() if key in federation.clients.index}
 
     def _active(self) -> Federation:
