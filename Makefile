@@ -1,12 +1,13 @@
 # make demo: the main job on the embedded data set.   make test: lint, types, tests.
-# Both set up .venv themselves; nothing else needs to be installed but Python >= 3.11.
+# make results: every committed page and table from the committed records, without data sets; git diff shows changes.
+# All set up .venv themselves; nothing else needs to be installed but Python >= 3.11.
 
 PYTHON ?= python3
 VENV ?= .venv
 # Tests side by side, one thread each: torch's own threads in two processes only wait for each other.
 JOBS ?= 2
 
-.PHONY: demo test clean
+.PHONY: demo test results clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -18,6 +19,10 @@ test: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n $(JOBS) --dist loadfile
+
+results: $(VENV)/.installed
+	$(VENV)/bin/python -m reproduction all --scale cpu --only-page
+	git diff --stat --exit-code -- results
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deltafl needs Python 3.11 or newer: make PYTHON=python3.11")'

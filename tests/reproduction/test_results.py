@@ -1,25 +1,49 @@
-"""The index of the committed results is what the command writes."""
+"""Committed tables and the index are what the command makes of the committed records."""
 
 import shutil
+import subprocess
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
-from deltafl.cli.main import app
+from reproduction.cli import app
 
-RESULTS = Path(__file__).parents[2] / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+
+
+def run(*arguments: str) -> None:
+    done = CliRunner().invoke(app, [*arguments])
+    assert done.exit_code == 0, done.exception
 
 
 def test_the_index_is_that_of_the_pages(tmp_path: Path) -> None:
-    """After a page was written anew: deltafl reproduce --index results."""
-    for folder in filter(Path.is_dir, RESULTS.iterdir()):
-        here = tmp_path / folder.name
-        here.mkdir()
-        if (folder / "runs").is_dir():
-            (here / "runs").mkdir()
-        for name in ("README.md", "verdict.json"):
-            if (folder / name).exists():
-                shutil.copy(folder / name, here)
-    done = CliRunner().invoke(app, ["reproduce", "--index", str(tmp_path)])
-    assert done.exit_code == 0, done.exception
+    """After a page was written again: python -m reproduction --index results."""
+    for name in ("README.md", "verdict.json"):
+        for path in RESULTS.glob(f"*/{name}"):
+            (tmp_path / path.parent.name).mkdir(exist_ok=True)
+            shutil.copy(path, tmp_path / path.parent.name)
+    run("--index", str(tmp_path))
     assert (tmp_path / "README.md").read_text() == (RESULTS / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["figure-7", "figure-9", "figure-15", "stability", "table-5"])
+def test_pages_and_tables_are_those_of_the_records(tmp_path: Path, name: str) -> None:
+    """The small ones; ``make results`` does it for all."""
+    folder = shutil.copytree(RESULTS / name, tmp_path / name)
+    for path in folder.glob("*.*"):
+        if path.suffix in (".csv", ".png", ".md"):
+            path.unlink()
+    run(name, "--scale", "cpu", "--only-page", "--out", str(folder))
+    for file in ("README.md", "table.csv"):
+        assert (folder / file).read_bytes() == (RESULTS / name / file).read_bytes()
+
+
+def test_the_repository_stays_small_enough_to_look_through() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no git repository")
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    assert len(files) < 700
+    for folder in RESULTS.glob("*/"):
+        assert len(list(folder.glob("*.png"))) <= 2, f"{folder.name} has more than two pictures"
