@@ -35,7 +35,7 @@ from deltafl import (
     make_plan,
     open_round,
 )
-from deltafl.io import load_state, save_state
+from deltafl.scale.state_file import load_state, save_state
 from deltafl.streams import stream
 
 PARAMETERS, ASKED = 10, 1000

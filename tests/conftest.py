@@ -26,7 +26,6 @@ from deltafl import (
     stream,
 )
 from deltafl.designs.exact import every_cohort
-from deltafl.round import response_rates
 from deltafl.samplers.base import State
 from deltafl.types import FloatArray, IntArray, Params, Replies
 
@@ -141,7 +140,7 @@ def estimate(plan: Plan, state: RoundState, cohort: Cohort, updates: list[Params
 
 def mean_estimate(plan: Plan, state: RoundState, problem: Problem, failures: bool = False) -> FloatArray:
     """E[D] over all cohorts, and over all patterns of replies if clients fail with the rates that the state knows."""
-    rate_m = response_rates(plan, state) if failures else np.ones(plan.population.num_clients)
+    rate_m = plan.response_rates(state) if failures else np.ones(plan.population.num_clients)
     mean_d = np.zeros(problem.update_md.shape[1])
     for probability, cohort in all_cohorts(plan, state, problem.oracle):
         rate_n = rate_m[cohort.client_n]

@@ -28,7 +28,7 @@ from deltafl import (
     stream,
 )
 from deltafl.estimators.sketch import SKETCH_SIZE
-from deltafl.io import flatten
+from deltafl.scale.state_file import flatten
 from deltafl.types import FloatArray, Params, RejectedReply
 
 M, N, COUNT = 30, 8, 3

@@ -33,7 +33,7 @@ import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,12 +41,14 @@ import numpy.typing as npt
 from .errors import DeltaflError
 from .estimators.remote import RemoteReply, differences
 from .estimators.sketch import SKETCH_SIZE, count_sketch
-from .estimators.variance import estimate_variance, variance_form
-from .plan import Plan, RoundState, advance, collect_replies, describe
+from .estimators.variance import effective_sample_size, estimate_variance, variance_form
 from .scale.rows import weighted_sum
 from .server.mime import drift
 from .server.screening import ScreenedReplies, Updates, screen_replies, squared_norms
 from .types import BoolArray, Cohort, FloatArray, IntArray, Params, RejectedReply, Replies, Reports, RoundInfo
+
+if TYPE_CHECKING:
+    from .round import Plan, RoundState
 
 #: The digests of states are so short that their squares are added up exactly.
 _DIGEST_BITS = 20
@@ -110,7 +112,7 @@ class Accumulator:
         cohort: What ``open_round`` returned.
     """
 
-    def __init__(self, plan: Plan, state: RoundState, cohort: Cohort) -> None:
+    def __init__(self, plan: "Plan", state: "RoundState", cohort: Cohort) -> None:
         self.plan, self.state, self.cohort = plan, state, cohort
         n, d = len(cohort.client_n), len(state.params_d)
         self._rule, self._control = plan.rule, plan.rule.control
@@ -211,7 +213,7 @@ class Accumulator:
         self._measure(rows)
         n, d, place_k = len(self._missing_n), len(self.state.params_d), rows.place_k
         here = self._agree(group)
-        replies = collect_replies(self.plan, self.state, self.cohort, here)
+        replies = self.plan.collect_replies(self.state, self.cohort, here)
         form = variance_form(replies)
         coef_n, mass_n, scale_n = np.zeros((3, n))
         coef_n[here] = replies.coef_n
@@ -273,7 +275,7 @@ class Accumulator:
             self._rejected = dict(chain(*group.gathered(own)))
         return here
 
-    def close(self) -> tuple[RoundState, RoundInfo]:
+    def close(self) -> tuple["RoundState", RoundInfo]:
         """The next state, and what a person wants to see; clients that were not added did not reply.
 
         Raises:
@@ -282,7 +284,7 @@ class Accumulator:
         self._refuse_if_closed()
         self._closed = True
         plan, state, control, here = self.plan, self.state, self._control, self._reports.responded_n
-        replies = collect_replies(plan, state, self.cohort, here)
+        replies = plan.collect_replies(state, self.cohort, here)
         if self._totals is None and self._stream is None:
             rows = self._rows()
             total_d, update_kd = rows.total_d, rows.update_kd
@@ -296,7 +298,7 @@ class Accumulator:
         self._reports = self._reports._replace(num_steps_n=np.where(here, self._reports.num_steps_n, 1))
         reports = self._reports
         delta_d = total_d + totals.residual_d
-        following, delta_d, clip_factor = advance(plan, state, self.cohort, reports, delta_d, learned)
+        following, delta_d, clip_factor = plan.advance(state, self.cohort, reports, delta_d, learned)
         faults = self._rejected | dict.fromkeys(self.cohort.client_n[self._missing_n].tolist(), "no reply")
         info = describe(state.round, replies, reports, totals.variance, delta_d)._replace(
             rejected=[RejectedReply(client, faults[client]) for client in sorted(faults)],
@@ -376,7 +378,7 @@ class Accumulator:
     def _add_to_stream(self, row: _Rows) -> None:
         if self._stream is None:
             n, d = len(self._missing_n), len(self.state.params_d)
-            coef_n = collect_replies(self.plan, self.state, self.cohort, slice(None)).coef_n
+            coef_n = self.plan.collect_replies(self.state, self.cohort).coef_n
             self._stream = _Stream(coef_n, np.zeros(d), *np.zeros((2, n, SKETCH_SIZE)))
         stream = self._stream
         self._measure(row)
@@ -404,3 +406,27 @@ class Accumulator:
         if self._rule.ratio:
             error_kq -= count_sketch((total_d + residual_d)[None], SKETCH_SIZE, self.plan.seed)
         return _Totals(residual_d, estimate_variance(replies, error_kq))
+
+
+def describe(round: int, replies: Replies, reports: Reports, variance: float, delta_d: FloatArray) -> RoundInfo:
+    """The numbers of a round; nothing was rejected or clipped."""
+    coef_n, here = replies.coef_n, reports.responded_n
+    zeta_n = np.sqrt(reports.squared_deviation_n[here])
+    residual, squared_norm = coef_n @ reports.squared_residual_n[here], coef_n @ reports.squared_norm_n[here]
+    has_loss_n = reports.has_loss_n[here]
+    loss_coef_k = coef_n[has_loss_n]
+    loss_total, norm = float(loss_coef_k.sum()), float(np.linalg.norm(delta_d))
+    return RoundInfo(
+        round=round,
+        num_selected=len(here),
+        num_responded=len(replies.client_n),
+        rejected=(),
+        estimate_norm=norm,
+        variance=variance,
+        effective_sample_size=effective_sample_size(coef_n),
+        largest_weight=float(coef_n.max(initial=0.0)),
+        sum_of_weights=float(coef_n.sum()),
+        mean_over_diversity=norm / float(zeta_n.mean()) if zeta_n.any() else float("nan"),
+        loss=float(loss_coef_k @ reports.loss_n[here][has_loss_n]) / loss_total if loss_total > 0 else float("nan"),
+        residual=float(residual / squared_norm) if squared_norm > 0 else float("nan"),
+    )

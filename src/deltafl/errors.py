@@ -2,7 +2,12 @@
 
 import difflib
 import importlib.util
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
+
+#: What a user's code can raise. ``sys.exit`` in it must not end the program with an exit code of its choice.
+OWN_ERRORS = (Exception, SystemExit)
 
 
 class DeltaflError(ValueError):
@@ -39,3 +44,11 @@ def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> DeltaflError:
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names)}"
     return DeltaflError(f"unknown {kind} {given!r}: {hint}")
+
+
+def in_one_line(error: BaseException, path: Path | None = None) -> str:
+    """An error in one line, with the line of a user's file that it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    where = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"

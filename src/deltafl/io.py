@@ -1,35 +1,27 @@
-"""Files: text, JSON and TOML with errors of one sentence, writing that is never seen half done, and saved states.
+"""Files: text, JSON, TOML, arrays (safetensors) and users' Python; every error is one sentence.
 
-A state is nested NamedTuples of arrays; ``flatten`` names the arrays, ``unflatten`` puts them back. The simulator's
-checkpoints, Flower's saved states and ``save_state`` are such arrays in the safetensors format, which other programs
-read. ``save_state`` and ``load_state`` are for servers at scale: the file is mapped into memory, so that loading costs
-nothing, a round after it reads the pages it needs, and what it writes stays in memory. The file names the clients and
-the plan the state belongs to, for with others it would be wrong without a sign of it.
+A file that is written is never seen half done.
 """
 
+import importlib
+import importlib.util
 import json
 import os
-import re
+import sys
 import tomllib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import is_dataclass, replace
 from decimal import Decimal
 from functools import cache
 from math import isfinite
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 
-from .errors import DeltaflError
-from .plan import Plan, RoundState
-from .round import init_round
-from .scale.persistent_array import PersistentArray
-from .scale.rows import MappedRows
-from .scale.tree import SumTree
-from .types import Population
+from .errors import OWN_ERRORS, DeltaflError, in_one_line
 
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]
@@ -42,12 +34,8 @@ _TYPES = {
     "BOOL": np.dtype(np.bool_),
 }
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
-#: Where safetensors keeps texts, and the one that marks a state.
-_TEXTS, _MARK, _VERSION = "__metadata__", "deltafl-state", "1"
-#: The sums of a tree follow its scores under this name.
-_INNER = ".inner"
-#: Arrays with these names have one row a client.
-_PER_CLIENT = re.compile(r"_m[a-z]?$")
+#: Where safetensors keeps texts.
+_TEXTS = "__metadata__"
 
 
 def plain_json(value: Any) -> Any:
@@ -159,102 +147,6 @@ def sentence(error: Any) -> str:
     return f"{name} is {(', '.join(map(str, given)) if listed else repr(given)) or 'empty'}; {message}"
 
 
-def flatten(state: Any, prefix: str = "state", shared: bool = False) -> Iterator[tuple[str, Array]]:
-    """The arrays of nested NamedTuples with their dotted names, in order.
-
-    Args:
-        state: The state.
-        prefix: What all names begin with.
-        shared: Share memory with the state, and give the sums of trees as well: for files that are written at once.
-    """
-    if hasattr(state, "_fields"):
-        for field in state._fields:
-            yield from flatten(getattr(state, field), f"{prefix}.{field}", shared)
-    elif isinstance(state, MappedRows):
-        if shared:
-            raise DeltaflError("this state keeps rows in a file of their own, which a state file cannot hold")
-        for name, array in state.journal().items():
-            yield f"{prefix}.{name}", array
-    elif shared and isinstance(state, PersistentArray):
-        buffer = state.current()
-        yield prefix, buffer.array_m
-        if isinstance(state, SumTree):
-            yield prefix + _INNER, buffer.inner
-    else:
-        yield prefix, np.asarray(state)
-
-
-def unflatten(template: Any, arrays: Mapping[str, Array], prefix: str = "state", num_clients: int | None = None) -> Any:
-    """Put arrays back into the shape of a template; a whole number stays one.
-
-    A field with a default keeps it if there is no array for it: the state is from before there was the field.
-
-    Args:
-        template: A state of the same form.
-        arrays: By name, as from ``flatten``.
-        prefix: What their names begin with.
-        num_clients: m, if the template is of other clients: then shapes may differ, but for m rows of names in ``_m``.
-
-    Raises:
-        DeltaflError: If an array is missing or has another shape: it belongs to other settings.
-    """
-    if hasattr(template, "_fields"):
-        parts = {}
-        for field, part in zip(template._fields, template, strict=True):
-            name = f"{prefix}.{field}"
-            if name in arrays or field not in template._field_defaults:
-                parts[field] = unflatten(part, arrays, name, num_clients)
-        return type(template)(**parts)
-    if isinstance(template, MappedRows) and all(f"{prefix}.{name}" in arrays for name in template.journal()):
-        return template.restored({name: arrays[f"{prefix}.{name}"] for name in template.journal()})
-    array = arrays.get(prefix)
-    if num_clients is None:
-        fits = array is not None and array.shape == np.shape(template)
-    else:
-        rows = num_clients if _PER_CLIENT.search(prefix) else None
-        fits = array is not None and array.ndim == np.ndim(template) and rows in (None, len(np.atleast_1d(array)))
-    if array is None or not fits:
-        raise DeltaflError(f"the saved state does not fit these settings ({prefix} differs); start anew elsewhere")
-    if isinstance(template, SumTree):
-        return SumTree(_own(array), arrays.get(prefix + _INNER))
-    if isinstance(template, PersistentArray):
-        return PersistentArray(_own(array))
-    return int(array) if isinstance(template, int) else array
-
-
-def _own(array: Array) -> Array:
-    """Part of a mapped file as it is; a copy of any other array."""
-    return array if array.flags.writeable and array.base is not None else np.array(array)
-
-
-def settled(state: Any) -> Any:
-    """The state with its changed rows in their files (``scale/rows.py``): for states that a checkpoint holds."""
-    if hasattr(state, "_fields"):
-        return type(state)(*(settled(part) for part in state))
-    return state.settled() if isinstance(state, MappedRows) else state
-
-
-def note_round(folder: Path, round: int) -> None:
-    """Note which round's state the rows in a folder belong to, once all of them are there; nothing without rows."""
-    if folder.is_dir():
-        write_atomically(folder / "round", f"{round}\n")
-
-
-def noted_round(folder: Path) -> int | None:
-    """The round that was noted last; None if none was.
-
-    Raises:
-        DeltaflError: If the note is no number.
-    """
-    note = folder / "round"
-    if not note.is_file():
-        return None
-    content = note.read_text(encoding="ascii", errors="replace").strip()
-    if not content.isdecimal():
-        raise DeltaflError(f"{note} holds {content[:20]!r}, and the number of a round belongs there; start anew")
-    return int(content)
-
-
 def write_tensors(path: Path, arrays: Mapping[str, Array], texts: Mapping[str, str] | None = None) -> int:
     """Write arrays into a safetensors file, which is never seen half written; returns its CRC-32.
 
@@ -317,85 +209,52 @@ def read_tensors(path: Path, cure: str, checksum: int | None = None) -> tuple[di
     return arrays, texts
 
 
-def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> None:
-    """Write a state into one file, which is never seen half written.
+def load_class(spec: str, base: type[T]) -> type[T]:
+    """The class that ``FILE.py:Class`` names.
 
     Args:
-        path: The file; it may be the one that the state was loaded from.
-        state: The state.
-        plan: The plan of its rounds; the file names the clients and the plan it belongs to.
+        spec: Path and name of the class.
+        base: What it must be a subclass of.
 
     Raises:
-        DeltaflError: If the state has rows in a file of their own (``scale/rows.py``; such runs have checkpoints), or
-            another number of clients than the plan.
+        DeltaflError: If the file cannot be read or run, or has no such class.
     """
-    if len(state.selected_m) != plan.population.num_clients:
-        raise DeltaflError(
-            f"the state is of {len(state.selected_m)} clients and the plan of {plan.population.num_clients}; save it "
-            "with the plan of its rounds"
-        )
-    write_tensors(Path(path), dict(flatten(state, shared=True)), {_MARK: _VERSION, **owner(plan)})
+    path, _, name = spec.rpartition(":")
+    module = import_file(Path(path), "FILE.py:Class")
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise DeltaflError(f"{path} has no class {name!r} that is a subclass of deltafl.{base.__name__}")
+    return found
 
 
-def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
-    """Map a saved state into memory; rounds that follow are bit for bit those that would have followed the saved one.
+def import_file(path: Path, form: str) -> ModuleType:
+    """Import a file as any module is, under its own name, with its folder at the end of ``sys.path``; once a process.
 
-    The clients' weights, sizes and auxiliary variables are read once, to compare them with those of the file.
+    So it can import the files beside it, and other processes find its classes again.
 
     Args:
         path: The file.
-        plan: The plan that the state was saved with. The cohort's size and ``response_floor`` may be others: no state
-            depends on them. To go on with another plan, load with the old one and go on with the new.
+        form: What to write instead of a file that does not exist, such as ``"FILE.py:Class"``.
 
     Raises:
-        DeltaflError: If the file is no such file, does not say whose state it holds (files of earlier versions), or
-            belongs to other clients or another plan.
+        DeltaflError: If there is no such file, another module has its name, or it fails.
     """
-    arrays, texts = read_tensors(Path(path), "write it anew")
-    if texts.get(_MARK) != _VERSION:
+    if not path.is_file():
+        raise DeltaflError(f"there is no file {path}; write {form}")
+    path = path.resolve()
+    if not path.stem.isidentifier() or path.stem.startswith("__"):
+        raise DeltaflError(f"{path.name} cannot be imported under this name; rename it, for instance to my_task.py")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    importlib.invalidate_caches()
+    spec = importlib.util.find_spec(path.stem)
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != path:
         raise DeltaflError(
-            f"{path} does not say which clients and plan its state belongs to, as files of other programs and of other "
-            "versions of deltafl do not; save the state anew with save_state(path, state, plan)"
+            f"another module is called {path.stem!r} too; rename {path.name}, for instance to my_task.py"
         )
-    for name, value in owner(plan).items():
-        if texts.get(name) != value:
-            raise DeltaflError(
-                f"the state in {path} belongs to a plan with {name} = {texts.get(name)}, and this plan has {value}; "
-                "load it with the plan it was saved with"
-            )
-    # The form of the state, without m numbers: that of one client.
-    aux_mq, params_d = plan.population.aux_mq, arrays.get("state.params_d", np.zeros(0))
-    one = replace(plan, population=Population.from_sizes([1], known=None if aux_mq is None else aux_mq[:1]), n=1)
-    template = init_round(one, np.zeros(params_d.shape))
-    state: RoundState = unflatten(template, arrays, num_clients=plan.population.num_clients)
-    return state
-
-
-def owner(plan: Plan) -> dict[str, str]:
-    """What a state belongs to, as texts: checksums of the clients, and the settings that it depends on."""
-    population = plan.population
-    aux_mq = population.aux_mq
-    return {
-        "clients": str(population.num_clients),
-        "weight_m": _checksum(population.weight_m, np.float64),
-        "num_examples_m": _checksum(population.num_examples_m, np.int64),
-        "aux_mq": "None" if aux_mq is None else _checksum(aux_mq, np.float64),
-        "sampler": written(plan.sampler),
-        "estimator": plan.rule.name,
-        "server_optimizer": written(plan.server_optimizer),
-        "seed": str(plan.seed),
-        "mime": str(float(plan.mime)),
-        "norm_guard": str(None if plan.norm_guard is None else float(plan.norm_guard)),
-        "memory": plan.memory.dtype,  # not its folder, which is no part of the state
-    }
-
-
-def written(part: object) -> str:
-    """How a sampler or an optimizer is written; only its type where the text would hold an address in memory."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(part)) if is_dataclass(part) else type(part).__name__
-
-
-def _checksum(array: Array, dtype: Any) -> str:
-    """Shape and CRC-32: against mistakes, not against forgers, and several times as fast as BLAKE2."""
-    plain = np.ascontiguousarray(array, dtype=dtype)
-    return f"{'x'.join(map(str, plain.shape))}:{zlib.crc32(plain.data):08x}"
+    try:
+        return importlib.import_module(path.stem)
+    except DeltaflError:
+        raise
+    except OWN_ERRORS as error:
+        raise DeltaflError(f"{path.name} cannot be imported: {in_one_line(error, path)}") from error

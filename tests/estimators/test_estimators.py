@@ -45,7 +45,6 @@ from deltafl import (
 from deltafl import make_plan as label_plan
 from deltafl.estimators.control_variates import CommonControlState, OwnControlState
 from deltafl.estimators.table import find_estimator, hajek, horvitz_thompson, plain_mean
-from deltafl.round import response_rates
 from deltafl.scale.persistent_array import PersistentArray
 from deltafl.scale.rows import weighted_sum
 
@@ -205,7 +204,7 @@ def test_failures_of_known_rate_leave_no_bias(name: str, estimator: str) -> None
     plan = make_plan(name, None, estimator, Population.from_sizes(SIZES))
     state = play(plan, init_round(plan, np.zeros(3)), [make_problem(SIZES, seed=s) for s in range(3)])
     state = known_rates(state)
-    np.testing.assert_allclose(response_rates(plan, state), [1, 0.8, 0.5, 0.3, 0.1])
+    np.testing.assert_allclose(plan.response_rates(state), [1, 0.8, 0.5, 0.3, 0.1])
     assert relative_bias(plan, state, make_problem(SIZES, seed=9), failures=True) < 1e-12
 
 
@@ -221,7 +220,7 @@ def test_clients_that_always_answer_have_rate_one() -> None:
     plan = make_plan("uniform", None, "horvitz-thompson", problem.population)
     fresh = init_round(plan, np.zeros(3))
     old = play(plan, fresh, [problem] * 30)
-    assert np.array_equal(response_rates(plan, old), np.ones(5))
+    assert np.array_equal(plan.response_rates(old), np.ones(5))
     cohort = open_round(plan, fresh)
     updates = list(problem.update_md[cohort.client_n])
     assert np.array_equal(estimate(plan, fresh, cohort, updates), estimate(plan, old, cohort, updates))
@@ -241,7 +240,7 @@ def test_estimated_rates_converge_and_the_bias_vanishes() -> None:
         state, _ = close_round(plan, state, cohort, updates)
         if round >= 1000:
             total_d, late = total_d + state.optimizer.delta_d, late + 1
-    rate_m = response_rates(plan, state)
+    rate_m = plan.response_rates(state)
     selected_m = state.selected_m
     assert np.all(np.abs(rate_m - true_m) < 4 * np.sqrt(true_m * (1 - true_m) / selected_m) + 1 / selected_m)
     assert np.abs(total_d / late - problem.ubar_d).max() < 0.1 * np.abs(problem.ubar_d).max()
@@ -250,7 +249,7 @@ def test_estimated_rates_converge_and_the_bias_vanishes() -> None:
 def test_response_floor_bounds_the_correction() -> None:
     plan = Plan(Population.from_sizes(SIZES), Fixed(), 2, response_floor=0.25)
     state = known_rates(init_round(plan, np.zeros(3)))
-    np.testing.assert_allclose(response_rates(plan, state), [1, 0.8, 0.5, 0.3, 0.25])
+    np.testing.assert_allclose(plan.response_rates(state), [1, 0.8, 0.5, 0.3, 0.25])
 
 
 @pytest.mark.parametrize(("floor", "starved"), [(0.0, True), (0.1, False)])

@@ -17,8 +17,8 @@ from deltafl import (
 )
 from deltafl.estimators.control_variates import InnovationControl, OwnControl, OwnControlState
 from deltafl.estimators.remote import NOTHING, RemoteControl
-from deltafl.io import flatten, unflatten
 from deltafl.scale.rows import LOST, RowFormat, RunningSum, weighted_sum, wide_row
+from deltafl.scale.state_file import flatten, unflatten
 from deltafl.types import Replies
 
 POPULATION = Population.from_sizes([1, 2, 3, 4])

@@ -13,7 +13,6 @@ from deltafl.flower.federation import Federation
 from deltafl.flower.replies import ClientReply
 from deltafl.flower.rules import Rules
 from deltafl.flower.saved import save
-from deltafl.round import response_rates
 from deltafl.samplers import parse_label, uses_aux
 from deltafl.types import Cohort, RoundInfo
 
@@ -33,7 +32,7 @@ def federation(label: str = "pracdelta", model: Arrays | None = None, m: int = 0
 
 def rates_of(fed: Federation) -> dict[str, float]:
     """Each client's response rate, as the next round will assume it."""
-    return dict(zip(fed.clients.keys, response_rates(fed.plan, fed.current).tolist(), strict=True))
+    return dict(zip(fed.clients.keys, fed.plan.response_rates(fed.current).tolist(), strict=True))
 
 
 def sizes_of(m: int, start: int = 0) -> dict[str, int]:

@@ -13,7 +13,7 @@ from deltafl.estimators.table import find_estimator
 from deltafl.flower.clients import resize_state
 from deltafl.flower.federation import Federation
 from deltafl.flower.saved import load, save
-from deltafl.io import flatten
+from deltafl.scale.state_file import flatten
 from deltafl.types import FloatArray
 
 from .hosts import admit, federation, play, sizes_of

@@ -16,9 +16,10 @@ from deltafl.flower import DeltaStrategy
 from deltafl.flower import saved as saved_module
 from deltafl.flower.federation import Federation
 from deltafl.flower.saved import load, save
-from deltafl.io import flatten, read_tensors
+from deltafl.io import read_tensors
 from deltafl.scale import memory_budget as budget_module
 from deltafl.scale.rows import MappedRows, RowFormat
+from deltafl.scale.state_file import flatten
 
 from .grid import FakeGrid, configs, linear_app, played
 from .hosts import admit, federation, play, sizes_of

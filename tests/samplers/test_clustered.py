@@ -11,7 +11,6 @@ from deltafl import Cohort, DeltaflError, Plan, Population, Reports, Sampler, cl
 from deltafl import make_sampler as make
 from deltafl.designs.exact import every_cohort
 from deltafl.estimators.variance import estimate_variance
-from deltafl.round import coefficients
 from deltafl.samplers.base import State
 from deltafl.samplers.clustered import (
     ClusteredBySimilarity,
@@ -160,7 +159,7 @@ def test_clustered_sampling_is_exact_a_plain_mean_and_no_worse_than_md(sampler: 
     mse, estimated = 0.0, 0.0
     for probability, count_m, cohort in counts(sampler, state, n, 6):
         assert count_m.sum() == n
-        coef_n = coefficients(plan, init_round(plan, np.zeros(4)), cohort)
+        coef_n = plan.collect_replies(init_round(plan, np.zeros(4)), cohort).coef_n
         np.testing.assert_allclose(coef_n, cohort.count_n / n)
         mse += probability * float(np.sum((coef_n @ update_md[cohort.client_n] - mean_d) ** 2))
         estimated += probability * estimate_variance(all_replies(cohort, coef_n), update_md[cohort.client_n])

@@ -10,7 +10,6 @@ from scipy.optimize import minimize
 from conftest import Problem, make_problem
 from deltafl import DeltaflError, FedIS, KnownUpdates, Plan, Population, close_round, init_round
 from deltafl import make_sampler as make
-from deltafl.round import coefficients
 from deltafl.samplers.ocs import ApproximateOCS, rescaled_probabilities
 from deltafl.streams import stream
 from deltafl.types import FloatArray
@@ -131,7 +130,7 @@ def test_the_estimate_is_exactly_unbiased_after_rounds_of_its_own(name: str) -> 
         state, _ = close_round(plan, state, cohort, (1 + round) * problem.update_md[cohort.client_n])
     mean_d = np.zeros(3)
     for probability, _, cohort in counts(plan.sampler, state.sampler, 2, 5, problem.oracle):
-        coef_n = coefficients(plan, state, cohort)
+        coef_n = plan.collect_replies(state, cohort).coef_n
         mean_d += probability * (coef_n @ problem.update_md[cohort.client_n].astype(np.float64))
     np.testing.assert_allclose(mean_d, problem.ubar_d, rtol=1e-9)
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from deltafl import DeltaflError, Fixed, Plan, Population, RoundState, close_round, init_round, open_round, stream
 from deltafl.estimators.table import ESTIMATORS, find_estimator
-from deltafl.io import flatten
 from deltafl.scale import memory_budget as room_module
 from deltafl.scale.memory_budget import human, memory_size, require_room
 from deltafl.scale.rows import MappedRows, RowFormat, from_bfloat16, to_bfloat16
+from deltafl.scale.state_file import flatten
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings

@@ -21,9 +21,9 @@ from deltafl import (
     make_server_optimizer,
     open_round,
 )
-from deltafl.io import flatten, load_state, save_state
 from deltafl.scale.persistent_array import Array, Buffer, PersistentArray
 from deltafl.scale.rows import RowFormat
+from deltafl.scale.state_file import flatten, load_state, save_state
 from deltafl.scale.tree import TreeBuffer
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings

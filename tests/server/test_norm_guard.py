@@ -7,7 +7,7 @@ import pytest
 
 from conftest import Recorder
 from deltafl import Cohort, DeltaflError, Fixed, Plan, Population, RoundState, close_round, init_round, open_round
-from deltafl.io import flatten
+from deltafl.scale.state_file import flatten
 from deltafl.server.norm_guard import GuardState, NoGuard, init_guard, shorten
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.settings import RunSettings

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from deltafl import DeltaflError, Plan, Population, PracDelta, RoundState, close_round, init_round, open_round
-from deltafl.io import flatten, plain_json, unflatten
+from deltafl.io import plain_json
+from deltafl.scale.state_file import flatten, unflatten
 from deltafl.server.optimizers import make_server_optimizer
 from deltafl.simulation.directory import RunDirectory, recorded_settings
 from deltafl.simulation.record import read_run

@@ -17,8 +17,7 @@ from ..designs.exact import MAX_CLIENTS, every_cohort
 from ..designs.table import DESIGNS, find_design
 from ..errors import DeltaflError
 from ..estimators.table import ESTIMATORS, Estimator, find_estimator
-from ..plan import Plan, RoundState, coefficients
-from ..round import close_round, init_round
+from ..round import Plan, RoundState, close_round, init_round
 from ..samplers import SAMPLERS, RunFacts, find_sampler, leaves_out, make_sampler, parse_label
 from ..server.optimizers import Sgd
 from ..server.screening import measure
@@ -259,7 +258,7 @@ def _coefficients(plan: Plan, state: RoundState, oracle: Oracle, draws: int) -> 
         cohorts = [(1 / draws, open_with(rng)) for _ in range(draws)]
     coef_km = np.zeros((len(cohorts), m))
     for row, (_, cohort) in zip(coef_km, cohorts, strict=True):
-        row[cohort.client_n] = coefficients(plan, state, cohort)
+        row[cohort.client_n] = plan.collect_replies(state, cohort).coef_n
     return np.array([probability for probability, _ in cohorts]), coef_km, exact
 
 

@@ -36,9 +36,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..calls import check_options, load_class, parse_call
 from ..errors import DeltaflError, unknown_name
+from ..io import load_class
 from ..types import Cohort, FloatArray
+from .calls import check_options, parse_call
 from .control_variates import (
     CommonControl,
     ControlVariate,

@@ -14,7 +14,7 @@ from ..accumulate import Accumulator
 from ..errors import DeltaflError
 from ..estimators.remote import RemoteControlState, RemoteReply, begin_anew
 from ..estimators.sketch import count_sketch
-from ..round import Plan, RoundState, coefficients, init_round, open_round
+from ..round import Plan, RoundState, init_round, open_round
 from ..server.optimizers import ServerOptimizer
 from ..server.screening import measure
 from ..streams import stream
@@ -142,7 +142,7 @@ class Federation:
         if self.rest:
             used = cohort.part(used_n)
             received = [replies[client].arrays or {} for client in used.client_n.tolist()]
-            self.rest = mean_rest(self.layout, sent, received, coefficients(plan, state, used))
+            self.rest = mean_rest(self.layout, sent, received, plan.collect_replies(state, used).coef_n)
         self.state = self._without_shared_failures(following, cohort, checked, any_used=bool(used_n.any()))
         faults = [
             RejectedReply(client, reply.fault)
@@ -223,7 +223,7 @@ class Federation:
         """This round's plan, with noise if there is to be any."""
         if self.rules.clipping is None:
             return plan
-        largest = float(coefficients(plan, state, cohort).max(initial=0.0))
+        largest = float(plan.collect_replies(state, cohort).coef_n.max(initial=0.0))
         noise_d = self.rules.clipping.noise(largest, self.layout.num_params)
         return replace(plan, server_optimizer=_NoisyOptimizer(plan.server_optimizer, noise_d))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import DeltaflError, unknown_name
 from ..estimators.remote import RemoteControl
-from ..plan import Plan, make_plan
+from ..round import Plan, make_plan
 from ..samplers import Sampler
 from ..scale.memory_budget import Cures, MemorySize, memory_size, require_room
 from ..scale.rows import DTYPES, RowFormat

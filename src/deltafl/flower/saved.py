@@ -21,8 +21,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..errors import DeltaflError
-from ..io import flatten, note_round, noted_round, owner, read_tensors, settled, unflatten, write_tensors
+from ..io import read_tensors, write_tensors
 from ..round import init_round
+from ..scale.state_file import flatten, note_round, noted_round, owner, settled, unflatten
 from .clients import ClientInfo, ClientRegistry
 from .federation import Federation
 from .rules import Rules

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..calls import parse_call, split_outside, write_call
 from ..designs.table import find_design
 from ..errors import DeltaflError
+from ..estimators.calls import parse_call, split_outside, write_call
 from ..estimators.control_variates import ControlVariate, NoControl
 from ..estimators.table import ESTIMATORS, find_estimator
 from .base import RunFacts, Sampler

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from ..calls import OWN_ERRORS, check_options, in_one_line, load_class
-from ..errors import DeltaflError, unknown_name
+from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
+from ..estimators.calls import check_options
 from ..estimators.table import find_estimator
+from ..io import load_class
 from .active_fl import ActiveFL
 from .balanced import Balanced
 from .base import Sampler

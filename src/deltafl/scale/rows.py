@@ -17,7 +17,7 @@ changed rows. Only when it is valid are they written into the file (``settled``)
 ahead of the last valid checkpoint by anything but rows that this checkpoint holds, and after kill -9 at any moment
 loading it and writing its rows again gives the state bit for bit. Rounds never change the rows of a state that they
 were given; settling does, for states *older* than the checkpoint. A file and a checkpoint that do not belong together
-(one of them was copied back) differ in a note beside the rows: the round of their checkpoint (``io.note_round``).
+(one of them was copied back) differ in a note beside the rows: the round of their checkpoint (``note_round``).
 Clients who join make the file longer, by zeros that the checkpoint before does not look at; where clients are
 forgotten, the others' rows go into a new file. What such a memory takes, and whether it fits: ``memory_budget.py``.
 """

@@ -32,20 +32,9 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
 from ..errors import DeltaflError, MissingExtraError
-from ..io import (
-    checked,
-    flatten,
-    note_round,
-    noted_round,
-    plain_json,
-    read_json,
-    read_json_lines,
-    read_toml,
-    settled,
-    unflatten,
-    write_atomically,
-)
+from ..io import checked, plain_json, read_json, read_json_lines, read_toml, write_atomically
 from ..round import RoundState
+from ..scale.state_file import flatten, note_round, noted_round, settled, unflatten
 from .distributed import ProcessGroup
 from .divergence import DivergedError
 from .settings import Settings

@@ -10,8 +10,7 @@ from ..audit import Subject
 from ..errors import DeltaflError
 from ..estimators.learned_coefficient import LearnedCoefficient
 from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
-from ..plan import make_plan
-from ..round import Plan
+from ..round import Plan, make_plan
 from ..samplers import parse_label, uses_aux
 from ..scale.memory_budget import free_ram, human, memory_size, memory_words, require_room
 from ..scale.rows import RowFormat

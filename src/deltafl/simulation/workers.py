@@ -17,8 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple, Self
 
-from ..calls import in_one_line
-from ..errors import DeltaflError, MissingExtraError
+from ..errors import DeltaflError, MissingExtraError, in_one_line
 from ..tasks.own import error_places
 
 try:

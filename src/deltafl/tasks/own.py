@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 
-from ..calls import OWN_ERRORS, import_file, in_one_line
-from ..errors import DeltaflError, unknown_name
+from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
+from ..io import import_file
 from .base import Task
 from .registry import TaskSpec, find_task
 from .tables import TABLE_SUFFIXES, table_task

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..calls import OWN_ERRORS, in_one_line
-from ..errors import DeltaflError
+from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 from ..streams import stream
 from .base import Dataset, Task
 from .models import require_torch

@@ -1,22 +1,14 @@
-"""Names with options, as in labels: ``name(option=value)`` and ``FILE.py:Class(option=value)``; and users' files."""
+"""Names with options, as in labels: ``name(option=value)`` and ``FILE.py:Class(option=value)``."""
 
 import ast
-import importlib
-import importlib.util
 import re
-import sys
-import traceback
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
-from pathlib import Path
-from types import ModuleType, NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from .errors import DeltaflError, unknown_name
+from ..errors import DeltaflError, unknown_name
 
-T = TypeVar("T")
-#: What a user's code can raise. ``sys.exit`` in it must not end the program with an exit code of its choice.
-OWN_ERRORS = (Exception, SystemExit)
 _CALL = re.compile(r"^\s*(?P<name>[^()]*?)\s*(\((?P<options>.*)\))?\s*$", re.DOTALL)
 _WORD = re.compile(r"^[A-Za-z_][\w.-]*$")
 
@@ -127,62 +119,3 @@ def _in_words(hint: Any) -> str:
         return f"({', '.join(map(_in_words, get_args(hint)))})"
     words = {float: "a number", int: "a whole number", bool: "True or False", str: "a word", NoneType: "None"}
     return words.get(hint, str(hint))
-
-
-def load_class(spec: str, base: type[T]) -> type[T]:
-    """The class that ``FILE.py:Class`` names.
-
-    Args:
-        spec: Path and name of the class.
-        base: What it must be a subclass of.
-
-    Raises:
-        DeltaflError: If the file cannot be read or run, or has no such class.
-    """
-    path, _, name = spec.rpartition(":")
-    module = import_file(Path(path), "FILE.py:Class")
-    found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise DeltaflError(f"{path} has no class {name!r} that is a subclass of deltafl.{base.__name__}")
-    return found
-
-
-def import_file(path: Path, form: str) -> ModuleType:
-    """Import a file as any module is, under its own name, with its folder at the end of ``sys.path``; once a process.
-
-    So it can import the files beside it, and other processes find its classes again.
-
-    Args:
-        path: The file.
-        form: What to write instead of a file that does not exist, such as ``"FILE.py:Class"``.
-
-    Raises:
-        DeltaflError: If there is no such file, another module has its name, or it fails.
-    """
-    if not path.is_file():
-        raise DeltaflError(f"there is no file {path}; write {form}")
-    path = path.resolve()
-    if not path.stem.isidentifier() or path.stem.startswith("__"):
-        raise DeltaflError(f"{path.name} cannot be imported under this name; rename it, for instance to my_task.py")
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    importlib.invalidate_caches()
-    spec = importlib.util.find_spec(path.stem)
-    if spec is None or spec.origin is None or Path(spec.origin).resolve() != path:
-        raise DeltaflError(
-            f"another module is called {path.stem!r} too; rename {path.name}, for instance to my_task.py"
-        )
-    try:
-        return importlib.import_module(path.stem)
-    except DeltaflError:
-        raise
-    except OWN_ERRORS as error:
-        raise DeltaflError(f"{path.name} cannot be imported: {in_one_line(error, path)}") from error
-
-
-def in_one_line(error: BaseException, path: Path | None = None) -> str:
-    """An error in one line, with the line of a user's file that it came from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-    where = f" (line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
