@@ -221,7 +221,7 @@ def with_tables(notes: str, folder: Path) -> str:
 
 
 def write_tables(path: Path) -> None:
-    """Make the tables of the notes anew, from ``../results/ideas``."""
+    """Write the tables of the notes again, from ``../results/ideas``."""
     path.write_text(with_tables(read_text(path), path.parent.parent / "results" / "ideas"), encoding="utf-8")
 
 
