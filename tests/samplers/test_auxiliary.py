@@ -1,20 +1,17 @@
-"""Draws and guesses from what is known of the clients beforehand: `balanced`, `regression`, and the rival `fed-cbs`."""
+"""Draws by auxiliary variables of the clients: `balanced`, and the rival `fed-cbs`."""
 
 from math import log
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
-from conftest import Recorder, assert_frequencies, frequencies, make_problem, mean_estimate, replies_of
-from deltafl import Cohort, DeltaflError, Plan, Population, close_round, init_round, make_sampler, open_round
+from conftest import Recorder, assert_frequencies, frequencies, make_problem, mean_estimate
+from deltafl import Cohort, DeltaflError, Plan, Population, Reports, close_round, init_round, make_sampler, open_round
 from deltafl.designs.exact import every_cohort
-from deltafl.estimators.control_variates import CommonControl, RegressionControl, RegressionControlState
 from deltafl.estimators.table import weighted_mean
 from deltafl.samplers.balanced import Balanced
-from deltafl.samplers.fed_cbs import CbsState, FedCBS, imbalance
+from deltafl.samplers.fed_cbs import FedCBS, imbalance
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of, task_of
 from deltafl.types import FloatArray
@@ -80,86 +77,6 @@ def test_unbiased_while_it_learns(estimator: str) -> None:
         np.testing.assert_allclose(mean_estimate(plan, state, problem), problem.ubar_d, rtol=1e-12)
         cohort = open_round(plan, state)
         state, _ = close_round(plan, state, cohort, problem.update_md[cohort.client_n])
-
-
-# The regression
-
-
-def learnt(aux_mq: Any, rounds: list[tuple[list[int], FloatArray, FloatArray]], **own: Any) -> RegressionControlState:
-    control, population = RegressionControl(**own), Population.from_sizes([1, 2, 3, 4, 5], known=aux_mq)
-    state = control.init(population, 2)
-    for client_n, update_nd, coef_n in rounds:
-        state = control.update(state, population, replies_of(client_n, coef_n.tolist()), update_nd.astype(np.float32))
-    return state
-
-
-KNOWN = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, -1.0], [0.5, 0.0], [3.0, 2.0]])
-ROUNDS = [
-    ([0, 2, 4], np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 4.0]]), np.array([0.2, 0.5, 0.4])),
-    ([1, 3], np.array([[2.0, 2.0], [-1.0, 0.25]]), np.array([0.6, 0.3])),
-]
-
-
-def test_it_minimises_what_it_says() -> None:
-    """Against least squares on the rows of both sums, stacked; two rounds, so that the second begins at a slope."""
-    memory, weight_m = 0.3, np.arange(1, 6) / 15
-    x_mq, slope_qd = np.column_stack([np.ones(5), KNOWN]), np.zeros((3, 2))
-    for client_n, update_nd, coef_n in ROUNDS:
-        here = np.sqrt((1 - memory) * coef_n / coef_n.sum())[:, None]
-        everyone = np.sqrt(memory * weight_m)[:, None]
-        rows = np.vstack([here * x_mq[client_n], everyone * x_mq])
-        goals = np.vstack([here * update_nd, everyone * (x_mq @ slope_qd)])
-        slope_qd = np.linalg.lstsq(rows, goals, rcond=None)[0]
-    np.testing.assert_allclose(learnt(KNOWN, ROUNDS, memory=memory).slope_qd, slope_qd, rtol=1e-5, atol=1e-7)
-
-
-@given(st.integers(0, 10**6))
-def test_the_guesses_do_not_depend_on_the_units_of_what_is_known(seed: int) -> None:
-    """Nor on columns that say nothing new."""
-    rng = np.random.default_rng(seed)
-    mix_qq = rng.normal(size=(2, 2))
-    assume(np.linalg.cond(mix_qq) < 100)  # else the columns are one, by the tolerance for their rank
-    mixed = KNOWN @ mix_qq * 10 ** rng.uniform(-2, 2) + rng.normal(size=2)
-    first, second, third = (learnt(known, ROUNDS) for known in (KNOWN, mixed, np.column_stack([KNOWN, mixed])))
-    guesses = [RegressionControl().value(state, np.arange(5)).control_nd for state in (first, second, third)]
-    np.testing.assert_allclose(guesses[1], guesses[0], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(guesses[2], guesses[0], rtol=1e-4, atol=1e-5)
-
-
-def test_with_nothing_known_it_is_the_common_control() -> None:
-    common, population = CommonControl(memory=0.5), Population.from_sizes([1, 2, 3, 4, 5])
-    state = common.init(population, 2)
-    for client_n, update_nd, coef_n in ROUNDS:
-        state = common.update(state, population, replies_of(client_n, coef_n.tolist()), update_nd.astype(np.float32))
-    np.testing.assert_allclose(learnt(None, ROUNDS).slope_qd, state.control_d[None], rtol=1e-12)
-
-
-def test_the_total_is_that_of_everybodys_guesses() -> None:
-    state = learnt(KNOWN, ROUNDS)
-    guess = RegressionControl().value(state, np.arange(5))
-    np.testing.assert_allclose(guess.total_d, np.arange(1, 6) / 15 @ guess.control_nd, rtol=1e-12)
-
-
-def test_it_learns_what_is_linear_and_leaves_nothing_of_it() -> None:
-    """With draws that ignore what is known: after 40 rounds the estimate of updates B x_i has no error left."""
-    population = Population.from_sizes([1, 2, 3, 4, 5], known=KNOWN)
-    update_md = (np.column_stack([np.ones(5), KNOWN]) @ np.array([[1.0, 0], [2, -1], [0.5, 3]])).astype(np.float32)
-    errors = {}
-    for estimator in ("regression", "difference"):
-        plan = Plan(population, make_sampler("uniform"), 2, estimator, Recorder())
-        state = init_round(plan, np.zeros(2))
-        for _ in range(40):
-            cohort = open_round(plan, state)
-            state, _ = close_round(plan, state, cohort, update_md[cohort.client_n])
-        errors[estimator] = np.abs(state.optimizer.delta_d - population.weight_m @ update_md).max()
-    assert errors["regression"] < 1e-4
-    assert errors["difference"] > 0.1
-
-
-@pytest.mark.parametrize("memory", [0.0, 1.0, -0.5, float("nan")])
-def test_an_impossible_memory_is_refused(memory: float) -> None:
-    with pytest.raises(DeltaflError, match="memory is"):
-        RegressionControl(memory)
 
 
 # What is known
@@ -232,7 +149,7 @@ def test_fed_cbs_counts_who_was_asked_and_asks_those_that_are_there() -> None:
     cohort = sampler.open(state, available_m, 3, np.random.default_rng(0))
     assert len(cohort.client_n) == 3
     assert available_m[cohort.client_n].all()
-    following: CbsState = sampler.update(state, cohort, None)  # type: ignore[arg-type]
+    following = sampler.update(state, cohort, Reports.make(3, responded=[True, False, True]))
     assert following.selected_m.sum() == 3
     assert int(following.rounds) == 1
 

@@ -9,7 +9,6 @@ import pytest
 from conftest import DRAWS, assert_frequencies, frequencies, make_problem
 from deltafl import (
     Accumulator,
-    Cohort,
     DeltaflError,
     Plan,
     Population,
@@ -23,19 +22,20 @@ from deltafl import (
 )
 from deltafl.designs.exact import support
 from deltafl.samplers import divfl, parse_label
-from deltafl.samplers.active_fl import ActiveFL, ActiveState
+from deltafl.samplers.active_fl import ActiveFL
 from deltafl.samplers.base import State
-from deltafl.samplers.divfl import DivFL, DivState, distances, greedy
-from deltafl.samplers.oort import Oort, OortState
+from deltafl.samplers.divfl import DivFL, distances, greedy
+from deltafl.samplers.oort import Oort
 from deltafl.samplers.unweighted import draw_successively
 from deltafl.types import FloatArray, IntArray
+from tools.samplers import cohort_of, history
 
-NEW = ["mifa", "divfl", "hics-fl"]  # they ask everyone once first
+NEW = ["mifa", "divfl", "hics-fl"]  # they select everyone once first
 
 
 def reply(sampler: Sampler, state: State, client_n: list[int], loss: list[float], responded: list[int]) -> State:
-    """The state after some clients were asked."""
-    cohort = Cohort(np.array(client_n), np.ones(len(client_n), dtype=np.int64), np.full(len(client_n), np.nan))
+    """The state after some clients were selected."""
+    cohort = cohort_of(client_n, [1] * len(client_n), [np.nan] * len(client_n), "unknown")
     return sampler.update(state, cohort, Reports.make(len(client_n), loss=loss, responded=responded))
 
 
@@ -59,19 +59,19 @@ def test_weights_of_any_size_can_be_drawn_from() -> None:
 
 
 @pytest.mark.parametrize("name", NEW)
-def test_everyone_is_asked_once_first(name: str) -> None:
+def test_everyone_is_selected_once_first(name: str) -> None:
     """In ceil(m / n) rounds, also those who never reply; an unavailable client later, when it is there."""
     sampler = make_sampler(f"{name}(classes=3)" if name == "hics-fl" else name)
     state = sampler.init(Population.from_sizes(np.arange(5, 15)))
-    available_m, asked = np.ones(10, dtype=bool), list[int]()
+    available_m, selected = np.ones(10, dtype=bool), list[int]()
     available_m[4] = False
     for round in range(3):
         cohort = sampler.open(state, available_m, 3, stream(0, "draw", round))
-        asked += cohort.client_n.tolist()
+        selected += cohort.client_n.tolist()
         reports = Reports.make(3, responded=[True, False, True])
         reports = reports._replace(sketch_nq=np.zeros((3, 64)), output_bias_nk=np.zeros((3, 3)))
         state = sampler.update(state, cohort, reports)
-    assert sorted(asked) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    assert sorted(selected) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
     available_m[4] = True
     cohort = sampler.open(state, available_m, 3, stream(0, "draw", 3))
     assert 4 in cohort.client_n
@@ -101,33 +101,33 @@ def test_active_values_by_hand() -> None:
     sampler = ActiveFL()
     state = sampler.init(Population.from_sizes([4, 9, 16]))
     state = reply(sampler, state, [0, 2], loss=[0.5, 2.0], responded=[1, 1])
-    np.testing.assert_array_equal(state.value_m, [1.0, np.nan, 8.0])
+    np.testing.assert_array_equal(state.value_mq[:, 0], [1.0, np.nan, 8.0])
     state = reply(sampler, state, [1, 2], loss=[1.0, 0.25], responded=[1, 0])
-    np.testing.assert_array_equal(state.value_m, [1.0, 3.0, 8.0])
+    np.testing.assert_array_equal(state.value_mq[:, 0], [1.0, 3.0, 8.0])
 
 
 def test_active_drops_half_and_draws_by_a_softmax() -> None:
     """alpha1 = .5 of four drops the two smallest; of the others p is exp(2 v) over its sum."""
-    state = ActiveState(np.ones(4, dtype=np.int64), np.array([0.1, 1.0, 1.5, 0.3]))
+    state = history([0.1, 1.0, 1.5, 0.3])
     p = exp(2) / (exp(2) + exp(3))
     assert_frequencies(frequencies(ActiveFL(0.5, 2.0, 0.0), state, 4, 1), np.array([0, p, 1 - p, 0]))
 
 
 def test_active_drops_the_share_that_was_asked_for() -> None:
     """0.29 * 100 is 28.999999999999996."""
-    state = ActiveState(np.ones(100, dtype=np.int64), np.arange(100.0))
-    asked = ActiveFL(0.29, 0.0, 0.0).open(state, np.ones(100, dtype=np.bool_), 71, np.random.default_rng(0)).client_n
-    assert sorted(asked.tolist()) == list(range(29, 100))
+    state = history(np.arange(100.0))
+    cohort = ActiveFL(0.29, 0.0, 0.0).open(state, np.ones(100, dtype=np.bool_), 71, np.random.default_rng(0))
+    assert cohort.client_n.tolist() == list(range(29, 100))
 
 
 def test_active_draws_a_part_evenly_from_all_that_are_left() -> None:
     """alpha3 = .5 of two: one by the softmax, which only client 3 survives, and one of the other three."""
-    state = ActiveState(np.ones(4, dtype=np.int64), np.array([0.0, 1.0, 2.0, 3.0]))
+    state = history([0.0, 1.0, 2.0, 3.0])
     assert_frequencies(frequencies(ActiveFL(0.75, 1.0, 0.5), state, 4, 2), np.array([1 / 3, 1 / 3, 1 / 3, 1]))
 
 
 def test_active_clients_never_trained_have_the_mean_value() -> None:
-    state = ActiveState(np.ones(3, dtype=np.int64), np.array([0.0, np.nan, 2.0]))
+    state = history([0.0, np.nan, 2.0], last=[1, 0, 1])
     weight_m = np.exp([0.0, 1.0, 2.0])
     assert_frequencies(frequencies(ActiveFL(0, 1.0, 0), state, 3, 1), weight_m / weight_m.sum())
     fresh = ActiveFL().init(Population.from_sizes([1, 10, 100]))
@@ -137,17 +137,13 @@ def test_active_clients_never_trained_have_the_mean_value() -> None:
 # --- Oort -------------------------------------------------------------------------------------------------------------
 
 
-def oort_state(utility: list[float], last: list[int], rounds: int) -> OortState:
-    return OortState(np.ones(len(last), dtype=np.int64), np.array(utility), np.array(last), np.array(rounds))
-
-
 def test_oort_utility_by_hand() -> None:
     """n_i |mean loss| = n_i sqrt(mean loss^2) for equal losses, and the round of the last reply."""
     sampler = Oort()
     state = sampler.init(Population.from_sizes([4, 9, 16]))
     state = reply(sampler, state, [0, 2], loss=[0.5, 2.0], responded=[1, 1])
     state = reply(sampler, state, [1, 2], loss=[1.0, 9.0], responded=[1, 0])
-    np.testing.assert_array_equal(state.utility_m, [2.0, 9.0, 32.0])
+    np.testing.assert_array_equal(state.value_mq[:, 0], [2.0, 9.0, 32.0])
     assert (state.last_m.tolist(), int(state.rounds)) == ([1, 2, 1], 2)
 
 
@@ -160,9 +156,9 @@ def test_oort_utility_of_unequal_losses_by_hand() -> None:
     """
     sampler = Oort()
     state = sampler.init(Population.from_sizes([4, 9, 16]))
-    cohort = Cohort(np.arange(3), np.ones(3, dtype=np.int64), np.full(3, np.nan))
     reports = Reports.make(3, loss=[2.0, 2 / 3, 0.5], square_loss=[7.0, 2 / 3, None])
-    np.testing.assert_allclose(sampler.update(state, cohort, reports).utility_m, [10.5830052, 7.3484692, 8], rtol=1e-8)
+    after = sampler.update(state, cohort_of([0, 1, 2], [1] * 3, [np.nan] * 3), reports)
+    np.testing.assert_allclose(after.value_mq[:, 0], [10.5830052, 7.3484692, 8], rtol=1e-8)
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
@@ -180,13 +176,13 @@ def test_oort_learns_squares_through_a_round(one_by_one: bool) -> None:
         following, info = close_round(
             plan, state, cohort, np.ones((4, 1)), Reports.make(4, loss=loss, square_loss=square)
         )
-    np.testing.assert_array_equal(following.sampler.utility_m, [2.0, 2.0, 9.0, np.nan])
+    np.testing.assert_array_equal(following.sampler.value_mq[:, 0], [2.0, 2.0, 9.0, np.nan])
     assert [(reply.client, reply.reason[:23]) for reply in info.rejected] == [(3, "mean squared loss is 0.")]
 
 
 def test_oort_scores_by_hand() -> None:
     """(min(U, q95) - .999 low) / (high - .999 low) + sqrt(.1 ln t / L) in round t = 5; no clipping below 20 clients."""
-    state = oort_state([10.0, 20.0, np.nan, 30.0], [1, 2, 0, 4], rounds=4)
+    state = history([10.0, 20.0, np.nan, 30.0], [1, 2, 0, 4], rounds=4)
     scale = 30 - 9.99
     expected = [
         0.01 / scale + sqrt(0.1 * log(5)),
@@ -199,7 +195,7 @@ def test_oort_scores_by_hand() -> None:
 
 def test_oort_clips_the_largest_utilities() -> None:
     """Utilities 1 to 40 in round t = 2: the 95 % quantile is 39, which the 40 counts as; the scale ends at the 40."""
-    score_m = Oort().scores(oort_state([float(i) for i in range(1, 41)], [1] * 40, rounds=1))
+    score_m = Oort().scores(history(np.arange(1, 41), [1] * 40, rounds=1))
     expected = [(utility - 0.999) / (40 - 0.999) + sqrt(0.1 * log(2)) for utility in (1, 38, 39, 39)]
     np.testing.assert_allclose(score_m[[0, 37, 38, 39]], expected, rtol=1e-12)
 
@@ -212,7 +208,7 @@ def test_oort_exploits_a_growing_share() -> None:
 
 def test_oort_admits_near_the_cut_off_and_draws_by_score() -> None:
     """Two of four places in round 2 by hand: the 2nd largest score is the cut-off, 95 % of it are admitted."""
-    state = oort_state([10.0, 10.5, 10.4, 2.0, *[np.nan] * 6], [1] * 4 + [0] * 6, rounds=1)
+    state = history([10.0, 10.5, 10.4, 2.0, *[np.nan] * 6], [1] * 4 + [0] * 6, rounds=1)
     sampler = Oort(exploration=0.5, decay=1.0)
     score_m = sampler.scores(state)
     assert score_m[0] > 0.95 * score_m[2] > score_m[3]
@@ -225,7 +221,7 @@ def test_oort_admits_near_the_cut_off_and_draws_by_score() -> None:
 def test_oort_fills_up_from_whom_there_is() -> None:
     """One new client left: it is asked, the rest are known ones. Nobody known: all are new."""
     sampler = Oort()
-    state = oort_state([1.0, 2.0, 3.0, np.nan], [1, 1, 1, 0], rounds=1)
+    state = history([1.0, 2.0, 3.0, np.nan], [1, 1, 1, 0], rounds=1)
     assert_frequencies(frequencies(sampler, state, 4, 4), np.ones(4))
     assert frequencies(sampler, state, 4, 2)[3] == 1
     fresh = sampler.init(Population.from_sizes([5, 6, 7, 8]))
@@ -235,17 +231,12 @@ def test_oort_fills_up_from_whom_there_is() -> None:
 # --- DivFL ------------------------------------------------------------------------------------------------------------
 
 
-def div_state(sketch_mq: FloatArray) -> DivState:
-    everyone_m = np.ones(len(sketch_mq), dtype=bool)
-    return DivState(sketch_mq, everyone_m, everyone_m)
-
-
 def test_divfl_by_hand() -> None:
     """On a line: 3 has the least sum of distances, 31; with it 11 leaves 3 + 2 + 1 + 1 + 2, less than 10 or 13."""
     point_mq = np.array([[0.0], [1.0], [2.0], [3.0], [10.0], [11.0], [13.0]])
     assert greedy(distances(point_mq, point_mq), 2).tolist() == [3, 5]
     for seed in range(5):
-        cohort = DivFL(sketch_size=1).open(div_state(point_mq), np.ones(7, dtype=bool), 2, stream(seed, "draw"))
+        cohort = DivFL(sketch_size=1).open(history(point_mq), np.ones(7, dtype=bool), 2, stream(seed, "draw"))
         assert cohort.client_n.tolist() == [3, 5]
 
 
@@ -253,7 +244,7 @@ def test_divfl_asks_available_clients_that_stand_for_everyone() -> None:
     """Client 2 is away but counts: of the others, 1 is nearest to all."""
     point_mq = np.array([[0.0], [1.0], [2.0], [10.0], [11.5]])
     available_m = np.array([True, True, False, False, True])
-    cohort = DivFL(sketch_size=1).open(div_state(point_mq), available_m, 2, stream(0, "draw"))
+    cohort = DivFL(sketch_size=1).open(history(point_mq), available_m, 2, stream(0, "draw"))
     assert cohort.client_n.tolist() == [1, 4]
 
 
@@ -261,16 +252,18 @@ def uncovered(point_mq: FloatArray, chosen: IntArray | tuple[int, ...]) -> float
     return float(distances(point_mq[list(chosen)], point_mq).min(axis=0).sum())
 
 
-def test_divfl_looks_at_no_distances_while_it_asks_new_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divfl_computes_distances_only_when_needed_and_of_at_most_5000_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError
 
     monkeypatch.setattr(divfl, "distances", never)
     sampler = DivFL(sketch_size=2)
-    seen_m = np.arange(6) < 3
-    state = sampler.init(Population.from_sizes([1] * 6))._replace(selected_m=seen_m, seen_m=seen_m)
-    asked = sampler.open(state, np.ones(6, dtype=np.bool_), 3, np.random.default_rng(0)).client_n
-    assert sorted(asked.tolist()) == [3, 4, 5]
+    seen_m = np.array([1, 1, 1, 0, 0, 0])
+    state = sampler.init(Population.from_sizes([1] * 6))._replace(selected_m=seen_m, last_m=seen_m)
+    cohort = sampler.open(state, np.ones(6, dtype=np.bool_), 3, np.random.default_rng(0))
+    assert cohort.client_n.tolist() == [3, 4, 5]
+    with pytest.raises(DeltaflError, match="6000 are too many"):
+        sampler.init(Population.from_sizes([1] * 6000))
 
 
 def test_divfl_keeps_what_greedy_promises() -> None:
@@ -278,7 +271,7 @@ def test_divfl_keeps_what_greedy_promises() -> None:
     point_mq = np.random.default_rng(0).standard_normal((9, 4))
     empty = float(distances(point_mq, point_mq).max(axis=0).sum())
     best = min(uncovered(point_mq, chosen) for chosen in combinations(range(9), 3))
-    cohort = DivFL(sketch_size=4).open(div_state(point_mq), np.ones(9, dtype=bool), 3, stream(0, "draw"))
+    cohort = DivFL(sketch_size=4).open(history(point_mq), np.ones(9, dtype=bool), 3, stream(0, "draw"))
     assert 1 - exp(-1) < (empty - uncovered(point_mq, cohort.client_n)) / (empty - best) <= 1 + 1e-12
 
 
@@ -288,6 +281,6 @@ def test_divfl_remembers_sketches_of_those_who_replied() -> None:
     state = init_round(plan, np.zeros(20))
     cohort = open_round(plan, state)
     state, _ = close_round(plan, state, cohort, [problem.update_md[0], None, problem.update_md[2]])
-    assert state.sampler.selected_m.all()
-    assert state.sampler.seen_m.tolist() == [True, False, True]
-    assert np.abs(state.sampler.sketch_mq).sum(axis=1).astype(bool).tolist() == [True, False, True]
+    assert state.sampler.selected_m.tolist() == [1, 1, 1]
+    assert state.sampler.last_m.tolist() == [1, 0, 1]
+    assert np.isfinite(state.sampler.value_mq).all(axis=1).tolist() == [True, False, True]

@@ -7,14 +7,11 @@ import pytest
 
 from conftest import assert_frequencies, frequencies, make_problem
 from deltafl import DeltaflError, Plan, close_round, init_round, open_round
-from deltafl.samplers.hics import HicsFL, HicsState, angles, entropies, ward
+from deltafl.samplers.hics import HicsFL, entropies, ward
+from deltafl.samplers.urns import angles
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of, task_of
-
-
-def hics_state(bias: list[list[float]], weight: list[float], rounds: int) -> HicsState:
-    everyone_m = np.ones(len(weight), dtype=bool)
-    return HicsState(np.array(weight), np.array(bias), everyone_m, everyone_m, np.array(rounds))
+from tools.samplers import history
 
 
 def test_entropies_by_hand() -> None:
@@ -27,13 +24,13 @@ def test_entropies_by_hand() -> None:
 def test_angles_by_hand() -> None:
     bias_kc = np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
     expected = [
-        [0, pi / 2, pi, pi / 4, 0],
-        [pi / 2, 0, pi / 2, pi / 4, 0],
-        [pi, pi / 2, 0, 3 * pi / 4, 0],
-        [pi / 4, pi / 4, 3 * pi / 4, 0, 0],
-        [0, 0, 0, 0, 0],
+        [0, pi / 2, pi, pi / 4, pi / 2],
+        [pi / 2, 0, pi / 2, pi / 4, pi / 2],
+        [pi, pi / 2, 0, 3 * pi / 4, pi / 2],
+        [pi / 4, pi / 4, 3 * pi / 4, 0, pi / 2],
+        [pi / 2] * 5,
     ]
-    np.testing.assert_allclose(angles(bias_kc), np.array(expected, dtype=np.float64), atol=1e-12)
+    np.testing.assert_allclose(angles(bias_kc), np.array(expected, dtype=np.float64), atol=1e-7)
 
 
 #: Two balanced clients and three of one class, T = 1: entropies ln 2 and H(e / (e + 1)).
@@ -49,21 +46,21 @@ def test_hics_probabilities_by_hand() -> None:
     for rounds, left in ((0, 0.9), (5, 0.4), (9, 0.0), (30, 0.0)):
         first = exp(4 * left * log(2)) / (exp(4 * left * log(2)) + exp(4 * left * entropy))
         expected_m = np.array([first / 4, first * 3 / 4, *((1 - first) * share / 6 for share in (1, 2, 3))])
-        state = hics_state(BIASES, WEIGHTS, rounds)
+        state = history(BIASES, rounds=rounds, weight=WEIGHTS)
         np.testing.assert_allclose(sampler.probabilities(state, np.arange(5), 2), expected_m, rtol=1e-12)
 
 
 def test_hics_draws_groups_and_clients_until_there_are_enough() -> None:
     """The printed loop draws until two are distinct: i is the first, or follows j with p_i / (1 - p_j)."""
     sampler = HicsFL(classes=2, temperature=1.0, entropy_weight=100.0, rounds=10)
-    state = hics_state(BIASES, WEIGHTS, 3)
+    state = history(BIASES, rounds=3, weight=WEIGHTS)
     p_m = sampler.probabilities(state, np.arange(5), 2)
     expected_m = [p + sum(q * p / (1 - q) for j, q in enumerate(p_m) if j != i) for i, p in enumerate(p_m)]
     assert_frequencies(frequencies(sampler, state, 5, 2, 800), np.array(expected_m), 800)
 
 
 def test_groups_of_weight_zero_and_of_one_client() -> None:
-    state = hics_state(BIASES, [0.0, 0.0, 0.2, 0.3, 0.5], 0)
+    state = history(BIASES, weight=[0.0, 0.0, 0.2, 0.3, 0.5])
     p_m = HicsFL(2, 1.0, 100.0).probabilities(state, np.arange(5), 2)
     assert p_m[0] == p_m[1] > 0
     assert p_m.sum() == pytest.approx(1)
@@ -72,26 +69,26 @@ def test_groups_of_weight_zero_and_of_one_client() -> None:
 
 def test_hics_clusters_by_angle_where_entropies_agree() -> None:
     """lambda does not matter then: opposite updates of one entropy fall into two groups."""
-    state = hics_state([[1.0, 0.0], [1.1, 0.1], [0.0, 1.0], [0.1, 1.1]], [0.25] * 4, 0)
+    state = history([[1.0, 0.0], [1.1, 0.1], [0.0, 1.0], [0.1, 1.1]])
     sampler = HicsFL(classes=2, temperature=0.5)
-    assert ward(angles(state.bias_mc), 2).tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
+    assert ward(angles(state.value_mq), 2).tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
     np.testing.assert_allclose(sampler.probabilities(state, np.arange(4), 2), 0.25)
 
 
-def test_the_tails_of_updates_are_handed_on() -> None:
+def test_the_last_entries_of_updates_are_remembered() -> None:
     """Of the updates themselves, not of what the control leaves; nothing of those who did not reply."""
     problem = make_problem([1, 1, 1, 1], d=6)
     plan = Plan(problem.population, HicsFL(classes=2), 3, "fedvarp", seed=2)
     state = init_round(plan, np.zeros(6))
     for _ in range(3):
-        before = state.sampler.bias_mc
+        before = state.sampler.value_mq
         cohort = open_round(plan, state)
         updates = [None if k == 1 else problem.update_md[i] for k, i in enumerate(cohort.client_n)]
         state, _ = close_round(plan, state, cohort, updates)
         here = cohort.client_n[[0, 2]]
-        np.testing.assert_array_equal(state.sampler.bias_mc[here], problem.update_md[here, -2:].astype(np.float64))
+        np.testing.assert_array_equal(state.sampler.value_mq[here], problem.update_md[here, -2:].astype(np.float64))
         others = np.setdiff1d(np.arange(4), here)
-        np.testing.assert_array_equal(state.sampler.bias_mc[others], before[others])
+        np.testing.assert_array_equal(state.sampler.value_mq[others], before[others])
 
 
 def test_a_model_without_so_many_parameters_is_refused() -> None:

@@ -23,10 +23,10 @@ from deltafl import (
 from deltafl.samplers import Label, bias_of, file_name, is_unbiased, parse_label, split_labels
 from deltafl.samplers.active_fl import ActiveFL
 from deltafl.samplers.cluster import ClusterIS, ClusterISOracle
-from deltafl.samplers.clustered import ClusteredBySimilarity
 from deltafl.samplers.hics import HicsFL
 from deltafl.samplers.ocs import ApproximateOCS
 from deltafl.samplers.online import MirrorDescent, VarianceBandit
+from deltafl.samplers.urns import ClusteredBySimilarity
 from deltafl.simulation.settings import CompareSettings, make_settings
 
 POPULATION = Population.from_sizes([3, 1, 2, 4])

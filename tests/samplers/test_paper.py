@@ -37,7 +37,7 @@ from deltafl.designs.inclusion import inclusion_probabilities, with_floor
 from deltafl.estimators.control_variates import OwnControlState
 from deltafl.samplers import bias_of
 from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
-from deltafl.samplers.delta import PracticalState, diversity
+from deltafl.samplers.delta import PracticalState
 from deltafl.scale.tree import SumTree
 from deltafl.types import FloatArray, IntArray
 from tools.samplers import cohort_of as cohort
@@ -127,9 +127,9 @@ def test_delta_by_hand() -> None:
 
 def test_diversity_counts_sigma_once_or_once_a_step() -> None:
     row = Reports.make(2, step_variance=[0.5, 2.0], num_steps=[4, 9])._replace(squared_deviation_n=np.array([2.0, 0]))
-    np.testing.assert_allclose(diversity(row, 0.5, 0.5, "step"), [np.sqrt(1.25), 1])
-    np.testing.assert_allclose(diversity(row, 0.5, 0.5, "update"), [np.sqrt(2), 3])
-    np.testing.assert_allclose(diversity(row, 2.0, 0.0, "step"), [2, 0])
+    np.testing.assert_allclose(Delta().score(row), [np.sqrt(1.25), 1])
+    np.testing.assert_allclose(Delta(sigma_scale="update").score(row), [np.sqrt(2), 3])
+    np.testing.assert_allclose(Delta(alpha=(2.0, 0.0)).score(row), [2, 0])
 
 
 def test_oracle_clients_that_fail_are_not_asked() -> None:

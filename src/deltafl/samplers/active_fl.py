@@ -1,24 +1,17 @@
 """Active federated learning (Goetz et al. 2019): select clients of large loss more often. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import Sampler
-from .unweighted import draw_successively, places, unweighted_cohort
-
-
-class ActiveState(NamedTuple):
-    """Sizes, int64 (m,), and values v, float64 (m,), NaN for clients that were never trained."""
-
-    size_m: IntArray
-    value_m: FloatArray
+from ..types import FloatArray, IntArray, Reports
+from .base import mean_for_unseen
+from .unweighted import History, Unweighted, draw_successively
 
 
 @dataclass(frozen=True)
-class ActiveFL(Sampler):
+class ActiveFL(Unweighted):
     """Drops the clients of smallest value, draws most of the cohort by a softmax of the values and the rest evenly.
 
     The value is v_i = sqrt(n_i) (mean loss of client i when it was last trained), n_i its number of examples. Of the K
@@ -43,39 +36,21 @@ class ActiveFL(Sampler):
     alpha3: float = 0.1
 
     needs_loss: ClassVar[bool] = True
-
+    value_size: ClassVar[int] = 1
     ranges: ClassVar = {"alpha1": "[0, 1]", "alpha2": "[0, inf)", "alpha3": "[0, 1]"}
 
-    def init(self, population: Population) -> ActiveState:
-        """No client has been trained."""
-        return ActiveState(population.num_examples_m, np.full(population.num_clients, np.nan))
-
-    def open(
-        self, state: ActiveState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
-    ) -> Cohort:
+    def choose(self, state: History, present_k: IntArray, size: int, rng: np.random.Generator) -> IntArray:
         """Draw by the values, then evenly."""
-        present_k, size = places(available_m, n, rng)
-        value_k = _known(state.value_m)[present_k]
+        value_k = mean_for_unseen(state.value_mq[:, 0], 0.0)[present_k]
         dropped = int(self.alpha1 * len(present_k) + 1e-9)  # 0.29 * 100 is a little below 29
-        value_k[np.argsort(value_k, kind="stable")[:dropped]] = -np.inf
+        log_weight_k = self.alpha2 * value_k
+        log_weight_k[np.argsort(value_k, kind="stable")[:dropped]] = -np.inf
         even = int(self.alpha3 * size + 0.5)
         by_value = min(size - even, len(present_k) - dropped)
-        # A temperature of 0 times -inf would be NaN: the dropped ones stay dropped.
-        weight_k = np.where(np.isfinite(value_k), self.alpha2 * np.where(np.isfinite(value_k), value_k, 0.0), -np.inf)
-        first = present_k[draw_successively(weight_k, by_value, rng)]
+        first = present_k[draw_successively(log_weight_k, by_value, rng)]
         rest = rng.permutation(present_k[~np.isin(present_k, first)])[: size - by_value]
-        return unweighted_cohort(np.concatenate([first, rest]))
+        return np.concatenate([first, rest])
 
-    def update(self, state: ActiveState, cohort: Cohort, reports: Reports) -> ActiveState:
-        """Store the values of the clients that replied."""
-        here = reports.responded_n
-        client_n = cohort.client_n[here]
-        value_m = state.value_m.copy()
-        value_m[client_n] = np.sqrt(state.size_m[client_n]) * reports.loss_n[here]
-        return ActiveState(state.size_m, value_m)
-
-
-def _known(value_m: FloatArray) -> FloatArray:
-    """The values, with their mean for clients never trained."""
-    known_m = np.isfinite(value_m)
-    return np.where(known_m, value_m, value_m[known_m].mean() if known_m.any() else 0.0)
+    def values(self, state: History, client_n: IntArray, reports: Reports) -> FloatArray:
+        """sqrt(n_i) times the mean loss."""
+        return (np.sqrt(state.size_m[client_n]) * reports.loss_n)[:, None]

@@ -162,3 +162,15 @@ def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:
     present = np.flatnonzero(available_m)
     check_anyone(len(present))
     return present, min(n, len(present))
+
+
+def replied(cohort: Cohort, reports: Reports) -> tuple[IntArray, Reports]:
+    """The indices of the clients that replied, and their rows of the reports alone."""
+    here = reports.responded_n
+    return cohort.client_n[here], Reports._make(column[here] for column in reports)
+
+
+def mean_for_unseen(value_m: FloatArray, default: float) -> FloatArray:
+    """The values, with their mean for clients not yet seen (NaN); ``default`` if none has been."""
+    seen_m = np.isfinite(value_m)
+    return np.where(seen_m, value_m, value_m[seen_m].mean() if seen_m.any() else default)

@@ -24,6 +24,7 @@ import numpy as np
 from ..designs.inclusion import with_floor
 from ..designs.table import find_design
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from .base import replied
 from .scored import Scored
 
 _PRIOR_VISITS = 5  # the prior of 1/2 weighs as much as so many second visits
@@ -114,11 +115,6 @@ class Centred(Scored):
         """Sketches of the residuals, where the design can spread cohorts over them."""
         return state.weight_m[:, None] * state.sketch_mq if self.sketch_size else None
 
-    @property
-    def _visits_differ(self) -> bool:
-        """Whether first visits are predicted apart from later ones."""
-        return self.own_memory
-
     def _residual(self, state: CentredState, n: int) -> FloatArray:
         """a_i > 0, the predicted norm of each client's residual."""
         m = len(state.weight_m)
@@ -129,14 +125,14 @@ class Centred(Scored):
         once_m = first_m * self._remaining(state)
         square_m = np.where(again_m, state.square_m, once_m) * self._growth(state, n / m)
         mean = square_m[seen_m].mean()
-        unseen = first_m[seen_m].mean() if self._visits_differ else mean
+        unseen = first_m[seen_m].mean() if self.own_memory else mean
         expected_m = np.where(seen_m, (1 - self.shrink) * square_m + self.shrink * mean, self.explore * unseen)
         residual_m: FloatArray = np.sqrt(expected_m)
         return residual_m
 
     def _remaining(self, state: CentredState) -> float:
         """Mean ratio of later to first squared residuals; near its prior 1/2 as long as there are few visits."""
-        if not self._visits_differ:
+        if not self.own_memory:
             return 1.0
         again_m = np.isfinite(state.square_m)
         prior = _PRIOR_VISITS * float(np.nanmean(state.first_m))
@@ -152,19 +148,18 @@ class Centred(Scored):
 
     def update(self, state: CentredState, cohort: Cohort, reports: Reports) -> CentredState:
         """Average the residuals of the clients that replied, divided by the growth that their age explains."""
-        here = reports.responded_n
-        client_n, sketch_nq = cohort.client_n[here], reports.sketch_nq[here]
+        client_n, reports = replied(cohort, reports)
         growth_m = self._growth(state, int(cohort.count_n.sum()) / len(state.weight_m))
-        newest_n = reports.squared_residual_n[here] / growth_m[client_n]
+        newest_n = reports.squared_residual_n / growth_m[client_n]
         first_m, square_m = state.first_m.copy(), state.square_m.copy()
         seen_m, sketch_mq = state.seen_m.copy(), state.sketch_mq.copy()
         new_n = state.seen_m[client_n] < 0
         first_m[client_n[new_n]] = newest_n[new_n]
-        if self._visits_differ:
+        if self.own_memory:
             square_m[client_n[~new_n]] = self._follow(square_m[client_n[~new_n]], newest_n[~new_n])
         else:  # all visits are of one kind
             square_m[client_n] = self._follow(square_m[client_n], newest_n)
-        sketch_mq[client_n] = self._follow(np.where(new_n[:, None], np.nan, sketch_mq[client_n]), sketch_nq)
+        sketch_mq[client_n] = self._follow(np.where(new_n[:, None], np.nan, sketch_mq[client_n]), reports.sketch_nq)
         seen_m[client_n] = state.rounds
         return CentredState(state.weight_m, first_m, square_m, seen_m, np.asarray(state.rounds + 1), sketch_mq)
 

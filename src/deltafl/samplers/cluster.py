@@ -17,7 +17,7 @@ from ..designs.inclusion import with_floor
 from ..designs.table import draw_cohort, find_design
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import Sampler, present_clients
+from .base import Sampler, mean_for_unseen, present_clients, replied
 from .delta import update_norm
 
 
@@ -102,7 +102,9 @@ class ClusterIS(Sampler):
         norm_m = self.norms(state, oracle)
         label_k = cluster_by_value(norm_m[present], min(self.clusters, size))
         if self.drop_small_after is not None and state.rounds >= self.drop_small_after:
-            present, label_k = _without_smallest(present, label_k, size)
+            kept_k = label_k > 0
+            if np.count_nonzero(kept_k) >= size:  # the others are enough for the cohort
+                present, label_k = present[kept_k], label_k[kept_k] - 1
         drawn = []
         for cluster, quota in enumerate(allocate(size, np.bincount(label_k))):
             member_k = present[label_k == cluster]
@@ -115,15 +117,14 @@ class ClusterIS(Sampler):
 
     def norms(self, state: ClusterState, oracle: Oracle | None) -> FloatArray:
         """The norms last seen, float64 (m,), with their mean for clients never seen."""
-        seen_m = np.isfinite(state.norm_m)
-        return np.where(seen_m, state.norm_m, state.norm_m[seen_m].mean() if seen_m.any() else 1.0)
+        return mean_for_unseen(state.norm_m, 1.0)
 
     def update(self, state: ClusterState, cohort: Cohort, reports: Reports) -> ClusterState:
         """Store the norms of the clients that replied."""
-        here = reports.responded_n
+        client_n, reports = replied(cohort, reports)
         norm_m = state.norm_m.copy()
-        norm_m[cohort.client_n[here]] = update_norm(reports)[here]
-        return ClusterState(state.weight_m, norm_m, np.asarray(state.rounds + here.any(), dtype=np.int64))
+        norm_m[client_n] = update_norm(reports)
+        return ClusterState(state.weight_m, norm_m, np.asarray(state.rounds + (len(client_n) > 0)))
 
 
 @dataclass(frozen=True)
@@ -147,11 +148,3 @@ class ClusterISOracle(ClusterIS):
     def norms(self, state: ClusterState, oracle: Oracle | None) -> FloatArray:
         """The norms of this round."""
         return update_norm(self.require_oracle(oracle).reports())
-
-
-def _without_smallest(client_k: IntArray, label_k: IntArray, size: int) -> tuple[IntArray, IntArray]:
-    """The clients and their clusters without cluster 0, if the others are enough for the cohort."""
-    kept_k = label_k > 0
-    if np.count_nonzero(kept_k) < size:
-        return client_k, label_k
-    return client_k[kept_k], label_k[kept_k] - 1

@@ -20,7 +20,6 @@ the practical samplers do not claim to be unbiased.
 Source: Wang et al. 2023 (DELTA), sections 3.1, 3.3 and 4, corollary 3.7, algorithms 1 and 2.
 """
 
-from abc import abstractmethod
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import ClassVar, NamedTuple, Self
@@ -32,7 +31,7 @@ from ..designs.table import ORDERED, find_design
 from ..errors import DeltaflError
 from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
-from .base import RunFacts, WeightState
+from .base import RunFacts, WeightState, replied
 from .scored import Scored
 
 
@@ -42,9 +41,14 @@ class PracticalState(NamedTuple):
     p_m: FloatArray | SumTree
 
 
+def update_norm(reports: Reports) -> FloatArray:
+    """R_i = norm(u_i), the optimal score (times w_i) of the Horvitz-Thompson and Hansen-Hurwitz estimators."""
+    return np.sqrt(reports.squared_norm_n)
+
+
 @dataclass(frozen=True)
-class Theoretical(Scored):
-    """Draws with scores w_i R_i of all clients in this round, as an oracle reports them.
+class FedIS(Scored):
+    """Draws with scores w_i R_i of all clients in this round, as an oracle reports them; R_i = norm(u_i).
 
     Attributes:
         design: A name in ``deltafl.DESIGNS``; ``"multinomial"`` is the paper's.
@@ -61,9 +65,9 @@ class Theoretical(Scored):
         """A floor keeps clients with R_i = 0 alive."""
         return self.floor == 0
 
-    @abstractmethod
     def score(self, reports: Reports) -> FloatArray:
         """R_n >= 0 of the reports."""
+        return update_norm(reports)
 
     def init(self, population: Population) -> WeightState:
         """Only the weights."""
@@ -77,8 +81,8 @@ class Theoretical(Scored):
 
 
 @dataclass(frozen=True)
-class Practical(Scored):
-    """Draws with remembered probabilities, which are re-divided by the scores of the clients that replied.
+class FedPracIS(Scored):
+    """Draws with remembered probabilities, which the clients that replied re-divide by R_i = norm(u_i).
 
     Attributes:
         design: A name in ``deltafl.DESIGNS``; ``"multinomial"`` is the paper's.
@@ -89,9 +93,9 @@ class Practical(Scored):
 
     ranges: ClassVar = {"floor": "[0, 1]"}
 
-    @abstractmethod
     def score(self, reports: Reports) -> FloatArray:
         """R_n >= 0 of the reports."""
+        return update_norm(reports)
 
     @property
     def unbiased(self) -> bool:
@@ -117,8 +121,8 @@ class Practical(Scored):
 
     def update(self, state: PracticalState, cohort: Cohort, reports: Reports) -> PracticalState:
         """Re-divide the mass of the clients that replied in proportion to R; nothing changes if all R are zero."""
-        here = reports.responded_n
-        client_n, score_n = cohort.client_n[here], self.score(reports)[here]
+        client_n, reports = replied(cohort, reports)
+        score_n = self.score(reports)
         if score_n.sum() <= 0:
             return state
         # In a tree the sum is kept up to rounding only; it is divided by when clients are drawn.
@@ -128,29 +132,6 @@ class Practical(Scored):
         p_m = state.p_m.copy()
         p_m[client_n] = p_n
         return PracticalState(p_m / p_m.sum())
-
-
-def update_norm(reports: Reports) -> FloatArray:
-    """R_i = norm(u_i), the optimal score (times w_i) of the Horvitz-Thompson and Hansen-Hurwitz estimators."""
-    return np.sqrt(reports.squared_norm_n)
-
-
-@dataclass(frozen=True)
-class FedIS(Theoretical):
-    """Score w_i norm(u_i), from all clients of this round; options as in ``Theoretical``."""
-
-    def score(self, reports: Reports) -> FloatArray:
-        """norm(u_i)."""
-        return update_norm(reports)
-
-
-@dataclass(frozen=True)
-class FedPracIS(Practical):
-    """The practical rule on norm(u_i) of the sampled clients; options as in ``Practical``."""
-
-    def score(self, reports: Reports) -> FloatArray:
-        """norm(u_i)."""
-        return update_norm(reports)
 
 
 def theory_constants(local_steps: int, rounds: int, n: int, m: int, with_replacement: bool) -> tuple[float, float]:
@@ -170,15 +151,9 @@ def theory_constants(local_steps: int, rounds: int, n: int, m: int, with_replace
     return drift * 20 * local_steps / sqrt(rounds), drift * 5 / sqrt(rounds) + sqrt(local_steps / n)
 
 
-def diversity(reports: Reports, a1: float, a2: float, sigma_scale: str) -> FloatArray:
-    """R_i = sqrt(a1 zeta_i^2 + a2 sigma_i^2), sigma_i^2 counted once (``"step"``) or K_i times (``"update"``)."""
-    steps_n = reports.num_steps_n if sigma_scale == "update" else 1
-    return np.sqrt(a1 * reports.squared_deviation_n + a2 * steps_n * reports.step_variance_n)
-
-
 @dataclass(frozen=True)
 class _Diversity(Scored):
-    """The score of DELTA and its options.
+    """The score of DELTA, R_i = sqrt(a1 zeta_i^2 + a2 sigma_i^2), and its options.
 
     Attributes:
         alpha: a1 = a2 >= 0, or the pair (a1, a2): the weights of zeta^2 and sigma^2, not both 0. The paper's default is
@@ -221,21 +196,23 @@ class _Diversity(Scored):
         return replace(self, alpha=constants)
 
     def score(self, reports: Reports) -> FloatArray:
-        """R_n of the reports."""
-        return diversity(reports, *self.constants, self.sigma_scale)
+        """R_n of the reports, with sigma_i^2 counted once (``"step"``) or K_i times (``"update"``)."""
+        a1, a2 = self.constants
+        steps_n = reports.num_steps_n if self.sigma_scale == "update" else 1
+        return np.sqrt(a1 * reports.squared_deviation_n + a2 * steps_n * reports.step_variance_n)
 
 
 @dataclass(frozen=True)
-class Delta(_Diversity, Theoretical):
+class Delta(_Diversity, FedIS):
     """FedDELTA: score w_i R_i, from all clients of this round, zeta_i about ubar.
 
-    Options: ``design`` and ``floor`` as in ``Theoretical``; ``alpha`` and ``sigma_scale``, see ``docs/samplers.md``.
+    Options: ``design`` and ``floor`` as in ``FedIS``; ``alpha`` and ``sigma_scale``, see ``docs/samplers.md``.
     """
 
 
 @dataclass(frozen=True)
-class PracDelta(_Diversity, Practical):
+class PracDelta(_Diversity, FedPracIS):
     """FedPracDELTA: the practical rule on R_i of the sampled clients, zeta_i about their plain mean.
 
-    Options: ``design`` and ``floor`` as in ``Practical``; ``alpha`` and ``sigma_scale``.
+    Options: ``design`` and ``floor`` as in ``FedPracIS``; ``alpha`` and ``sigma_scale``.
     """

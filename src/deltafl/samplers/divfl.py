@@ -1,31 +1,21 @@
 """DivFL (Balakrishnan et al., ICLR 2022): a cohort whose updates represent all clients'. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import Sampler
-from .unweighted import filled_up, places
+from ..errors import DeltaflError
+from ..types import FloatArray, IntArray, Population, Reports
+from .mifa import NewFirst
+from .unweighted import History
 
-
-class DivState(NamedTuple):
-    """The clients' last updates.
-
-    Attributes:
-        sketch_mq: float64 (m, q), their sketches; 0 for clients that never replied.
-        selected_m: bool (m,), True once selected.
-        seen_m: bool (m,), True once replied.
-    """
-
-    sketch_mq: FloatArray
-    selected_m: BoolArray
-    seen_m: BoolArray
+#: The matrix of distances has 8 m^2 bytes, and takes O(m^2) time a round.
+_MAX_CLIENTS = 5000
 
 
 @dataclass(frozen=True)
-class DivFL(Sampler):
+class DivFL(NewFirst):
     """Takes the cohort S that makes sum over clients k of min over i in S of norm(u_k - u_i) small, greedily.
 
     This is the facility location function of the paper on distances of last updates, in its form without overheads:
@@ -38,7 +28,8 @@ class DivFL(Sampler):
     those of sketches of u_i - c_i (``sketch.py``), with a relative error of about 1 / sqrt(q), so with a control
     variate residuals are compared.
 
-    Costs O(m^2 (q + n)) time and O(m^2) memory a round.
+    Costs O(m^2 (q + n)) time and 8 m^2 bytes a round, so more than 5,000 clients are refused; the paper proposes
+    stochastic greedy for them.
 
     Attributes:
         sketch_size: Numbers q of a sketch, 1 to 128.
@@ -50,33 +41,28 @@ class DivFL(Sampler):
 
     ranges: ClassVar = {"sketch_size": "[1, 128]"}
 
-    def init(self, population: Population) -> DivState:
+    @property
+    def value_size(self) -> int:
+        """The sketches of the last updates are remembered."""
+        return self.sketch_size
+
+    def init(self, population: Population) -> History:
         """No client has been selected."""
-        m = population.num_clients
-        return DivState(np.zeros((m, self.sketch_size)), np.zeros(m, dtype=np.bool_), np.zeros(m, dtype=np.bool_))
+        if population.num_clients > _MAX_CLIENTS:
+            raise DeltaflError(
+                f"divfl compares all pairs of clients, {population.num_clients} are too many; use it with at most "
+                f"{_MAX_CLIENTS}, or another sampler"
+            )
+        return super().init(population)
 
-    def open(
-        self, state: DivState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
-    ) -> Cohort:
-        """Select new clients; fill up with the most diverse of those that replied, then with any."""
-        present_k, size = places(available_m, n, rng)
-        new = present_k[~state.selected_m[present_k]][:size]
-        able = present_k[state.seen_m[present_k]]
-        wanted = min(size - len(new), len(able))
-        diverse = able[:0]
-        if wanted > 0:  # while new clients fill the cohort, no distances are needed
-            distance_ck = distances(state.sketch_mq[able], state.sketch_mq[state.seen_m])
-            diverse = able[greedy(distance_ck, wanted)]
-        return filled_up(np.concatenate([new, diverse]), present_k, size)
+    def again(self, state: History, seen_k: IntArray, wanted: int, size: int, rng: np.random.Generator) -> IntArray:
+        """The clients that represent all that replied best."""
+        distance_ck = distances(state.value_mq[seen_k], state.value_mq[state.last_m > 0])
+        return seen_k[greedy(distance_ck, wanted)]
 
-    def update(self, state: DivState, cohort: Cohort, reports: Reports) -> DivState:
-        """Store the sketches of the clients that replied."""
-        here = reports.responded_n
-        sketch_mq, selected_m, seen_m = state.sketch_mq.copy(), state.selected_m.copy(), state.seen_m.copy()
-        selected_m[cohort.client_n] = True
-        seen_m[cohort.client_n[here]] = True
-        sketch_mq[cohort.client_n[here]] = reports.sketch_nq[here]
-        return DivState(sketch_mq, selected_m, seen_m)
+    def values(self, state: History, client_n: IntArray, reports: Reports) -> FloatArray:
+        """The sketches."""
+        return reports.sketch_nq
 
 
 def distances(candidate_cq: FloatArray, point_kq: FloatArray) -> FloatArray:

@@ -1,34 +1,19 @@
 """Fed-CBS (Zhang et al., ICML 2023): cohorts whose pooled labels are balanced over the classes. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import Sampler
-from .unweighted import places, unweighted_cohort
+from ..types import FloatArray, IntArray, Population
+from .unweighted import History, Unweighted
 
 _LEAST = 1e-12  # an imbalance below it counts as it, lest probabilities be infinite
 
 
-class CbsState(NamedTuple):
-    """Labels and selections.
-
-    Attributes:
-        count_mc: float64 (m, C), examples of each class.
-        selected_m: int64 (m,), how often each client was selected.
-        rounds: int64 (), rounds so far.
-    """
-
-    count_mc: FloatArray
-    selected_m: IntArray
-    rounds: IntArray
-
-
 @dataclass(frozen=True)
-class FedCBS(Sampler):
+class FedCBS(Unweighted):
     """Draws one client after the other, such that the pooled labels of the cohort are near to even over the classes.
 
     With QCID(M) = sum_c (share of class c in the pooled data of M - 1 / C)^2, the clients of round t = 1, 2, ... are
@@ -58,11 +43,10 @@ class FedCBS(Sampler):
     exploration: float = 10.0
 
     uses_aux: ClassVar[bool] = True
-
     ranges: ClassVar = {"exploration": "[0, inf)"}
 
-    def init(self, population: Population) -> CbsState:
-        """The labels, once and for all."""
+    def init(self, population: Population) -> History:
+        """The values are the examples of each class, float64 (m, C); they never change."""
         share_mc, size_m = population.aux_mq, population.num_examples_m
         if share_mc is None or share_mc.shape[1] == 0 or share_mc.min() < 0 or share_mc.sum(axis=1).min() <= 0:
             raise DeltaflError(
@@ -70,35 +54,23 @@ class FedCBS(Sampler):
                 "shares of each class a client, all >= 0"
             )
         count_mc = size_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True)
-        return CbsState(count_mc, np.zeros(len(size_m), dtype=np.int64), np.zeros((), dtype=np.int64))
+        return super().init(population)._replace(value_mq=count_mc)
 
-    def open(
-        self, state: CbsState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
-    ) -> Cohort:
+    def choose(self, state: History, present_k: IntArray, size: int, rng: np.random.Generator) -> IntArray:
         """Draw one after the other."""
-        left_k, size = places(available_m, n, rng)
-        chosen, pooled_c = list[int](), np.zeros(state.count_mc.shape[1])
+        left_k, chosen, pooled_c = present_k, list[int](), np.zeros(state.value_mq.shape[1])
         for place in range(1, size + 1):
-            log_weight_k = -place * np.log(imbalance(pooled_c + state.count_mc[left_k]))
+            log_weight_k = -place * np.log(imbalance(pooled_c + state.value_mq[left_k]))
             if place == 1:
-                log_weight_k = np.logaddexp(log_weight_k, np.log(self._bonus(state, left_k)))
+                selected_k = np.maximum(state.selected_m[left_k], 1)
+                bonus_k = self.exploration * np.sqrt(1.5 * np.log(float(state.rounds) + 1) / selected_k)
+                log_bonus_k = np.log(np.maximum(bonus_k, np.finfo(np.float64).tiny))
+                log_weight_k = np.logaddexp(log_weight_k, log_bonus_k)
             pick = int(np.argmax(log_weight_k + rng.gumbel(size=len(left_k))))
             chosen.append(int(left_k[pick]))
-            pooled_c = pooled_c + state.count_mc[left_k[pick]]
+            pooled_c = pooled_c + state.value_mq[left_k[pick]]
             left_k = np.delete(left_k, pick)
-        return unweighted_cohort(np.asarray(chosen, dtype=np.int64))
-
-    def _bonus(self, state: CbsState, client_k: IntArray) -> FloatArray:
-        """Lambda sqrt(3 ln t / (2 T_i)), at least the smallest number above 0."""
-        selected_k = np.maximum(state.selected_m[client_k], 1)
-        bonus_k = self.exploration * np.sqrt(1.5 * np.log(float(state.rounds) + 1) / selected_k)
-        return np.asarray(np.maximum(bonus_k, np.finfo(np.float64).tiny))
-
-    def update(self, state: CbsState, cohort: Cohort, reports: Reports) -> CbsState:
-        """Count the selections."""
-        selected_m = state.selected_m.copy()
-        selected_m[cohort.client_n] += 1
-        return CbsState(state.count_mc, selected_m, np.asarray(state.rounds + 1))
+        return np.asarray(chosen, dtype=np.int64)
 
 
 def imbalance(count_kc: FloatArray) -> FloatArray:

@@ -5,40 +5,24 @@ to the share of each label less a constant. The entropy of its softmax is large 
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
 from ..errors import DeltaflError, require
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import RunFacts, Sampler
-from .unweighted import draw_successively, filled_up, places
+from ..types import FloatArray, IntArray, Reports
+from .base import RunFacts
+from .mifa import NewFirst
+from .unweighted import History, draw_successively
+from .urns import angles
 
 #: The paper's temperature, which goes with a learning rate of 0.001; updates grow with the rate.
 _TEMPERATURE, _TEMPERATURE_PER_RATE = 0.0025, 2.5
 _CLASSES = 10
 
 
-class HicsState(NamedTuple):
-    """The clients' last updates of the bias.
-
-    Attributes:
-        weight_m: float64 (m,), the target's weights.
-        bias_mc: float64 (m, C), last update of the output layer's bias; 0 for clients that never replied.
-        selected_m: bool (m,), True once selected.
-        seen_m: bool (m,), True once replied.
-        rounds: int64 (), rounds so far.
-    """
-
-    weight_m: FloatArray
-    bias_mc: FloatArray
-    selected_m: BoolArray
-    seen_m: BoolArray
-    rounds: IntArray
-
-
 @dataclass(frozen=True)
-class HicsFL(Sampler):
+class HicsFL(NewFirst):
     """Selects everyone once, then draws clusters by their mean entropy, and clients of a cluster by their weight.
 
     With db_i the last update of the output layer's bias, the paper's equations (7), (9) and (10) are
@@ -102,8 +86,9 @@ class HicsFL(Sampler):
         return _CLASSES if self.classes is None else self.classes
 
     @property
-    def _temperature(self) -> float:
-        return _TEMPERATURE if self.temperature is None else self.temperature
+    def value_size(self) -> int:
+        """The last updates of the output layer's bias are remembered."""
+        return self.output_bias_size
 
     def for_run(self, facts: RunFacts) -> Self:
         """Fill in the task's classes, a temperature that grows with the learning rate, and the run's rounds."""
@@ -112,37 +97,20 @@ class HicsFL(Sampler):
         rounds = self.rounds if self.rounds is not None else facts.rounds
         return replace(self, classes=classes, temperature=temperature, rounds=rounds)
 
-    def init(self, population: Population) -> HicsState:
-        """No client has been selected."""
-        m = population.num_clients
-        return HicsState(
-            weight_m=population.weight_m,
-            bias_mc=np.zeros((m, self.output_bias_size)),
-            selected_m=np.zeros(m, dtype=np.bool_),
-            seen_m=np.zeros(m, dtype=np.bool_),
-            rounds=np.zeros((), dtype=np.int64),
-        )
+    def again(self, state: History, seen_k: IntArray, wanted: int, size: int, rng: np.random.Generator) -> IntArray:
+        """Draw from the clusters."""
+        seen_k = np.sort(seen_k)
+        with np.errstate(divide="ignore"):
+            log_p_k = np.log(self.probabilities(state, seen_k, size))
+        return seen_k[draw_successively(log_p_k, wanted, rng)]
 
-    def open(
-        self, state: HicsState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
-    ) -> Cohort:
-        """Select new clients; fill up from the clusters, then with any."""
-        present_k, size = places(available_m, n, rng)
-        new = present_k[~state.selected_m[present_k]][:size]
-        seen = np.sort(present_k[state.seen_m[present_k]])
-        chosen = new
-        if len(new) < size and len(seen) > 0:
-            p_k = self.probabilities(state, seen, size)
-            with np.errstate(divide="ignore"):
-                drawn = seen[draw_successively(np.log(p_k), min(size - len(new), len(seen)), rng)]
-            chosen = np.concatenate([new, drawn])
-        return filled_up(chosen, present_k, size)
-
-    def probabilities(self, state: HicsState, client_k: IntArray, size: int) -> FloatArray:
+    def probabilities(self, state: History, client_k: IntArray, size: int) -> FloatArray:
         """P of each of some clients in one draw of group and client, float64 (k,), sum 1."""
-        bias_kc = state.bias_mc[client_k]
-        entropy_k = entropies(bias_kc, self._temperature)
-        distance_kk = angles(bias_kc) + self.entropy_weight * np.abs(entropy_k[:, None] - entropy_k)
+        bias_kc = state.value_mq[client_k]
+        entropy_k = entropies(bias_kc, _TEMPERATURE if self.temperature is None else self.temperature)
+        angle_kk, zero_k = angles(bias_kc), np.all(bias_kc == 0, axis=1)
+        angle_kk[zero_k[:, None] | zero_k | np.eye(len(bias_kc), dtype=np.bool_)] = 0.0
+        distance_kk = angle_kk + self.entropy_weight * np.abs(entropy_k[:, None] - entropy_k)
         group_k = ward(distance_kk, min(size, len(client_k)))
         left = 1.0 if self.rounds is None else max(1 - (float(state.rounds) + 1) / self.rounds, 0.0)
         members_g = np.bincount(group_k)
@@ -155,14 +123,9 @@ class HicsFL(Sampler):
         p_k: FloatArray = (p_g / p_g.sum())[group_k] * share_k
         return p_k
 
-    def update(self, state: HicsState, cohort: Cohort, reports: Reports) -> HicsState:
-        """Store the biases' updates of the clients that replied."""
-        here = reports.responded_n
-        bias_mc, selected_m, seen_m = state.bias_mc.copy(), state.selected_m.copy(), state.seen_m.copy()
-        selected_m[cohort.client_n] = True
-        seen_m[cohort.client_n[here]] = True
-        bias_mc[cohort.client_n[here]] = reports.output_bias_nk[here]
-        return HicsState(state.weight_m, bias_mc, selected_m, seen_m, np.asarray(state.rounds + 1, dtype=np.int64))
+    def values(self, state: History, client_n: IntArray, reports: Reports) -> FloatArray:
+        """The updates of the bias."""
+        return reports.output_bias_nk
 
 
 def entropies(bias_kc: FloatArray, temperature: float) -> FloatArray:
@@ -173,16 +136,6 @@ def entropies(bias_kc: FloatArray, temperature: float) -> FloatArray:
     total_k = share_kc.sum(axis=1)
     entropy_k: FloatArray = np.log(total_k) - (share_kc * exponent_kc).sum(axis=1) / total_k
     return entropy_k
-
-
-def angles(bias_kc: FloatArray) -> FloatArray:
-    """Angles between rows in radians, float64 (k, k); 0 to itself and where a row is zero."""
-    norm_k = np.sqrt((bias_kc**2).sum(axis=1))
-    unit_kc = bias_kc / np.where(norm_k > 0, norm_k, 1.0)[:, None]
-    angle_kk: FloatArray = np.arccos(np.clip(np.einsum("ic,jc->ij", unit_kc, unit_kc), -1, 1))
-    angle_kk[(norm_k == 0)[:, None] | (norm_k == 0)] = 0.0
-    np.fill_diagonal(angle_kk, 0.0)
-    return angle_kk
 
 
 def ward(row_kk: FloatArray, groups: int) -> IntArray:

@@ -1,23 +1,15 @@
 """The selection of MIFA (Gu et al., NeurIPS 2021): everyone once first. Biased; for the average of latest updates."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from ..types import BoolArray, Cohort, Oracle, Population, Reports
-from .base import Sampler
-from .unweighted import places, unweighted_cohort
-
-
-class MifaState(NamedTuple):
-    """True once selected, bool (m,)."""
-
-    selected_m: BoolArray
+from ..types import IntArray
+from .unweighted import History, Unweighted
 
 
 @dataclass(frozen=True)
-class NewFirst(Sampler):
+class NewFirst(Unweighted):
     """Selects clients that were never selected, in random order; then, and in places left free, all evenly.
 
     MIFA does not sample: devices reply when they are available, all of them in its first round. Here that first round
@@ -28,20 +20,13 @@ class NewFirst(Sampler):
     Source: Gu, Huang, Zhang and Huang, NeurIPS 2021, algorithm 1.
     """
 
-    def init(self, population: Population) -> MifaState:
-        """No client has been selected."""
-        return MifaState(np.zeros(population.num_clients, dtype=np.bool_))
+    def choose(self, state: History, present_k: IntArray, size: int, rng: np.random.Generator) -> IntArray:
+        """New clients, then some that replied."""
+        new = present_k[state.selected_m[present_k] == 0][:size]
+        seen_k = present_k[state.last_m[present_k] > 0]
+        wanted = min(size - len(new), len(seen_k))
+        return np.concatenate([new, self.again(state, seen_k, wanted, size, rng)]) if wanted > 0 else new
 
-    def open(
-        self, state: MifaState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
-    ) -> Cohort:
-        """New clients first."""
-        present_k, size = places(available_m, n, rng)
-        new_first = np.argsort(state.selected_m[present_k], kind="stable")
-        return unweighted_cohort(present_k[new_first][:size])
-
-    def update(self, state: MifaState, cohort: Cohort, reports: Reports) -> MifaState:
-        """Mark the cohort as selected, whether it replied or not."""
-        selected_m = state.selected_m.copy()
-        selected_m[cohort.client_n] = True
-        return MifaState(selected_m)
+    def again(self, state: History, seen_k: IntArray, wanted: int, size: int, rng: np.random.Generator) -> IntArray:
+        """At most ``wanted`` of the clients that replied before, in a cohort of ``size``; by default none is ahead."""
+        return seen_k[:0]

@@ -26,7 +26,7 @@ import numpy as np
 
 from ..designs.table import find_design
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import RunFacts, present_clients
+from .base import RunFacts, present_clients, replied
 from .scored import Scored
 
 #: Experts of the ensemble that are kept at most; the paper's number for blocks of a million rounds.
@@ -37,13 +37,9 @@ _LARGEST = 1e12
 
 def feedback(weight_m: FloatArray, cohort: Cohort, reports: Reports) -> tuple[IntArray, FloatArray, FloatArray]:
     """Of the clients that replied: their indices, a_i^2 = w_i^2 norm(u_i)^2, and count_i / expected_i."""
-    here = reports.responded_n
-    client_n = cohort.client_n[here]
-    return (
-        client_n,
-        weight_m[client_n] ** 2 * reports.squared_norm_n[here],
-        cohort.count_n[here] / cohort.expected_n[here],
-    )
+    part = cohort.part(reports.responded_n)
+    client_n, reports = replied(cohort, reports)
+    return client_n, weight_m[client_n] ** 2 * reports.squared_norm_n, part.count_n / part.expected_n
 
 
 class BanditState(NamedTuple):

@@ -1,37 +1,20 @@
 """Oort's statistical utility (Lai et al., OSDI 2021): exploit clients of large loss, explore new ones. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import Sampler
-from .unweighted import draw_successively, places, unweighted_cohort
+from ..types import FloatArray, IntArray, Reports
+from .unweighted import History, Unweighted, draw_successively
 
 #: Utilities above this quantile count as it.
 _CLIP = 0.95
 
 
-class OortState(NamedTuple):
-    """Utilities of the clients.
-
-    Attributes:
-        size_m: int64 (m,), examples.
-        utility_m: float64 (m,), U when last trained; NaN for clients that are unexplored.
-        last_m: int64 (m,), the round, from 1, in which a client replied last; 0 for never.
-        rounds: int64 (), rounds so far.
-    """
-
-    size_m: IntArray
-    utility_m: FloatArray
-    last_m: IntArray
-    rounds: IntArray
-
-
 @dataclass(frozen=True)
-class Oort(Sampler):
+class Oort(Unweighted):
     """Selects a share of new clients that shrinks, and otherwise clients near the top of utility plus staleness.
 
     The statistical utility of client i is U_i = n_i sqrt(mean over its examples of loss^2) when it was last trained:
@@ -71,7 +54,7 @@ class Oort(Sampler):
 
     needs_loss: ClassVar[bool] = True
     uses_square_loss: ClassVar[bool] = True
-
+    value_size: ClassVar[int] = 1
     ranges: ClassVar = {
         "exploration": "[0, 1]",
         "decay": "(0, 1]",
@@ -86,55 +69,37 @@ class Oort(Sampler):
                 f"least_exploration is {self.least_exploration}; it must be at most exploration, {self.exploration}"
             )
 
-    def init(self, population: Population) -> OortState:
-        """All clients are unexplored."""
-        m = population.num_clients
-        return OortState(
-            size_m=population.num_examples_m,
-            utility_m=np.full(m, np.nan),
-            last_m=np.zeros(m, dtype=np.int64),
-            rounds=np.zeros((), dtype=np.int64),
-        )
-
-    def open(
-        self, state: OortState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
-    ) -> Cohort:
+    def choose(self, state: History, present_k: IntArray, size: int, rng: np.random.Generator) -> IntArray:
         """Exploit, then explore."""
-        present_k, size = places(available_m, n, rng)
-        known_k = np.isfinite(state.utility_m[present_k])
+        known_k = state.last_m[present_k] > 0
         old, new = present_k[known_k], present_k[~known_k]
         exploited = min(max(self.exploited(int(state.rounds) + 1, size), size - len(new)), len(old))
-        chosen = [new[: size - exploited]]
-        if exploited > 0:
-            score_k = self.scores(state)[old]
-            cut = self.cut_off * np.sort(score_k)[-exploited]
-            with np.errstate(divide="ignore"):
-                weight_k = np.where(score_k >= cut, np.log(score_k), -np.inf)
-            chosen.append(old[draw_successively(weight_k, exploited, rng)])
-        return unweighted_cohort(np.concatenate(chosen))
+        explored = new[: size - exploited]
+        if exploited == 0:
+            return explored
+        score_k = self.scores(state)[old]
+        cut = self.cut_off * np.sort(score_k)[-exploited]
+        with np.errstate(divide="ignore"):
+            log_weight_k = np.where(score_k >= cut, np.log(score_k), -np.inf)
+        return np.concatenate([explored, old[draw_successively(log_weight_k, exploited, rng)]])
 
     def exploited(self, round: int, size: int) -> int:
         """K = floor((1 - e_t) n) of round t >= 1, if there are enough clients of both kinds."""
         share = max(self.least_exploration, self.exploration * self.decay ** (round - 1))
         return int((1 - share) * size + 1e-9)  # 1 - 0.9 is a little below 0.1
 
-    def scores(self, state: OortState) -> FloatArray:
+    def scores(self, state: History) -> FloatArray:
         """Scaled utility plus staleness, float64 (m,), NaN for clients that are unexplored."""
-        known_m = np.isfinite(state.utility_m)
-        known = np.sort(state.utility_m[known_m])
+        utility_m = state.value_mq[:, 0]
+        known = np.sort(utility_m[state.last_m > 0])
         clip = known[min(int(_CLIP * len(known)), len(known) - 1)]
         low, high = 0.999 * known[0], known[-1]
-        scaled_m = (np.minimum(state.utility_m, clip) - low) / max(high - low, 1e-4)
+        scaled_m = (np.minimum(utility_m, clip) - low) / max(high - low, 1e-4)
         staleness_m = np.sqrt(0.1 * np.log(float(state.rounds) + 1) / np.maximum(state.last_m, 1))
-        return np.where(known_m, scaled_m + staleness_m, np.nan)
+        return np.asarray(scaled_m + staleness_m)
 
-    def update(self, state: OortState, cohort: Cohort, reports: Reports) -> OortState:
-        """Store utility and round of the clients that replied."""
-        here = reports.responded_n
-        client_n, rounds = cohort.client_n[here], state.rounds + 1
-        utility_m, last_m = state.utility_m.copy(), state.last_m.copy()
-        square_n = reports.square_loss_n[here]
-        root_n = np.where(np.isnan(square_n), np.abs(reports.loss_n[here]), np.sqrt(square_n))
-        utility_m[client_n] = state.size_m[client_n] * root_n
-        last_m[client_n] = rounds
-        return OortState(state.size_m, utility_m, last_m, np.asarray(rounds, dtype=np.int64))
+    def values(self, state: History, client_n: IntArray, reports: Reports) -> FloatArray:
+        """The utilities."""
+        square_n = reports.square_loss_n
+        root_n: FloatArray = np.where(np.isnan(square_n), np.abs(reports.loss_n), np.sqrt(square_n))
+        return (root_n * state.size_m[client_n])[:, None]

@@ -13,7 +13,6 @@ from .balanced import Balanced
 from .base import Sampler
 from .centred import Centred
 from .cluster import ClusterIS, ClusterISOracle
-from .clustered import ClusteredBySimilarity, ClusteredBySize
 from .delta import Delta, FedIS, FedPracIS, PracDelta
 from .divfl import DivFL
 from .fed_cbs import FedCBS
@@ -24,6 +23,7 @@ from .ocs import ApproximateOCS
 from .online import MirrorDescent, VarianceBandit
 from .oort import Oort
 from .power_of_choice import PowerOfChoice
+from .urns import ClusteredBySimilarity, ClusteredBySize
 
 #: What a server must know for a sampler, in the words of the table.
 NEEDS = {

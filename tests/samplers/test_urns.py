@@ -12,7 +12,7 @@ from deltafl import make_sampler as make
 from deltafl.designs.exact import every_cohort
 from deltafl.estimators.variance import estimate_variance
 from deltafl.samplers.base import State
-from deltafl.samplers.clustered import (
+from deltafl.samplers.urns import (
     ClusteredBySimilarity,
     ClusteredBySize,
     TreeState,

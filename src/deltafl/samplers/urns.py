@@ -36,7 +36,7 @@ import numpy as np
 from ..designs.table import draw_cohort
 from ..errors import DeltaflError, require
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import Sampler, WeightState, present_clients
+from .base import Sampler, WeightState, present_clients, replied
 
 #: How far apart two clients are, from their last updates.
 SIMILARITIES = ("arccos", "l2")
@@ -207,33 +207,36 @@ class ClusteredBySimilarity(Sampler):
 
     def update(self, state: TreeState, cohort: Cohort, reports: Reports) -> TreeState:
         """Store the last updates of the clients that replied, and cluster again: O(m^2)."""
-        here = reports.responded_n
-        if not here.any():
+        client_n, reports = replied(cohort, reports)
+        if len(client_n) == 0:
             return state
         sketch_mq = state.sketch_mq.copy()
-        sketch_mq[cohort.client_n[here]] = reports.sketch_nq[here]
+        sketch_mq[client_n] = reports.sketch_nq
         return TreeState(state.weight_m, sketch_mq, ward_tree(sketch_mq, self.similarity))
+
+
+def angles(row_kq: FloatArray) -> FloatArray:
+    """Angles between rows in radians, float64 (k, k); a right angle between a zero row and any.
+
+    Without BLAS, so that the bits do not depend on the number of threads: near-ties decide about merges.
+    """
+    length_k = np.linalg.norm(row_kq, axis=1)
+    unit_kq = row_kq / np.where(length_k > 0, length_k, 1.0)[:, None]
+    angle_kk: FloatArray = np.arccos(np.clip(np.einsum("iq,jq->ij", unit_kq, unit_kq), -1.0, 1.0))
+    return angle_kk
 
 
 def distances(sketch_mq: FloatArray, similarity: str) -> FloatArray:
     """Condensed distances of all pairs (0, 1), (0, 2), ...: angles in [0, pi], or Euclidean lengths."""
     if similarity == "l2":
         centred_mq = sketch_mq - sketch_mq.mean(axis=0)
-        product_mm, square_m = _products(centred_mq), np.sum(centred_mq**2, axis=1)
+        product_mm, square_m = np.einsum("iq,jq->ij", centred_mq, centred_mq), np.sum(centred_mq**2, axis=1)
         distance_mm = np.sqrt(np.maximum(square_m[:, None] + square_m - 2 * product_mm, 0.0))
     else:
-        length_m = np.linalg.norm(sketch_mq, axis=1)
-        unit_mq = sketch_mq / np.where(length_m > 0, length_m, 1.0)[:, None]
-        distance_mm = np.arccos(np.clip(_products(unit_mq), -1.0, 1.0))
-        distance_mm[np.ix_(length_m == 0, length_m == 0)] = 0.0
+        distance_mm, zero_m = angles(sketch_mq), ~sketch_mq.any(axis=1)
+        distance_mm[np.ix_(zero_m, zero_m)] = 0.0
     condensed: FloatArray = distance_mm[np.triu_indices(len(sketch_mq), k=1)]
     return condensed
-
-
-def _products(row_mq: FloatArray) -> FloatArray:
-    """All inner products (m, m), the same bits whatever BLAS or number of threads: near-ties decide about merges."""
-    product_mm: FloatArray = np.einsum("iq,jq->ij", row_mq, row_mq)
-    return product_mm
 
 
 def ward_tree(sketch_mq: FloatArray, similarity: str) -> IntArray:
