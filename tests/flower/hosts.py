@@ -9,8 +9,7 @@ import numpy as np
 from deltafl import make_sampler, stream
 from deltafl.flower.arrays import Arrays, Layout
 from deltafl.flower.clients import ClientInfo
-from deltafl.flower.federation import Federation
-from deltafl.flower.replies import ClientReply
+from deltafl.flower.federation import ClientReply, Federation
 from deltafl.flower.rules import Rules
 from deltafl.flower.saved import save
 from deltafl.samplers import parse_label, uses_aux

@@ -166,10 +166,10 @@ class Processes:
         command = f"flower-superlink --host 127.0.0.1 --port {self.port} --disable-runtime-dependency-installation"
         security = "--insecure"
         if self.tls is not None:
-            names = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
+            names = {"ca-certfile": "server.crt", "certfile": "server.crt", "keyfile": "server.key"}
             security = " ".join(f"--ssl-{option} {self.tls / name}" for option, name in names.items())
         self.start("superlink", *command.split(), *security.split(), *options)
-        how = "insecure = true" if self.tls is None else f'root-certificates = "{self.tls / "ca.crt"}"'
+        how = "insecure = true" if self.tls is None else f'root-certificates = "{self.tls / "server.crt"}"'
         (self.folder / "home" / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{address}"\n{how}\n'
         )
@@ -179,7 +179,7 @@ class Processes:
         """Start a SuperNode that holds a partition."""
         config = f'client-id="{name}" partition-id={partition} num-partitions={partitions} '
         config += f'fault="{self.folder / f"fault-{name}"}"'
-        security = "--insecure" if self.tls is None else f"--root-certificates {self.tls / 'ca.crt'}"
+        security = "--insecure" if self.tls is None else f"--root-certificates {self.tls / 'server.crt'}"
         command = f"flower-supernode --superlink 127.0.0.1:{self.port} --port {free_port()} {security}"
         self.start(name, *command.split(), "--node-config", config, *options)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr")
 
 from deltafl.flower.arrays import Arrays, Layout, mean_rest
-from deltafl.flower.replies import ClientReply
+from deltafl.flower.federation import ClientReply
 
 from .hosts import close_with, federation, open_all
 

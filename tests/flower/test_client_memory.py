@@ -17,8 +17,7 @@ from deltafl.estimators.sketch import count_sketch
 from deltafl.flower import DeltaStrategy, delta_mod
 from deltafl.flower.client import MEMORY_SINCE, subtract_memory
 from deltafl.flower.clients import ClientInfo
-from deltafl.flower.federation import sketch_seed
-from deltafl.flower.replies import ClientReply
+from deltafl.flower.federation import ClientReply, sketch_seed
 from deltafl.flower.saved import load, save
 
 from .grid import FakeGrid, configs, linear_app, played

@@ -114,10 +114,10 @@ def test_a_deployment_outlives_its_crashes(tmp_path: Path) -> None:
 
 
 def test_tls_and_node_authentication(tmp_path: Path) -> None:
-    from .certificates import make_certificates, make_node_key
+    from .certificates import make_certificate, make_node_key
 
     with Processes(tmp_path) as flower:
-        flower.tls = make_certificates(tmp_path / "tls")
+        flower.tls = make_certificate(tmp_path / "tls")
         flower.superlink("--enable-supernode-auth")
         for partition, name in enumerate("ab"):
             private, public = make_node_key(tmp_path / "tls", name)

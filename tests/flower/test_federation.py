@@ -13,8 +13,7 @@ from deltafl import DeltaflError, stream
 from deltafl.estimators.sketch import count_sketch
 from deltafl.flower import WeightedClipping
 from deltafl.flower.arrays import Arrays
-from deltafl.flower.federation import sketch_seed
-from deltafl.flower.replies import ClientReply
+from deltafl.flower.federation import ClientReply, sketch_seed
 from deltafl.types import FloatArray
 
 from .hosts import admit, close_with, federation, open_all, play, rates_of
@@ -41,15 +40,6 @@ def test_faulty_arrays_are_non_response_with_a_reason(fault: str) -> None:
     assert fed.current.responded_m.tolist() == [1, 1, 0, 1]
     assert np.allclose(fed.arrays()["x"], 1 - fed.plan.population.weight_m[2])  # everybody was certain to be selected
     assert fed.arrays()["running_mean"].tolist() == [2.0]  # a mean over those that responded
-
-
-def test_a_missing_reply_is_not_a_rejected_one() -> None:
-    fed = federation("uniform", m=3)
-    replies = {0: ClientReply({"x": np.ones(3, np.float32)}), 1: ClientReply(None, "error 5: node is gone")}
-    info = fed.close(open_all(fed), replies)
-    assert info.num_responded == 1
-    assert info.rejected == [(1, "error 5: node is gone")]
-    assert rates_of(fed) == {"client:0": 1.0, "client:1": 0.5, "client:2": 0.5}
 
 
 # Monte Carlo of the weighting, with failures of every kind.
@@ -101,7 +91,9 @@ def test_the_monte_carlo_would_notice_a_bias() -> None:
 # Failures that clients share.
 
 
-@pytest.mark.parametrize(("label", "n"), [("uniform", 3), ("pracdelta", 5)])
+@pytest.mark.parametrize(
+    ("label", "n"), [("uniform", 3), ("pracdelta", 5), ("innovation", 3), ("md@systematic@difference", 3)]
+)
 def test_an_outage_changes_no_weight_afterwards(label: str, n: int) -> None:
     fed = federation(label, weights="uniform", n=n, m=10)
     play(fed, 12)
@@ -130,15 +122,6 @@ def test_a_single_silent_client_loses_its_rate() -> None:
     play(fed, 9)
     play(fed, 10, alive=False)
     assert rates_of(fed)["client:0"] == 0.5
-
-
-@pytest.mark.parametrize("estimator", ["innovation", "difference-own", "difference"])
-def test_without_a_single_reply_no_control_variate_moves_the_model(estimator: str) -> None:
-    fed = federation("uniform", estimator=estimator, m=10)
-    play(fed, 8)
-    before = fed.params_d
-    play(fed, 20, alive=False)
-    assert np.array_equal(fed.params_d, before)
 
 
 def test_a_memory_that_clients_lost_does_not_lower_their_response_rate() -> None:
@@ -181,7 +164,6 @@ def test_noise_follows_the_largest_weight_of_those_selected_not_of_those_that_re
 def test_noise_cannot_be_repeated_unless_a_test_asks_for_it() -> None:
     clipping = WeightedClipping(1.0, 1.0)
     assert not np.array_equal(clipping.noise(1.0, 8), clipping.noise(1.0, 8))
-    assert not clipping.noise(0.0, 8).any()
 
 
 @pytest.mark.parametrize(("norm", "z"), [(0.0, 1.0), (float("nan"), 0.0), (1.0, -1.0), (float("inf"), 0.0)])
@@ -213,7 +195,3 @@ def test_a_faulty_sketch_is_a_faulty_reply(sketch: list[float] | None) -> None:
     ones = {"x": np.ones(3, np.float32)}
     info = close_with(fed, open_all(fed), lambda i: ClientReply(ones, sketch=[sketch, [0.0] * 64][i]))
     assert [client for client, _ in info.rejected] == [0]
-
-
-def test_the_seed_of_sketches_is_not_the_seed_of_draws() -> None:
-    assert sketch_seed(3) not in {0, 3, sketch_seed(4)}

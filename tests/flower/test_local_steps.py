@@ -1,7 +1,5 @@
 """LocalSteps: loss, number and variance of a client's local steps, from gradients of any framework."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -43,30 +41,6 @@ def test_the_mean_square_of_example_losses() -> None:
         steps.add(2.0)  # one step without: nothing is reported
         steps.add(2.0, None, make([1.0, 3.0]))
         assert steps.metrics() == {"loss": 2.0, "step-variance": pytest.approx(0.5), "num-steps": 4}
-
-
-class RemoteTensor:
-    """A tensor on a device without float64: readable after detach, to_dense, cpu and double, in this order."""
-
-    def __init__(self, array: np.ndarray, done: tuple[str, ...] = ()) -> None:
-        self.array, self.done = array, done
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("detach", "to_dense", "cpu", "double"):
-            raise AttributeError(name)
-        return lambda: RemoteTensor(self.array, (*self.done, name))
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        assert self.done == ("detach", "to_dense", "cpu", "double")
-        return self.array.astype(dtype)
-
-
-def test_gradients_on_another_device_are_read() -> None:
-    tensors, arrays = LocalSteps(0.5), LocalSteps(0.5)
-    for gradient in ([2.0, 0.0], [0.0, 2.0]):
-        tensors.add(1.0, [RemoteTensor(np.array(gradient))])
-        arrays.add(1.0, [np.array(gradient)])
-    assert tensors.metrics() == arrays.metrics()
 
 
 def test_gradients_of_torch_in_bfloat16_and_sparse_ones_are_read() -> None:

@@ -88,19 +88,6 @@ def test_too_few_clients_are_an_error_with_the_reason() -> None:
         start(DeltaStrategy("uniform", n=2, wait_for_nodes=0), FakeGrid(ClientApp(), configs(2)))
 
 
-def test_a_client_without_examples_does_not_take_part() -> None:
-    nodes = configs(3)
-    nodes[999]["examples"] = 0
-    federation = played(DeltaStrategy("uniform", n=2, min_nodes=2), FakeGrid(linear_app(), nodes), 1)
-    assert federation.clients.keys == ("client:hospital-0", "client:hospital-2")
-
-
-def test_public_keys_identify_clients() -> None:
-    grid = FakeGrid(linear_app(), configs(2), keys={1000: b"a", 999: b"b"})
-    federation = played(DeltaStrategy("uniform", n=2, identity="public-key"), grid, 1)
-    assert all(key.startswith("key:") for key in federation.clients.keys)
-
-
 def test_clients_join_and_leave_between_rounds() -> None:
     grid = FakeGrid(linear_app(), configs(4))
 

@@ -1,8 +1,6 @@
 """DeltaStrategy over messages, in one process: rounds, replies, restarts, settings."""
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from filelock import FileLock
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID
@@ -155,15 +154,9 @@ def lying(**change: Any) -> Any:
 
 FAILURES = {
     "dead": (dead, "error 5: Node Unavailable"),
-    "nan": (lying(x=np.full(3, np.nan, np.float32)), "NaN"),
     "nan loss": (lying(metrics={"loss": float("nan")}), "loss is nan"),
-    "infinite square loss": (lying(metrics={"square-loss": float("inf")}), "mean squared loss is inf"),
-    "negative square loss": (lying(metrics={"loss": 0.0, "square-loss": -1.0}), "mean squared loss is -1.0"),
     "square loss below the loss": (lying(metrics={"train_loss": 2.0, "square-loss": 2.0}), "expected 4, the square of"),
-    "negative variance": (lying(metrics={"step-variance": -1.0}), "step variance"),
-    "no steps": (lying(metrics={"num-steps": 0}), "local steps"),
     "nan steps": (lying(metrics={"num-steps": float("nan")}), "local steps"),
-    "negative steps": (lying(metrics={"num-steps": -1e300}), "local steps"),
     "list of steps": (lying(metrics={"num-steps": [1] * 10**5}), "local steps"),
     "two records": (lying(second=True), "2 array records"),
     "garbage": (lying(data=b"\x93NUMPY garbage"), "cannot be read"),
@@ -265,11 +258,6 @@ def test_silence_and_foreign_replies_are_non_response(flower_log: pytest.LogCapt
     assert "no reply in time: client:hospital-0, client:hospital-1" in flower_log.text
 
 
-def test_nobody_answers_and_the_model_stays() -> None:
-    grid = FakeGrid(linear_app(), configs(3), fail=dict.fromkeys((1000, 999, 998), dead))
-    assert played(DeltaStrategy("pracdelta", n=2), grid, 2).params_d.tolist() == [0, 0, 0]
-
-
 def test_the_log_says_that_a_clipped_step_is_biased(flower_log: pytest.LogCaptureFixture) -> None:
     for clip_factor in (1.0, 0.25):
         log_round(RoundInfo(0, 3, 3, [], 1.0, 0.1, 3.0, 0.1, 1.0, 0.5, 1.0, clip_factor=clip_factor), [], [])
@@ -304,29 +292,15 @@ def test_a_killed_server_resumes(tmp_path: Path) -> None:
     assert run(tmp_path / "killed", 6).history == []
 
 
-def test_a_state_belongs_to_one_server_until_that_ends_however(tmp_path: Path) -> None:
-    holder = "import sys, time; from filelock import FileLock\n"
-    holder += "with FileLock(sys.argv[1] + '/federation.lock'): print('mine', flush=True); time.sleep(60)"
-    other = subprocess.Popen([sys.executable, "-c", holder, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None
+def test_a_state_belongs_to_one_server(tmp_path: Path) -> None:
     strategy, grid = DeltaStrategy("uniform", 3, state_path=tmp_path), FakeGrid(linear_app(), configs(8))
-    try:
-        assert other.stdout.readline() == "mine\n"
-        with pytest.raises(DeltaflError, match="another server is using it: stop that one first"):
-            start(strategy, grid, 1)
-        assert not (tmp_path / "federation.safetensors").exists()
-    finally:
-        other.kill()
-        other.wait()
-        other.stdout.close()
+    with FileLock(tmp_path / "federation.lock"), pytest.raises(DeltaflError, match="another server is using it"):
+        start(strategy, grid, 1)
+    assert not (tmp_path / "federation.safetensors").exists()
     start(strategy, grid, 1)
-    assert (tmp_path / "federation.safetensors").exists()
-
-
-def test_a_state_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(DeltaflError, match="cannot keep the state"):
-        start(DeltaStrategy("uniform", 2, state_path=tmp_path / "file"), FakeGrid(linear_app(), configs(3)))
+    (tmp_path / "file").touch()
+    with pytest.raises(DeltaflError, match=r"cannot keep the state .*; choose another state_path"):
+        start(DeltaStrategy("uniform", 2, state_path=tmp_path / "file"), grid)
 
 
 @pytest.mark.parametrize(
@@ -370,6 +344,9 @@ def test_foreign_differential_privacy_is_refused(wrapper: Any) -> None:
         ({"identity": "node"}, "identity"),
         ({"response_floor": 0.0}, "response_floor"),
         ({"norm_guard": 1.0}, "norm_guard is 1.0; write a factor above 1"),
+        ({"memory_dtype": "float16"}, "memory_dtype is 'float16'; write 'float32' or 'bfloat16'"),
+        ({"sampler": "innovation", "memory_path": "rows"}, "there is no state_path: .*write state_path=..., too"),
+        ({"memory_dtype": "bfloat16"}, "memory_dtype is set, but with 'horvitz-thompson'"),
     ],
 )
 def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:

@@ -6,26 +6,49 @@ connections and restarts.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..accumulate import Accumulator
 from ..errors import DeltaflError
-from ..estimators.remote import RemoteControlState, RemoteReply, begin_anew
+from ..estimators.remote import NOTHING, RemoteControlState, RemoteReply, begin_anew
 from ..estimators.sketch import count_sketch
 from ..round import Plan, RoundState, init_round, open_round
 from ..server.optimizers import ServerOptimizer
-from ..server.screening import measure
+from ..server.screening import LARGEST_ENTRY, measure
 from ..streams import stream
 from ..types import Cohort, FloatArray, IntArray, Params, RejectedReply, Reports, RoundInfo
 from .arrays import Arrays, Layout, mean_rest, update_of
 from .clients import CannotResizeError, ClientInfo, ClientRegistry, resize_state
-from .replies import ClientReply, expected_memory, fault_in, lost_memory, memories_were_reset, reports_of
 from .rules import Rules
 
 #: A whole cohort that stays silent with a smaller probability than this points to an outage.
 _OUTAGE_PROBABILITY = 1e-3
+
+
+class ClientReply(NamedTuple):
+    """A client's reply to a train message.
+
+    Attributes:
+        arrays: Its model after training; None if there is none.
+        fault: Why the reply cannot be used, if that is already known; it then counts as non-response.
+        loss: Mean training loss; None if not reported.
+        square_loss: Mean squared loss of single examples; None if not reported.
+        step_variance: Variance of one local step, see ``types.Reports``.
+        num_steps: Local steps.
+        sketch: The update's sketch, if the client sent one.
+        since: From a client that keeps its own memory: the name of the c_i that it subtracted.
+    """
+
+    arrays: Arrays | None
+    fault: str | None = None
+    loss: float | None = None
+    square_loss: float | None = None
+    step_variance: float = 0.0
+    num_steps: float = 1
+    sketch: Sequence[float] | None = None
+    since: int | None = None
 
 
 class Federation:
@@ -111,8 +134,9 @@ class Federation:
         self._plan = self.rules.plan_for(clients)
 
     def expected_memory(self, client: int) -> int | None:
-        """The memory of its own that a client is asked to subtract; None if clients keep none."""
-        return expected_memory(self.current.control, client)
+        """The name of the c_i that a client is asked to subtract; None if clients keep no memory."""
+        control = self.current.control
+        return int(control.taken_m[client]) if isinstance(control, RemoteControlState) else None
 
     def open(self, present: Collection[str]) -> Cohort:
         """Select from the clients that are present; the same cohort until the round is closed."""
@@ -133,7 +157,7 @@ class Federation:
         checked = [self._checked(replies.get(client), client) for client in client_n]
         updates = [self._update(reply, sent) for reply in checked]
         round = Accumulator(self._with_noise(plan, state, cohort), state, cohort)
-        round.add_rows(updates, reports_of(checked, updates))
+        round.add_rows(updates, _reports_of(checked, updates))
         following, info = round.close()
         if self.rules.sketch:
             reports = self._measured_on_sketches(round.reports, cohort, checked)
@@ -162,7 +186,7 @@ class Federation:
             state = init_round(plan, self._initial_d)
         else:
             state = resize_state(plan, self.state, self.plan.population.weight_m, kept_k)
-            if memories_were_reset(self.state.control, state.control):
+            if _num_remembering(self.state.control) > 0 == _num_remembering(state.control):
                 self.warnings.append("the weights of known clients changed: the memories of all clients are reset")
         self.clients, self.state, self._plan = clients, state, plan
 
@@ -186,10 +210,7 @@ class Federation:
         """
         before = self.current
         lost_n = np.array(
-            [
-                reply is not None and lost_memory(reply.since, self.expected_memory(client))
-                for client, reply in zip(cohort.client_n.tolist(), replies, strict=True)
-            ],
+            [self._lost_memory(reply, client) for client, reply in zip(cohort.client_n.tolist(), replies, strict=True)],
             dtype=np.bool_,
         )
         if not any_used and (lost_n.any() or looks_like_outage(before, cohort.client_n)):
@@ -205,11 +226,26 @@ class Federation:
         return following._replace(control=begin_anew(following.control))
 
     def _checked(self, reply: ClientReply | None, client: int) -> ClientReply | None:
-        """The reply with its fault filled in, if it has one."""
+        """The reply with its fault filled in, if it has one; the core checks its numbers and its update."""
         if reply is None:
             return None
-        fault = fault_in(reply, self.layout, self.rules.sketch, self.expected_memory(client))
+        fault, size, sketch_q = reply.fault, self.rules.sketch, np.asarray(reply.sketch, dtype=np.float64)
+        if self._lost_memory(reply, client):
+            fault = "the client does not have the memory that the server counts on"
+        elif fault is None and self.expected_memory(client) is not None and reply.since is None:
+            fault = "the reply does not name the memory that it subtracts; add delta_mod to the ClientApp's mods"
+        elif fault is None and size and reply.sketch is None:
+            fault = "the reply has no sketch of the update; add delta_mod to the ClientApp's mods"
+        elif fault is None and size and not (sketch_q.shape == (size,) and np.all(np.abs(sketch_q) <= LARGEST_ENTRY)):
+            fault = f"the sketch must be {size} finite numbers"
+        elif fault is None:
+            fault = self.layout.fault(reply.arrays or {})
         return reply._replace(fault=fault)
+
+    def _lost_memory(self, reply: ClientReply | None, client: int) -> bool:
+        """Whether a client no longer has the c_i that the server counts on."""
+        expected = self.expected_memory(client)
+        return reply is not None and reply.since not in (None, expected) and expected not in (None, NOTHING)
 
     def _update(self, reply: ClientReply | None, sent: Arrays) -> Params | RemoteReply | None:
         if reply is None or reply.fault is not None or reply.arrays is None:
@@ -243,6 +279,25 @@ class Federation:
         residual_nq = sketch_nq - count_sketch(control_nd, size, sketch_seed(plan.seed))
         residual_n = np.where(reports.responded_n, np.sum(residual_nq**2, axis=1), 0.0)
         return measure(sketch_nq, reports)._replace(squared_residual_n=residual_n)
+
+
+def _reports_of(replies: Sequence[ClientReply | None], updates: Sequence[object | None]) -> Reports:
+    """The columns of ``Reports``; replies without a usable update leave their row neutral."""
+    neutral = ClientReply(None)
+    used = [reply if reply and update is not None else neutral for reply, update in zip(replies, updates, strict=True)]
+    return Reports.make(
+        len(used),
+        responded=[update is not None for update in updates],
+        loss=[reply.loss for reply in used],
+        square_loss=[reply.square_loss for reply in used],
+        step_variance=[reply.step_variance for reply in used],
+        num_steps=[reply.num_steps for reply in used],
+    )
+
+
+def _num_remembering(control: Any) -> int:
+    """How many clients have a memory of their own that the server counts on."""
+    return int(np.sum(control.taken_m != NOTHING)) if isinstance(control, RemoteControlState) else 0
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from ..types import RoundInfo
 from .arrays import Arrays
 from .client import MEMORY_EXPECTED, MEMORY_SINCE, SKETCH, SKETCH_SEED, SKETCH_SIZE, TRAINED
-from .federation import Federation, sketch_seed
+from .federation import ClientReply, Federation, sketch_seed
 from .local_steps import LOSS_NAMES, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
-from .replies import ClientReply
 
 Metrics = dict[str, int | float | list[int] | list[float]]
 

@@ -49,8 +49,9 @@ def sole_owner(folder: Path | None) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / "federation.lock").acquire(timeout=0)
     except OSError as error:
-        reason = "another server is using it: stop that one first" if isinstance(error, Timeout) else error.strerror
-        raise DeltaflError(f"cannot keep the state in {folder} ({reason}), or choose another state_path") from None
+        in_use = "another server is using it; stop that one, or"
+        reason = in_use if isinstance(error, Timeout) else f"{error.strerror};"
+        raise DeltaflError(f"cannot keep the state in {folder}: {reason} choose another state_path") from None
     with lock:
         yield
 
