@@ -207,6 +207,8 @@ class Processes:
         _engine_of.cache_clear()
         if count == 1:
             return
+        for library in ("OMP", "OPENBLAS", "MKL"):  # the processes inherit it: more threads would only wait for cores
+            os.environ.setdefault(f"{library}_NUM_THREADS", "1")
         # A server that has imported torch, but has not used it, forks processes that are ready at once.
         context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
         context.set_forkserver_preload(["deltafl.simulation.run"])
