@@ -107,11 +107,6 @@ def test_floor_bounds_every_weight(score_m: FloatArray, floor: float, data: st.D
         assert np.all(1 / pi_m <= bound_m * (1 + 1e-9))
 
 
-def test_floor_share_by_hand() -> None:
-    mixed_m = with_floor(np.array([1.0, 0.0]), 0.2, np.array([1.0, 3.0]))
-    np.testing.assert_allclose(mixed_m, [0.8 + 0.05, 0.15])
-
-
 def test_a_floor_among_those_present() -> None:
     """Who is absent gets 0 and counts for nothing; with everybody present the bits are those without a mask."""
     score_m, share_m = np.array([90.0, 1.0, 3.0]), np.array([5.0, 3.0, 1.0])

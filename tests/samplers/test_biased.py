@@ -83,8 +83,6 @@ def test_they_have_no_selection_probabilities_and_refuse_impossible_rounds(name:
     sampler = make_sampler(name)
     assert not sampler.unbiased
     state = sampler.init(Population.from_sizes([1, 2, 3]))
-    with pytest.raises(DeltaflError, match="no client is available"):
-        sampler.open(state, np.zeros(3, dtype=bool), 2, stream(0, "draw"))
     with pytest.raises(DeltaflError, match="cannot sample 4 of 3 clients"):
         sampler.open(state, np.ones(3, dtype=bool), 4, stream(0, "draw"))
     with pytest.raises(DeltaflError, match="does not know its selection probabilities"):

@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import minimize
 
 from conftest import Problem, make_problem
-from deltafl import DeltaflError, FedIS, KnownUpdates, Plan, Population, close_round, init_round
+from deltafl import FedIS, KnownUpdates, Plan, Population, close_round, init_round
 from deltafl import make_sampler as make
 from deltafl.samplers.ocs import ApproximateOCS, rescaled_probabilities
 from deltafl.streams import stream
@@ -100,17 +100,6 @@ def test_approximate_ocs_is_weighed_with_what_it_used() -> None:
     sampler = ApproximateOCS(0)
     expected_m = mean_counts(sampler, sampler.init(population), 3, 4, oracle)
     np.testing.assert_allclose(expected_m, [0.15, 0.3, 0.45, 1])
-
-
-def test_what_optimal_client_sampling_refuses() -> None:
-    sampler = ApproximateOCS()
-    state = sampler.init(SIX)
-    with pytest.raises(DeltaflError, match="every client's update"):
-        sampler.open(state, np.ones(6, dtype=bool), 2, stream(0, "draw"))
-    with pytest.raises(DeltaflError, match="no client is available"):
-        sampler.open(state, np.zeros(6, dtype=bool), 2, stream(0, "draw"), known(1, 1, 1, 1, 1, 1)[1])
-    with pytest.raises(DeltaflError, match="cannot sample 7 of 6"):
-        sampler.open(state, np.ones(6, dtype=bool), 7, stream(0, "draw"), known(1, 1, 1, 1, 1, 1)[1])
 
 
 # --- settings, and all of them together -------------------------------------------------------------------------------

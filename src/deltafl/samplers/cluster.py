@@ -79,11 +79,12 @@ class ClusterIS(Sampler):
 
     @property
     def unbiased(self) -> bool:
-        """As exact as its design; without a floor, a client whose update was once 0 is lost.
+        """As exact as its design; without a floor, a client whose last norm is 0 is lost for a practical sampler.
 
         Never with ``drop_small_after``: the clients left out have probability 0.
         """
-        return self.drop_small_after is None and find_design(self.design).exact and self.floor > 0
+        keeps_everyone = self.floor > 0 or self.needs_oracle
+        return self.drop_small_after is None and find_design(self.design).exact and keeps_everyone
 
     def init(self, population: Population) -> ClusterState:
         """No client has been seen."""
@@ -134,11 +135,6 @@ class ClusterISOracle(ClusterIS):
     floor: float = 0.0
 
     needs_oracle: ClassVar[bool] = True
-
-    @property
-    def unbiased(self) -> bool:
-        """As exact as its design, unless clients are left out."""
-        return self.drop_small_after is None and find_design(self.design).exact
 
     @property
     def skips_zero_updates(self) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population
-from .base import Sampler, WeightState
+from .base import Sampler, WeightState, present_clients
 from .unweighted import unweighted_cohort
 
 
@@ -35,6 +35,7 @@ class PowerOfChoice(Sampler):
         self, state: WeightState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
     ) -> Cohort:
         """Draw candidates, and keep the n of largest loss."""
+        present_clients(available_m, n)
         wanted = 2 * n if self.candidates is None else self.candidates
         if wanted < n:
             raise DeltaflError(f"candidates is {wanted}; it must be at least the sample size {n}")
