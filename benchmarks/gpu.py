@@ -72,7 +72,6 @@ VARIANTS: dict[str, tuple[str, str] | None] = {
     "plain loop": None,
     "plain loop, float32": None,
     "loop, float32": ("loop", "float32"),
-    "loop, bfloat16": ("loop", "bfloat16"),
     "batched, float32": ("batched", "float32"),
     "batched, bfloat16": ("batched", "bfloat16"),
 }

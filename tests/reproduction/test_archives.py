@@ -14,7 +14,7 @@ import torch
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.training.compatibility import incompatibility
+from deltafl.simulation.training.compatibility import example_of, incompatibility
 from deltafl.simulation.training.serial import LocalWork, train_serial
 from deltafl.streams import stream
 from deltafl.tasks import check_task, cross_entropy, make_task
@@ -328,7 +328,7 @@ def test_the_engine_gives_tokens_to_the_lstm_on_the_fast_path(tmp_path: Path) ->
     write_roles(tmp_path)
     task = make_task("tinyshakespeare", seed=0, data_dir=tmp_path, partition="natural")
     check_task(task, "tinyshakespeare", 0)
-    assert incompatibility(task.make_model()) is None
+    assert incompatibility(task.make_model(), example_of(task)) is None
     work = LocalWork(lr=0.5, steps=3, batch_size=8)
     engine = Engine(task, work, 3)
     params_d = engine.initial_params()

@@ -12,7 +12,7 @@ from deltafl.errors import DeltaflError
 from deltafl.round import Broadcast
 from deltafl.simulation import oracle
 from deltafl.simulation.engine import Engine, Training
-from deltafl.simulation.oracle import DiskOracle, SimulatedOracle
+from deltafl.simulation.oracle import SimulatedOracle, mapped_table
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
@@ -76,25 +76,31 @@ def test_table_and_file_reject_a_client_that_diverges_and_train_nobody_twice(mon
     assert in_ram.traffic == in_file.traffic
 
 
-def test_ram_holds_a_block_of_updates_and_never_all_of_them(tmp_path: Path) -> None:
+def test_ram_holds_a_block_of_updates_and_never_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     m, d, block = 400, 5_000, 5
     rng = np.random.default_rng(0)
 
-    def train(client_k: IntArray) -> Training:
-        k = len(client_k)
-        update_kd = rng.standard_normal((k, d), dtype=np.float32)
-        return Training(update_kd, np.ones(k), np.ones(k), np.zeros(k), np.ones(k, dtype=np.int64))
+    class Fake:
+        """Trains at random; only what an oracle uses of an engine."""
 
-    population = Population.from_sizes(np.ones(m, dtype=np.int64))
+        num_params = d
+
+        def train(self, params_d: Params, round: int, client_k: IntArray, *_: object) -> Training:
+            k = len(client_k)
+            update_kd = rng.standard_normal((k, d), dtype=np.float32)
+            return Training(update_kd, np.ones(k), np.ones(k), np.zeros(k), np.ones(k, dtype=np.int64))
+
+    monkeypatch.setattr(oracle, "TABLE_BYTES", 0)
+    population, sent = Population.from_sizes(np.ones(m, dtype=np.int64)), Broadcast(np.zeros(d, dtype=np.float32), None)
     tracemalloc.start()
-    rows = DiskOracle(train, population, d, block, tmp_path)
-    reports = rows.reports(None)
-    rows.of(np.arange(block))
+    in_file = SimulatedOracle(Fake(), population, 0, sent, block, tmp_path)  # type: ignore[arg-type]
+    reports = in_file.reports()
+    in_file.train(np.arange(block))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     row = 4 * d
     assert block * row < peak < m * row / 5  # 16 blocks: what checks and sums take beside the updates
-    update_md = rows.of(np.arange(m)).update_nd.astype(np.float64)
+    update_md = in_file.train(np.arange(m)).update_nd.astype(np.float64)
     deviation_m = ((update_md - update_md.mean(axis=0)) ** 2).sum(axis=1)
     np.testing.assert_allclose(reports.squared_deviation_n, deviation_m, rtol=1e-12)
     assert not list(tmp_path.iterdir())
@@ -103,6 +109,4 @@ def test_ram_holds_a_block_of_updates_and_never_all_of_them(tmp_path: Path) -> N
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(DeltaflError, match="10 clients take 4 kB a round and 10 B are free"):
-        DiskOracle(
-            lambda _: pytest.fail("trained"), Population.from_sizes(np.ones(10, dtype=np.int64)), 100, 4, tmp_path
-        )
+        mapped_table(10, 100, tmp_path)

@@ -48,7 +48,7 @@ def test_sizes_are_those_of_the_literature(name: str) -> None:
     assert count(model) == num_params
     assert model(torch.zeros(3, *shape)).shape == (3, classes)
     # The fast path takes it, so no layer keeps statistics that averaging would lose.
-    assert incompatibility(model) is None
+    assert incompatibility(model, torch.zeros(1, *shape)) is None
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,15 +1,13 @@
 """The simulator as the oracle of theoretical samplers, and the bytes that a real federation would have moved.
 
-The oracle trains all m clients. Where their updates take more than ``TABLE_BYTES``, ``DiskOracle`` keeps them in a file
-and trains a block of clients at a time. A first pass writes the updates and adds up ubar = sum w_i u_i; a second pass
-reads them for norm(u_i - ubar)^2, of which norm(u_i)^2 - 2 <u_i, ubar> + norm(ubar)^2 would keep few digits where
-updates are alike. No client is trained twice.
+The oracle trains all m clients. Where their updates take more than ``TABLE_BYTES``, they lie in a memory-mapped file
+without a name, and a block of clients is trained at a time. A first pass stores the updates and adds up
+ubar = sum w_i u_i; a second pass reads them for norm(u_i - ubar)^2, of which norm(u_i)^2 - 2 <u_i, ubar> + norm(ubar)^2
+would keep few digits where updates are alike. No client is trained twice.
 """
 
 import shutil
 import tempfile
-import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,11 +16,9 @@ import numpy as np
 from ..errors import DeltaflError
 from ..round import Broadcast
 from ..scale.memory_budget import human
-from ..server.screening import measure, screen_replies
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Params, Population, Reports
+from ..server.screening import ScreenedReplies, measure, screen_replies
+from ..types import Cohort, FloatArray, IntArray, Params, Population, Reports
 from .engine import Engine, Training, reports_of
-
-_ROW = np.dtype(np.float32)
 
 #: Bytes of m updates up to which a round keeps them in RAM.
 TABLE_BYTES = 256 * 2**20
@@ -45,8 +41,8 @@ class SimulatedOracle:
         population: The clients and their weights.
         round: The round.
         sent: What the clients are sent.
-        block: Clients that ``DiskOracle`` trains at a time.
-        folder: Where its file goes; the system's folder for temporary files if omitted.
+        block: Clients that are trained at a time where updates lie in a file, >= 1.
+        folder: Where that file goes; the system's folder for temporary files if omitted.
         squares: Whether to measure mean squared losses.
     """
 
@@ -63,19 +59,47 @@ class SimulatedOracle:
         self.engine, self.population, self.round, self.sent = engine, population, round, sent
         self.traffic = Traffic(0, 0)
         self._block, self._folder, self._squares = block, folder, squares
-        self._table: Training | DiskOracle | None = None
+        self._table: Training | None = None
 
     def reports(self) -> Reports:
-        """Train all m clients; each downloads the model and sends its statistics and its norm."""
+        """Train all m clients; each downloads the model and sends its statistics and its norm.
+
+        Returns:
+            The screened reports, with deviations from the mean update of the clients whose replies are usable.
+
+        Raises:
+            DeltaflError: If the updates take more than ``TABLE_BYTES``, and the disk has less space than that.
+        """
         m, d = self.population.num_clients, self.engine.num_params
         self._count(m, bytes_of(self.sent), bytes_of_statistics(self._squares) + 8)
-        if m * d * BYTES_PER_PARAMETER > TABLE_BYTES:
-            self._table = DiskOracle(self._train, self.population, d, self._block, self._folder)
-            return self._table.reports(self.sent.drift_d)
-        table = self._table = self._train(np.arange(m))
-        everyone = Cohort(np.arange(m), np.ones(m, dtype=np.int64), np.ones(m))
-        replies = screen_replies(everyone, table.update_nd, reports_of(table), d, drift_d=self.sent.drift_d)
-        return measure(replies.update_nd, replies.reports, self.population.weight_m)
+        in_ram = m * d * BYTES_PER_PARAMETER <= TABLE_BYTES
+        update_md = np.empty((m, d), dtype=np.float32) if in_ram else mapped_table(m, d, self._folder)
+        block, weight_m = m if in_ram else self._block, self.population.weight_m
+        total_d, columns, parts = np.zeros(d), [], []
+        for first in range(0, m, block):
+            client_k = np.arange(first, min(first + block, m))
+            training = self._train(client_k)
+            update_md[client_k] = training.update_nd
+            columns.append(training[1:])
+            replies = self._screened(client_k, training)
+            parts.append(measure(replies.update_nd, replies.reports))
+            for i in np.flatnonzero(replies.reports.responded_n):
+                total_d += weight_m[client_k[i]] * replies.update_nd[i].astype(np.float64)
+        self._table = Training(update_md, *(np.concatenate(column) for column in zip(*columns, strict=True)))
+        reports = Reports(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        usable_m = reports.responded_n
+        # The sum that np.average divides by.
+        mean_d = total_d / weight_m[usable_m][:, None].sum(axis=0) if usable_m.any() else total_d
+        for client in np.flatnonzero(usable_m):
+            update_d = update_md[client] if self.sent.drift_d is None else update_md[client] - self.sent.drift_d
+            reports.squared_deviation_n[client] = np.sum((update_d.astype(np.float64) - mean_d) ** 2)
+        return reports
+
+    def _screened(self, client_k: IntArray, training: Training) -> ScreenedReplies:
+        """The replies as ``close_round`` would screen them."""
+        k, d = len(client_k), self.engine.num_params
+        cohort = Cohort(client_k, np.ones(k, dtype=np.int64), np.ones(k))
+        return screen_replies(cohort, training.update_nd, reports_of(training), d, drift_d=self.sent.drift_d)
 
     def losses(self, client_k: IntArray) -> FloatArray:
         """Evaluate the global model at the clients; each downloads it and sends one number."""
@@ -87,9 +111,8 @@ class SimulatedOracle:
         return self._train(client_n) if self._table is None else self._table.of(client_n)
 
     def everyone(self) -> Training | None:
-        """The training of all m clients in RAM, for probes; None unless ``reports`` has trained them."""
-        everyone = np.arange(self.population.num_clients)
-        return self._table.of(everyone) if isinstance(self._table, DiskOracle) else self._table
+        """The training of all m clients, for probes; None unless ``reports`` has trained them."""
+        return self._table
 
     def _train(self, client_n: IntArray) -> Training:
         return self.engine.train(self.sent.params_d, self.round, client_n, self.sent.drift_d, self._squares)
@@ -98,95 +121,21 @@ class SimulatedOracle:
         self.traffic = Traffic(self.traffic.down + clients * bytes_down, self.traffic.up + clients * bytes_up)
 
 
-class DiskOracle:
-    """The training of all m clients of one round, with their updates in a file that has no name and leaves no trace.
-
-    Args:
-        train: Trains some clients from the round's model.
-        population: The clients and their weights.
-        num_params: d.
-        block: Clients that are trained, and held in RAM, at a time, >= 1.
-        folder: Where the file goes; the system's folder for temporary files if None.
+def mapped_table(m: int, d: int, folder: Path | None = None) -> Params:
+    """Zeros, float32 (m, d), in a file that has no name and leaves no trace.
 
     Raises:
         DeltaflError: If the disk is too full for the file.
     """
-
-    def __init__(
-        self,
-        train: Callable[[IntArray], Training],
-        population: Population,
-        num_params: int,
-        block: int,
-        folder: Path | None = None,
-    ) -> None:
-        self._train, self._population, self._num_params, self._block = train, population, num_params, block
-        m = population.num_clients
-        where = Path(tempfile.gettempdir()) if folder is None else folder
-        needed, free = m * num_params * _ROW.itemsize, shutil.disk_usage(where).free
-        if needed > free:
-            raise DeltaflError(
-                f"the updates of all {m} clients take {human(needed)} a round and {human(free)} are free in {where}: "
-                "free some space there, or choose a sampler that does not use all updates, such as 'pracdelta'"
-            )
-        self._file = tempfile.TemporaryFile(dir=where)  # noqa: SIM115  (it lives as long as this object)
-        weakref.finalize(self, self._file.close)
-        self._statistics: Training | None = None
-
-    def reports(self, drift_d: Params | None) -> Reports:
-        """Train all clients: their screened reports, with deviations from the mean update of those that are usable.
-
-        Args:
-            drift_d: Part of every update that the server sent itself, subtracted before norms are measured.
-        """
-        weight_m = self._population.weight_m
-        total_d, parts, statistics = np.zeros(self._num_params), [], []
-        for client_k in self._blocks():
-            training = self._train(client_k)
-            self._file.write(np.ascontiguousarray(training.update_nd, dtype=_ROW).data)
-            k = len(client_k)
-            statistics.append(training._replace(update_nd=np.empty((k, 0), dtype=_ROW)))  # not a view, which keeps all
-            cohort = Cohort(client_k, np.ones(k, dtype=np.int64), np.ones(k))
-            # As close_round would screen them.
-            replies = screen_replies(
-                cohort, training.update_nd, reports_of(training), self._num_params, drift_d=drift_d
-            )
-            reports = measure(replies.update_nd, replies.reports)
-            for i in np.flatnonzero(reports.responded_n):
-                total_d += weight_m[client_k[i]] * replies.update_nd[i].astype(np.float64)
-            parts.append(reports)
-        self._statistics = Training(*(np.concatenate(columns) for columns in zip(*statistics, strict=True)))
-        reports = Reports(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-        if not reports.responded_n.any():
-            return reports
-        # The sum that np.average divides by, so that the bits are those of a table in RAM.
-        mean_d = total_d / weight_m[reports.responded_n][:, None].sum(axis=0)
-        return reports._replace(squared_deviation_n=self._deviations(mean_d, reports.responded_n, drift_d))
-
-    def of(self, client_n: IntArray) -> Training:
-        """The training of some clients, after ``reports``."""
-        assert self._statistics is not None
-        return self._statistics.of(client_n)._replace(update_nd=self._rows(client_n))
-
-    def _blocks(self) -> Iterator[IntArray]:
-        m = self._population.num_clients
-        return (np.arange(first, min(first + self._block, m)) for first in range(0, m, self._block))
-
-    def _deviations(self, mean_d: FloatArray, responded_m: BoolArray, drift_d: Params | None) -> FloatArray:
-        squared_deviation_m = np.zeros(len(responded_m))
-        for client in np.flatnonzero(responded_m):
-            update_d = self._rows(np.array([client]))[0]
-            if drift_d is not None:
-                update_d -= drift_d
-            squared_deviation_m[client] = np.sum((update_d.astype(np.float64) - mean_d) ** 2)
-        return squared_deviation_m
-
-    def _rows(self, client_n: IntArray) -> Params:
-        row_nd = np.empty((len(client_n), self._num_params), dtype=_ROW)
-        for row_d, client in zip(row_nd, client_n.tolist(), strict=True):
-            self._file.seek(client * row_d.nbytes)
-            self._file.readinto(row_d.data)
-        return row_nd
+    where = Path(tempfile.gettempdir()) if folder is None else folder
+    needed, free = m * d * BYTES_PER_PARAMETER, shutil.disk_usage(where).free
+    if needed > free:
+        raise DeltaflError(
+            f"the updates of all {m} clients take {human(needed)} a round and {human(free)} are free in {where}: "
+            "free some space there, or choose a sampler that does not use all updates, such as 'pracdelta'"
+        )
+    with tempfile.TemporaryFile(dir=where) as file:  # the mapping keeps it
+        return np.memmap(file, dtype=np.float32, mode="w+", shape=(m, d))
 
 
 def bytes_of(sent: Broadcast) -> int:

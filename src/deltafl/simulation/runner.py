@@ -8,22 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import MissingExtraError
 from ..round import Broadcast
 from ..streams import stream
 from ..tasks.base import Task
 from ..types import BoolArray, Params
+from .training import torch
 from .training.batched import BatchedTrainer, LocalJob
 from .training.fast import choose_layout, choose_trainer, keep_freed_memory
 from .training.route import Route, exact_products
 from .training.serial import Augmented, LocalResult, LocalWork, losses_with
 from .training.vectorized import cohort_size, dense_cohort_size, largest_batch, numbers_per_example, padded_width
-
-try:
-    import torch
-    from torch.nn.utils import vector_to_parameters
-except ImportError as error:
-    raise MissingExtraError("torch", "sim") from error
 
 #: Examples in one pass of an evaluation, and numbers in them for dense models on a CPU: fixed, so that sums do not
 #: depend on the number of workers.
@@ -138,7 +132,7 @@ class ClientRunner:
 
     def _score(self, params_d: Params, x: torch.Tensor, y: torch.Tensor) -> tuple[float, BoolArray]:
         model = self._build()
-        vector_to_parameters(torch.tensor(params_d, device=self._device), model.parameters())
+        torch.nn.utils.vector_to_parameters(torch.tensor(params_d, device=self._device), model.parameters())
         with torch.no_grad(), exact_products(self._device):
             output = self._layout.forward(self._layout.arrange(x))
             loss = self._loss(output, y).item() * len(x)
@@ -170,11 +164,10 @@ class ClientRunner:
             self._data = _Data(*(part.to(device) for part in self._stored))
             if self._route.path == "loop":
                 example = self._inputs(self._data.train_x[:1])
-                self._trainer, _ = choose_trainer(model, self._loss, device, precision, example)
+                self._trainer = choose_trainer(model, self._loss, example)
             else:
-                self._batched = BatchedTrainer(
-                    model, self._loss, self._work, self._width, self._examples, device, precision
-                )
+                width, fetch = self._width, self._examples
+                self._batched = BatchedTrainer(model, self._loss, self._work, width, fetch, device, precision)
             self._model = model.eval()
             self._layout = choose_layout(model, self._data.test_x)
         return self._model

@@ -150,8 +150,8 @@ def test_a_route_is_kept_beside_the_run(tmp_path: Path) -> None:
     ("changed", "words"),
     [
         ({"device": "gpu"}, "device: String should match"),
-        ({"path": "nonsense"}, "path: Input should be 'loop' or 'batched'"),
-        ({"precision": "float8"}, "precision: Input should be"),
+        ({"path": "nonsense"}, "path: String should match"),
+        ({"precision": "float8"}, "precision: String should match"),
         ({"hardware": None}, "hardware: Input should be a valid string"),
     ],
 )
@@ -197,6 +197,8 @@ def test_what_engines_cannot_combine() -> None:
         Engine(task_of(), WORKS["epochs"], 0, workers, Computation(engine="batched"))
     with pytest.raises(DeltaflError, match="random layers"):
         Engine(task_of("mlp", make_model=lambda: DROPOUT), WORKS["epochs"], 0, how=Computation(precision="bfloat16"))
+    with pytest.raises(DeltaflError, match="engine is 'loop'; write 'float32'"):
+        Engine(task_of(), WORKS["epochs"], 0, how=Computation(precision="bfloat16", engine="loop"))
 
 
 def test_the_benchmark_runs_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,8 @@ from .serial import (
     is_cross_entropy,
     losses_of,
     minibatches,
-    step_variance,
+    result_of,
+    squared_norm,
 )
 from .vectorized import ALIGNMENT, DenseChain, vectorized_forward
 
@@ -241,28 +242,20 @@ class _State:
     def step(self, active: int, work: LocalWork, drift_nd: torch.Tensor | None) -> None:
         """Move the first clients along their gradients; reuses the memory of these."""
         gradient_nd = self.gradient_nd[:active]
-        self._sum_3n[2, :active].add_(_squared_norms(gradient_nd))
+        self._sum_3n[2, :active].add_(squared_norm(gradient_nd, dim=1))
         self._gradient_sum_nd[:active].add_(gradient_nd)
         moved = (self._current_nd[:active], gradient_nd, self._start_nd[:active], self._velocity_nd[:active])
         take_step(*moved, work, None if drift_nd is None else drift_nd[:active])
 
     def results(self, schedule: Schedule, rate: float) -> list[LocalResult]:
         """The results of all clients in the order in which they were given."""
-        update_nd = (self._current_nd - self._start_nd)[:, : self._num_params].cpu().numpy()
-        sum_n3, norm_n = self._sum_3n.T.tolist(), _squared_norms(self._gradient_sum_nd).tolist()
+        update_nd = (self._current_nd - self._start_nd)[:, : self._num_params].cpu()
+        sum_n3, norm_n = self._sum_3n.T.tolist(), squared_norm(self._gradient_sum_nd, dim=1).tolist()
         results = []
         for place in np.argsort(schedule.order):
-            steps = int(schedule.steps_n[place])
             loss_sum, square_loss_sum, square_sum = sum_n3[place]
-            results.append(
-                LocalResult(
-                    update_d=update_nd[place],
-                    loss=loss_sum / steps,
-                    square_loss=square_loss_sum / steps if self._squares else None,
-                    step_variance=step_variance(square_sum, norm_n[place], steps, rate),
-                    num_steps=steps,
-                )
-            )
+            square_loss, steps = square_loss_sum if self._squares else None, int(schedule.steps_n[place])
+            results.append(result_of(update_nd[place], loss_sum, square_loss, square_sum, norm_n[place], steps, rate))
         return results
 
 
@@ -278,8 +271,3 @@ def _noise(jobs: Sequence[LocalJob], num_params: int) -> torch.Tensor:
 def _row_sums(wide_nb: torch.Tensor) -> torch.Tensor:
     """Sums over examples; on a CPU by NumPy, whose order of addition recorded runs have."""
     return torch.from_numpy(wide_nb.numpy().sum(axis=1)) if wide_nb.device.type == "cpu" else wide_nb.sum(dim=1)
-
-
-def _squared_norms(vector_nd: torch.Tensor) -> torch.Tensor:
-    norm_n: torch.Tensor = torch.linalg.vector_norm(vector_nd, dim=1, dtype=torch.float64)
-    return norm_n.square()

@@ -4,10 +4,9 @@ import copy
 import logging
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from .serial import is_cross_entropy, losses_of
+from .serial import is_cross_entropy, losses_with
 
 if TYPE_CHECKING:
     from ...tasks.base import Task
@@ -17,35 +16,32 @@ _log = logging.getLogger(__name__)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def incompatibility(model: torch.nn.Module, example: torch.Tensor | None = None) -> str | None:
+def incompatibility(model: torch.nn.Module, example: torch.Tensor) -> str | None:
     """Why ``fast`` and ``batched`` cannot train this model, or None if they can.
 
     Args:
         model: The model.
         example: Inputs of at least one example, on the model's device. A pass over them finds models that draw random
-            numbers outside of layers, as ``functional.dropout`` does; other paths would draw other numbers.
+            numbers: other paths would draw other numbers.
     """
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     params = list(model.parameters())
     buffers = [name for name, _ in model.named_buffers()]
-    random = [type(part).__name__ for part in model.modules() if _is_random(part)]
     if buffers:
-        reason = f"the model has buffers ({buffers[0]}), which are not trained or averaged"
-        if any(_has_statistics(part) for part in model.modules()):
-            reason += "; batch normalization uses its initial statistics (mean 0, variance 1 if fresh), not the batch's"
-        return reason
-    if random:
-        return f"the model has random layers ({random[0]})"
+        return (
+            f"the model has buffers ({buffers[0]}), which are not trained or averaged; batch normalization uses its "
+            "initial statistics (mean 0, variance 1 if fresh), not the batch's"
+        )
     if len(names) != len(params):
         return "the model has shared parameters"
     if any(not param.requires_grad or param.dtype != torch.float32 for param in params):
         return "the model has parameters that are frozen or not float32"
-    if example is not None and _draws(model, example):
-        return "the model draws random numbers in training, such as functional.dropout"
+    if _draws(model, example):
+        return "the model draws random numbers in training, as random layers (Dropout) do"
     return None
 
 
-def log_incompatibility(model: torch.nn.Module, example: torch.Tensor | None = None) -> str | None:
+def log_incompatibility(model: torch.nn.Module, example: torch.Tensor) -> str | None:
     """``incompatibility(model, example)``, also logged if there is one."""
     reason = incompatibility(model, example)
     if reason is not None:
@@ -54,19 +50,12 @@ def log_incompatibility(model: torch.nn.Module, example: torch.Tensor | None = N
 
 
 def loss_incompatibility(model: torch.nn.Module, task: "Task") -> str | None:
-    """Why ``serial.losses_of`` does not give the losses of a task's single examples, or None if it does.
-
-    Both losses also take targets for which it does not: class probabilities, several numbers, ignored labels (-100).
-    """
-    y = task.dataset.train_y
-    if losses_of(task.loss) is None:
-        return "the loss of a single example is known for cross_entropy and squared_error only"
-    if is_cross_entropy(task.loss):
-        known = y.ndim == 1 and y.dtype == np.int64 and y.min() >= 0
-        return None if known else "the cross-entropy of a single example is known for labels 0, 1, ... only"
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        known = y.ndim == 1 and model(example_of(task)).shape == (1,)
-    return None if known else "the squared error of a single example is known for one number per example only"
+    """Why the losses of a task's single examples are not known, or None if they are; the model draws no numbers."""
+    if losses_with(task.loss, torch.tensor(task.dataset.train_y)) is None:
+        return "the loss of a single example is known for cross_entropy of labels 0, 1, ... and squared_error only"
+    with torch.no_grad():
+        one_number = is_cross_entropy(task.loss) or model(example_of(task)).shape == (1,)
+    return None if one_number else "the squared error of a single example is known for one number per example only"
 
 
 def example_of(task: "Task") -> torch.Tensor:
@@ -92,13 +81,3 @@ def _draws(model: torch.nn.Module, example: torch.Tensor) -> bool:
         training(example)
         after = states()
     return not all(map(torch.equal, before, after))
-
-
-def _has_statistics(part: torch.nn.Module) -> bool:
-    return isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.running_mean is not None
-
-
-def _is_random(part: torch.nn.Module) -> bool:
-    if isinstance(part, torch.nn.RNNBase):
-        return part.dropout > 0
-    return isinstance(part, torch.nn.RReLU | torch.nn.modules.dropout._DropoutNd)

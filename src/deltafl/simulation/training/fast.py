@@ -30,7 +30,8 @@ from .serial import (
     losses_with,
     mean_square,
     minibatches,
-    step_variance,
+    result_of,
+    squared_norm,
     train_serial,
 )
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from ...tasks.base import Loss
 
 CPU = torch.device("cpu")
-
 
 #: ``train_serial`` bound to its model and loss, or an equal of it.
 Trainer = Callable[..., LocalResult]
@@ -63,15 +63,11 @@ class FastTrainer:
         model: A module for which ``compatibility.incompatibility`` is None; a copy of it is trained.
         loss: ``loss(output, y)``, the mean loss of a minibatch.
         device: Where to train; the examples are there already.
-        precision: ``"float32"``, or ``"bfloat16"`` for the products of forward passes.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, loss: "Loss", device: torch.device = CPU, precision: str = "float32"
-    ) -> None:
-        keep_freed_memory()
+    def __init__(self, model: torch.nn.Module, loss: "Loss", device: torch.device = CPU) -> None:
         self._model = copy.deepcopy(model).to(device)
-        self._loss, self._device, self._precision = loss, device, precision
+        self._loss, self._device = loss, device
         self._params = list(self._model.parameters())
         sizes = [param.numel() for param in self._params]
         self._current_d = torch.zeros(sum(sizes), device=device)
@@ -102,11 +98,11 @@ class FastTrainer:
         loss_sum, square_loss_sum, square_sum = 0.0, 0.0, 0.0
         losses = losses_with(self._loss, y) if squares else None
         if self._layout is None:
-            self._layout = choose_layout(self._model, x, self._precision)
+            self._layout = choose_layout(self._model, x)
         batches = minibatches(len(x), work, rng)
         drift_step_d = None if drift_d is None else torch.tensor(drift_d, device=self._device) / len(batches)
         for x_batch, y_batch in _examples(self._layout, x, y, batches, augment):
-            output = self._output(self._layout, x_batch)
+            output = self._layout.forward(x_batch)
             loss_sum += self._differentiate(output, y_batch)
             if losses is not None:
                 square_loss_sum += mean_square(losses, output, y_batch)
@@ -115,13 +111,9 @@ class FastTrainer:
                 self._gradient_d += (noise * normal_d.float()).to(self._device)
             square_sum += self._measure()
             take_step(self._current_d, self._gradient_d, self._start_d, self._velocity_d, work, drift_step_d)
-        return LocalResult(
-            update_d=(self._current_d - self._start_d).cpu().numpy(),
-            loss=loss_sum / len(batches),
-            square_loss=None if losses is None else square_loss_sum / len(batches),
-            step_variance=step_variance(square_sum, _squared_norm(self._gradient_sum_d), len(batches), work.rate),
-            num_steps=len(batches),
-        )
+        update_d, norm_of_sum = self._current_d - self._start_d, squared_norm(self._gradient_sum_d).item()
+        square_loss = None if losses is None else square_loss_sum
+        return result_of(update_d, loss_sum, square_loss, square_sum, norm_of_sum, len(batches), work.rate)
 
     def _differentiate(self, output: torch.Tensor, y: torch.Tensor) -> float:
         """Write the minibatch's gradient into the flat vector; returns the minibatch's loss."""
@@ -133,15 +125,7 @@ class FastTrainer:
     def _measure(self) -> float:
         """The squared norm of a step's gradient, which is also added to the sum of all: for the minibatch variance."""
         self._gradient_sum_d += self._gradient_d
-        return _squared_norm(self._gradient_d)
-
-    def _output(self, layout: Layout, x: torch.Tensor) -> torch.Tensor:
-        if self._precision != "bfloat16":
-            return layout.forward(x)
-        # Without a cache of cast parameters: they change in every step.
-        with torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False):
-            output = layout.forward(x)
-        return output.float()
+        return squared_norm(self._gradient_d).item()
 
 
 def take_step(
@@ -177,17 +161,16 @@ def _examples(
         yield from zip(torch.split(layout.arrange(x_pass), size), torch.split(y[rows], size), strict=True)
 
 
-def choose_layout(model: torch.nn.Module, x: torch.Tensor, precision: str = "float32") -> Layout:
+def choose_layout(model: torch.nn.Module, x: torch.Tensor) -> Layout:
     """The fastest way to run a model on inputs like x; all layouts give the same up to rounding.
 
     - Chains of convolutions, max-pools and ReLUs up to a Flatten: the tiles of oneDNN, torch's library for convolutions
       on CPUs. In other layouts torch converts to tiles and back around each convolution.
     - Other models of images: channels last, which makes torch's pooling several times faster.
-    - Everything else: the standard layout, as for a model that calls ``view`` on feature maps. Also on GPUs, and in
-      bfloat16, for which torch has no tiles to train in and channels last gains nothing.
+    - Everything else: the standard layout, as for a model that calls ``view`` on feature maps. Also on GPUs.
     """
     plain = Layout(lambda x: x, model)
-    if x.dim() != 4 or x.device.type != "cpu" or precision == "bfloat16":
+    if x.dim() != 4 or x.device.type != "cpu":
         return plain
     length = _tiled_length(model)
     if isinstance(model, torch.nn.Sequential) and length > 0 and not has_hooks(model):
@@ -251,18 +234,11 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
     return x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
 
 
-def choose_trainer(
-    model: torch.nn.Module,
-    loss: "Loss",
-    device: torch.device = CPU,
-    precision: str = "float32",
-    example: torch.Tensor | None = None,
-) -> tuple[Trainer, str]:
-    """The trainer for this model, and why; ``example`` is for ``compatibility.incompatibility``."""
-    reason = log_incompatibility(model, example)
-    if reason is None:
-        return FastTrainer(model, loss, device, precision).train, "fast path"
-    return functools.partial(train_serial, model.to(device), loss), reason
+def choose_trainer(model: torch.nn.Module, loss: "Loss", example: torch.Tensor) -> Trainer:
+    """The trainer for a model; ``example``, inputs of at least one example, is on its device."""
+    if log_incompatibility(model, example) is None:
+        return FastTrainer(model, loss, example.device).train
+    return functools.partial(train_serial, model, loss)
 
 
 def keep_freed_memory() -> None:
@@ -277,8 +253,3 @@ def keep_freed_memory() -> None:
         if mallopt is not None:
             mallopt(mmap_threshold, 32 * 1024**2)
             mallopt(trim_threshold, 1024**3)
-
-
-def _squared_norm(vector_d: torch.Tensor) -> float:
-    norm = float(torch.linalg.vector_norm(vector_d, dtype=torch.float64).item())
-    return norm * norm

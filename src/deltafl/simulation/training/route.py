@@ -8,14 +8,13 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ...errors import DeltaflError
 from ...io import checked, read_json, write_atomically
-from .compatibility import example_of, incompatibility
 from .serial import LocalWork
 from .vectorized import dense_cohort_size, vectorized_incompatibility
 
@@ -44,19 +43,21 @@ class Computation(NamedTuple):
 
 
 class Route(NamedTuple):
-    """How a run is computed.
+    """How a run is computed; ``engine.json`` has the same fields.
 
     Attributes:
         path: ``"loop"`` (one client after the other) or ``"batched"`` (a cohort at once).
         device: ``"cpu"`` or ``"cuda:N"``.
         precision: As in ``Computation``.
         why: The reason, in words.
+        hardware: The device with the product name of a GPU.
     """
 
-    path: str = "loop"
-    device: str = "cpu"
-    precision: str = "float32"
+    path: Annotated[str, Field(pattern="^(loop|batched)$")] = "loop"
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    precision: Annotated[str, Field(pattern="^(float32|bfloat16)$")] = "float32"
     why: str = _DEFAULT
+    hardware: str = "cpu"
 
 
 def choose_route(
@@ -68,33 +69,24 @@ def choose_route(
         DeltaflError: If this machine lacks the device, or model, precision and workers do not go together.
     """
     device = find_device(how.device)
-    reason = None if how.precision == "float32" else incompatibility(model, example_of(task))
-    if reason is not None:
-        raise DeltaflError(f"precision is {how.precision!r}, but {reason}; write 'float32'")
-    if num_workers > 1 and (device.type != "cpu" or how.engine == "batched"):
+    by_rule = how.engine == "auto" and device.type == "cpu" and how.precision == "float32"
+    if num_workers > 1 and not by_rule and (device.type != "cpu" or how.engine != "loop"):
         raise DeltaflError(
-            f"workers is {num_workers}, but one process trains the whole cohort with device = {how.device!r} and "
-            f"engine = {how.engine!r}; write workers = 1"
+            f"workers is {num_workers}, but one process trains the whole cohort with device = {how.device!r}, "
+            f"engine = {how.engine!r} and precision = {how.precision!r}; write workers = 1"
         )
-    if how.engine == "auto" and device.type == "cpu":
-        dense = how.precision == "float32" and dense_cohort_size(model, task, work) > 1
-        why = "no GPU was found" if how.device == "auto" else _DEFAULT
-        return Route("batched" if dense else "loop", str(device), how.precision, why)
-    no_batch = None if how.engine == "loop" else vectorized_incompatibility(model, task)
-    path = "loop" if how.engine == "loop" or no_batch is not None else "batched"
-    route = Route(path, str(device), how.precision, no_batch or f"engine = {how.engine!r}")
-    _log.info("local training: %s on %s in %s, because %s", path, device_name(device), route.precision, route.why)
+    if by_rule:
+        dense = dense_cohort_size(model, task, work) > 1
+        return Route("batched" if dense else "loop", why="no GPU was found" if how.device == "auto" else _DEFAULT)
+    no_batch = "engine is 'loop'" if how.engine == "loop" else vectorized_incompatibility(model, task)
+    if how.precision != "float32" and no_batch is not None:
+        raise DeltaflError(
+            f"precision is {how.precision!r}, which needs the batched path, but {no_batch}; write 'float32'"
+        )
+    path, hardware = "batched" if no_batch is None else "loop", device_name(device)
+    route = Route(path, str(device), how.precision, no_batch or f"engine is {how.engine!r}", hardware)
+    _log.info("local training: %s on %s in %s, because %s", path, hardware, route.precision, route.why)
     return route
-
-
-class _Noted(BaseModel):
-    """``engine.json``: a route, and the device's name."""
-
-    path: Literal["loop", "batched"]
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
-    precision: Literal["float32", "bfloat16"]
-    why: str
-    hardware: str
 
 
 def hardware_of(folder: Path) -> str | None:
@@ -110,25 +102,21 @@ def kept_route(folder: Path | None) -> Route | None:
         DeltaflError: If the note is damaged, or this machine lacks the device.
     """
     noted = None if folder is None else _noted(folder)
-    if noted is None:
-        return None
-    found = device_name(find_device(noted.device))
-    if found != noted.hardware:
+    if noted is not None and noted.hardware != (found := device_name(find_device(noted.device))):
         _log.warning("this run started on %s and continues on %s: last bits will differ", noted.hardware, found)
-    return Route(noted.path, noted.device, noted.precision, noted.why)
+    return noted
 
 
-def _noted(folder: Path) -> _Noted | None:
+def _noted(folder: Path) -> Route | None:
     note = folder / _NOTE
-    return checked(_Noted, read_json(note), str(note), _DAMAGED) if note.exists() else None
+    return checked(Route, read_json(note), str(note), _DAMAGED) if note.exists() else None
 
 
 def keep_route(route: Route, folder: Path) -> None:
     """Write the note, unless there is one or the route is the default for CPUs."""
     note = folder / _NOTE
-    if (route.why != _DEFAULT or route.precision != "float32") and not note.exists():
-        hardware = device_name(find_device(route.device))
-        write_atomically(note, json.dumps({**route._asdict(), "hardware": hardware}, indent=1) + "\n")
+    if route.why != _DEFAULT and not note.exists():
+        write_atomically(note, json.dumps(route._asdict(), indent=1) + "\n")
 
 
 def find_device(name: str) -> torch.device:

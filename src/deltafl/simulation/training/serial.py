@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
+from ...tasks.models import cross_entropy, squared_error
 from ...types import IntArray, Params
 
 if TYPE_CHECKING:
@@ -77,6 +78,26 @@ class LocalResult(NamedTuple):
     square_loss: float | None
     step_variance: float
     num_steps: int
+
+
+def result_of(
+    update_d: torch.Tensor,
+    loss_sum: float,
+    square_loss_sum: float | None,
+    square_sum: float,
+    squared_norm_of_sum: float,
+    num_steps: int,
+    lr: float,
+) -> LocalResult:
+    """The result from sums over the steps: of losses and norm(g_k)^2, and norm(sum_k g_k)^2."""
+    variance = lr * lr * (square_sum / num_steps - squared_norm_of_sum / (num_steps * num_steps))
+    return LocalResult(
+        update_d=update_d.cpu().numpy(),
+        loss=loss_sum / num_steps,
+        square_loss=None if square_loss_sum is None else square_loss_sum / num_steps,
+        step_variance=0.0 if variance < 0 or num_steps == 1 else variance,  # NaN if the training diverged
+        num_steps=num_steps,
+    )
 
 
 def minibatches(num_examples: int, work: LocalWork, rng: np.random.Generator) -> list[IntArray]:
@@ -147,19 +168,9 @@ def train_serial(
         gradient_sum_d += gradient_d
         velocity_d = work.momentum * velocity_d + gradient_d + work.proximal * (current_d - start_d)
         current_d = current_d - work.rate * velocity_d + drift_step_d
-    return LocalResult(
-        update_d=(current_d - start_d).cpu().numpy(),
-        loss=loss_sum / len(batches),
-        square_loss=None if losses is None else square_loss_sum / len(batches),
-        step_variance=step_variance(square_sum, gradient_sum_d.square().sum().item(), len(batches), work.rate),
-        num_steps=len(batches),
-    )
-
-
-def step_variance(square_sum: float, squared_norm_of_sum: float, num_steps: int, lr: float) -> float:
-    """lr^2 (sum_k norm(g_k)^2 / K - norm(sum_k g_k)^2 / K^2), not below 0; NaN if the training diverged."""
-    variance = lr * lr * (square_sum / num_steps - squared_norm_of_sum / (num_steps * num_steps))
-    return 0.0 if variance < 0 or num_steps == 1 else variance
+    square_loss = None if losses is None else square_loss_sum
+    norm_of_sum = gradient_sum_d.square().sum().item()
+    return result_of(current_d - start_d, loss_sum, square_loss, square_sum, norm_of_sum, len(batches), work.rate)
 
 
 def losses_of(loss: "Loss") -> Losses | None:
@@ -168,8 +179,6 @@ def losses_of(loss: "Loss") -> Losses | None:
     Without the axis of n clients it is (B,), from outputs (B, C) or (B,). It holds for the outputs and targets that
     ``losses_with`` and ``compatibility.loss_incompatibility`` accept.
     """
-    from ...tasks.models import squared_error
-
     if is_cross_entropy(loss):
         return lambda output, y: functional.cross_entropy(output, y, reduction="none")
     if loss is squared_error:
@@ -189,14 +198,17 @@ def losses_with(loss: "Loss", y: torch.Tensor) -> Losses | None:
 
 def mean_square(losses: Losses, output: torch.Tensor, y: torch.Tensor) -> float:
     """The mean squared loss of the examples of a minibatch, summed in float64."""
-    norm = torch.linalg.vector_norm(losses(output.detach(), y), dtype=torch.float64).item()
-    return float(norm * norm / len(y))
+    return float(squared_norm(losses(output.detach(), y)).item() / len(y))
+
+
+def squared_norm(x: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """norm(x)^2, along one axis or of all entries, summed in float64."""
+    norm: torch.Tensor = torch.linalg.vector_norm(x, dim=dim, dtype=torch.float64)
+    return norm.square()
 
 
 def is_cross_entropy(loss: "Loss") -> bool:
     """Whether a loss is the plain cross-entropy, without weights or smoothing."""
-    from ...tasks.models import cross_entropy
-
     return loss in (cross_entropy, functional.cross_entropy)
 
 

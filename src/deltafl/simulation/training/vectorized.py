@@ -195,9 +195,9 @@ def dense_cohort_size(model: nn.Module, task: "Task", work: LocalWork) -> int:
 
     A pure function of its arguments: a run takes one path, on any machine and with any number of workers.
     """
-    if incompatibility(model) is not None or own_form(model) is None or loss_incompatibility(model, task) is not None:
+    if own_form(model) is None or task.augment is not None or task.tokens:
         return 1
-    if task.augment is not None or task.tokens:
+    if incompatibility(model, example_of(task)) is not None or loss_incompatibility(model, task) is not None:
         return 1
     num_params = sum(param.numel() for param in model.parameters())
     width = padded_width(task.client_rows, work.batch_size)
