@@ -56,6 +56,15 @@ def test_newcomers_get_the_mean_of_cumulative_scores(label: str) -> None:
     assert np.mean(before_m) > 0
 
 
+def test_values_learned_from_replies_are_kept() -> None:
+    fed = federation("oort", m=5)
+    play(fed, 4)
+    before_mq = fed.current.sampler.value_mq
+    assert not np.isnan(before_mq).all()
+    admit(fed, sizes_of(7, start=5))
+    assert np.array_equal(fed.current.sampler.value_mq[:5], before_mq, equal_nan=True)
+
+
 @pytest.mark.parametrize("label", ["pracdelta@systematic@difference-own", "innovation", "cluster-is", "balanced"])
 def test_joining_before_the_first_round_equals_starting_with_everybody(label: str) -> None:
     late, early = federation(label, m=4), federation(label, m=9)

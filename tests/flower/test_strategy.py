@@ -238,7 +238,7 @@ def test_oort_learns_square_losses_and_does_without(mods: list[Any], second: boo
     strategy = DeltaStrategy("oort", n=3)
     federation = played(strategy, FakeGrid(plain_app(reported, mods, second), configs(3)), 1)
     assert strategy.history[0].num_responded == 3
-    assert federation.current.sampler.utility_m.tolist() == [20.0, 30.0, 10.0]
+    assert federation.current.sampler.value_mq[:, 0].tolist() == [20.0, 30.0, 10.0]
 
 
 def test_silence_and_foreign_replies_are_non_response(flower_log: pytest.LogCaptureFixture) -> None:

@@ -19,8 +19,8 @@ from ..types import FloatArray
 LARGEST_SIZE = 2**40
 
 _PER_CLIENT = re.compile(r"_m[a-z]?$")
-#: Arrays that depend on the population alone are computed again.
-_FROM_POPULATION = {"weight_m", "score_m", "size_m", "num_examples_m", "aux_mq", "value_mq", "count_mc"}
+#: Arrays that depend on the population alone are computed again. (Values that begin as NaN are learned from replies.)
+_FROM_POPULATION = {"weight_m", "score_m", "size_m", "num_examples_m", "aux_mq", "value_mq"}
 #: Scores that only increase: a newcomer that started at zero would stay behind for as long as the run is old.
 _CUMULATIVE = {"total_m"}
 
@@ -121,7 +121,7 @@ def _resized(old: Any, fresh: Any, kept_k: Sequence[int] | None, name: str) -> A
     if hasattr(fresh, "_fields"):
         parts = zip(old, fresh, fresh._fields, strict=True)
         return type(fresh)(*(_resized(part, new, kept_k, field) for part, new, field in parts))
-    if name in _FROM_POPULATION:
+    if name in _FROM_POPULATION and not np.isnan(np.asarray(fresh)).any():
         return fresh
     if not _PER_CLIENT.search(name):
         return old

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from math import isfinite, nan
+from typing import TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
@@ -11,21 +12,20 @@ from .client import MEMORY_EXPECTED, MEMORY_SINCE, SKETCH, SKETCH_SEED, SKETCH_S
 from .federation import ClientReply, Federation, sketch_seed
 from .local_steps import LOSS_NAMES, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
 
+Key = TypeVar("Key")
 Metrics = dict[str, int | float | list[int] | list[float]]
 
 
-def by_request(messages: Iterable[Message], replies: Iterable[Message]) -> dict[str, Message]:
-    """The first reply to each message, by the message's id; replies to other messages are dropped.
+def by_recipient(sent: Iterable[tuple[Key, Message]], replies: Iterable[Message]) -> dict[Key, Message]:
+    """The first reply to each message, by whom the message was for; replies to other messages are dropped.
 
-    The sender does not count: for a dead node the SuperLink answers.
+    The sender of a reply does not count: for a dead node the SuperLink answers.
     """
-    requests = {message.metadata.message_id for message in messages}
-    found: dict[str, Message] = {}
+    first: dict[str, Message] = {}
     for reply in replies:
-        request = reply.metadata.reply_to_message_id
-        if request in requests:
-            found.setdefault(request, reply)
-    return found
+        first.setdefault(reply.metadata.reply_to_message_id, reply)
+    ids = [(recipient, message.metadata.message_id) for recipient, message in sent]
+    return {recipient: first[number] for recipient, number in ids if number in first}
 
 
 def fault_of(reply: Message) -> str | None:

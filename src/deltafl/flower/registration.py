@@ -19,7 +19,7 @@ from flwr.superlink.grid import InMemoryGrid
 from ..errors import DeltaflError
 from .client import AUX, CLIENT_ID, KIND, NUM_EXAMPLES, RECORD
 from .clients import LARGEST_SIZE, ClientInfo
-from .messages import by_request, fault_of
+from .messages import by_recipient, fault_of
 
 _LONGEST_KEY = 200
 _LARGEST_AUX = 1e9
@@ -139,12 +139,12 @@ class Directory:
         """Read the answers that have come; a node that did not answer in time has failed."""
         if not self._queried:
             return
-        queries = [query for _, query, _ in self._queried.values()]
-        replies = by_request(queries, grid.pull_messages([query.metadata.message_id for query in queries]))
+        queries = [(node_id, query) for node_id, (_, query, _) in self._queried.items()]
+        replies = by_recipient(queries, grid.pull_messages([query.metadata.message_id for _, query in queries]))
         simulated = isinstance(grid, InMemoryGrid)
         num_failed, now = 0, time.monotonic()
-        for node_id, (node, query, end) in list(self._queried.items()):
-            reply = replies.get(query.metadata.message_id)
+        for node_id, (node, _, end) in list(self._queried.items()):
+            reply = replies.get(node_id)
             if reply is None and now < end:
                 continue
             del self._queried[node_id]

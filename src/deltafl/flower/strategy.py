@@ -22,7 +22,7 @@ from ..types import Cohort, RoundInfo
 from .arrays import BUFFERS, Layout
 from .clients import ClientInfo
 from .federation import Federation
-from .messages import by_request, content_for, content_for_all, mean_metrics, read_reply, round_metrics, to_record
+from .messages import by_recipient, content_for, content_for_all, mean_metrics, read_reply, round_metrics, to_record
 from .registration import Directory
 from .rules import Rules, WeightedClipping, check_texts, check_whole
 from .saved import load, save, sole_owner
@@ -132,9 +132,9 @@ class DeltaStrategy(Strategy):
         #: The statistics of every round, for callers who want more than the metrics.
         self.history: list[RoundInfo] = []
         self._timeout = 3600.0
-        #: The last round's cohort, and the messages sent to it.
+        #: The last round's cohort, and the messages to its clients.
         self._cohort: Cohort | None = None
-        self._messages: list[Message] = []
+        self._trainings: list[tuple[int, Message]] = []
         self._evaluations: list[tuple[str, Message]] = []
 
     def start(
@@ -195,24 +195,15 @@ class DeltaStrategy(Strategy):
             words = memory_words(rules.plan.memory, shape, rules.memory_size(*shape), f"in {place}")
             log(INFO, "%s %s", self.name, words)
         cohort = federation.open(present)
-        content, nodes, number = (
-            content_for_all(federation, config),
-            self.directory.nodes(),
-            federation.current.round + 1,
-        )
-        messages = [
-            Message(
-                content_for(content, federation.expected_memory(client)),
-                nodes[keys[client]],
-                MessageType.TRAIN,
-                ttl=self._timeout + _TTL_GRACE,
-                group_id=str(number),
-            )
-            for client in cohort.client_n.tolist()
-        ]
-        log(INFO, "Round %d: %d of %d clients selected", number, len(messages), len(present))
-        self._cohort, self._messages = cohort, messages
-        return messages
+        content, nodes = content_for_all(federation, config), self.directory.nodes()
+        number, ttl = federation.current.round + 1, self._timeout + _TTL_GRACE
+        self._cohort, self._trainings = cohort, []
+        for client in cohort.client_n.tolist():
+            own = content_for(content, federation.expected_memory(client))
+            message = Message(own, nodes[keys[client]], MessageType.TRAIN, ttl=ttl, group_id=str(number))
+            self._trainings.append((client, message))
+        log(INFO, "Round %d: %d of %d clients selected", number, len(cohort.client_n), len(present))
+        return [message for _, message in self._trainings]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -221,15 +212,10 @@ class DeltaStrategy(Strategy):
         federation, cohort = self._active(), self._cohort
         if cohort is None:
             raise DeltaflError("aggregate_train was called before configure_train")
-        by_message = by_request(self._messages, replies)
-        answered = {
-            client: read_reply(by_message[message.metadata.message_id])
-            for client, message in zip(cohort.client_n.tolist(), self._messages, strict=True)
-            if message.metadata.message_id in by_message
-        }
+        answered = {client: read_reply(reply) for client, reply in by_recipient(self._trainings, replies).items()}
         info = federation.close(cohort, answered)
         self.history.append(info)
-        self._messages = []
+        self._trainings = []
         if self.state_path is not None:
             save(self.state_path, federation)
         silent = [client for client in cohort.client_n.tolist() if client not in answered]
@@ -256,13 +242,9 @@ class DeltaStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean of the clients' metrics, by their weights in the target, over those that responded."""
         federation = self._active()
-        by_message = by_request([message for _, message in self._evaluations], replies)
         weight_m, index = federation.plan.population.weight_m, federation.clients.index
-        metrics = mean_metrics(
-            (float(weight_m[index[key]]), by_message[message.metadata.message_id])
-            for key, message in self._evaluations
-            if message.metadata.message_id in by_message
-        )
+        answers = by_recipient(self._evaluations, replies)
+        metrics = mean_metrics((float(weight_m[index[key]]), reply) for key, reply in answers.items())
         return MetricRecord(metrics) if metrics else None
 
     def _begin(self, initial_arrays: ArrayRecord) -> int:
