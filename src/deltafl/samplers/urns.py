@@ -52,23 +52,6 @@ class TreeState(NamedTuple):
     merge_k2: IntArray
 
 
-def fill_urns(mass_k: FloatArray, n: int) -> FloatArray:
-    """Algorithm 1 for clients in a given order: lay them end to end, and cut every unit.
-
-    Args:
-        mass_k: n w_i >= 0, sum n.
-        n: Number of urns.
-
-    Returns:
-        float64 (n, k), r: the part of client i that lies in urn k; rows sum to 1, columns to n w_i.
-
-    Example:
-        >>> fill_urns(np.array([1.5, 0.5]), 2).tolist()
-        [[1.0, 0.0], [0.5, 0.5]]
-    """
-    return _lay(mass_k, np.arange(n, dtype=np.float64), np.arange(1.0, n + 1))
-
-
 def _lay(mass_k: FloatArray, begin_n: FloatArray, end_n: FloatArray) -> FloatArray:
     """How much of each client falls between ``begin`` and ``end`` of each gap, float64 (n, k)."""
     edge_k = np.concatenate([[0.0], np.cumsum(mass_k)])
@@ -79,10 +62,19 @@ def _lay(mass_k: FloatArray, begin_n: FloatArray, end_n: FloatArray) -> FloatArr
 
 
 def urns_by_size(weight_k: FloatArray, n: int) -> FloatArray:
-    """The urns of algorithm 1, float64 (n, k)."""
+    """The urns of algorithm 1: lay the clients end to end, the heaviest first, and cut every unit.
+
+    Returns:
+        float64 (n, k), r: the part of client i that lies in urn k; rows sum to 1, columns to n w_i / sum w.
+
+    Example:
+        >>> urns_by_size(np.array([0.75, 0.25]), 2).tolist()
+        [[1.0, 0.0], [0.5, 0.5]]
+    """
     order = np.argsort(-weight_k, kind="stable")
     urn_nk = np.empty((n, len(weight_k)))
-    urn_nk[:, order] = fill_urns(n * weight_k[order] / weight_k.sum(), n)
+    mass_k, begin_n = n * weight_k[order] / weight_k.sum(), np.arange(n, dtype=np.float64)
+    urn_nk[:, order] = _lay(mass_k, begin_n, begin_n + 1)
     return urn_nk
 
 
