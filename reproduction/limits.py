@@ -28,13 +28,7 @@ from .page import OwnPage, Row, Rows
 
 CHOOSING: set[str] = set()
 #: What each picture has on its x-axis.
-_AXES = {
-    "age": "clients for each one selected, m / n",
-    "norms": "coefficient of variation of the norms",
-    "groups": "share that groups have in common",
-    "far": "drift a round",
-}
-_SHORT = {"age": "m / n", "norms": "variation of norms", "groups": "share in common", "far": "drift"}
+_AXES = {"age": "m / n", "norms": "variation of norms", "groups": "share in common", "far": "drift"}
 
 
 class Point(NamedTuple):
@@ -76,18 +70,21 @@ def points_of(settings: dict[str, Any]) -> list[Point]:
 
 
 def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
-    """The relative errors of all methods at all points, a seed each."""
+    """The relative errors of all methods at the points that are not there yet, a seed each."""
     points = points_of(settings)
-    known = {(Point(*(row[name] for name in Point._fields)), row["method"]) for row in rows}
+    known = {(_point(row), row["method"]) for row in rows}
     for done, point in enumerate(points, start=1):
         methods = settings["far"]["methods"] if point.picture == "far" else settings["methods"]
-        if any((point, method) not in known for method in methods):
-            by_seed = [errors_at(settings, methods, point, seed) for seed in range(settings["seeds"])]
-            for method in methods:
-                error_s = [errors[method] / errors["uniform"] for errors in by_seed]
-                if (point, method) not in known:
-                    yield done, len(points), {**point._asdict(), "method": method, "error": error_s}
+        left = [method for method in methods if (point, method) not in known]
+        by_seed = [errors_at(settings, methods, point, seed) for seed in range(settings["seeds"] if left else 0)]
+        for method in left:
+            error_s = [errors[method] / errors["uniform"] for errors in by_seed]
+            yield done, len(points), {**point._asdict(), "method": method, "error": error_s}
         yield done, len(points), None
+
+
+def _point(row: Row) -> Point:
+    return Point(*(row[name] for name in Point._fields))
 
 
 def errors_at(settings: dict[str, Any], methods: Sequence[str], point: Point, seed: int) -> dict[str, float]:
@@ -166,7 +163,7 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
         [Line(method, look, _band(own)) for method, look in look_of.items() if (own := _of(panel, method))]
         for _, panel in panels
     ]
-    captions = [f"{title}; x: {_SHORT[panel[0].point.picture]}" for title, panel in panels]
+    captions = [f"{title}; x: {_AXES[panel[0].point.picture]}" for title, panel in panels]
     note = "Line: mean over seeds. Band: 95 % interval. Dashed: uniform draws."
     goals = [1.0] * len(panels)
     draw_panels(lines, captions, 2, note, folder / "limits.png", goals=goals, x_label="")
@@ -182,8 +179,7 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
 
 def _measured(row: Row) -> _Measured:
     mean, low, high = mean_interval(np.array(row["error"]))
-    point = Point(*(row[name] for name in Point._fields))
-    return _Measured(point, row["method"], mean, mean if low is None else low, mean if high is None else high)
+    return _Measured(_point(row), row["method"], mean, mean if low is None else low, mean if high is None else high)
 
 
 def _measured_text(settings: dict[str, Any], found: Sequence[_Measured]) -> str:

@@ -1,17 +1,12 @@
 """Small problems with known gradients, on which rates of convergence are measured. NumPy only.
 
-========================= ==============================================================================================
-quadratics                F_i = 1/2 (x - b_i)' A_i (x - b_i), each client with its own A_i and b_i; Gaussian gradient
-                          noise, its size different for every client; started away from the optimum
-quadratics-from-optimum   the same without noise, started at the minimum of f: only heterogeneity is left
-robust-regression         F_i = mean_j rho(a_ij' x - y_ij), rho(r) = r^2 / (2 + 2 r^2) (Geman and McClure): bounded,
-                          hence not convex; real minibatches
-========================= ==============================================================================================
+- ``quadratics``: each client has its own A_i, b_i and size of the Gaussian gradient noise; not started at the optimum;
+- ``quadratics-from-optimum``: the same without noise, started at the minimum of f: only heterogeneity is left;
+- ``robust-regression``: bounded, hence not convex; real minibatches.
 
 All weights are w_i = 1 / m, and f = (1 / m) sum_i F_i. Every client works at its own point, one row of ``x_md``.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -71,7 +66,7 @@ class Quadratics:
 
 @dataclass(frozen=True)
 class RobustRegression:
-    """F_i = mean_j rho(a_ij' x - y_ij), rho(r) = r^2 / (2 + 2 r^2), |rho''| <= 1.
+    """F_i = mean_j rho(a_ij' x - y_ij), rho(r) = r^2 / (2 + 2 r^2) (Geman and McClure), |rho''| <= 1.
 
     Attributes:
         feature_mjd: The a_ij.
@@ -123,12 +118,7 @@ Problem = Quadratics | RobustRegression
 
 
 class LocalWork(NamedTuple):
-    """What all clients would do in a round.
-
-    Attributes:
-        update_md: float32 (m, d), u_i = x_K - x_0.
-        step_variance_m: float64 (m,), as in ``Reports``.
-    """
+    """What all clients would do in a round: u_i = x_K - x_0, float32 (m, d), and ``Reports.step_variance``, (m,)."""
 
     update_md: Params
     step_variance_m: FloatArray
@@ -196,11 +186,10 @@ def make_robust_regression(m: int, d: int) -> RobustRegression:
 
 def make_problem(name: str, clients: int, dimension: int, noise: float) -> Problem:
     """Make a problem by name; an unknown one is a ``DeltaflError`` that suggests the nearest."""
-    problems: dict[str, Callable[[], Problem]] = {
-        "quadratics": lambda: make_quadratics(clients, dimension, noise, from_optimum=False),
-        "quadratics-from-optimum": lambda: make_quadratics(clients, dimension, 0.0, from_optimum=True),
-        "robust-regression": lambda: make_robust_regression(clients, dimension),
-    }
-    if name not in problems:
-        raise unknown_name("problem", name, problems)
-    return problems[name]()
+    names = ("quadratics", "quadratics-from-optimum", "robust-regression")
+    if name not in names:
+        raise unknown_name("problem", name, names)
+    if name == "robust-regression":
+        return make_robust_regression(clients, dimension)
+    from_optimum = name == "quadratics-from-optimum"
+    return make_quadratics(clients, dimension, 0.0 if from_optimum else noise, from_optimum)

@@ -11,7 +11,8 @@ moves it by r_s = sum_t c_t value_ts / mean_t, hence the interval slope +- t_{S-
 """
 
 from collections.abc import Iterator, Sequence
-from math import inf, isnan, nan, sqrt
+from itertools import product
+from math import inf, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,11 +30,22 @@ from deltafl import (
     make_sampler,
     open_round,
 )
-from deltafl.analysis import Line, Look, band_of, draw_panels, looks, markdown, mean_interval, ratio_of_means
+from deltafl.analysis import (
+    CAPTION,
+    Interval,
+    Line,
+    Look,
+    band_of,
+    base_name,
+    draw_panels,
+    looks,
+    markdown,
+    mean_interval,
+    ratio_of_means,
+)
 from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray
 
-from .groups import base_name
 from .page import OwnPage, Row, Rows
 from .problems import Problem, local_work, make_problem
 
@@ -65,20 +77,18 @@ CLAIMS = {
 def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
     """Every cell that is not there yet, the steps being rounds."""
     known = {(row["problem"], row["method"], row["horizon"], row["seed"]) for row in rows}
-    seeds, horizons = range(settings["seeds"]), settings["horizons"]
-    total, done = len(settings["problems"]) * len(settings["methods"]) * len(seeds) * sum(horizons), 0
-    for name in settings["problems"]:
-        problem = make_problem(name, settings["clients"], settings["dimension"], settings["noise"])
-        for method in settings["methods"]:
-            for horizon in horizons:
-                for seed in seeds:
-                    row = None
-                    if (name, method, horizon, seed) not in known:
-                        least, mean = run_cell(settings, problem, method, seed, horizon)
-                        row = {"problem": name, "method": method, "horizon": horizon, "seed": seed}
-                        row |= {"least": least, "mean": mean}
-                    done += horizon
-                    yield done, total, row
+    names = ("problems", "methods", "horizons")
+    cells = list(product(*(settings[name] for name in names), range(settings["seeds"])))
+    done, total = 0, sum(horizon for _, _, horizon, _ in cells)
+    for cell in cells:
+        name, method, horizon, seed = cell
+        row = None
+        if cell not in known:
+            problem = make_problem(name, settings["clients"], settings["dimension"], settings["noise"])
+            least, mean = run_cell(settings, problem, method, seed, horizon)
+            row = {"problem": name, "method": method, "horizon": horizon, "seed": seed, "least": least, "mean": mean}
+        done += horizon
+        yield done, total, row
 
 
 def run_cell(settings: dict[str, Any], problem: Problem, label: str, seed: int, horizon: int) -> tuple[float, float]:
@@ -136,14 +146,6 @@ def counter_example(label: str, rounds: int, seed: int = 0) -> tuple[float, floa
     return local_lr, least, 4 * (0.5 / rounds + 10 * local_lr**2)
 
 
-class Estimate(NamedTuple):
-    """A number with its 95 % interval; NaN where it cannot be told."""
-
-    value: float
-    low: float
-    high: float
-
-
 class Measured(NamedTuple):
     """A method on a problem.
 
@@ -153,9 +155,9 @@ class Measured(NamedTuple):
         horizon: The longest T.
         least: Mean over seeds of min_t norm(grad f)^2 at that T.
         mean: Mean over seeds and rounds of norm(grad f)^2 at that T.
-        claimed: The claimed order, NaN if the paper claims none.
-        slope_least: Slope of the former over all T.
-        slope_mean: Slope of the latter.
+        claimed: The claimed order, None if the paper claims none.
+        slope_least: Slope of ``least`` over all T.
+        slope_mean: Slope of ``mean`` over all T.
         ratio: ``mean`` relative to uniform sampling's.
     """
 
@@ -164,31 +166,30 @@ class Measured(NamedTuple):
     horizon: int
     least: float
     mean: float
-    claimed: float
-    slope_least: Estimate
-    slope_mean: Estimate
-    ratio: Estimate
+    claimed: float | None
+    slope_least: Interval | None
+    slope_mean: Interval | None
+    ratio: Interval | None
 
 
 def measured(horizons: Sequence[int], values: Values, problem: str, label: str) -> Measured:
     """The numbers of a method on a problem."""
     least_ts, mean_ts = values[problem, label]
-    base = values.get((problem, BASELINE))
-    claimed = CLAIMS.get(base_name(label), (nan, nan))[problem.endswith("from-optimum")]
+    orders = CLAIMS.get(base_name(label))
     return Measured(
         problem,
         label,
         horizons[-1],
         float(least_ts[-1].mean()),
         float(mean_ts[-1].mean()),
-        claimed,
+        None if orders is None else orders[problem.endswith("from-optimum")],
         slope(least_ts, horizons),
         slope(mean_ts, horizons),
-        Estimate(nan, nan, nan) if base is None or label == BASELINE else ratio(mean_ts[-1], base[1][-1]),
+        None if label == BASELINE else _ratio(problem, label, BASELINE, values),
     )
 
 
-def slope(value_ts: FloatArray, horizon_t: Sequence[int]) -> Estimate:
+def slope(value_ts: FloatArray, horizon_t: Sequence[int]) -> Interval | None:
     """Slope of log(mean over seeds) against log T, with its interval; see the module's text.
 
     Args:
@@ -196,30 +197,33 @@ def slope(value_ts: FloatArray, horizon_t: Sequence[int]) -> Estimate:
         horizon_t: (t,) the T.
 
     Returns:
-        NaN where a value is 0 or all are alike; no bounds with one seed.
+        None where a value is 0 or all are alike; no bounds with one seed.
     """
     if not (value_ts > 0).all() or value_ts.min() == value_ts.max():
-        return Estimate(nan, nan, nan)
+        return None
     log_t = np.log(np.asarray(horizon_t, dtype=np.float64))
     centred_t = log_t - log_t.mean()
     weight_t = centred_t / (centred_t @ centred_t)
     mean_t = value_ts.mean(axis=1)
     value = float(weight_t @ np.log(mean_t))
     spread = mean_interval(weight_t @ (value_ts / mean_t[:, None]))
-    margin = inf if spread.high is None else spread.high - spread.mean
-    return Estimate(value, value - margin, value + margin)
+    if spread.high is None:
+        return Interval(value, None, None)
+    margin = spread.high - spread.mean
+    return Interval(value, value - margin, value + margin)
 
 
-def ratio(value_s: FloatArray, base_s: FloatArray) -> Estimate:
-    """mean(value) / mean(base) over the same seeds, with its interval."""
-    mean, low, high = ratio_of_means(value_s, base_s)
-    return Estimate(mean, 0.0 if low is None else low, inf if high is None else high)
+def _ratio(problem: str, label: str, other: str, values: Values) -> Interval | None:
+    """A method's mean gradient at the longest T relative to another's, over paired seeds; None if one was not run."""
+    if (problem, label) not in values or (problem, other) not in values:
+        return None
+    return ratio_of_means(values[problem, label][1][-1], values[problem, other][1][-1])
 
 
 def verdict(row: Measured) -> str:
     """How the slope of the mean over rounds compares with the claimed order, by its interval."""
     found, claimed = row.slope_mean, row.claimed
-    if isnan(claimed) or isnan(found.low):
+    if claimed is None or found is None or found.low is None or found.high is None:
         return "-"
     if claimed == 0:
         return "as claimed, slower than T^-1/2" if found.low > -0.5 + TOLERANCE else "not told from T^-1/2"
@@ -251,14 +255,9 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
         markdown(
             ["method", "T", "eta_L", "min_t norm(grad f(x_t))^2, measured", "printed bound"],
             [
-                [
-                    label,
-                    str(settings["counter_rounds"]),
-                    f"{lr:.2e}",
-                    f"{least:g}",
-                    _bound_text(least, bound),
-                ]
+                [label, str(settings["counter_rounds"]), f"{lr:.2e}", f"{least:g}", f"{bound:.2e}{broken}"]
                 for label, lr, least, bound in counter
+                for broken in [" (broken)" if least > bound else ""]
             ],
         ),
     ]
@@ -301,15 +300,11 @@ def _sum_up(found: Sequence[Measured], counter: Sequence[tuple[str, float, float
     return text, "holds" if len(held) == len(found) else "is not decided"
 
 
-def _bound_text(least: float, bound: float) -> str:
-    return f"{bound:.2e}" + (" (broken)" if least > bound else "")
-
-
-def _number(estimate: Estimate) -> str:
-    if isnan(estimate.value):
+def _number(found: Interval | None) -> str:
+    if found is None:
         return "-"
-    form = ".2f" if abs(estimate.value) >= 0.01 else ".1e"
-    return f"{estimate.value:{form}} [{estimate.low:{form}}, {estimate.high:{form}}]"
+    form = ".2f" if abs(found.mean) >= 0.01 else ".1e"
+    return f"{found.mean:{form}}" + ("" if found.low is None else f" [{found.low:{form}}, {found.high:{form}}]")
 
 
 def _table(rows: Sequence[Measured]) -> str:
@@ -321,9 +316,9 @@ def _table(rows: Sequence[Measured]) -> str:
             row.method,
             _number(row.slope_least),
             _number(row.slope_mean),
-            "-" if isnan(row.claimed) else f"{row.claimed:g}",
+            "-" if row.claimed is None else f"{row.claimed:g}",
             verdict(row),
-            "0 (x_0)" if isnan(row.slope_least.value) else f"{row.least:.2e}",
+            "0 (x_0)" if row.slope_least is None else f"{row.least:.2e}",
             f"{row.mean:.2e}",
             _number(row.ratio),
         ]
@@ -333,28 +328,24 @@ def _table(rows: Sequence[Measured]) -> str:
 
 
 def _duels(problem: str, values: Values) -> str:
-    """DELTA's mean gradient at the longest T relative to that of IS in the same form, over paired seeds."""
-    texts = []
-    for delta, rival in (("delta@multinomial", "fedis@multinomial"), ("delta", "fedis"), ("pracdelta", "fedpracis")):
-        if (problem, delta) in values and (problem, rival) in values:
-            ours, theirs = (values[problem, label][1][-1] for label in (delta, rival))
-            found = ratio(ours, theirs)
-            texts.append(f"`{delta}` / `{rival}` {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]")
+    """DELTA's mean gradient relative to that of importance sampling in the same form."""
+    pairs = (("delta@multinomial", "fedis@multinomial"), ("delta", "fedis"), ("pracdelta", "fedpracis"))
+    found = {pair: _ratio(problem, *pair, values) for pair in pairs}
+    texts = [
+        f"`{delta}` / `{rival}` {ratio.mean:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+        for (delta, rival), ratio in found.items()
+        if ratio is not None
+    ]
     return f"Mean gradient at the longest T relative to importance sampling in the same form: {', '.join(texts)}."
 
 
 def _csv_row(row: Measured) -> dict[str, Any]:
-    cell = {name: _text(getattr(row, name)) for name in row._fields[:6]}
-    for name in row._fields[6:]:
-        value, low, high = getattr(row, name)
-        cell |= {name: _text(value), f"{name}_low": _text(low), f"{name}_high": _text(high)}
+    numbers: dict[str, Any] = row._asdict()
+    for name in ("slope_least", "slope_mean", "ratio"):
+        value, low, high = numbers.pop(name) or (None, None, None)
+        numbers |= {name: value, f"{name}_low": low, f"{name}_high": high}
+    cell = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in numbers.items()}
     return cell | {"verdict": verdict(row)}
-
-
-def _text(value: Any) -> Any:
-    if not isinstance(value, float):
-        return value
-    return "" if isnan(value) else f"{value:.6g}"
 
 
 def _draw(settings: dict[str, Any], values: Values, path: Path) -> None:
@@ -379,5 +370,4 @@ def _draw(settings: dict[str, Any], values: Values, path: Path) -> None:
                 lines.append(Line("slopes -1/2 and -1", look, band_of([(horizon_t, guide)])))
             panels.append(lines)
             captions.append(f"{problem}: {name}")
-    note = "Line: mean over seeds. Band: from the lowest to the highest seed."
-    draw_panels(panels, captions, 2, note, path, log_y=True, log_x=True, x_label="rounds T, a run each")
+    draw_panels(panels, captions, 2, CAPTION, path, log_y=True, log_x=True, x_label="rounds T, a run each")

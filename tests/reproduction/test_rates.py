@@ -1,17 +1,18 @@
 """Rates: the problems' gradients, the local work against a slow twin, slopes with intervals, the page."""
 
-from math import inf, isnan, sqrt
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from deltafl.analysis import Interval
 from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray
 from reproduction import rates
 from reproduction.problems import Problem, local_work, make_problem, make_quadratics
-from reproduction.rates import Estimate, Measured, counter_example, ratio, run_cell, slope, verdict
+from reproduction.rates import Measured, counter_example, run_cell, slope, verdict
 
 PROBLEMS = ("quadratics", "quadratics-from-optimum", "robust-regression")
 SMALL: dict[str, Any] = {
@@ -126,16 +127,13 @@ def test_slope_of_a_power_law() -> None:
     for _ in range(300):
         noisy_ts = exact_ts * rng.gamma(20.0, 1 / 20.0, size=(3, 8))
         found = slope(noisy_ts, horizons)
+        assert found is not None and found.low is not None and found.high is not None
         inside += found.low <= -0.5 <= found.high
     assert 0.90 <= inside / 300 <= 0.99
-    assert isnan(slope(np.zeros((3, 8)), horizons).value)
-    assert slope(exact_ts[:, :1], horizons) == pytest.approx((-0.5, -inf, inf))
-
-
-def test_ratio_of_pairs() -> None:
-    base_s = np.array([1.0, 2.0, 3.0])
-    assert ratio(2 * base_s, base_s) == pytest.approx((2.0, 2.0, 2.0))
-    assert ratio(base_s[:1], base_s[:1]) == (1.0, 0.0, inf)
+    assert slope(np.zeros((3, 8)), horizons) is None
+    alone = slope(exact_ts[:, :1], horizons)
+    assert alone is not None
+    assert alone.low is None
 
 
 @pytest.mark.parametrize(
@@ -150,8 +148,7 @@ def test_ratio_of_pairs() -> None:
     ],
 )
 def test_verdicts(measured: tuple[float, float, float], claimed: float, said: str) -> None:
-    nothing = Estimate(1.0, 1.0, 1.0)
-    row = Measured("p", "m", 10, 1.0, 1.0, claimed, nothing, Estimate(*measured), nothing)
+    row = Measured("p", "m", 10, 1.0, 1.0, claimed, None, Interval(*measured), None)
     assert verdict(row) == said
 
 
@@ -163,9 +160,9 @@ def test_heterogeneity_alone_costs_more_than_the_theorem_says() -> None:
     orders = {}
     for label in ("full", "delta@multinomial"):
         mean_ts = np.array([[run_cell(settings, problem, label, s, t)[1] for s in range(3)] for t in horizons])
-        orders[label] = slope(mean_ts, horizons)
-    assert orders["full"].high < -0.85
-    assert orders["delta@multinomial"].low > -0.85
+        orders[label] = slope(mean_ts, horizons) or (0.0, None, None)
+    assert (orders["full"][2] or 0.0) < -0.85
+    assert (orders["delta@multinomial"][1] or -1.0) > -0.85
 
 
 def test_the_counter_example_does_not_depend_on_the_seed() -> None:
