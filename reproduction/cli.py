@@ -16,7 +16,7 @@ from deltafl.errors import DeltaflError, unknown_name
 from deltafl.simulation import OnProgress
 
 from .page import require_index, write_index
-from .reproduce import Request, default_folder, listing
+from .reproduce import Request, default_folder
 from .reproduce import reproduce as run_reproduce
 from .spec import SCALES, experiment_names, load_experiment
 
@@ -67,9 +67,11 @@ def reproduce(
         if number is not None and number < 1:
             raise DeltaflError(f"--{option} is {number}; write 1 or more")
     if list_:
-        table = Table("name", "shows", "needs", "time on 2 cores", box=None, padding=(0, 2, 0, 0))
-        for row in listing(experiment_names()):
-            table.add_row(*row)
+        table = Table("name", "shows", "needs", "minutes on 2 cores", box=None, padding=(0, 2, 0, 0))
+        for experiment in map(load_experiment, experiment_names()):
+            times = ", ".join(f"{at} {minutes:g}" for at, minutes in experiment.minutes.items())
+            source = f" (the runs of {experiment.runs_of})" if experiment.runs_of else ""
+            table.add_row(experiment.name, experiment.title, experiment.needs, times + source)
         Console().print(table)
     elif index is not None:
         _write_index(index)

@@ -96,11 +96,6 @@ def readable(label: str, *more: str) -> str:
     return NAMES.get(name, name) + (f" ({suffix})" if suffix else "")
 
 
-def base_name(label: str) -> str:
-    """The sampler's bare name: of ``pracdelta@pivotal+part`` it is ``pracdelta``."""
-    return label.partition("+")[0].partition("@")[0].partition("(")[0]
-
-
 def gather(sweep: Sweep, runs: Sequence[Run]) -> list[Group]:
     """The groups of a sweep that have a finished run, parts and samplers in the order of the experiment."""
     view = sweep.experiment.view

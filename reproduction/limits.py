@@ -26,7 +26,6 @@ from deltafl.types import FloatArray, Params
 
 from .page import OwnPage, Row, Rows
 
-CHOOSING: set[str] = set()
 #: What each picture has on its x-axis.
 _AXES = {"age": "m / n", "norms": "variation of norms", "groups": "share in common", "far": "drift"}
 

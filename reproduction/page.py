@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict
 from deltafl.analysis import DIVERGED, Cells, Run, csv_text, folded, markdown
 from deltafl.errors import DeltaflError
 from deltafl.io import checked, read_json, read_text, write_atomically
-from deltafl.simulation import RunSettings
+from deltafl.simulation import CompareSettings, RunSettings
 
 from .groups import Group, data_note, full_title, gather
 from .spec import Experiment, Sweep, experiment_names
 from .tables import SHOW
-from .verdict import RULE, headline, ordered, others_table, pairs_table, paragraph, sum_up
+from .verdict import NO_ORDER, RULE, headline, ordered, others_table, pairs_table, paragraph, sum_up
 
 VERDICT = "verdict.json"
 #: How an index begins; another page is never overwritten by one.
@@ -97,8 +97,7 @@ def require_own(folder: Path, name: str) -> None:
 def write_own_page(experiment: Experiment, shown: OwnPage, scale: str, command: str, out: Path) -> str:
     """Write the page of an experiment that is no sweep; returns it."""
     blocks = ["## Verdict", f"**{shown.verdict[:1].upper()}{shown.verdict[1:]}.** {shown.measured}", *shown.blocks]
-    finding = _finding(experiment, shown.measured, shown.verdict, scale, (1, 1), command)
-    return _write(experiment, [*blocks, *_last(experiment, scale, command)], shown.cells, finding, out)
+    return _write(experiment, blocks, shown.cells, (shown.measured, shown.verdict, scale, (1, 1), command), out)
 
 
 def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, str], command: str) -> str:
@@ -137,39 +136,29 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
         blocks.append(folded("Comparisons outside the paper's ordering", others))
     blocks += ["## What was run", what_was_run(sweep, groups), *_smaller(sweep, groups), missing]
     blocks.append(folded("Hardware and versions", hardware([run for group in groups for run in group.runs])))
-    blocks += _last(experiment, sweep.scale, command)
     statements = [s for group in groups for s in ordered(group, shown.measures[group.part])]
-    verdict = sum_up(statements) if statements else shown.verdict or sum_up(statements)
+    verdict = sum_up(statements) if statements else shown.verdict or NO_ORDER
     measured = " ".join(filter(None, [headline(groups, shown.measures), note]))
-    finding = _finding(experiment, measured, verdict, sweep.scale, counts, command)
-    return _write(experiment, blocks, shown.cells, finding, out)
+    return _write(experiment, blocks, shown.cells, (measured, verdict, sweep.scale, counts, command), out)
 
 
-def _finding(
-    experiment: Experiment, measured: str, verdict: str, scale: str, counts: tuple[int, int], command: str
-) -> Finding:
-    return Finding(
-        name=experiment.name,
-        title=experiment.title,
-        claim=experiment.claim,
-        measured=measured,
-        verdict=verdict,
-        scale=scale,
-        done=counts[0],
-        total=counts[1],
-        command=command,
-    )
-
-
-def _last(experiment: Experiment, scale: str, command: str) -> list[str]:
-    blocks = [f"Command (scale {scale}):", f"```\n{command}\n```"]
+def _write(
+    experiment: Experiment,
+    blocks: Sequence[str],
+    cells: Cells,
+    found: tuple[str, str, str, tuple[int, int], str],
+    out: Path,
+) -> str:
+    measured, verdict, scale, (done, total), command = found
+    head = {"name": experiment.name, "title": experiment.title, "claim": experiment.claim, "measured": measured}
+    finding = Finding(**head, verdict=verdict, scale=scale, done=done, total=total, command=command)
+    last = [f"Command (scale {scale}):", f"```\n{command}\n```"]
     if experiment.runs_of is not None:
-        blocks.append(f"The runs are those of `{experiment.runs_of}`.")
-    return blocks + (["## Decisions", "\n".join(f"- {note}" for note in experiment.notes)] if experiment.notes else [])
-
-
-def _write(experiment: Experiment, blocks: Sequence[str], cells: Cells, finding: Finding, out: Path) -> str:
-    page = "\n\n".join([f"# {experiment.title}", f"**The paper:** {experiment.claim}", *blocks]) + "\n"
+        last.append(f"The runs are those of `{experiment.runs_of}`.")
+    if experiment.notes:
+        last += ["## Decisions", "\n".join(f"- {note}" for note in experiment.notes)]
+    first = [f"# {experiment.title}", f"**The paper:** {experiment.claim}"]
+    page = "\n\n".join([*first, *blocks, *last]) + "\n"
     write_verdict(out, finding)  # first: a page with no verdict beside it counts as somebody else's
     write_atomically(out / "table.csv", csv_text(cells))
     write_atomically(out / "README.md", page)
@@ -182,13 +171,12 @@ def what_was_run(sweep: Sweep, groups: Sequence[Group]) -> str:
     for part in sweep.comparisons:
         runs = [run for group in groups for run in group.runs if run.part == part]
         if runs:
-            settings = [
-                f"{key} {value}" for key, value in runs[0].settings.items() if _is_unusual(key, runs[0].settings)
-            ]
-            data = ", ".join(sorted({run.data for run in runs}))
-            seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
+            settings = runs[0].settings
+            unusual = [f"{key} {value}" for key, value in settings.items() if _is_unusual(key, settings)]
+            data, seeds = sorted({run.data for run in runs}), sorted({run.seed for run in runs})
             clients = str(len(runs[0].draws_m))
-            lines.append([full_title(sweep, part), data, clients, seeds, ", ".join(settings)])
+            line = [full_title(sweep, part), ", ".join(data), clients, ", ".join(map(str, seeds)), ", ".join(unusual)]
+            lines.append(line)
     heads = ["part", "data", "clients", "seeds", "settings that are not the defaults"]
     return markdown(heads, lines, left=len(heads))
 
@@ -209,18 +197,16 @@ def _smaller(sweep: Sweep, groups: Sequence[Group]) -> list[str]:
     parts, lines = {run.part for group in groups for run in group.runs}, []
     for part, settings in sweep.comparisons.items():
         if part in parts and part in experiment.part_names("paper"):
-            ours, theirs = settings.model_dump(), experiment.comparison(part, "paper").model_dump()
-            changed = [
-                f"{key} {_text(ours[key])} (paper {_text(theirs[key])})" for key in ours if ours[key] != theirs[key]
-            ]
+            ours, theirs = (_unset(one) for one in (settings, experiment.comparison(part, "paper")))
+            changed = [f"{key} {ours[key]} (paper {theirs[key]})" for key in ours if ours[key] != theirs[key]]
             lines += [f"- {full_title(sweep, part)}: {', '.join(changed)}"] if changed else []
         elif part in parts:
             lines.append(f"- {full_title(sweep, part)}: beside the paper's parts")
     return ["Differences from the scale `paper`:\n\n" + "\n".join(lines)] if lines else []
 
 
-def _text(value: Any) -> str:
-    return "unset" if value is None else str(value)
+def _unset(settings: CompareSettings) -> dict[str, Any]:
+    return {key: "unset" if value is None else value for key, value in settings.model_dump().items()}
 
 
 def _diverged(groups: Sequence[Group]) -> list[str]:
@@ -255,25 +241,19 @@ def hardware(runs: Sequence[Run]) -> str:
 def what_is_missing(sweep: Sweep, groups: Sequence[Group], not_run: dict[str, str]) -> tuple[tuple[int, int], str]:
     """Finished and planned runs, and a paragraph that names those without a record, and why, part by part."""
     there = {(run.part, run.sampler, run.seed) for group in groups for run in group.runs}
-    planned: dict[str, list[str]] = {}
-    missing: dict[str, list[str]] = {}
-    for part, sampler, seed in sweep.planned():
-        name = f"{sampler} seed {seed}"
-        planned.setdefault(part, []).append(name)
+    planned, missing = list(sweep.planned()), dict[str, list[str]]()
+    for part, sampler, seed in planned:
         if (part, sampler, seed) not in there:
-            missing.setdefault(part, []).append(name)
-    total = sum(map(len, planned.values()))
-    done = total - sum(map(len, missing.values()))
-    lines = [f"{done} of {total} runs are done."]
+            missing.setdefault(part, []).append(f"{sampler} seed {seed}")
+    done = len(planned) - sum(map(len, missing.values()))
+    lines = []
     for part, names in missing.items():
-        reason = f" ({not_run[part]})" if part in not_run else ""
-        what = "no run is done" if names == planned[part] else f"missing {', '.join(names)}"
-        lines.append(f"- {full_title(sweep, part)}: {what}{reason}")
-    left_out = [part for part in sweep.experiment.parts if part not in planned]
+        what = f"missing {', '.join(names)}" if part in {key[0] for key in there} else "no run is done"
+        lines.append(f"- {full_title(sweep, part)}: {what}{f' ({not_run[part]})' if part in not_run else ''}")
+    left_out = [full_title(sweep, part) for part in sweep.experiment.parts if part not in sweep.comparisons]
     if left_out:
-        names = [full_title(sweep, part) for part in left_out]
-        lines.append(f"- Not part of this page at the scale {sweep.scale}: {', '.join(names)}")
-    return (done, total), "\n".join([lines[0], "", *lines[1:]]).rstrip()
+        lines.append(f"- Not part of this page at the scale {sweep.scale}: {', '.join(left_out)}")
+    return (done, len(planned)), "\n".join([f"{done} of {len(planned)} runs are done.", "", *lines]).rstrip()
 
 
 def write_index(root: Path) -> str:
@@ -305,10 +285,9 @@ def write_index(root: Path) -> str:
         folded("What each experiment claims and what was measured", "\n\n".join(details)),
         "Commands:\n\n```\n" + "\n".join(f.command for _, f in found) + "\n```",
     ]
-    left = [name for name in experiment_names() if name not in {f.name for f in findings.values()}]
+    left = [f"`{name}`" for name in experiment_names() if name not in {f.name for f in findings.values()}]
     if left:
-        names = ", ".join(f"`{name}`" for name in left)
-        blocks.append(f"Without a page: {names}. `python -m reproduction --list` shows what each needs.")
+        blocks.append(f"Without a page: {', '.join(left)}. `python -m reproduction --list` shows what each needs.")
     others = [path.parent for path in sorted(root.glob("*/README.md")) if path.parent.name not in findings]
     if others:
         links = ", ".join(f"[{_title(other / 'README.md')}]({other.name}/README.md)" for other in others)

@@ -49,7 +49,6 @@ from deltafl.types import FloatArray
 from .page import OwnPage, Row, Rows
 from .problems import Problem, local_work, make_problem
 
-CHOOSING = {"problems", "methods", "horizons", "seeds", "counter_rounds"}
 #: A slope this near to the claimed order counts as the claimed order: T is finite.
 TOLERANCE = 0.1
 #: A wider interval does not tell the orders -1/2 and -1 apart.

@@ -59,9 +59,6 @@ class Request:
 class OwnModule(Protocol):
     """An experiment that is no sweep, a module named like its kind."""
 
-    #: Settings that choose rows; rows of other values of the remaining settings are refused.
-    CHOOSING: set[str]
-
     def run(self, settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
         """Steps done, steps in all, and a new row if there is one."""
         ...
@@ -94,14 +91,7 @@ def reproduce(request: Request, on_progress: OnProgress) -> str:
 
 
 def make_sweep(experiment: Experiment, scale: str, parts: Sequence[str] | None = None, **own: Any) -> Sweep:
-    """The sweep of an experiment at a scale: all of its parts, or the named ones.
-
-    Args:
-        experiment: The experiment.
-        scale: One of ``spec.SCALES``.
-        parts: Names of parts; None for those of the scale.
-        own: Settings of the user that win, such as ``data_dir`` and ``seeds``.
-    """
+    """The sweep of an experiment at a scale, of these parts or those of the scale; the ``own`` settings win."""
     names = experiment.part_names(scale) if parts is None else tuple(parts)
     return Sweep(experiment, scale, {part: experiment.comparison(part, scale, **own) for part in names})
 
@@ -187,11 +177,11 @@ def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) 
     request.out.mkdir(parents=True, exist_ok=True)
     with RunStore(request.out).lock():
         head, rows = _read_rows(path)
-        fixed = {key: value for key, value in settings.items() if key not in module.CHOOSING}
-        if head and head["settings"] != fixed:
+        # Files of earlier versions hold some of the settings.
+        if head and any(settings.get(key) != value for key, value in head["settings"].items()):
             raise DeltaflError(f"{path} holds rows of other settings; give its --scale or choose another --out")
         if not request.only_page:
-            head = {"settings": fixed}
+            head = {"settings": settings}
             for done, total, row in module.run(settings, rows):
                 if row is not None:
                     rows.append(row)
@@ -220,21 +210,3 @@ def _write_rows(path: Path, head: dict[str, Any], rows: Rows) -> None:
 def default_folder(name: str, scale: str) -> Path:
     """Where results go by default: the committed folder for the scale that it holds, ``runs`` for the others."""
     return Path("results") / name if scale == "cpu" else Path("runs") / scale / name
-
-
-def listing(names: Sequence[str]) -> list[tuple[str, str, str, str]]:
-    """For each experiment: name, title, what it needs, and how long each scale takes on two cores."""
-    rows = []
-    for name in names:
-        experiment = load_experiment(name)
-        times = ", ".join(f"{scale} {_duration(minutes)}" for scale, minutes in experiment.minutes.items())
-        if experiment.runs_of is not None:
-            times += f" (the runs of {experiment.runs_of})"
-        rows.append((name, experiment.title, experiment.needs, times))
-    return rows
-
-
-def _duration(minutes: float) -> str:
-    if minutes < 1:
-        return "under 1 min"
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.0f} h"

@@ -15,17 +15,8 @@
 
 Later ones win: settings, part, scale, the scale's change of the part. A run is (part, sampler, seed).
 
-==================  =================================================================================================
-kind                shows
-==================  =================================================================================================
-``table``           the paper's table, a part each, and its curves
-``curves``          curves (``y``) and final values
-``best-accuracies`` the mean of the ``best`` accuracies within the first ``rounds``
-``probes``          probe columns over rounds (``columns``, ``ratio``, ``bounds``); larger is first in the order
-``toy`` ``rates``   experiments that are no sweep: a module of this package each
-``limits``
-``benchmark``       see ``benchmark/``
-==================  =================================================================================================
+``kind`` is a way to show a sweep, one of ``tables.SHOW``, or a module of this package for what is no sweep: ``toy``,
+``rates``, ``limits``, ``benchmark``.
 """
 
 import tomllib
@@ -35,7 +26,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deltafl.analysis import Run
 from deltafl.errors import DeltaflError, unknown_name
@@ -85,11 +76,6 @@ class View(_Model):
     ratio: tuple[str, str] | None = None
     bounds: dict[str, tuple[float, float]] = {}
     core: tuple[str, ...] = ()
-
-    @field_validator("y", mode="before")
-    @classmethod
-    def _one(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
 
     def best_of(self, part: str) -> int:
         """The k of a part's accuracy."""

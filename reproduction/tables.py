@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deltafl.analysis import (
+    CAPTION,
     DASH,
-    Band,
     Cells,
     Line,
     Measure,
@@ -43,7 +43,6 @@ from .spec import Reported, View
 from .verdict import Measures, number_text
 
 _TITLES = {"accuracy": "test accuracy, %", "loss": "test loss", "log10-loss": "log10 of the test loss"}
-_CAPTION = "Line: mean over seeds. Band: from the lowest to the highest seed."
 #: A column of a Markdown table: its heading, and its text in a row.
 Column = tuple[str, Callable[[dict[str, Any]], str]]
 
@@ -268,7 +267,7 @@ def _draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path:
             captions.append(f"{group.title}: {_TITLES[y]}")
             shows_goal = y == group.metric == "accuracy" and group.threshold is not None
             goals.append(100 * (group.threshold or 0.0) if shows_goal else None)
-    draw_panels(panels, captions, columns, _CAPTION, path, goals=goals)
+    draw_panels(panels, captions, columns, CAPTION, path, goals=goals)
 
 
 def _looks(groups: Sequence[Group]) -> dict[str, Any]:
@@ -300,7 +299,7 @@ def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
         tables.append((group.title, markdown(["method", *heads], lines) + "\n\n± is the sd over seeds."))
         panels.append(curves)
     captions = [f"{group.title}: mean of the {best} best accuracies, %" for group in groups]
-    draw_panels(panels, captions, min(3, len(groups)), _CAPTION, folder / "best.png", x_label="first rounds")
+    draw_panels(panels, captions, min(3, len(groups)), CAPTION, folder / "best.png", x_label="first rounds")
     return Shown(tables, cells, "best.png", measures)
 
 
@@ -380,20 +379,13 @@ def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
     look_of, panels, captions = _looks(groups), [], []
     for group in groups:
         for title, column in view.columns.items():
-            panels.append([Line(row.name, look_of[row.label], probe_band(row, column)) for row in group.rows])
+            bands = [
+                band_of([(run.probe("round").astype(np.int64), run.probe(column)) for run in row.runs.values()])
+                for row in group.rows
+            ]
+            panels.append([Line(row.name, look_of[row.label], b) for row, b in zip(group.rows, bands, strict=True)])
             captions.append(f"{group.title}: {title}" if len(groups) > 1 else title)
-    draw_panels(panels, captions, min(2, len(panels)), _CAPTION, path, log_y=True)
-
-
-def probe_band(row: Row, column: str) -> Band:
-    """Mean and range over seeds of a probe column, at the rounds that all seeds measured."""
-    curves = [(run.probe(column), run.probes.get("round")) for run in row.runs.values()]
-    return band_of(
-        [
-            (np.arange(1, len(value_r) + 1) if round_r is None else round_r.astype(np.int64), value_r)
-            for value_r, round_r in curves
-        ]
-    )
+    draw_panels(panels, captions, min(2, len(panels)), CAPTION, path, log_y=True)
 
 
 SHOW: dict[str, Callable[[Sequence[Group], View, Path], Shown]] = {

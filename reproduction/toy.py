@@ -30,7 +30,6 @@ from .page import OwnPage, Row, Rows
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CHOOSING: set[str] = set()
 GRADIENTS = ((2.0, 2.0), (4.0, 1.0), (6.0, -3.0))
 IDEAL = (4.0, 0.0)
 SCORES = {"uniform": "uniform", "IS": "fedis", "DELTA": "delta"}

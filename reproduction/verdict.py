@@ -1,24 +1,16 @@
-"""The rule of the verdict: whether the paper's ordering holds, from intervals and from nothing else.
+"""The verdict: whether the paper's ordering holds, from intervals and from nothing else; the rule is ``RULE``.
 
 For each part, each measure and each pair that the paper orders there is one statement, "the first is better than the
-second", which the runs show, contradict or leave open (``deltafl.analysis.Statement``). An interval is 95 % by itself;
-where nothing differs, each of N of them still shows or contradicts by chance with probability 0.025. ``by_chance(N)``
-is the number that chance does not exceed on 19 of 20 pages (binomial). The verdict on all statements is
-
-- **holds**: every statement is shown;
-- **holds in part and is contradicted in part**: more are shown than by chance, and more are contradicted;
-- **holds in part**: more are shown than by chance, but not all;
-- **is contradicted**: more are contradicted than by chance, and not more shown;
-- **is not decided**: neither.
+second", which the runs show, contradict or leave open (``deltafl.analysis.Statement``).
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import comb
 
-from deltafl.analysis import Measure, Statement, compare, markdown
+from deltafl.analysis import Measure, Statement, base_name, compare, markdown
 
-from .groups import Group, base_name
+from .groups import Group
 
 NO_ORDER = "no ordering is claimed"
 #: What the verdict compares, by part.
@@ -59,13 +51,17 @@ def sum_up(statements: Sequence[Statement]) -> str:
     """The verdict on the statements, by the rule of this module."""
     if not statements:
         return NO_ORDER
-    number = {status: sum(statement.status == status for statement in statements) for status in _WORDS}
+    number = _numbers(statements)
     if number["shown"] == len(statements):
         return "holds"
     chance = by_chance(len(statements) - number["no interval"])
     if number["shown"] > chance:
         return "holds in part" + (" and is contradicted in part" if number["contradicted"] > chance else "")
     return "is contradicted" if number["contradicted"] > chance else "is not decided"
+
+
+def _numbers(statements: Sequence[Statement]) -> dict[str, int]:
+    return {status: sum(statement.status == status for statement in statements) for status in _WORDS}
 
 
 def by_chance(number: int) -> int:
@@ -86,7 +82,7 @@ def paragraph(groups: Sequence[Group], measures: Measures, other: str | None = N
     if not statements:
         found = NO_ORDER if other is None else other
         return f"**{found[:1].upper()}{found[1:]}.**"
-    number = {status: sum(s.status == status for s in statements) for status in _WORDS}
+    number = _numbers(statements)
     parts = ", ".join(f"{number[status]} {word}" for status, word in _WORDS.items() if number[status])
     orders = dict.fromkeys(_order_text(group) for group in groups if len(group.order) > 1)
     sentences = [f"**The paper's ordering {sum_up(statements)}.**", f"It is {'; '.join(orders)}."]
@@ -98,10 +94,7 @@ def paragraph(groups: Sequence[Group], measures: Measures, other: str | None = N
         sentences.append(f"By chance alone {often} would be shown, and as many contradicted.")
     failed = sum(bool(s.only_first or s.only_second) for s in statements)
     if failed:
-        pairs = _count(failed, "statement")
-        sentences.append(
-            f"{pairs[:1].upper()}{pairs[1:]} leave out seeds with which one method failed; it is never called better."
-        )
+        sentences.append(f"Of these, {failed} leave out seeds with which one method failed; it is never called better.")
     return " ".join(sentences)
 
 
@@ -125,12 +118,8 @@ def pairs_table(groups: Sequence[Group], measures: Measures) -> str:
 
 def others_table(groups: Sequence[Group], measures: Measures) -> str:
     """Comparisons outside the paper's ordering; empty if there is none."""
-    found = [
-        between(group, measure, first, second)
-        for group in groups
-        for first, second in _others(group)
-        for measure in measures[group.part]
-    ]
+    pairs = [(group, first, second) for group in groups for first, second in _others(group)]
+    found = [between(group, measure, *pair) for group, *pair in pairs for measure in measures[group.part]]
     return _table(found, "comparison", "against")
 
 
@@ -143,11 +132,10 @@ def _others(group: Group) -> Iterator[tuple[str, str]]:
             same = [other for other in group.labels if other != label and base_name(other) == name]
             seconds = [group.baseline, *([o for o in same if o in group.order] or [o for o in same if o == name])]
         if name in _RIVALS:
+            rival = label.replace(name, _RIVALS[name], 1)
             seconds += [other for other in group.labels if base_name(other) in _UNIFORM]
-            seconds += [other for other in group.labels if other == label.replace(name, _RIVALS[name], 1)]
-        for second in dict.fromkeys(seconds):
-            if outside or second not in group.order:
-                yield label, second
+            seconds += [other for other in group.labels if other == rival]
+        yield from ((label, second) for second in dict.fromkeys(seconds) if outside or second not in group.order)
 
 
 def _table(statements: Sequence[Statement], head: str, word: str) -> str:

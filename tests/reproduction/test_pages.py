@@ -129,7 +129,7 @@ def test_runs_that_never_reach_the_threshold_are_counted(tmp_path: Path) -> None
     page = written(sweep_of(), tmp_path, runs)
     assert rows_of(page, "FedAvg")[0][2] == "32.0 (1 of 2 never)"
     assert rows_of(page, "FedPracDELTA")[0][6].startswith("2.00\\*")
-    assert "2 statements leave out seeds with which one method failed" in page
+    assert "Of these, 2 leave out seeds with which one method failed" in page
     assert "no interval (1 seed left out)" in page
 
 
@@ -220,7 +220,7 @@ def test_probes_without_an_order_judge_the_bounds(low: float, verdict: str, tmp_
 def test_pictures_of_long_runs_stay_small_and_keep_the_colours(tmp_path: Path) -> None:
     settings = {"task": "digits", "samplers": list(REACHES), "seeds": 3, "rounds": 2000}
     parts = {f"nu-{i}": {"title": f"nu = {i}"} for i in range(3)}
-    sweep = sweep_of("curves", view={"y": "log10-loss"}, settings=settings, parts=parts)
+    sweep = sweep_of("curves", view={"y": ["log10-loss"]}, settings=settings, parts=parts)
     rng = np.random.default_rng(5)
     runs = [run._replace(loss_r=np.exp(0.3 * rng.standard_normal(2000))) for run in runs_of_sweep(sweep)]
     written(sweep, tmp_path, runs)
@@ -253,7 +253,7 @@ def test_readable_names() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "curves", "view": {"y": "acuracy"}}, "view.y"),
+        ({"kind": "curves", "view": {"y": ["acuracy"]}}, "view.y"),
         ({"view": {"smothing": 3}}, "view.smothing"),
         ({"kind": "tabel"}, "kind: Input should be 'table'"),
     ],

@@ -161,7 +161,7 @@ def test_the_paragraph_states_the_result_and_what_failed() -> None:
     text = paragraph([shown], measures)
     assert text.startswith("**The paper's ordering holds in part.** It is PRACDELTA before FEDPRACIS before FEDAVG.")
     assert "Of 3 statements on pairs of methods, the runs leave 2 shown, 1 open." in text
-    assert "2 statements leave out seeds with which one method failed" in text
+    assert "Of these, 2 leave out seeds with which one method failed" in text
     assert "| PRACDELTA before FEDAVG | rounds to 70 % |" in pairs_table([shown], measures)
     assert paragraph([group(rows, ())], measures) == "**No ordering is claimed.**"
     assert headline([group(rows[1:], (), "fedpracis")], measures).startswith(
