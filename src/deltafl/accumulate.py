@@ -15,18 +15,16 @@
 
     state, info = round.close()
 
-**One reply at a time.** The model moves as ``close_round`` moves it: with the same bits if replies come in the cohort's
-order and no coefficient depends on which other clients reply, up to rounding in float64 otherwise. Memory is 2 models
-and some numbers a client; it is n models where the control variate learns from the updates themselves (all but the
-plain estimators and ``difference``), and updates of at most 64 parameters are kept as well: such a round is
-``close_round`` to the last bit. Otherwise norm(u_i - mean)^2, which DELTA's scores are made of, and ``info.variance``
-are measured on sketches of 64 numbers (``sketch.py``): unbiased, with a standard deviation of at most 18 %.
-Scores steer the draw and are no part of the estimate, which stays unbiased.
+**One reply at a time.** With replies in the cohort's order and coefficients that do not depend on which other clients
+reply, the model has the bits of ``close_round``; otherwise it differs by rounding in float64. Memory is 2 models and
+some numbers a client, but n models where d <= 64 (then all is as in ``close_round``, to the last bit) or the control
+variate learns from the updates themselves (all but the plain estimators and ``difference``). Else norm(u_i - mean)^2,
+which DELTA's scores are made of, and ``info.variance`` are measured on sketches of 64 numbers (``sketch.py``):
+unbiased, with a standard deviation of at most 18 %. They steer the draw and are no part of the estimate.
 
 **Several processes.** One sum over all processes has the estimate, the plain sum of the updates and the statistics of
-each client; a second, small one has what needs the first one's means. No process holds more than its own updates and a
-few vectors. The result is the same in all processes, bit for bit, and that of one process up to rounding: sums have
-another order, and the mean is in float64, where one process takes it in float32.
+each client; a second, small one has what needs the first one's means. The result has the same bits in all processes,
+and is that of one process up to rounding: sums have another order, and the mean is in float64 instead of float32.
 """
 
 import zlib
@@ -49,9 +47,6 @@ from .types import BoolArray, Cohort, FloatArray, IntArray, Params, RejectedRepl
 
 if TYPE_CHECKING:
     from .round import Plan, RoundState
-
-#: The digests of states are so short that their squares are added up exactly.
-_DIGEST_BITS = 20
 
 
 class ProcessGroup(Protocol):
@@ -80,13 +75,6 @@ class _Rows(NamedTuple):
     total_d: FloatArray
 
 
-class _Totals(NamedTuple):
-    """float64 (d,), sum coef_i (u_i - c_i); and the variance of the estimate."""
-
-    residual_d: FloatArray
-    variance: float
-
-
 class _Stream(NamedTuple):
     """Replies that are not kept; the arrays are changed as replies come.
 
@@ -110,20 +98,23 @@ class Accumulator:
         plan: The plan.
         state: The state the round was opened with; it is not changed.
         cohort: What ``open_round`` returned.
+
+    Attributes:
+        reports: What clients reported and the server measured on their updates; complete once the round is closed.
     """
 
     def __init__(self, plan: "Plan", state: "RoundState", cohort: Cohort) -> None:
         self.plan, self.state, self.cohort = plan, state, cohort
         n, d = len(cohort.client_n), len(state.params_d)
         self._rule, self._control = plan.rule, plan.rule.control
-        sketch_size, bias_size = plan.sampler.sketch_size, plan.sampler.output_bias_size
-        self._reports = Reports.missing(n, sketch_size, bias_size)
+        self.reports = Reports.missing(n, plan.sampler.sketch_size, plan.sampler.output_bias_size)
         self._missing_n = np.ones(n, dtype=np.bool_)
         self._rejected = dict[int, str]()
         #: Where updates are kept: (k, d), of the clients at the places (k,) in the cohort.
         self._place_k, self._update_kd = np.zeros(0, dtype=np.int64), np.zeros((0, d), dtype=np.float32)
         self._stream: _Stream | None = None
-        self._totals: _Totals | None = None
+        #: float64 (d,), sum coef_i (u_i - c_i) over all clients, and the variance of the estimate.
+        self._totals: tuple[FloatArray, float] | None = None
         self._closed = False
 
     def add(
@@ -142,8 +133,8 @@ class Accumulator:
             client: Index of a client of the cohort, in any order, once each.
             update: (d,), u_i = x_K - x_0; None for a client that gave up; what ``ClientMemory.reply`` returned with a
                 ``-remote`` estimator.
-            loss: Mean training loss; None without one.
-            square_loss: Mean of the squared losses of single examples; None without one.
+            loss: Mean training loss; None without one, like ``square_loss``.
+            square_loss: Mean of the squared losses of single examples.
             step_variance: Variance of one local step.
             num_steps: Local steps.
 
@@ -153,7 +144,6 @@ class Accumulator:
         Raises:
             DeltaflError: If the client is not of this cohort or has replied already, or the round is closed.
         """
-        self._refuse_if_closed()
         if client not in self._places:
             raise DeltaflError(f"client {client} is not of this round's cohort; add replies of its clients alone")
         place_1 = np.array([self._places[client]])
@@ -190,7 +180,6 @@ class Accumulator:
             DeltaflError: If the numbers of updates or report rows differ from the clients', clients have replied
                 already, or updates and ``RemoteReply`` are mixed up.
         """
-        self._refuse_if_closed()
         place_k = np.arange(len(self.cohort.client_n)) if places is None else places
         screened = self._screen(place_k, updates, reports)
         self._place_k, self._update_kd = place_k, screened.update_nd
@@ -223,7 +212,7 @@ class Accumulator:
         # A column that nobody reads stays here: it changes neither what is added up nor its rounding.
         unread = set() if self.plan.sampler.uses_square_loss else {"square_loss_n"}
         names = [name for name in Reports._fields if name not in unread]
-        own = [getattr(self._reports, name).astype(np.float64) for name in names]
+        own = [getattr(self.reports, name).astype(np.float64) for name in names]
         vectors = [
             coef_n[place_k] @ rows.residual_kd,
             rows.update_kd.sum(axis=0, dtype=np.float64),
@@ -233,8 +222,8 @@ class Accumulator:
         residual_d, update_d, centre_d = total[: 3 * d].reshape(3, d)
         flat = np.split(total[3 * d :], np.cumsum([column.size for column in own])[:-1])
         columns = {name: part.reshape(column.shape) for name, part, column in zip(names, flat, own, strict=True)}
-        self._reports = self._reports._replace(
-            **{name: column.astype(getattr(self._reports, name).dtype) for name, column in columns.items()}
+        self.reports = self.reports._replace(
+            **{name: column.astype(getattr(self.reports, name).dtype) for name, column in columns.items()}
         )
 
         error_kd, mass = rows.residual_kd, mass_n.sum()
@@ -249,21 +238,16 @@ class Accumulator:
         square_3n[1, place_k] = [np.sum((scale * error_d - centre_d) ** 2) for scale, error_d in scaled]
         square_3n[2, place_k] = [error_d @ error_d for error_d in error_kd]
         deviation_n, squared_n, squared_error_n = group.add_up(square_3n.ravel()).reshape(3, n)
-        self._reports.squared_deviation_n[:] = deviation_n
+        self.reports.squared_deviation_n[:] = deviation_n
         variance = float("nan") if form is None else form.total(squared_n[here], squared_error_n[here])
-        self._totals = _Totals(residual_d, variance)
+        self._totals = residual_d, variance
 
     def _agree(self, group: ProcessGroup) -> BoolArray:
-        """Learn which clients of the whole cohort replied, and which replies were rejected in other processes.
-
-        Raises:
-            DeltaflError: If the processes are not in the same state: other hardware, other versions. Their digests x
-                are equal if count sum x^2 = (sum x)^2.
-        """
-        state, responded_n = self.state, self._reports.responded_n.astype(np.float64)
-        digest = zlib.crc32(self.cohort.client_n.tobytes(), zlib.crc32(state.params_d.tobytes())) % 2**_DIGEST_BITS
+        """Learn which clients of the whole cohort replied, and which replies were rejected in other processes."""
+        state, responded_n = self.state, self.reports.responded_n.astype(np.float64)
+        digest = zlib.crc32(self.cohort.client_n.tobytes(), zlib.crc32(state.params_d.tobytes())) % 2**20
         count, total, squares, *replied = group.add_up(np.array([1.0, digest, digest**2, *responded_n]))
-        if count * squares != total**2:
+        if count * squares != total**2:  # all are equal; 20 bits, so that these sums are exact
             raise DeltaflError(
                 f"the processes of this run do not have the same model and cohort in round {state.round}: run the same "
                 "versions on the same kind of machine everywhere"
@@ -281,47 +265,65 @@ class Accumulator:
         Raises:
             DeltaflError: If the round is closed already.
         """
-        self._refuse_if_closed()
+        self._require_open()
         self._closed = True
-        plan, state, control, here = self.plan, self.state, self._control, self._reports.responded_n
+        plan, state, control, here = self.plan, self.state, self._control, self.reports.responded_n
         replies = plan.collect_replies(state, self.cohort, here)
         if self._totals is None and self._stream is None:
             rows = self._rows()
-            total_d, update_kd = rows.total_d, rows.update_kd
-            totals = self._totals_of_rows(rows, replies)
-            del rows
+            self._measure(rows)
+            total_d, update_kd, error_kd = rows.total_d, rows.update_kd, rows.residual_kd
+            residual_d = weighted_sum(replies.coef_n, error_kd, len(total_d))
+            if self._rule.ratio:
+                error_kd -= total_d + residual_d  # in place: it is as large as all updates, twice
+            variance = estimate_variance(replies, error_kd)
+            del rows, error_kd
             learned = control.update(state.control, plan.population, replies, update_kd)
         else:
             total_d = control.value(state.control, replies.client_n[:0]).total_d
-            totals = self._totals or self._totals_of_stream(replies, total_d)
-            learned = control.update_from_sum(state.control, replies, totals.residual_d)
-        self._reports = self._reports._replace(num_steps_n=np.where(here, self._reports.num_steps_n, 1))
-        reports = self._reports
-        delta_d = total_d + totals.residual_d
-        following, delta_d, clip_factor = plan.advance(state, self.cohort, reports, delta_d, learned)
-        faults = self._rejected | dict.fromkeys(self.cohort.client_n[self._missing_n].tolist(), "no reply")
-        info = describe(state.round, replies, reports, totals.variance, delta_d)._replace(
-            rejected=[RejectedReply(client, faults[client]) for client in sorted(faults)],
-            clip_factor=clip_factor,
-            control_coefficient=control.coefficient(state.control),
-        )
-        return following, info
+            residual_d, variance = self._totals or self._totals_of_stream(replies, total_d)
+            learned = control.update_from_sum(state.control, replies, residual_d)
+        reports = self.reports = self.reports._replace(num_steps_n=np.where(here, self.reports.num_steps_n, 1))
+        following, delta_d, clip_factor = plan.advance(state, self.cohort, reports, total_d + residual_d, learned)
+        return following, self._info(replies, variance, delta_d, clip_factor)
 
-    @property
-    def reports(self) -> Reports:
-        """What clients reported and the server measured on their updates; complete once the round is closed."""
-        return self._reports
+    def _info(self, replies: Replies, variance: float, delta_d: FloatArray, clip_factor: float) -> RoundInfo:
+        """The numbers of the round; ``delta_d`` is the estimate that was used."""
+        reports, coef_n, here = self.reports, replies.coef_n, self.reports.responded_n
+        faults = self._rejected | dict.fromkeys(self.cohort.client_n[self._missing_n].tolist(), "no reply")
+        norm, zeta_n = float(np.linalg.norm(delta_d)), np.sqrt(reports.squared_deviation_n[here])
+        residual, squared_norm = coef_n @ reports.squared_residual_n[here], coef_n @ reports.squared_norm_n[here]
+        has_loss_n = reports.has_loss_n[here]
+        loss_coef_k = coef_n[has_loss_n]
+        loss_total = float(loss_coef_k.sum())
+        return RoundInfo(
+            round=self.state.round,
+            num_selected=len(here),
+            num_responded=len(replies.client_n),
+            rejected=[RejectedReply(client, faults[client]) for client in sorted(faults)],
+            estimate_norm=norm,
+            variance=variance,
+            effective_sample_size=effective_sample_size(coef_n),
+            largest_weight=float(coef_n.max(initial=0.0)),
+            sum_of_weights=float(coef_n.sum()),
+            mean_over_diversity=norm / float(zeta_n.mean()) if zeta_n.any() else float("nan"),
+            loss=float(loss_coef_k @ reports.loss_n[here][has_loss_n]) / loss_total if loss_total > 0 else float("nan"),
+            residual=float(residual / squared_norm) if squared_norm > 0 else float("nan"),
+            control_coefficient=self._control.coefficient(self.state.control),
+            clip_factor=clip_factor,
+        )
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise DeltaflError("this round is closed; open the next one and make another Accumulator")
 
     @cached_property
     def _places(self) -> dict[int, int]:
         return {client: place for place, client in enumerate(self.cohort.client_n.tolist())}
 
-    def _refuse_if_closed(self) -> None:
-        if self._closed:
-            raise DeltaflError("this round is closed; open the next one and make another Accumulator")
-
     def _screen(self, place_k: IntArray, updates: Updates | Sequence[Any], reports: Reports | None) -> ScreenedReplies:
         """Check replies, and note what their clients reported."""
+        self._require_open()
         clients = self.cohort.part(place_k)
         if not self._missing_n[place_k].all():
             client = clients.client_n[~self._missing_n[place_k]][0]
@@ -331,13 +333,13 @@ class Accumulator:
         screened = screen_replies(clients, rows, reports, d, drift(self.plan.mime, self.state.mime), self.plan.sampler)
         self._missing_n[place_k] = False
         self._rejected |= {client: refused.get(client, reason) for client, reason in screened.rejected}
-        for column, given in zip(self._reports[:6], screened.reports[:6], strict=True):
+        for column, given in zip(self.reports[:6], screened.reports[:6], strict=True):
             column[place_k] = given
         return screened
 
     def _rows(self) -> _Rows:
         """The kept updates of clients whose replies are usable."""
-        here_k = self._reports.responded_n[self._place_k]
+        here_k = self.reports.responded_n[self._place_k]
         if here_k.all():
             return self._rows_of(self._place_k, self._update_kd)
         return self._rows_of(self._place_k[here_k], self._update_kd[here_k])
@@ -352,7 +354,7 @@ class Accumulator:
         Raises:
             DeltaflError: If the sampler looks at more parameters than there are.
         """
-        reports, place_k = self._reports, rows.place_k
+        reports, place_k = self.reports, rows.place_k
         sketch_size, bias_size = reports.sketch_nq.shape[1], reports.output_bias_nk.shape[1]
         d = len(self.state.params_d)
         if bias_size > d:
@@ -366,15 +368,6 @@ class Accumulator:
             reports.sketch_nq[place_k] = count_sketch(rows.residual_kd, sketch_size, self.plan.seed)
         reports.output_bias_nk[place_k] = rows.update_kd[:, d - bias_size :]
 
-    def _totals_of_rows(self, rows: _Rows, replies: Replies) -> _Totals:
-        """The totals where all updates are at hand; the residuals are overwritten."""
-        self._measure(rows)
-        residual_d = weighted_sum(replies.coef_n, rows.residual_kd, len(rows.total_d))
-        error_kd = rows.residual_kd
-        if self._rule.ratio:
-            error_kd -= rows.total_d + residual_d  # in place: it is as large as all updates, twice
-        return _Totals(residual_d, estimate_variance(replies, error_kd))
-
     def _add_to_stream(self, row: _Rows) -> None:
         if self._stream is None:
             n, d = len(self._missing_n), len(self.state.params_d)
@@ -386,9 +379,9 @@ class Accumulator:
         stream.update_nq[row.place_k] = count_sketch(row.update_kd, SKETCH_SIZE, self.plan.seed)
         stream.residual_nq[row.place_k] = count_sketch(row.residual_kd, SKETCH_SIZE, self.plan.seed)
 
-    def _totals_of_stream(self, replies: Replies, total_d: FloatArray) -> _Totals:
+    def _totals_of_stream(self, replies: Replies, total_d: FloatArray) -> tuple[FloatArray, float]:
         """The totals where updates were added up as they came: deviations and variance by their sketches."""
-        stream, here = self._stream, self._reports.responded_n
+        stream, here = self._stream, self.reports.responded_n
         assert stream is not None
         added_n = stream.coef_n[here]
         # Coefficients of the clients that replied over those their updates were added with: one factor for all.
@@ -401,32 +394,8 @@ class Accumulator:
                     "by a common factor; close this round with close_round"
                 )
         residual_d = stream.residual_d if ratio == 1.0 else ratio * stream.residual_d
-        _, self._reports.squared_deviation_n[here] = squared_norms(stream.update_nq[here])
+        _, self.reports.squared_deviation_n[here] = squared_norms(stream.update_nq[here])
         error_kq = stream.residual_nq[here]
         if self._rule.ratio:
             error_kq -= count_sketch((total_d + residual_d)[None], SKETCH_SIZE, self.plan.seed)
-        return _Totals(residual_d, estimate_variance(replies, error_kq))
-
-
-def describe(round: int, replies: Replies, reports: Reports, variance: float, delta_d: FloatArray) -> RoundInfo:
-    """The numbers of a round; nothing was rejected or clipped."""
-    coef_n, here = replies.coef_n, reports.responded_n
-    zeta_n = np.sqrt(reports.squared_deviation_n[here])
-    residual, squared_norm = coef_n @ reports.squared_residual_n[here], coef_n @ reports.squared_norm_n[here]
-    has_loss_n = reports.has_loss_n[here]
-    loss_coef_k = coef_n[has_loss_n]
-    loss_total, norm = float(loss_coef_k.sum()), float(np.linalg.norm(delta_d))
-    return RoundInfo(
-        round=round,
-        num_selected=len(here),
-        num_responded=len(replies.client_n),
-        rejected=(),
-        estimate_norm=norm,
-        variance=variance,
-        effective_sample_size=effective_sample_size(coef_n),
-        largest_weight=float(coef_n.max(initial=0.0)),
-        sum_of_weights=float(coef_n.sum()),
-        mean_over_diversity=norm / float(zeta_n.mean()) if zeta_n.any() else float("nan"),
-        loss=float(loss_coef_k @ reports.loss_n[here][has_loss_n]) / loss_total if loss_total > 0 else float("nan"),
-        residual=float(residual / squared_norm) if squared_norm > 0 else float("nan"),
-    )
+        return residual_d, estimate_variance(replies, error_kq)

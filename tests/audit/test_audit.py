@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deltafl import SAMPLERS, Cohort, Population, inclusion_probabilities
-from deltafl.audit import AuditRow, Subject, all_samplers, audit, gram_of, least_mse, least_over_designs, lower_bound
+from deltafl.audit import AuditRow, Subject, audit, least_mse, least_over_designs, lower_bound
 from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
 from deltafl.estimators.table import ESTIMATORS, horvitz_thompson
@@ -34,9 +34,15 @@ def random_subject(m: int, n: int, d: int, seed: int) -> Subject:
     )
 
 
+def gram_of(subject: Subject) -> FloatArray:
+    """u_i . u_j, float64 (m, m)."""
+    wide_md = subject.update_md.astype(np.float64)
+    return wide_md @ wide_md.T
+
+
 @pytest.fixture(scope="module")
 def toy_rows() -> list[AuditRow]:
-    return list(audit(TOY, all_samplers()))
+    return list(audit(TOY, SAMPLERS))
 
 
 def test_every_claim_holds_on_the_toy(toy_rows: list[AuditRow]) -> None:
@@ -143,7 +149,7 @@ def test_no_design_is_below_the_lower_bound(m: int, n: int, seed: int) -> None:
 
 
 def test_the_least_mse_on_the_toy_is_a_minimum_over_designs() -> None:
-    gram, weight = gram_of(TOY.update_md), TOY.population.weight_m
+    gram, weight = gram_of(TOY), TOY.population.weight_m
     least = least_over_designs(gram, weight, 2)
     grid = np.linspace(0, 1, 101)
     pairs = [(0, 1), (0, 2), (1, 2)]
@@ -163,7 +169,7 @@ def test_the_least_mse_on_the_toy_is_a_minimum_over_designs() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_lower_bound_is_below_every_unbiased_method(seed: int) -> None:
     subject = random_subject(9, 3, 40, seed)
-    gram, weight = gram_of(subject.update_md), subject.population.weight_m
+    gram, weight = gram_of(subject), subject.population.weight_m
     bound = lower_bound(gram, weight, 3)
     scale = float(weight @ gram @ weight)
     rows = audit(
@@ -182,8 +188,8 @@ def test_the_lower_bound_is_reached_by_orthogonal_updates() -> None:
 
 
 def test_dependent_updates_have_no_positive_bound() -> None:
-    assert lower_bound(gram_of(TOY.update_md), TOY.population.weight_m, 2) == 0
-    assert least_mse(gram_of(TOY.update_md), TOY.population.weight_m, 3) == (0.0, True)
+    assert lower_bound(gram_of(TOY), TOY.population.weight_m, 2) == 0
+    assert least_mse(gram_of(TOY), TOY.population.weight_m, 3) == (0.0, True)
 
 
 def test_settings_reach_the_samplers() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from ..samplers.base import Sampler, State
 from ..scale.persistent_array import PersistentArray
 from ..streams import stream
-from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
+from ..types import BoolArray, Cohort, Oracle, Population, Reports
 
 #: A mean may lie this many of its standard errors from 1 before it is called wrong.
 _STANDARD_ERRORS = 5.0
@@ -53,6 +53,7 @@ def check_sampler(
     """
     _require(isinstance(sampler, Sampler), "a sampler is a subclass of deltafl.Sampler")
     _require(not sampler.needs_oracle or oracle is not None, "this sampler needs an oracle: pass KnownUpdates(...)")
+    oracle = oracle if sampler.needs_oracle else None
     known_mc = stream(seed, "audit", 5).dirichlet(np.ones(3), size=num_clients)  # such as shares of three labels
     population = Population.from_sizes(np.arange(10, 10 + num_clients), known=known_mc)
     everyone_m = np.ones(num_clients, dtype=np.bool_)
@@ -69,7 +70,7 @@ def check_sampler(
         _check_cohort(_open(sampler, state, available_m, n, oracle, seed, 3), available_m)
     if sampler.accepts_no_mask:
         cohorts = [
-            sampler.open(state, available_m, n, stream(seed, "audit", 4), oracle if sampler.needs_oracle else None)  # type: ignore[arg-type]
+            sampler.open(state, available_m, n, stream(seed, "audit", 4), oracle)  # type: ignore[arg-type]
             for available_m in (everyone_m, None)
         ]
         _require(_same(*cohorts), "accepts_no_mask: open gives another cohort for None than for everyone")
@@ -94,10 +95,7 @@ def _open(
 ) -> Cohort:
     """Open twice: a round must be repeatable, and opening must not change the state."""
     before = deepcopy(state)
-    first, again = (
-        sampler.open(state, available_m, n, stream(seed, "audit", round), oracle if sampler.needs_oracle else None)
-        for _ in range(2)
-    )
+    first, again = (sampler.open(state, available_m, n, stream(seed, "audit", round), oracle) for _ in range(2))
     _require(_same(first, again), "open gives another cohort for the same state and generator")
     _require(_same(before, state), "open changes the state in place")
     return first
@@ -147,19 +145,10 @@ def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: np.random
     _require(type(after) is type(state), "update returns a state of another type")
     _require(_same(before, state), "update changes the state in place")
 
-    def spoil(column_n: FloatArray) -> FloatArray:
-        return np.where(reports.responded_n, column_n, 1e6)
-
-    other = reports._replace(
-        loss_n=spoil(reports.loss_n),
-        square_loss_n=spoil(reports.square_loss_n),
-        step_variance_n=spoil(reports.step_variance_n),
-        squared_norm_n=spoil(reports.squared_norm_n),
-        squared_deviation_n=spoil(reports.squared_deviation_n),
-        squared_residual_n=spoil(reports.squared_residual_n),
-        sketch_nq=np.where(reports.responded_n[:, None], reports.sketch_nq, 1e6),
-        output_bias_nk=np.where(reports.responded_n[:, None], reports.output_bias_nk, 1e6),
-    )
+    other = deepcopy(reports)
+    for column in other:
+        if column.dtype == np.float64:
+            column[~responded_n] = 1e6
     _require(_same(after, sampler.update(state, cohort, other)), "update uses rows of clients that did not respond")
     return after
 
@@ -177,7 +166,7 @@ def _check_means(
     sum_m, least_m = np.zeros(len(available_m)), np.full(len(available_m), np.inf)
     rng = stream(seed, "audit", 4)
     for _ in range(draws):
-        cohort = sampler.open(state, available_m, n, rng, oracle if sampler.needs_oracle else None)
+        cohort = sampler.open(state, available_m, n, rng, oracle)
         sum_m[cohort.client_n] += cohort.count_n / cohort.expected_n
         least_m[cohort.client_n] = np.minimum(least_m[cohort.client_n], cohort.expected_n)
     # Var(count / pi) is 1 / pi - 1 where a client is drawn once at most, and 1 / pi - 1 / n in n draws.

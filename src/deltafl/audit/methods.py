@@ -16,9 +16,9 @@ import numpy.typing as npt
 from ..designs.exact import MAX_CLIENTS, every_cohort
 from ..designs.table import DESIGNS, find_design
 from ..errors import DeltaflError
-from ..estimators.table import ESTIMATORS, Estimator, find_estimator
+from ..estimators.table import ESTIMATORS, find_estimator
 from ..round import Plan, RoundState, close_round, init_round
-from ..samplers import SAMPLERS, RunFacts, find_sampler, leaves_out, make_sampler, parse_label
+from ..samplers import RunFacts, find_sampler, leaves_out, make_sampler, parse_label
 from ..server.optimizers import Sgd
 from ..server.screening import measure
 from ..streams import stream
@@ -159,25 +159,15 @@ def audit(
         entry = find_sampler(label.name)
         for design in (designs or list(DESIGNS)) if entry.design is not None else ["-"]:
             sampler = make_sampler(label._replace(design=None if design == "-" else design), facts)
-            plans = [Plan(subject.population, sampler, subject.n, rule.name, Sgd(0.0), seed) for rule in rules]
-            for plan, rule in zip(plans, rules, strict=True):
+            for rule in rules:
+                plan = Plan(subject.population, sampler, subject.n, rule.name, Sgd(0.0), seed)
                 try:
-                    row = _audit_one(subject, oracle, plan, rule, draws)
+                    state = _warm_state(plan, subject, oracle)
+                    error = estimate_error(plan, state, oracle, subject.update_md, draws)
                 except DeltaflError:
                     continue  # this design cannot keep these expectations, or the sampler knows none to weigh with
-                yield row._replace(sampler=name, design=design)
-
-
-def all_samplers() -> list[str]:
-    """Names of all samplers, in the order of their table."""
-    return list(SAMPLERS)
-
-
-def _audit_one(subject: Subject, oracle: Oracle, plan: Plan, rule: Estimator, draws: int) -> AuditRow:
-    state = _warm_state(plan, subject, oracle)
-    error = estimate_error(plan, state, oracle, subject.update_md, draws)
-    claims = rule.unbiased and not leaves_out(plan.sampler, rule.control)
-    return AuditRow("", "", rule.name, claims, error.exact, error.bias, error.z, error.mse)
+                claims = rule.unbiased and not leaves_out(sampler, rule.control)
+                yield AuditRow(name, design, rule.name, claims, *error)
 
 
 class EstimateError(NamedTuple):
@@ -260,9 +250,3 @@ def _coefficients(plan: Plan, state: RoundState, oracle: Oracle, draws: int) -> 
     for row, (_, cohort) in zip(coef_km, cohorts, strict=True):
         row[cohort.client_n] = plan.collect_replies(state, cohort).coef_n
     return np.array([probability for probability, _ in cohorts]), coef_km, exact
-
-
-def gram_of(update_md: npt.NDArray[np.floating]) -> FloatArray:
-    """u_i . u_j, float64 (m, m)."""
-    wide_md = update_md.astype(np.float64)
-    return wide_md @ wide_md.T

@@ -18,13 +18,8 @@ from math import comb
 import numpy as np
 
 from ..designs.inclusion import inclusion_probabilities
-from ..errors import MissingExtraError
+from ..errors import require
 from ..types import FloatArray
-
-try:
-    from scipy.optimize import minimize
-except ImportError as error:
-    raise MissingExtraError("scipy", "sim") from error
 
 #: No client is drawn less often: beyond this the search would leave clients out, and be biased, for rounding hides it.
 _LEAST_INCLUSION = 1e-9
@@ -50,7 +45,14 @@ def least_mse(gram_mm: FloatArray, weight_m: FloatArray, n: int, steps: int = 20
 
 
 def least_over_designs(gram_mm: FloatArray, weight_m: FloatArray, n: int) -> float:
-    """Minimum of E norm(sum_S w_i u_i / pi_i - ubar)^2 over all probabilities of the n-subsets; several starts."""
+    """Minimum of E norm(sum_S w_i u_i / pi_i - ubar)^2 over all probabilities of the n-subsets; several starts.
+
+    Raises:
+        MissingExtraError: If SciPy is not installed.
+    """
+    require("scipy", "sim")
+    from scipy.optimize import minimize
+
     m = len(weight_m)
     member_sm = np.array([[i in chosen for i in range(m)] for chosen in combinations(range(m), n)], dtype=np.float64)
     rng = np.random.Generator(np.random.PCG64(0))

@@ -30,22 +30,22 @@ def _audit(
     """
     from rich.console import Console
 
-    from ..audit import all_samplers, gram_of, least_mse
     from ..audit import audit as audit_methods
-    from ..samplers import split_labels
+    from ..audit import least_mse
+    from ..samplers import SAMPLERS, split_labels
     from ..simulation import RunSettings, make_settings, subject_of
 
     settings = make_settings(RunSettings, {"task": task, "seed": seed, **given})
     subject = subject_of(settings)
     population = subject.population
-    mean_d = population.weight_m @ subject.update_md
-    least, over_designs = least_mse(gram_of(subject.update_md), population.weight_m, subject.n)
+    mean_d, wide_md = population.weight_m @ subject.update_md, subject.update_md.astype(float)
+    least, over_designs = least_mse(wide_md @ wide_md.T, population.weight_m, subject.n)
     relative = least / float(mean_d @ mean_d)
     mean_examples = float(population.num_examples_m.mean())
     facts = settings.run_facts(population.num_clients, mean_examples, subject.num_classes or None)
     chosen = {"designs": _names(designs), "estimators": _names(estimators)}
     console, rows, left_out = Console(), list["AuditRow"](), list[str]()
-    for label in all_samplers() if samplers == "all" else split_labels(samplers):
+    for label in SAMPLERS if samplers == "all" else split_labels(samplers):
         found = list(audit_methods(subject, [label], facts=facts, draws=draws, seed=seed, **chosen))
         if found:
             console.print(_table(label, found, relative), "")

@@ -100,8 +100,7 @@ class Momentum:
     def __post_init__(self) -> None:
         """Refuse a momentum that never forgets."""
         _check_rate(self.lr)
-        if not 0 <= self.beta < 1:
-            raise DeltaflError(f"server momentum is {self.beta}; it must be at least 0 and below 1")
+        _check("momentum", self.beta, 0 <= self.beta < 1, "at least 0 and below 1")
 
     def init(self, num_params: int) -> MomentumState:
         """V = 0."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..audit import estimate_error
+from ..audit import estimate_error, least_mse
 from ..round import Plan, RoundState, broadcast
 from ..server.screening import measure, screen_replies
 from ..types import Cohort, FloatArray, IntArray, Oracle, Reports
@@ -65,8 +65,6 @@ def probe_everyone(
         ``least_error`` is a lower bound of the error of all unbiased linear schemes that select n clients (see
         ``audit.least_mse``). All are NaN if an update is not finite.
     """
-    from ..audit import least_mse  # loads SciPy, which a run without probes need not wait for
-
     sent, m = broadcast(plan, state), plan.population.num_clients
     training = everyone or engine.train(sent.params_d, state.round, np.arange(m), sent.drift_d)
     replies = screen_replies(
