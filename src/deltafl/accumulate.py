@@ -131,8 +131,7 @@ class Accumulator:
 
         Args:
             client: Index of a client of the cohort, in any order, once each.
-            update: (d,), u_i = x_K - x_0; None for a client that gave up; what ``ClientMemory.reply`` returned with a
-                ``-remote`` estimator.
+            update: (d,), u_i = x_K - x_0, or None; with a ``-remote`` estimator what ``ClientMemory.reply`` returned.
             loss: Mean training loss; None without one, like ``square_loss``.
             square_loss: Mean of the squared losses of single examples.
             step_variance: Variance of one local step.
