@@ -83,7 +83,7 @@ class Problem(NamedTuple):
 def population_of(sizes: list[int] | IntArray) -> Population:
     """A population whose clients' shares of three labels are known."""
     share_mc = np.random.default_rng(len(sizes)).dirichlet(np.full(3, 0.5), size=len(sizes))
-    return Population.from_sizes(sizes, known=share_mc)
+    return Population.from_sizes(sizes, aux=share_mc)
 
 
 def make_problem(sizes: list[int] | IntArray, d: int = 3, seed: int = 0, shift: float = 1.0) -> Problem:

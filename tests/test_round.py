@@ -453,7 +453,7 @@ def test_replies_in_a_table_are_screened_as_one_by_one() -> None:
 def test_closing_a_round_takes_at_most_six_times_the_memory_of_its_updates(estimator: str) -> None:
     """What is worked on at once: the updates, their residuals in float64, and one table of controls or of new rows."""
     m, n, d = 20, 10, 50_000
-    population = Population.from_sizes(range(1, m + 1), known=np.eye(4)[np.arange(m) % 4])
+    population = Population.from_sizes(range(1, m + 1), aux=np.eye(4)[np.arange(m) % 4])
     plan = Plan(population, PracDelta(), n=n, estimator=estimator)
     state, rng = init_round(plan, np.zeros(d)), np.random.default_rng(0)
     for _ in range(4):  # some are known by then, some are not, and the learnt coefficient is below 1

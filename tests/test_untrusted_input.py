@@ -77,10 +77,10 @@ def test_a_name_that_is_no_number_is_none(since: Any) -> None:
     [
         (lambda: Population.from_sizes([2**62] * 3), r"whole numbers, 1 to 2\^53"),
         (lambda: Population.from_sizes([2**64 - 1] * 2), r"whole numbers, 1 to 2\^53"),
-        (lambda: Population.from_sizes([1, 2], known=np.array([["a"], ["b"]])), "one row of numbers"),
-        (lambda: Population.from_sizes([1, 2], known=RAGGED), "one row of numbers"),
+        (lambda: Population.from_sizes([1, 2], aux=np.array([["a"], ["b"]])), "one row of numbers"),
+        (lambda: Population.from_sizes([1, 2], aux=RAGGED), "one row of numbers"),
         (
-            lambda: Population.from_sizes([1, 2], known=[[1.0], [1e160]]),
+            lambda: Population.from_sizes([1, 2], aux=[[1.0], [1e160]]),
             "of client 1 holds a number that is not finite, or",
         ),
         (

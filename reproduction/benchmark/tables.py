@@ -190,7 +190,7 @@ def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, 
     """
     *_, last = find_task(settings.task).make_model().parameters()
     aux_mq = np.ones((num_clients, len(last)))  # one number for each class; their values do not matter
-    plan = plan_of(settings, Population.from_sizes([1] * num_clients, known=aux_mq))
+    plan = plan_of(settings, Population.from_sizes([1] * num_clients, aux=aux_mq))
     few, more = (sum(_sizes(init_round(plan, np.zeros(num_params)))) for num_params in (5, 8))
     models = (more - few) // 3
     rest = few - 5 * models

@@ -66,7 +66,7 @@ class Population(NamedTuple):
         """Refuse a population that cannot be one.
 
         Raises:
-            DeltaflError: If weights are negative or do not sum to 1, or sizes or what is known do not fit them.
+            DeltaflError: If weights are negative or do not sum to 1, or sizes or auxiliary variables do not fit them.
         """
         if not (np.all(self.weight_m >= 0) and abs(self.weight_m.sum() - 1) <= 1e-6):
             raise DeltaflError("the weights of the population must be >= 0 with sum 1; see Population.from_sizes")
@@ -80,17 +80,17 @@ class Population(NamedTuple):
 
     @classmethod
     def from_sizes(
-        cls, num_examples_m: npt.ArrayLike, weights: str = "data", known: npt.ArrayLike | None = None
+        cls, num_examples_m: npt.ArrayLike, weights: str = "data", aux: npt.ArrayLike | None = None
     ) -> "Population":
         """Make a population from the clients' numbers of examples.
 
         Args:
             num_examples_m: (m,) whole numbers, 1 to 2^53.
             weights: ``"data"`` for w_i = n_i / N, ``"uniform"`` for w_i = 1 / m.
-            known: (m, q) finite numbers, what else is known of each client; see ``aux_mq``.
+            aux: (m, q) finite numbers, auxiliary variables of each client; see ``aux_mq``.
 
         Raises:
-            DeltaflError: If there is no client, a size is out of range, ``weights`` is another word, or ``known`` does
+            DeltaflError: If there is no client, a size is out of range, ``weights`` is another word, or ``aux`` does
                 not have a row of finite numbers for each client.
         """
         size_m = np.asarray(num_examples_m)
@@ -102,7 +102,7 @@ class Population(NamedTuple):
             raise DeltaflError(f"weights is {weights!r}; write 'data' (w_i = n_i / N) or 'uniform' (w_i = 1 / m)")
         size_m = size_m.astype(np.int64)
         share_m = size_m if weights == "data" else np.ones(len(size_m))
-        aux_mq = None if known is None else checked_aux(known, len(size_m))
+        aux_mq = None if aux is None else checked_aux(aux, len(size_m))
         return cls(weight_m=share_m / share_m.sum(dtype=np.float64), num_examples_m=size_m, aux_mq=aux_mq)
 
 

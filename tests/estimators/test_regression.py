@@ -14,7 +14,7 @@ from deltafl.types import FloatArray
 
 
 def learnt(aux_mq: Any, rounds: list[tuple[list[int], FloatArray, FloatArray]], **own: Any) -> RegressionControlState:
-    control, population = RegressionControl(**own), Population.from_sizes([1, 2, 3, 4, 5], known=aux_mq)
+    control, population = RegressionControl(**own), Population.from_sizes([1, 2, 3, 4, 5], aux=aux_mq)
     state = control.init(population, 2)
     for client_n, update_nd, coef_n in rounds:
         state = control.update(state, population, replies_of(client_n, coef_n.tolist()), update_nd.astype(np.float32))
@@ -70,7 +70,7 @@ def test_the_total_is_that_of_everybodys_guesses() -> None:
 
 def test_it_learns_what_is_linear_and_leaves_nothing_of_it() -> None:
     """With draws that ignore what is known: after 40 rounds the estimate of updates B x_i has no error left."""
-    population = Population.from_sizes([1, 2, 3, 4, 5], known=KNOWN)
+    population = Population.from_sizes([1, 2, 3, 4, 5], aux=KNOWN)
     update_md = (np.column_stack([np.ones(5), KNOWN]) @ np.array([[1.0, 0], [2, -1], [0.5, 3]])).astype(np.float32)
     errors = {}
     for estimator in ("regression", "difference"):

@@ -61,7 +61,7 @@ def test_rounds_are_those_of_the_core(label: str) -> None:
     strategy = DeltaStrategy(label, n=3, server_optimizer="momentum", seed=4, aux=2 if known else 0)
     federation = played(strategy, FakeGrid(linear_app(), configs(7)), 5)
 
-    population = Population.from_sizes([10 + 10 * i for i in range(7)], known=known)
+    population = Population.from_sizes([10 + 10 * i for i in range(7)], aux=known)
     plan = Plan(
         population, make_sampler(label), 3, strategy.rules.plan.estimator, make_server_optimizer("momentum"), seed=4
     )

@@ -17,7 +17,7 @@ from deltafl.simulation.setup import plan_of, task_of
 from deltafl.types import FloatArray
 
 #: Three clients of one label, three of the other.
-TWO_KINDS = Population.from_sizes([5] * 6, known=[[1, 0]] * 3 + [[0, 1]] * 3)
+TWO_KINDS = Population.from_sizes([5] * 6, aux=[[1, 0]] * 3 + [[0, 1]] * 3)
 
 
 def cohorts_of(sampler: Balanced, population: Population, n: int) -> list[tuple[float, Cohort]]:
@@ -51,7 +51,7 @@ def test_columns_that_others_determine_cost_no_balance() -> None:
     """Shares that sum to 1 vary in one direction fewer, and a column twice is one column."""
     share_mc = np.random.default_rng(1).dirichlet(np.ones(4), size=9)
     for aux_mq, axes in ((share_mc, 3), (np.hstack([share_mc, share_mc]), 3), (np.full((9, 2), 0.1), 0)):
-        state = Balanced().init(Population.from_sizes(range(1, 10), known=aux_mq))
+        state = Balanced().init(Population.from_sizes(range(1, 10), aux=aux_mq))
         assert state.value_mq.shape == (9, axes)
         np.testing.assert_allclose(state.value_mq.sum(axis=0), 0, atol=1e-12)
 
@@ -92,7 +92,7 @@ def test_unbiased_while_it_learns(estimator: str) -> None:
 )
 def test_what_is_known_must_be_a_row_of_numbers_for_each_client(known: Any, part: str) -> None:
     with pytest.raises(DeltaflError, match=part):
-        Population.from_sizes([1, 2, 3], known=known)
+        Population.from_sizes([1, 2, 3], aux=known)
 
 
 def test_tasks_tell_the_shares_of_the_labels() -> None:
@@ -133,7 +133,7 @@ def cbs_chances(count_mc: FloatArray, bonus_m: FloatArray) -> FloatArray:
 def test_fed_cbs_draws_with_the_papers_probabilities() -> None:
     """In the first round without a bonus (ln 1 = 0), later with one by how often each was asked."""
     count_mc = np.array([[6.0, 1.0], [2.0, 3.0], [1.0, 4.0], [5.0, 2.0]])
-    population = Population.from_sizes(count_mc.sum(axis=1).astype(int), known=count_mc)
+    population = Population.from_sizes(count_mc.sum(axis=1).astype(int), aux=count_mc)
     sampler, asked = FedCBS(exploration=10.0), np.array([0, 1, 4, 9])
     for rounds in (0, 6):
         state = sampler.init(population)._replace(selected_m=asked, rounds=np.array(rounds))
@@ -142,7 +142,7 @@ def test_fed_cbs_draws_with_the_papers_probabilities() -> None:
 
 
 def test_fed_cbs_counts_who_was_asked_and_asks_those_that_are_there() -> None:
-    population = Population.from_sizes([4] * 6, known=np.eye(6)[:, :3] + 0.1)
+    population = Population.from_sizes([4] * 6, aux=np.eye(6)[:, :3] + 0.1)
     sampler = FedCBS()
     state = sampler.init(population)
     available_m = np.array([True, False, True, True, False, True])
@@ -157,7 +157,7 @@ def test_fed_cbs_counts_who_was_asked_and_asks_those_that_are_there() -> None:
 @pytest.mark.parametrize("known", [None, np.zeros((4, 0)), [[0.0, 0.0]] * 4, [[-1.0, 2.0]] * 4])
 def test_fed_cbs_needs_labels(known: Any) -> None:
     with pytest.raises(DeltaflError, match="needs the labels of every client"):
-        FedCBS().init(Population.from_sizes([1, 2, 3, 4], known=known))
+        FedCBS().init(Population.from_sizes([1, 2, 3, 4], aux=known))
 
 
 def test_the_weighted_mean_by_hand() -> None:

@@ -36,7 +36,7 @@ LABELS = ["pracdelta", "fedpracis", "uniform", "md-fixed"]
 
 def plan_of(m: int, label: str = "pracdelta@ordered-pivotal", n: int = 50, **options: Any) -> Plan:
     known = np.eye(4)[np.arange(m) % 4] + 0.1 if label in {"balanced", "fed-cbs"} else None
-    return Plan(Population.from_sizes(1 + np.arange(m) % 7, known=known), make_sampler(label), n, **options)
+    return Plan(Population.from_sizes(1 + np.arange(m) % 7, aux=known), make_sampler(label), n, **options)
 
 
 def play(plan: Plan, state: RoundState, rounds: int, d: int = D) -> RoundState:

@@ -55,7 +55,7 @@ def check_sampler(
     _require(not sampler.needs_oracle or oracle is not None, "this sampler needs an oracle: pass KnownUpdates(...)")
     oracle = oracle if sampler.needs_oracle else None
     known_mc = stream(seed, "audit", 5).dirichlet(np.ones(3), size=num_clients)  # such as shares of three labels
-    population = Population.from_sizes(np.arange(10, 10 + num_clients), known=known_mc)
+    population = Population.from_sizes(np.arange(10, 10 + num_clients), aux=known_mc)
     everyone_m = np.ones(num_clients, dtype=np.bool_)
     state = sampler.init(population)
     _check_state(state)

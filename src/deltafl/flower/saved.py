@@ -80,6 +80,8 @@ def load(folder: Path, federation: Federation) -> bool:
         DeltaflError: If it was saved with other settings or for another model, or is damaged.
     """
     if not (folder / FILE).exists():
+        if (folder / "federation.json").exists():  # written before the state was one file
+            raise DeltaflError(f"{folder} holds the state of an earlier version of deltafl; choose a new state_path")
         return False
     arrays, texts = read_tensors(folder / FILE, _CURE)
     header = json.loads(texts.get(_HEADER, "{}"))

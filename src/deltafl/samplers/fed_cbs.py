@@ -50,7 +50,7 @@ class FedCBS(Unweighted):
         share_mc, size_m = population.aux_mq, population.num_examples_m
         if share_mc is None or share_mc.shape[1] == 0 or share_mc.min() < 0 or share_mc.sum(axis=1).min() <= 0:
             raise DeltaflError(
-                "fed-cbs needs the labels of every client; give Population.from_sizes(sizes, known=shares), one row of "
+                "fed-cbs needs the labels of every client; give Population.from_sizes(sizes, aux=shares), one row of "
                 "shares of each class a client, all >= 0"
             )
         count_mc = size_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True)

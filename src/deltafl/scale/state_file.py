@@ -177,7 +177,7 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
             )
     # The form of the state, without m numbers: that of one client.
     aux_mq, params_d = plan.population.aux_mq, arrays.get("state.params_d", np.zeros(0))
-    one = replace(plan, population=Population.from_sizes([1], known=None if aux_mq is None else aux_mq[:1]), n=1)
+    one = replace(plan, population=Population.from_sizes([1], aux=None if aux_mq is None else aux_mq[:1]), n=1)
     template = init_round(one, np.zeros(params_d.shape))
     state: RoundState = unflatten(template, arrays, num_clients=plan.population.num_clients)
     return state
