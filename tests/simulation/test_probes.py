@@ -38,7 +38,7 @@ def tensors(folder: Path) -> bytes:
     [
         {"sampler": "pracdelta"},
         {"sampler": "delta@multinomial"},
-        {"sampler": "cluster-is", "clusters": 2},
+        {"sampler": "cluster-is(clusters=2)"},
         {"sampler": "power-of-choice"},
         {"sampler": "uniform@systematic@difference-own", "mime": 0.5, "server_optimizer": "adam"},
         {"sampler": "fedpracis", "task": "synthetic", "clients": 6, "local_epochs": None, "batch_size": None},

@@ -214,10 +214,10 @@ def test_a_run_measures_squares_where_its_sampler_uses_them(sampler: str, square
     training = engine.train(engine.initial_params(), 0, asked, squares=True)
     size_n = np.array([len(engine.task.client_rows[client]) for client in asked])
     if squares:
-        np.testing.assert_array_equal(state.sampler.utility_m[asked], size_n * np.sqrt(training.square_loss_n))
-        assert (state.sampler.utility_m[asked] > 1.001 * size_n * training.loss_n).all()
+        np.testing.assert_array_equal(state.sampler.value_mq[asked, 0], size_n * np.sqrt(training.square_loss_n))
+        assert (state.sampler.value_mq[asked, 0] > 1.001 * size_n * training.loss_n).all()
     else:
-        np.testing.assert_array_equal(state.sampler.value_m[asked], np.sqrt(size_n) * training.loss_n)
+        np.testing.assert_array_equal(state.sampler.value_mq[asked, 0], np.sqrt(size_n) * training.loss_n)
 
 
 def test_oort_runs_on_a_task_without_losses_of_examples(tmp_path: Path) -> None:
@@ -228,4 +228,4 @@ def test_oort_runs_on_a_task_without_losses_of_examples(tmp_path: Path) -> None:
     state = run_experiment(settings, engine, directory, lambda *_: None)
     asked = np.array(directory.lines("rounds.jsonl")[1]["cohort"])
     loss_n = engine.train(engine.initial_params(), 0, asked).loss_n
-    np.testing.assert_array_equal(state.sampler.utility_m[asked], np.abs(loss_n))
+    np.testing.assert_array_equal(state.sampler.value_mq[asked, 0], np.abs(loss_n))
