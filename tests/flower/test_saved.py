@@ -110,6 +110,9 @@ def test_a_damaged_state_is_one_sentence(size: int, tmp_path: Path) -> None:
 
 
 def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "federation.json").write_text("{}")
+    with pytest.raises(DeltaflError, match="an earlier version of deltafl; choose a new state_path"):
+        load(tmp_path, federation())
     write_tensors(tmp_path / "federation.safetensors", {"state.params_d": np.zeros(3)})
     with pytest.raises(DeltaflError, match="another version of deltafl; choose a new state_path"):
         load(tmp_path, federation())
