@@ -262,10 +262,9 @@ def test_replies_without_a_loss_are_refused_where_it_is_learnt_from(label: str, 
         following, info = close_round(plan, state, cohort, updates, Reports.make(3, loss=[2.0, None, 3.0]))
     assert [reply.client for reply in info.rejected] == [silent]
     assert "has no loss" in info.rejected[0].reason
-    field = "value_m" if label == "active-fl" else "utility_m"
-    before_m, after_m = getattr(state.sampler, field), getattr(following.sampler, field)
-    assert np.array_equal(before_m[[silent]], after_m[[silent]], equal_nan=True)
-    assert np.isfinite(after_m[np.delete(cohort.client_n, 1)]).all()
+    before_mq, after_mq = state.sampler.value_mq, following.sampler.value_mq
+    assert np.array_equal(before_mq[[silent]], after_mq[[silent]], equal_nan=True)
+    assert np.isfinite(after_mq[np.delete(cohort.client_n, 1)]).all()
 
 
 def test_asking_and_answering_is_counted() -> None:

@@ -1,29 +1,33 @@
 """deltafl: client sampling for federated learning.
 
 Which few of m clients to select each round, with which probabilities, and how to weigh their replies so that the result
-is what full participation would have given. Start at ``round.py``; the names below are the public ones and need NumPy
-alone.
+is what full participation would have given. Start at ``round.py``; the names below are the public ones. They are
+loaded when first used, so that ``import deltafl`` costs next to nothing, and need NumPy alone.
 """
 
-from .accumulate import Accumulator
-from .audit import KnownUpdates
-from .designs.inclusion import inclusion_probabilities, with_floor
-from .designs.table import DESIGNS, Design, draw_cohort
-from .errors import DeltaflError, MissingExtraError
-from .estimators.control_variates import ControlValue, ControlVariate
-from .estimators.remote import ClientMemory, RemoteReply
-from .estimators.table import ESTIMATORS, Estimator
-from .round import Broadcast, Plan, RoundState, broadcast, close_round, init_round, make_plan, open_round
-from .samplers import SAMPLERS, RunFacts, Sampler, make_sampler
-from .samplers.centred import Centred
-from .samplers.cluster import ClusterIS
-from .samplers.delta import Delta, FedIS, FedPracIS, PracDelta
-from .samplers.fixed import Fixed, Full
-from .samplers.power_of_choice import PowerOfChoice
-from .scale.state_file import load_state, save_state
-from .server.optimizers import Adaptive, Momentum, ServerOptimizer, Sgd, make_server_optimizer
-from .streams import stream
-from .types import Cohort, Oracle, Population, RejectedReply, Replies, Reports, RoundInfo
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .accumulate import Accumulator
+    from .audit import KnownUpdates
+    from .designs.inclusion import inclusion_probabilities, with_floor
+    from .designs.table import DESIGNS, Design, draw_cohort
+    from .errors import DeltaflError, MissingExtraError
+    from .estimators.control_variates import ControlValue, ControlVariate
+    from .estimators.remote import ClientMemory, RemoteReply
+    from .estimators.table import ESTIMATORS, Estimator
+    from .round import Broadcast, Plan, RoundState, broadcast, close_round, init_round, make_plan, open_round
+    from .samplers import SAMPLERS, RunFacts, Sampler, make_sampler
+    from .samplers.centred import Centred
+    from .samplers.cluster import ClusterIS
+    from .samplers.delta import Delta, FedIS, FedPracIS, PracDelta
+    from .samplers.fixed import Fixed, Full
+    from .samplers.power_of_choice import PowerOfChoice
+    from .scale.state_file import load_state, save_state
+    from .server.optimizers import Adaptive, Momentum, ServerOptimizer, Sgd, make_server_optimizer
+    from .streams import stream
+    from .types import Cohort, Oracle, Population, RejectedReply, Replies, Reports, RoundInfo
 
 __version__ = "0.1.0"
 
@@ -80,3 +84,42 @@ __all__ = [
     "stream",
     "with_floor",
 ]
+
+#: Which module a name is loaded from.
+_MODULES = {
+    name: module
+    for module, names in {
+        "accumulate": "Accumulator",
+        "audit": "KnownUpdates",
+        "designs.inclusion": "inclusion_probabilities with_floor",
+        "designs.table": "DESIGNS Design draw_cohort",
+        "errors": "DeltaflError MissingExtraError",
+        "estimators.control_variates": "ControlValue ControlVariate",
+        "estimators.remote": "ClientMemory RemoteReply",
+        "estimators.table": "ESTIMATORS Estimator",
+        "round": "Broadcast Plan RoundState broadcast close_round init_round make_plan open_round",
+        "samplers": "SAMPLERS RunFacts Sampler make_sampler",
+        "samplers.centred": "Centred",
+        "samplers.cluster": "ClusterIS",
+        "samplers.delta": "Delta FedIS FedPracIS PracDelta",
+        "samplers.fixed": "Fixed Full",
+        "samplers.power_of_choice": "PowerOfChoice",
+        "scale.state_file": "load_state save_state",
+        "server.optimizers": "Adaptive Momentum ServerOptimizer Sgd make_server_optimizer",
+        "streams": "stream",
+        "types": "Cohort Oracle Population RejectedReply Replies Reports RoundInfo",
+    }.items()
+    for name in names.split()
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

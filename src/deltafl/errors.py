@@ -41,7 +41,7 @@ def require_method(thing: object, method: str, what: str, cure: str) -> None:
 def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> DeltaflError:
     """Make the error for a name that does not exist, with the nearest one that does."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names)}"
     return DeltaflError(f"unknown {kind} {given!r}: {hint}")
 

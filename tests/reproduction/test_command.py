@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
 from deltafl.simulation.record import RunStore, read_record
-from reproduction import spec
+from reproduction import cli, page
 from reproduction.page import read_verdict, write_index
 from reproduction.spec import experiment_names
 
@@ -140,7 +140,8 @@ def test_all_goes_through_every_experiment_names_what_cannot_run_and_writes_the_
 ) -> None:
     (tmp_path / "no-data").mkdir()
     monkeypatch.setenv("DELTAFL_DATA", str(tmp_path / "no-data"))
-    monkeypatch.setattr(spec, "experiment_names", lambda: ("table-7", "toy"))
+    for module in (cli, page):
+        monkeypatch.setattr(module, "experiment_names", lambda: ("table-7", "toy"))
     output = told("all", "--scale", "smoke", "--out", str(tmp_path / "out"))
     places = [output.index(text) for text in ("== table-7", "not run: ", "celeba", "== toy", "Index: ")]
     assert places == sorted(places)
