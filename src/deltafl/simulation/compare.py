@@ -41,7 +41,7 @@ def run_comparison(settings: CompareSettings, out: Path, on_progress: OnProgress
     Raises:
         DeltaflError: If another process is playing in the directory, or a run is impossible.
     """
-    for package, extra in (("matplotlib", "plot"), ("scipy", "sim"), ("safetensors", "sim"), ("torch", "sim")):
+    for package, extra in (("matplotlib", "plot"), ("scipy", "sim"), ("torch", "sim")):
         require(package, extra)
     jobs = [Job("", settings.run(sampler, seed)) for seed in range(settings.seeds) for sampler in settings.samplers]
     with locked(out):

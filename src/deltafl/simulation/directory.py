@@ -20,7 +20,6 @@ import json
 import os
 import secrets
 import shutil
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,8 +30,17 @@ import tomli_w
 from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
-from ..errors import DeltaflError, MissingExtraError
-from ..io import checked, plain_json, read_json, read_json_lines, read_toml, write_atomically
+from ..errors import DeltaflError
+from ..io import (
+    checked,
+    plain_json,
+    read_json,
+    read_json_lines,
+    read_tensors,
+    read_toml,
+    write_atomically,
+    write_tensors,
+)
 from ..round import RoundState
 from ..scale.state_file import flatten, note_round, noted_round, settled, unflatten
 from .distributed import ProcessGroup
@@ -198,11 +206,9 @@ class RunDirectory:
 
     def _write_checkpoint(self, state: RoundState) -> None:
         tensors = f"checkpoint-{state.round}.safetensors"
-        arrays = {name: np.asarray(array, order="C") for name, array in flatten(state)}
-        content: bytes = _safetensors().save(arrays)
-        write_atomically(self.path / tensors, content)
+        checksum = write_tensors(self.path / tensors, dict(flatten(state)))
         lengths = {name: (self.path / name).stat().st_size for name in LINE_FILES}
-        mark = {"round": state.round, "tensors": tensors, "crc32": zlib.crc32(content), "lengths": lengths}
+        mark = {"round": state.round, "tensors": tensors, "crc32": checksum, "lengths": lengths}
         write_atomically(self.path / "checkpoint.json", json.dumps(mark, indent=1) + "\n")
         for old in (*self.path.glob("checkpoint-*.safetensors*"), *self.path.glob("doubtful-*.safetensors")):
             if old.name != tensors:
@@ -226,8 +232,7 @@ class RunDirectory:
         """Write the model of a run with a suspect end, beside the last checkpoint, which stays."""
         if not self._group.is_first:
             return
-        content = _safetensors().save({"params_d": np.asarray(state.params_d, order="C")})
-        write_atomically(self.path / f"doubtful-{state.round}.safetensors", content)
+        write_tensors(self.path / f"doubtful-{state.round}.safetensors", {"params_d": np.asarray(state.params_d)})
 
     def memory_folder(self, memory_path: str | None) -> Path | None:
         """The folder of this run alone below ``memory_path``, the same after a resume; None without one."""
@@ -349,19 +354,9 @@ class RunDirectory:
             if length is None or size < length:
                 raise DeltaflError(f"{file} has {size} bytes, {length} at the last checkpoint; {CURE}")
         tensors = self.path / mark.tensors
-        load = _safetensors().load
-        from safetensors import SafetensorError
-
-        try:
-            content = tensors.read_bytes()
-            if mark.crc32 not in (None, zlib.crc32(content)):
-                raise DeltaflError(f"{tensors} is not as it was written, its checksum differs: {CURE}")
-            arrays: dict[str, Any] = load(content)
-        except OSError as error:
-            raise DeltaflError(f"cannot read {tensors}: {error.strerror}; {CURE}") from None
-        except SafetensorError as error:
-            raise DeltaflError(f"{tensors} is no checkpoint: {error}; {CURE}") from None
-        return arrays
+        if not tensors.exists():
+            raise DeltaflError(f"cannot read {tensors}: it is missing; {CURE}")
+        return read_tensors(tensors, CURE, mark.crc32)[0]
 
 
 def refusals(folder: Path) -> list[tuple[str, int, int, str]]:
@@ -372,11 +367,3 @@ def refusals(folder: Path) -> list[tuple[str, int, int, str]]:
         for line in RunDirectory(record.parent).lines("rounds.jsonl")
         for client, reason in line.get("rejected", [])
     ]
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.numpy as tensors
-    except ImportError:
-        raise MissingExtraError("safetensors", "sim") from None
-    return tensors

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..accumulate import Accumulator
-from ..errors import DeltaflError, require
+from ..errors import DeltaflError
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
 from ..tasks.base import Task
 from ..types import Cohort, RoundInfo
@@ -212,7 +212,6 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: Pr
     Raises:
         DeltaflError: If another process is playing in the folder, or the run is impossible.
     """
-    require("safetensors", "sim")
     group = group or ProcessGroup()
     if group.count > 1:
         refuse_undividable(settings)

@@ -128,7 +128,7 @@ def run_jobs(
         DeltaflError: If a record or an unfinished run in the folder has other settings, a run fails, or another process
             plays in the folder.
     """
-    for package in ("torch", "safetensors", "scipy"):
+    for package in ("torch", "scipy"):
         require(package, "sim")
     player = _Player(folder, keep_folders)
     with ExitStack() as stack:
@@ -184,12 +184,15 @@ def _hand_out(jobs: Sequence[Job], pool: "Processes", player: _Player, monitor: 
         if pool.count == 1:
             job = waiting.pop(0)
             player.play(job, lambda *_, key=job.key: monitor.report((key,)))
+            monitor.done.add(job.key)
         while waiting and len(running) < pool.count and pool.count > 1:
             job = waiting.pop(0)
             running[pool.submit(player.play, job)] = job
         done, _ = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
         for future in done:
-            pool.result(future, running.pop(future).key)
+            key = running.pop(future).key
+            pool.result(future, key)
+            monitor.done.add(key)
         monitor.report([job.key for job in running.values()])
 
 
@@ -300,11 +303,11 @@ def _start_process(messages: Any) -> None:
 
 
 class _Monitor:
-    """Reads how far runs are from their files."""
+    """Reads how far runs are from their files; ``done`` has the keys of finished jobs."""
 
     def __init__(self, jobs: Sequence[Job], waiting: Sequence[Job], player: _Player, on_progress: OnProgress) -> None:
         self._jobs, self._player, self._on_progress = jobs, player, on_progress
-        self._done = {job.key for job in jobs} - {job.key for job in waiting}
+        self.done = {job.key for job in jobs} - {job.key for job in waiting}
         self._last = 0.0
 
     def report(self, running: Sequence[str]) -> None:
@@ -316,10 +319,8 @@ class _Monitor:
         for job in self._jobs:
             planned = job.settings.rounds or 0
             total += planned
-            if job.key not in self._done and job.key not in running and self._player.is_done(job):
-                self._done.add(job.key)
-            rounds += planned if job.key in self._done else rounds_played(self._player.place(job))
-        self._on_progress(Progress(rounds, total, len(self._done), len(self._jobs), tuple(running)))
+            rounds += planned if job.key in self.done else rounds_played(self._player.place(job))
+        self._on_progress(Progress(rounds, total, len(self.done), len(self._jobs), tuple(running)))
 
 
 def rounds_played(path: Path) -> int:
