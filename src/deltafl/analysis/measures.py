@@ -17,9 +17,7 @@ class Measure(NamedTuple):
     """One number of a run.
 
     Attributes:
-        name: For people, as in "rounds to 70 %".
-        form: ``"ratio"``: methods are compared by the ratio of means; ``"difference"``: by the mean difference.
-        higher: Whether higher is better.
+        form: Methods are compared by the ratio of means or by the mean difference.
         value: The number; None where there is none: the threshold was never reached, the run diverged.
         scale: Factor of a difference when it is shown: 100 for shares.
         unit: What stands after a difference, or before a ratio.
@@ -121,8 +119,6 @@ class Statement(NamedTuple):
 
     Attributes:
         where: Title of the part.
-        measure: What is compared.
-        first, second: Names of the methods.
         estimate: Ratio (above 1) or difference (above 0) in favour of the first; None without a pair.
         low, high: Its 95 % interval; None with fewer than two pairs.
         pairs: Seeds with a number of both.

@@ -6,7 +6,7 @@ Figures are made with the object-oriented interface and the Agg canvas, so no wi
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..errors import require
 from ..samplers import SAMPLERS
 from ..types import FloatArray
-from .runs import Run, base_name, by_sampler, check_runs
+from .runs import Run, base_name, by_sampler
 from .summary import Summary
 
 if TYPE_CHECKING:
@@ -118,10 +118,7 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
 
     Raises:
         MissingExtraError: If Matplotlib is not installed.
-        DeltaflError: If the runs cannot be compared.
     """
-    require("matplotlib", "plot")
-    check_runs(runs)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     groups = by_sampler(runs)
@@ -156,11 +153,13 @@ def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
 
 def curve_band(runs: Sequence[Run], y: str, smoothing: int = 1) -> Band:
     """Mean and range over seeds of ``accuracy`` (in percent), ``loss`` or ``log10-loss``, as a moving average."""
-    if y == "accuracy":
-        return band_of([(run.round_r, _smooth(100 * run.accuracy_r, smoothing)) for run in runs])
+    curve_of: dict[str, Callable[[Run], FloatArray]] = {
+        "accuracy": lambda run: 100 * run.accuracy_r,
+        "loss": lambda run: run.loss_r,
+        "log10-loss": lambda run: np.log10(run.loss_r),
+    }
     with np.errstate(divide="ignore", invalid="ignore"):
-        losses = [np.log10(run.loss_r) if y == "log10-loss" else run.loss_r for run in runs]
-    return band_of([(run.round_r, _smooth(loss_r, smoothing)) for run, loss_r in zip(runs, losses, strict=True)])
+        return band_of([(run.round_r, _smooth(curve_of[y](run), smoothing)) for run in runs])
 
 
 def _smooth(value_r: FloatArray, window: int) -> FloatArray:
@@ -268,9 +267,9 @@ def _draw_selections(groups: dict[str, list[Run]], look_of: dict[str, Look], pat
     """Counts of each client, sorted within a run and averaged over seeds, one line a sampler."""
     lines = []
     for label, group in groups.items():
-        draws_sm = np.array([np.sort(run.draws_m)[::-1] for run in group], dtype=np.float64)
-        client_m = np.arange(1, draws_sm.shape[1] + 1)
-        lines.append(Line(label, look_of[label], band_of([(client_m, draws_m) for draws_m in draws_sm])))
+        client_m = np.arange(1, len(group[0].draws_m) + 1)
+        band = band_of([(client_m, np.sort(run.draws_m)[::-1].astype(np.float64)) for run in group])
+        lines.append(Line(label, look_of[label], band))
     never = {label: float(np.mean([run.draws_m == 0 for run in group])) for label, group in groups.items()}
     shares = ", ".join(f"{label} {100 * share:.0f} %" for label, share in never.items() if share > 0)
     note = CAPTION + (f" Clients never selected: {shares}." if shares else "")

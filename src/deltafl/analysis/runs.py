@@ -20,8 +20,7 @@ class Run(NamedTuple):
     """One sampler with one seed.
 
     Attributes:
-        sampler: The label of the sampler, perhaps with a suffix as in ``fedis@multinomial``.
-        seed: The seed; runs of two samplers with the same seed are a pair.
+        sampler: The sampler's label.
         metric: ``"accuracy"`` (higher is better) or ``"loss"`` (lower is better); the same in all runs of a comparison.
         round_r: int64 (r,), rounds completed at each evaluation, 1-based, strictly increasing.
         accuracy_r: float64 (r,), share in [0, 1]; NaN where the task has none.
@@ -30,13 +29,9 @@ class Run(NamedTuple):
         bytes_r: float64 (r,), bytes down + up of all rounds up to there.
         draws_m: int64 (m,), how often each client was drawn in the run.
         diverged: The round in which the run diverged and was stopped; None if it did not.
-        part: The part of the experiment.
         cpu_seconds_r: float64 (r,), processor time up to there, evaluation excluded; None if not recorded.
         client_accuracy_r: float64 (r,), mean over clients of their own test accuracy; None if not measured.
         probes: Other measurements, column by column, with their own ``round``; NaN where there is no number.
-        settings: Settings of the run.
-        data: The name of the data set.
-        environment: Hardware and versions.
         diverged_why: Symptom and likely cause, one sentence.
     """
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import MissingExtraError
+from ..errors import require
 from ..types import BoolArray, FloatArray, IntArray
 from .runs import Run
 
@@ -27,18 +27,9 @@ class Interval(NamedTuple):
 
 
 def mean_of_best(value_r: FloatArray, round_r: IntArray, higher: bool, count: int = WINDOW) -> float:
-    """Mean of the ``count`` best evaluations within the last 4 % of the rounds (at least the last ``count`` rounds).
+    """Mean of the ``count`` best evaluations after round T - max(0.04 T, count), T the last one; NaN if one is NaN.
 
     For accuracy and 5 this is the paper's ``acc_top5``. Where fewer rounds were evaluated there, it is their mean.
-
-    Args:
-        value_r: (r,) metric at each evaluation.
-        round_r: (r,) rounds completed, increasing; the last entry T is the length of the run.
-        higher: Whether higher is better.
-        count: How many of the best, >= 1.
-
-    Returns:
-        The mean of the best among the evaluations with round > T - max(0.04 T, count); NaN if one of those is NaN.
     """
     late = np.sort(value_r[is_late(round_r, count)])
     if np.isnan(late).any():
@@ -49,8 +40,7 @@ def mean_of_best(value_r: FloatArray, round_r: IntArray, higher: bool, count: in
 def is_late(round_r: IntArray, least: int = WINDOW) -> BoolArray:
     """Which evaluations lie within the last 4 % of the rounds, at least the last ``least`` rounds; bool (r,)."""
     num_rounds = int(round_r[-1])
-    num_last = max(least, -(-4 * num_rounds // 100))
-    late_r: BoolArray = round_r > num_rounds - num_last
+    late_r: BoolArray = round_r > num_rounds - max(least, -(-4 * num_rounds // 100))
     return late_r
 
 
@@ -80,8 +70,8 @@ def reach(run: Run, threshold: float, smoothed: bool = False) -> int | None:
 def area_under(run: Run, horizon: int) -> float:
     """Mean test accuracy over rounds 1 to ``horizon``: (1 / T) sum_t a_t, the area under the curve.
 
-    Between evaluations and after a divergence the last accuracy counts, before the first evaluation the first; an
-    accuracy that is missing counts as 0. The area between two curves is the difference of their areas.
+    Between evaluations and after a divergence the last accuracy counts, before the first evaluation the first; a
+    missing one counts as 0.
     """
     known_r = np.where(np.isfinite(run.accuracy_r), run.accuracy_r, 0.0)
     last = np.searchsorted(run.round_r, np.arange(1, horizon + 1), side="right") - 1
@@ -96,14 +86,7 @@ def mean_and_sd(value_s: FloatArray) -> tuple[float, float]:
 
 
 def mean_interval(value_s: FloatArray) -> Interval:
-    """Mean with the interval of Student's t: mean +- t_{S-1} sd / sqrt(S); of paired differences, the paired t.
-
-    Args:
-        value_s: (s,) finite numbers, at least one.
-
-    Raises:
-        MissingExtraError: If SciPy is not installed.
-    """
+    """Mean with the interval of Student's t: mean +- t_{S-1} sd / sqrt(S); of paired differences, the paired t."""
     mean = float(np.mean(value_s))
     if len(value_s) < 2:
         return Interval(mean, None, None)
@@ -116,17 +99,7 @@ def ratio_of_means(base_s: FloatArray, other_s: FloatArray) -> Interval:
 
     Linearised, log(mean a / mean b) has the influence values r_s = a_s / mean(a) - b_s / mean(b), whose mean is 0. With
     se = sd(r) / sqrt(S) the interval is exp(log ratio +- t_{S-1} se), t the 0.975 quantile of Student's t.
-    Pairing counts: what makes a seed hard for both cancels in r_s.
-
-    Args:
-        base_s: (s,) > 0, rounds of the baseline.
-        other_s: (s,) > 0, rounds of the other sampler with the same seeds; above 1 means the other is faster.
-
-    Returns:
-        The ratio; its interval has no width if all pairs agree exactly.
-
-    Raises:
-        MissingExtraError: If SciPy is not installed.
+    Pairing counts: what makes a seed hard for both cancels in r_s. If all pairs agree, the interval has no width.
     """
     ratio = float(np.mean(base_s) / np.mean(other_s))
     if len(base_s) < 2:
@@ -146,13 +119,6 @@ def fieller(numerator_s: FloatArray, denominator_s: FloatArray) -> Interval:
     fewer than two pairs.
 
     Source: Fieller, "Some problems in interval estimation", JRSS B 1954.
-
-    Args:
-        numerator_s: (s,) a_s.
-        denominator_s: (s,) b_s with the same seeds, their mean not 0.
-
-    Raises:
-        MissingExtraError: If SciPy is not installed.
     """
     num_pairs = len(denominator_s)
     a, b = float(np.mean(numerator_s)), float(np.mean(denominator_s))
@@ -180,15 +146,10 @@ def gap_closed(uniform_s: FloatArray, rounds_s: FloatArray, full_s: FloatArray) 
 
 
 def t_quantile(degrees_of_freedom: int) -> float:
-    """Student's t quantile of a two-sided 95 % interval.
+    """Student's t quantile of a two-sided 95 % interval."""
+    require("scipy", "sim")
+    from scipy.special import stdtrit
 
-    Raises:
-        MissingExtraError: If SciPy is not installed.
-    """
-    try:
-        from scipy.special import stdtrit
-    except ImportError as error:
-        raise MissingExtraError("scipy", "sim") from error
     return float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))
 
 

@@ -4,7 +4,7 @@
 reached, one seed, diverged) are null; NaN and infinity are never written.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,15 +15,7 @@ from ..errors import DeltaflError, unknown_name
 from ..io import checked, plain_json, read_json, write_atomically
 from ..types import FloatArray
 from .runs import Metric, Run, by_sampler, check_runs, find_sampler
-from .statistics import (
-    CONFIDENCE,
-    first_reach,
-    gap_closed,
-    mean_and_sd,
-    mean_of_best,
-    moving_average,
-    ratio_of_means,
-)
+from .statistics import CONFIDENCE, gap_closed, mean_and_sd, mean_of_best, ratio_of_means, reach
 
 #: A number, or null where it does not exist.
 Number = Annotated[float | None, BeforeValidator(plain_json)]
@@ -143,10 +135,6 @@ class Summary(_Model):
     environment: JsonDict = Field(default_factory=dict, description="hardware and versions, as given")
 
 
-#: For each sampler, by seed, when the run reached the threshold; None where it never did.
-Reaches = dict[str, dict[int, Reach | None]]
-
-
 def summarise(
     runs: Sequence[Run],
     threshold: float | None,
@@ -157,9 +145,6 @@ def summarise(
 ) -> Summary:
     """Compare samplers over seeds.
 
-    Runs that never reach the threshold are counted (``num_never``, ``num_left_out``) and mark their sampler as
-    ``censored``; means to the threshold are over the runs that reach it.
-
     Args:
         runs: One run for each sampler and seed, all of one task.
         threshold: Value of the metric to be reached: a share in [0, 1] for accuracy, a finite number for loss. None (or
@@ -169,7 +154,8 @@ def summarise(
         environment: Hardware and versions, kept in the summary as they are.
 
     Returns:
-        The summary; samplers are in the order of their first run.
+        The summary; samplers are in the order of their first run. Runs that never reach the threshold are counted
+        (``num_never``, ``num_left_out``); means to the threshold are over the runs that reach it.
 
     Raises:
         DeltaflError: If the runs cannot be compared, the threshold is out of range or the baseline is not among them.
@@ -182,23 +168,23 @@ def summarise(
         raise DeltaflError(f"threshold is {threshold}; write a share in [0, 1] for accuracy, a finite number for loss")
     seeds = {label: [_seed_summary(run, threshold) for run in group] for label, group in by_sampler(runs).items()}
     reference = _baseline(baseline, list(seeds))
-    plain = {label: {entry.seed: entry.reach for entry in entries} for label, entries in seeds.items()}
-    smoothed = {label: {entry.seed: entry.reach_smoothed for entry in entries} for label, entries in seeds.items()}
-    samplers = [
-        _sampler_summary(
-            label,
-            entries,
-            _to_threshold(label, plain, reference) if threshold is not None else None,
-            _to_threshold(label, smoothed, reference) if threshold is not None else None,
-            metric,
-        )
-        for label, entries in seeds.items()
+    reaches: list[Reaches] = [
+        {label: {entry.seed: getattr(entry, name) for entry in entries} for label, entries in seeds.items()}
+        for name in ("reach", "reach_smoothed")
     ]
     return Summary(
         metric=metric,
         threshold=threshold,
         baseline=reference,
-        samplers=samplers,
+        samplers=[
+            _sampler_summary(
+                label,
+                entries,
+                metric,
+                *(None if threshold is None else _to_threshold(label, reach, reference) for reach in reaches),
+            )
+            for label, entries in seeds.items()
+        ],
         settings=dict(settings or {}),
         environment=dict(environment or {}),
     )
@@ -210,11 +196,7 @@ def write_summary(summary: Summary, path: Path | str) -> None:
 
 
 def read_summary(path: Path | str) -> Summary:
-    """Read what ``write_summary`` wrote.
-
-    Raises:
-        DeltaflError: If the file does not exist or is not a summary of this schema version.
-    """
+    """Read what ``write_summary`` wrote; a file of another schema version is an error."""
     where = f"{path} is not a summary of this version"
     return checked(Summary, read_json(Path(path)), where, "write it again with this version")
 
@@ -229,41 +211,37 @@ def _baseline(given: str | None, labels: Sequence[str]) -> str | None:
 
 
 def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
-    higher = run.metric == "accuracy"
-
-    def reach(value_r: FloatArray) -> Reach | None:
-        i = first_reach(value_r, threshold, higher) if threshold is not None else None
+    def reached(smoothed: bool) -> Reach | None:
+        i = None if threshold is None else reach(run, threshold, smoothed)
         if i is None:
             return None
         return Reach(round=int(run.round_r[i]), seconds=float(run.seconds_r[i]), bytes=float(run.bytes_r[i]))
 
+    final = float(run.value_r[-1])
     return SeedSummary(
         seed=run.seed,
         num_rounds=run.num_rounds,
-        final=float(run.value_r[-1]),
-        top5=float(run.value_r[-1]) if run.diverged else mean_of_best(run.value_r, run.round_r, higher),
+        final=final,
+        top5=final if run.diverged else mean_of_best(run.value_r, run.round_r, run.metric == "accuracy"),
         total_seconds=float(run.seconds_r[-1]),
         total_bytes=float(run.bytes_r[-1]),
         diverged=run.diverged is not None or not np.isfinite(run.loss_r[-1]),
         diverged_in=run.diverged,
-        reach=reach(run.value_r),
-        reach_smoothed=reach(moving_average(run.value_r)),
+        reach=reached(smoothed=False),
+        reach_smoothed=reached(smoothed=True),
     )
 
 
 def _sampler_summary(
-    label: str, seeds: list[SeedSummary], plain: ToThreshold | None, smoothed: ToThreshold | None, metric: Metric
+    label: str, seeds: list[SeedSummary], metric: Metric, plain: ToThreshold | None, smoothed: ToThreshold | None
 ) -> SamplerSummary:
-    # A value that is not finite is null in a seed's summary; as NaN it keeps the mean from existing.
-    final_s = np.array([np.nan if entry.final is None else entry.final for entry in seeds])
-    top5_s = np.array([np.nan if entry.top5 is None else entry.top5 for entry in seeds])
-    has_log = metric == "loss" and not bool(np.any(final_s <= 0))
+    final_s, top5_s = _numbers(entry.final for entry in seeds), _numbers(entry.top5 for entry in seeds)
     return SamplerSummary(
         sampler=label,
         censored=plain is not None and plain.num_never > 0,
         final=_mean_sd(final_s),
         top5=_mean_sd(top5_s),
-        final_log10_loss=_mean_sd(np.log10(final_s)) if has_log else None,
+        final_log10_loss=_mean_sd(np.log10(final_s)) if metric == "loss" and not (final_s <= 0).any() else None,
         to_threshold=plain,
         to_threshold_smoothed=smoothed,
         total_seconds=float(np.mean([entry.total_seconds for entry in seeds])),
@@ -273,9 +251,18 @@ def _sampler_summary(
     )
 
 
+def _numbers(values: Iterable[float | None]) -> FloatArray:
+    """Null, a number that was not finite, is NaN again: no mean exists."""
+    return np.array([np.nan if value is None else value for value in values])
+
+
 def _mean_sd(value_s: FloatArray) -> MeanSd:
     mean, sd = mean_and_sd(value_s)
     return MeanSd(mean=mean, sd=sd)
+
+
+#: For each sampler, by seed, when the run reached the threshold; None where it never did.
+Reaches = dict[str, dict[int, Reach | None]]
 
 
 def _to_threshold(label: str, reaches: Reaches, baseline: str | None) -> ToThreshold:
@@ -283,7 +270,7 @@ def _to_threshold(label: str, reaches: Reaches, baseline: str | None) -> ToThres
     return ToThreshold(
         num_reached=len(reached),
         num_never=len(reaches[label]) - len(reached),
-        rounds=_mean_sd(np.array([reach.round for reach in reached], dtype=np.float64)) if reached else None,
+        rounds=_mean_sd(_numbers(reach.round for reach in reached)) if reached else None,
         seconds=float(np.mean([reach.seconds for reach in reached])) if reached else None,
         bytes=float(np.mean([reach.bytes for reach in reached])) if reached else None,
         speedup=_speedup(label, reaches, baseline),

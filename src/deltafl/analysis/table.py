@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..samplers import SAMPLERS, bias_of, parse_label
 from .runs import base_name
-from .summary import MeanSd, SamplerSummary, SpeedUp, Summary, ToThreshold
+from .summary import SamplerSummary, SpeedUp, Summary, ToThreshold
 
 #: Stands for a number that does not exist.
 DASH = "—"
@@ -30,10 +30,6 @@ def comparison_table(summary: Summary) -> RenderableType:
     notes = Table.grid(padding=(0, 1))
     for sentence in remarks(summary):
         notes.add_row(Text("·", style="dim"), Text(sentence))
-    return Group(_table(summary), Text(), notes)
-
-
-def _table(summary: Summary) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("sampler", overflow="fold")
     value = "accuracy\n%" if summary.metric == "accuracy" else "log10\nloss" if _shows_log(summary) else "loss"
@@ -45,23 +41,20 @@ def _table(summary: Summary) -> Table:
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for entry in summary.samplers:
         table.add_row(*_row(entry, summary))
-    return table
+    return Group(table, Text(), notes)
 
 
 def _row(entry: SamplerSummary, summary: Summary) -> list[Text]:
-    head = [Text(entry.sampler), Text(_value_text(entry, summary))]
-    reached = entry.to_threshold
-    if reached is None:
-        return [*head, Text(human_seconds(entry.total_seconds)), Text(human_bytes(entry.total_bytes))]
-    gap = reached.gap_closed
-    return [
-        *head,
-        Text(_rounds_text(reached)),
-        _speedup_text(reached.speedup, entry.sampler == summary.baseline),
-        Text(DASH if gap is None else f"{gap.value:.2f}{MARK if gap.num_left_out else ''}"),
-        Text(human_seconds(reached.seconds)),
-        Text(human_bytes(reached.bytes)),
-    ]
+    cells = [Text(entry.sampler), Text(_value_text(entry, summary))]
+    reached, seconds, number = entry.to_threshold, entry.total_seconds, entry.total_bytes
+    if reached is not None:
+        gap, seconds, number = reached.gap_closed, reached.seconds, reached.bytes
+        cells += [
+            Text(_rounds_text(reached)),
+            _speedup_text(reached.speedup, entry.sampler == summary.baseline),
+            Text(DASH if gap is None else f"{gap.value:.2f}{MARK if gap.num_left_out else ''}"),
+        ]
+    return [*cells, Text(human_seconds(seconds)), Text(human_bytes(number))]
 
 
 def human_bytes(number: float | None) -> str:
@@ -80,17 +73,15 @@ def _shows_log(summary: Summary) -> bool:
     return summary.metric == "loss" and all(entry.final_log10_loss is not None for entry in summary.samplers)
 
 
-def _value(entry: SamplerSummary, summary: Summary) -> MeanSd:
-    if summary.metric == "accuracy":
-        return entry.top5
-    return entry.final_log10_loss if _shows_log(summary) and entry.final_log10_loss else entry.final
-
-
 def _value_text(entry: SamplerSummary, summary: Summary) -> str:
-    value = _value(entry, summary)
+    if summary.metric == "accuracy":
+        value, scale, digits = entry.top5, 100.0, 2
+    elif _shows_log(summary) and entry.final_log10_loss:
+        value, scale, digits = entry.final_log10_loss, 1.0, 3
+    else:
+        value, scale, digits = entry.final, 1.0, 4
     if value.mean is None:
         return DASH
-    scale, digits = (100.0, 2) if summary.metric == "accuracy" else (1.0, 3 if _shows_log(summary) else 4)
     spread = "" if value.sd is None else f"±{scale * value.sd:.{digits}f}"
     return f"{scale * value.mean:.{digits}f}{spread}{DIVERGED if entry.num_diverged else ''}"
 
@@ -127,11 +118,7 @@ def threshold_text(summary: Summary) -> str:
 
 
 def remarks(summary: Summary) -> list[str]:
-    """What a reader of the table must know, result first; each entry is one or two sentences.
-
-    It names the samplers whose interval excludes 1, runs that never reached the threshold or diverged, what rests on
-    one seed only, methods that are biased, and what the columns are.
-    """
+    """What a reader of the table must know, result first; each entry is one or two sentences."""
     found = _verdicts(summary) if summary.threshold is not None else ["No threshold was set: no rounds, no speed-ups."]
     if all(len(entry.seeds) == 1 for entry in summary.samplers):
         found.append("One seed: no intervals. Another seed may change the order.")
@@ -145,12 +132,7 @@ def remarks(summary: Summary) -> list[str]:
 
 
 def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
-    """One sentence if methods are biased: all of them by a norm guard, else those whose own parts are, with the part.
-
-    Args:
-        labels: Their labels; one that is no sampler's is not judged.
-        settings: Those of the run or the comparison, by name; what is missing is not set.
-    """
+    """One sentence if methods are biased: all by a norm guard, else those whose own parts are, with the part."""
     factor = settings.get("norm_guard")
     if factor is not None:
         who = "Biased, all of them" if len(labels) > 1 else "Biased"

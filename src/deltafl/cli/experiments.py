@@ -102,8 +102,9 @@ def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup") -> None:
 
         def on_round(done: int, rounds: int, test: "Evaluation") -> None:
             if group.is_first:
+                value = f"loss {test.loss:.4g}" if isnan(test.accuracy) else f"accuracy {test.accuracy:.1%}"
                 bars.start()
-                bars.update(bar, completed=done, shown=_shown(test))
+                bars.update(bar, completed=done, shown="" if isnan(test.loss) else value)
 
         try:
             last = run_single(settings, folder, on_round, group)
@@ -113,9 +114,8 @@ def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup") -> None:
         _print_refusals(folder)
         if diverged is None:
             accuracy = "" if isnan(last.accuracy) else f"accuracy {last.accuracy:.2%}, "
-            typer.echo(
-                f"after {settings.rounds} rounds: {accuracy}loss {last.loss:.4g}; records: {folder}/rounds.jsonl"
-            )
+            result = f"{accuracy}loss {last.loss:.4g}; records: {folder}/rounds.jsonl"
+            typer.echo(f"after {settings.rounds} rounds: {result}")
             _print_ending(folder, "deltafl: ")
             for remark in bias_remark([settings.sampler], settings.model_dump()):
                 typer.echo(remark)
@@ -147,13 +147,6 @@ def _print_refusals(folder: Path) -> None:
         run, round, client, reason = refused[0]
         first = f"the first in {run}, round {round}, client {client}: {reason}"
         typer.echo(f"{len(refused)} replies were refused and count as missing, {first}", err=True)
-
-
-def _shown(test: "Evaluation") -> str:
-    """The state of a run beside its bar; empty between two evaluations."""
-    if isnan(test.loss):
-        return ""
-    return f"loss {test.loss:.4g}" if isnan(test.accuracy) else f"accuracy {test.accuracy:.1%}"
 
 
 @contextmanager

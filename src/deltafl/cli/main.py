@@ -74,13 +74,8 @@ def run_app(command: typer.Typer, arguments: list[str] | None = None, name: str 
     except DeltaflError as error:
         typer.echo(f"deltafl: {error}", err=True)
         sys.exit(2)
-    except FileNotFoundError as error:
-        typer.echo(f"deltafl: {error.filename or 'a file'} is missing; check the path, or make it anew", err=True)
-        sys.exit(2)
-    except OSError as error:  # a full disk, a folder without permission
-        typer.echo(
-            f"deltafl: {error.filename or 'a file'}: {error.strerror}; choose another place or make room", err=True
-        )
+    except OSError as error:  # a missing file, a full disk, a folder without permission
+        typer.echo(f"deltafl: {error.filename or 'a file'}: {error.strerror}; check the path, or choose another", err=True)
         sys.exit(2)
 
 

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib import import_module
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -25,15 +26,19 @@ Out = Annotated[Path | None, typer.Option(help="where results go", metavar="DIR"
 Resume = Annotated[bool, typer.Option("--resume", help="continue what is in --out")]
 
 
+#: What a folder holds, by a key of its settings.
+_HOLDS = {
+    "sampler": "a run; go on with: deltafl run --resume --out {out}",
+    "samplers": "a comparison; go on with: deltafl compare --resume --out {out}",
+    "experiment": "an experiment; go on with: deltafl reproduce",
+}
+
+
 class SettingsCommand:
-    """A command of Typer with an option for each setting of a kind, beside the parameters of its function.
+    """A command of Typer with an option for each setting of a class, beside the parameters of its function.
 
-    The settings are loaded when the options are needed, so that importing the command line loads no NumPy.
-
-    Args:
-        function: Gets the options that were given as ``given``, and its own parameters by name.
-        kind: The name of the settings' class in ``deltafl.simulation``.
-        names: The settings that become options; all if left out.
+    The function gets the options that were given as ``given``. The settings are loaded when the options are needed, so
+    that importing the command line loads no NumPy.
     """
 
     def __init__(self, function: Callable[..., None], kind: str, names: Sequence[str] | None = None) -> None:
@@ -42,9 +47,8 @@ class SettingsCommand:
 
     def __call__(self, **parameters: Any) -> None:
         """What Typer calls."""
-        own = set(inspect.signature(self._function).parameters)
-        given = {key: value for key, value in parameters.items() if key not in own and value is not None}
-        self._function(given, **{key: value for key, value in parameters.items() if key in own})
+        own = {key: parameters.pop(key) for key in inspect.signature(self._function).parameters if key in parameters}
+        self._function({key: value for key, value in parameters.items() if value is not None}, **own)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -91,26 +95,15 @@ def settings_from(
     out: Path | None,
     resume: bool,
 ) -> "AnySettings":
-    """The settings of a command, checked against what its folder holds already.
-
-    Args:
-        kind: ``RunSettings`` or ``CompareSettings``.
-        given: The options that were given.
-        sets: ``--set``.
-        config: ``--config``.
-        out: ``--out``.
-        resume: ``--resume``.
-
-    Raises:
-        DeltaflError: If a setting is impossible, or contradicts what the folder holds.
-    """
+    """The settings of a command from its options, checked against what its folder holds already."""
     from ..simulation.directory import recorded_settings
     from ..simulation.settings import make_settings, require_same_settings
 
     given = _joined(given, sets or [])
     recorded = recorded_settings(out) if out else None
-    if recorded is not None:
-        _refuse_other_command(kind, recorded, out)
+    for key, what in _HOLDS.items():
+        if recorded is not None and key in recorded and key not in kind.model_fields:
+            raise DeltaflError(f"{out} holds {what.format(out=out)}, or choose another --out")
     if resume and out is None:
         raise DeltaflError("--resume needs --out DIR, the folder of the run to continue")
     if resume and recorded is None and not given and config is None:
@@ -133,12 +126,9 @@ def new_folder(command: str, task: str) -> Path:
     """A folder of its own below ``runs`` for a command without ``--out``."""
     from ..tasks.own import short_name
 
-    folder = Path("runs") / f"{command}-{short_name(task)}-{datetime.now():%Y%m%d-%H%M%S}"
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = folder.with_name(f"{folder.name.removesuffix(f'-{number - 1}')}-{number}")
-    return folder
+    name = f"{command}-{short_name(task)}-{datetime.now():%Y%m%d-%H%M%S}"
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(folder for folder in map(Path("runs").joinpath, names) if not folder.exists())
 
 
 def _joined(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
@@ -152,45 +142,26 @@ def _joined(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, A
     return joined
 
 
-def _refuse_other_command(kind: "type[Settings]", recorded: Mapping[str, Any], out: Path | None) -> None:
-    """Tell the folder of a run from that of a comparison, and both from an experiment's."""
-    holds = {
-        "sampler": f"a run; go on with: deltafl run --resume --out {out}",
-        "samplers": f"a comparison; go on with: deltafl compare --resume --out {out}",
-        "experiment": "an experiment; go on with: deltafl reproduce",
-    }
-    for key, what in holds.items():
-        if key in recorded and key not in kind.model_fields:
-            raise DeltaflError(f"{out} holds {what}, or choose another --out")
-
-
 def _refuse_ignored(settings: "Settings", given: Mapping[str, Any]) -> None:
     """Refuse options that task and partition do not look at; a file of settings may serve several of them."""
     from ..tasks.own import is_own
     from ..tasks.partitions import PARTITIONS
 
-    of_synthetic = settings.task == "synthetic", "only the task 'synthetic' has it"
-    partition = PARTITIONS.get(settings.partition or "")
-    used = {
-        "noise": of_synthetic,
-        "truth": of_synthetic,
-        "alpha": (partition is not None and partition.uses_alpha, "only Dirichlet partitions have it"),
-        "column": (
-            is_own(settings.task) or (partition is not None and partition.uses_column),
-            "only the partition 'natural' and tables have it",
-        ),
-    }
-    for key, (matters, who) in used.items():
-        if key in given and not matters:
+    is_synthetic, partition = settings.task == "synthetic", PARTITIONS.get(settings.partition or "")
+    has_alpha = partition is not None and partition.uses_alpha
+    has_column = is_own(settings.task) or (partition is not None and partition.uses_column)
+    for key, is_used, who in (
+        ("noise", is_synthetic, "only the task 'synthetic' has it"),
+        ("truth", is_synthetic, "only the task 'synthetic' has it"),
+        ("alpha", has_alpha, "only Dirichlet partitions have it"),
+        ("column", has_column, "only the partition 'natural' and tables have it"),
+    ):
+        if key in given and not is_used:
             raise DeltaflError(f"{key} does nothing here: {who}; leave it out")
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """``key=value`` with the value written as in TOML, or a bare word.
-
-    Raises:
-        DeltaflError: If there is no ``=`` or nothing before it.
-    """
+    """``key=value`` with the value written as in TOML, or a bare word."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise DeltaflError(f"--set {text!r} is not KEY=VALUE; write for instance --set proximal=0.01")
