@@ -58,19 +58,6 @@ def test_pyplot_is_never_imported() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_task_without_accuracy_has_no_accuracy_picture(tmp_path: Path) -> None:
-    assert [path.name for path in draw(runs_of("loss", fedavg=[3], fedis=[2]), tmp_path, 0.5)] == [
-        "loss.png",
-        "selections.png",
-    ]
-
-
-@pytest.mark.parametrize("num_samplers", [1, 5, 15])
-def test_any_number_of_samplers(num_samplers: int, tmp_path: Path) -> None:
-    runs = [make_run(f"sampler-{i}@multinomial", 0, 3) for i in range(num_samplers)]
-    assert all(path.stat().st_size > 5000 for path in draw(runs, tmp_path))
-
-
 @pytest.mark.parametrize(
     "loss_r",
     [
@@ -83,7 +70,7 @@ def test_any_number_of_samplers(num_samplers: int, tmp_path: Path) -> None:
 )
 def test_losses_that_are_hard_to_draw(loss_r: np.ndarray[tuple[int], np.dtype[np.float64]], tmp_path: Path) -> None:
     runs = [make_run("fedavg", 0, 3, "loss"), make_run("fedis", 0, 3, "loss", loss_r=loss_r)]
-    assert len(draw(runs, tmp_path, 0.5)) == 2
+    assert [path.name for path in draw(runs, tmp_path, 0.5)] == ["loss.png", "selections.png"]
 
 
 def test_the_band_is_least_to_greatest_at_shared_rounds() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from deltafl.analysis import Run, Summary, read_summary, summarise, write_summary
 from deltafl.analysis import summary as models
@@ -40,14 +39,6 @@ def test_top5_and_final_differ() -> None:
     assert entry.final.mean == 0.3
     assert entry.top5.mean == pytest.approx((0.5 + 0.6 + 0.7 + 0.8 + 0.3) / 5)
     assert entry.top5.sd is None
-
-
-def test_a_tie_with_the_threshold_counts() -> None:
-    for metric, threshold in (("accuracy", 0.8), ("loss", 0.1)):
-        run = make_run("fedis", 0, 3, "accuracy" if metric == "accuracy" else "loss")
-        reach = summarise([run], threshold).samplers[0].seeds[0].reach
-        assert reach is not None
-        assert reach.round == 3
 
 
 def test_speedup_over_pairs() -> None:
@@ -191,14 +182,6 @@ def test_json_round_trip_without_nan(tmp_path: Path) -> None:
     assert data["schema_version"] == 1
     assert data["settings"] == {"lr": 0.1, "alpha": None, "nested": {"rates": [1.0, None]}, "rounds": 10, "name": "x"}
     assert data["samplers"][2]["final"] == {"mean": None, "sd": None}
-
-
-def test_models_refuse_nan_and_unknown_fields() -> None:
-    data = json.loads(summarise(runs_of(fedavg=[3]), 0.7).model_dump_json())
-    with pytest.raises(ValidationError, match="extra"):
-        Summary.model_validate({**data, "more": 1})
-    with pytest.raises(ValidationError, match="finite"):
-        Summary.model_validate({**data, "confidence": math.nan})
 
 
 def test_read_summary_explains(tmp_path: Path) -> None:

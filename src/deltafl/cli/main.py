@@ -75,7 +75,8 @@ def run_app(command: typer.Typer, arguments: list[str] | None = None, name: str 
         typer.echo(f"deltafl: {error}", err=True)
         sys.exit(2)
     except OSError as error:  # a missing file, a full disk, a folder without permission
-        typer.echo(f"deltafl: {error.filename or 'a file'}: {error.strerror}; check the path, or choose another", err=True)
+        place = error.filename or "a file"
+        typer.echo(f"deltafl: {place}: {error.strerror}; check the path, or choose another", err=True)
         sys.exit(2)
 
 
