@@ -66,6 +66,15 @@ def test_links_between_documents_lead_somewhere() -> None:
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
+def test_files_that_documents_name_are_there() -> None:
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("*.md")]:
+        named = re.findall(
+            r"(?:tests|src|benchmarks|reproduction|docs|results)/[\w./-]+\.(?:py|md|json)", document.read_text()
+        )
+        missing = [name for name in named if not (ROOT / name).exists() and not (document.parent / name).exists()]
+        assert not missing, f"{document.name} names {missing}"
+
+
 def test_no_file_grows_too_long() -> None:
     for path in (ROOT / "src").rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 400, f"{path} has more than 400 lines"

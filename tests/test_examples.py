@@ -50,18 +50,26 @@ def test_own_sampler_reaches_the_optimum_and_asks_who_suffers() -> None:
     assert times.min() >= 1
 
 
+def test_own_control_lowers_the_error() -> None:
+    plain, controlled = (float(line.rpartition(" ")[2]) for line in run("own_control.py"))
+    assert 0.02 < plain < 0.2
+    assert controlled < 0.1 * plain
+
+
 def test_examples_are_short() -> None:
-    for name, limit in (("own_loop.py", 35), ("own_sampler.py", 60)):
+    for name, limit in (("own_loop.py", 35), ("own_sampler.py", 60), ("own_control.py", 60)):
         assert len((EXAMPLES / name).read_text().splitlines()) <= limit
 
 
-def test_own_sampler_enters_a_comparison_by_its_file(tmp_path: Path) -> None:
+def test_own_sampler_and_control_enter_a_comparison_by_their_files(tmp_path: Path) -> None:
     label = f"{EXAMPLES / 'own_sampler.py'}:ByLoss(power=2,floor=0.1)"
-    options = ["--samplers", f"uniform,{label}", "--seeds", "1", "--rounds", "3", "--out", "out"]
+    control = f"uniform@@{EXAMPLES / 'own_control.py'}:LastUpdate(shrink=0.5)"
+    options = ["--samplers", f"uniform,{label},{control}", "--seeds", "1", "--rounds", "3", "--out", "out"]
     done = deltafl("compare", "--task", "toy", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     runs = {path.name for path in (tmp_path / "out" / "runs").iterdir()}
-    assert runs == {"uniform-seed0", "own_sampler.py_ByLoss(floor=0.1,power=2)-seed0"}
+    own = {"own_sampler.py_ByLoss(floor=0.1,power=2)", "uniform@@own_control.py_LastUpdate(shrink=0.5)"}
+    assert runs == {f"{name}-seed0" for name in {"uniform", *own}}
     wrong = deltafl("run", "--task", "toy", "--sampler", label.replace("power", "powr"), cwd=tmp_path)
     assert wrong.returncode == 2
     assert "did you mean 'power'" in " ".join(wrong.stderr.split())
