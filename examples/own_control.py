@@ -48,12 +48,13 @@ if __name__ == "__main__":
     optimum_m = np.array([0.0, 1, 1, 2, 2, 3, 3, 12])
     for estimator in ("horvitz-thompson", LastUpdate()):
         plan = deltafl.make_plan("uniform", deltafl.Population.from_sizes([1] * 8), n=3, estimator=estimator)
-        state, errors = deltafl.init_round(plan, np.array([10.0])), []
+        state = deltafl.init_round(plan, np.array([10.0]))
+        errors = []
         for _ in range(200):
             cohort = deltafl.open_round(plan, state)
             full = 0.2 * (optimum_m - state.params_d).mean()
             update_nd = 0.2 * (optimum_m[cohort.client_n] - state.params_d[0])[:, None]
             before = state.params_d
-            state, _ = deltafl.close_round(plan, state, cohort, update_nd)
+            state, info = deltafl.close_round(plan, state, cohort, update_nd)
             errors.append((state.params_d - before - full)[0] ** 2)
         print(f"{estimator}: mean squared error {np.mean(errors):.4f}")
