@@ -3,7 +3,7 @@
 import difflib
 import importlib.util
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 #: What a user's code can raise. ``sys.exit`` in it must not end the program with an exit code of its choice.
@@ -36,6 +36,16 @@ def require_method(thing: object, method: str, what: str, cure: str) -> None:
     """Refuse a thing without a method that its kind must have, such as a name where an object is wanted."""
     if not callable(getattr(thing, method, None)):
         raise DeltaflError(f"{what} is {thing!r}; {cure}")
+
+
+def check_ranges(options: object, ranges: Mapping[str, str]) -> None:
+    """Refuse attributes outside their intervals, such as ``{"floor": "[0, 1)"}``; None is allowed."""
+    for name, interval in ranges.items():
+        value = getattr(options, name)
+        low, high = map(float, interval[1:-1].split(","))
+        ends = (low,) * (interval[0] == "[") + (high,) * (interval[-1] == "]")
+        if not (value is None or low < value < high or value in ends):
+            raise DeltaflError(f"{name} is {value}; it must be in {interval}")
 
 
 def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> DeltaflError:

@@ -217,13 +217,16 @@ def load_class(spec: str, base: type[T]) -> type[T]:
         base: What it must be a subclass of.
 
     Raises:
-        DeltaflError: If the file cannot be read or run, or has no such class.
+        DeltaflError: If the file cannot be read or run, or has no such class with all methods.
     """
     path, _, name = spec.rpartition(":")
     module = import_file(Path(path), "FILE.py:Class")
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise DeltaflError(f"{path} has no class {name!r} that is a subclass of deltafl.{base.__name__}")
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    if missing:
+        raise DeltaflError(f"{spec} lacks {', '.join(missing)}; define what deltafl.{base.__name__} leaves open")
     return found
 
 

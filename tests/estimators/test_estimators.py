@@ -3,6 +3,7 @@
 One test holds every (sampler, design, estimator) against what it says of itself, biased ones included.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -45,6 +46,7 @@ from deltafl import (
 from deltafl import make_plan as label_plan
 from deltafl.estimators.control_variates import CommonControlState, OwnControlState
 from deltafl.estimators.table import find_estimator, hajek, horvitz_thompson, plain_mean
+from deltafl.samplers import parse_label
 from deltafl.scale.persistent_array import PersistentArray
 from deltafl.scale.rows import weighted_sum
 
@@ -430,18 +432,44 @@ def test_a_control_variate_of_ones_own_is_used_by_file_and_class(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "name", ["fedstale-0.8", "fedstale(beta=0.8)", "innovation(memory=0.5)", "innovation-damped(memory=0)"]
+    ("body", "words"),
+    [
+        ("pass", "lacks init, update, value; define what deltafl.ControlVariate leaves open"),
+        ("init = value = lambda *_: None", "lacks update;"),
+        ("power: float\n    init = value = update = lambda *_: None", "cannot be made: TypeError: .*'power'"),
+    ],
 )
+def test_a_control_variate_that_cannot_work_is_refused_before_the_first_round(
+    tmp_path: Path, body: str, words: str
+) -> None:
+    file = tmp_path / f"my_control_{len(words)}.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom deltafl import ControlVariate\n\n"
+        f"@dataclass(frozen=True)\nclass Mine(ControlVariate):\n    {body}\n"
+    )
+    with pytest.raises(DeltaflError, match=words):
+        parse_label(f"uniform@@{file}:Mine")
+
+
+@pytest.mark.parametrize("estimator", ["innovation", "mifa", "fedstale(beta=0.8)", "mine.py:Control(power=2)"])
+def test_an_estimator_in_the_place_of_a_design_is_named_with_the_cure(estimator: str) -> None:
+    with pytest.raises(DeltaflError, match=re.escape(f"not a design; write md(floor=0)@@{estimator}")):
+        parse_label(f"md(floor=0)@{estimator}")
+
+
+@pytest.mark.parametrize("name", ["fedstale(beta=0.8)", "innovation(memory=0.5)", "innovation-damped(memory=0)"])
 def test_options_of_estimators(name: str) -> None:
-    option = "beta" if "stale" in name else "memory"
-    assert getattr(find_estimator(name).control, option) == float(name.strip(")").replace("-", "=").split("=")[-1])
+    option, value = name.strip(")").partition("(")[2].split("=")
+    assert getattr(find_estimator(name).control, option) == float(value)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("fedstale(bta=1)", "did you mean 'beta'"),
-        ("fedstale-2", "beta is 2"),
+        ("fedstale(beta=2)", r"beta is 2; it must be in \[0, 1\]"),
+        ("difference(memory=1)", r"memory is 1; it must be in \[0, 1\)"),
+        ("regression(memory=0)", r"memory is 0; it must be in \(0, 1\)"),
         ("hajek(x=1)", "has no options"),
         ("fedstale(beta=high)", "it must be a number"),
         ("innovation(own=1)", "unknown option"),

@@ -276,10 +276,10 @@ def test_replies_of_the_wrong_kind_are_an_error_of_the_host() -> None:
     update_nd = np.ones((N, D), dtype=np.float32)
     replies = [RemoteReply(update_d, -1) for update_d in update_nd]
     for estimator, given, message in (
-        ("innovation-remote", update_nd, "is a plain update, .* deltafl.ClientMemory.reply"),
-        ("innovation-remote", [replies[0], None, update_nd[0]], "is a plain update"),
-        ("innovation", replies, "write 'difference-own-remote' or 'innovation-remote'"),
-        ("horvitz-thompson", [update_nd[0], None, replies[0]], "a difference from what its client keeps"),
+        ("innovation-remote", update_nd, "client 0 is no RemoteReply; .* deltafl.ClientMemory.reply"),
+        ("innovation-remote", [replies[0], None, update_nd[0]], "is no RemoteReply"),
+        ("innovation", replies, "is a RemoteReply; .* with any other the update itself"),
+        ("horvitz-thompson", [update_nd[0], None, replies[0]], "is a RemoteReply"),
         ("innovation-remote", replies[:2], "must have 3 rows"),
     ):
         plan = Plan(POPULATION, Fixed(), N, estimator, Recorder())

@@ -41,7 +41,7 @@ SIZES, WEIGHT_M, BY_WEIGHT_M = [1, 2, 3, 4, 15], np.array([0.04, 0.08, 0.12, 0.1
         ("fedvarp", 1.0, [0.4] * 5),
         ("fedstale", 0.5, [0.4] * 5),
         ("md-fixed@@difference-own", 1.0, BY_WEIGHT_M),
-        ("md-fixed@@fedstale-0.2", 0.2, BY_WEIGHT_M),
+        ("md-fixed@@fedstale(beta=0.2)", 0.2, BY_WEIGHT_M),
     ],
 )
 def test_fedvarp_and_fedstale_with_unequal_weights_by_hand(label: str, beta: float, pi_m: list[float]) -> None:
@@ -79,7 +79,7 @@ def test_mifa_is_the_average_of_latest_updates() -> None:
 @pytest.mark.parametrize("beta", ["0", "0.3", "1"])
 def test_fedstale_is_unbiased_and_lies_between_its_ends(beta: str) -> None:
     sizes = [10, 15, 20, 25, 30]
-    plan = Plan(Population.from_sizes(sizes), make_sampler("md-fixed"), 2, f"fedstale-{beta}", Recorder(), seed=1)
+    plan = Plan(Population.from_sizes(sizes), make_sampler("md-fixed"), 2, f"fedstale(beta={beta})", Recorder(), seed=1)
     state = play(plan, init_round(plan, np.zeros(3)), [make_problem(sizes, seed=s) for s in range(3)])
     problem = make_problem(sizes, seed=9)
     np.testing.assert_allclose(mean_estimate(plan, state, problem), problem.ubar_d, rtol=1e-11)
@@ -94,15 +94,15 @@ def test_fedstale_is_unbiased_and_lies_between_its_ends(beta: str) -> None:
         np.testing.assert_allclose(estimate(plan, state, cohort, updates), mixed_d, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["fedstale-1.5", "fedstale--0.1", "fedstale-nan", "fedstale-", "fedstale-half"])
+@pytest.mark.parametrize("name", ["fedstale(beta=1.5)", "fedstale(beta=-0.1)", "fedstale(beta=half)"])
 def test_an_impossible_coefficient_is_refused(name: str) -> None:
-    with pytest.raises(DeltaflError, match=r"beta|cannot read|unknown estimator"):
+    with pytest.raises(DeltaflError, match="beta"):
         find_estimator(name)
 
 
 def test_a_coefficient_is_part_of_the_name() -> None:
-    assert parse_label("uniform@@fedstale-0.8").estimator == "fedstale-0.8"
-    control = find_estimator("fedstale-0.8").control
+    assert parse_label("uniform@@fedstale(beta=0.8)").estimator == "fedstale(beta=0.8)"
+    control = find_estimator("fedstale(beta=0.8)").control
     assert isinstance(control, FixedCoefficient)
     assert control.beta == 0.8
     with pytest.raises(DeltaflError, match="did you mean 'fedstale'"):

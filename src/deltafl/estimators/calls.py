@@ -11,15 +11,12 @@ from ..errors import DeltaflError, unknown_name
 
 _CALL = re.compile(r"^\s*(?P<name>[^()]*?)\s*(\((?P<options>.*)\))?\s*$", re.DOTALL)
 _WORD = re.compile(r"^[A-Za-z_][\w.-]*$")
+#: Types of options, in words.
+_KINDS = {float: "a number", int: "a whole number", bool: "True or False", str: "a word", NoneType: "None"}
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """Split ``name(option=value, ...)`` into name and options.
-
-    Values are Python literals; strings need no quotes.
-
-    Raises:
-        DeltaflError: If the text is no such call.
+    """Name and options of ``name(option=value, ...)``: values are Python literals; strings need no quotes.
 
     Example:
         >>> parse_call("pracdelta(alpha=theory, floor=0.1)")
@@ -52,9 +49,8 @@ def _value(node: ast.expr, source: str, text: str) -> Any:
 
 def write_call(name: str, options: Mapping[str, Any]) -> str:
     """The shortest text that ``parse_call`` reads as this name and these options, in the order of their names."""
-    if not options:
-        return name
-    return f"{name}({','.join(f'{key}={_written(value)}' for key, value in sorted(options.items()))})"
+    written = (f"{key}={_written(value)}" for key, value in sorted(options.items()))
+    return f"{name}({','.join(written)})" if options else name
 
 
 def _written(value: Any) -> str:
@@ -63,12 +59,7 @@ def _written(value: Any) -> str:
 
 
 def split_outside(text: str, separator: str) -> list[str]:
-    """The parts of a text between separators that are not in parentheses, without blanks around them.
-
-    Example:
-        >>> split_outside("full, osmd(mixing=0.3), delta(alpha=(1, 0.5))@poisson", ",")
-        ['full', 'osmd(mixing=0.3)', 'delta(alpha=(1, 0.5))@poisson']
-    """
+    """The parts of a text between separators that are not in parentheses, without blanks around them."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -80,14 +71,7 @@ def split_outside(text: str, separator: str) -> list[str]:
 
 
 def check_options(kind: type, options: Mapping[str, Any], name: str, hidden: Collection[str] = ()) -> None:
-    """Raise a ``DeltaflError`` unless the options are fields of a dataclass, with values of their types.
-
-    Args:
-        kind: The dataclass.
-        options: The options.
-        name: What they are options of, for the message.
-        hidden: Fields that are no options.
-    """
+    """Refuse options of a dataclass that are no fields of it, are ``hidden``, or have values of other types."""
     known = [field.name for field in fields(kind) if field.name not in hidden] if is_dataclass(kind) else []
     for option, value in options.items():
         if not known:
@@ -100,22 +84,17 @@ def check_options(kind: type, options: Mapping[str, Any], name: str, hidden: Col
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value has the type that a field is annotated with; types that are not listed here are not checked."""
+    """Whether a literal has the type that a field is annotated with; types not in ``_KINDS`` are not checked."""
+    parts = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
-        return any(_fits(value, part) for part in get_args(hint))
-    if get_origin(hint) is tuple and Ellipsis not in get_args(hint):
-        parts = get_args(hint)
+        return any(_fits(value, part) for part in parts)
+    if get_origin(hint) is tuple and Ellipsis not in parts:
         return isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
-    if hint in (int, float):
-        return isinstance(value, int | hint) and not isinstance(value, bool)
-    return isinstance(value, hint) if hint in (bool, str, NoneType) else True
+    return hint not in _KINDS or type(value) is hint or (hint is float and type(value) is int)
 
 
 def _in_words(hint: Any) -> str:
-    """A type annotation for people."""
+    parts = [_in_words(part) for part in get_args(hint)]
     if get_origin(hint) in (Union, UnionType):
-        return " or ".join(map(_in_words, get_args(hint)))
-    if get_origin(hint) is tuple:
-        return f"({', '.join(map(_in_words, get_args(hint)))})"
-    words = {float: "a number", int: "a whole number", bool: "True or False", str: "a word", NoneType: "None"}
-    return words.get(hint, str(hint))
+        return " or ".join(parts)
+    return f"({', '.join(parts)})" if get_origin(hint) is tuple else _KINDS.get(hint, str(hint))

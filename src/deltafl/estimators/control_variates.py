@@ -1,20 +1,18 @@
 """Control variates: predictions c_i of the clients' updates, known before the draw, that an estimator subtracts.
 
 ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is unbiased for *any* c, and its variance is that of the residuals
-u_i - c_i. For a control variate of your own, subclass ``ControlVariate`` in one file: ``Plan(..., estimator=Mine())``,
-or the label ``uniform@systematic@my_control.py:Mine(power=2)``.
-
-``RegressionControl`` is the generalised regression estimator of survey sampling (Cassel, Sarndal and Wretman 1976;
-Sarndal, Swensson and Wretman 1992), with B from earlier rounds instead of from the cohort itself, so that it is
-unbiased.
+u_i - c_i. One of your own is a subclass of ``ControlVariate``: ``Plan(..., estimator=Mine())``, or the label
+``uniform@@my_control.py:Mine(power=2)``. docs/theory.md, section 10, says why each of these is as it is.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from ..errors import DeltaflError
+from ..errors import check_ranges
 from ..scale.rows import RowFormat, Rows, RunningSum, read_rows, replace_rows, weighted_sum, wide_row
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
 
@@ -29,16 +27,22 @@ class ControlValue(NamedTuple):
     control_nd: FloatArray
 
 
-class ControlVariate:
-    """Base class: three functions, of which ``update`` is called after D has been computed.
+class ControlVariate(ABC):
+    """Base class. Subclasses are frozen dataclasses of hyper-parameters; the state is a NamedTuple of arrays.
 
-    Subclasses are frozen dataclasses that hold hyper-parameters only; the state is a NamedTuple of arrays.
+    What differs from the defaults below is a class attribute, such as ``uses_aux = True``.
     """
+
+    #: Intervals of hyper-parameters, such as ``{"memory": "[0, 1)"}``.
+    ranges: ClassVar[Mapping[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        check_ranges(self, self.ranges)
 
     @property
     def learns_from_sums(self) -> bool:
-        """Whether ``update_from_sum`` works, so that no update has to be kept until the round is closed."""
-        return False
+        """Whether there is an ``update_from_sum``, so that no update has to be kept until the round is closed."""
+        return type(self).update_from_sum is not ControlVariate.update_from_sum
 
     @property
     def remembers(self) -> bool:
@@ -58,17 +62,17 @@ class ControlVariate:
         """Beta of this round, see ``learned_coefficient.py``."""
         return 1.0
 
+    @abstractmethod
     def init(self, population: Population, num_params: int) -> Any:
         """The state before the first round."""
-        raise NotImplementedError
 
+    @abstractmethod
     def value(self, state: Any, client_n: IntArray) -> ControlValue:
         """c_i of some clients, and its weighted sum over all clients."""
-        raise NotImplementedError
 
+    @abstractmethod
     def update(self, state: Any, population: Population, replies: Replies, update_nd: Params) -> Any:
-        """Learn from the replies, (n, d)."""
-        raise NotImplementedError
+        """Learn from the replies, (n, d); called after D has been computed."""
 
     def update_from_sum(self, state: Any, replies: Replies, residual_d: FloatArray) -> Any:
         """Learn from ``residual_d`` = sum_S coef_i (u_i - c_i) alone."""
@@ -85,26 +89,19 @@ class NoControlState(NamedTuple):
 class NoControl(ControlVariate):
     """c = 0: the plain estimators."""
 
-    @property
-    def learns_from_sums(self) -> bool:
-        """There is nothing to learn."""
-        return True
-
     def init(self, population: Population, num_params: int) -> NoControlState:
-        """No memory."""
+        """Nothing but d."""
         return NoControlState(np.zeros(num_params))
 
     def value(self, state: NoControlState, client_n: IntArray) -> ControlValue:
-        """Zero for everyone."""
+        """Zero."""
         return ControlValue(state.zero_d, state.zero_d[None])
 
-    def update(
-        self, state: NoControlState, population: Population, replies: Replies, update_nd: Params
-    ) -> NoControlState:
+    def update(self, state: NoControlState, *_: object) -> NoControlState:
         """The same state."""
         return state
 
-    def update_from_sum(self, state: NoControlState, replies: Replies, residual_d: FloatArray) -> NoControlState:
+    def update_from_sum(self, state: NoControlState, *_: object) -> NoControlState:
         """The same state."""
         return state
 
@@ -117,25 +114,17 @@ class CommonControlState(NamedTuple):
 
 @dataclass(frozen=True)
 class CommonControl(ControlVariate):
-    """One c for everyone: c <- memory c + (1 - memory) (Hajek mean of the round).
-
-    Attributes:
-        memory: In [0, 1); how slowly c follows the rounds.
-    """
+    """One c for all clients: c <- memory c + (1 - memory) (Hajek mean of the round), memory in [0, 1)."""
 
     memory: float = 0.7
-
-    @property
-    def learns_from_sums(self) -> bool:
-        """The Hajek mean is one sum."""
-        return True
+    ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
 
     def init(self, population: Population, num_params: int) -> CommonControlState:
-        """C = 0."""
+        """Before the first replies, c = 0."""
         return CommonControlState(np.zeros(num_params))
 
     def value(self, state: CommonControlState, client_n: IntArray) -> ControlValue:
-        """The same c for everyone; the weights sum to 1, hence so does their sum."""
+        """The same c for all clients; the weights sum to 1, hence so does their sum."""
         return ControlValue(state.control_d, state.control_d[None])
 
     def update(
@@ -159,36 +148,25 @@ class CommonControl(ControlVariate):
 
 
 class OwnControlState(NamedTuple):
-    """One update a client, and their weighted sum.
+    """One update a client, and their weighted sum."""
 
-    Attributes:
-        control_md: m rows (``scale/rows.py``): a tuple of them, one (m, d) array, as it is after a resume, or a file.
-        total_d: float64 (d,), sum_j w_j c_j of the rows as they are stored.
-        rounding: float64 (), how far rounding may have led ``total_d`` from it (``RunningSum``).
-    """
-
-    control_md: Rows
-    total_d: FloatArray
-    rounding: FloatArray = np.zeros(())
+    control_md: Rows  #: m rows: a tuple of them, one (m, d) array, as it is after a resume, or a file
+    total_d: FloatArray  #: sum_j w_j c_j of the rows as they are stored
+    rounding: FloatArray = np.zeros(())  #: how far rounding may have led ``total_d`` from it (``RunningSum``)
 
 
 @dataclass(frozen=True)
 class OwnControl(ControlVariate):
     """c_i = the last update of client i, 0 until there is one. Memory: one model a client that has replied.
 
-    A round replaces the rows of the clients that replied; the states before and after it share the other rows, so that
-    a round costs n rows and not m, and neither state is changed.
+    A round costs n rows and not m: the states before and after it share the rows of clients that did not reply.
 
     Attributes:
         rows: How the rows are kept.
     """
 
     rows: RowFormat = field(default_factory=RowFormat)
-
-    @property
-    def remembers(self) -> bool:
-        """One update a client."""
-        return True
+    remembers = True
 
     def with_rows(self, rows: RowFormat) -> Self:
         """The same with another format."""
@@ -221,14 +199,7 @@ def summed_anew(state: OwnControlState, weight_m: FloatArray) -> OwnControlState
 
 
 class InnovationControlState(NamedTuple):
-    """All clients' memory, the common c, and which clients have no memory yet.
-
-    Attributes:
-        own: The last updates.
-        common: c of the other clients.
-        unseen_m: bool (m,), clients that have not replied yet.
-        unseen_weight: float64 (), the sum of their weights.
-    """
+    """The last updates, and c of the clients that have not replied yet, with the sum of their weights."""
 
     own: OwnControlState
     common: CommonControlState
@@ -238,10 +209,7 @@ class InnovationControlState(NamedTuple):
 
 @dataclass(frozen=True)
 class InnovationControl(ControlVariate):
-    """c_i = the last update of client i, and one common c for clients that have not replied yet.
-
-    c follows the estimates: c <- memory c + (1 - memory) D. (The mean of the replies would serve as well, but a server
-    whose clients keep their c_i does not receive it, see ``remote.py``.)
+    """c_i = the last update of client i; one c for clients that have not replied: c <- memory c + (1 - memory) D.
 
     Attributes:
         own: The memory of the clients that have replied.
@@ -250,11 +218,8 @@ class InnovationControl(ControlVariate):
 
     own: OwnControl = OwnControl()
     memory: float = 0.7
-
-    @property
-    def remembers(self) -> bool:
-        """One update a client."""
-        return True
+    ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
+    remembers = True
 
     def with_rows(self, rows: RowFormat) -> Self:
         """The same with another format."""
@@ -282,14 +247,15 @@ class InnovationControl(ControlVariate):
         """Store the replies, and follow the estimate."""
         value = self.value(state, replies.client_n)
         common_d = follow_estimate(state.common.control_d, self.memory, value, update_nd, replies.coef_n)
-        unseen_m = state.unseen_m.copy()
-        unseen_m[replies.client_n] = False
-        return InnovationControlState(
-            own=self.own.update(state.own, population, replies, update_nd),
-            common=CommonControlState(common_d),
-            unseen_m=unseen_m,
-            unseen_weight=np.asarray(population.weight_m[unseen_m].sum()),
-        )
+        own = self.own.update(state.own, population, replies, update_nd)
+        return InnovationControlState(own, CommonControlState(common_d), *seen(state.unseen_m, population, replies))
+
+
+def seen(unseen_m: BoolArray, population: Population, replies: Replies) -> tuple[BoolArray, FloatArray]:
+    """Which clients have not replied after these replies, and the sum of their weights."""
+    left_m = unseen_m.copy()
+    left_m[replies.client_n] = False
+    return left_m, np.asarray(population.weight_m[left_m].sum())
 
 
 def follow_estimate(
@@ -305,13 +271,7 @@ def follow_estimate(
 
 
 class RegressionControlState(NamedTuple):
-    """The auxiliary variables and the coefficients.
-
-    Attributes:
-        aux_mq: float64 (m, q), x_i, the first column ones.
-        weight_m: float64 (m,), the weights w_i.
-        slope_qd: float64 (q, d), B.
-    """
+    """The auxiliary variables x_i (the first is 1), the weights w_i, and the coefficients B."""
 
     aux_mq: FloatArray
     weight_m: FloatArray
@@ -322,30 +282,22 @@ class RegressionControlState(NamedTuple):
 class RegressionControl(ControlVariate):
     """c_i = B x_i, x_i = (1, auxiliary variables); B moves towards the regression of the replies on their x.
 
-    It predicts the update of a client that has not replied yet as well as that of any other, and costs q models however
-    many clients there are. With shares s_i = coef_i / sum_S coef_j of the cohort and G = sum_j w_j x_j x_j^T of all,
+    The generalised regression estimator (Cassel, Sarndal and Wretman 1976), unbiased because B is from earlier rounds.
+    It also predicts updates of clients that have not replied yet, and costs q models. With shares
+    s_i = coef_i / sum_S coef_j and G = sum_j w_j x_j x_j^T of all,
 
         A = (1 - memory) sum_S s_i x_i x_i^T + memory G,    B <- B + (1 - memory) A^+ sum_S s_i x_i (u_i - B x_i)^T,
 
-    which minimises (1 - memory) sum_S s_i norm(u_i - B x_i)^2 + memory sum_j w_j norm((B - B_before) x_j)^2. It is the
-    same whatever the scales of the columns and whether they depend on each other (shares that sum to 1 do, with the
-    column of ones); without auxiliary variables it is ``CommonControl``.
+    which minimises (1 - memory) sum_S s_i norm(u_i - B x_i)^2 + memory sum_j w_j norm((B - B_before) x_j)^2, whatever
+    the scales of the columns and whether they depend on each other. Without auxiliary variables: ``CommonControl``.
 
     Attributes:
         memory: In (0, 1); how slowly B follows the rounds.
     """
 
     memory: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Refuse an impossible memory."""
-        if not 0 < self.memory < 1:
-            raise DeltaflError(f"memory is {self.memory}; it must be above 0 (the last round alone) and below 1")
-
-    @property
-    def uses_aux(self) -> bool:
-        """They are the regressors."""
-        return True
+    ranges: ClassVar[Mapping[str, str]] = {"memory": "(0, 1)"}
+    uses_aux = True
 
     def init(self, population: Population, num_params: int) -> RegressionControlState:
         """B = 0."""
@@ -365,13 +317,11 @@ class RegressionControl(ControlVariate):
         total = replies.coef_n.sum()
         if total <= 0:
             return state
-        aux_nq, share_n = state.aux_mq[replies.client_n], replies.coef_n / total
+        memory, aux_nq, share_n = self.memory, state.aux_mq[replies.client_n], replies.coef_n / total
         here_qq = np.einsum("n,np,nq->pq", share_n, aux_nq, aux_nq)
         all_qq = np.einsum("m,mp,mq->pq", state.weight_m, state.aux_mq, state.aux_mq)
-        inverse_qq = np.linalg.pinv(
-            (1 - self.memory) * here_qq + self.memory * all_qq, rcond=_RANK_TOLERANCE, hermitian=True
-        )
-        gain_qn = (1 - self.memory) * np.einsum("pq,nq,n->pn", inverse_qq, aux_nq, share_n)
+        inverse_qq = np.linalg.pinv((1 - memory) * here_qq + memory * all_qq, rcond=_RANK_TOLERANCE, hermitian=True)
+        gain_qn = (1 - memory) * np.einsum("pq,nq,n->pn", inverse_qq, aux_nq, share_n)
         residual_nd = np.einsum("nq,qd->nd", aux_nq, state.slope_qd)
         np.subtract(update_nd, residual_nd, out=residual_nd)
         return state._replace(slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, residual_nd))

@@ -1,25 +1,15 @@
 """Coefficients of control variates: D = beta sum_j w_j c_j + sum_S coef_i (u_i - beta c_i).
 
-D is unbiased for every beta that is known before the draw: beta c is a control variate like any other. beta = 1 is the
-plain difference estimator, beta = 0 is Horvitz-Thompson. A memory that is stale, or of another scale than the updates,
-is worse than none at beta = 1; the right beta is never worse than either.
-
-====================== ============================ ===============================================================
-control variate        beta                         source
-====================== ============================ ===============================================================
-``FixedCoefficient``   fixed                        FedStale (Rodio and Neglia 2024)
-``LearnedCoefficient`` learned from earlier rounds  regression (optimal difference) estimator: Montanari 1987;
-                                                    control variates with an estimated coefficient: Lavenberg and
-                                                    Welch 1981
-====================== ============================ ===============================================================
+D is unbiased for every beta that is known before the draw. beta = 1 is the plain difference estimator, beta = 0 is
+Horvitz-Thompson; where a memory is stale, the right beta lies between them and is never worse than either.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from ..errors import DeltaflError
 from ..scale.rows import RowFormat
 from ..types import Cohort, FloatArray, IntArray, Params, Population, Replies
 from .control_variates import ControlValue, ControlVariate
@@ -36,34 +26,22 @@ class _Scaled(ControlVariate):
 
     @property
     def remembers(self) -> bool:
-        """As the inner one."""
         return self.control.remembers
 
     @property
     def uses_aux(self) -> bool:
-        """As the inner one."""
         return self.control.uses_aux
 
     def with_rows(self, rows: RowFormat) -> Self:
-        """With the inner one's rows in another format."""
         return replace(self, control=self.control.with_rows(rows))
 
 
 @dataclass(frozen=True)
 class FixedCoefficient(_Scaled):
-    """Control values beta c_i, beta fixed.
-
-    Attributes:
-        control: Where c comes from.
-        beta: In [0, 1].
-    """
+    """Control values beta c_i, beta fixed in [0, 1]: FedStale (Rodio and Neglia 2024)."""
 
     beta: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Refuse an impossible beta."""
-        if not 0 <= self.beta <= 1:
-            raise DeltaflError(f"beta is {self.beta}; it must be from 0 (no memory) to 1 (the memory as it is)")
+    ranges: ClassVar[Mapping[str, str]] = {"beta": "[0, 1]"}
 
     def coefficient(self, state: Any) -> float:
         """Beta."""
@@ -83,38 +61,23 @@ class FixedCoefficient(_Scaled):
 
 
 class LearnedCoefficientState(NamedTuple):
-    """The inner state, and the two sums whose ratio is beta.
-
-    Attributes:
-        control: State of the inner control variate.
-        cross: float64 (), A, exponential sum over rounds of the estimated sum_i g_i <u_i, c_i>.
-        square: float64 (), B >= 0, the same of g_i norm(c_i)^2; 0 before the first replies.
-    """
+    """The inner state, and the two sums whose ratio is beta, float64 ()."""
 
     control: Any
-    cross: FloatArray
-    square: FloatArray
+    cross: FloatArray  #: A, exponential sum over rounds of the estimated sum_i g_i <u_i, c_i>
+    square: FloatArray  #: B >= 0, the same of g_i norm(c_i)^2; 0 before the first replies
 
 
 @dataclass(frozen=True)
 class LearnedCoefficient(_Scaled):
     """Control values beta c_i, beta = clip(A / B, 0, 1) from earlier rounds; 1 before the first of them.
 
-    Independent draws have V(beta) = sum_i g_i norm(u_i - beta c_i)^2 with g_i = w_i^2 (1 - pi_i) / pi_i, which is least
-    at beta = sum_i g_i <u_i, c_i> / sum_i g_i norm(c_i)^2. Sums over everybody are estimated from the cohort by weights
-    1 / pi_i, and as coef_i = w_i / pi_i, g_i / pi_i = coef_i^2 (1 - w_i / coef_i): a client that is certain to
-    be drawn does not count. (Weights w_i coef_i would leave the factor (1 - pi_i) / pi_i out.)
-
-    Designs of fixed size do better than independent draws: what all coef_i (u_i - beta c_i) have in common cancels. So
-    for them the products are those of coef_i u_i and coef_i c_i about their means over the cohort, with masses 1 - w_i
-    / coef_i (the variance approximation of ``variance.py``; exact for simple random sampling). Otherwise a memory that
-    knows only what all updates have in common would look useful where it is not. With replacement each draw counts by
-    itself, as coef_i u_i / count_i about their mean, for nobody is certain to be drawn. A draw that leaves a single
-    place open has no mean to be about: it counts uncentred, which is V(beta) plus norm(sum_j w_j (u_j - beta c_j))^2.
-
-    Clients that reply with rate q_i < 1 make a second draw, each on its own, in which nothing cancels, with
-    V(beta) = sum_S q_i (1 - q_i) norm(coef_i (u_i - beta c_i))^2: its part of A and B is not centred. The first draw's
-    part is that of q_i coef_i, what the reply would count if all replied, with masses over q_i.
+    Independent draws have V(beta) = sum_i g_i norm(u_i - beta c_i)^2 with g_i = w_i^2 (1 - pi_i) / pi_i, least at
+    beta = sum_i g_i <u_i, c_i> / sum_i g_i norm(c_i)^2 (Montanari 1987; Lavenberg and Welch 1981). Both sums are
+    estimated from the cohort, by coef_i^2 (1 - w_i / coef_i). Draws of fixed size cancel what all coef_i u_i have in
+    common, so that there the products are those of coef_i u_i and coef_i c_i about their means over the cohort (with
+    replacement: over the draws), unless a single place is open. Clients that reply with rate q_i < 1 make a second
+    draw, in which nothing cancels: its part, weighed by q_i (1 - q_i), is not centred.
 
     A wrong beta costs variance, never bias.
 
@@ -124,11 +87,7 @@ class LearnedCoefficient(_Scaled):
     """
 
     memory: float = 0.9
-
-    def __post_init__(self) -> None:
-        """Refuse an impossible memory."""
-        if not 0 <= self.memory < 1:
-            raise DeltaflError(f"memory is {self.memory}; it must be from 0 (the last round alone) to below 1")
+    ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
 
     def init(self, population: Population, num_params: int) -> LearnedCoefficientState:
         """Beta = 1."""
@@ -147,7 +106,8 @@ class LearnedCoefficient(_Scaled):
     ) -> LearnedCoefficientState:
         """Regress the replies on their control values, then let the inner control variate learn."""
         weight_n = population.weight_m[replies.client_n]
-        cross, square = _products(update_nd, self.control.value(state.control, replies.client_n), weight_n, replies)
+        control_nd = self.control.value(state.control, replies.client_n).control_nd
+        cross, square = _products(update_nd, control_nd, weight_n, replies)
         return LearnedCoefficientState(
             control=self.control.update(state.control, population, replies, update_nd),
             cross=np.asarray(self.memory * state.cross + cross),
@@ -159,9 +119,8 @@ def _times(value: ControlValue, beta: float) -> ControlValue:
     return value if beta == 1 else ControlValue(beta * value.total_d, beta * value.control_nd)
 
 
-def _products(update_nd: Params, value: ControlValue, weight_n: FloatArray, replies: Replies) -> tuple[float, float]:
+def _products(update_nd: Params, control_nd: FloatArray, weight_n: FloatArray, replies: Replies) -> tuple[float, float]:
     """A and B of one round: those of the draw, about the means if what is common cancels, and those of who replied."""
-    control_nd = value.control_nd
     rate_n, sent_n, count_n = replies.response_n, replies.response_n * replies.coef_n, replies.cohort.count_n
     alone_n = (1 - rate_n) / rate_n**2
     if replies.cohort.kind == "replacement":
@@ -171,9 +130,10 @@ def _products(update_nd: Params, value: ControlValue, weight_n: FloatArray, repl
         mass_n = np.clip(1 - decided_n, 0.0, 1.0) / rate_n
     total = mass_n.sum()
     cross = square = alone_cross = alone_square = 0.0
-    mean_y_d, mean_z_d = np.zeros(control_nd.shape[1]), np.zeros(control_nd.shape[1])
-    for i, (mass, alone, sent) in enumerate(zip(mass_n, alone_n, sent_n, strict=True)):
-        y_d, z_d = sent * update_nd[i].astype(np.float64), sent * control_nd[i if len(control_nd) > 1 else 0]
+    mean_y_d, mean_z_d = np.zeros((2, control_nd.shape[1]))
+    rows = zip(mass_n, alone_n, sent_n, update_nd, np.broadcast_to(control_nd, update_nd.shape), strict=True)
+    for mass, alone, sent, update_d, control_d in rows:
+        y_d, z_d = sent * update_d.astype(np.float64), sent * control_d
         product, length = float(y_d @ z_d), float(z_d @ z_d)
         cross, square = cross + mass * product, square + mass * length
         alone_cross, alone_square = alone_cross + alone * product, alone_square + alone * length

@@ -1,37 +1,24 @@
 """A memory that the clients keep: client i sends u_i - c_i, and the server keeps one running sum, sum_j w_j c_j.
 
-``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` needs of the c_i nothing but their sum and the differences. So the
-server can do with one model however many clients there are, and keeps no client's update. The price: both sides
-must agree on c_i although replies get lost. The protocol::
+``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` needs of the c_i nothing but their sum and the differences, as long as
+both sides agree on c_i although replies get lost. The protocol::
 
-    server -> client   the model, and taken_i, which names the c_i that the server counts on; -1 for c_i = 0
+    server -> client   the model, and taken_i, the name of the c_i that the server counts on; -1 for c_i = 0
     client             settles: if taken_i names c_i + what it sent last, that reply was taken and c_i <- c_i + what it
                        sent; if it names an older c_i, the reply was lost and c_i is that one; -1: c_i <- 0
     client -> server   v_i = u_i - c_i, rounded to float32, and taken_i again: which c_i that is
     server             D with v_i; for each reply taken: sum <- sum + w_i v_i, taken_i <- name(taken_i, v_i)
 
-c_i changes only when the server confirms that it took the reply: one lost on its way, late or refused leaves both sides
-as they were. A client adds what it *sent*, rounding included, in float64, as the server does: the sum stays sum_j w_j
-c_j up to float64 rounding, and where that has become large beside it (``RunningSum``) all begin anew. A name is a
-63-bit digest of all v_i that c_i is the sum of. So two sides that disagree for whatever reason (a lost disk, a reply
-changed on its way, another client's memory, a server that went back) notice it before a wrong c_i is used. If the
-server goes back to an earlier checkpoint, clients go back with it, as far as they keep older c_i; beyond that the
-server starts the memory anew (``begin_anew``), and every client with it. It has to be all of them: a sum does not show
-what a single c_i was.
-
-``difference-own-remote`` is ``difference-own`` and ``innovation-remote`` is ``innovation``, up to one float32 rounding
-of what is sent; bit for bit where u_i - c_i is a float32 number. The forms with a learned coefficient have no such
-twin: beta is learned from the products of u_i with c_i, and the estimate needs u_i - beta c_i = v_i + (1 - beta) c_i.
-The server has neither.
-
-Norms that samplers see are those of what was sent: ``squared_norm_n`` is norm(u_i - c_i)^2, as
-``squared_residual_n`` is for clients seen before.
+A name is a 63-bit digest of all v_i that c_i is the sum of, so that sides that disagree for whatever reason notice it
+before a wrong c_i is used. Then, and where rounding has lost the sum, all clients begin anew: a sum does not show what
+a single c_i was. The forms with a learned coefficient have no such twin: beta is learned from products of u_i with c_i.
+docs/flower.md, "Memory on the clients", has what can go wrong.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +26,7 @@ import numpy.typing as npt
 from ..errors import DeltaflError
 from ..scale.rows import RunningSum
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
-from .control_variates import ControlValue, ControlVariate, follow_estimate
+from .control_variates import ControlValue, ControlVariate, follow_estimate, seen
 
 #: taken_i of c_i = 0.
 NOTHING = -1
@@ -58,23 +45,19 @@ class RemoteReply(NamedTuple):
 
 
 class RemoteControlState(NamedTuple):
-    """What the server keeps.
+    """What the server keeps."""
 
-    Attributes:
-        total_d: float64 (d,), sum_j w_j c_j.
-        common_d: float64 (d,), c of clients that have not replied yet.
-        unseen_m: bool (m,), clients none of whose replies was taken.
-        unseen_weight: float64 (), the sum of their weights.
-        taken_m: int64 (m,), the name of c_i, see the module; -1 for c_i = 0. To be sent with the model.
-        rounding: float64 (), how far from it rounding may have led ``total_d`` (``RunningSum``).
-    """
+    total_d: FloatArray  #: sum_j w_j c_j
+    common_d: FloatArray  #: c of clients that have not replied yet
+    unseen_m: BoolArray  #: clients none of whose replies was taken
+    unseen_weight: FloatArray  #: the sum of their weights
+    taken_m: IntArray  #: the name of c_i, int64; -1 for c_i = 0. To be sent with the model
+    rounding: FloatArray = np.zeros(())  #: how far rounding may have led ``total_d`` from the sum (``RunningSum``)
 
-    total_d: FloatArray
-    common_d: FloatArray
-    unseen_m: BoolArray
-    unseen_weight: FloatArray
-    taken_m: IntArray
-    rounding: FloatArray = np.zeros(())
+
+def _all_anew(num_clients: int, common_d: FloatArray) -> RemoteControlState:
+    unseen_m, taken_m = np.ones(num_clients, dtype=np.bool_), np.full(num_clients, NOTHING, dtype=np.int64)
+    return RemoteControlState(np.zeros_like(common_d), common_d, unseen_m, np.array(1.0), taken_m)
 
 
 @dataclass(frozen=True)
@@ -82,21 +65,15 @@ class RemoteControl(ControlVariate):
     """The server's part: the sum of all c_i, and the name of each.
 
     Attributes:
-        memory: In [0, 1), how slowly c of clients that have not replied yet follows the estimates; None for 0.
+        memory: In [0, 1), how slowly c of clients that have not replied yet follows the estimates; None for c = 0.
     """
 
     memory: float | None = None
+    ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
 
     def init(self, population: Population, num_params: int) -> RemoteControlState:
         """All c_i = 0: clients that are sent -1 begin anew."""
-        m = population.num_clients
-        return RemoteControlState(
-            total_d=np.zeros(num_params),
-            common_d=np.zeros(num_params),
-            unseen_m=np.ones(m, dtype=np.bool_),
-            unseen_weight=np.array(1.0),
-            taken_m=np.full(m, NOTHING, dtype=np.int64),
-        )
+        return _all_anew(population.num_clients, np.zeros(num_params))
 
     def value(self, state: RemoteControlState, client_n: IntArray) -> ControlValue:
         """What is still to be subtracted: nothing of clients that did it themselves, the common c of the others."""
@@ -107,24 +84,15 @@ class RemoteControl(ControlVariate):
         self, state: RemoteControlState, population: Population, replies: Replies, update_nd: Params
     ) -> RemoteControlState:
         """Add the differences of the replies that were taken; all begin anew where rounding has lost the sum."""
-        client_n = replies.client_n
-        value = self.value(state, client_n)
-        common_d = state.common_d
+        client_n, common_d, taken_m = replies.client_n, state.common_d, state.taken_m.copy()
         if self.memory is not None:
+            value = self.value(state, client_n)
             common_d = follow_estimate(common_d, self.memory, value, update_nd, replies.coef_n)
-        unseen_m, taken_m = state.unseen_m.copy(), state.taken_m.copy()
-        unseen_m[client_n] = False
         for client, difference_d in zip(client_n.tolist(), update_nd, strict=True):
             taken_m[client] = _name(int(taken_m[client]), difference_d)
         followed = RunningSum(state.total_d, state.rounding).plus(population.weight_m[client_n], update_nd)
-        new = RemoteControlState(
-            total_d=followed.total_d,
-            common_d=common_d,
-            unseen_m=unseen_m,
-            unseen_weight=np.asarray(population.weight_m[unseen_m].sum()),
-            taken_m=taken_m,
-            rounding=followed.rounding,
-        )
+        unseen_m, unseen_weight = seen(state.unseen_m, population, replies)
+        new = RemoteControlState(followed.total_d, common_d, unseen_m, unseen_weight, taken_m, followed.rounding)
         return begin_anew(new) if followed.is_lost else new
 
 
@@ -133,63 +101,38 @@ def begin_anew(state: RemoteControlState) -> RemoteControlState:
 
     The common c stays: it is the server's own, and serves all clients now.
     """
-    return state._replace(
-        total_d=np.zeros_like(state.total_d),
-        unseen_m=np.ones_like(state.unseen_m),
-        unseen_weight=np.array(1.0),
-        taken_m=np.full_like(state.taken_m, NOTHING),
-        rounding=np.zeros(()),
-    )
+    return _all_anew(len(state.taken_m), state.common_d)
 
 
 def differences(
     control: ControlVariate, state: Any, client_n: IntArray, updates: Sequence[Any] | npt.NDArray[np.floating]
 ) -> tuple[Sequence[Any] | npt.NDArray[np.floating], dict[int, str]]:
-    """What ``close_round`` was given, as plain rows: v_i of clients that keep their memory, u_i where none do.
+    """Plain rows, one a client of the cohort: v_i of clients that keep their memory, u_i where none do.
 
-    Args:
-        control: The plan's control.
-        state: Its memory.
-        client_n: The cohort.
-        updates: One reply a client; None for no reply.
-
-    Returns:
-        The rows, and client -> why its reply is refused (its row is None), where both sides do not agree on c_i.
-
-    Raises:
-        DeltaflError: If the updates are no list, or the host mixes up the two kinds of replies: the estimate would be
-            wrong without a sign of it.
+    Also why replies are refused whose clients do not agree with the server on c_i, by client; their rows are None. A
+    ``DeltaflError`` if the updates are no list, or mix up the two kinds of replies, which would bias the estimate.
     """
     if isinstance(updates, Mapping) or np.isscalar(updates) or not hasattr(updates, "__getitem__"):
         raise DeltaflError(
             f"updates are a {type(updates).__name__}; give a list or an array, in the order of cohort.client_n"
         )
-    if not isinstance(control, RemoteControl):
-        if not isinstance(updates, np.ndarray) and any(isinstance(reply, RemoteReply) for reply in updates):
-            raise DeltaflError(
-                "a reply is a difference from what its client keeps, and only '-remote' estimators can use that: send "
-                "the update itself, or write 'difference-own-remote' or 'innovation-remote'"
-            )
+    remote = isinstance(control, RemoteControl)
+    if not remote and isinstance(updates, np.ndarray):
         return updates, {}
-    rows: list[Any] = []
-    refused: dict[int, str] = {}
-    for client, reply in zip(client_n.tolist(), updates, strict=False):
-        if reply is not None and not isinstance(reply, RemoteReply):
+    rows, refused = list(updates), dict[int, str]()
+    for place, (client, reply) in enumerate(zip(client_n.tolist(), updates, strict=False)):
+        if reply is not None and isinstance(reply, RemoteReply) != remote:
             raise DeltaflError(
-                f"the reply of client {client} is a plain update, and with a '-remote' estimator clients subtract "
-                "their own c_i: send what deltafl.ClientMemory.reply returns, or write the estimator without '-remote'"
+                f"the reply of client {client} is {'no' if remote else 'a'} RemoteReply; with a '-remote' estimator "
+                "send what deltafl.ClientMemory.reply returns, with any other the update itself"
             )
-        agreed = reply is not None and _is_name(reply.since, int(state.taken_m[client]))
-        rows.append(reply.difference_d if reply is not None and agreed else None)
-        if reply is not None and not agreed:
-            refused[client] = "the reply subtracts another c_i than the server counts on: the client lost its memory"
-    rows += [None] * (len(updates) - len(rows))
+        if remote and reply is not None:
+            taken = int(state.taken_m[client])
+            agreed = isinstance(reply.since, int | np.integer) and reply.since == taken
+            rows[place] = reply.difference_d if agreed else None
+            if not agreed:
+                refused[client] = "the reply subtracts another c_i than the server's: the client lost its memory"
     return rows, refused
-
-
-def _is_name(since: object, taken: int) -> bool:
-    """Whether a client's name of its c_i is the server's; anything but a whole number is none."""
-    return isinstance(since, int | np.integer) and int(since) == taken
 
 
 def _name(before: int, difference_d: Params) -> int:
@@ -209,12 +152,12 @@ class ClientMemory:
         reply = memory.reply(train(params_d), taken)             # on the client: a RemoteReply, sent back
         state, info = close_round(plan, state, cohort, replies)  # on the server: these replies and nothing else
 
-    Memory: ``keep`` models in float64, and the last reply in float32. A client that lost its memory cannot reply until
-    the server begins anew: ``state._replace(control=begin_anew(state.control))``, from ``deltafl.estimators.remote``.
+    A client that lost its memory cannot reply until the server begins anew:
+    ``state._replace(control=begin_anew(state.control))``, from ``deltafl.estimators.remote``.
 
     Args:
         num_params: d.
-        keep: How many c_i it keeps, >= 1, the newest among them: it can follow a server that goes back by
+        keep: How many c_i it keeps, >= 1, in float64, the newest among them: it can follow a server that goes back by
             ``keep`` - 1 of its replies.
     """
 
@@ -232,23 +175,27 @@ class ClientMemory:
 
     def follows(self, taken: int) -> bool:
         """Whether it has the c_i that the server counts on; if not, ``reply`` is an error."""
-        return taken == NOTHING or taken in [name for name, _ in self._candidates()]
+        return taken == NOTHING or taken in dict(self._candidates())
 
     def reply(self, update_d: Params, taken: int, drift_d: Params | None = None) -> RemoteReply:
-        """What to send for an update.
+        """What to send for an update: u_i - c_i, float32 (d,), and which c_i that is.
 
         Args:
             update_d: float32 (d,), u_i of this round.
             taken: taken_i, as the server sent it with the model.
             drift_d: What the server sent beside the model (``mime.py``); it takes it off the reply again.
 
-        Returns:
-            float32 (d,), u_i - c_i, and which c_i that is.
-
         Raises:
             DeltaflError: If the server counts on a c_i that is not kept (any more).
         """
-        self._settle(taken)
+        if not self.follows(taken):
+            raise DeltaflError(
+                "the server counts on a c_i that this client does not have: begin the server's memory anew, or let "
+                f"clients keep more than the last {self._keep}"
+            )
+        candidates = [(NOTHING, np.zeros_like(self.control_d))] if taken == NOTHING else self._candidates()
+        newest = [name for name, _ in candidates].index(taken)
+        self._versions = candidates[: newest + 1][-self._keep :]
         difference_d: Params = (update_d.astype(np.float64) - self.control_d).astype(np.float32)
         self.sent_as(difference_d if drift_d is None else difference_d - drift_d)  # in float32, as the server does it
         return RemoteReply(difference_d, taken)
@@ -277,18 +224,3 @@ class ClientMemory:
             return self._versions
         name, control_d = self._versions[-1]
         return [*self._versions, (_name(name, self._pending), control_d + self._pending)]
-
-    def _settle(self, taken: int) -> None:
-        """Go on from the c_i that the server counts on."""
-        candidates = self._candidates()
-        names = [name for name, _ in candidates]
-        if taken == NOTHING:
-            candidates = [(NOTHING, np.zeros(len(self.control_d)))]
-        elif taken in names:
-            candidates = candidates[: names.index(taken) + 1]
-        else:
-            raise DeltaflError(
-                "the server counts on a c_i that this client does not have: begin the server's memory anew, or let "
-                f"clients keep more than the last {self._keep}"
-            )
-        self._versions, self._pending = candidates[-self._keep :], None

@@ -1,8 +1,8 @@
-"""Sketches: a few numbers that stand for a long vector, such that inner products survive on average.
+"""Count-sketches: a few numbers that stand for a long vector, such that inner products survive on average.
 
-A count-sketch of size q gives every coordinate one of q buckets and a sign, both at random but the same for all vectors
-of a run, and adds up each bucket. For sketches s(u), s(v): E s(u).s(v) = u.v with standard deviation of at most
-sqrt(2 / q) norm(u) norm(v), and s is linear. Source: Charikar, Chen and Farach-Colton, ICALP 2002.
+A sketch of size q gives every coordinate one of q buckets and a sign, both at random but the same for all vectors of a
+run, and adds up each bucket: E s(u).s(v) = u.v with standard deviation of at most sqrt(2 / q) norm(u) norm(v), and s is
+linear (Charikar, Chen and Farach-Colton, ICALP 2002).
 """
 
 import numpy as np
@@ -19,23 +19,12 @@ _LARGEST = 128  # buckets and signs together fit a byte
 
 
 def count_sketch(vector_nd: npt.NDArray[np.floating], size: int, seed: int) -> FloatArray:
-    """Sketch n vectors, in O(n d) time and O(block) memory beside them.
+    """Sketches, float64 (n, size), of n vectors, in O(n d) time and O(block) memory beside them.
 
     Args:
         vector_nd: (n, d), any float type.
-        size: q, from 1 to 128.
+        size: q, from 1 to 128; another is a ``DeltaflError``.
         seed: Fixes buckets and signs: the seed of the run, the same on server and clients.
-
-    Returns:
-        float64 (n, q).
-
-    Raises:
-        DeltaflError: If the size is out of range.
-
-    Example:
-        >>> u = np.ones((1, 1000))
-        >>> bool(np.allclose(count_sketch(3 * u, 8, 0), 3 * count_sketch(u, 8, 0)))
-        True
     """
     if not 1 <= size <= _LARGEST:
         raise DeltaflError(f"a sketch cannot have {size} numbers; choose 1 to {_LARGEST}")

@@ -1,34 +1,10 @@
 """Estimators: how the replies of a cohort become one estimate D of the full-participation update ubar.
 
 Every estimate has the form ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)``: coefficients, and control values c known
-before the draw (zero for the plain estimators). ``a_i`` is count_i / (expected_i q_i), q_i the client's response rate.
-
-================== ================================ =============== ======== ===========================================
-name               coef_i                           control         unbiased
-================== ================================ =============== ======== ===========================================
-horvitz-thompson   w_i a_i                          0               yes      with replacement: Hansen and Hurwitz 1943
-hajek              w_i a_i / sum_S w_j a_j          0               **no**   the ratio estimator; bias of order 1 / n
-plain-mean         count_i / sum_S count_j          0               **no**   FedAvg as it is often written
-weighted-mean      w_i count_i / sum_S w_j count_j  0               **no**   FedAvg as its authors write it
-difference         w_i a_i                          common c        yes
-difference-own     w_i a_i                          own c_i         yes      FedVARP with unbiased weights
-innovation         w_i a_i                          own c_i, else c yes      c for new clients
-regression         w_i a_i                          B x_i           yes      x_i auxiliary variables, B learned
-...-damped         w_i a_i                          beta c          yes      the last four, beta learned:
-                                                                             ``learned_coefficient.py``
-fedstale           w_i a_i                          beta own c_i    yes      beta 0.5; ``fedstale(beta=0.8)``
-...-remote         w_i a_i                          as above        yes      as ``difference-own`` and ``innovation``;
-                                                                             clients keep c_i: ``remote.py``
-fedvarp            w_i                              own c_i         **no**   FedVARP as the DELTA paper combines it, in
-                                                                             its appendix: ``average_of_all``
-================== ================================ =============== ======== ===========================================
-
-``count / expected`` is 1 / pi_i where a client is drawn once at most and count_i / (n p_i) with replacement, hence one
-formula serves both: sum_S (w_i / pi_i) u_i and (1/n) sum_draws (w_i / p_i) u_i. ``hansen-hurwitz`` is an alias.
-``mifa`` is an alias of ``fedvarp``: MIFA's update is that very average, see ``average_of_all``.
+before the draw (zero for the plain estimators). count / expected is 1 / pi_i where a client is drawn once at most, and
+count_i / (n p_i) with replacement, so that one formula is Horvitz-Thompson's and Hansen-Hurwitz's.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache
@@ -36,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError, unknown_name
+from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
 from ..io import load_class
 from ..types import Cohort, FloatArray
 from .calls import check_options, parse_call
@@ -51,16 +27,12 @@ from .control_variates import (
 from .learned_coefficient import FixedCoefficient, LearnedCoefficient
 from .remote import RemoteControl
 
+#: Cohort of those who replied, (n,) weights w_i, (n,) response rates q_i in (0, 1] -> (n,) coefficients.
 Coefficients = Callable[[Cohort, FloatArray, FloatArray], FloatArray]
 
 
 def horvitz_thompson(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
-    """coef_i = w_i count_i / (expected_i q_i): unbiased for every exact design.
-
-    Args:
-        cohort: The clients that replied, with the expectations they were drawn with.
-        weight_n: (n,) their weights w_i in the target.
-        response_n: (n,) their response rates q_i in (0, 1]; 1 where clients always reply.
+    """coef_i = w_i count_i / (expected_i q_i), q_i the response rate: unbiased for every exact design.
 
     Raises:
         DeltaflError: If an expectation is unknown: such a sampler cannot be weighed without bias.
@@ -89,25 +61,16 @@ def weighted_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) 
 
 
 def _summing_to_1(coef_n: FloatArray) -> FloatArray:
-    """Coefficients divided by their sum; as they are if it is 0."""
     total = coef_n.sum()
     return coef_n / total if total > 0 else coef_n
 
 
 def average_of_all(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
-    """coef_i = w_i: with own c_i, D = sum_j w_j c_j after the replies have replaced the cohort's c_i. Biased.
+    """coef_i = w_i: with own c_i, D is the average of all clients' last updates. Biased.
 
-    The DELTA paper: "instead of reassigning weights in the aggregation step, we use [p] to select the current round
-    update clients and then average aggregate the updates of all clients", those not selected counting with their last
-    update, as in FedVARP. That is SAG's average (Le Roux, Schmidt and Bach 2012), where FedVARP itself is SAGA's. We
-    take the average with the target's weights (the plain mean of all m clients if these are equal), so that a memory
-    without staleness gives ubar. E[D] = sum_j w_j ((1 - pi_j) c_j + pi_j u_j): it lags behind ubar, and a client that
-    has not replied counts as zero, hence the first m / n rounds or so take short steps. Counts and probabilities are
-    not used.
-
-    MIFA (Gu, Huang, Zhang and Huang, NeurIPS 2021) steps along the same average of everybody's latest update, whoever
-    replied; with w_i = 1 / m it is theirs to the letter. It needs a reply of every client in the first round. We do not
-    wait for that: the sampler ``mifa`` selects all clients once in the first rounds; they count as zero until then.
+    FedVARP as the DELTA paper combines it (docs/backbones.md), and the average of MIFA. E[D] = sum_j w_j ((1 - pi_j)
+    c_j + pi_j u_j): it lags behind ubar, and a client that has not replied counts as zero, hence the first m / n rounds
+    or so take short steps.
     """
     return weight_n.copy()
 
@@ -134,87 +97,53 @@ class Estimator(NamedTuple):
     source: str = ""
 
 
-ESTIMATORS: dict[str, Estimator] = {
-    estimator.name: estimator
-    for estimator in (
-        Estimator("horvitz-thompson", horvitz_thompson, NoControl(), unbiased=True, source="Horvitz, Thompson 1952"),
-        Estimator("hajek", hajek, NoControl(), unbiased=False, ratio=True, source="Hajek 1971"),
-        Estimator("plain-mean", plain_mean, NoControl(), unbiased=False, needs_expected=False, ratio=True),
-        Estimator(
-            "weighted-mean",
-            weighted_mean,
-            NoControl(),
-            unbiased=False,
-            needs_expected=False,
-            ratio=True,
-            source="McMahan et al. 2017",
-        ),
-        Estimator(
-            "difference", horvitz_thompson, CommonControl(), unbiased=True, source="Cassel, Sarndal, Wretman 1976"
-        ),
-        Estimator("difference-own", horvitz_thompson, OwnControl(), unbiased=True, source="Jhunjhunwala et al. 2022"),
-        Estimator("innovation", horvitz_thompson, InnovationControl(), unbiased=True, source="this project"),
-        Estimator(
-            "regression", horvitz_thompson, RegressionControl(), unbiased=True, source="Cassel, Sarndal, Wretman 1976"
-        ),
-        Estimator(
-            "difference-damped",
-            horvitz_thompson,
-            LearnedCoefficient(CommonControl()),
-            unbiased=True,
-            source="Montanari 1987",
-        ),
-        Estimator(
-            "difference-own-damped",
-            horvitz_thompson,
-            LearnedCoefficient(OwnControl()),
-            unbiased=True,
-            source="Montanari 1987",
-        ),
-        Estimator(
-            "innovation-damped",
-            horvitz_thompson,
-            LearnedCoefficient(InnovationControl()),
-            unbiased=True,
-            source="Montanari 1987",
-        ),
-        Estimator(
-            "regression-damped",
-            horvitz_thompson,
-            LearnedCoefficient(RegressionControl()),
-            unbiased=True,
-            source="Montanari 1987",
-        ),
-        Estimator(
-            "fedstale", horvitz_thompson, FixedCoefficient(OwnControl()), unbiased=True, source="Rodio, Neglia 2024"
-        ),
-        Estimator(
-            "fedvarp", average_of_all, OwnControl(), unbiased=False, needs_expected=False, source="Gu et al. 2021"
-        ),
-    )
-}
+def _unbiased(name: str, control: ControlVariate, source: str) -> Estimator:
+    return Estimator(name, horvitz_thompson, control, unbiased=True, source=source)
+
+
+def _mean(name: str, rule: Coefficients, source: str = "", needs_expected: bool = False) -> Estimator:
+    return Estimator(name, rule, NoControl(), unbiased=False, needs_expected=needs_expected, ratio=True, source=source)
+
+
+_CASSEL, _OURS = "Cassel, Sarndal, Wretman 1976", "this project"
+_DIFFERENCES = (
+    _unbiased("difference", CommonControl(), _CASSEL),
+    _unbiased("difference-own", OwnControl(), "Jhunjhunwala et al. 2022"),
+    _unbiased("innovation", InnovationControl(), _OURS),
+    _unbiased("regression", RegressionControl(), _CASSEL),
+)
+_ROWS = (
+    _unbiased("horvitz-thompson", NoControl(), "Horvitz, Thompson 1952"),
+    _mean("hajek", hajek, "Hajek 1971", needs_expected=True),
+    _mean("plain-mean", plain_mean),
+    _mean("weighted-mean", weighted_mean, "McMahan et al. 2017"),
+    *_DIFFERENCES,
+    *(_unbiased(f"{row.name}-damped", LearnedCoefficient(row.control), "Montanari 1987") for row in _DIFFERENCES),
+    _unbiased("fedstale", FixedCoefficient(OwnControl()), "Rodio, Neglia 2024"),
+    Estimator("fedvarp", average_of_all, OwnControl(), False, needs_expected=False, source="Gu et al. 2021"),
+)
+_REMOTE = (
+    _unbiased("difference-own-remote", RemoteControl(), _OURS),
+    _unbiased("innovation-remote", RemoteControl(memory=0.7), _OURS),
+)
+ESTIMATORS: dict[str, Estimator] = {row.name: row for row in _ROWS}
 #: For hosts whose clients keep their last update and send the difference (``remote.py``); not for simulated clients.
-REMOTE_ESTIMATORS: dict[str, Estimator] = {
-    estimator.name: estimator
-    for estimator in (
-        Estimator("difference-own-remote", horvitz_thompson, RemoteControl(), unbiased=True, source="this project"),
-        Estimator(
-            "innovation-remote", horvitz_thompson, RemoteControl(memory=0.7), unbiased=True, source="this project"
-        ),
-    )
-}
+REMOTE_ESTIMATORS: dict[str, Estimator] = {row.name: row for row in _REMOTE}
 _ALIASES = {"hansen-hurwitz": "horvitz-thompson", "ratio": "hajek", "mifa": "fedvarp"}
-#: The spelling of older versions.
-_OLD_FEDSTALE = re.compile(r"^fedstale-([-+.\w]+)$")
+
+
+def is_estimator(text: str) -> bool:
+    """Whether a part of a label, such as ``fedstale(beta=0.8)`` or ``mine.py:Control``, can only be an estimator."""
+    return ".py:" in text or text.partition("(")[0].strip() in {*ESTIMATORS, *REMOTE_ESTIMATORS, *_ALIASES}
 
 
 def find_estimator(given: str | Estimator | ControlVariate) -> Estimator:
     """Look an estimator up.
 
     Args:
-        given: A name or alias, with options of its control variate where it has some: ``fedstale(beta=0.8)``, also
-            written ``fedstale-0.8``; or ``FILE.py:Class(...)`` for a control variate of your own, which is used with
-            the Horvitz-Thompson coefficients, as is an instance; or an estimator, which is returned as it is.
+        given: A name or alias, with options of its control variate where it has some: ``fedstale(beta=0.8)``; or
+            ``FILE.py:Class(...)`` for a control variate of your own, which is used with the Horvitz-Thompson
+            coefficients, as is an instance; or an estimator, which is returned as it is.
 
     Raises:
         DeltaflError: If the name or an option is unknown; the message suggests the nearest.
@@ -222,7 +151,7 @@ def find_estimator(given: str | Estimator | ControlVariate) -> Estimator:
     if isinstance(given, Estimator):
         return given
     if isinstance(given, ControlVariate):
-        return Estimator(repr(given), horvitz_thompson, given, unbiased=True)
+        return _unbiased(repr(given), given, "")
     name = _ALIASES.get(given, given)
     return ESTIMATORS.get(name) or REMOTE_ESTIMATORS.get(name) or _with_options(given)
 
@@ -230,12 +159,15 @@ def find_estimator(given: str | Estimator | ControlVariate) -> Estimator:
 @cache
 def _with_options(text: str) -> Estimator:
     """The estimator of a text that is no name."""
-    name, options = parse_call(_OLD_FEDSTALE.sub(r"fedstale(beta=\1)", text))
+    name, options = parse_call(text)
     name = _ALIASES.get(name, name)
     if ".py:" in name:
-        kind = load_class(name, ControlVariate)
+        kind = load_class(name, ControlVariate)  # type: ignore[type-abstract]
         check_options(kind, options, name)
-        return Estimator(text, horvitz_thompson, kind(**options), unbiased=True)
+        try:
+            return _unbiased(text, kind(**options), "")
+        except OWN_ERRORS as error:
+            raise DeltaflError(f"{name} cannot be made: {in_one_line(error)}") from error
     every = ESTIMATORS | REMOTE_ESTIMATORS
     if name not in every:
         raise unknown_name("estimator", name, [*every, *_ALIASES])

@@ -1,22 +1,17 @@
 """How good an estimate is, from the one cohort that made it.
 
-D = sum_S z_i + what is fixed, z_i = coef_i l_i; l_i = u_i - c_i is the residual. For estimators whose
-coefficients sum to 1 it is u_i - D, as of any ratio (Taylor's linearisation; Hajek's, the plain and the weighted mean).
-Two draws make D: which clients are selected, and which of them reply, each on its own with rate q_i. q_i z_i is what a
-reply would count if all replied:
+D = sum_S z_i + what is fixed, z_i = coef_i l_i; l_i is the residual u_i - c_i, or u_i - D for estimators whose
+coefficients sum to 1, as of any ratio (Taylor's linearisation). Two draws make D: which clients are selected, and which
+of them reply, each on its own with rate q_i. q_i z_i is what a reply would count if all replied:
 
 - with replacement: V = n/(n-1) sum_draws norm(q_i z_i / count_i - B)^2                          (Hansen-Hurwitz 1943)
 - Poisson:          V = sum_S (1 - pi_i) norm(q_i z_i)^2
 - fixed size:       V = n/(n-1) sum_S (1 - pi_i) norm(q_i z_i - B)^2, B the (1 - pi)-weighted mean of q_i z_i
                     (Deville 1999 after Hajek 1964). Exact for simple random sampling; close for systematic and pivotal
-                    draws in random order; conservative for stratified ones. Balanced draws (local-pivotal, cube)
-                    count as fixed size: an over-estimate, as the formula knows nothing of the values they spread over;
-                    ordered-pivotal draws too, an over-estimate where neighbours in the order are alike.
+                    draws in random order; too large for stratified and balanced ones and for ordered-pivotal.
 
 Sums over selected clients are estimated from those that replied by weights 1 / q_i; n is the number selected. The
 second draw adds sum (1 - q_i) norm(z_i)^2 over those who replied.
-
-NaN where one cohort is not enough (replies of fewer than two undecided clients, unknown expectations).
 """
 
 from typing import NamedTuple
@@ -48,19 +43,14 @@ class VarianceForm(NamedTuple):
 
 
 def estimate_variance(replies: Replies, residual_nd: npt.NDArray[np.floating]) -> float:
-    """Estimate E norm(D - E D)^2 over draws and replies.
+    """Estimate E norm(D - E D)^2 over draws and replies, in squared update units, from the l_i, (n, d).
 
-    Args:
-        replies: The replies.
-        residual_nd: (n, d) their l_i: u_i - c_i, or u_i - D for an estimator whose coefficients sum to 1.
-
-    Returns:
-        The estimated variance, summed over coordinates, >= 0, in squared update units.
+    NaN where one cohort is not enough: replies of fewer than two undecided clients, or unknown expectations.
     """
     form = variance_form(replies)
     if form is None:
         return float("nan")
-    squared_n, squared_residual_n = np.zeros(len(residual_nd)), np.zeros(len(residual_nd))
+    squared_n, squared_residual_n = np.zeros((2, len(residual_nd)))
     total, some_fail = form.mass_n.sum(), form.alone_n.any()
     for first in range(0, residual_nd.shape[1], _BLOCK):
         part_nb = residual_nd[:, first : first + _BLOCK]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..designs.inclusion import check_anyone, check_cohort_size
-from ..errors import DeltaflError
+from ..errors import DeltaflError, check_ranges
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 
 #: A sampler's memory: a NamedTuple of arrays, so that it can be printed, compared and saved as it is.
@@ -59,10 +59,7 @@ class Sampler(ABC):
     ranges: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
-        for name, interval in self.ranges.items():
-            value = getattr(self, name)
-            if value is not None and not _lies_in(value, interval):
-                raise DeltaflError(f"{name} is {value}; it must be in {interval}")
+        check_ranges(self, self.ranges)
 
     @property
     def unbiased(self) -> bool:
@@ -142,14 +139,6 @@ class Sampler(ABC):
                 f"{type(self).__name__} needs every client's update or loss before the draw; only a simulation has it"
             )
         return oracle
-
-
-def _lies_in(value: float, interval: str) -> bool:
-    """Whether a number lies in an interval such as ``"(0, 1]"``."""
-    low, high = map(float, interval[1:-1].split(","))
-    return (value > low or (value == low and interval[0] == "[")) and (
-        value < high or (value == high and interval[-1] == "]")
-    )
 
 
 def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:

@@ -15,7 +15,7 @@ from ..designs.table import find_design
 from ..errors import DeltaflError
 from ..estimators.calls import parse_call, split_outside, write_call
 from ..estimators.control_variates import ControlVariate, NoControl
-from ..estimators.table import ESTIMATORS, find_estimator
+from ..estimators.table import ESTIMATORS, find_estimator, is_estimator
 from .base import RunFacts, Sampler
 from .table import find_sampler, is_own
 
@@ -64,6 +64,8 @@ def parse_label(label: "str | Label") -> Label:
     name, options = parse_call(call)
     entry = find_sampler(name)
     if design:
+        if is_estimator(design):
+            raise DeltaflError(f"{design!r} is an estimator, not a design; write {call}@@{design}")
         find_design(design)
         if entry.design is None:
             raise DeltaflError(f"{name!r} draws in its own way; write {name!r} without the design {design!r}")
