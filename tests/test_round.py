@@ -309,7 +309,7 @@ def test_the_host_must_hand_over_one_row_a_client() -> None:
         close_round(plan, state, cohort, updates[:2])
     with pytest.raises(DeltaflError, match="3 clients"):
         close_round(plan, state, cohort, updates, Reports.make(4))
-    with pytest.raises(DeltaflError, match=r"loss has shape \(2,\), the cohort needs \(3,\)"):
+    with pytest.raises(DeltaflError, match="loss must have one number for each of 3 clients"):
         Reports.make(3, loss=[1.0, 2.0])
 
 
@@ -353,7 +353,7 @@ def test_impossible_plans() -> None:
         Plan(Population(np.full(2, 0.5), np.ones(3, dtype=np.int64)), Fixed(), 1)
     for params, words in (
         (np.zeros((2, 2)), r"got shape \(2, 2\); use .ravel\(\)"),
-        ([1.0, float("nan")], "NaN or infinite"),
+        ([1.0, float("nan")], "finite numbers"),
         (["a"], "array of numbers"),
     ):
         with pytest.raises(DeltaflError, match=words):

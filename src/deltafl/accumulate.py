@@ -2,8 +2,7 @@
 
 ::
 
-    cohort = open_round(plan, state)
-    round = Accumulator(plan, state, cohort)
+    round = Accumulator(plan, state, open_round(plan, state))
 
     round.add_rows(updates, reports)                    # all replies together: this is ``close_round``
 
@@ -15,22 +14,19 @@
 
     state, info = round.close()
 
-**One reply at a time.** With replies in the cohort's order and coefficients that do not depend on which other clients
-reply, the model has the bits of ``close_round``; otherwise it differs by rounding in float64. Memory is 2 models and
-some numbers a client, but n models where d <= 64 (then all is as in ``close_round``, to the last bit) or the control
-variate learns from the updates themselves (all but the plain estimators and ``difference``). Else norm(u_i - mean)^2,
-which DELTA's scores are made of, and ``info.variance`` are measured on sketches of 64 numbers (``sketch.py``):
-unbiased, with a standard deviation of at most 18 %. They steer the draw and are no part of the estimate.
+**One reply at a time** the estimate is that of ``close_round``: in the cohort's order to the last bit unless
+coefficients depend on which other clients reply, else up to rounding in float64. Memory is 2 models. But n models are
+kept where d <= 64 or the control variate learns from the updates themselves (all but the plain estimators and
+``difference``). Where they are not, norm(u_i - mean)^2 and ``info.variance`` are measured on sketches of 64 numbers
+(``sketch.py``): unbiased, with a standard deviation of at most 18 %.
 
-**Several processes.** One sum over all processes has the estimate, the plain sum of the updates and the statistics of
-each client; a second, small one has what needs the first one's means. The result has the same bits in all processes,
-and is that of one process up to rounding: sums have another order, and the mean is in float64 instead of float32.
+**Several processes** have the same bits afterwards, which are those of one process up to rounding.
 """
 
 import zlib
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import chain
+from math import nan
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -39,7 +35,7 @@ import numpy.typing as npt
 from .errors import DeltaflError
 from .estimators.remote import RemoteReply, differences
 from .estimators.sketch import SKETCH_SIZE, count_sketch
-from .estimators.variance import effective_sample_size, estimate_variance, variance_form
+from .estimators.variance import VarianceForm, effective_sample_size, estimate_variance, variance_form
 from .scale.rows import weighted_sum
 from .server.mime import drift
 from .server.screening import ScreenedReplies, Updates, screen_replies, squared_norms
@@ -60,14 +56,7 @@ class ProcessGroup(Protocol):
 
 
 class _Rows(NamedTuple):
-    """The usable updates at hand.
-
-    Attributes:
-        place_k: (k,), their rows in the cohort.
-        update_kd: float32 (k, d), u_i.
-        residual_kd: float64 (k, d), u_i - c_i.
-        total_d: float64 (d,), sum_j w_j c_j over all clients.
-    """
+    """Usable updates: their rows in the cohort, u_i, u_i - c_i, and sum_j w_j c_j over all clients."""
 
     place_k: IntArray
     update_kd: Params
@@ -76,28 +65,16 @@ class _Rows(NamedTuple):
 
 
 class _Stream(NamedTuple):
-    """Replies that are not kept; the arrays are changed as replies come.
+    """What is kept of replies that are added up as they come; the last three are changed in place."""
 
-    Attributes:
-        coef_n: float64 (n,), what each reply counts if all clients reply.
-        residual_d: float64 (d,), sum coef_i (u_i - c_i) so far.
-        update_nq: float64 (n, 64), sketches of u_i.
-        residual_nq: float64 (n, 64), sketches of u_i - c_i.
-    """
-
-    coef_n: FloatArray
-    residual_d: FloatArray
-    update_nq: FloatArray
-    residual_nq: FloatArray
+    coef_n: FloatArray  # if all clients reply
+    residual_d: FloatArray  # sum coef_i (u_i - c_i) so far
+    update_nq: FloatArray  # sketches of u_i
+    residual_nq: FloatArray  # sketches of u_i - c_i
 
 
 class Accumulator:
-    """The closing of one round.
-
-    Args:
-        plan: The plan.
-        state: The state the round was opened with; it is not changed.
-        cohort: What ``open_round`` returned.
+    """Closes one round: ``cohort`` is what ``open_round`` returned for ``plan`` and ``state``, which is not changed.
 
     Attributes:
         reports: What clients reported and the server measured on their updates; complete once the round is closed.
@@ -105,37 +82,30 @@ class Accumulator:
 
     def __init__(self, plan: "Plan", state: "RoundState", cohort: Cohort) -> None:
         self.plan, self.state, self.cohort = plan, state, cohort
-        n, d = len(cohort.client_n), len(state.params_d)
+        self._n, self._d = len(cohort.client_n), len(state.params_d)
         self._rule, self._control = plan.rule, plan.rule.control
-        self.reports = Reports.missing(n, plan.sampler.sketch_size, plan.sampler.output_bias_size)
-        self._missing_n = np.ones(n, dtype=np.bool_)
+        self.reports = Reports._make(map(np.zeros_like, Reports.make(self._n)))._replace(
+            sketch_nq=np.zeros((self._n, plan.sampler.sketch_size)),
+            output_bias_nk=np.zeros((self._n, plan.sampler.output_bias_size)),
+        )
+        self._missing_n = np.ones(self._n, dtype=np.bool_)
         self._rejected = dict[int, str]()
-        #: Where updates are kept: (k, d), of the clients at the places (k,) in the cohort.
-        self._place_k, self._update_kd = np.zeros(0, dtype=np.int64), np.zeros((0, d), dtype=np.float32)
+        #: Updates that are kept, and their places in the cohort.
+        self._place_k, self._update_kd = np.zeros(0, dtype=np.int64), np.zeros((0, self._d), dtype=np.float32)
         self._stream: _Stream | None = None
-        #: float64 (d,), sum coef_i (u_i - c_i) over all clients, and the variance of the estimate.
-        self._totals: tuple[FloatArray, float] | None = None
+        #: Once they are merged: float64 (d,), sum coef_i (u_i - c_i), and the variance of the estimate.
+        self._merged: tuple[FloatArray, float] | None = None
         self._closed = False
 
     def add(
-        self,
-        client: int,
-        update: npt.ArrayLike | RemoteReply | None,
-        *,
-        loss: float | None = None,
-        square_loss: float | None = None,
-        step_variance: float = 0.0,
-        num_steps: int = 1,
+        self, client: int, update: npt.ArrayLike | RemoteReply | None, **columns: float | None
     ) -> RejectedReply | None:
-        """Take in one reply; the columns are those of ``types.Reports``.
+        """Take in one reply.
 
         Args:
             client: Index of a client of the cohort, in any order, once each.
             update: (d,), u_i = x_K - x_0, or None; with a ``-remote`` estimator what ``ClientMemory.reply`` returned.
-            loss: Mean training loss; None without one, like ``square_loss``.
-            square_loss: Mean of the squared losses of single examples.
-            step_variance: Variance of one local step.
-            num_steps: Local steps.
+            **columns: What it reported: ``loss``, ``square_loss``, ``step_variance``, ``num_steps``; see ``Reports``.
 
         Returns:
             None; or why the reply was rejected, which then counts as non-response.
@@ -143,21 +113,18 @@ class Accumulator:
         Raises:
             DeltaflError: If the client is not of this cohort or has replied already, or the round is closed.
         """
-        if client not in self._places:
+        place_1 = np.flatnonzero(self.cohort.client_n == client)
+        if len(place_1) == 0:
             raise DeltaflError(f"client {client} is not of this round's cohort; add replies of its clients alone")
-        place_1 = np.array([self._places[client]])
-        reports = Reports.make(
-            1, loss=[loss], square_loss=[square_loss], step_variance=[step_variance], num_steps=[num_steps]
-        )
+        reports = Reports.make(1, **{name: [value] for name, value in columns.items()})
         screened = self._screen(place_1, [update], reports)
         if screened.rejected:
             return RejectedReply(client, self._rejected[client])
-        n, d = len(self._missing_n), len(self.state.params_d)
-        if self._control.learns_from_sums and d > SKETCH_SIZE:
+        if self._control.learns_from_sums and self._d > SKETCH_SIZE:
             self._add_to_stream(self._rows_of(place_1, screened.update_nd))
         else:
             if len(self._place_k) == 0:
-                self._place_k, self._update_kd = np.arange(n), np.zeros((n, d), dtype=np.float32)
+                self._place_k, self._update_kd = np.arange(self._n), np.zeros((self._n, self._d), dtype=np.float32)
             self._update_kd[place_1] = screened.update_nd
         return None
 
@@ -179,12 +146,15 @@ class Accumulator:
             DeltaflError: If the numbers of updates or report rows differ from the clients', clients have replied
                 already, or updates and ``RemoteReply`` are mixed up.
         """
-        place_k = np.arange(len(self.cohort.client_n)) if places is None else places
+        place_k = np.arange(self._n) if places is None else places
         screened = self._screen(place_k, updates, reports)
         self._place_k, self._update_kd = place_k, screened.update_nd
 
     def merge(self, group: ProcessGroup) -> None:
         """Add up what the processes of a group were given; each calls it once, after its ``add_rows``.
+
+        One sum over all processes has the estimate, the plain sum of the updates and the columns of the reports; a
+        second, small one the squared distances from the first one's means.
 
         Args:
             group: The processes. Plan, state and cohort are the same in all; each row of the cohort is in one.
@@ -199,37 +169,35 @@ class Accumulator:
             )
         rows = self._rows()
         self._measure(rows)
-        n, d, place_k = len(self._missing_n), len(self.state.params_d), rows.place_k
+        n, d, place_k = self._n, self._d, rows.place_k
         here = self._agree(group)
         replies = self.plan.collect_replies(self.state, self.cohort, here)
-        form = variance_form(replies)
+        zero_n = np.zeros(len(replies.client_n))
+        form = variance_form(replies) or VarianceForm(nan, zero_n, zero_n, zero_n, centred=False)
         coef_n, mass_n, scale_n = np.zeros((3, n))
-        coef_n[here] = replies.coef_n
-        if form is not None:
-            mass_n[here], scale_n[here] = form.mass_n, form.scale_n
+        coef_n[here], mass_n[here], scale_n[here] = replies.coef_n, form.mass_n, form.scale_n
 
         # A column that nobody reads stays here: it changes neither what is added up nor its rounding.
         unread = set() if self.plan.sampler.uses_square_loss else {"square_loss_n"}
-        names = [name for name in Reports._fields if name not in unread]
-        own = [getattr(self.reports, name).astype(np.float64) for name in names]
+        columns = {name: column for name, column in self.reports._asdict().items() if name not in unread}
         vectors = [
             coef_n[place_k] @ rows.residual_kd,
             rows.update_kd.sum(axis=0, dtype=np.float64),
             (mass_n * scale_n)[place_k] @ rows.residual_kd,
         ]
-        total = group.add_up(np.concatenate([*vectors, *(column.ravel() for column in own)]))
+        total = group.add_up(np.concatenate([*vectors, *(column.ravel() for column in columns.values())]))
         residual_d, update_d, centre_d = total[: 3 * d].reshape(3, d)
-        flat = np.split(total[3 * d :], np.cumsum([column.size for column in own])[:-1])
-        columns = {name: part.reshape(column.shape) for name, part, column in zip(names, flat, own, strict=True)}
-        self.reports = self.reports._replace(
-            **{name: column.astype(getattr(self.reports, name).dtype) for name, column in columns.items()}
-        )
+        first = 3 * d
+        for name, column in columns.items():
+            columns[name] = total[first : first + column.size].reshape(column.shape).astype(column.dtype)
+            first += column.size
+        self.reports = self.reports._replace(**columns)
 
         error_kd, mass = rows.residual_kd, mass_n.sum()
         if self._rule.ratio:  # such an estimator has no control variate: its estimate is this sum
             error_kd = error_kd - residual_d
             centre_d = centre_d - mass_n @ scale_n * residual_d
-        centre_d = centre_d / mass if form is not None and form.centred and mass > 0 else np.zeros(d)
+        centre_d = centre_d / mass if form.centred and mass > 0 else np.zeros(d)
         mean_d = update_d / max(int(here.sum()), 1)
         square_3n = np.zeros((3, n))
         scaled = zip(scale_n[place_k], error_kd, strict=True)
@@ -238,8 +206,7 @@ class Accumulator:
         square_3n[2, place_k] = [error_d @ error_d for error_d in error_kd]
         deviation_n, squared_n, squared_error_n = group.add_up(square_3n.ravel()).reshape(3, n)
         self.reports.squared_deviation_n[:] = deviation_n
-        variance = float("nan") if form is None else form.total(squared_n[here], squared_error_n[here])
-        self._totals = residual_d, variance
+        self._merged = residual_d, form.total(squared_n[here], squared_error_n[here])
 
     def _agree(self, group: ProcessGroup) -> BoolArray:
         """Learn which clients of the whole cohort replied, and which replies were rejected in other processes."""
@@ -268,11 +235,11 @@ class Accumulator:
         self._closed = True
         plan, state, control, here = self.plan, self.state, self._control, self.reports.responded_n
         replies = plan.collect_replies(state, self.cohort, here)
-        if self._totals is None and self._stream is None:
+        if self._merged is None and self._stream is None:
             rows = self._rows()
             self._measure(rows)
             total_d, update_kd, error_kd = rows.total_d, rows.update_kd, rows.residual_kd
-            residual_d = weighted_sum(replies.coef_n, error_kd, len(total_d))
+            residual_d = weighted_sum(replies.coef_n, error_kd, self._d)
             if self._rule.ratio:
                 error_kd -= total_d + residual_d  # in place: it is as large as all updates, twice
             variance = estimate_variance(replies, error_kd)
@@ -280,7 +247,7 @@ class Accumulator:
             learned = control.update(state.control, plan.population, replies, update_kd)
         else:
             total_d = control.value(state.control, replies.client_n[:0]).total_d
-            residual_d, variance = self._totals or self._totals_of_stream(replies, total_d)
+            residual_d, variance = self._merged or self._totals_of_stream(replies, total_d)
             learned = control.update_from_sum(state.control, replies, residual_d)
         reports = self.reports = self.reports._replace(num_steps_n=np.where(here, self.reports.num_steps_n, 1))
         following, delta_d, clip_factor = plan.advance(state, self.cohort, reports, total_d + residual_d, learned)
@@ -305,9 +272,9 @@ class Accumulator:
             effective_sample_size=effective_sample_size(coef_n),
             largest_weight=float(coef_n.max(initial=0.0)),
             sum_of_weights=float(coef_n.sum()),
-            mean_over_diversity=norm / float(zeta_n.mean()) if zeta_n.any() else float("nan"),
-            loss=float(loss_coef_k @ reports.loss_n[here][has_loss_n]) / loss_total if loss_total > 0 else float("nan"),
-            residual=float(residual / squared_norm) if squared_norm > 0 else float("nan"),
+            mean_over_diversity=norm / float(zeta_n.mean()) if zeta_n.any() else nan,
+            loss=float(loss_coef_k @ reports.loss_n[here][has_loss_n]) / loss_total if loss_total > 0 else nan,
+            residual=float(residual / squared_norm) if squared_norm > 0 else nan,
             control_coefficient=self._control.coefficient(self.state.control),
             clip_factor=clip_factor,
         )
@@ -315,10 +282,6 @@ class Accumulator:
     def _require_open(self) -> None:
         if self._closed:
             raise DeltaflError("this round is closed; open the next one and make another Accumulator")
-
-    @cached_property
-    def _places(self) -> dict[int, int]:
-        return {client: place for place, client in enumerate(self.cohort.client_n.tolist())}
 
     def _screen(self, place_k: IntArray, updates: Updates | Sequence[Any], reports: Reports | None) -> ScreenedReplies:
         """Check replies, and note what their clients reported."""
@@ -328,8 +291,8 @@ class Accumulator:
             client = clients.client_n[~self._missing_n[place_k]][0]
             raise DeltaflError(f"client {client} has replied already; add each reply once")
         rows, refused = differences(self._control, self.state.control, clients.client_n, updates)
-        d = len(self.state.params_d)
-        screened = screen_replies(clients, rows, reports, d, drift(self.plan.mime, self.state.mime), self.plan.sampler)
+        drift_d = drift(self.plan.mime, self.state.mime)
+        screened = screen_replies(clients, rows, reports, self._d, drift_d, self.plan.sampler)
         self._missing_n[place_k] = False
         self._rejected |= {client: refused.get(client, reason) for client, reason in screened.rejected}
         for column, given in zip(self.reports[:6], screened.reports[:6], strict=True):
@@ -348,30 +311,23 @@ class Accumulator:
         return _Rows(place_k, update_kd, np.subtract(update_kd, control_kd, dtype=np.float64), total_d)
 
     def _measure(self, rows: _Rows) -> None:
-        """Note in the reports what the server measures on each of these updates.
-
-        Raises:
-            DeltaflError: If the sampler looks at more parameters than there are.
-        """
+        """Note in the reports what the server measures on each of these updates."""
         reports, place_k = self.reports, rows.place_k
         sketch_size, bias_size = reports.sketch_nq.shape[1], reports.output_bias_nk.shape[1]
-        d = len(self.state.params_d)
-        if bias_size > d:
+        if bias_size > self._d:
             raise DeltaflError(
-                f"the sampler looks at the last {bias_size} parameters of a model of {d}; lower its number"
+                f"the sampler looks at the last {bias_size} parameters of a model of {self._d}; lower its number"
             )
-        norm_k, deviation_k = squared_norms(rows.update_kd)
-        reports.squared_norm_n[place_k], reports.squared_deviation_n[place_k] = norm_k, deviation_k
+        reports.squared_norm_n[place_k], reports.squared_deviation_n[place_k] = squared_norms(rows.update_kd)
         reports.squared_residual_n[place_k] = [residual_d @ residual_d for residual_d in rows.residual_kd]
         if sketch_size > 0:
             reports.sketch_nq[place_k] = count_sketch(rows.residual_kd, sketch_size, self.plan.seed)
-        reports.output_bias_nk[place_k] = rows.update_kd[:, d - bias_size :]
+        reports.output_bias_nk[place_k] = rows.update_kd[:, self._d - bias_size :]
 
     def _add_to_stream(self, row: _Rows) -> None:
         if self._stream is None:
-            n, d = len(self._missing_n), len(self.state.params_d)
             coef_n = self.plan.collect_replies(self.state, self.cohort).coef_n
-            self._stream = _Stream(coef_n, np.zeros(d), *np.zeros((2, n, SKETCH_SIZE)))
+            self._stream = _Stream(coef_n, np.zeros(self._d), *np.zeros((2, self._n, SKETCH_SIZE)))
         stream = self._stream
         self._measure(row)
         stream.residual_d[:] += stream.coef_n[row.place_k[0]] * row.residual_kd[0]
@@ -392,7 +348,7 @@ class Accumulator:
                     f"the coefficients of {self._rule.name!r} depend on which other clients reply in another way than "
                     "by a common factor; close this round with close_round"
                 )
-        residual_d = stream.residual_d if ratio == 1.0 else ratio * stream.residual_d
+        residual_d = ratio * stream.residual_d
         _, self.reports.squared_deviation_n[here] = squared_norms(stream.update_nq[here])
         error_kq = stream.residual_nq[here]
         if self._rule.ratio:

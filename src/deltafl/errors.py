@@ -14,28 +14,21 @@ class DeltaflError(ValueError):
     """A mistake of the caller; the message names what was given, what is allowed and what to write instead."""
 
 
-class ToldElsewhere(DeltaflError):
-    """What went wrong in another process of the same run, which says so itself."""
+class FirstProcessError(DeltaflError):
+    """What went wrong in the first process of this run, which reports it itself."""
 
 
 class MissingExtraError(DeltaflError):
     """A part of deltafl needs a package that is not installed."""
 
-    def __init__(self, package: str, extra: str | None = None) -> None:
-        what = package if extra is None else f"'deltafl[{extra}]'"
-        super().__init__(f"this needs the package {package!r}: pip install {what}")
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"this needs the package {package!r}: pip install 'deltafl[{extra}]'")
 
 
 def require(package: str, extra: str) -> None:
     """Raise ``MissingExtraError`` unless a package can be imported; check before long work, not after it."""
     if importlib.util.find_spec(package) is None:
         raise MissingExtraError(package, extra)
-
-
-def require_method(thing: object, method: str, what: str, cure: str) -> None:
-    """Refuse a thing without a method that its kind must have, such as a name where an object is wanted."""
-    if not callable(getattr(thing, method, None)):
-        raise DeltaflError(f"{what} is {thing!r}; {cure}")
 
 
 def check_ranges(options: object, ranges: Mapping[str, str]) -> None:
@@ -49,7 +42,7 @@ def check_ranges(options: object, ranges: Mapping[str, str]) -> None:
 
 
 def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> DeltaflError:
-    """Make the error for a name that does not exist, with the nearest one that does."""
+    """The error for a name that does not exist, with the nearest one that does."""
     names = sorted(allowed)
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names)}"

@@ -10,14 +10,13 @@ import os
 import sys
 import tomllib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import cache
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -49,32 +48,22 @@ def plain_json(value: Any) -> Any:
     return value
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader (or a restart) sees the old one or the new one, never a part."""
-    with _replacing(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file beside ``path`` that takes its place once it is on the disk."""
-    part = path.with_name(path.name + ".part")
+def write_atomically(path: Path, *parts: Any) -> None:
+    """Write texts or bytes so that a reader (or a restart) sees the old file or the new one, never a part."""
+    beside = path.with_name(path.name + ".part")
     try:
-        with part.open("wb") as file:
-            yield file
+        with beside.open("wb") as file:
+            for part in parts:
+                file.write(part.encode() if isinstance(part, str) else part)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
+        beside.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
-
-    Raises:
-        DeltaflError: If it cannot be read, or is not in UTF-8.
-    """
+    """The text of a file; a ``DeltaflError`` if it cannot be read, or is not in UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -105,10 +94,8 @@ def read_json_lines(path: Path) -> list[Any]:
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DeltaflError(f"{where} is not valid JSON: {error}") from None
-    except RecursionError:
-        raise DeltaflError(f"{where} is not valid JSON: it has too many brackets in brackets") from None
 
 
 def checked(kind: type[T], value: Any, where: str, cure: str) -> T:
@@ -148,7 +135,7 @@ def sentence(error: Any) -> str:
 
 
 def write_tensors(path: Path, arrays: Mapping[str, Array], texts: Mapping[str, str] | None = None) -> int:
-    """Write arrays into a safetensors file, which is never seen half written; returns its CRC-32.
+    """Write arrays and texts into a safetensors file, which is never seen half written; returns its CRC-32.
 
     Raises:
         DeltaflError: If an array has a type that the format does not have.
@@ -169,11 +156,10 @@ def write_tensors(path: Path, arrays: Mapping[str, Array], texts: Mapping[str, s
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     parts: list[Any] = [len(text).to_bytes(8, "little"), text, *map(np.ascontiguousarray, ordered.values())]
+    write_atomically(path, *parts)
     checksum = 0
-    with _replacing(path) as file:
-        for part in parts:
-            checksum = zlib.crc32(part, checksum)
-            file.write(part)
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
     return checksum
 
 
@@ -191,37 +177,28 @@ def read_tensors(path: Path, cure: str, checksum: int | None = None) -> tuple[di
     try:
         mapped = checksum is None
         whole = np.asarray(np.memmap(path, np.uint8, mode="c")) if mapped else np.fromfile(path, np.uint8)
-        if checksum is not None and zlib.crc32(whole.data) != checksum:
-            raise DeltaflError(f"{path} is not as it was written, its checksum differs: {cure}")
         first = 8 + int.from_bytes(whole[:8].tobytes(), "little")
         header = json.loads(whole[8:first].tobytes())
         texts = header.pop(_TEXTS, {})
-        arrays = {
-            name: whole[first + entry["data_offsets"][0] : first + entry["data_offsets"][1]]
-            .view(_TYPES[entry["dtype"]])
-            .reshape(entry["shape"])
-            for name, entry in header.items()
-        }
-    except DeltaflError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        arrays = {}
+        for name, entry in header.items():
+            start, end = entry["data_offsets"]
+            arrays[name] = whole[first + start : first + end].view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DeltaflError(f"{path} is no state file, or not all of it is there; {cure}") from error
+    if checksum is not None and zlib.crc32(whole.data) != checksum:
+        raise DeltaflError(f"{path} is not as it was written, its checksum differs: {cure}")
     return arrays, texts
 
 
 def load_class(spec: str, base: type[T]) -> type[T]:
-    """The class that ``FILE.py:Class`` names.
-
-    Args:
-        spec: Path and name of the class.
-        base: What it must be a subclass of.
+    """The class that ``FILE.py:Class`` names, a subclass of ``base``.
 
     Raises:
         DeltaflError: If the file cannot be read or run, or has no such class with all methods.
     """
     path, _, name = spec.rpartition(":")
-    module = import_file(Path(path), "FILE.py:Class")
-    found = getattr(module, name, None)
+    found = getattr(import_file(Path(path), "FILE.py:Class"), name, None)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise DeltaflError(f"{path} has no class {name!r} that is a subclass of deltafl.{base.__name__}")
     missing = sorted(getattr(found, "__abstractmethods__", ()))

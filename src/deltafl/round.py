@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from .accumulate import Accumulator
 from .designs.inclusion import check_anyone, check_cohort_size
-from .errors import DeltaflError, require_method
+from .errors import DeltaflError
 from .estimators.control_variates import ControlVariate
 from .estimators.remote import RemoteControl, RemoteReply
 from .estimators.table import Estimator, find_estimator
@@ -33,19 +33,7 @@ from .server.norm_guard import init_guard, shorten
 from .server.optimizers import ServerOptimizer, Sgd
 from .server.screening import Updates
 from .streams import stream
-from .types import (
-    BoolArray,
-    Cohort,
-    FloatArray,
-    IntArray,
-    Oracle,
-    Params,
-    Population,
-    Replies,
-    Reports,
-    RoundInfo,
-    checked_params,
-)
+from .types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Population, Replies, Reports, RoundInfo
 
 
 @dataclass(frozen=True)
@@ -80,12 +68,10 @@ class Plan:
     memory: RowFormat = field(default_factory=RowFormat)
 
     def __post_init__(self) -> None:
-        """Refuse impossible plans at once."""
         if not isinstance(self.sampler, Sampler):
-            raise DeltaflError(
-                f"sampler is {self.sampler!r}; give a deltafl.Sampler, or write make_plan(label, population, n)"
-            )
-        require_method(self.server_optimizer, "step", "server_optimizer", "write make_server_optimizer(name, lr)")
+            raise DeltaflError(f"sampler is {self.sampler!r}; write make_sampler(label), or make_plan(label, ...)")
+        if not hasattr(self.server_optimizer, "step"):
+            raise DeltaflError(f"server_optimizer is {self.server_optimizer!r}; write make_server_optimizer(name)")
         check_cohort_size(self.n, self.population.num_clients)
         self.population.check()
         if isinstance(self.rule.control, RemoteControl) and self.sampler.output_bias_size > 0:
@@ -104,11 +90,10 @@ class Plan:
         return find_estimator(self.estimator)
 
     def response_rates(self, state: "RoundState", client_k: IntArray | None = None) -> FloatArray:
-        """q_i = max(floor, (responded_i + 1) / (selected_i + 1)): exactly 1 for clients that always responded.
+        """q_i = max(floor, (responded_i + 1) / (selected_i + 1)) of some clients, float64 (k,), or of all.
 
-        Float64 (k,) of the clients ``client_k``; without, (m,) of all. From earlier rounds only, hence known before the
-        draw; dividing by q_i instead of by the number of replies keeps the estimate right when failures depend on the
-        client.
+        Known before the draw. Dividing by q_i instead of by the number of replies keeps the estimate right when
+        failures depend on the client.
         """
         which = slice(None) if client_k is None else client_k
         responded_k, selected_k = (count_m[which].astype(float) for count_m in (state.responded_m, state.selected_m))
@@ -124,7 +109,7 @@ class Plan:
     def advance(
         self, state: "RoundState", cohort: Cohort, reports: Reports, delta_d: FloatArray, control: Any
     ) -> tuple["RoundState", FloatArray, float]:
-        """Move the model by an estimate without drift; also the estimate that was used and the guard's factor."""
+        """The next state, from an estimate without drift; also the estimate that was used and the guard's factor."""
         drift_d = drift(self.mime, state.mime)
         if drift_d is not None:
             delta_d = drift_d + delta_d
@@ -146,9 +131,6 @@ class Plan:
 
 def make_plan(label: str | Label, population: Population, n: int, facts: RunFacts | None = None, **more: Any) -> Plan:
     """The plan of a label ``name(option=value)@design@estimator``, with the estimator of the name if it has none.
-
-    ``make_sampler`` makes the sampler alone: a ``Plan`` of ``make_sampler("fedvarp")`` that names no estimator weighs
-    replies by Horvitz and Thompson, which for FedVARP is uniform sampling.
 
     Args:
         label: Such as ``"innovation"`` or ``"pracdelta(floor=0.2)@pivotal@difference"``; see ``deltafl samplers``.
@@ -179,8 +161,7 @@ class RoundState(NamedTuple):
         optimizer: The server optimizer's memory.
         sampler: The sampler's memory.
         control: The state of the estimator's control variate.
-        selected_m: int16 (m,), how often each client was selected; wider once a count needs it. States of several
-            rounds share the memory, and none is seen to change (``persistent_array.py``).
+        selected_m: int16 (m,), how often each client was selected; wider once a count needs it.
         responded_m: The same for how often it responded.
         mime: The momentum that is sent to the clients, see ``mime.py``.
         guard: The norms that the norm guard uses, see ``norm_guard.py``.
@@ -211,8 +192,13 @@ class Broadcast(NamedTuple):
 
 
 def init_round(plan: Plan, params: npt.ArrayLike) -> RoundState:
-    """The state before the first round, from the initial model (any 1-d array; kept as float32)."""
-    params_d = checked_params(params)
+    """The state before the first round, from the initial model: any 1-d array of finite numbers, kept as float32."""
+    try:
+        params_d = np.array(params, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise DeltaflError("params must be one flat array of numbers; write numpy.concatenate of the layers") from None
+    if params_d.ndim != 1 or not np.all(np.isfinite(params_d)):
+        raise DeltaflError(f"params must be one flat array of finite numbers, got shape {params_d.shape}; use .ravel()")
     m, d = plan.population.num_clients, len(params_d)
     control = plan.rule.control.with_rows(plan.memory)
     return RoundState(
@@ -240,34 +226,30 @@ def open_round(
 
     Args:
         plan: The plan.
-        state: The state; it is not changed, so a round may be opened again with the same result.
+        state: It is not changed, so a round may be opened again with the same result.
         available_m: bool (m,), which clients can be selected; None for all. The estimate then targets the sum over
             available clients; with a control variate the others count with their c_i.
         oracle: Every client's update of this round, for the theoretical samplers; only simulators have one.
 
     Raises:
-        DeltaflError: If the sampler needs an oracle and there is none, if nobody is available, or if ``available_m``
-            has another length than the population.
+        DeltaflError: If the sampler needs an oracle and there is none, nobody is available, or ``available_m`` is no
+            mask of the population.
     """
     if plan.sampler.needs_oracle and oracle is None:
         raise DeltaflError(
             f"{type(plan.sampler).__name__} needs every client's update or loss before the draw, which only a "
             "simulation has; choose a practical sampler such as 'pracdelta'"
         )
-    rng = stream(plan.seed, "draw", state.round)
-    return plan.sampler.open(state.sampler, _present(plan, available_m), plan.n, rng, oracle)
-
-
-def _present(plan: Plan, available_m: BoolArray | None) -> Any:
-    """A mask of the available clients; None for all of them where the sampler accepts that: m numbers saved."""
     m = plan.population.num_clients
-    if available_m is None:
-        return None if plan.sampler.accepts_no_mask else np.ones(m, dtype=np.bool_)
-    available_m = np.asarray(available_m)
-    if available_m.shape != (m,) or available_m.dtype != np.bool_:
-        raise DeltaflError(f"available_m is {available_m!r:.60}; it must hold True or False for each of {m} clients")
-    check_anyone(int(np.count_nonzero(available_m)))
-    return available_m
+    mask_m: Any = None
+    if available_m is not None:
+        mask_m = np.asarray(available_m)
+        if mask_m.shape != (m,) or mask_m.dtype != np.bool_:
+            raise DeltaflError(f"available_m is {mask_m!r:.60}; it must hold True or False for each of {m} clients")
+        check_anyone(int(np.count_nonzero(mask_m)))
+    elif not plan.sampler.accepts_no_mask:  # else m numbers are saved
+        mask_m = np.ones(m, dtype=np.bool_)
+    return plan.sampler.open(state.sampler, mask_m, plan.n, stream(plan.seed, "draw", state.round), oracle)
 
 
 def close_round(
@@ -281,7 +263,7 @@ def close_round(
 
     Args:
         plan: The plan.
-        state: The state the round was opened with.
+        state: The state the round was opened with; it is not changed.
         cohort: What ``open_round`` returned.
         updates: One update u_i = x_K - x_0 a client, in the cohort's order; None where no reply came. (n, d) or a list;
             with a ``-remote`` estimator a list of ``RemoteReply``.

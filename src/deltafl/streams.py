@@ -1,8 +1,7 @@
 """Randomness: the only place where random generators are made.
 
-``stream(seed, purpose, round, client)`` returns an independent generator for every combination of its arguments.
-Nothing else in the library draws random numbers from any other source, hence client 17 sees the same minibatches in
-round 5 whichever sampler called it, in whichever order or process it was trained, and after a resume.
+Client 17 sees the same minibatches in round 5 whichever sampler selected it, in whichever order or process it was
+trained, and after a resume.
 """
 
 import numpy as np
@@ -27,16 +26,7 @@ PURPOSES: dict[str, int] = {
 
 
 def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> Generator:
-    """Make the generator of (seed, purpose, round, client).
-
-    Args:
-        seed: The experiment's seed, >= 0.
-        purpose: One of ``PURPOSES``.
-        round: The communication round, >= 0.
-        client: The client's index in the population, >= 0.
-
-    Returns:
-        A fresh ``numpy.random.Generator`` (PCG64) whose output depends on these four values only.
+    """An independent generator (PCG64) for every combination of seed, purpose (in ``PURPOSES``), round and client.
 
     Raises:
         DeltaflError: If the purpose is unknown or a number is negative.

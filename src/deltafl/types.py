@@ -31,8 +31,8 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 Params = npt.NDArray[np.float32]
-#: Up to here float64 holds every whole number.
-LARGEST_WHOLE = 2**53
+#: What a host may give as a column of ``Reports``; None is an entry that is not known.
+Column = npt.ArrayLike | Sequence[float | None] | None
 #: Auxiliary variables are squared and summed.
 LARGEST_AUX = 1e100
 
@@ -44,8 +44,7 @@ class Population(NamedTuple):
         weight_m: float64 (m,), >= 0, sum 1. ``f = sum_i weight_m[i] F_i`` is what is minimised.
         num_examples_m: int64 (m,), >= 1. Sizes of the clients' data; samplers by size use them.
         aux_mq: float64 (m, q), what else is known of the clients before the first round, such as the shares of each
-            label in their data; finite. None for nothing. ``balanced`` and the estimators ``regression`` and
-            ``regression-damped`` use it; a column counts as much as its numbers are large.
+            label in their data; None for nothing. A column counts as much as its numbers are large.
     """
 
     weight_m: FloatArray
@@ -63,11 +62,7 @@ class Population(NamedTuple):
         return one_m1 if self.aux_mq is None else np.hstack([one_m1, self.aux_mq])
 
     def check(self) -> None:
-        """Refuse a population that cannot be one.
-
-        Raises:
-            DeltaflError: If weights are negative or do not sum to 1, or sizes or auxiliary variables do not fit them.
-        """
+        """Raise a ``DeltaflError`` for bad weights, or sizes or auxiliary variables that do not fit them."""
         if not (np.all(self.weight_m >= 0) and abs(self.weight_m.sum() - 1) <= 1e-6):
             raise DeltaflError("the weights of the population must be >= 0 with sum 1; see Population.from_sizes")
         if len(self.weight_m) != len(self.num_examples_m):
@@ -76,7 +71,7 @@ class Population(NamedTuple):
                 "one of each for a client, see Population.from_sizes"
             )
         if self.aux_mq is not None:
-            checked_aux(self.aux_mq, self.num_clients)
+            _checked_aux(self.aux_mq, self.num_clients)
 
     @classmethod
     def from_sizes(
@@ -90,19 +85,18 @@ class Population(NamedTuple):
             aux: (m, q) finite numbers, auxiliary variables of each client; see ``aux_mq``.
 
         Raises:
-            DeltaflError: If there is no client, a size is out of range, ``weights`` is another word, or ``aux`` does
-                not have a row of finite numbers for each client.
+            DeltaflError: If an argument is not as above.
         """
         size_m = np.asarray(num_examples_m)
         if size_m.ndim != 1 or len(size_m) == 0:
             raise DeltaflError(f"num_examples_m must be a list of at least one size, got shape {size_m.shape}")
-        if size_m.dtype.kind not in "iu" or size_m.min() < 1 or size_m.max() > LARGEST_WHOLE:
+        if size_m.dtype.kind not in "iu" or size_m.min() < 1 or size_m.max() > 2**53:  # float64 holds no more
             raise DeltaflError("num_examples_m must hold whole numbers, 1 to 2^53; leave out clients without examples")
         if weights not in {"data", "uniform"}:
             raise DeltaflError(f"weights is {weights!r}; write 'data' (w_i = n_i / N) or 'uniform' (w_i = 1 / m)")
         size_m = size_m.astype(np.int64)
         share_m = size_m if weights == "data" else np.ones(len(size_m))
-        aux_mq = None if aux is None else checked_aux(aux, len(size_m))
+        aux_mq = None if aux is None else _checked_aux(aux, len(size_m))
         return cls(weight_m=share_m / share_m.sum(dtype=np.float64), num_examples_m=size_m, aux_mq=aux_mq)
 
 
@@ -153,6 +147,8 @@ class Replies(NamedTuple):
 class Reports(NamedTuple):
     """What the clients of a cohort sent beside their updates; all columns are aligned with ``cohort.client_n``.
 
+    The last five are filled by ``close_round`` from the updates.
+
     Attributes:
         responded_n: bool (n,), False for a client whose reply is missing or was refused.
         loss_n: float64 (n,), mean training loss over the local work; NaN for a reply without one.
@@ -162,16 +158,15 @@ class Reports(NamedTuple):
         step_variance_n: float64 (n,), >= 0: variance of one local step around the mean of the client's steps,
             summed over coordinates (local_lr^2 sigma_i^2 for SGD); 0 where it is not measured.
         num_steps_n: int64 (n,), >= 1: local steps K_i.
-        squared_norm_n: float64 (n,), norm(u_i)^2. Filled by ``close_round`` from the updates.
+        squared_norm_n: float64 (n,), norm(u_i)^2.
         squared_deviation_n: float64 (n,), norm(u_i - mean)^2, the practical zeta_i^2, about the plain mean of the
-            responding cohort; about ubar where all clients report to an oracle. Filled by ``close_round``.
+            responding cohort; about ubar where all clients report to an oracle.
         squared_residual_n: float64 (n,), norm(u_i - c_i)^2 with the estimator's control c_i of this round: what is left
-            for the draw to get wrong. Filled by ``close_round``; 0 where clients report to an oracle.
-        sketch_nq: float64 (n, q), ``sketch.count_sketch`` of u_i - c_i, for samplers with an attribute ``sketch_size``
-            q > 0; else q is 0. Filled by ``close_round``.
-        output_bias_nk: float64 (n, k), the last k entries of u_i (less the drift that all were sent), for samplers with
-            an attribute ``output_bias_size`` k > 0; else k is 0. In models that end in a linear layer with a bias these
-            are the update of that bias, one number a class. Filled by ``close_round``; k is 0 with an oracle.
+            for the draw to get wrong; 0 where clients report to an oracle.
+        sketch_nq: float64 (n, q), ``sketch.count_sketch`` of u_i - c_i, q the sampler's ``sketch_size``.
+        output_bias_nk: float64 (n, k), the last k entries of u_i (less the drift that all were sent), k the sampler's
+            ``output_bias_size``. In models that end in a linear layer with a bias: the update of that bias, one number
+            a class.
     """
 
     responded_n: BoolArray
@@ -191,11 +186,11 @@ class Reports(NamedTuple):
         cls,
         n: int,
         *,
-        responded: npt.ArrayLike | None = None,
-        loss: npt.ArrayLike | Sequence[float | None] | None = None,
-        square_loss: npt.ArrayLike | Sequence[float | None] | None = None,
-        step_variance: npt.ArrayLike | None = None,
-        num_steps: npt.ArrayLike | None = None,
+        responded: Column = None,
+        loss: Column = None,
+        square_loss: Column = None,
+        step_variance: Column = None,
+        num_steps: Column = None,
     ) -> "Reports":
         """Make reports of n clients from what a host knows; what is not given has a neutral value, losses None.
 
@@ -204,31 +199,19 @@ class Reports(NamedTuple):
         Raises:
             DeltaflError: If a column does not have n entries.
         """
-        loss_n = _checked_column("loss", loss, n, nan)
-        steps_n = _checked_column("num_steps", num_steps, n, 1, bad=0)
+        steps_n = _column("num_steps", num_steps, n, 1, bad=0)
         return cls(
-            responded_n=_checked_column("responded", responded, n, 1, bad=0).astype(np.bool_),
-            loss_n=loss_n,
-            has_loss_n=_is_given(loss, n),
-            square_loss_n=_checked_column("square_loss", square_loss, n, nan, bad=-1),
-            step_variance_n=_checked_column("step_variance", step_variance, n, 0.0),
+            responded_n=_column("responded", responded, n, 1, bad=0).astype(np.bool_),
+            loss_n=_column("loss", loss, n, nan),
+            has_loss_n=np.full(n, np.asarray(loss, dtype=object) != np.array(None), dtype=np.bool_),
+            square_loss_n=_column("square_loss", square_loss, n, nan, bad=-1),
+            step_variance_n=_column("step_variance", step_variance, n, 0.0),
             num_steps_n=np.where(np.abs(steps_n) < 2.0**63, steps_n, 0).astype(np.int64),
             squared_norm_n=np.zeros(n),
             squared_deviation_n=np.zeros(n),
             squared_residual_n=np.zeros(n),
             sketch_nq=np.zeros((n, 0)),
             output_bias_nk=np.zeros((n, 0)),
-        )
-
-    @classmethod
-    def missing(cls, n: int, sketch_size: int, output_bias_size: int) -> "Reports":
-        """Reports of n clients that have not replied, to be filled in."""
-        zero_n = np.zeros(n)
-        reports = cls.make(n, responded=zero_n, loss=zero_n, square_loss=zero_n, num_steps=zero_n)
-        return reports._replace(
-            has_loss_n=np.zeros(n, dtype=np.bool_),
-            sketch_nq=np.zeros((n, sketch_size)),
-            output_bias_nk=np.zeros((n, output_bias_size)),
         )
 
 
@@ -271,8 +254,7 @@ class RoundInfo(NamedTuple):
             c_i are further from the updates than 0 is.
         control_coefficient: beta of the round's control variate in [0, 1], see ``learned_coefficient.py``; 1 if there
             is none.
-        clip_factor: What the norm guard multiplied D with; below 1 the round's estimate is **biased**
-            (``norm_guard.py``).
+        clip_factor: What the norm guard multiplied D with; below 1 the round's estimate is **biased**.
     """
 
     round: int
@@ -286,34 +268,19 @@ class RoundInfo(NamedTuple):
     sum_of_weights: float
     mean_over_diversity: float
     loss: float
-    residual: float = float("nan")
+    residual: float = nan
     control_coefficient: float = 1.0
     clip_factor: float = 1.0
 
 
-def checked_params(params: npt.ArrayLike) -> Params:
-    """A model as one flat float32 vector (d,), from any 1-d array of finite numbers; always a copy."""
-    try:
-        params_d = np.array(params, dtype=np.float32)
-    except (TypeError, ValueError):
-        raise DeltaflError("params must be one flat array of numbers; write numpy.concatenate of the layers") from None
-    if params_d.ndim != 1:
-        raise DeltaflError(f"params must be one flat array of numbers, got shape {params_d.shape}; use .ravel()")
-    if not np.all(np.isfinite(params_d)):
-        raise DeltaflError("params has NaN or infinite entries; begin with a model of finite numbers")
-    return params_d
-
-
-def checked_aux(known: npt.ArrayLike, num_clients: int) -> FloatArray:
+def _checked_aux(aux: npt.ArrayLike, num_clients: int) -> FloatArray:
     """Auxiliary variables, (m, q) numbers of size 1e100 at most; always a copy."""
     try:
-        aux_mq = np.array(known, dtype=np.float64)
+        aux_mq = np.array(aux, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise DeltaflError("known must hold one row of numbers for each client, all of one length") from None
+        aux_mq = np.zeros(0)
     if aux_mq.ndim != 2 or len(aux_mq) != num_clients:
-        raise DeltaflError(
-            f"known has shape {aux_mq.shape}; it must have one row of numbers for each of {num_clients} clients"
-        )
+        raise DeltaflError(f"aux must hold one row of numbers, all of one length, for each of {num_clients} clients")
     bad = np.flatnonzero(~(np.abs(aux_mq) <= LARGEST_AUX).all(axis=1))
     if len(bad):
         raise DeltaflError(
@@ -323,43 +290,23 @@ def checked_aux(known: npt.ArrayLike, num_clients: int) -> FloatArray:
     return aux_mq
 
 
-def _checked_column(name: str, given: Any, n: int, default: float, bad: float = nan) -> FloatArray:
-    """One number a client, float64 (n,), of a report.
-
-    Args:
-        name: Its name, for messages.
-        given: (n,) what the clients reported; None for nothing.
-        n: The number of clients.
-        default: The value of all entries if nothing is given.
-        bad: The value of an entry that is no number, such as text; the reply is rejected for it. None becomes NaN.
-
-    Raises:
-        DeltaflError: If there is not one entry a client.
-    """
+def _column(name: str, given: Column, n: int, default: float, bad: float = nan) -> FloatArray:
+    """One number a client, float64 (n,); ``bad`` for an entry that is no number, such as text, and NaN for None."""
     if given is None:
         return np.full(n, default)
     try:
         values = np.asarray(given)
     except ValueError:  # rows of several lengths
-        raise DeltaflError(f"reports: {name} must have one number for each of {n} clients") from None
+        values = np.zeros(())
     if values.shape != (n,):
-        raise DeltaflError(f"reports: {name} has shape {values.shape}, the cohort needs ({n},)")
+        raise DeltaflError(f"reports: {name} must have one number for each of {n} clients")
     if values.dtype.kind in "biuf":
         return values.astype(np.float64)
     return np.array([nan if entry is None else _number(entry, bad) for entry in values], dtype=np.float64)
 
 
-def _is_given(given: Any, n: int) -> BoolArray:
-    """Which entries of a column are given, bool (n,): those that are not None."""
-    if given is None:
-        return np.zeros(n, dtype=np.bool_)
-    if isinstance(given, np.ndarray) and given.dtype != object:
-        return np.ones(n, dtype=np.bool_)
-    return np.array([entry is not None for entry in given], dtype=np.bool_)
-
-
-def _number(entry: object, bad: float) -> float:
+def _number(entry: Any, bad: float) -> float:
     try:
-        return float(entry)  # type: ignore[arg-type]
+        return float(entry)
     except (TypeError, ValueError, OverflowError):
         return bad

@@ -171,7 +171,7 @@ def test_own_control_remembers_each_client() -> None:
     problem = make_problem(SIZES)
     plan = make_plan("uniform", None, "difference-own", problem.population)
     state = init_round(plan, np.zeros(3))
-    while state.selected_m.min() == 0:
+    while np.min(state.selected_m) == 0:
         state = play(plan, state, [problem])
     np.testing.assert_array_equal(state.control.control_md, problem.update_md)
     np.testing.assert_allclose(state.control.total_d, problem.ubar_d, rtol=1e-12)

@@ -74,7 +74,7 @@ def test_difference_estimates_the_variance_of_the_residuals() -> None:
     problem = make_problem(SIZES)
     plan = Plan(problem.population, Fixed(), 3, "difference-own")
     state = init_round(plan, np.zeros(3))
-    while state.selected_m.min() == 0:
+    while np.min(state.selected_m) == 0:
         cohort = open_round(plan, state)
         state, _ = close_round(plan, state, cohort, problem.update_md[cohort.client_n])
     cohort = open_round(plan, state)

@@ -202,7 +202,7 @@ def test_a_plan_takes_another_estimator_and_the_facts() -> None:
 
 
 def test_names_in_the_place_of_objects_are_refused() -> None:
-    with pytest.raises(DeltaflError, match=re.escape("sampler is 'pracdelta'; give a deltafl.Sampler, or write make_")):
+    with pytest.raises(DeltaflError, match=re.escape("sampler is 'pracdelta'; write make_sampler(label)")):
         Plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]
     with pytest.raises(DeltaflError, match="server_optimizer is 'adam'; write make_server_optimizer"):
         Plan(POPULATION, make_sampler("uniform"), 2, server_optimizer="adam")  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltafl.scale.persistent_array import Buffer, PersistentArray, alike
+from deltafl.scale.persistent_array import Buffer, PersistentArray
 from deltafl.scale.tree import SumTree
 from deltafl.types import FloatArray
 
@@ -38,19 +38,20 @@ def test_all_versions_read_as_copies_would(steps: list[tuple[int, set[int], int]
     for array, version in zip(plain, shared, strict=True):
         assert version.tolist() == array.tolist()
         if isinstance(version, SumTree):
-            assert np.array_equal(version.inner, SumTree(array.copy()).inner)  # a function of the scores, bit for bit
+            again = SumTree(array.copy()).current().inner  # a function of the scores, bit for bit
+            assert np.array_equal(version.current().inner, again)
 
 
 def test_it_takes_part_in_arithmetic_as_the_array_it_stands_for() -> None:
     count_m = PersistentArray(np.array([3, 1, 2], dtype=np.int16))
     assert count_m.shape == (3,)
     assert count_m.dtype == np.int16
-    assert [len(count_m), count_m.sum(), count_m.min(), count_m.max()] == [3, 6, 1, 3]
+    assert [len(count_m), count_m.sum(), np.min(count_m), np.max(count_m)] == [3, 6, 1, 3]
     assert (count_m + 1).tolist() == [4, 2, 3]
     assert (count_m - count_m.plus_one(np.array([1]))).tolist() == [0, -1, 0]
     assert np.flatnonzero(count_m == 1).tolist() == [1]
     assert np.concatenate([count_m, [9]]).tolist() == [3, 1, 2, 9]
-    assert [int(count) for count in count_m] == [3, 1, 2]
+    assert [int(count) for count in np.asarray(count_m)] == [3, 1, 2]
     assert count_m[1] == 1
     assert count_m[np.array([2, 0])].tolist() == [2, 3]
     assert repr(count_m) == "PersistentArray(array([3, 1, 2], dtype=int16))"
@@ -72,12 +73,11 @@ def test_nobody_can_change_it() -> None:
 def test_copies_share_nothing() -> None:
     first = SumTree(np.arange(1.0, 100))
     second = first.replaced(np.array([3]), [50.0])
-    for twin in (copy.deepcopy(first), pickle.loads(pickle.dumps(first)), alike(first, np.asarray(first))):  # noqa: S301
+    for twin in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):  # noqa: S301
         assert isinstance(twin, SumTree)
         assert twin.tolist() == first.tolist() == list(range(1, 100))
         assert twin.replaced(np.array([0]), [7.0])[0] == 7
     assert second[3] == 50
-    assert alike(np.zeros(3), np.ones(3)).tolist() == [1, 1, 1]
 
 
 def test_counts_become_wider_before_they_overflow() -> None:

@@ -173,7 +173,6 @@ def test_cut_off_anywhere_while_it_settles_it_is_restored_bit_for_bit(
             steps += 1
             super().__setitem__(key, value)
 
-    state.control.own.control_md._file = None
     with monkeypatch.context() as patch, pytest.raises(CrashError):
         patch.setattr(np, "memmap", Crashing)
         directory.save(state)

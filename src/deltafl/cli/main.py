@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from .. import __version__
-from ..errors import DeltaflError, ToldElsewhere
+from ..errors import DeltaflError, FirstProcessError
 from . import audit, catalogue, experiments
 
 app = typer.Typer(
@@ -69,7 +69,7 @@ def run_app(command: typer.Typer, arguments: list[str] | None = None, name: str 
     show_log()
     try:
         command(arguments, prog_name=name)
-    except ToldElsewhere:
+    except FirstProcessError:
         sys.exit(2)
     except DeltaflError as error:
         typer.echo(f"deltafl: {error}", err=True)

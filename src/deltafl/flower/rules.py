@@ -12,7 +12,7 @@ from ..errors import DeltaflError, unknown_name
 from ..estimators.remote import RemoteControl
 from ..round import Plan, make_plan
 from ..samplers import Sampler
-from ..scale.memory_budget import Cures, MemorySize, memory_size, require_room
+from ..scale.memory_budget import MemorySize, memory_size, require_room
 from ..scale.rows import DTYPES, RowFormat
 from ..streams import stream
 from ..types import FloatArray, Params, Population
@@ -192,7 +192,7 @@ class Rules:
         if self.remembers:
             size, rows = self.memory_size(num_clients, num_params), self.plan.memory
             held = 0 if rows.folder is not None else num_seen * num_params * DTYPES[rows.dtype].itemsize
-            require_room(size, rows, self.state_path, Cures("a lower n", "state_path"), held)
+            require_room(size, rows, self.state_path, "a lower n", "state_path", held)
 
 
 def check_whole(name: str, value: Any, allowed: str, least: int, most: int | None = None) -> None:

@@ -1,18 +1,13 @@
-"""Arrays that are changed at a few places and never seen to change: a round costs O(n) of them and not O(m).
+"""Arrays that are changed at n places a round and never seen to change: a round costs O(n) of them and not O(m).
 
-States of rounds are values: a round may be opened again from its state after the next one was closed. Copying m numbers
-a round to keep it so costs more than all the rest once there are millions of clients. Here the newest version holds the
-buffer, and each older one holds only what differs from the next newer. Reading an older version brings the buffer back
-to it and turns the differences around (Baker, "Shallow binding makes functional arrays fast", SIGPLAN Notices 1991).
-
-In the usual run, in which states are dropped once the next is there, nothing is ever brought back or copied. Where an
-older one is held, the next version gets a buffer of its own after as many changes as the array has entries: O(1) a
-change on average, and a state that is held for ever never costs more than one array beside its own.
-
+States of rounds are values: a round may be opened again from an older one. The newest version holds the buffer, each
+older one only what differs from the next newer; reading an older version brings the buffer back to it and turns the
+differences around (Baker, "Shallow binding makes functional arrays fast", SIGPLAN Notices 1991). Where an older version
+stays in use, the newest takes a buffer of its own after as many changes as there are entries: O(1) a change on average.
 Versions of one array share their buffer, so that they must not be read in two threads at once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Self
 from weakref import ref
 
@@ -25,22 +20,13 @@ from ..types import IntArray
 Array = npt.NDArray[Any]
 
 
-def _nobody() -> None:
-    """There is no version before."""
-
-
-def _somebody() -> bool:
-    """There may be other versions."""
-    return True
-
-
 class Buffer:
-    """Where the entries of the newest version are, and how many changes it has seen."""
+    """The entries of the newest version, and how many were changed since an older one may be in use."""
 
     def __init__(self, array_m: Array) -> None:
         self.array_m, self.changes = array_m, 0
-        #: The version before the newest, if it is still there; True once there may be others.
-        self.before: Callable[[], object] = _nobody
+        #: The version before the newest; None once it is gone. Whoever holds an older one holds this one too.
+        self.before: Callable[[], object] = lambda: None
 
     def write(self, index_k: IntArray, value_k: Array) -> None:
         """Change entries."""
@@ -54,8 +40,7 @@ class Buffer:
 class PersistentArray(NDArrayOperatorsMixin):
     """A one-dimensional array that is never changed: ``replaced`` makes another one, in O(k) for k entries.
 
-    It takes part in arithmetic and NumPy functions as the array it stands for; those read all of it. Slices and
-    ``numpy.asarray`` give copies.
+    In arithmetic and NumPy functions it is the array it stands for; those read all of it. What is read is a copy.
 
     Args:
         array_m: The entries; they belong to this object from now on.
@@ -67,11 +52,11 @@ class PersistentArray(NDArrayOperatorsMixin):
         self._difference: tuple[IntArray, Array, Self] | None = None
 
     def replaced(self, index_k: IntArray, value_k: npt.ArrayLike) -> Self:
-        """The array with other entries at k places, which must be distinct; O(k) time and memory."""
+        """The array with other entries at k distinct places."""
         index_k = np.array(index_k, dtype=np.int64)
         buffer, newer = self.current(), object.__new__(type(self))
         newer._difference = None
-        if buffer.before() is None:  # who holds an older version holds, by the chain of differences, the one before
+        if buffer.before() is None:
             buffer.changes = 0
         if buffer.changes + len(index_k) > len(self):
             newer._buffer = buffer.copy()
@@ -83,7 +68,7 @@ class PersistentArray(NDArrayOperatorsMixin):
         return newer
 
     def plus_one(self, index_k: IntArray) -> Self:
-        """The array with k distinct entries raised by one; of twice as many bytes an entry where one would overflow."""
+        """The array with k distinct entries raised by one; of a wider type where one would overflow."""
         value_k = self[index_k].astype(np.int64) + 1
         if value_k.max(initial=0) > np.iinfo(self.dtype).max:
             wider = np.promote_types(self.dtype, np.min_scalar_type(-int(value_k.max()) - 1))
@@ -97,7 +82,7 @@ class PersistentArray(NDArrayOperatorsMixin):
             path.append(version)
             version = version._difference[2]
         if path:
-            self._buffer.before = _somebody
+            self._buffer.before = lambda: True  # newer versions may be in use, whoever holds them
         for older in reversed(path):
             index_k, value_k, newer = older._difference  # type: ignore[misc]  # all on the path have one
             newer._difference = (index_k, self._buffer.array_m[index_k], older)
@@ -120,29 +105,22 @@ class PersistentArray(NDArrayOperatorsMixin):
         return len(self._buffer.array_m)
 
     def __getitem__(self, index: Any) -> Any:
-        """Entries, always as a copy."""
         part = self.current().array_m[index]
         return part.copy() if isinstance(part, np.ndarray) and part.base is not None else part
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(np.asarray(self))
-
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
-        """A copy of all entries."""
         if copy is False:
             raise ValueError("a version of an array can only be read by copying it")
         return np.array(self.current().array_m, dtype=dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """Any function of the entries; the result is a plain array."""
         if any(isinstance(out, PersistentArray) for out in kwargs.get("out", ())):
             raise TypeError("a version of an array is never changed; use replaced(places, entries)")
         plain = (np.asarray(value) if isinstance(value, PersistentArray) else value for value in inputs)
         return getattr(ufunc, method)(*plain, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles share nothing with the original."""
-        return type(self), (np.asarray(self),)
+        return type(self), (np.asarray(self),)  # copies and pickles share nothing with the original
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({np.asarray(self)!r})"
@@ -151,20 +129,7 @@ class PersistentArray(NDArrayOperatorsMixin):
         """The sum of all entries."""
         return np.asarray(self).sum()
 
-    def min(self) -> Any:
-        """The least entry."""
-        return np.asarray(self).min()
-
-    def max(self) -> Any:
-        """The largest entry."""
-        return np.asarray(self).max()
-
     def tolist(self) -> list[Any]:
         """All entries as a list of numbers."""
         entries: list[Any] = np.asarray(self).tolist()
         return entries
-
-
-def alike(template: Any, array: Array) -> Any:
-    """An array as the template is: plain, or a copy of it with versions."""
-    return type(template)(np.array(array)) if isinstance(template, PersistentArray) else array

@@ -1,30 +1,19 @@
-"""The memory of one update a client: m rows of d numbers, in RAM or in a file, float32 or bfloat16.
+"""The memory of one update a client: m rows of d numbers, in RAM (a tuple of rows) or in a file, float32 or bfloat16.
 
-========== ==================== ============================================ ======================================
-format     where the rows are   a checkpoint holds                           RAM
-========== ==================== ============================================ ======================================
-no folder  a tuple of m arrays  all rows                                     m rows; four times that while it is
-                                                                             written
-folder     a file, memory-      the rows that changed since the checkpoint   rows of the rounds since the last
-           mapped               before (a journal)                           checkpoint; the file's pages come and go
-========== ==================== ============================================ ======================================
+bfloat16 is float32 without its lower 16 bits, rounded to nearest, ties to even. A control variate is what was stored,
+so that the estimate stays unbiased.
 
-bfloat16 is float32 without its lower 16 bits, rounded to nearest, ties to even; 8 bits of precision, which costs a
-control variate nothing but 2^-9 of its length in residuals: c is what was stored, so that the estimate stays unbiased.
-
-**The file and the checkpoints.** A row that changes is kept in RAM; the file is not touched. A checkpoint holds these
-changed rows. Only when it is valid are they written into the file (``settled``) and forgotten. So the file is never
-ahead of the last valid checkpoint by anything but rows that this checkpoint holds, and after kill -9 at any moment
-loading it and writing its rows again gives the state bit for bit. Rounds never change the rows of a state that they
-were given; settling does, for states *older* than the checkpoint. A file and a checkpoint that do not belong together
-(one of them was copied back) differ in a note beside the rows: the round of their checkpoint (``note_round``).
-Clients who join make the file longer, by zeros that the checkpoint before does not look at; where clients are
-forgotten, the others' rows go into a new file. What such a memory takes, and whether it fits: ``memory_budget.py``.
+**The file and the checkpoints.** Rows that change are kept in RAM, and a checkpoint holds them. Only when it is valid
+are they written into the file (``settled``) and forgotten. So after kill -9 at any moment, loading the checkpoint and
+writing its rows again gives the state bit for bit. Rounds never change the rows of a state that they were given;
+settling does, for states older than the checkpoint. A file and a checkpoint that do not belong together differ in the
+round that is noted beside the rows (``state_file.note_round``).
 """
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,9 +44,7 @@ class RowFormat:
     folder: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse unknown formats."""
-        given: object = self.dtype
-        if not isinstance(given, str) or given not in DTYPES:
+        if self.dtype not in DTYPES:
             raise DeltaflError(f"memory_dtype is {self.dtype!r}; write 'float32' or 'bfloat16'")
 
     def zeros(self, num_clients: int, num_params: int) -> "Rows":
@@ -90,32 +77,24 @@ class MappedRows:
     """
 
     def __init__(
-        self,
-        format: RowFormat,
-        shape: tuple[int, int],
-        changed: Mapping[int, Row] | None = None,
-        written: int = 0,
+        self, format: RowFormat, shape: tuple[int, int], changed: Mapping[int, Row] | None = None, written: int = 0
     ) -> None:
-        self.format, self.shape, self.written = format, shape, written
-        self.changed = dict(changed or {})
-        self._file: np.memmap[Any, Any] | None = None
+        self.format, self.shape, self.changed, self.written = format, shape, dict(changed or {}), written
+        self.dtype = DTYPES[format.dtype]
+        self.path = Path(str(format.folder)) / ("rows.bin" if written < 2 else f"rows-{written}.bin")
+        self.num_bytes = shape[0] * shape[1] * self.dtype.itemsize
 
-    @property
-    def path(self) -> Path:
-        """The file of the rows; another one once clients were forgotten."""
-        return Path(str(self.format.folder)) / ("rows.bin" if self.written < 2 else f"rows-{self.written}.bin")
+    @cached_property
+    def _file(self) -> "np.memmap[Any, Any]":
+        return np.memmap(self.path, self.dtype, "r+", shape=self.shape)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, client: int) -> Row:
-        """The row of a client."""
-        row_d = self.changed.get(int(client))
-        if row_d is not None:
-            return row_d
-        if not self.written:
-            return np.zeros(self.shape[1], dtype=DTYPES[self.format.dtype])
-        stored_d: Row = self._mapped()[client]
+        if client in self.changed:
+            return self.changed[client]
+        stored_d: Row = self._file[client] if self.written else np.zeros(self.shape[1], dtype=self.dtype)
         return stored_d
 
     def __iter__(self) -> Iterator[Row]:
@@ -123,22 +102,17 @@ class MappedRows:
 
     def replaced(self, rows: Mapping[int, Row]) -> "MappedRows":
         """The same with other rows of some clients."""
-        return self._with({**self.changed, **rows}, self.written)
+        return MappedRows(self.format, self.shape, {**self.changed, **rows}, self.written)
 
     def resized(self, num_clients: int) -> "MappedRows":
-        """With rows of zeros for clients who join.
-
-        The file is made longer at once, by zeros that take no room: the checkpoint before does not look at them.
-        """
+        """With rows of zeros for clients who join; the last checkpoint does not look at the file beyond its own."""
         rows = MappedRows(self.format, (num_clients, self.shape[1]), self.changed, self.written)
         if self.written:
-            os.truncate(self.path, max(rows._num_bytes(), self.path.stat().st_size))
+            os.truncate(self.path, max(rows.num_bytes, self.path.stat().st_size))
         return rows
 
     def kept(self, kept_k: IntArray) -> "MappedRows":
-        """The rows of some clients alone, in this order.
-
-        They go into a new file, for the last checkpoint needs the old one until the next is there.
+        """The rows of some clients alone, in this order, in a new file: the last checkpoint needs the old one.
 
         Raises:
             DeltaflError: If the new file cannot be written.
@@ -164,36 +138,30 @@ class MappedRows:
     def journal(self) -> dict[str, npt.NDArray[Any]]:
         """What a checkpoint holds: the changed rows with their clients, and which file holds the others."""
         clients = sorted(self.changed)
-        row_kd = np.zeros((len(clients), self.shape[1]), dtype=DTYPES[self.format.dtype])
+        row_kd = np.zeros((len(clients), self.shape[1]), dtype=self.dtype)
         for place, client in enumerate(clients):
             row_kd[place] = self.changed[client]
-        return {
-            "client_k": np.array(clients, dtype=np.int64),
-            "row_kd": row_kd,
-            "written": np.array(self.written, dtype=np.int64),
-        }
+        return {"client_k": np.array(clients, np.int64), "row_kd": row_kd, "written": np.array(self.written, np.int64)}
 
     def restored(self, journal: Mapping[str, npt.NDArray[Any]]) -> "MappedRows":
         """The rows of a checkpoint.
 
         Raises:
-            DeltaflError: If the file that the checkpoint goes with is not there, or is too short.
+            DeltaflError: If they have another form, or the file that they go with is not there, or is too short.
         """
         clients, row_kd = journal["client_k"].tolist(), journal["row_kd"]
-        if row_kd.shape[1] != self.shape[1] or row_kd.dtype != DTYPES[self.format.dtype]:
+        if row_kd.shape[1] != self.shape[1] or row_kd.dtype != self.dtype:
             raise DeltaflError("the memory of the clients' updates has another form than these settings; start anew")
-        rows = self._with(dict(zip(clients, row_kd, strict=True)), int(journal["written"]))
-        if rows.written and (not rows.path.is_file() or rows.path.stat().st_size < rows._num_bytes()):
+        changed = dict(zip(clients, row_kd, strict=True))
+        rows = MappedRows(self.format, self.shape, changed, int(journal["written"]))
+        if rows.written and (not rows.path.is_file() or rows.path.stat().st_size < rows.num_bytes):
             raise DeltaflError(
                 f"the clients' updates are not in {rows.path}, or not all of them; put the file back, or start anew"
             )
         return rows
 
     def settled(self) -> "MappedRows":
-        """Write the changed rows into the file: to be called when a checkpoint that holds them is valid.
-
-        Files of earlier or broken off changes of the clients are deleted then.
-        """
+        """The same with the changed rows in the file, and older files deleted: once a checkpoint holds them."""
         if self.written:
             for other in set(self.path.parent.glob("rows*.bin")) - {self.path}:
                 other.unlink()
@@ -202,34 +170,21 @@ class MappedRows:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self.written:
             with self.path.open("wb") as file:
-                file.truncate(self._num_bytes())  # zeros that take no room yet
-        mapped = self._mapped()
+                file.truncate(self.num_bytes)  # zeros that take no room yet
         for client, row_d in self.changed.items():
-            mapped[client] = row_d
-        mapped.flush()
-        return self._with({}, max(self.written, 1))
-
-    def _with(self, changed: Mapping[int, Row], written: int) -> "MappedRows":
-        rows = MappedRows(self.format, self.shape, changed, written)
-        rows._file = self._file if self.written else None
-        return rows
-
-    def _mapped(self) -> "np.memmap[Any, Any]":
-        if self._file is None:
-            self._file = np.memmap(self.path, DTYPES[self.format.dtype], "r+", shape=self.shape)
-        return self._file
-
-    def _num_bytes(self) -> int:
-        return self.shape[0] * self.shape[1] * DTYPES[self.format.dtype].itemsize
+            self._file[client] = row_d
+        self._file.flush()
+        return MappedRows(self.format, self.shape, written=max(self.written, 1))
 
 
+#: A tuple, one (m, d) array, as it is after a resume, or a file.
 Rows = tuple[Row, ...] | Row | MappedRows
 
 
 def read_rows(rows: Rows, client_n: IntArray, num_params: int) -> FloatArray:
     """The rows of some clients, float64 (n, d)."""
     row_nd = np.zeros((len(client_n), num_params))
-    for wide_d, client in zip(row_nd, client_n, strict=True):
+    for wide_d, client in zip(row_nd, client_n.tolist(), strict=True):
         wide_d[:] = wide_row(rows[client])
     return row_nd
 
@@ -242,15 +197,12 @@ def wide_row(stored_d: Row) -> FloatArray:
 
 def replace_rows(rows: Rows, client_n: IntArray, update_nd: Params) -> Rows:
     """The rows with those of some clients replaced, in the format that they have; the others are shared."""
-    narrow = DTYPES[rows.format.dtype] if isinstance(rows, MappedRows) else rows[0].dtype
-    new = {
-        int(client): to_bfloat16(update_d) if narrow == np.uint16 else update_d.copy()
-        for client, update_d in zip(client_n, update_nd, strict=True)
-    }
+    narrow = rows.dtype if isinstance(rows, MappedRows) else rows[0].dtype
+    new_n = [to_bfloat16(update_d) if narrow == np.uint16 else update_d.copy() for update_d in update_nd]
     if isinstance(rows, MappedRows):
-        return rows.replaced(new)
+        return rows.replaced(dict(zip(client_n.tolist(), new_n, strict=True)))
     listed = list(rows)
-    for client, row_d in new.items():
+    for client, row_d in zip(client_n.tolist(), new_n, strict=True):
         listed[client] = row_d
     return tuple(listed)
 
@@ -259,9 +211,7 @@ class RunningSum(NamedTuple):
     """sum_j w_j c_j, followed by differences (n d operations a round, not m d), and a bound of its rounding errors.
 
     To replace c_i by c_i', add w_i (c_i' - c_i). Where one c_i was enormous for a while, such as 1e18 from a broken
-    client, the other clients' part of the sum is rounded away; once that c_i is replaced, what is left is no longer
-    the sum, and the estimate would keep that bias for ever. Where the bound is no longer small beside the sum, the sum
-    has to be formed anew; in ordinary runs it never is.
+    client, the other clients' part is rounded away, and without the bound the estimate would keep that bias for ever.
 
     Attributes:
         total_d: float64 (d,).
@@ -273,7 +223,7 @@ class RunningSum(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the error may be more than a millionth of the sum's largest entry."""
+        """Whether it has to be formed anew: the error may be more than a millionth of the sum's largest entry."""
         return float(self.rounding) > LOST * _largest(self.total_d)
 
     def plus(self, coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]]) -> "RunningSum":

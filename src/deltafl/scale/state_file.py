@@ -1,10 +1,8 @@
 """States as named arrays, and in files.
 
-A state is nested NamedTuples of arrays; ``flatten`` names the arrays, ``unflatten`` puts them back. The simulator's
-checkpoints, Flower's saved states and ``save_state`` are such arrays in the safetensors format, which other programs
-read. ``save_state`` and ``load_state`` are for servers at scale: the file is mapped into memory, so that loading costs
-nothing, a round after it reads the pages it needs, and what it writes stays in memory. The file names the clients and
-the plan the state belongs to, for with others it would be wrong without a sign of it.
+A state is nested NamedTuples of arrays: ``flatten`` names the arrays, ``unflatten`` puts them back. Checkpoints,
+Flower's saved states and the files of ``save_state`` hold such arrays in the safetensors format. ``load_state`` maps
+its file into memory: rounds read the pages they need, and what they write stays in memory.
 """
 
 import os
@@ -18,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeltaflError
-from ..io import Array, read_tensors, write_atomically, write_tensors
+from ..io import Array, read_json, read_tensors, write_atomically, write_tensors
 from ..round import Plan, RoundState, init_round
 from ..types import Population
 from .persistent_array import PersistentArray
@@ -30,16 +28,13 @@ _MARK, _VERSION = "deltafl-state", "1"
 #: The sums of a tree follow its scores under this name.
 _INNER = ".inner"
 #: Arrays with these names have one row a client.
-_PER_CLIENT = re.compile(r"_m[a-z]?$")
+PER_CLIENT = re.compile(r"_m[a-z]?$")
 
 
 def flatten(state: Any, prefix: str = "state", shared: bool = False) -> Iterator[tuple[str, Array]]:
     """The arrays of nested NamedTuples with their dotted names, in order.
 
-    Args:
-        state: The state.
-        prefix: What all names begin with.
-        shared: Share memory with the state, and give the sums of trees as well: for files that are written at once.
+    ``shared``: they share memory with the state, and the sums of trees follow: for files that are written at once.
     """
     if hasattr(state, "_fields"):
         for field in state._fields:
@@ -50,21 +45,18 @@ def flatten(state: Any, prefix: str = "state", shared: bool = False) -> Iterator
         for name, array in state.journal().items():
             yield f"{prefix}.{name}", array
     elif shared and isinstance(state, PersistentArray):
-        buffer = state.current()
-        yield prefix, buffer.array_m
+        yield prefix, state.current().array_m
         if isinstance(state, SumTree):
-            yield prefix + _INNER, buffer.inner
+            yield prefix + _INNER, state.current().inner
     else:
         yield prefix, np.asarray(state)
 
 
 def unflatten(template: Any, arrays: Mapping[str, Array], prefix: str = "state", num_clients: int | None = None) -> Any:
-    """Put arrays back into the shape of a template; a whole number stays one.
-
-    A field with a default keeps it if there is no array for it: the state is from before there was the field.
+    """Put arrays back into the shape of a template; a field with a default keeps it if there is no array for it.
 
     Args:
-        template: A state of the same form.
+        template: A state of the same form; whole numbers stay such.
         arrays: By name, as from ``flatten``.
         prefix: What their names begin with.
         num_clients: m, if the template is of other clients: then shapes may differ, but for m rows of names in ``_m``.
@@ -79,14 +71,15 @@ def unflatten(template: Any, arrays: Mapping[str, Array], prefix: str = "state",
             if name in arrays or field not in template._field_defaults:
                 parts[field] = unflatten(part, arrays, name, num_clients)
         return type(template)(**parts)
-    if isinstance(template, MappedRows) and all(f"{prefix}.{name}" in arrays for name in template.journal()):
+    if isinstance(template, MappedRows) and f"{prefix}.written" in arrays:
         return template.restored({name: arrays[f"{prefix}.{name}"] for name in template.journal()})
     array = arrays.get(prefix)
-    if num_clients is None:
-        fits = array is not None and array.shape == np.shape(template)
+    if array is None:
+        fits = False
+    elif num_clients is None:
+        fits = array.shape == np.shape(template)
     else:
-        rows = num_clients if _PER_CLIENT.search(prefix) else None
-        fits = array is not None and array.ndim == np.ndim(template) and rows in (None, len(np.atleast_1d(array)))
+        fits = array.ndim == np.ndim(template) and (not PER_CLIENT.search(prefix) or len(array) == num_clients)
     if array is None or not fits:
         raise DeltaflError(f"the saved state does not fit these settings ({prefix} differs); start anew elsewhere")
     if isinstance(template, SumTree):
@@ -115,27 +108,16 @@ def note_round(folder: Path, round: int) -> None:
 
 
 def noted_round(folder: Path) -> int | None:
-    """The round that was noted last; None if none was.
-
-    Raises:
-        DeltaflError: If the note is no number.
-    """
+    """The round that was noted last; None if none was."""
     note = folder / "round"
-    if not note.is_file():
-        return None
-    content = note.read_text(encoding="ascii", errors="replace").strip()
-    if not content.isdecimal():
-        raise DeltaflError(f"{note} holds {content[:20]!r}, and the number of a round belongs there; start anew")
-    return int(content)
+    round: int | None = read_json(note) if note.is_file() else None
+    return round
 
 
 def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> None:
-    """Write a state into one file, which is never seen half written.
+    """Write a state into one file, which is never seen half written and may be the one it was loaded from.
 
-    Args:
-        path: The file; it may be the one that the state was loaded from.
-        state: The state.
-        plan: The plan of its rounds; the file names the clients and the plan it belongs to.
+    The file names the clients and the plan that the state belongs to, for with others it would be wrong without a sign.
 
     Raises:
         DeltaflError: If the state has rows in a file of their own (``scale/rows.py``; such runs have checkpoints), or
@@ -152,16 +134,14 @@ def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> N
 def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
     """Map a saved state into memory; rounds that follow are bit for bit those that would have followed the saved one.
 
-    The clients' weights, sizes and auxiliary variables are read once, to compare them with those of the file.
-
     Args:
         path: The file.
-        plan: The plan that the state was saved with. The cohort's size and ``response_floor`` may be others: no state
-            depends on them. To go on with another plan, load with the old one and go on with the new.
+        plan: The plan that the state was saved with; its clients are read once, to compare them with the file's. The
+            cohort's size and ``response_floor`` may be others: no state depends on them. To go on with another plan,
+            load with the old one and go on with the new.
 
     Raises:
-        DeltaflError: If the file is no such file, does not say whose state it holds (files of earlier versions), or
-            belongs to other clients or another plan.
+        DeltaflError: If the file is no such file, or belongs to other clients or another plan.
     """
     arrays, texts = read_tensors(Path(path), "write it anew")
     if texts.get(_MARK) != _VERSION:

@@ -1,11 +1,8 @@
 """A sum tree: m scores with the sums of ever larger blocks, so that drawing and changing n of them costs O(n log m).
 
-Level 0 are the scores of the clients in their order; a node of level l + 1 is the sum of ``WIDTH`` nodes of level l. A
-node that is touched is summed anew from its children, in float64, so that nothing drifts: the tree is a function of its
-leaves, bit for bit. Several nodes are worked on at once, level by level.
-
-A *mass* of a client is ``slope score_i + base``, which one search serves as well: the number of clients below a node is
-known. That is how a floor, or a scaling, is applied without touching m numbers.
+Level 0 are the scores in the clients' order; a node of level l + 1 is the sum of ``WIDTH`` nodes of level l. A node
+that is touched is summed anew from its children, in float64: nothing drifts, and the sums are a function of the scores,
+bit for bit.
 """
 
 from itertools import pairwise
@@ -13,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError
 from ..types import FloatArray, IntArray
 from .persistent_array import Array, Buffer, PersistentArray
 
@@ -26,12 +22,9 @@ _NOBODY = np.zeros(0, dtype=np.int64)
 
 
 class Mass(NamedTuple):
-    """What each client weighs in a search: slope score_i + base, and 0 for some.
+    """What each client weighs in a search: slope score_i + base; 0 for ``without_c``, sorted, whose scores must be 0.
 
-    Attributes:
-        slope: >= 0.
-        base: >= 0.
-        without_c: int64, clients without mass, in increasing order; the tree must hold score 0 for them.
+    The number of clients below a node is known, so that a floor or a scaling takes no numbers of its own.
     """
 
     slope: float
@@ -40,26 +33,18 @@ class Mass(NamedTuple):
 
 
 class TreeBuffer(Buffer):
-    """The scores, and the sums above them.
-
-    Args:
-        array_m: The scores, float32 or float64.
-        inner: The sums of all levels in a row, each level filled up with zeros to whole blocks; None to form them.
-    """
+    """The scores, and the sums of all levels in a row, each level filled up with zeros to whole blocks."""
 
     def __init__(self, array_m: Array, inner: FloatArray | None = None) -> None:
         super().__init__(array_m)
-        self.widths = [len(array_m)]
-        while self.widths[-1] > 1 or len(self.widths) == 1:
-            self.widths.append(-(-self.widths[-1] // WIDTH))
-        rooms = [-(-width // WIDTH) * WIDTH for width in self.widths[1:]]
-        ends = np.cumsum([0, *rooms]).tolist()
+        widths = [-(-len(array_m) // WIDTH)]
+        while widths[-1] > 1:
+            widths.append(-(-widths[-1] // WIDTH))
+        ends = np.cumsum([0, *(-(-width // WIDTH) * WIDTH for width in widths)]).tolist()
         self.inner = np.zeros(ends[-1]) if inner is None else inner
-        if self.inner.shape != (ends[-1],):
-            raise DeltaflError(f"the sums of a tree over {len(array_m)} scores are {ends[-1]}, not {len(self.inner)}")
         self.levels = [array_m, *(self.inner[start:end] for start, end in pairwise(ends))]
         if inner is None:
-            for level, width in enumerate(self.widths[1:], start=1):
+            for level, width in enumerate(widths, start=1):
                 for first in range(0, width, _CHUNK):
                     self._add_up(level, np.arange(first, min(first + _CHUNK, width)))
 
@@ -80,7 +65,7 @@ class TreeBuffer(Buffer):
         below = self.levels[level - 1]
         child_kb = node_k[:, None] * WIDTH + np.arange(WIDTH)
         value_kb = below.take(child_kb, mode="clip")
-        if level == 1:  # the last block may lack some clients; the sums are filled up with zeros
+        if level == 1:  # the last block may lack some clients
             value_kb[child_kb >= len(below)] = 0
         return child_kb, value_kb
 
@@ -90,19 +75,14 @@ class TreeBuffer(Buffer):
 
 
 class SumTree(PersistentArray):
-    """Scores >= 0 of m clients, never changed, of which others are made in O(n log m). A ``PersistentArray`` with sums.
+    """Scores >= 0 of m clients as a ``PersistentArray`` with sums: others are made in O(n log m).
 
     Args:
         score_m: float32 or float64 (m,), finite and >= 0; they belong to this object from now on.
-        inner: The sums of such a tree, as ``inner`` gives them, for one that is read from a file.
-
-    Raises:
-        DeltaflError: If there is no score, or the sums do not fit.
+        inner: The sums, as a tree's buffer has them, for one that is read from a file.
     """
 
     def __init__(self, score_m: Array, inner: FloatArray | None = None) -> None:
-        if np.ndim(score_m) != 1 or len(score_m) == 0:
-            raise DeltaflError(f"scores must be a list with one number a client, got shape {np.shape(score_m)}")
         super().__init__(score_m)
         self._buffer = TreeBuffer(score_m, inner)
 
@@ -110,11 +90,6 @@ class SumTree(PersistentArray):
     def total(self) -> float:
         """The sum of all scores."""
         return float(self.current().levels[-1][0])
-
-    @property
-    def inner(self) -> FloatArray:
-        """A copy of the sums, for files."""
-        return np.array(self.current().inner)
 
     def at_least(self, least: float) -> IntArray:
         """The clients with score >= least > 0, in increasing order; O(k log m), k <= total / least."""
@@ -126,14 +101,10 @@ class SumTree(PersistentArray):
         return node_k
 
     def find(self, position_k: FloatArray, mass: Mass) -> tuple[IntArray, FloatArray]:
-        """Lay the clients end to end, each as long as its mass: who lies at k positions?
+        """Lay the clients end to end, each as long as its mass: who lies at k positions, and how far into them?
 
-        Args:
-            position_k: Each >= 0 and below the sum of the masses; rounding beyond it gives the last client with mass.
-            mass: The masses, not all 0.
-
-        Returns:
-            The clients (k,), none without mass, and how far into them the positions are, float64 (k,).
+        Positions are >= 0 and below the sum of the masses, which are not all 0; rounding beyond it gives the last
+        client with mass.
         """
         buffer = self.current()
         left_k, row_k = np.array(position_k, dtype=np.float64), np.arange(len(position_k))

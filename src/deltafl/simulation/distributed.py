@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import DeltaflError, ToldElsewhere, require
+from ..errors import DeltaflError, FirstProcessError, require
 from ..types import FloatArray
 from .settings import RunSettings
 
@@ -102,7 +102,7 @@ class TorchProcessGroup(ProcessGroup):
         self._communicate(lambda: self._dist.broadcast_object_list(message, src=0))
         made, sentence = message
         if sentence is not None:
-            raise failure or ToldElsewhere(sentence)
+            raise failure or FirstProcessError(sentence)
         found: T = made
         return found
 
