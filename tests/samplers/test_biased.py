@@ -4,6 +4,7 @@ from itertools import combinations
 from math import exp, log, sqrt
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from conftest import DRAWS, assert_frequencies, frequencies, make_problem
@@ -22,13 +23,12 @@ from deltafl import (
 )
 from deltafl.designs.exact import support
 from deltafl.samplers import divfl, parse_label
-from deltafl.samplers.active_fl import ActiveFL
-from deltafl.samplers.base import State
-from deltafl.samplers.divfl import DivFL, distances, greedy
-from deltafl.samplers.oort import Oort
-from deltafl.samplers.unweighted import draw_successively
+from deltafl.samplers.active_fl import ActiveFL, ActiveState
+from deltafl.samplers.base import State, draw_successively
+from deltafl.samplers.divfl import DivFL, DivState, distances, greedy
+from deltafl.samplers.oort import Oort, OortState
 from deltafl.types import FloatArray, IntArray
-from tools.samplers import cohort_of, history
+from tools.samplers import cohort_of
 
 NEW = ["mifa", "divfl", "hics-fl"]  # they select everyone once first
 
@@ -43,7 +43,6 @@ def reply(sampler: Sampler, state: State, client_n: list[int], loss: list[float]
 
 
 def test_successive_draws_are_those_that_were_enumerated() -> None:
-    """Against the enumeration over all orders of ``exact.py``."""
     weight_m = np.array([1.0, 2.0, 3.0, 4.0])
     exact_m = sum(p * np.array(count) for count, p in support("successive", 2 * weight_m / 10).items())
     rng, count_m = stream(0, "audit"), np.zeros(4)
@@ -63,8 +62,7 @@ def test_everyone_is_selected_once_first(name: str) -> None:
     """In ceil(m / n) rounds, also those who never reply; an unavailable client later, when it is there."""
     sampler = make_sampler(f"{name}(classes=3)" if name == "hics-fl" else name)
     state = sampler.init(Population.from_sizes(np.arange(5, 15)))
-    available_m, selected = np.ones(10, dtype=bool), list[int]()
-    available_m[4] = False
+    available_m, selected = np.arange(10) != 4, list[int]()
     for round in range(3):
         cohort = sampler.open(state, available_m, 3, stream(0, "draw", round))
         selected += cohort.client_n.tolist()
@@ -72,8 +70,7 @@ def test_everyone_is_selected_once_first(name: str) -> None:
         reports = reports._replace(sketch_nq=np.zeros((3, 64)), output_bias_nk=np.zeros((3, 3)))
         state = sampler.update(state, cohort, reports)
     assert sorted(selected) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
-    available_m[4] = True
-    cohort = sampler.open(state, available_m, 3, stream(0, "draw", 3))
+    cohort = sampler.open(state, np.ones(10, dtype=bool), 3, stream(0, "draw", 3))
     assert 4 in cohort.client_n
     assert len(cohort.client_n) == 3
 
@@ -82,16 +79,19 @@ def test_everyone_is_selected_once_first(name: str) -> None:
 def test_they_have_no_selection_probabilities_and_refuse_impossible_rounds(name: str) -> None:
     sampler = make_sampler(name)
     assert not sampler.unbiased
-    state = sampler.init(Population.from_sizes([1, 2, 3]))
     with pytest.raises(DeltaflError, match="cannot sample 4 of 3 clients"):
-        sampler.open(state, np.ones(3, dtype=bool), 4, stream(0, "draw"))
-    with pytest.raises(DeltaflError, match="does not know its selection probabilities"):
-        parse_label(f"{name}@@horvitz-thompson")
-    with pytest.raises(DeltaflError, match="draws in its own way"):
-        parse_label(f"{name}@pivotal")
+        sampler.open(sampler.init(Population.from_sizes([1, 2, 3])), np.ones(3, dtype=bool), 4, stream(0, "draw"))
+    for label, message in (("@horvitz-thompson", "not know its selection probabilities"), ("pivotal", "its own way")):
+        with pytest.raises(DeltaflError, match=message):
+            parse_label(f"{name}@{label}")
 
 
 # --- Active FL --------------------------------------------------------------------------------------------------------
+
+
+def active(value: npt.ArrayLike) -> ActiveState:
+    value_m = np.array(value, dtype=np.float64)
+    return ActiveState(np.ones(len(value_m), dtype=np.int64), value_m)
 
 
 def test_active_values_by_hand() -> None:
@@ -99,40 +99,42 @@ def test_active_values_by_hand() -> None:
     sampler = ActiveFL()
     state = sampler.init(Population.from_sizes([4, 9, 16]))
     state = reply(sampler, state, [0, 2], loss=[0.5, 2.0], responded=[1, 1])
-    np.testing.assert_array_equal(state.value_mq[:, 0], [1.0, np.nan, 8.0])
+    np.testing.assert_array_equal(state.value_m, [1.0, np.nan, 8.0])
     state = reply(sampler, state, [1, 2], loss=[1.0, 0.25], responded=[1, 0])
-    np.testing.assert_array_equal(state.value_mq[:, 0], [1.0, 3.0, 8.0])
+    np.testing.assert_array_equal(state.value_m, [1.0, 3.0, 8.0])
 
 
-def test_active_drops_half_and_draws_by_a_softmax() -> None:
-    """alpha1 = .5 of four drops the two smallest; of the others p is exp(2 v) over its sum."""
-    state = history([0.1, 1.0, 1.5, 0.3])
-    p = exp(2) / (exp(2) + exp(3))
-    assert_frequencies(frequencies(ActiveFL(0.5, 2.0, 0.0), state, 4, 1), np.array([0, p, 1 - p, 0]))
+#: Of two clients left with values 1 and 1.5, p is exp(2 v) over its sum.
+FIRST = exp(2) / (exp(2) + exp(3))
+#: Softmax of 0, 1, 2.
+SOFTMAX_M = np.exp([0.0, 1.0, 2.0]) / np.exp([0.0, 1.0, 2.0]).sum()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "value", "n", "expected"),
+    [
+        (ActiveFL(0.5, 2.0, 0.0), [0.1, 1.0, 1.5, 0.3], 1, [0, FIRST, 1 - FIRST, 0]),  # the two smallest are dropped
+        # one by the softmax, which only client 3 survives, and one of the other three
+        (ActiveFL(0.75, 1.0, 0.5), [0.0, 1.0, 2.0, 3.0], 2, [1 / 3, 1 / 3, 1 / 3, 1]),
+        (ActiveFL(0, 1.0, 0), [0.0, np.nan, 2.0], 1, SOFTMAX_M),  # a client never trained has the mean value
+        (ActiveFL(), [np.nan] * 3, 1, [1 / 3] * 3),
+    ],
+)
+def test_active_draws_by_hand(sampler: ActiveFL, value: list[float], n: int, expected: list[float]) -> None:
+    assert_frequencies(frequencies(sampler, active(value), len(value), n), np.array(expected))
 
 
 def test_active_drops_the_share_that_was_asked_for() -> None:
     """0.29 * 100 is 28.999999999999996."""
-    state = history(np.arange(100.0))
-    cohort = ActiveFL(0.29, 0.0, 0.0).open(state, np.ones(100, dtype=np.bool_), 71, np.random.default_rng(0))
+    cohort = ActiveFL(0.29, 0.0, 0.0).open(active(np.arange(100)), np.ones(100, dtype=bool), 71, stream(0, "draw"))
     assert cohort.client_n.tolist() == list(range(29, 100))
 
 
-def test_active_draws_a_part_evenly_from_all_that_are_left() -> None:
-    """alpha3 = .5 of two: one by the softmax, which only client 3 survives, and one of the other three."""
-    state = history([0.0, 1.0, 2.0, 3.0])
-    assert_frequencies(frequencies(ActiveFL(0.75, 1.0, 0.5), state, 4, 2), np.array([1 / 3, 1 / 3, 1 / 3, 1]))
-
-
-def test_active_clients_never_trained_have_the_mean_value() -> None:
-    state = history([0.0, np.nan, 2.0], last=[1, 0, 1])
-    weight_m = np.exp([0.0, 1.0, 2.0])
-    assert_frequencies(frequencies(ActiveFL(0, 1.0, 0), state, 3, 1), weight_m / weight_m.sum())
-    fresh = ActiveFL().init(Population.from_sizes([1, 10, 100]))
-    assert_frequencies(frequencies(ActiveFL(), fresh, 3, 1), np.full(3, 1 / 3))
-
-
 # --- Oort -------------------------------------------------------------------------------------------------------------
+
+
+def oort(utility: npt.ArrayLike, last: list[int], rounds: int) -> OortState:
+    return OortState(np.ones(len(last), dtype=np.int64), np.array(utility, float), np.array(last), np.array(rounds))
 
 
 def test_oort_utility_by_hand() -> None:
@@ -141,22 +143,22 @@ def test_oort_utility_by_hand() -> None:
     state = sampler.init(Population.from_sizes([4, 9, 16]))
     state = reply(sampler, state, [0, 2], loss=[0.5, 2.0], responded=[1, 1])
     state = reply(sampler, state, [1, 2], loss=[1.0, 9.0], responded=[1, 0])
-    np.testing.assert_array_equal(state.value_mq[:, 0], [2.0, 9.0, 32.0])
+    np.testing.assert_array_equal(state.utility_m, [2.0, 9.0, 32.0])
     assert (state.last_m.tolist(), int(state.rounds)) == ([1, 2, 1], 2)
 
 
 def test_oort_utility_of_unequal_losses_by_hand() -> None:
-    """n_i sqrt(mean loss^2) where clients say mean squares; n_i |mean loss| of one that does not.
+    """n_i sqrt(mean loss^2) where clients report mean squares; n_i |mean loss| of one that does not.
 
     Client 0 has losses 1, 1, 1, 5: mean 2, mean square (1 + 1 + 1 + 25) / 4 = 7, U = 4 sqrt(7) = 10.58.
     Client 1 has losses 0 (three times) and 1 (six times): mean 2/3, mean square 6/9, U = 9 sqrt(2/3) = 7.35.
-    Client 2 says its mean 1/2 alone: U = 16 / 2 = 8, between the two; by mean losses they would be 8, 6 and 8.
+    Client 2 reports its mean 1/2 alone: U = 16 / 2 = 8, between the two; by mean losses they would be 8, 6 and 8.
     """
     sampler = Oort()
     state = sampler.init(Population.from_sizes([4, 9, 16]))
     reports = Reports.make(3, loss=[2.0, 2 / 3, 0.5], square_loss=[7.0, 2 / 3, None])
     after = sampler.update(state, cohort_of([0, 1, 2], [1] * 3, [np.nan] * 3), reports)
-    np.testing.assert_allclose(after.value_mq[:, 0], [10.5830052, 7.3484692, 8], rtol=1e-8)
+    np.testing.assert_allclose(after.utility_m, [10.5830052, 7.3484692, 8], rtol=1e-8)
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
@@ -171,16 +173,14 @@ def test_oort_learns_squares_through_a_round(one_by_one: bool) -> None:
             aggregation.add(client, np.ones(1), loss=loss[client], square_loss=square[client])
         following, info = aggregation.close()
     else:
-        following, info = close_round(
-            plan, state, cohort, np.ones((4, 1)), Reports.make(4, loss=loss, square_loss=square)
-        )
-    np.testing.assert_array_equal(following.sampler.value_mq[:, 0], [2.0, 2.0, 9.0, np.nan])
+        reports = Reports.make(4, loss=loss, square_loss=square)
+        following, info = close_round(plan, state, cohort, np.ones((4, 1)), reports)
+    np.testing.assert_array_equal(following.sampler.utility_m, [2.0, 2.0, 9.0, np.nan])
     assert [(reply.client, reply.reason[:23]) for reply in info.rejected] == [(3, "mean squared loss is 0.")]
 
 
 def test_oort_scores_by_hand() -> None:
     """(min(U, q95) - .999 low) / (high - .999 low) + sqrt(.1 ln t / L) in round t = 5; no clipping below 20 clients."""
-    state = history([10.0, 20.0, np.nan, 30.0], [1, 2, 0, 4], rounds=4)
     scale = 30 - 9.99
     expected = [
         0.01 / scale + sqrt(0.1 * log(5)),
@@ -188,38 +188,37 @@ def test_oort_scores_by_hand() -> None:
         np.nan,
         1 + sqrt(0.1 * log(5) / 4),
     ]
+    state = oort([10.0, 20.0, np.nan, 30.0], [1, 2, 0, 4], rounds=4)
     np.testing.assert_allclose(Oort().scores(state), expected, rtol=1e-12)
 
 
 def test_oort_clips_the_largest_utilities() -> None:
     """Utilities 1 to 40 in round t = 2: the 95 % quantile is 39, which the 40 counts as; the scale ends at the 40."""
-    score_m = Oort().scores(history(np.arange(1, 41), [1] * 40, rounds=1))
+    score_m = Oort().scores(oort(np.arange(1, 41), [1] * 40, rounds=1))
     expected = [(utility - 0.999) / (40 - 0.999) + sqrt(0.1 * log(2)) for utility in (1, 38, 39, 39)]
     np.testing.assert_allclose(score_m[[0, 37, 38, 39]], expected, rtol=1e-12)
 
 
 def test_oort_exploits_a_growing_share() -> None:
     """floor((1 - max(.2, .9 .98^(t - 1))) n)."""
-    exploited = [Oort().exploited(t, 10) for t in (1, 2, 12, 30, 75, 76, 500)]
-    assert exploited == [1, 1, 2, 4, 7, 8, 8]
+    assert [Oort().exploited(t, 10) for t in (1, 2, 12, 30, 75, 76, 500)] == [1, 1, 2, 4, 7, 8, 8]
 
 
 def test_oort_admits_near_the_cut_off_and_draws_by_score() -> None:
     """Two of four places in round 2 by hand: the 2nd largest score is the cut-off, 95 % of it are admitted."""
-    state = history([10.0, 10.5, 10.4, 2.0, *[np.nan] * 6], [1] * 4 + [0] * 6, rounds=1)
+    state = oort([10.0, 10.5, 10.4, 2.0, *[np.nan] * 6], [1] * 4 + [0] * 6, rounds=1)
     sampler = Oort(exploration=0.5, decay=1.0)
     score_m = sampler.scores(state)
     assert score_m[0] > 0.95 * score_m[2] > score_m[3]
-    frequency_m = frequencies(sampler, state, 10, 4)
     admitted = score_m[:3] / score_m[:3].sum() * 2
     exact_m = sum(p * np.array(count) for count, p in support("successive", admitted).items())
-    assert_frequencies(frequency_m, np.array([*np.asarray(exact_m), 0, *[2 / 6] * 6]))
+    assert_frequencies(frequencies(sampler, state, 10, 4), np.array([*np.asarray(exact_m), 0, *[2 / 6] * 6]))
 
 
 def test_oort_fills_up_from_whom_there_is() -> None:
-    """One new client left: it is asked, the rest are known ones. Nobody known: all are new."""
+    """One new client left: it is selected, the rest are known ones. Nobody known: all are new."""
     sampler = Oort()
-    state = history([1.0, 2.0, 3.0, np.nan], [1, 1, 1, 0], rounds=1)
+    state = oort([1.0, 2.0, 3.0, np.nan], [1, 1, 1, 0], rounds=1)
     assert_frequencies(frequencies(sampler, state, 4, 4), np.ones(4))
     assert frequencies(sampler, state, 4, 2)[3] == 1
     fresh = sampler.init(Population.from_sizes([5, 6, 7, 8]))
@@ -229,37 +228,32 @@ def test_oort_fills_up_from_whom_there_is() -> None:
 # --- DivFL ------------------------------------------------------------------------------------------------------------
 
 
+def diverse(point_mq: FloatArray, available: npt.ArrayLike, n: int, seed: int = 0) -> IntArray:
+    """DivFL's cohort once all clients have replied."""
+    everyone_m = np.ones(len(point_mq), dtype=np.bool_)
+    state = DivState(point_mq, everyone_m, everyone_m)
+    return DivFL().open(state, np.array(available, dtype=bool), n, stream(seed, "draw")).client_n
+
+
 def test_divfl_by_hand() -> None:
     """On a line: 3 has the least sum of distances, 31; with it 11 leaves 3 + 2 + 1 + 1 + 2, less than 10 or 13."""
     point_mq = np.array([[0.0], [1.0], [2.0], [3.0], [10.0], [11.0], [13.0]])
     assert greedy(distances(point_mq, point_mq), 2).tolist() == [3, 5]
     for seed in range(5):
-        cohort = DivFL(sketch_size=1).open(history(point_mq), np.ones(7, dtype=bool), 2, stream(seed, "draw"))
-        assert cohort.client_n.tolist() == [3, 5]
+        assert diverse(point_mq, [1] * 7, 2, seed).tolist() == [3, 5]
 
 
-def test_divfl_asks_available_clients_that_stand_for_everyone() -> None:
-    """Client 2 is away but counts: of the others, 1 is nearest to all."""
-    point_mq = np.array([[0.0], [1.0], [2.0], [10.0], [11.5]])
-    available_m = np.array([True, True, False, False, True])
-    cohort = DivFL(sketch_size=1).open(history(point_mq), available_m, 2, stream(0, "draw"))
-    assert cohort.client_n.tolist() == [1, 4]
-
-
-def uncovered(point_mq: FloatArray, chosen: IntArray | tuple[int, ...]) -> float:
-    return float(distances(point_mq[list(chosen)], point_mq).min(axis=0).sum())
+def test_divfl_selects_available_clients_that_stand_for_everyone() -> None:
+    """Clients 2 and 3 are away but count: of the others, 1 is nearest to all."""
+    assert diverse(np.array([[0.0], [1.0], [2.0], [10.0], [11.5]]), [1, 1, 0, 0, 1], 2).tolist() == [1, 4]
 
 
 def test_divfl_computes_distances_only_when_needed_and_of_at_most_5000_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(divfl, "distances", never)
+    monkeypatch.setattr(divfl, "distances", None)
     sampler = DivFL(sketch_size=2)
-    seen_m = np.array([1, 1, 1, 0, 0, 0])
-    state = sampler.init(Population.from_sizes([1] * 6))._replace(selected_m=seen_m, last_m=seen_m)
-    cohort = sampler.open(state, np.ones(6, dtype=np.bool_), 3, np.random.default_rng(0))
-    assert cohort.client_n.tolist() == [3, 4, 5]
+    seen_m = np.arange(6) < 3
+    state = sampler.init(Population.from_sizes([1] * 6))._replace(selected_m=seen_m, seen_m=seen_m)
+    assert sampler.open(state, np.ones(6, dtype=np.bool_), 3, stream(0, "draw")).client_n.tolist() == [3, 4, 5]
     with pytest.raises(DeltaflError, match="6000 are too many"):
         sampler.init(Population.from_sizes([1] * 6000))
 
@@ -267,18 +261,20 @@ def test_divfl_computes_distances_only_when_needed_and_of_at_most_5000_clients(m
 def test_divfl_keeps_what_greedy_promises() -> None:
     """The decrease of the sum is at least 1 - 1/e of the best cohort's; found by trying all cohorts."""
     point_mq = np.random.default_rng(0).standard_normal((9, 4))
+
+    def uncovered(chosen: IntArray | tuple[int, ...]) -> float:
+        return float(distances(point_mq[list(chosen)], point_mq).min(axis=0).sum())
+
     empty = float(distances(point_mq, point_mq).max(axis=0).sum())
-    best = min(uncovered(point_mq, chosen) for chosen in combinations(range(9), 3))
-    cohort = DivFL(sketch_size=4).open(history(point_mq), np.ones(9, dtype=bool), 3, stream(0, "draw"))
-    assert 1 - exp(-1) < (empty - uncovered(point_mq, cohort.client_n)) / (empty - best) <= 1 + 1e-12
+    best = min(uncovered(chosen) for chosen in combinations(range(9), 3))
+    assert 1 - exp(-1) < (empty - uncovered(diverse(point_mq, [1] * 9, 3))) / (empty - best) <= 1 + 1e-12
 
 
 def test_divfl_remembers_sketches_of_those_who_replied() -> None:
     problem = make_problem([1, 1, 1], d=20)
     plan = Plan(problem.population, DivFL(), 3, "plain-mean")
     state = init_round(plan, np.zeros(20))
-    cohort = open_round(plan, state)
-    state, _ = close_round(plan, state, cohort, [problem.update_md[0], None, problem.update_md[2]])
-    assert state.sampler.selected_m.tolist() == [1, 1, 1]
-    assert state.sampler.last_m.tolist() == [1, 0, 1]
-    assert np.isfinite(state.sampler.value_mq).all(axis=1).tolist() == [True, False, True]
+    updates = [problem.update_md[0], None, problem.update_md[2]]
+    state, _ = close_round(plan, state, open_round(plan, state), updates)
+    assert state.sampler.selected_m.all()
+    assert state.sampler.seen_m.tolist() == state.sampler.sketch_mq.any(axis=1).tolist() == [True, False, True]

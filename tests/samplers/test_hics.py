@@ -7,11 +7,10 @@ import pytest
 
 from conftest import assert_frequencies, frequencies, make_problem
 from deltafl import DeltaflError, Plan, close_round, init_round, open_round
-from deltafl.samplers.hics import HicsFL, entropies, ward
+from deltafl.samplers.hics import HicsFL, HicsState, entropies, ward
 from deltafl.samplers.urns import angles
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of, task_of
-from tools.samplers import history
 
 
 def test_entropies_by_hand() -> None:
@@ -38,6 +37,13 @@ BIASES = [[0.1, 0.1], [2.0, 2.0], [0.0, 1.0], [1.0, 2.0], [3.0, 4.0]]
 WEIGHTS = [0.1, 0.3, 0.1, 0.2, 0.3]
 
 
+def seen(bias: list[list[float]], rounds: int = 0, weight: list[float] | None = None) -> HicsState:
+    """Clients that have all replied."""
+    m = len(bias)
+    everyone_m, weight_m = np.ones(m, dtype=np.bool_), np.array(weight or [1 / m] * m)
+    return HicsState(weight_m, np.array(bias), everyone_m, everyone_m, np.array(rounds))
+
+
 def test_hics_probabilities_by_hand() -> None:
     """Groups {0, 1} and {2, 3, 4}, for lambda = 100; exp(gamma H) over their sum, then by weight inside the group."""
     sampler = HicsFL(classes=2, temperature=1.0, entropy_weight=100.0, gamma=4.0, rounds=10)
@@ -46,21 +52,21 @@ def test_hics_probabilities_by_hand() -> None:
     for rounds, left in ((0, 0.9), (5, 0.4), (9, 0.0), (30, 0.0)):
         first = exp(4 * left * log(2)) / (exp(4 * left * log(2)) + exp(4 * left * entropy))
         expected_m = np.array([first / 4, first * 3 / 4, *((1 - first) * share / 6 for share in (1, 2, 3))])
-        state = history(BIASES, rounds=rounds, weight=WEIGHTS)
+        state = seen(BIASES, rounds=rounds, weight=WEIGHTS)
         np.testing.assert_allclose(sampler.probabilities(state, np.arange(5), 2), expected_m, rtol=1e-12)
 
 
 def test_hics_draws_groups_and_clients_until_there_are_enough() -> None:
     """The printed loop draws until two are distinct: i is the first, or follows j with p_i / (1 - p_j)."""
     sampler = HicsFL(classes=2, temperature=1.0, entropy_weight=100.0, rounds=10)
-    state = history(BIASES, rounds=3, weight=WEIGHTS)
+    state = seen(BIASES, rounds=3, weight=WEIGHTS)
     p_m = sampler.probabilities(state, np.arange(5), 2)
     expected_m = [p + sum(q * p / (1 - q) for j, q in enumerate(p_m) if j != i) for i, p in enumerate(p_m)]
     assert_frequencies(frequencies(sampler, state, 5, 2, 800), np.array(expected_m), 800)
 
 
 def test_groups_of_weight_zero_and_of_one_client() -> None:
-    state = history(BIASES, weight=[0.0, 0.0, 0.2, 0.3, 0.5])
+    state = seen(BIASES, weight=[0.0, 0.0, 0.2, 0.3, 0.5])
     p_m = HicsFL(2, 1.0, 100.0).probabilities(state, np.arange(5), 2)
     assert p_m[0] == p_m[1] > 0
     assert p_m.sum() == pytest.approx(1)
@@ -69,9 +75,9 @@ def test_groups_of_weight_zero_and_of_one_client() -> None:
 
 def test_hics_clusters_by_angle_where_entropies_agree() -> None:
     """lambda does not matter then: opposite updates of one entropy fall into two groups."""
-    state = history([[1.0, 0.0], [1.1, 0.1], [0.0, 1.0], [0.1, 1.1]])
+    state = seen([[1.0, 0.0], [1.1, 0.1], [0.0, 1.0], [0.1, 1.1]])
     sampler = HicsFL(classes=2, temperature=0.5)
-    assert ward(angles(state.value_mq), 2).tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
+    assert ward(angles(state.bias_mc), 2).tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
     np.testing.assert_allclose(sampler.probabilities(state, np.arange(4), 2), 0.25)
 
 
@@ -81,14 +87,14 @@ def test_the_last_entries_of_updates_are_remembered() -> None:
     plan = Plan(problem.population, HicsFL(classes=2), 3, "fedvarp", seed=2)
     state = init_round(plan, np.zeros(6))
     for _ in range(3):
-        before = state.sampler.value_mq
+        before = state.sampler.bias_mc
         cohort = open_round(plan, state)
         updates = [None if k == 1 else problem.update_md[i] for k, i in enumerate(cohort.client_n)]
         state, _ = close_round(plan, state, cohort, updates)
         here = cohort.client_n[[0, 2]]
-        np.testing.assert_array_equal(state.sampler.value_mq[here], problem.update_md[here, -2:].astype(np.float64))
+        np.testing.assert_array_equal(state.sampler.bias_mc[here], problem.update_md[here, -2:].astype(np.float64))
         others = np.setdiff1d(np.arange(4), here)
-        np.testing.assert_array_equal(state.sampler.value_mq[others], before[others])
+        np.testing.assert_array_equal(state.sampler.bias_mc[others], before[others])
 
 
 def test_a_model_without_so_many_parameters_is_refused() -> None:

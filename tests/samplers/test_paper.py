@@ -1,5 +1,7 @@
 """What each sampler asks for, by hand; and the expectations it states, by Monte Carlo at m = 40."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -39,6 +41,8 @@ from deltafl.samplers import bias_of
 from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
 from deltafl.samplers.delta import PracticalState
 from deltafl.scale.tree import SumTree
+from deltafl.simulation.run import run_single
+from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.types import FloatArray, IntArray
 from tools.samplers import cohort_of as cohort
 from tools.samplers import mean_counts
@@ -306,6 +310,13 @@ def test_power_of_choice_takes_the_largest_losses() -> None:
     np.testing.assert_allclose(asked[[4, 0, 5]], [2 / 3, 0, 0], atol=4 * np.sqrt(2 / 9 / 600))
     with pytest.raises(DeltaflError, match="candidates is 1"):
         PowerOfChoice(1).open(all_six.init(even), everyone, 2, stream(0, "draw"), oracle)
+
+
+def test_too_few_candidates_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    settings = make_settings(RunSettings, {"task": "toy", "sampler": "power-of-choice(candidates=1)", "sample": 2})
+    with pytest.raises(DeltaflError, match="candidates is 1; it must be at least the sample size 2"):
+        run_single(settings, tmp_path / "run", lambda *_: None)
+    assert not (tmp_path / "run").exists()
 
 
 def test_power_of_choice_draws_its_candidates_by_size() -> None:

@@ -131,7 +131,7 @@ def test_distances_of_clients() -> None:
     assert lengths[-1] == pytest.approx(0, abs=1e-7)
 
 
-CLUSTERED: list[Sampler] = [
+CLUSTERED: list[ClusteredBySize] = [
     ClusteredBySize(),
     ClusteredBySimilarity(sketch_size=2),
     ClusteredBySimilarity("l2", sketch_size=2),
@@ -149,7 +149,7 @@ def clustered_state(sampler: Sampler, population: Population, seed: int = 0) -> 
 
 
 @pytest.mark.parametrize("sampler", CLUSTERED, ids=repr)
-def test_clustered_sampling_is_exact_a_plain_mean_and_no_worse_than_md(sampler: Sampler) -> None:
+def test_clustered_sampling_is_exact_a_plain_mean_and_no_worse_than_md(sampler: ClusteredBySize) -> None:
     """By enumeration: E[count] = n w; coefficients count / n; variance at most that of ``md``; kind as its estimate."""
     state, n = clustered_state(sampler, SIX), 3
     np.testing.assert_allclose(mean_counts(sampler, state, n, 6), n * SIX.weight_m, rtol=1e-9)
@@ -166,11 +166,7 @@ def test_clustered_sampling_is_exact_a_plain_mean_and_no_worse_than_md(sampler: 
     md = float(SIX.weight_m @ np.sum((update_md - mean_d) ** 2, axis=1)) / n
     assert mse < md
     # The estimate for draws with replacement is conservative by the variance between the urns' means.
-    urn_nm = (
-        urns_by_size(SIX.weight_m, n)
-        if isinstance(sampler, ClusteredBySize)
-        else urns_by_cluster(SIX.weight_m, n, state.merge_k2)
-    )
+    urn_nm = sampler.urns(state, SIX.weight_m, np.ones(6, dtype=np.bool_), n)
     between = float(np.sum((urn_nm @ update_md - mean_d) ** 2)) / (n * (n - 1))
     assert estimated == pytest.approx(mse + between)
 

@@ -1,13 +1,11 @@
-"""What the tests of samplers share: expectations of a sampler's own code, small cohorts, histories."""
+"""What the tests of samplers share: expectations of a sampler's own code, small cohorts."""
 
 import numpy as np
-import numpy.typing as npt
 
 from deltafl import Cohort, KnownUpdates, Population, Reports, Sampler
 from deltafl.designs.exact import every_cohort
 from deltafl.samplers.base import State
-from deltafl.samplers.unweighted import History
-from deltafl.types import FloatArray, IntArray
+from deltafl.types import FloatArray
 
 FOUR = Population.from_sizes([1, 1, 1, 2])
 SIX = Population.from_sizes([6, 10, 14, 20, 20, 30])
@@ -50,13 +48,3 @@ def known(*norm: float) -> tuple[Population, KnownUpdates]:
     """Clients of equal weight with updates of the given norms."""
     population = Population.from_sizes([1] * len(norm))
     return population, KnownUpdates(np.diag(norm), population.weight_m)
-
-
-def history(
-    value: npt.ArrayLike, last: list[int] | None = None, rounds: int = 0, weight: list[float] | None = None
-) -> History:
-    """Clients of one example that were all selected, and have replied unless ``last`` is 0; one value or row each."""
-    value_mq = np.array(value, dtype=np.float64).reshape(len(np.asarray(value)), -1)
-    one_m: IntArray = np.ones(len(value_mq), dtype=np.int64)
-    weight_m = one_m / len(one_m) if weight is None else np.array(weight)
-    return History(weight_m, one_m, value_mq, one_m, one_m if last is None else np.array(last), np.array(rounds))

@@ -1,7 +1,4 @@
-"""The samplers by name. A method is a sampler (score), a sampling design and an estimator; see ``label.py``.
-
-One file a method; ``base.py`` has the base class, ``table.py`` the names, ``label.py`` the labels.
-"""
+"""The samplers by name: one file a method; ``base.py`` has the base class, ``table.py`` the names."""
 
 from .base import RunFacts, Sampler
 from .label import (
@@ -15,7 +12,7 @@ from .label import (
     split_labels,
     uses_aux,
 )
-from .table import NEEDS, SAMPLERS, SamplerEntry, find_sampler, is_own
+from .table import NEEDS, SAMPLERS, SamplerEntry, find_sampler
 
 __all__ = [
     "NEEDS",
@@ -27,7 +24,6 @@ __all__ = [
     "bias_of",
     "file_name",
     "find_sampler",
-    "is_own",
     "is_unbiased",
     "leaves_out",
     "make_sampler",

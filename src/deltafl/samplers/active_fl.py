@@ -1,27 +1,29 @@
 """Active federated learning (Goetz et al. 2019): select clients of large loss more often. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import FloatArray, IntArray, Reports
-from .base import mean_for_unseen
-from .unweighted import History, Unweighted, draw_successively
+from ..types import Cohort, FloatArray, IntArray, Population, Reports
+from .base import Rng, Unweighted, draw_successively, mean_for_unseen, replied, with_rows
+
+
+class ActiveState(NamedTuple):
+    """Numbers of examples, int64 (m,), and values v, float64 (m,), NaN for clients that never replied."""
+
+    size_m: IntArray
+    value_m: FloatArray
 
 
 @dataclass(frozen=True)
 class ActiveFL(Unweighted):
     """Drops the clients of smallest value, draws most of the cohort by a softmax of the values and the rest evenly.
 
-    The value is v_i = sqrt(n_i) (mean loss of client i when it was last trained), n_i its number of examples. Of the K
-    available clients, the alpha1 K with the smallest values get v = -inf; (1 - alpha3) n are drawn one after the other
-    without replacement, p_i proportional to exp(alpha2 v_i); alpha3 n are drawn evenly from all that are left.
-
-    Choices where the paper is silent: a client never trained has the mean of the other values; alpha1 K is rounded down
-    and alpha3 n to the nearest; the even draw takes over where fewer clients remain than the softmax should draw. The
-    paper's loss is that of the model that was sent; ours is the mean over local training, which needs no further pass.
-    With few examples a client the paper's constants leave the softmax nearly even: alpha2 v is about 0.1 for 14.
+    The value is v_i = sqrt(n_i) (mean loss of client i when it was last trained), n_i its number of examples; the mean
+    of the others for a client never trained. Of the K available clients, the alpha1 K with the smallest values are
+    dropped; (1 - alpha3) n are drawn one after the other without replacement, p_i proportional to exp(alpha2 v_i); the
+    rest of the cohort is drawn evenly from all that are left. alpha1 K is rounded down and alpha3 n to the nearest.
 
     Attributes:
         alpha1: Share of clients that is dropped, in [0, 1].
@@ -36,12 +38,13 @@ class ActiveFL(Unweighted):
     alpha3: float = 0.1
 
     needs_loss: ClassVar[bool] = True
-    value_size: ClassVar[int] = 1
     ranges: ClassVar = {"alpha1": "[0, 1]", "alpha2": "[0, inf)", "alpha3": "[0, 1]"}
 
-    def choose(self, state: History, present_k: IntArray, size: int, rng: np.random.Generator) -> IntArray:
-        """Draw by the values, then evenly."""
-        value_k = mean_for_unseen(state.value_mq[:, 0], 0.0)[present_k]
+    def init(self, population: Population) -> ActiveState:
+        return ActiveState(population.num_examples_m, np.full(population.num_clients, np.nan))
+
+    def choose(self, state: ActiveState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+        value_k = mean_for_unseen(state.value_m, 0.0)[present_k]
         dropped = int(self.alpha1 * len(present_k) + 1e-9)  # 0.29 * 100 is a little below 29
         log_weight_k = self.alpha2 * value_k
         log_weight_k[np.argsort(value_k, kind="stable")[:dropped]] = -np.inf
@@ -51,6 +54,7 @@ class ActiveFL(Unweighted):
         rest = rng.permutation(present_k[~np.isin(present_k, first)])[: size - by_value]
         return np.concatenate([first, rest])
 
-    def values(self, state: History, client_n: IntArray, reports: Reports) -> FloatArray:
-        """sqrt(n_i) times the mean loss."""
-        return (np.sqrt(state.size_m[client_n]) * reports.loss_n)[:, None]
+    def update(self, state: ActiveState, cohort: Cohort, reports: Reports) -> ActiveState:
+        client_n, reports = replied(cohort, reports)
+        value_n = np.sqrt(state.size_m[client_n]) * reports.loss_n
+        return state._replace(value_m=with_rows(state.value_m, client_n, value_n))

@@ -6,39 +6,26 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..types import BoolArray, FloatArray, Oracle, Population
-from .scored import Scored
+from .base import Scored
 
 #: An axis whose variance is less than this share of the mean square is one in which clients do not differ.
 _NO_SPREAD = 1e-9
 
 
 class BalancedState(NamedTuple):
-    """What the draws go by; it never changes.
-
-    Attributes:
-        weight_m: float64 (m,), the weights w_i.
-        value_mq: float64 (m, q), w_i x_i, x_i the centred auxiliary variables of client i on the axes in which clients
-            differ; no columns if there are none.
-    """
+    """What the draws go by; it never changes."""
 
     weight_m: FloatArray
-    value_mq: FloatArray
+    value_mq: FloatArray  # w_i x_i, x_i the centred auxiliary variables on the axes in which clients differ
 
 
 @dataclass(frozen=True)
 class Balanced(Scored):
     """Draws by weight, such that the cohort's estimate of the totals of the auxiliary variables x_i is right.
 
-    The cube design keeps ``sum_S (w_i / pi_i) x_i = sum_j w_j x_j`` as nearly as n clients can. The part of the updates
-    that is linear in x, u_i = B x_i + e_i, is then estimated without error whatever B is, and the variance is that of
-    the e_i alone. With x_i the shares of the labels in client i's data, every cohort trains on the same mixture of
-    labels as the population, from the first round on, without a memory. Balance is exact up to the last q + 1 clients
-    that the cube has to decide (``designs/balanced.py``): the more n is above q, the better it is.
-
-    Scores are the weights, so pi_i is proportional to w_i (up to capping) and all coefficients are equal. The default
-    estimator, ``regression-damped``, also subtracts its estimate of B: that removes the remaining imbalance.
-
-    Without auxiliary variables (``Population.aux_mq`` is None) the draw is that of ``md-fixed@pivotal``.
+    The cube design keeps ``sum_S (w_i / pi_i) x_i = sum_j w_j x_j`` up to the last q + 1 clients that it has to decide.
+    The part of the updates that is linear in x is then estimated without error. Without auxiliary variables the draw is
+    that of ``md-fixed@pivotal``.
 
     Attributes:
         design: A name in ``deltafl.DESIGNS``; ``"cube"`` balances, ``"local-pivotal"`` spreads cohorts over the x_i,
@@ -52,18 +39,15 @@ class Balanced(Scored):
     uses_aux: ClassVar[bool] = True
 
     def init(self, population: Population) -> BalancedState:
-        """The centred auxiliary variables."""
         weight_m, aux_mq = population.weight_m, population.aux_mq
         if aux_mq is None:
             return BalancedState(weight_m, np.zeros((len(weight_m), 0)))
         return BalancedState(weight_m, weight_m[:, None] * _varying(aux_mq, weight_m))
 
     def scores(self, state: BalancedState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
-        """The weights."""
         return state.weight_m
 
     def values(self, state: BalancedState) -> FloatArray:
-        """w_i x_i."""
         return state.value_mq
 
 

@@ -1,37 +1,33 @@
-"""What every sampler has: the base class, the facts of a run, and the clients that can be selected."""
+"""What samplers share: the base class, draws by score, biased selections, the facts of a run, parts of states."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from ..designs.inclusion import check_anyone, check_cohort_size
+from ..designs.table import draw_cohort, draw_from_tree, find_design
 from ..errors import DeltaflError, check_ranges
+from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 
 #: A sampler's memory: a NamedTuple of arrays, so that it can be printed, compared and saved as it is.
 State = Any
+Rng = np.random.Generator
 
 
 class RunFacts(NamedTuple):
-    """What a sampler's options can depend on in the run that uses it.
-
-    Attributes:
-        rounds: T >= 1.
-        local_steps: Local steps a round of an average client, K >= 1.
-        local_lr: Local learning rate.
-        num_classes: Classes of the task, 0 for regression; None if unknown.
-        n: Cohort size.
-        m: Number of clients.
-    """
+    """What a sampler's options can depend on in the run that uses it."""
 
     rounds: int = 500
-    local_steps: int = 1
+    local_steps: int = 1  # of an average client in a round
     local_lr: float = 0.001
-    num_classes: int | None = None
-    n: int = 1
-    m: int = 1
+    num_classes: int | None = None  # of the task, 0 for regression; None if unknown
+    n: int = 1  # cohort size
+    m: int = 1  # clients
 
 
 class WeightState(NamedTuple):
@@ -57,6 +53,14 @@ class Sampler(ABC):
 
     #: The intervals that numbers among the options must lie in, such as ``{"floor": "[0, 1]"}``; None is allowed.
     ranges: ClassVar[Mapping[str, str]] = {}
+    #: Whether ``open`` takes ``available_m = None`` for "all clients"; saves m numbers a round.
+    accepts_no_mask: ClassVar[bool] = False
+    #: Whether replies without a loss are rejected. If False, ``reports.loss_n`` may hold NaN.
+    needs_loss: ClassVar[bool] = False
+    #: Whether ``update`` reads ``reports.square_loss_n``, which may hold NaN.
+    uses_square_loss: ClassVar[bool] = False
+    #: Whether it reads the auxiliary variables ``Population.aux_mq``.
+    uses_aux: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_ranges(self, self.ranges)
@@ -77,26 +81,6 @@ class Sampler(ABC):
         return self.needs_oracle
 
     @property
-    def accepts_no_mask(self) -> bool:
-        """Whether ``open`` takes ``available_m = None`` for "all clients"; saves m numbers a round."""
-        return False
-
-    @property
-    def needs_loss(self) -> bool:
-        """Whether replies without a loss are rejected. If False, ``reports.loss_n`` may hold NaN."""
-        return False
-
-    @property
-    def uses_square_loss(self) -> bool:
-        """Whether ``update`` reads ``reports.square_loss_n``, which may hold NaN."""
-        return False
-
-    @property
-    def uses_aux(self) -> bool:
-        """Whether it reads the auxiliary variables ``Population.aux_mq``."""
-        return False
-
-    @property
     def sketch_size(self) -> int:
         """Length q <= 128 of the sketches of u_i - c_i in ``reports.sketch_nq``; 0 for none."""
         return 0
@@ -107,21 +91,19 @@ class Sampler(ABC):
         return 0
 
     def for_run(self, facts: RunFacts) -> Self:
-        """This sampler with the options that are None ("from the run") filled in."""
+        """This sampler with the options that are None ("from the run") filled in; options must fit the run."""
         return self
 
-    @abstractmethod
     def init(self, population: Population) -> State:
-        """The state before the first round."""
+        """The state before the first round; by default the weights are all that is kept."""
+        return WeightState(population.weight_m)
 
     @abstractmethod
-    def open(
-        self, state: State, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
-    ) -> Cohort:
-        """Draw the cohort of a round.
+    def open(self, state: State, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None) -> Cohort:
+        """Draw the cohort of a round from a state, which must not be changed.
 
         Args:
-            state: The current state; it must not be changed.
+            state: The current state.
             available_m: bool (m,), which clients can be selected.
             n: Cohort size (its mean, for designs of random size).
             rng: The round's generator, the only source of randomness.
@@ -141,12 +123,59 @@ class Sampler(ABC):
         return oracle
 
 
-def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:
-    """The indices of the available clients, and the cohort's size: n, or all of them if they are fewer.
+@dataclass(frozen=True)
+class Scored(Sampler):
+    """Draws with expectations proportional to scores, by a design in ``deltafl.DESIGNS``; unbiased if that is exact."""
 
-    Raises:
-        DeltaflError: If n is not in 1..m, or nobody is available.
-    """
+    design: str = "systematic"
+
+    accepts_no_mask: ClassVar[bool] = True
+
+    @property
+    def unbiased(self) -> bool:
+        return find_design(self.design).exact
+
+    @abstractmethod
+    def scores(
+        self, state: State, available_m: BoolArray | None, n: int, oracle: Oracle | None
+    ) -> FloatArray | SumTree:
+        """Scores >= 0, float64 (m,); in a sum tree for the design ``ordered-pivotal`` if that is what the state has."""
+
+    def values(self, state: State) -> FloatArray | None:
+        """Values (m, q) that the cohort is spread over or balanced on, for designs that use them."""
+        return None
+
+    def tree_floor(self) -> float:
+        """The share of the cohort that is drawn evenly where the scores are in a tree."""
+        return 0.0
+
+    def open(
+        self, state: State, available_m: BoolArray | None, n: int, rng: Rng, oracle: Oracle | None = None
+    ) -> Cohort:
+        scores = self.scores(state, available_m, n, oracle)
+        if isinstance(scores, SumTree):
+            return draw_from_tree(scores, n, self.tree_floor(), rng, available_m)
+        return draw_cohort(scores, n, self.design, rng, available_m, self.values(state))
+
+
+@dataclass(frozen=True)
+class Unweighted(Sampler):
+    """Selects clients in a way whose inclusion probabilities are unknown. Subclasses define ``choose``."""
+
+    @abstractmethod
+    def choose(self, state: State, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+        """At most ``size`` of the available clients, which come in random order; the first others fill the cohort."""
+
+    def open(self, state: State, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None) -> Cohort:
+        present, size = present_clients(available_m, n)
+        present_k = rng.permutation(present)  # breaks all later ties
+        chosen = self.choose(state, present_k, size, rng)
+        rest = present_k[~np.isin(present_k, chosen)][: size - len(chosen)]
+        return unweighted_cohort(np.concatenate([chosen, rest]))
+
+
+def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:
+    """The indices of the available clients, and the cohort's size: n, or all of them if they are fewer."""
     check_cohort_size(n, len(available_m))
     present = np.flatnonzero(available_m)
     check_anyone(len(present))
@@ -159,7 +188,29 @@ def replied(cohort: Cohort, reports: Reports) -> tuple[IntArray, Reports]:
     return cohort.client_n[here], Reports._make(column[here] for column in reports)
 
 
+def with_rows(value_m: npt.NDArray[Any], client_n: IntArray, newest: Any) -> npt.NDArray[Any]:
+    """A copy in which some clients have new values."""
+    value_m = value_m.copy()
+    value_m[client_n] = newest
+    return value_m
+
+
 def mean_for_unseen(value_m: FloatArray, default: float) -> FloatArray:
     """The values, with their mean for clients not yet seen (NaN); ``default`` if none has been."""
     seen_m = np.isfinite(value_m)
     return np.where(seen_m, value_m, value_m[seen_m].mean() if seen_m.any() else default)
+
+
+def unweighted_cohort(client_n: IntArray) -> Cohort:
+    """A cohort of distinct clients with unknown probabilities (NaN), for estimators that need none."""
+    client_n = np.sort(client_n)
+    return Cohort(client_n, np.ones(len(client_n), dtype=np.int64), np.full(len(client_n), np.nan))
+
+
+def draw_successively(log_weight_k: FloatArray, size: int, rng: Rng) -> IntArray:
+    """Rows of ``size`` draws without replacement, each with p proportional to exp(log weight) among those left.
+
+    Rows of weight 0 (-inf) come last. By exponential clocks, in logarithms (Efraimidis and Spirakis 2006).
+    """
+    key_k = log_weight_k + rng.gumbel(size=len(log_weight_k))
+    return np.argsort(-key_k, kind="stable")[:size]

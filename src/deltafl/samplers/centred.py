@@ -1,10 +1,5 @@
 """Samplers of this project: they score residuals u_i - c_i of the control variate instead of updates u_i.
 
-With the difference estimator ``D = sum_j w_j c_j + sum_S (w_i / pi_i) (u_i - c_i)`` only the residuals are at stake, so
-the best scores are w_i norm(u_i - c_i) (Cauchy-Schwarz, as for importance sampling), and cohorts should be spread over
-their directions. What c is belongs to the estimator (``control_variates.py``); the sampler reads the squared norms
-of the residuals, and sketches of them if its design spreads cohorts by values.
-
 ================= ============================================= ===================== ==================================
 name              score                                         default estimator     memory of the server
 ================= ============================================= ===================== ==================================
@@ -13,7 +8,7 @@ name              score                                         default estimato
 ``spread``        w_i, cohorts spread over sketched residuals   difference            1 model, 8 numbers a client
 ================= ============================================= ===================== ==================================
 
-Source: this project; docs/theory.md derives them.
+The estimator has c (``control_variates.py``). docs/theory.md, section 10, derives the scores.
 """
 
 from dataclasses import dataclass
@@ -24,35 +19,27 @@ import numpy as np
 from ..designs.inclusion import with_floor
 from ..designs.table import find_design
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import replied
-from .scored import Scored
+from .base import Scored, replied, with_rows
 
 _PRIOR_VISITS = 5  # the prior of 1/2 weighs as much as so many second visits
 
 
 class CentredState(NamedTuple):
-    """What is remembered of each client.
-
-    Attributes:
-        weight_m: float64 (m,), the weights w_i.
-        first_m: float64 (m,), norm(u_i - c_i)^2 when it was seen first; NaN until then.
-        square_m: float64 (m,), exponential mean of norm(u_i - c_i)^2 over its other visits; NaN until its second.
-        seen_m: int64 (m,), the round in which it was last seen; -1 for never.
-        rounds: int64 (), rounds closed.
-        sketch_mq: float64 (m, q), exponential mean of the sketches of u_i - c_i; 0 until seen.
-    """
+    """What is remembered of each client."""
 
     weight_m: FloatArray
-    first_m: FloatArray
-    square_m: FloatArray
-    seen_m: IntArray
-    rounds: IntArray
-    sketch_mq: FloatArray
+    first_m: FloatArray  # norm(u_i - c_i)^2 when it was seen first; NaN until then
+    square_m: FloatArray  # exponential mean of norm(u_i - c_i)^2 over its other visits; NaN until its second
+    seen_m: IntArray  # the round in which it was last seen; -1 for never
+    rounds: IntArray  # (), rounds closed
+    sketch_mq: FloatArray  # exponential mean of the sketches of u_i - c_i; 0 until seen
 
 
 @dataclass(frozen=True)
 class Centred(Scored):
     """Draws by the predicted norm of each client's residual, from its earlier visits.
+
+    Unbiased if the design is exact and a floor or the shrinkage keeps clients alive.
 
     Attributes:
         design: A name in ``deltafl.DESIGNS``; those that spread cohorts by values are given the sketches.
@@ -78,25 +65,19 @@ class Centred(Scored):
     sketch: int = 8
 
     ranges: ClassVar = {
-        "floor": "[0, 1]",
-        "shrink": "[0, 1]",
-        "forgetting": "(0, 1]",
-        "ageing": "[0, inf)",
-        "explore": "(0, inf)",
+        **{"floor": "[0, 1]", "shrink": "[0, 1]", "forgetting": "(0, 1]"},
+        **{"ageing": "[0, inf)", "explore": "(0, inf)"},
     }
 
     @property
     def unbiased(self) -> bool:
-        """As exact as its design, if a floor or the shrinkage keeps clients alive."""
         return find_design(self.design).exact and (self.floor > 0 or self.shrink > 0 or not self.by_norm)
 
     @property
     def sketch_size(self) -> int:
-        """Numbers of a sketch that a round must provide."""
         return self.sketch if find_design(self.design).uses_values else 0
 
     def init(self, population: Population) -> CentredState:
-        """No client has been seen."""
         m = population.num_clients
         return CentredState(
             weight_m=population.weight_m,
@@ -108,11 +89,9 @@ class Centred(Scored):
         )
 
     def scores(self, state: CentredState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
-        """w_i a_i, or w_i, mixed with an equal share."""
         return with_floor(state.weight_m * self._residual(state, n), self.floor, available_m=available_m)
 
     def values(self, state: CentredState) -> FloatArray | None:
-        """Sketches of the residuals, where the design can spread cohorts over them."""
         return state.weight_m[:, None] * state.sketch_mq if self.sketch_size else None
 
     def _residual(self, state: CentredState, n: int) -> FloatArray:
@@ -140,28 +119,26 @@ class Centred(Scored):
 
     def _growth(self, state: CentredState, share: float) -> FloatArray:
         """(1 + ageing age n / m) / (1 + ageing) for clients that were seen, if there are memories to age; else 1."""
-        m = len(state.seen_m)
         if not self.own_memory:
-            return np.ones(m)
+            return np.ones(len(state.seen_m))
         age_m = (state.rounds - state.seen_m) * share
         return np.where(state.seen_m < 0, 1.0, (1 + self.ageing * age_m) / (1 + self.ageing))
 
     def update(self, state: CentredState, cohort: Cohort, reports: Reports) -> CentredState:
-        """Average the residuals of the clients that replied, divided by the growth that their age explains."""
         client_n, reports = replied(cohort, reports)
         growth_m = self._growth(state, int(cohort.count_n.sum()) / len(state.weight_m))
         newest_n = reports.squared_residual_n / growth_m[client_n]
-        first_m, square_m = state.first_m.copy(), state.square_m.copy()
-        seen_m, sketch_mq = state.seen_m.copy(), state.sketch_mq.copy()
         new_n = state.seen_m[client_n] < 0
-        first_m[client_n[new_n]] = newest_n[new_n]
-        if self.own_memory:
-            square_m[client_n[~new_n]] = self._follow(square_m[client_n[~new_n]], newest_n[~new_n])
-        else:  # all visits are of one kind
-            square_m[client_n] = self._follow(square_m[client_n], newest_n)
-        sketch_mq[client_n] = self._follow(np.where(new_n[:, None], np.nan, sketch_mq[client_n]), reports.sketch_nq)
-        seen_m[client_n] = state.rounds
-        return CentredState(state.weight_m, first_m, square_m, seen_m, np.asarray(state.rounds + 1), sketch_mq)
+        later_n = ~new_n if self.own_memory else np.ones_like(new_n)  # without a memory all visits are of one kind
+        later, before_nq = client_n[later_n], np.where(new_n[:, None], np.nan, state.sketch_mq[client_n])
+        return CentredState(
+            weight_m=state.weight_m,
+            first_m=with_rows(state.first_m, client_n[new_n], newest_n[new_n]),
+            square_m=with_rows(state.square_m, later, self._follow(state.square_m[later], newest_n[later_n])),
+            seen_m=with_rows(state.seen_m, client_n, state.rounds),
+            rounds=np.asarray(state.rounds + 1),
+            sketch_mq=with_rows(state.sketch_mq, client_n, self._follow(before_nq, reports.sketch_nq)),
+        )
 
     def _follow(self, before: FloatArray, newest: FloatArray) -> FloatArray:
         """The exponential mean; the newest value alone where there is none yet."""

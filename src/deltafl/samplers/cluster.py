@@ -1,11 +1,7 @@
-"""Cluster-based importance sampling, the DELTA paper's baseline: clusters by norm, importance sampling inside each.
+"""Cluster-based importance sampling, the DELTA paper's baseline (section 1): clusters by norm, draws inside each.
 
-Clients are sorted by update norm and cut into clusters (one-dimensional k-means); every cluster gets a share of the
-cohort in proportion to its number of clients, at least one, and draws it with scores w_i norm(u_i). Clients of small
-norm are therefore always represented, which is what the paper holds against it.
-
-Source: Wang et al. 2023 (DELTA), section 1, in one sentence. The paper that it cites, Shen et al. 2022 (arXiv
-2208.05135), clusters compressed gradients and also allocates by the spread of a cluster.
+The paper that it cites, Shen et al. 2022 (arXiv 2208.05135), clusters compressed gradients and also allocates by the
+spread of a cluster.
 """
 
 from dataclasses import dataclass
@@ -17,7 +13,7 @@ from ..designs.inclusion import with_floor
 from ..designs.table import draw_cohort, find_design
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import Sampler, mean_for_unseen, present_clients, replied
+from .base import Rng, Sampler, mean_for_unseen, present_clients, replied, with_rows
 from .delta import update_norm
 
 
@@ -30,11 +26,7 @@ class ClusterState(NamedTuple):
 
 
 def cluster_by_value(value_m: FloatArray, k: int) -> IntArray:
-    """Cut numbers into at most k clusters by Lloyd's algorithm on the line, started at evenly spaced quantiles.
-
-    Returns:
-        int64 (m,), the cluster of each client, 0 for the smallest values; deterministic.
-    """
+    """Cut numbers into at most k clusters 0, 1, ... by size: Lloyd's algorithm, started at evenly spaced quantiles."""
     centre_k = np.unique(np.quantile(value_m, (np.arange(k) + 0.5) / k))
     for _ in range(100):
         label_m = np.searchsorted((centre_k[1:] + centre_k[:-1]) / 2, value_m)
@@ -56,13 +48,13 @@ def allocate(n: int, size_k: IntArray) -> IntArray:
 
 @dataclass(frozen=True)
 class ClusterIS(Sampler):
-    """Norm clusters, importance sampling inside each, Horvitz-Thompson weights.
+    """Clusters of clients by update norm, a share of the cohort for each by its size, scores w_i norm(u_i) inside.
 
     Attributes:
         clusters: Number of clusters k >= 1; fewer if the cohort or the number of distinct norms is smaller.
         design: A name in ``deltafl.DESIGNS``, used inside each cluster.
-        floor: g in [0, 1], inside each cluster.
-        drop_small_after: Rounds, >= 1, after which the cluster of smallest norms is left out; None for never.
+        floor: g in [0, 1], inside each cluster; with 0, a client whose last norm is 0 is lost.
+        drop_small_after: Rounds, >= 1, after which the cluster of smallest norms is left out (**biased**), or None.
     """
 
     clusters: int = 5
@@ -79,26 +71,15 @@ class ClusterIS(Sampler):
 
     @property
     def unbiased(self) -> bool:
-        """As exact as its design; without a floor, a client whose last norm is 0 is lost for a practical sampler.
-
-        Never with ``drop_small_after``: the clients left out have probability 0.
-        """
         keeps_everyone = self.floor > 0 or self.needs_oracle
         return self.drop_small_after is None and find_design(self.design).exact and keeps_everyone
 
     def init(self, population: Population) -> ClusterState:
-        """No client has been seen."""
         return ClusterState(population.weight_m, np.full(population.num_clients, np.nan), np.zeros((), dtype=np.int64))
 
     def open(
-        self,
-        state: ClusterState,
-        available_m: BoolArray,
-        n: int,
-        rng: np.random.Generator,
-        oracle: Oracle | None = None,
+        self, state: ClusterState, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None
     ) -> Cohort:
-        """Draw from every cluster."""
         present, size = present_clients(available_m, n)
         norm_m = self.norms(state, oracle)
         label_k = cluster_by_value(norm_m[present], min(self.clusters, size))
@@ -121,10 +102,8 @@ class ClusterIS(Sampler):
         return mean_for_unseen(state.norm_m, 1.0)
 
     def update(self, state: ClusterState, cohort: Cohort, reports: Reports) -> ClusterState:
-        """Store the norms of the clients that replied."""
         client_n, reports = replied(cohort, reports)
-        norm_m = state.norm_m.copy()
-        norm_m[client_n] = update_norm(reports)
+        norm_m = with_rows(state.norm_m, client_n, update_norm(reports))
         return ClusterState(state.weight_m, norm_m, np.asarray(state.rounds + (len(client_n) > 0)))
 
 
@@ -138,9 +117,7 @@ class ClusterISOracle(ClusterIS):
 
     @property
     def skips_zero_updates(self) -> bool:
-        """A floor keeps clients with update 0 alive."""
         return self.floor == 0
 
     def norms(self, state: ClusterState, oracle: Oracle | None) -> FloatArray:
-        """The norms of this round."""
         return update_norm(self.require_oracle(oracle).reports())

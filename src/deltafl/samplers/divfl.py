@@ -1,38 +1,38 @@
 """DivFL (Balakrishnan et al., ICLR 2022): a cohort whose updates represent all clients'. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import FloatArray, IntArray, Population, Reports
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Population, Reports
+from .base import Rng, replied, with_rows
 from .mifa import NewFirst
-from .unweighted import History
 
 #: The matrix of distances has 8 m^2 bytes, and takes O(m^2) time a round.
 _MAX_CLIENTS = 5000
+
+
+class DivState(NamedTuple):
+    """Sketches of the last updates, float64 (m, q), and who was ever selected and who replied, bool (m,)."""
+
+    sketch_mq: FloatArray
+    selected_m: BoolArray
+    seen_m: BoolArray
 
 
 @dataclass(frozen=True)
 class DivFL(NewFirst):
     """Takes the cohort S that makes sum over clients k of min over i in S of norm(u_k - u_i) small, greedily.
 
-    This is the facility location function of the paper on distances of last updates, in its form without overheads:
-    only selected clients send theirs. Starting from the empty set, the client that makes the sum smallest is added
-    until there are n. Replies are averaged evenly (``plain-mean``), as in algorithm 1; the authors' code weighs them by
-    size.
-
-    Choices of ours: the authors' code collects a gradient of every client before the first round; here all clients are
-    selected once first, in random order, and enter the sum once they reply. Ties are broken at random. Distances are
-    those of sketches of u_i - c_i (``sketch.py``), with a relative error of about 1 / sqrt(q), so with a control
-    variate residuals are compared.
-
-    Costs O(m^2 (q + n)) time and 8 m^2 bytes a round, so more than 5,000 clients are refused; the paper proposes
-    stochastic greedy for them.
+    This is the paper's form without overheads, on distances of last updates: starting from the empty set, the client
+    that makes the sum smallest is added until there are n. Ours: all clients are selected once first, in random order,
+    and enter the sum once they reply; ties are broken at random; distances are those of sketches of u_i - c_i
+    (``sketch.py``). Costs O(m^2 (q + n)) time and 8 m^2 bytes a round: more than 5,000 clients are refused.
 
     Attributes:
-        sketch_size: Numbers q of a sketch, 1 to 128.
+        sketch_size: Numbers q of a sketch, 1 to 128; distances have a relative error of about 1 / sqrt(q).
 
     Source: Balakrishnan, Li, Zhou, Himayat, Smith and Bilmes, ICLR 2022.
     """
@@ -41,28 +41,25 @@ class DivFL(NewFirst):
 
     ranges: ClassVar = {"sketch_size": "[1, 128]"}
 
-    @property
-    def value_size(self) -> int:
-        """The sketches of the last updates are remembered."""
-        return self.sketch_size
-
-    def init(self, population: Population) -> History:
-        """No client has been selected."""
-        if population.num_clients > _MAX_CLIENTS:
+    def init(self, population: Population) -> DivState:
+        m = population.num_clients
+        if m > _MAX_CLIENTS:
             raise DeltaflError(
-                f"divfl compares all pairs of clients, {population.num_clients} are too many; use it with at most "
-                f"{_MAX_CLIENTS}, or another sampler"
+                f"divfl compares all pairs of clients, {m} are too many; use it with at most {_MAX_CLIENTS}, or "
+                "another sampler"
             )
-        return super().init(population)
+        return DivState(np.zeros((m, self.sketch_size)), np.zeros(m, dtype=np.bool_), np.zeros(m, dtype=np.bool_))
 
-    def again(self, state: History, seen_k: IntArray, wanted: int, size: int, rng: np.random.Generator) -> IntArray:
-        """The clients that represent all that replied best."""
-        distance_ck = distances(state.value_mq[seen_k], state.value_mq[state.last_m > 0])
-        return seen_k[greedy(distance_ck, wanted)]
+    def again(self, state: DivState, present_k: IntArray, size: int, wanted: int, rng: Rng) -> IntArray:
+        seen_k = present_k[state.seen_m[present_k]]
+        distance_ck = distances(state.sketch_mq[seen_k], state.sketch_mq[state.seen_m])
+        return seen_k[greedy(distance_ck, min(wanted, len(seen_k)))]
 
-    def values(self, state: History, client_n: IntArray, reports: Reports) -> FloatArray:
-        """The sketches."""
-        return reports.sketch_nq
+    def update(self, state: DivState, cohort: Cohort, reports: Reports) -> DivState:
+        state = super().update(state, cohort, reports)
+        client_n, reports = replied(cohort, reports)
+        sketch_mq = with_rows(state.sketch_mq, client_n, reports.sketch_nq)
+        return state._replace(sketch_mq=sketch_mq, seen_m=with_rows(state.seen_m, client_n, True))
 
 
 def distances(candidate_cq: FloatArray, point_kq: FloatArray) -> FloatArray:

@@ -1,15 +1,23 @@
 """Fed-CBS (Zhang et al., ICML 2023): cohorts whose pooled labels are balanced over the classes. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import FloatArray, IntArray, Population
-from .unweighted import History, Unweighted
+from ..types import Cohort, FloatArray, IntArray, Population, Reports
+from .base import Rng, Unweighted
 
 _LEAST = 1e-12  # an imbalance below it counts as it, lest probabilities be infinite
+
+
+class CbsState(NamedTuple):
+    """Examples of each class, float64 (m, C); how often each was selected, int64 (m,); rounds so far, int64 ()."""
+
+    count_mc: FloatArray
+    selected_m: IntArray
+    rounds: IntArray
 
 
 @dataclass(frozen=True)
@@ -22,20 +30,12 @@ class FedCBS(Unweighted):
         P(first is i) proportional to 1 / QCID({i})^beta_1 + exploration sqrt(3 ln t / (2 T_i)),
         P(k-th is i | M) proportional to QCID(M)^beta_(k - 1) / QCID(M and i)^beta_k,
 
-    T_i how often client i was selected and beta_k = k, as in the paper's experiments. A cohort's probability is nearly
-    proportional to QCID^(-beta_n). The target is the even mixture of classes, not the population's. Replies are
-    averaged by the clients' sizes (``weighted-mean``), as in FedAvg.
-
-    Choices of ours: T_i is at least 1 and the imbalance at least 1e-12. The paper computes the products of label counts
-    under homomorphic encryption; here the counts are given.
-
-    Costs O(n m C) time a round.
+    T_i >= 1 how often client i was selected and beta_k = k, as in the paper's experiments. Replies are averaged by the
+    clients' sizes (``weighted-mean``). Counts of labels are given, as shares in ``Population.aux_mq``; the paper
+    computes their products under homomorphic encryption. Costs O(n m C) time a round.
 
     Attributes:
         exploration: lambda >= 0.
-
-    Raises:
-        DeltaflError: If the population has no shares of labels.
 
     Source: Zhang, Li, Tang, Sun, Chen, Zhang, Chen, Chen and Li, ICML 2023 (arXiv 2209.15245).
     """
@@ -45,8 +45,7 @@ class FedCBS(Unweighted):
     uses_aux: ClassVar[bool] = True
     ranges: ClassVar = {"exploration": "[0, inf)"}
 
-    def init(self, population: Population) -> History:
-        """The values are the examples of each class, float64 (m, C); they never change."""
+    def init(self, population: Population) -> CbsState:
         share_mc, size_m = population.aux_mq, population.num_examples_m
         if share_mc is None or share_mc.shape[1] == 0 or share_mc.min() < 0 or share_mc.sum(axis=1).min() <= 0:
             raise DeltaflError(
@@ -54,13 +53,12 @@ class FedCBS(Unweighted):
                 "shares of each class a client, all >= 0"
             )
         count_mc = size_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True)
-        return super().init(population)._replace(value_mq=count_mc)
+        return CbsState(count_mc, np.zeros(len(size_m), dtype=np.int64), np.zeros((), dtype=np.int64))
 
-    def choose(self, state: History, present_k: IntArray, size: int, rng: np.random.Generator) -> IntArray:
-        """Draw one after the other."""
-        left_k, chosen, pooled_c = present_k, list[int](), np.zeros(state.value_mq.shape[1])
+    def choose(self, state: CbsState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+        left_k, chosen, pooled_c = present_k, list[int](), np.zeros(state.count_mc.shape[1])
         for place in range(1, size + 1):
-            log_weight_k = -place * np.log(imbalance(pooled_c + state.value_mq[left_k]))
+            log_weight_k = -place * np.log(imbalance(pooled_c + state.count_mc[left_k]))
             if place == 1:
                 selected_k = np.maximum(state.selected_m[left_k], 1)
                 bonus_k = self.exploration * np.sqrt(1.5 * np.log(float(state.rounds) + 1) / selected_k)
@@ -68,9 +66,14 @@ class FedCBS(Unweighted):
                 log_weight_k = np.logaddexp(log_weight_k, log_bonus_k)
             pick = int(np.argmax(log_weight_k + rng.gumbel(size=len(left_k))))
             chosen.append(int(left_k[pick]))
-            pooled_c = pooled_c + state.value_mq[left_k[pick]]
+            pooled_c = pooled_c + state.count_mc[left_k[pick]]
             left_k = np.delete(left_k, pick)
         return np.asarray(chosen, dtype=np.int64)
+
+    def update(self, state: CbsState, cohort: Cohort, reports: Reports) -> CbsState:
+        selected_m = state.selected_m.copy()
+        selected_m[cohort.client_n] += 1
+        return CbsState(state.count_mc, selected_m, np.asarray(state.rounds + 1))
 
 
 def imbalance(count_kc: FloatArray) -> FloatArray:

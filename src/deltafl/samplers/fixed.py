@@ -8,8 +8,7 @@ import numpy as np
 from ..designs.table import ORDERED
 from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population
-from .base import Sampler
-from .scored import Scored
+from .base import Rng, Sampler, Scored
 
 
 class FixedState(NamedTuple):
@@ -25,13 +24,9 @@ class Full(Sampler):
     unbiased: ClassVar[bool] = True
 
     def init(self, population: Population) -> FixedState:
-        """Equal scores."""
         return FixedState(np.ones(population.num_clients))
 
-    def open(
-        self, state: FixedState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
-    ) -> Cohort:
-        """Everyone, with certainty."""
+    def open(self, state: FixedState, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None) -> Cohort:
         client_n = np.flatnonzero(available_m)
         return Cohort(client_n, np.ones(len(client_n), dtype=np.int64), np.ones(len(client_n)), "fixed-size")
 
@@ -48,12 +43,10 @@ class Fixed(Scored):
     by_weight: bool = False
 
     def init(self, population: Population) -> FixedState:
-        """The scores, once and for all."""
         score_m = population.weight_m.copy() if self.by_weight else np.ones(population.num_clients)
         return FixedState(SumTree(score_m) if self.design == ORDERED else score_m)
 
     def scores(
         self, state: FixedState, available_m: BoolArray | None, n: int, oracle: Oracle | None
     ) -> FloatArray | SumTree:
-        """The scores of the state."""
         return state.score_m

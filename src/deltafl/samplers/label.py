@@ -1,10 +1,8 @@
 """Labels: a method in one line of text, ``name(option=value,...)@design@estimator``.
 
 Examples: ``pracdelta``, ``fedis@multinomial`` (the DELTA paper's own draws and weights), ``osmd(mixing=0.3)@poisson``,
-``innovation(floor=0.1)@local-pivotal``, ``uniform@@difference`` (default design), ``my_sampler.py:ByLoss(power=2)``.
-
-Options are the fields of the sampler's class. Values are Python literals; text needs no quotes:
-``clustered-sampling-2(similarity=l2)``, ``pracdelta(alpha=(1, 0.5))``.
+``uniform@@difference`` (default design), ``my_sampler.py:ByLoss(power=2)``. Options are the fields of the sampler's
+class; values are Python literals, and text needs no quotes: ``clustered-sampling-2(similarity=l2)``.
 """
 
 import re
@@ -17,23 +15,16 @@ from ..estimators.calls import parse_call, split_outside, write_call
 from ..estimators.control_variates import ControlVariate, NoControl
 from ..estimators.table import ESTIMATORS, find_estimator, is_estimator
 from .base import RunFacts, Sampler
-from .table import find_sampler, is_own
+from .table import find_sampler
 
 
 class Label(NamedTuple):
-    """A label taken apart, with defaults filled in. ``str(label)`` is its shortest form, without spaces.
+    """A label taken apart, with defaults filled in. ``str(label)`` is its shortest form, without spaces."""
 
-    Attributes:
-        name: A name in ``deltafl.SAMPLERS``, or ``FILE.py:CLASS``.
-        options: Options of the sampler that differ from, or repeat, its defaults.
-        design: A name in ``deltafl.DESIGNS``; None if the sampler does not draw by a design.
-        estimator: A name in ``deltafl.ESTIMATORS``.
-    """
-
-    name: str
+    name: str  # in ``deltafl.SAMPLERS``, or ``FILE.py:CLASS``
     options: Mapping[str, Any]
-    design: str | None
-    estimator: str
+    design: str | None  # in ``deltafl.DESIGNS``; None if the sampler does not draw by a design
+    estimator: str  # in ``deltafl.ESTIMATORS``
 
     def __str__(self) -> str:
         entry = find_sampler(self.name)
@@ -43,10 +34,7 @@ class Label(NamedTuple):
 
 
 def parse_label(label: "str | Label") -> Label:
-    """Take ``name[(options)][@design[@estimator]]`` apart and check every part.
-
-    Raises:
-        DeltaflError: If it is no text, a part is unknown, or does not fit the others.
+    """Take ``name[(options)][@design[@estimator]]`` apart; a ``DeltaflError`` if a part is wrong or does not fit.
 
     Example:
         >>> parse_label("osmd(mixing=0.3)@poisson")
@@ -87,16 +75,13 @@ def split_labels(text: str) -> list[str]:
 
 
 def file_name(label: str) -> str:
-    """A label as part of a file's name. Labels without options and files are their own.
-
-    Others are written as ``str(parse_label(label))``, without the folders of a user's file, and with ``_`` for all that
-    is neither a letter, a digit nor one of ``( ) = , . + - @``.
+    """A label as part of a file's name: its shortest form, files without folders, ``_`` for most signs.
 
     Example:
         >>> file_name("innovation@local-pivotal"), file_name("pracdelta(alpha=theory, floor=0)")
         ('innovation@local-pivotal', 'pracdelta(alpha=theory,floor=0)')
     """
-    if "(" in label or is_own(label):
+    if "(" in label or ".py:" in label:  # others are kept as they are: older records have them
         label = re.sub(r"[^@]*[/\\](?=[^(@]*\.py)", "", str(parse_label(label)))
     return re.sub(r"[^\w@()=,.+-]", "_", label)
 
@@ -104,12 +89,8 @@ def file_name(label: str) -> str:
 def make_sampler(label: str | Label, facts: RunFacts | None = None) -> Sampler:
     """Make the sampler of a label; its estimator belongs to the plan, see ``make_plan``.
 
-    Args:
-        label: Such as ``"innovation(floor=0.1)@pivotal"``; ``deltafl samplers`` lists the names.
-        facts: The run, from which options that are None are filled in; None leaves them as they are.
-
-    Raises:
-        DeltaflError: If the label is none, see ``parse_label``.
+    Options that are None are filled in from the facts of the run; without facts they stay as they are. A
+    ``DeltaflError`` says what is wrong with a label, or which option does not fit the run.
 
     Example:
         >>> make_sampler("fedpracis@pivotal").design
@@ -121,18 +102,14 @@ def make_sampler(label: str | Label, facts: RunFacts | None = None) -> Sampler:
 
 
 def bias_of(label: str | Label) -> str | None:
-    """The part of a method that makes it biased, in words: its estimator, design or draws; None if it is unbiased.
-
-    Some draws leave clients out: those of practical samplers with ``floor`` = 0, of cluster-is with
-    ``drop_small_after``, and of theoretical ones without a floor if there is a control variate, see ``leaves_out``.
-    """
+    """The part of a method that makes it biased: its estimator, design or draws, in words; None if it is unbiased."""
     parsed = parse_label(label)
     if not find_estimator(parsed.estimator).unbiased:
         return f"estimator {parsed.estimator}"
     if parsed.design is not None and not find_design(parsed.design).exact:
         return f"design {parsed.design}"
-    leaving = leaves_out(make_sampler(parsed), find_estimator(parsed.estimator).control)
-    return "draws that leave clients out" if leaving else None
+    left_out = leaves_out(make_sampler(parsed), find_estimator(parsed.estimator).control)
+    return "draws that leave clients out" if left_out else None
 
 
 def is_unbiased(label: str | Label) -> bool:
@@ -143,8 +120,8 @@ def is_unbiased(label: str | Label) -> bool:
 def leaves_out(sampler: Sampler, control: ControlVariate) -> bool:
     """Whether draws leave clients out whom the estimate needs.
 
-    A theoretical sampler without a floor never selects a client whose update is 0. Without a control variate nothing is
-    missed; with one it is that client's 0 - c_i (docs/theory.md, section 10).
+    A theoretical sampler without a floor never selects a client whose update is 0; with a control variate its 0 - c_i
+    is missed (docs/theory.md, section 10).
     """
     return not sampler.unbiased or (sampler.skips_zero_updates and not isinstance(control, NoControl))
 

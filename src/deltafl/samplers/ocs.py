@@ -1,13 +1,8 @@
 """Optimal client sampling (Chen, Horvath and Richtarik, TMLR 2022), and its approximation for secure aggregation.
 
-All clients train and report the norm of their weighted update, s_i = w_i norm(u_i); each is then selected to send it,
-independently of the others, with probability p_i. The variance sum_i (1 / p_i - 1) s_i^2 is least, for sum p <= n and
-p <= 1, at p_i = min(1, c s_i): their closed form, p_i = (n - m + l) s_i / (sum of the l smallest s) for the l smallest
-and 1 for the others, with the largest l that keeps p_i <= 1, names that c. These are the capped probabilities of
-``inclusion.py``, and independent draws are the design ``poisson``: **ocs is fedis@poisson**, so the row ``ocs`` of the
-table is that sampler and has no code of its own.
-
-``aocs`` (their algorithm 2) needs sums over the clients alone, which secure aggregation can give.
+The variance sum_i (1 / p_i - 1) s_i^2 of independent draws, s_i = w_i norm(u_i), is least at p_i = min(1, c s_i), the
+capped probabilities of ``inclusion.py``: **ocs is fedis@poisson**, and has no code of its own. ``aocs``, algorithm 2,
+needs sums over the clients alone, which secure aggregation can give.
 """
 
 from dataclasses import dataclass
@@ -15,32 +10,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..designs.inclusion import check_cohort_size, draw_probabilities
+from ..designs.inclusion import draw_probabilities
 from ..designs.table import Chooser, find_design
-from ..types import BoolArray, Cohort, FloatArray, Oracle, Population
-from .base import Sampler, WeightState, present_clients
+from ..types import BoolArray, Cohort, FloatArray, Oracle
+from .base import Rng, Sampler, WeightState, present_clients
 from .delta import update_norm
 
 
 def rescaled_probabilities(score_m: FloatArray, n: int, rescalings: int) -> FloatArray:
-    """Algorithm 2: cap, then divide what capping took away among the others, ``rescalings`` times.
+    """Algorithm 2: p = min(1, n s / sum s), then divide what capping took away among the others, j_max times.
 
-    p_i = min(1, n s_i / sum s). Then up to j_max times, with I the number of clients below 1 and P the sum of their
-    p_i: C = (n - m + I) / P, p_i <- min(1, C p_i); it ends when C <= 1.
-
-    Args:
-        score_m: (m,) s_i >= 0; equal probabilities if all are zero.
-        n: Mean size of the cohort, 1 <= n <= m.
-        rescalings: j_max >= 0.
-
-    Returns:
-        float64 (m,) in [0, 1]. The sum is n after enough rescalings and below n before, as it is printed.
+    With I the number of clients below 1 and P the sum of their p_i: C = (n - m + I) / P, p_i <- min(1, C p_i), until
+    C <= 1. The sum of p is n after enough rescalings and below n before, as it is printed.
 
     Example:
         >>> rescaled_probabilities(np.array([8.0, 1.0, 1.0]), 2, 1).tolist()
         [1.0, 0.5, 0.5]
     """
-    check_cohort_size(n, len(score_m))
     expected_m = np.minimum(1.0, n * draw_probabilities(score_m))
     for _ in range(rescalings):
         below_m = expected_m < 1
@@ -69,14 +55,9 @@ class ApproximateOCS(Sampler):
 
     ranges: ClassVar = {"rescalings": "[0, inf)"}
 
-    def init(self, population: Population) -> WeightState:
-        """Only the weights."""
-        return WeightState(population.weight_m)
-
     def open(
-        self, state: WeightState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
+        self, state: WeightState, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None
     ) -> Cohort:
-        """Each available client independently; the cohort may be empty."""
         present, size = present_clients(available_m, n)
         reports = self.require_oracle(oracle).reports()
         score_m = np.where(reports.responded_n, state.weight_m * update_norm(reports), 0.0)

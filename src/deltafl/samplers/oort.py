@@ -1,16 +1,25 @@
 """Oort's statistical utility (Lai et al., OSDI 2021): exploit clients of large loss, explore new ones. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import FloatArray, IntArray, Reports
-from .unweighted import History, Unweighted, draw_successively
+from ..types import Cohort, FloatArray, IntArray, Population, Reports
+from .base import Rng, Unweighted, draw_successively, replied, with_rows
 
 #: Utilities above this quantile count as it.
 _CLIP = 0.95
+
+
+class OortState(NamedTuple):
+    """Utilities of the clients."""
+
+    size_m: IntArray  # numbers of examples
+    utility_m: FloatArray  # U when last trained; NaN for clients that never replied
+    last_m: IntArray  # the round, from 1, in which a client replied last; 0 for never
+    rounds: IntArray  # (), rounds so far
 
 
 @dataclass(frozen=True)
@@ -18,25 +27,18 @@ class Oort(Unweighted):
     """Selects a share of new clients that shrinks, and otherwise clients near the top of utility plus staleness.
 
     The statistical utility of client i is U_i = n_i sqrt(mean over its examples of loss^2) when it was last trained:
-    n_i times the root of ``Reports.square_loss_n``. In round t = 1, 2, ... the share of exploration is
-    e_t = max(0.2, 0.9 0.98^(t - 1)). With k = floor((1 - e_t) n):
+    n_i times the root of ``Reports.square_loss_n``, or n_i |mean loss|, a lower bound, where no square is reported.
+    In round t = 1, 2, ... the share of exploration is e_t = max(0.2, 0.9 0.98^(t - 1)). With k = floor((1 - e_t) n):
 
         score_i = (min(U_i, q95) - low) / (high - low) + sqrt(0.1 ln t / L_i),   L_i the round it replied in last;
         all clients with a score of at least 0.95 times the k-th largest are admitted;
         k of them are drawn one after the other without replacement, p proportional to the score;
         the other n - k places go to clients that were never trained.
 
-    Where a client reports a mean loss and no mean square (some Flower clients, tasks without losses of single
-    examples), U_i = n_i |mean loss|: by Jensen's inequality a lower bound of the paper's, and equal to
-    it if all its examples have the same loss. Its spread is not rewarded, so let all clients report squares, or none.
-
-    Taken from the authors' code, not the paper: the scaling of U (q95 the 95 % quantile of the utilities, low =
-    0.999 of the smallest, high the largest), without which the staleness term is nothing beside n_i losses. Choices
-    of ours: new clients are drawn evenly (the paper takes the fast ones first, its code the large ones); where there
-    are too few new (trained) clients, trained (new) ones fill the cohort; simulated
-    clients square the losses before each of their steps, those of all passes over their data. Left out: the pacer and
-    the penalty of slow clients, which are about time, and the exclusion of clients selected very often, an option of
-    theirs.
+    From the authors' code: the scaling of U (q95 the 95 % quantile of the utilities, low = 0.999 of the smallest, high
+    the largest). Ours: new clients are drawn evenly (the paper takes the fast ones first); where there are too few new
+    (trained) clients, trained (new) ones fill the cohort; simulated clients square the losses before each of their
+    steps. Left out: what is about time, and the exclusion of clients selected very often, an option of theirs.
 
     Attributes:
         exploration: e_1 in [0, 1].
@@ -54,13 +56,7 @@ class Oort(Unweighted):
 
     needs_loss: ClassVar[bool] = True
     uses_square_loss: ClassVar[bool] = True
-    value_size: ClassVar[int] = 1
-    ranges: ClassVar = {
-        "exploration": "[0, 1]",
-        "decay": "(0, 1]",
-        "least_exploration": "[0, 1]",
-        "cut_off": "[0, 1]",
-    }
+    ranges: ClassVar = {"exploration": "[0, 1]", "decay": "(0, 1]", "least_exploration": "[0, 1]", "cut_off": "[0, 1]"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,8 +65,12 @@ class Oort(Unweighted):
                 f"least_exploration is {self.least_exploration}; it must be at most exploration, {self.exploration}"
             )
 
-    def choose(self, state: History, present_k: IntArray, size: int, rng: np.random.Generator) -> IntArray:
-        """Exploit, then explore."""
+    def init(self, population: Population) -> OortState:
+        m = population.num_clients
+        last_m, rounds = np.zeros(m, dtype=np.int64), np.zeros((), dtype=np.int64)
+        return OortState(population.num_examples_m, np.full(m, np.nan), last_m, rounds)
+
+    def choose(self, state: OortState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
         known_k = state.last_m[present_k] > 0
         old, new = present_k[known_k], present_k[~known_k]
         exploited = min(max(self.exploited(int(state.rounds) + 1, size), size - len(new)), len(old))
@@ -84,22 +84,22 @@ class Oort(Unweighted):
         return np.concatenate([explored, old[draw_successively(log_weight_k, exploited, rng)]])
 
     def exploited(self, round: int, size: int) -> int:
-        """K = floor((1 - e_t) n) of round t >= 1, if there are enough clients of both kinds."""
+        """The k of round t >= 1, if there are enough clients of both kinds."""
         share = max(self.least_exploration, self.exploration * self.decay ** (round - 1))
         return int((1 - share) * size + 1e-9)  # 1 - 0.9 is a little below 0.1
 
-    def scores(self, state: History) -> FloatArray:
+    def scores(self, state: OortState) -> FloatArray:
         """Scaled utility plus staleness, float64 (m,), NaN for clients that are unexplored."""
-        utility_m = state.value_mq[:, 0]
-        known = np.sort(utility_m[state.last_m > 0])
+        known = np.sort(state.utility_m[state.last_m > 0])
         clip = known[min(int(_CLIP * len(known)), len(known) - 1)]
         low, high = 0.999 * known[0], known[-1]
-        scaled_m = (np.minimum(utility_m, clip) - low) / max(high - low, 1e-4)
+        scaled_m = (np.minimum(state.utility_m, clip) - low) / max(high - low, 1e-4)
         staleness_m = np.sqrt(0.1 * np.log(float(state.rounds) + 1) / np.maximum(state.last_m, 1))
         return np.asarray(scaled_m + staleness_m)
 
-    def values(self, state: History, client_n: IntArray, reports: Reports) -> FloatArray:
-        """The utilities."""
-        square_n = reports.square_loss_n
-        root_n: FloatArray = np.where(np.isnan(square_n), np.abs(reports.loss_n), np.sqrt(square_n))
-        return (root_n * state.size_m[client_n])[:, None]
+    def update(self, state: OortState, cohort: Cohort, reports: Reports) -> OortState:
+        client_n, reports = replied(cohort, reports)
+        square_n, rounds = reports.square_loss_n, np.asarray(state.rounds + 1)
+        root_n = np.where(np.isnan(square_n), np.abs(reports.loss_n), np.sqrt(square_n))
+        utility_m = with_rows(state.utility_m, client_n, root_n * state.size_m[client_n])
+        return OortState(state.size_m, utility_m, with_rows(state.last_m, client_n, rounds), rounds)

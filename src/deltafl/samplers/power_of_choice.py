@@ -1,23 +1,20 @@
 """Power-of-Choice (Cho, Wang and Joshi 2022): select the clients of largest loss. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population
-from .base import Sampler, WeightState, present_clients
-from .unweighted import unweighted_cohort
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle
+from .base import Rng, RunFacts, Sampler, WeightState, present_clients, unweighted_cohort
 
 
 @dataclass(frozen=True)
 class PowerOfChoice(Sampler):
     """Of d random candidates take the n with the largest loss of the current global model.
 
-    Candidates are drawn one after the other without replacement, client k with a probability proportional to its
-    weight, its share of the data (their section 3). The selection depends on losses of clients that are not selected,
-    so inclusion probabilities are unknown (NaN) and only the plain mean can follow.
+    Candidates are drawn one after the other without replacement, in proportion to their weights (their section 3).
 
     Attributes:
         candidates: d >= n; None for 2 n, the DELTA paper's choice (20 candidates for 10).
@@ -27,26 +24,26 @@ class PowerOfChoice(Sampler):
 
     needs_oracle: ClassVar[bool] = True
 
-    def init(self, population: Population) -> WeightState:
-        """The weights; nothing else is remembered."""
-        return WeightState(population.weight_m)
+    def for_run(self, facts: RunFacts) -> Self:
+        self._wanted(facts.n)
+        return self
 
-    def open(
-        self, state: WeightState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
-    ) -> Cohort:
-        """Draw candidates, and keep the n of largest loss."""
-        present_clients(available_m, n)
+    def _wanted(self, n: int) -> int:
         wanted = 2 * n if self.candidates is None else self.candidates
         if wanted < n:
             raise DeltaflError(f"candidates is {wanted}; it must be at least the sample size {n}")
-        candidate_k = np.sort(_candidates(state.weight_m, available_m, wanted, n, rng))
+        return wanted
+
+    def open(
+        self, state: WeightState, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None
+    ) -> Cohort:
+        present_clients(available_m, n)
+        candidate_k = np.sort(_candidates(state.weight_m, available_m, self._wanted(n), n, rng))
         loss_k = np.nan_to_num(self.require_oracle(oracle).losses(candidate_k), nan=np.inf)
         return unweighted_cohort(candidate_k[np.argsort(-loss_k, kind="stable")[:n]])
 
 
-def _candidates(
-    weight_m: FloatArray, available_m: BoolArray, wanted: int, least: int, rng: np.random.Generator
-) -> IntArray:
+def _candidates(weight_m: FloatArray, available_m: BoolArray, wanted: int, least: int, rng: Rng) -> IntArray:
     """Successive draws by weight among those present; plain random ones if all weigh the same.
 
     Clients of weight 0 are candidates only where there would be fewer than ``least`` without them.

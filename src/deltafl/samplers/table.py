@@ -39,31 +39,20 @@ NEEDS = {
 
 
 class SamplerEntry(NamedTuple):
-    """A row of the table of methods.
-
-    Attributes:
-        name: Its name.
-        kind: The sampler's class.
-        design: Default design; None if the sampler does not draw by a design.
-        estimator: Default estimator.
-        scores: ``"equal"`` and constant, ``"unequal"``, or ``"unknown"``: then no design and no weight fit.
-        needs: What the server must know: a key of ``NEEDS``.
-        source: The paper.
-        fixed: Fields of the class that make this row; they are no options.
-    """
+    """A row of the table of methods."""
 
     name: str
     kind: type[Sampler]
-    design: str | None
-    estimator: str
-    scores: str
-    needs: str
-    source: str
-    fixed: Mapping[str, Any] = {}
+    design: str | None  # the default; None if the sampler does not draw by a design
+    estimator: str  # the default
+    scores: str  # "equal" and constant, "unequal", or "unknown": then no design and no weight fit
+    needs: str  # what the server must know: a key of ``NEEDS``
+    source: str  # the paper
+    fixed: Mapping[str, Any] = {}  # fields of the class that make this row; they are no options
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of its options: the fields of the class."""
+        """The names of its options."""
         kind: Any = self.kind
         return tuple(field.name for field in fields(kind) if field.name not in {"design", *self.fixed})
 
@@ -73,11 +62,7 @@ class SamplerEntry(NamedTuple):
         return self.make({}).unbiased and find_estimator(self.estimator).unbiased
 
     def make(self, options: Mapping[str, Any], design: str | None = None) -> Sampler:
-        """The sampler with some options.
-
-        Raises:
-            DeltaflError: If an option is unknown, of the wrong type or out of range.
-        """
+        """The sampler with some options; a ``DeltaflError`` if one is unknown, of the wrong type or out of range."""
         if "design" in options:
             raise DeltaflError(f"the design is no option; write {self.name}@{options['design']}")
         check_options(self.kind, options, self.name, {"design", *self.fixed})
@@ -86,13 +71,11 @@ class SamplerEntry(NamedTuple):
         return self.kind(**self.fixed, **options, **drawn)
 
 
-_HT = "horvitz-thompson"
-_FIXED = "systematic"
+_HT, _MEAN, _FIXED = "horvitz-thompson", "plain-mean", "systematic"
 _OURS = "this project"
 _DELTA, _SHEN = "Wang et al. 2023 (DELTA)", "Wang et al. 2023, after Shen et al. 2022"
 _OCS, _FRABONI = "Chen, Horvath, Richtarik 2022", "Fraboni et al. 2021"
-_WEIGHT = {"by_weight": True}
-_EQUAL = {"by_weight": False}
+_WEIGHT, _EQUAL = {"by_weight": True}, {"by_weight": False}
 _COMMON, _OWN = {"by_norm": True, "own_memory": False}, {"by_norm": True, "own_memory": True}
 _SPREAD = {"by_norm": False, "own_memory": False}
 SAMPLERS: dict[str, SamplerEntry] = {
@@ -123,34 +106,23 @@ SAMPLERS: dict[str, SamplerEntry] = {
         SamplerEntry("fedvarp", Fixed, _FIXED, "difference-own", "equal", "cohort", "Jhunjhunwala et al. 2022", _EQUAL),
         SamplerEntry("fedstale", Fixed, _FIXED, "fedstale", "equal", "cohort", "Rodio, Neglia 2024", _EQUAL),
         SamplerEntry("mifa", NewFirst, None, "fedvarp", "unknown", "cohort", "Gu et al. 2021"),
-        SamplerEntry(
-            "power-of-choice", PowerOfChoice, None, "plain-mean", "unknown", "losses", "Cho, Wang, Joshi 2022"
-        ),
-        SamplerEntry("active-fl", ActiveFL, None, "plain-mean", "unknown", "cohort", "Goetz et al. 2019"),
-        SamplerEntry("divfl", DivFL, None, "plain-mean", "unknown", "cohort", "Balakrishnan et al. 2022"),
-        SamplerEntry("oort", Oort, None, "plain-mean", "unknown", "cohort", "Lai et al. 2021"),
-        SamplerEntry("hics-fl", HicsFL, None, "plain-mean", "unknown", "cohort", "Chen, Vikalo 2024"),
+        SamplerEntry("power-of-choice", PowerOfChoice, None, _MEAN, "unknown", "losses", "Cho, Wang, Joshi 2022"),
+        SamplerEntry("active-fl", ActiveFL, None, _MEAN, "unknown", "cohort", "Goetz et al. 2019"),
+        SamplerEntry("divfl", DivFL, None, _MEAN, "unknown", "cohort", "Balakrishnan et al. 2022"),
+        SamplerEntry("oort", Oort, None, _MEAN, "unknown", "cohort", "Lai et al. 2021"),
+        SamplerEntry("hics-fl", HicsFL, None, _MEAN, "unknown", "cohort", "Chen, Vikalo 2024"),
         SamplerEntry("fed-cbs", FedCBS, None, "weighted-mean", "unknown", "known", "Zhang et al. 2023 (Fed-CBS)"),
     )
 }
 
 
 def find_sampler(name: str) -> SamplerEntry:
-    """The row of a sampler: of the table, or of a class in a file, ``FILE.py:CLASS``.
-
-    Raises:
-        DeltaflError: If the name is unknown (the nearest one is suggested), or the class is no sampler.
-    """
-    if is_own(name):
+    """The row of a sampler: of the table, or of a class in a file, ``FILE.py:CLASS``."""
+    if ".py:" in name:
         return _own_entry(name)
     if name not in SAMPLERS:
         raise unknown_name("sampler", name, SAMPLERS)
     return SAMPLERS[name]
-
-
-def is_own(name: str) -> bool:
-    """Whether the name of a sampler is that of a class in a user's file."""
-    return ".py:" in name
 
 
 def _own_entry(name: str) -> SamplerEntry:

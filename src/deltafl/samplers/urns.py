@@ -1,31 +1,10 @@
 """Clustered sampling (Fraboni, Vidal, Kameni and Lorenzi, ICML 2021): n urns of clients, and one draw from each.
 
 Urn k holds client i with probability r_ki: sum_i r_ki = 1, and sum_k r_ki = n w_i, so client i is drawn n w_i times on
-average, as in ``md``, and the variance is never above that of ``md``. The server takes the plain mean of the n draws,
-which is the coefficient w_i count_i / expected_i: w_i count_i / (n w_i) = count_i / n.
+average, as in ``md``, with a variance that is never larger; the coefficient w_i count_i / expected_i is count_i / n.
 
-How the urns are filled:
-
-- ``clustered-sampling-1`` (algorithm 1): clients by decreasing weight, one urn after the other; what does not fit into
-  the rest of an urn goes into the next. The same in every round, if all are available.
-- ``clustered-sampling-2`` (algorithm 2): similar clients share an urn. Ward's tree of the last updates seen, cut into
-  the largest clusters of mass sum n w_i <= 1; the n heaviest clusters become urns and the clients of the others fill
-  them up, from the lightest cluster into the lightest urn on. Our reading of six points:
-
-  * the update of a client never seen is zero; the angle between two zeros is 0, and that to other updates a right
-    angle, so that unseen clients are grouped (the authors' code has the angle 0 between zero and all updates);
-  * updates are represented by sketches (``sketch.py``) of u_i - c_i, c_i the control variate if there is one;
-  * Ward's criterion is applied to the distances (the authors' code applies it to the rows of their matrix);
-  * a client with n w_i >= 1 first gets floor(n w_i) urns of its own, and the rest of it is clustered;
-  * clients of a cluster that fill urns come in the order of their indices (the authors shuffle them);
-  * ``l2`` is the distance, not its square, and clusters are made from the first round on (the authors' code has the
-    square, and can draw as ``md`` for some rounds first).
-
-With clients away, their mass is 0 in the same tree, and n w_i is relative to the available ones.
-
-The cohort's kind is ``"replacement"``: a client may be drawn from several urns. No unbiased estimate of the variance
-exists for one draw an urn; the formula for draws with replacement is conservative here: its mean is too large by
-sum_k norm(mean of urn k - mean of all)^2 / (n (n - 1)).
+The cohort's kind is ``"replacement"``: a client may be drawn from several urns. The estimate of the variance for such
+draws is conservative here: its mean is too large by sum_k norm(mean of urn k - mean of all)^2 / (n (n - 1)).
 """
 
 from dataclasses import dataclass
@@ -36,10 +15,8 @@ import numpy as np
 from ..designs.table import draw_cohort
 from ..errors import DeltaflError, require
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import Sampler, WeightState, present_clients, replied
+from .base import Rng, Sampler, State, present_clients, replied, with_rows
 
-#: How far apart two clients are, from their last updates.
-SIMILARITIES = ("arccos", "l2")
 #: Probabilities that are 0 but for rounding.
 _SLIVER = 1e-12
 
@@ -62,10 +39,9 @@ def _lay(mass_k: FloatArray, begin_n: FloatArray, end_n: FloatArray) -> FloatArr
 
 
 def urns_by_size(weight_k: FloatArray, n: int) -> FloatArray:
-    """The urns of algorithm 1: lay the clients end to end, the heaviest first, and cut every unit.
+    """The urns of algorithm 1, r, float64 (n, k): rows sum to 1, columns to n w_i / sum w.
 
-    Returns:
-        float64 (n, k), r: the part of client i that lies in urn k; rows sum to 1, columns to n w_i / sum w.
+    The clients are laid end to end, the heaviest first, and cut every unit.
 
     Example:
         >>> urns_by_size(np.array([0.75, 0.25]), 2).tolist()
@@ -79,16 +55,10 @@ def urns_by_size(weight_k: FloatArray, n: int) -> FloatArray:
 
 
 def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatArray:
-    """The urns of algorithm 2.
+    """The urns of algorithm 2, r, float64 (n, m): rows sum to 1, columns to n w_i / sum w.
 
-    Args:
-        weight_m: (m,) >= 0; 0 for clients that are away.
-        n: Number of urns.
-        merge_k2: (m - 1, 2) the nodes that are merged one after the other into node m, m + 1, ...; 0 to m - 1 are the
-            clients.
-
-    Returns:
-        float64 (n, m), r: rows sum to 1, columns to n w_i / sum w.
+    ``merge_k2``, (m - 1, 2), are the nodes that are merged one after the other into node m, m + 1, ...; 0 to m - 1 are
+    the clients. Weights are 0 for clients that are away.
     """
     m = len(weight_m)
     mass_m = n * weight_m / weight_m.sum()
@@ -102,8 +72,7 @@ def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatAr
     loose, kept = order[: len(order) - left], order[len(order) - left :]
     urn_nm = np.where(cluster_m == kept[:, None], rest_m, 0.0)
     # The clients of loose clusters, lightest cluster first, fill the gaps, lightest urn first.
-    rank_c = np.empty(len(order))
-    rank_c[order] = np.arange(len(order))
+    rank_c = np.argsort(order)
     filler = np.flatnonzero(np.isin(cluster_m, loose) & (rest_m > 0))
     filler = filler[np.argsort(rank_c[cluster_m[filler]], kind="stable")]
     gap_n = np.maximum(1 - urn_nm.sum(axis=1), 0.0)
@@ -125,46 +94,46 @@ def cut_by_mass(mass_m: FloatArray, merge_k2: IntArray) -> IntArray:
     return np.unique(label[:m], return_inverse=True)[1].astype(np.int64)
 
 
-def draw_urns(urn_nk: FloatArray, client_k: IntArray, rng: np.random.Generator) -> Cohort:
-    """One client from each urn."""
-    drawn = []
-    for urn_k in urn_nk:
-        member = np.flatnonzero(urn_k)
-        drawn.append(member[draw_cohort(urn_k[member], 1, "multinomial", rng).client_n])
-    row_n, count_n = np.unique(np.concatenate(drawn), return_counts=True)
-    return Cohort(client_k[row_n], count_n.astype(np.int64), urn_nk.sum(axis=0)[row_n], "replacement")
-
-
-def _weights(weight_m: FloatArray, available_m: BoolArray, n: int) -> tuple[FloatArray, IntArray, int]:
-    """The weights with zeros for absent clients, the available clients, and the number of draws."""
-    present, size = present_clients(available_m, n)
-    here_m = np.where(available_m, weight_m, 0.0)
-    if here_m.sum() <= 0:
-        raise DeltaflError("clustered sampling draws by weight, and all available clients have weight 0; use 'uniform'")
-    return here_m, present, size
-
-
 @dataclass(frozen=True)
 class ClusteredBySize(Sampler):
-    """Algorithm 1: urns filled by decreasing weight."""
+    """Algorithm 1: clients by decreasing weight, one urn after the other; what does not fit goes into the next."""
 
     unbiased: ClassVar[bool] = True
 
-    def init(self, population: Population) -> WeightState:
-        """Only the weights."""
-        return WeightState(population.weight_m)
+    def open(self, state: State, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None) -> Cohort:
+        _, size = present_clients(available_m, n)
+        weight_m = np.where(available_m, state.weight_m, 0.0)
+        if weight_m.sum() <= 0:
+            raise DeltaflError(
+                "clustered sampling draws by weight, and all available clients have weight 0; use 'uniform'"
+            )
+        urn_nm = self.urns(state, weight_m, available_m, size)
+        drawn = []
+        for urn_m in urn_nm:
+            member = np.flatnonzero(urn_m)
+            drawn.append(member[draw_cohort(urn_m[member], 1, "multinomial", rng).client_n])
+        client_n, count_n = np.unique(np.concatenate(drawn), return_counts=True)
+        return Cohort(client_n, count_n.astype(np.int64), urn_nm.sum(axis=0)[client_n], "replacement")
 
-    def open(
-        self, state: WeightState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
-    ) -> Cohort:
-        """Fill the urns with the available clients and draw one from each."""
-        weight_m, present, size = _weights(state.weight_m, available_m, n)
-        return draw_urns(urns_by_size(weight_m[present], size), present, rng)
+    def urns(self, state: State, weight_m: FloatArray, available_m: BoolArray, n: int) -> FloatArray:
+        """The urns, float64 (n, m); weights are 0 where clients are away."""
+        urn_nm = np.zeros((n, len(weight_m)))
+        urn_nm[:, available_m] = urns_by_size(weight_m[available_m], n)
+        return urn_nm
 
 
 @dataclass(frozen=True)
-class ClusteredBySimilarity(Sampler):
+class ClusteredBySimilarity(ClusteredBySize):
     """Algorithm 2: similar clients share an urn.
+
+    Ward's tree of the last updates seen is cut into the largest clusters of mass sum n w_i <= 1; the n heaviest become
+    urns and the clients of the others fill them up, from the lightest cluster into the lightest urn on. Our reading:
+
+    - the update of a client never seen is zero; the angle between two zeros is 0, and that to others a right angle;
+    - updates are represented by sketches (``sketch.py``) of u_i - c_i, c_i the control variate if there is one;
+    - Ward's criterion is applied to the distances, ``l2`` not squared (the authors' code: to the rows of their matrix);
+    - a client with n w_i >= 1 first gets floor(n w_i) urns of its own, and the rest of it is clustered;
+    - clients of a cluster that fill urns come in the order of their indices (the authors shuffle them).
 
     Attributes:
         similarity: ``"arccos"``, the angle between two updates (the paper's main choice), or ``"l2"``, their distance.
@@ -174,14 +143,12 @@ class ClusteredBySimilarity(Sampler):
     similarity: str = "arccos"
     sketch_size: int = 64
 
-    unbiased: ClassVar[bool] = True
-
     ranges: ClassVar = {"sketch_size": "[1, 128]"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.similarity not in SIMILARITIES:
-            raise DeltaflError(f"similarity is {self.similarity!r}; write {' or '.join(map(repr, SIMILARITIES))}")
+        if self.similarity not in {"arccos", "l2"}:
+            raise DeltaflError(f"similarity is {self.similarity!r}; write 'arccos' or 'l2'")
 
     def init(self, population: Population) -> TreeState:
         """No client has been seen: all updates are zero. Needs SciPy."""
@@ -189,21 +156,14 @@ class ClusteredBySimilarity(Sampler):
         sketch_mq = np.zeros((population.num_clients, self.sketch_size))
         return TreeState(population.weight_m, sketch_mq, ward_tree(sketch_mq, self.similarity))
 
-    def open(
-        self, state: TreeState, available_m: BoolArray, n: int, rng: np.random.Generator, oracle: Oracle | None = None
-    ) -> Cohort:
-        """Cut the tree by mass, fill the urns and draw one client from each."""
-        weight_m, _, size = _weights(state.weight_m, available_m, n)
-        urn_nm = urns_by_cluster(weight_m, size, state.merge_k2)
-        return draw_urns(urn_nm, np.arange(len(available_m)), rng)
+    def urns(self, state: TreeState, weight_m: FloatArray, available_m: BoolArray, n: int) -> FloatArray:
+        return urns_by_cluster(weight_m, n, state.merge_k2)
 
     def update(self, state: TreeState, cohort: Cohort, reports: Reports) -> TreeState:
-        """Store the last updates of the clients that replied, and cluster again: O(m^2)."""
         client_n, reports = replied(cohort, reports)
         if len(client_n) == 0:
             return state
-        sketch_mq = state.sketch_mq.copy()
-        sketch_mq[client_n] = reports.sketch_nq
+        sketch_mq = with_rows(state.sketch_mq, client_n, reports.sketch_nq)
         return TreeState(state.weight_m, sketch_mq, ward_tree(sketch_mq, self.similarity))
 
 
