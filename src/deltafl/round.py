@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from .accumulate import Accumulator
 from .designs.inclusion import check_anyone, check_cohort_size
-from .errors import DeltaflError
+from .errors import DeltaflError, check_ranges
 from .estimators.control_variates import ControlVariate
 from .estimators.remote import RemoteControl, RemoteReply
 from .estimators.table import Estimator, find_estimator
@@ -79,10 +79,7 @@ class Plan:
                 f"{type(self.sampler).__name__} looks at the last entries of updates, which clients that keep their "
                 "memory do not send; write the estimator without '-remote'"
             )
-        if not 0 < self.response_floor <= 1:
-            raise DeltaflError(f"response_floor is {self.response_floor}; it must be above 0 and at most 1")
-        init_mime(self.mime, 0)
-        init_guard(self.norm_guard)
+        check_ranges(self, {"response_floor": "(0, 1]", "mime": "[0, 1)", "norm_guard": "(1, inf)"})
 
     @property
     def rule(self) -> Estimator:

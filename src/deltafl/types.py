@@ -228,6 +228,10 @@ class Oracle(Protocol):
         ...
 
 
+class Nothing(NamedTuple):
+    """A part of the state that remembers nothing."""
+
+
 class RejectedReply(NamedTuple):
     """A reply that was not used, and why."""
 

@@ -128,7 +128,7 @@ def test_only_momentum_takes_a_momentum(name: str) -> None:
 
 @pytest.mark.parametrize("beta", [1.0, -0.1, float("nan")])
 def test_impossible_momenta(beta: float) -> None:
-    with pytest.raises(DeltaflError, match="at least 0 and below 1"):
+    with pytest.raises(DeltaflError, match="it must be in"):
         Momentum(1.0, beta)
 
 
@@ -145,5 +145,5 @@ def test_impossible_momenta(beta: float) -> None:
     ],
 )
 def test_server_optimizers_that_cannot_be_are_refused(make: object) -> None:
-    with pytest.raises(DeltaflError, match="of the server optimizer is"):
+    with pytest.raises(DeltaflError, match="it must be in"):
         make()  # type: ignore[operator]

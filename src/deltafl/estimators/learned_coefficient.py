@@ -106,8 +106,9 @@ class LearnedCoefficient(_Scaled):
     ) -> LearnedCoefficientState:
         """Regress the replies on their control values, then let the inner control variate learn."""
         weight_n = population.weight_m[replies.client_n]
-        control_nd = self.control.value(state.control, replies.client_n).control_nd
-        cross, square = _products(update_nd, control_nd, weight_n, replies)
+        cross, square = _products(
+            update_nd, self.control.value(state.control, replies.client_n).control_nd, weight_n, replies
+        )
         return LearnedCoefficientState(
             control=self.control.update(state.control, population, replies, update_nd),
             cross=np.asarray(self.memory * state.cross + cross),

@@ -8,31 +8,19 @@ K_i the client's number of local steps::
              S <- D
 
 ``drift_d`` = beta S is what the server sends beside the model. It is known before the draw, so only the residuals
-u_i - beta S are estimated, with a control variate of their own, and the norms that samplers see are theirs: those of
-the clients' gradients, as without momentum. (Estimating all of u_i would multiply beta S by the random sum of the
-weights W in every round; where beta^2 E[W^2] > 1 its mean square would grow without bound.) D stays right for a host
-that sends no drift: then beta S is just a control variate.
+u_i - beta S are estimated, and the norms that samplers see are theirs. (Estimating all of u_i would multiply beta S by
+the random sum of the weights W in every round; where beta^2 E[W^2] > 1 its mean square would grow without bound.)
 
-If all clients take K steps, S / K is lr times the mean direction of the last round's local steps, and this is FedCM (Xu
-et al. 2021, "FedCM: Federated learning with client-level momentum", alpha = 1 - beta). It is also MimeLite with SGD
-momentum (Karimireddy et al. 2020, "Mime: Mimicking centralized stochastic algorithms in federated learning") but for
-one thing: MimeLite feeds its momentum with the clients' full gradients at the *server's* model, which takes a second
-pass over the data; here it is fed with the gradients *along the local path*, which are there already. Mime itself also
-corrects each local gradient by the difference of two others (SVRG); it is not offered. If the K_i differ, all clients
-drift equally far over their round, in steps of different lengths: with a common step, clients with more steps would
-count more in S.
+If all clients take K steps, this is FedCM (Xu et al. 2021, alpha = 1 - beta), and MimeLite with SGD momentum
+(Karimireddy et al. 2020) fed with the gradients along the local path in place of those at the server's model, which
+take a second pass over the data. If the K_i differ, all clients drift equally far over their round.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError
-from ..types import FloatArray, Params
-
-
-class NoMime(NamedTuple):
-    """Nothing to remember: beta = 0."""
+from ..types import FloatArray, Nothing, Params
 
 
 class MimeState(NamedTuple):
@@ -41,22 +29,16 @@ class MimeState(NamedTuple):
     momentum_d: Params
 
 
-def init_mime(beta: float, num_params: int) -> NoMime | MimeState:
-    """S = 0, or nothing at all if beta is 0.
-
-    Raises:
-        DeltaflError: If beta is not in [0, 1).
-    """
-    if not 0 <= beta < 1:
-        raise DeltaflError(f"mime is {beta}; the momentum sent to the clients must be at least 0 and below 1")
-    return MimeState(np.zeros(num_params, dtype=np.float32)) if beta > 0 else NoMime()
+def init_mime(beta: float, num_params: int) -> MimeState | Nothing:
+    """S = 0, or nothing at all if beta is 0."""
+    return MimeState(np.zeros(num_params, dtype=np.float32)) if beta > 0 else Nothing()
 
 
-def drift(beta: float, state: NoMime | MimeState) -> Params | None:
+def drift(beta: float, state: MimeState | Nothing) -> Params | None:
     """What the clients receive: beta S, float32 (d,); None if there is no such momentum."""
     return np.float32(beta) * state.momentum_d if isinstance(state, MimeState) else None
 
 
-def remember(state: NoMime | MimeState, delta_d: FloatArray) -> NoMime | MimeState:
+def remember(state: MimeState | Nothing, delta_d: FloatArray) -> MimeState | Nothing:
     """S <- D."""
     return MimeState(delta_d.astype(np.float32)) if isinstance(state, MimeState) else state

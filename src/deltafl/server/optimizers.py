@@ -1,26 +1,16 @@
 """Server optimizers: how the global model moves along D, the estimate of the full-participation update.
 
-D already points downhill (it is a mean of x_K - x_0), so every rule *adds*. The adaptive ones follow Reddi et al. 2021,
-"Adaptive federated optimization", algorithm 2 (no bias correction, v_{-1} = tau^2).
-
-========= ==================================================================================
-sgd       x <- x + eta D                                                        (eta = 1)
-momentum  v <- beta v + D;  x <- x + eta v                                      (beta = 0.9)
-adagrad   v <- v + D^2;     x <- x + eta D / (sqrt(v) + tau)
-adam      v <- b2 v + (1 - b2) D^2;                      x <- x + eta a / (sqrt(v) + tau)
-yogi      v <- v - (1 - b2) D^2 sign(v - D^2);           x <- x + eta a / (sqrt(v) + tau)
-========= ==================================================================================
-
-with a <- b1 a + (1 - b1) D in the last two. State in float64, parameters in float32.
+D already points downhill (it is a mean of x_K - x_0), so every rule *adds*. State in float64, parameters in float32.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from ..errors import DeltaflError, unknown_name
-from ..types import FloatArray, Params
+from ..errors import DeltaflError, check_ranges, unknown_name
+from ..types import FloatArray, Nothing, Params
 
 
 class ServerOptimizer(Protocol):
@@ -35,44 +25,35 @@ class ServerOptimizer(Protocol):
         ...
 
 
-def _check(name: str, value: float, holds: bool, allowed: str) -> None:
-    if not holds:
-        raise DeltaflError(f"{name} of the server optimizer is {value}; it must be {allowed}")
+class _Rule:
+    """What the rules share: the check of their ranges, and the step by ``_change``, in float64."""
 
+    ranges: ClassVar[Mapping[str, str]]
 
-def _check_rate(lr: float) -> None:
-    _check("server_lr", lr, 0 <= lr < np.inf, "a number of at least 0")
+    def __post_init__(self) -> None:
+        check_ranges(self, self.ranges)
 
+    def step(self, params_d: Params, delta_d: FloatArray, state: Any) -> tuple[Params, Any]:
+        change_d, state = self._change(delta_d, state)
+        return (params_d.astype(np.float64) + change_d).astype(np.float32), state
 
-def _moved(params_d: Params, step_d: FloatArray) -> Params:
-    return (params_d.astype(np.float64) + step_d).astype(np.float32)
-
-
-class SgdState(NamedTuple):
-    """Nothing to remember."""
+    def _change(self, delta_d: FloatArray, state: Any) -> tuple[FloatArray, Any]:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Sgd:
-    """x <- x + lr D.
-
-    Attributes:
-        lr: Server learning rate eta >= 0; 1 replaces the model by the (estimated) weighted mean of the local ones.
-    """
+class Sgd(_Rule):
+    """x <- x + lr D; lr = 1 replaces the model by the (estimated) weighted mean of the local ones."""
 
     lr: float = 1.0
+    ranges: ClassVar[Mapping[str, str]] = {"lr": "[0, inf)"}
 
-    def __post_init__(self) -> None:
-        """Refuse a rate that is none."""
-        _check_rate(self.lr)
-
-    def init(self, num_params: int) -> SgdState:
+    def init(self, num_params: int) -> Nothing:
         """No memory."""
-        return SgdState()
+        return Nothing()
 
-    def step(self, params_d: Params, delta_d: FloatArray, state: SgdState) -> tuple[Params, SgdState]:
-        """One step of length lr."""
-        return _moved(params_d, self.lr * delta_d), state
+    def _change(self, delta_d: FloatArray, state: Nothing) -> tuple[FloatArray, Nothing]:
+        return self.lr * delta_d, state
 
 
 class MomentumState(NamedTuple):
@@ -82,37 +63,23 @@ class MomentumState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Momentum:
-    """*Server momentum*: v <- beta v + D; x <- x + lr v (FedAvgM, Hsu et al. 2019).
+class Momentum(_Rule):
+    """*Server momentum*: v <- beta v + D; x <- x + lr v (FedAvgM, Hsu et al. 2019); beta in [0, 1).
 
-    Nothing is damped: on a constant D the steps grow towards lr D / (1 - beta). Not to be confused with *local
-    momentum*, inside each client's round (``simulation.local.LocalWork.momentum``), nor with the momentum that the
-    server sends to all clients (``round.Plan.mime``).
-
-    Attributes:
-        lr: Server learning rate eta > 0.
-        beta: In [0, 1); often called gamma.
+    Nothing is damped: on a constant D the steps grow towards lr D / (1 - beta). Other momenta: docs/backbones.md.
     """
 
     lr: float = 1.0
     beta: float = 0.9
-
-    def __post_init__(self) -> None:
-        """Refuse a momentum that never forgets."""
-        _check_rate(self.lr)
-        _check("momentum", self.beta, 0 <= self.beta < 1, "at least 0 and below 1")
+    ranges: ClassVar[Mapping[str, str]] = {"lr": "[0, inf)", "beta": "[0, 1)"}
 
     def init(self, num_params: int) -> MomentumState:
-        """V = 0."""
+        """Before the first round, v = 0."""
         return MomentumState(np.zeros(num_params))
 
-    def step(self, params_d: Params, delta_d: FloatArray, state: MomentumState) -> tuple[Params, MomentumState]:
-        """One step along the velocity."""
+    def _change(self, delta_d: FloatArray, state: MomentumState) -> tuple[FloatArray, MomentumState]:
         velocity_d = self.beta * state.velocity_d + delta_d
-        return _moved(params_d, self.lr * velocity_d), MomentumState(velocity_d)
-
-
-ADAPTIVE_RULES = ("adagrad", "adam", "yogi")
+        return self.lr * velocity_d, MomentumState(velocity_d)
 
 
 class AdaptiveState(NamedTuple):
@@ -123,15 +90,14 @@ class AdaptiveState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Adaptive:
-    """FedAdagrad, FedAdam and FedYogi (Reddi et al. 2021, algorithm 2).
+class Adaptive(_Rule):
+    """FedAdagrad, FedAdam and FedYogi (Reddi et al. 2021, algorithm 2: no bias correction).
 
-    Attributes:
-        rule: ``"adagrad"``, ``"adam"`` or ``"yogi"``.
-        lr: Server learning rate eta > 0.
-        beta1: Memory of the mean; adagrad uses 0.
-        beta2: Memory of the square; adagrad sums instead.
-        tau: Degree of adaptivity > 0: added to sqrt(v), and v starts at tau^2.
+    x <- x + lr a / (sqrt(v) + tau) with a <- beta1 a + (1 - beta1) D, v_0 = tau^2, tau > 0, both betas in [0, 1), and
+
+    - rule ``"adagrad"``, with beta1 = 0: v <- v + D^2
+    - rule ``"adam"``: v <- beta2 v + (1 - beta2) D^2
+    - rule ``"yogi"``: v <- v - (1 - beta2) D^2 sign(v - D^2)
     """
 
     rule: str
@@ -139,22 +105,18 @@ class Adaptive:
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3
+    ranges: ClassVar[Mapping[str, str]] = {"lr": "[0, inf)", "beta1": "[0, 1)", "beta2": "[0, 1)", "tau": "(0, inf)"}
 
     def __post_init__(self) -> None:
-        """Refuse a rule that does not exist."""
-        if self.rule not in ADAPTIVE_RULES:
-            raise unknown_name("adaptive rule", self.rule, ADAPTIVE_RULES)
-        _check_rate(self.lr)
-        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
-            _check(name, beta, 0 <= beta < 1, "at least 0 and below 1")
-        _check("tau", self.tau, 0 < self.tau < np.inf, "a number above 0")
+        super().__post_init__()
+        if self.rule not in ("adagrad", "adam", "yogi"):
+            raise unknown_name("adaptive rule", self.rule, ("adagrad", "adam", "yogi"))
 
     def init(self, num_params: int) -> AdaptiveState:
-        """A = 0, v = tau^2."""
+        """Before the first round, a = 0 and v = tau^2."""
         return AdaptiveState(np.zeros(num_params), np.full(num_params, self.tau**2))
 
-    def step(self, params_d: Params, delta_d: FloatArray, state: AdaptiveState) -> tuple[Params, AdaptiveState]:
-        """One step, each coordinate scaled by its own history."""
+    def _change(self, delta_d: FloatArray, state: AdaptiveState) -> tuple[FloatArray, AdaptiveState]:
         beta1 = 0.0 if self.rule == "adagrad" else self.beta1
         mean_d = beta1 * state.mean_d + (1 - beta1) * delta_d
         square_d, new_d = state.square_d, delta_d**2
@@ -164,38 +126,24 @@ class Adaptive:
             square_d = self.beta2 * square_d + (1 - self.beta2) * new_d
         else:
             square_d = square_d - (1 - self.beta2) * new_d * np.sign(square_d - new_d)
-        return _moved(params_d, self.lr * mean_d / (np.sqrt(square_d) + self.tau)), AdaptiveState(mean_d, square_d)
+        return self.lr * mean_d / (np.sqrt(square_d) + self.tau), AdaptiveState(mean_d, square_d)
 
-
-#: beta of ``momentum`` when none is given: the DELTA paper's gamma.
-DEFAULT_MOMENTUM = 0.9
 
 #: Name -> learning rate used when none is given (1 for a plain mean; the paper's 0.01 for the adaptive rules).
-SERVER_OPTIMIZERS: dict[str, float] = {
-    "sgd": 1.0,
-    "momentum": 1.0,
-    "adagrad": 0.01,
-    "adam": 0.01,
-    "yogi": 0.01,
-}
+SERVER_OPTIMIZERS = {"sgd": 1.0, "momentum": 1.0, "adagrad": 0.01, "adam": 0.01, "yogi": 0.01}
 
 
 def make_server_optimizer(name: str, lr: float | None = None, momentum: float | None = None) -> ServerOptimizer:
-    """Make a server optimizer by name.
-
-    Args:
-        name: A name in ``SERVER_OPTIMIZERS``.
-        lr: Server learning rate; None for the default of that name.
-        momentum: beta of ``momentum``, in [0, 1); None for 0.9.
+    """The server optimizer of a name in ``SERVER_OPTIMIZERS``, with its own rate and beta where these are None.
 
     Raises:
-        DeltaflError: If the name is unknown, or ``momentum`` is given to another optimizer.
+        DeltaflError: If the name is unknown, a number is out of range, or ``momentum`` is given to another optimizer.
     """
     if name not in SERVER_OPTIMIZERS:
         raise unknown_name("server optimizer", name, SERVER_OPTIMIZERS)
     rate = SERVER_OPTIMIZERS[name] if lr is None else lr
     if name == "momentum":
-        return Momentum(rate, DEFAULT_MOMENTUM if momentum is None else momentum)
+        return Momentum(rate, Momentum.beta if momentum is None else momentum)
     if momentum is not None:
         raise DeltaflError(
             f"server momentum is {momentum:g}, but the server optimizer {name!r} has none to set; "

@@ -1,6 +1,6 @@
 """Replies are untrusted: what is rejected here never reaches the model or a sampler's state."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,12 +8,10 @@ import numpy.typing as npt
 
 from ..errors import DeltaflError
 from ..samplers.base import Sampler
-from ..types import BoolArray, Cohort, FloatArray, Params, RejectedReply, Reports
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Params, RejectedReply, Reports
 
 #: A finite entry beyond this could still overflow the float32 model once it is weighted, or a score once it is squared.
 LARGEST_ENTRY = 1e18
-#: A mean of squares is at least the square of the mean, up to rounding (of half precision at worst).
-_SQUARE_SLACK, _SMALLEST_SQUARE = 0.01, 1e-7
 #: Numbers in float64 that are measured at once.
 _BLOCK = 2**16
 
@@ -21,16 +19,10 @@ Updates = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
 
 
 class ScreenedReplies(NamedTuple):
-    """The usable part of what came back.
+    """The usable part of what came back."""
 
-    Attributes:
-        update_nd: float32 (n, d), without the drift that all clients were sent; zero in rows without a usable reply.
-        reports: With ``responded_n`` False for missing and rejected replies.
-        rejected: Which replies were rejected, and why.
-    """
-
-    update_nd: Params
-    reports: Reports
+    update_nd: Params  #: without the drift that all clients were sent; zero in rows without a usable reply
+    reports: Reports  #: with ``responded_n`` False for missing and rejected replies
     rejected: list[RejectedReply]
 
 
@@ -42,18 +34,9 @@ def screen_replies(
     drift_d: Params | None = None,
     sampler: Sampler | None = None,
 ) -> ScreenedReplies:
-    """Check every reply for length, finiteness and range.
+    """Check every reply, one a client of the cohort, for length, finiteness and range; then subtract the drift.
 
-    Args:
-        cohort: The selected clients.
-        updates: One update a client, in the cohort's order; None for a missing reply.
-        reports: The columns the host filled, or None.
-        num_params: d.
-        drift_d: The drift of ``mime.py``, which is subtracted from every update; None for no drift.
-        sampler: If it has ``needs_loss``, replies without a loss are rejected.
-
-    Raises:
-        DeltaflError: If the host is at fault: the numbers of updates or report rows differ from the cohort's.
+    Replies without a loss are rejected if the sampler has ``needs_loss``. Wrong numbers of rows are the host's fault.
     """
     n = len(cohort.client_n)
     reports = Reports.make(n) if reports is None else reports
@@ -61,17 +44,14 @@ def screen_replies(
         raise DeltaflError(f"the cohort has {n} clients; updates and reports must have {n} rows in the same order")
     update_nd = np.zeros((n, num_params), dtype=np.float32)
     responded_n = reports.responded_n.copy()
-    checks = _report_checks(reports, sampler)
-    sound_n = np.logical_and.reduce([holds_n for holds_n, _ in checks])
-    fits_n = _fitting_rows(updates, n, num_params)
-    at_once = np.flatnonzero(responded_n & sound_n & fits_n)
-    if len(at_once):
-        update_nd[at_once] = np.asarray(updates)[at_once]
+    faults = _report_faults(reports, sampler)
+    sound_n = responded_n & _sound_rows(updates, n, num_params)
+    sound_n[list(faults)] = False
+    if sound_n.any():
+        update_nd[sound_n] = np.asarray(updates)[sound_n]
     rejected: list[RejectedReply] = []
-    for i in np.flatnonzero(responded_n & ~(sound_n & fits_n)).tolist():
-        fault = _update_fault(updates[i], num_params)
-        if fault is None:
-            fault = next((reason(i) for holds_n, reason in checks if not holds_n[i]), None)
+    for i in np.flatnonzero(responded_n & ~sound_n).tolist():
+        fault = _update_fault(updates[i], num_params) or faults.get(i)
         if fault is None:
             update_nd[i] = np.asarray(updates[i], dtype=np.float32)
         else:
@@ -82,84 +62,61 @@ def screen_replies(
     return ScreenedReplies(update_nd, _neutral(reports, responded_n), rejected)
 
 
-def _fitting_rows(updates: Updates, n: int, num_params: int) -> BoolArray:
-    """Which rows of a table are updates; none where updates are no table, so that each one is looked at alone."""
-    if (
-        not isinstance(updates, np.ndarray)
-        or np.ma.isMaskedArray(updates)
-        or updates.dtype.kind != "f"
-        or updates.shape != (n, num_params)
-    ):
+def _sound_rows(updates: Updates, n: int, num_params: int) -> BoolArray:
+    """Which rows of a plain table are sound; none of anything else, of which each is looked at alone."""
+    if type(updates) is not np.ndarray or updates.dtype.kind != "f" or updates.shape != (n, num_params):
         return np.zeros(n, dtype=np.bool_)
     with np.errstate(over="ignore", invalid="ignore"):
         narrow_nd = updates.astype(np.float32, copy=False)
     largest_n = np.maximum(narrow_nd.max(axis=1, initial=0.0), -narrow_nd.min(axis=1, initial=0.0))
-    fits_n: BoolArray = largest_n <= LARGEST_ENTRY  # False for NaN
-    return fits_n
+    return np.asarray(largest_n <= LARGEST_ENTRY)  # False for NaN
 
 
 def _update_fault(update: npt.ArrayLike | None, num_params: int) -> str | None:
-    """What is wrong with an update, or None."""
     if update is None:
         return "no reply"
-    if np.ma.isMaskedArray(update):
-        return "update is a masked array, whose hidden numbers would count"
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             given_d = np.asarray(update)
-            if given_d.dtype.kind == "c":
-                return "update has complex numbers"
+            if given_d.dtype.kind == "c" or np.ma.isMaskedArray(update):
+                return "update has complex or masked numbers, of which a part would be lost"
             update_d = given_d.astype(np.float32, copy=False)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: tensors with a gradient, or on a device
         return "update is not a list of numbers"
     if update_d.shape != (num_params,):
         return f"update has shape {update_d.shape}, expected ({num_params},)"
-    largest = np.abs(update_d).max(initial=0.0)  # NaN if there is one
-    if not np.isfinite(largest):
-        return "update has NaN or infinite entries"
-    if largest > LARGEST_ENTRY:
+    largest = np.abs(update_d).max(initial=0.0)
+    if not largest <= LARGEST_ENTRY:
         return f"update has an entry of size {largest:.3g}, expected at most {LARGEST_ENTRY:.0e}"
     return None
 
 
-def _report_checks(reports: Reports, sampler: Sampler | None) -> list[tuple[BoolArray, Callable[[int], str]]]:
-    """Each check of the columns: where it holds, and the reason to reject row i where it does not."""
+def _report_faults(reports: Reports, sampler: Sampler | None) -> dict[int, str]:
+    """Row -> the first column that is out of its range."""
     loss_n, square_n, has_loss_n = reports.loss_n, reports.square_loss_n, reports.has_loss_n
-    variance_n, steps_n = reports.step_variance_n, reports.num_steps_n
     with np.errstate(over="ignore", invalid="ignore"):
-        # Jensen's inequality. No upper bound beyond 1e72: single losses may exceed the mean, and the root still fits.
-        least_n = np.where(has_loss_n, np.square(loss_n), 0.0)
-        low_n = np.maximum((1 - _SQUARE_SLACK) * least_n - _SMALLEST_SQUARE, 0.0)
-        square_holds_n = np.isnan(square_n) | ((square_n >= low_n) & (square_n <= LARGEST_ENTRY**4))
-
-    def square_fault(i: int) -> str:
-        least = f"{least_n[i]:.6g}, the square of the mean loss," if has_loss_n[i] else "0"
-        return f"mean squared loss is {square_n[i]}, expected {least} to {LARGEST_ENTRY**4:.0e}"
-
-    needs_loss = sampler is not None and sampler.needs_loss
-    return [
-        (
-            ~has_loss_n | (np.abs(loss_n) <= LARGEST_ENTRY),
-            lambda i: f"loss is {loss_n[i]}, expected a number of size {LARGEST_ENTRY:.0e} at most",
-        ),
-        (square_holds_n, square_fault),
-        (
-            (variance_n >= 0) & (variance_n <= LARGEST_ENTRY**2),
-            lambda i: f"step variance is {variance_n[i]}, expected 0 to {LARGEST_ENTRY**2:.0e}",
-        ),
-        (steps_n >= 1, lambda i: f"number of local steps is {steps_n[i]}, expected >= 1"),
-        (
-            has_loss_n | (not needs_loss),
-            lambda i: f"the reply has no loss, which {type(sampler).__name__} learns from; report one with each update",
-        ),
-    ]
+        # A mean of squares is at least the square of the mean (Jensen), up to rounding, of half precision at worst.
+        low_n = np.maximum(0.99 * np.where(has_loss_n, np.square(loss_n), 0.0) - 1e-7, 0.0)
+        given_n = np.where(np.isnan(square_n), low_n, square_n)  # NaN: none was reported
+    bounds: dict[str, tuple[FloatArray | IntArray, FloatArray | float, float]] = {
+        "loss": (np.where(has_loss_n, loss_n, 0.0), -LARGEST_ENTRY, LARGEST_ENTRY),
+        "mean squared loss": (given_n, low_n, LARGEST_ENTRY**4),
+        "step variance": (reports.step_variance_n, 0, LARGEST_ENTRY**2),
+        "number of local steps": (reports.num_steps_n, 1, np.inf),
+    }
+    faults: dict[int, str] = {}
+    for name, (column_n, low, high) in bounds.items():
+        least_n = np.broadcast_to(low, len(column_n))
+        for i in np.flatnonzero(~((column_n >= least_n) & (column_n <= high))).tolist():
+            faults.setdefault(i, f"{name} is {column_n[i]}, expected {least_n[i]:g} to {high:g}")
+    if sampler is not None and sampler.needs_loss:
+        fault = f"the reply has no loss, which {type(sampler).__name__} learns from; report one with each update"
+        faults = dict.fromkeys(np.flatnonzero(~has_loss_n).tolist(), fault) | faults
+    return faults
 
 
 def _neutral(reports: Reports, responded_n: BoolArray) -> Reports:
-    """Reports with neutral values in rows without a reply, so that no NaN can leak from them.
-
-    A reply without a loss has NaN, whatever stood in its place.
-    """
+    """Reports with neutral values in rows without a reply, and NaN for the loss of a reply that has none."""
     has_loss_n = responded_n & reports.has_loss_n
     return reports._replace(
         responded_n=responded_n,
@@ -171,16 +128,9 @@ def _neutral(reports: Reports, responded_n: BoolArray) -> Reports:
     )
 
 
-def squared_norms(
-    update_kd: Params | FloatArray, weight_k: npt.NDArray[np.float64] | None = None
-) -> tuple[FloatArray, FloatArray]:
-    """norm(u_i)^2 and norm(u_i - mean)^2, both float64 (k,).
-
-    Args:
-        update_kd: (k, d), updates or their sketches.
-        weight_k: Weights of the mean; None for the plain mean, as the paper's practical algorithm prints it.
-    """
-    squared_norm_k, squared_deviation_k = np.zeros(len(update_kd)), np.zeros(len(update_kd))
+def squared_norms(update_kd: Params | FloatArray, weight_k: FloatArray | None = None) -> tuple[FloatArray, FloatArray]:
+    """norm(u_i)^2 and norm(u_i - mean)^2 of updates or their sketches; the mean is plain, or weighted."""
+    squared_norm_k, squared_deviation_k = np.zeros((2, len(update_kd)))
     if len(update_kd) == 0:
         return squared_norm_k, squared_deviation_k
     mean_d = np.average(update_kd, axis=0, weights=weight_k)
@@ -194,11 +144,9 @@ def squared_norms(
     return squared_norm_k, squared_deviation_k
 
 
-def measure(
-    update_nd: Params | FloatArray, reports: Reports, weight_n: npt.NDArray[np.float64] | None = None
-) -> Reports:
+def measure(update_nd: Params | FloatArray, reports: Reports, weight_n: FloatArray | None = None) -> Reports:
     """Fill ``squared_norms`` of the clients that responded into reports; the other rows are ignored."""
     here = reports.responded_n
-    norm_n, deviation_n = np.zeros(len(here)), np.zeros(len(here))
+    norm_n, deviation_n = np.zeros((2, len(here)))
     norm_n[here], deviation_n[here] = squared_norms(update_nd[here], None if weight_n is None else weight_n[here])
     return reports._replace(squared_norm_n=norm_n, squared_deviation_n=deviation_n)

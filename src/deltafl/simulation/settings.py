@@ -16,7 +16,7 @@ from ..errors import DeltaflError, unknown_name
 from ..io import read_toml as read_toml  # noqa: PLC0414, a name of this module as well
 from ..io import sentence
 from ..samplers import SAMPLERS, RunFacts, parse_label, split_labels
-from ..server.optimizers import DEFAULT_MOMENTUM, make_server_optimizer
+from ..server.optimizers import Momentum, make_server_optimizer
 from ..tasks import PARTITIONS, TaskSpec, load_own
 from ..tasks.base import Task
 from ..tasks.own import is_own, is_table, own_spec, registered_spec
@@ -132,7 +132,7 @@ class Settings(BaseModel):
             if getattr(self, key) is None and key not in own
         }
         if self.server_momentum is None and self.server_optimizer == "momentum":
-            missing["server_momentum"] = DEFAULT_MOMENTUM
+            missing["server_momentum"] = Momentum.beta
         resolved = self.model_copy(update=missing)
         resolved._check_names()
         resolved._check_ranges(spec)
