@@ -41,13 +41,6 @@ def reproduce(
         str | None, typer.Option(help="where clients train: cpu, cuda, cuda:N, auto", metavar="NAME")
     ] = None,
     only_page: Annotated[bool, typer.Option("--only-page", help="run nothing, show what is finished")] = False,
-    check: Annotated[
-        int | None,
-        typer.Option(
-            help="benchmark: play K of its finished test runs again and compare; records made by older code differ",
-            metavar="K",
-        ),
-    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="all experiments, what they need, how long they take")] = False,
     index: Annotated[
         Path | None, typer.Option(help="write the summary of the results below DIR", metavar="DIR")
@@ -63,7 +56,7 @@ def reproduce(
     """
     if scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
-    for option, number in (("seeds", seeds), ("processes", processes), ("check", check)):
+    for option, number in (("seeds", seeds), ("processes", processes)):
         if number is not None and number < 1:
             raise DeltaflError(f"--{option} is {number}; write 1 or more")
     if list_:
@@ -83,26 +76,7 @@ def reproduce(
         folder = out or default_folder("" if name == "all" else name, scale)
         chosen = tuple(part) if part else None
         request = Request(name, scale, folder, chosen, seeds, side_by_side, data_dir, device, only_page)
-        if check is not None:
-            _check(request, check)
-        else:
-            (_reproduce_all if name == "all" else _reproduce_one)(request)
-
-
-def _check(request: Request, number: int) -> None:
-    """Print which runs differ from what the code gives today; exit code 1 if any does."""
-    from .benchmark.runs import check_runs
-
-    if request.name != "benchmark":
-        raise DeltaflError(f"--check is for the benchmark, not for {request.name}; leave it out")
-    with _progress(request.out) as on_progress:
-        found = check_runs(load_experiment(request.name), request, number, on_progress)
-    for key, difference in found:
-        typer.echo(f"{key}: {difference or 'the same'}")
-    different = sum(bool(difference) for _, difference in found)
-    typer.echo(f"{different} of {len(found)} runs differ from their records")
-    if different:
-        raise typer.Exit(1)
+        (_reproduce_all if name == "all" else _reproduce_one)(request)
 
 
 def _reproduce_one(request: Request) -> None:

@@ -42,35 +42,29 @@ class Row(NamedTuple):
 
 
 class Group(NamedTuple):
-    """What stands in one table or panel.
-
-    Attributes:
-        part: The part of the experiment.
-        title: Its name.
-        rows: The methods that have a finished run.
-        baseline: The label that speed-ups compare with.
-        ranks: The paper's ordering of labels, best first; it does not order the labels of one rank.
-        threshold: What counts as reached; None if nothing does.
-        reported: The paper's numbers by label.
-    """
+    """What stands in one table or panel: the methods of a part that have a finished run."""
 
     part: str
     title: str
     rows: tuple[Row, ...]
+    #: The label that speed-ups compare with.
     baseline: str
+    #: The paper's ordering of labels, best first; it does not order the labels of one rank.
     ranks: tuple[tuple[str, ...], ...]
+    #: What counts as reached; None if nothing does.
     threshold: float | None
+    #: The paper's numbers by label.
     reported: dict[str, Reported]
-
-    @property
-    def order(self) -> list[str]:
-        """The ordered labels that have a row, best first."""
-        return [label for rank in self.ranks for label in rank if label in self.labels]
 
     @property
     def labels(self) -> list[str]:
         """The labels of the rows."""
         return [row.label for row in self.rows]
+
+    @property
+    def order(self) -> list[str]:
+        """The ordered labels that have a row, best first."""
+        return [label for rank in self.ranks for label in rank if label in self.labels]
 
     @property
     def runs(self) -> list[Run]:
@@ -98,40 +92,30 @@ def readable(label: str, *more: str) -> str:
 
 def gather(sweep: Sweep, runs: Sequence[Run]) -> list[Group]:
     """The groups of a sweep that have a finished run, parts and samplers in the order of the experiment."""
-    view = sweep.experiment.view
-    hosts = dict.fromkeys(view.rows_of.get(part, part) for part in sweep.comparisons)
-    groups = [_group(sweep, runs, host) for host in hosts if not view.thresholds or host in view.thresholds]
-    return [group for group in groups if group is not None]
-
-
-def _group(sweep: Sweep, runs: Sequence[Run], host: str) -> Group | None:
-    experiment, view, rows = sweep.experiment, sweep.experiment.view, []
+    experiment, view = sweep.experiment, sweep.experiment.view
+    rows: dict[str, list[Row]] = {}
     for part, settings in sweep.comparisons.items():
-        if view.rows_of.get(part, part) != host:
-            continue
+        host = view.rows_of.get(part, part)
         for sampler in settings.samplers:
             found = {run.seed: run for run in runs if (run.part, run.sampler) == (part, sampler)}
-            if found:
+            if found and (not view.thresholds or host in view.thresholds):
                 label = sampler if part == host else f"{sampler}+{part}"
                 more = [] if part == host else [title_of(sweep, part)]
-                name = view.names.get(label, readable(sampler, *more))
-                name += f" {DIVERGED}" if any(run.diverged is not None for run in found.values()) else ""
-                rows.append(Row(label, name, dict(sorted(found.items()))))
-    if not rows:
-        return None
-    first = next(iter(rows[0].runs.values()))
-    labels = [row.label for row in rows]
-    ranks = [tuple(entry.split(" = ")) for entry in view.order_by_part.get(host, experiment.order)]
-    wanted = [view.baseline, "fedavg", "uniform", *reversed([label for rank in ranks for label in rank]), labels[0]]
-    return Group(
-        host,
-        title_of(sweep, host),
-        tuple(rows),
-        next(label for label in wanted if label in labels),
-        tuple(ranks),
-        view.thresholds.get(host, first.settings.get("threshold")),
-        experiment.reported.get(host, {}),
-    )
+                mark = f" {DIVERGED}" if any(run.diverged is not None for run in found.values()) else ""
+                name = view.names.get(label, readable(sampler, *more)) + mark
+                rows.setdefault(host, []).append(Row(label, name, dict(sorted(found.items()))))
+    groups = []
+    for host in dict.fromkeys(view.rows_of.get(part, part) for part in sweep.comparisons):
+        if host in rows:
+            labels = [row.label for row in rows[host]]
+            ranks = tuple(tuple(entry.split(" = ")) for entry in view.order_by_part.get(host, experiment.order))
+            ordered = [label for rank in ranks for label in rank]
+            baseline = next(b for b in (view.baseline, "fedavg", "uniform", *ordered[::-1], labels[0]) if b in labels)
+            first = next(iter(rows[host][0].runs.values()))
+            threshold = view.thresholds.get(host, first.settings.get("threshold"))
+            reported = experiment.reported.get(host, {})
+            groups.append(Group(host, title_of(sweep, host), tuple(rows[host]), baseline, ranks, threshold, reported))
+    return groups
 
 
 def title_of(sweep: Sweep, part: str) -> str:

@@ -19,30 +19,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deltafl import Plan, Population, close_round, init_round, make_plan, open_round, stream
+from deltafl import Population, close_round, init_round, make_plan, open_round, stream
 from deltafl.analysis import Band, Cells, Line, draw_panels, looks, markdown, mean_interval
 from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray, Params
 
 from .page import OwnPage, Row, Rows
+from .verdict import ends
 
 #: What each picture has on its x-axis.
 _AXES = {"age": "m / n", "norms": "variation of norms", "groups": "share in common", "far": "drift"}
 
 
 class Point(NamedTuple):
-    """One setting of the clients.
+    """One setting of the clients."""
 
-    Attributes:
-        picture: Error against m / n (``"age"``), the spread of norms (``"norms"``), what groups share (``"groups"``),
-            the drift of clients who are hardly ever selected (``"far"``).
-        clients: m.
-        sample: n.
-        drift: delta.
-        spread: Coefficient of variation of the norms.
-        grouped: g.
-    """
-
+    #: Error against m / n (``"age"``), the spread of norms (``"norms"``), what groups share (``"groups"``), the drift
+    #: of clients who are hardly ever selected (``"far"``).
     picture: str
     clients: int
     sample: int
@@ -88,29 +81,25 @@ def _point(row: Row) -> Point:
 
 def errors_at(settings: dict[str, Any], methods: Sequence[str], point: Point, seed: int) -> dict[str, float]:
     """The mean squared error of each method's estimate, all on the same updates."""
-    labels = ["uniform", *(method for method in methods if method != "uniform")]
-    population = Population.from_sizes(np.ones(point.clients, dtype=np.int64))
-    plans = {label: _plan(label, population, point.sample, seed) for label in labels}
-    states = {label: init_round(plan, np.zeros(settings["dimensions"])) for label, plan in plans.items()}
-    error, warm_up = dict.fromkeys(labels, 0.0), 3 * point.clients // point.sample
+    population, origin_d = Population.from_sizes([1] * point.clients), np.zeros(settings["dimensions"], np.float32)
+    plans = {
+        label: make_plan(label, population, point.sample, seed=seed) for label in dict.fromkeys(["uniform", *methods])
+    }
+    for label, plan in plans.items():
+        if plan.sampler.needs_oracle:
+            raise DeltaflError(f"{label!r} needs an oracle; choose practical methods, such as 'innovation'")
+    states = {label: init_round(plan, origin_d) for label, plan in plans.items()}
+    error, warm_up = dict.fromkeys(plans, 0.0), 3 * point.clients // point.sample
     for t, update_md in enumerate(updates(settings, point, seed, warm_up + settings["rounds"])):
         ubar_d = update_md.mean(axis=0, dtype=np.float64)
-        for label in labels:
-            plan, state = plans[label], states[label]
-            cohort = open_round(plan, state)
-            after, _ = close_round(plan, state, cohort, update_md[cohort.client_n])
+        for label, plan in plans.items():
+            cohort = open_round(plan, states[label])
+            after, _ = close_round(plan, states[label], cohort, update_md[cohort.client_n])
             if t >= warm_up:
                 error[label] += float(np.sum((after.params_d.astype(np.float64) - ubar_d) ** 2)) / settings["rounds"]
             # The model stays at 0, so that the next estimate can be read off it too.
-            states[label] = after._replace(params_d=np.zeros(settings["dimensions"], dtype=np.float32))
+            states[label] = after._replace(params_d=origin_d)
     return error
-
-
-def _plan(label: str, population: Population, n: int, seed: int) -> Plan:
-    plan = make_plan(label, population, n, seed=seed)
-    if plan.sampler.needs_oracle:
-        raise DeltaflError(f"{label!r} needs an oracle; choose practical methods, such as 'innovation'")
-    return plan
 
 
 def updates(settings: dict[str, Any], point: Point, seed: int, rounds: int) -> Iterator[Params]:
@@ -151,6 +140,13 @@ class _Measured(NamedTuple):
     high: float
 
 
+_SETTING = (
+    "Relative error: E norm(D - ubar)^2 of a method divided by that of uniform draws on the same updates. d = "
+    "{dimensions}, n = {sample} unless a table states another. Means over {seeds} seeds of {rounds} rounds after a "
+    "warm-up of 3 m / n, with 95 % intervals."
+)
+
+
 def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     """A panel and a table for each drift, for unequal norms, for groups, and for clients hardly ever selected."""
     found = [_measured(row) for row in rows]
@@ -160,19 +156,13 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     look_of = looks([method for method in settings["methods"] if method != "uniform"])
     lines = [
         [Line(method, look, _band(own)) for method, look in look_of.items() if (own := _of(panel, method))]
-        for _, panel in panels
+        for panel in panels.values()
     ]
-    captions = [f"{title}; x: {_AXES[panel[0].point.picture]}" for title, panel in panels]
+    captions = [f"{title}; x: {_AXES[panel[0].point.picture]}" for title, panel in panels.items()]
     note = "Line: mean over seeds. Band: 95 % interval. Dashed: uniform draws."
-    goals = [1.0] * len(panels)
-    draw_panels(lines, captions, 2, note, folder / "limits.png", goals=goals, x_label="")
-    blocks = [
-        "Relative error: E norm(D - ubar)^2 of a method divided by that of uniform draws on the same updates. "
-        f"d = {settings['dimensions']}, n = {settings['sample']} unless a table states another. Means over "
-        f"{settings['seeds']} seeds of {settings['rounds']} rounds after a warm-up of 3 m / n, with 95 % intervals.",
-        "![relative errors](limits.png)",
-        *(f"### {title}\n\n{_table(panel)}" for title, panel in panels),
-    ]
+    draw_panels(lines, captions, 2, note, folder / "limits.png", goals=[1.0] * len(panels), x_label="")
+    tables = [f"### {title}\n\n{_table(panel)}" for title, panel in panels.items()]
+    blocks = [_SETTING.format(**settings), "![relative errors](limits.png)", *tables]
     return OwnPage(_measured_text(settings, found), "not a claim of the paper", blocks, _cells(rows))
 
 
@@ -191,16 +181,16 @@ def _measured_text(settings: dict[str, Any], found: Sequence[_Measured]) -> str:
     return f"Smaller error than uniform draws: {', '.join(texts)}."
 
 
-def _panels(settings: dict[str, Any], found: Sequence[_Measured]) -> list[tuple[str, list[_Measured]]]:
+def _panels(settings: dict[str, Any], found: Sequence[_Measured]) -> dict[str, list[_Measured]]:
     far, m = settings["far"], settings["clients"]
-    titles = {(drift, "age"): f"Ageing memories, drift {drift:g}" for drift in settings["drifts"]}
-    titles[None, "norms"] = f"Unequal norms, m = {m}"
-    titles[None, "groups"] = f"{settings['groups']} groups, m = {m}"
-    titles[None, "far"] = f"One client in {far['ratio']} selected, n = {far['sample']}"
-    return [
-        (title, [row for row in found if row.point.picture == picture and drift in (None, row.point.drift)])
-        for (drift, picture), title in titles.items()
-    ]
+    chosen = {f"Ageing memories, drift {drift:g}": ("age", drift) for drift in settings["drifts"]}
+    chosen[f"Unequal norms, m = {m}"] = "norms", None
+    chosen[f"{settings['groups']} groups, m = {m}"] = "groups", None
+    chosen[f"One client in {far['ratio']} selected, n = {far['sample']}"] = "far", None
+    return {
+        title: [row for row in found if row.point.picture == picture and drift in (None, row.point.drift)]
+        for title, (picture, drift) in chosen.items()
+    }
 
 
 def _of(rows: Sequence[_Measured], method: str) -> list[_Measured]:
@@ -219,7 +209,7 @@ def _table(rows: Sequence[_Measured]) -> str:
 
 
 def _cell(row: _Measured) -> str:
-    return f"{row.mean:.3f} [{row.low:.3f}, {row.high:.3f}]" if row.high > row.low else f"{row.mean:.3f}"
+    return f"{row.mean:.3f}{ends(row.low, row.high, '.3f')}" if row.high > row.low else f"{row.mean:.3f}"
 
 
 def _cells(rows: Rows) -> Cells:

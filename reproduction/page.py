@@ -1,6 +1,7 @@
 """Pages: ``README.md``, ``table.csv``, a picture and ``verdict.json`` of an experiment, and the index of all pages."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from deltafl.simulation import CompareSettings, RunSettings
 from .groups import Group, data_note, full_title, gather
 from .spec import Experiment, Sweep, experiment_names
 from .tables import SHOW
-from .verdict import NO_ORDER, RULE, headline, ordered, others_table, pairs_table, paragraph, sum_up
+from .verdict import NO_ORDER, RULE, counted, headline, ordered, others_table, pairs_table, paragraph, sum_up
 
 VERDICT = "verdict.json"
 #: How an index begins; another page is never overwritten by one.
@@ -27,30 +28,23 @@ Rows = list[Row]
 
 
 class Finding(BaseModel):
-    """The line of an experiment in the index, ``verdict.json`` beside its page.
-
-    Attributes:
-        name: The experiment.
-        title: What it is.
-        claim: What the paper claims.
-        measured: What was measured, in a line or two, with intervals.
-        verdict: The verdict, as in "holds in part".
-        scale: The scale of the runs.
-        done: Finished runs.
-        total: Runs of the experiment at this scale.
-        command: The command that makes the page.
-    """
+    """The line of an experiment in the index, ``verdict.json`` beside its page."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     title: str
+    #: What the paper claims.
     claim: str
+    #: What was measured, in a line or two, with intervals.
     measured: str
+    #: As in "holds in part".
     verdict: str
     scale: str
+    #: Finished runs, and the runs of the experiment at this scale.
     done: int
     total: int
+    #: The command that makes the page.
     command: str
 
 
@@ -70,20 +64,12 @@ def write_verdict(folder: Path, finding: Finding) -> None:
 
 
 def read_verdict(path: Path) -> Finding:
-    """Read what ``write_verdict`` wrote.
-
-    Raises:
-        DeltaflError: If the file cannot be read or is something else.
-    """
+    """Read what ``write_verdict`` wrote; a ``DeltaflError`` if the file is something else."""
     return checked(Finding, read_json(path), str(path), "write the page again")
 
 
 def require_own(folder: Path, name: str) -> None:
-    """Refuse, before anything is written, a folder with a page that is not one of the experiment ``name``.
-
-    Raises:
-        DeltaflError: If it is a file, or has a ``verdict.json`` of another experiment, or a page without one.
-    """
+    """Refuse, before anything is written, a file, or a folder with a page that is not one of the experiment."""
     if folder.exists() and not folder.is_dir():
         raise DeltaflError(f"{folder} is a file; choose another --out, a folder")
     if (folder / VERDICT).exists():
@@ -94,19 +80,13 @@ def require_own(folder: Path, name: str) -> None:
         raise DeltaflError(f"{folder / 'README.md'} has no {VERDICT} beside it; move it away or choose another --out")
 
 
-def write_own_page(experiment: Experiment, shown: OwnPage, scale: str, command: str, out: Path) -> str:
-    """Write the page of an experiment that is no sweep; returns it."""
-    blocks = ["## Verdict", f"**{shown.verdict[:1].upper()}{shown.verdict[1:]}.** {shown.measured}", *shown.blocks]
-    return _write(experiment, blocks, shown.cells, (shown.measured, shown.verdict, scale, (1, 1), command), out)
-
-
 def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, str], command: str) -> str:
-    """Write the page of a sweep.
+    """Write the page of a sweep: ``README.md``, ``table.csv``, the picture and ``verdict.json``.
 
     Args:
         sweep: The experiment at its scale.
         runs: Its finished runs, perhaps not all of them.
-        out: Where ``README.md``, ``table.csv``, the picture and ``verdict.json`` go.
+        out: Where the files go.
         not_run: Parts that could not be run, with the reason.
         command: The command that makes the page.
 
@@ -121,10 +101,15 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
         raise DeltaflError(f"experiment {experiment.name}: no run is finished, so there is nothing to show")
     out.mkdir(parents=True, exist_ok=True)
     shown = SHOW[experiment.kind](groups, experiment.view, out)
-    counts, missing = what_is_missing(sweep, groups, not_run)
+    counts, missing = _what_is_missing(sweep, groups, not_run)
     note = data_note(groups)
+    head = (
+        f"{DIVERGED} Diverged. These runs were stopped. Such a run keeps its last accuracy and has no loss; its curve "
+        "ends where the first of its seeds stopped:"
+    )
+    rows = [(f"{group.title}, {row.name}", run) for group in groups for row in group.rows for run in row.runs.values()]
     blocks = [f"**Data:** {note}"] if note else []
-    blocks += ["## Verdict", paragraph(groups, shown.measures, shown.verdict), *_diverged(groups)]
+    blocks += ["## Verdict", paragraph(groups, shown.measures, shown.verdict), *diverged(head, rows)]
     if counts[0] < counts[1]:
         blocks.append(f"Only {counts[0]} of {counts[1]} runs are done; the verdict is that of those.")
     for heading, table in shown.tables:
@@ -134,49 +119,62 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
         blocks.append(folded("The paper's ordering, pair by pair", f"{pairs}\n\n{RULE}"))
     if others := others_table(groups, shown.measures):
         blocks.append(folded("Comparisons outside the paper's ordering", others))
-    blocks += ["## What was run", what_was_run(sweep, groups), *_smaller(sweep, groups), missing]
+    blocks += ["## What was run", _what_was_run(sweep, groups), *_smaller(sweep, groups), missing]
     blocks.append(folded("Hardware and versions", hardware([run for group in groups for run in group.runs])))
     statements = [s for group in groups for s in ordered(group, shown.measures[group.part])]
     verdict = sum_up(statements) if statements else shown.verdict or NO_ORDER
     measured = " ".join(filter(None, [headline(groups, shown.measures), note]))
-    return _write(experiment, blocks, shown.cells, (measured, verdict, sweep.scale, counts, command), out)
+    return write(experiment, OwnPage(measured, verdict, blocks, shown.cells), sweep.scale, counts, command, out)
 
 
-def _write(
-    experiment: Experiment,
-    blocks: Sequence[str],
-    cells: Cells,
-    found: tuple[str, str, str, tuple[int, int], str],
-    out: Path,
-) -> str:
-    measured, verdict, scale, (done, total), command = found
-    head = {"name": experiment.name, "title": experiment.title, "claim": experiment.claim, "measured": measured}
-    finding = Finding(**head, verdict=verdict, scale=scale, done=done, total=total, command=command)
-    last = [f"Command (scale {scale}):", f"```\n{command}\n```"]
+def write(experiment: Experiment, shown: OwnPage, scale: str, counts: tuple[int, int], command: str, out: Path) -> str:
+    """Write an experiment's page, its table and its verdict; ``counts`` are its finished and its planned runs."""
+    finding = Finding(
+        name=experiment.name,
+        title=experiment.title,
+        claim=experiment.claim,
+        measured=shown.measured,
+        verdict=shown.verdict,
+        scale=scale,
+        done=counts[0],
+        total=counts[1],
+        command=command,
+    )
+    whose = "target" if experiment.kind == "benchmark" else "paper"
+    blocks = [f"# {experiment.title}", f"**The {whose}:** {experiment.claim}", *shown.blocks]
+    blocks += [f"Command (scale {scale}):", f"```\n{command}\n```"]
     if experiment.runs_of is not None:
-        last.append(f"The runs are those of `{experiment.runs_of}`.")
+        blocks.append(f"The runs are those of `{experiment.runs_of}`.")
     if experiment.notes:
-        last += ["## Decisions", "\n".join(f"- {note}" for note in experiment.notes)]
-    first = [f"# {experiment.title}", f"**The paper:** {experiment.claim}"]
-    page = "\n\n".join([*first, *blocks, *last]) + "\n"
+        blocks += ["## Decisions", "\n".join(f"- {note}" for note in experiment.notes)]
+    page = "\n\n".join(block for block in blocks if block) + "\n"
     write_verdict(out, finding)  # first: a page with no verdict beside it counts as somebody else's
-    write_atomically(out / "table.csv", csv_text(cells))
+    write_atomically(out / "table.csv", csv_text(shown.cells))
     write_atomically(out / "README.md", page)
     return page
 
 
-def what_was_run(sweep: Sweep, groups: Sequence[Group]) -> str:
+def diverged(head: str, runs: Iterable[tuple[str, Run]]) -> list[str]:
+    """A paragraph that names the runs that diverged and why; nothing if there is none."""
+    lines = [
+        f"- {who}, seed {run.seed}, in round {run.diverged}: {run.diverged_why}"
+        for who, run in runs
+        if run.diverged is not None
+    ]
+    return ["\n".join([head, "", *lines])] if lines else []
+
+
+def _what_was_run(sweep: Sweep, groups: Sequence[Group]) -> str:
     """A line for each part: data, clients, seeds, and the settings that are not the defaults."""
     lines = []
     for part in sweep.comparisons:
         runs = [run for group in groups for run in group.runs if run.part == part]
         if runs:
             settings = runs[0].settings
-            unusual = [f"{key} {value}" for key, value in settings.items() if _is_unusual(key, settings)]
-            data, seeds = sorted({run.data for run in runs}), sorted({run.seed for run in runs})
-            clients = str(len(runs[0].draws_m))
-            line = [full_title(sweep, part), ", ".join(data), clients, ", ".join(map(str, seeds)), ", ".join(unusual)]
-            lines.append(line)
+            unusual = ", ".join(f"{key} {value}" for key, value in settings.items() if _is_unusual(key, settings))
+            data = ", ".join(sorted({run.data for run in runs}))
+            seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
+            lines.append([full_title(sweep, part), data, str(len(runs[0].draws_m)), seeds, unusual])
     heads = ["part", "data", "clients", "seeds", "settings that are not the defaults"]
     return markdown(heads, lines, left=len(heads))
 
@@ -209,36 +207,18 @@ def _unset(settings: CompareSettings) -> dict[str, Any]:
     return {key: "unset" if value is None else value for key, value in settings.model_dump().items()}
 
 
-def _diverged(groups: Sequence[Group]) -> list[str]:
-    """A paragraph that names the runs that diverged and why; nothing if there is none."""
-    lines = [
-        f"- {group.title}, {row.name}, seed {seed}, in round {run.diverged}: {run.diverged_why}"
-        for group in groups
-        for row in group.rows
-        for seed, run in row.runs.items()
-        if run.diverged is not None
-    ]
-    head = (
-        f"{DIVERGED} Diverged. These runs were stopped. Such a run keeps its last accuracy and has no loss; its curve "
-        "ends where the first of its seeds stopped:\n\n"
-    )
-    return [head + "\n".join(lines)] if lines else []
-
-
 def hardware(runs: Sequence[Run]) -> str:
     """Hardware and versions as a list, all distinct ones with the number of runs on each."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for run in runs:
         known = {key: value for key, value in run.environment.items() if key not in ("command", "data")}
-        places = [known.pop(key, None) for key in ("device", "gpu", "processor")]
-        cores = known.pop("cores", None)
-        first = [str(place) for place in places if place] + ([f"{cores} cores"] if cores else [])
-        text = "; ".join([", ".join(first), ", ".join(f"{key} {value}" for key, value in known.items())])
-        counts[text] = counts.get(text, 0) + 1
-    return "\n".join(f"- {text} ({number} {'run' if number == 1 else 'runs'})" for text, number in counts.items())
+        places = [str(place) for key in ("device", "gpu", "processor") if (place := known.pop(key, None))]
+        places += [f"{cores} cores"] if (cores := known.pop("cores", None)) else []
+        counts[f"{', '.join(places)}; {', '.join(f'{key} {value}' for key, value in known.items())}"] += 1
+    return "\n".join(f"- {text} ({counted(number, 'run')})" for text, number in counts.items())
 
 
-def what_is_missing(sweep: Sweep, groups: Sequence[Group], not_run: dict[str, str]) -> tuple[tuple[int, int], str]:
+def _what_is_missing(sweep: Sweep, groups: Sequence[Group], not_run: dict[str, str]) -> tuple[tuple[int, int], str]:
     """Finished and planned runs, and a paragraph that names those without a record, and why, part by part."""
     there = {(run.part, run.sampler, run.seed) for group in groups for run in group.runs}
     planned, missing = list(sweep.planned()), dict[str, list[str]]()
@@ -260,9 +240,6 @@ def write_index(root: Path) -> str:
     """Write ``root/README.md``, one line for each experiment with a page below ``root``.
 
     Experiments come in their own order; other folders with a page of their own are named at the end.
-
-    Returns:
-        The page, Markdown.
 
     Raises:
         DeltaflError: If no folder below ``root`` has a verdict, one cannot be read, or another page is in the way.
@@ -298,11 +275,7 @@ def write_index(root: Path) -> str:
 
 
 def require_index(root: Path) -> None:
-    """Refuse a folder whose page is no index, which would be overwritten.
-
-    Raises:
-        DeltaflError: If there is such a page.
-    """
+    """Refuse a folder whose page is no index, which would be overwritten."""
     page = root / "README.md"
     if page.exists() and not read_text(page).startswith(INDEX):
         raise DeltaflError(f"{page} is there already and is no index of results: move it away first")

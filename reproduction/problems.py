@@ -8,7 +8,7 @@ All weights are w_i = 1 / m, and f = (1 / m) sum_i F_i. Every client works at it
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,25 +24,18 @@ LEAST_CURVATURE = 0.1
 
 @dataclass(frozen=True)
 class Quadratics:
-    """F_i = 1/2 (x - b_i)' A_i (x - b_i).
-
-    Attributes:
-        curvature_mdd: The A_i, symmetric, eigenvalues in (0, L].
-        centre_md: The b_i.
-        noise_m: Standard deviation of a coordinate of the gradient noise, >= 0.
-        start_d: Where a run begins.
-        smoothness: L.
-    """
+    """F_i = 1/2 (x - b_i)' A_i (x - b_i), the A_i symmetric with eigenvalues in (0, L]."""
 
     curvature_mdd: FloatArray
     centre_md: FloatArray
+    #: Standard deviation of a coordinate of the gradient noise, >= 0.
     noise_m: FloatArray
     start_d: FloatArray
+    #: L.
     smoothness: float
 
     @property
     def num_clients(self) -> int:
-        """The number of clients m."""
         return len(self.centre_md)
 
     def losses(self, x_d: FloatArray) -> FloatArray:
@@ -66,23 +59,16 @@ class Quadratics:
 
 @dataclass(frozen=True)
 class RobustRegression:
-    """F_i = mean_j rho(a_ij' x - y_ij), rho(r) = r^2 / (2 + 2 r^2) (Geman and McClure), |rho''| <= 1.
-
-    Attributes:
-        feature_mjd: The a_ij.
-        target_mj: The y_ij.
-        start_d: Where a run begins.
-        smoothness: L, the largest eigenvalue of any mean_j a_ij a_ij'.
-    """
+    """F_i = mean_j rho(a_ij' x - y_ij), rho(r) = r^2 / (2 + 2 r^2) (Geman and McClure), |rho''| <= 1."""
 
     feature_mjd: FloatArray
     target_mj: FloatArray
     start_d: FloatArray
+    #: L, the largest eigenvalue of any mean_j a_ij a_ij'.
     smoothness: float
 
     @property
     def num_clients(self) -> int:
-        """The number of clients m."""
         return len(self.target_mj)
 
     def losses(self, x_d: FloatArray) -> FloatArray:
@@ -117,21 +103,11 @@ def _mean_slope(feature_mjd: FloatArray, target_mj: FloatArray, x_md: FloatArray
 Problem = Quadratics | RobustRegression
 
 
-class LocalWork(NamedTuple):
-    """What all clients would do in a round: u_i = x_K - x_0, float32 (m, d), and ``Reports.step_variance``, (m,)."""
+def local_work(problem: Problem, x_d: FloatArray, lr: float, steps_random: Any) -> tuple[Params, FloatArray]:
+    """K = len(steps_random) steps of SGD, x <- x - lr g, of every client from the same model.
 
-    update_md: Params
-    step_variance_m: FloatArray
-
-
-def local_work(problem: Problem, x_d: FloatArray, lr: float, steps_random: Any) -> LocalWork:
-    """K steps of SGD of every client from the same model, x <- x - lr g.
-
-    Args:
-        problem: The problem.
-        x_d: (d,) the global model.
-        lr: Local learning rate eta_L > 0.
-        steps_random: The round's randomness; its length is K.
+    Returns:
+        u_i = x_K - x_0, float32 (m, d), and ``Reports.step_variance``, (m,).
     """
     x_md = np.tile(x_d, (problem.num_clients, 1))
     squared_m = np.zeros(problem.num_clients)
@@ -142,17 +118,14 @@ def local_work(problem: Problem, x_d: FloatArray, lr: float, steps_random: Any) 
     update_md = x_md - x_d
     mean_md = update_md / len(steps_random)
     variance_m = squared_m / len(steps_random) - np.einsum("md,md->m", mean_md, mean_md)
-    return LocalWork(update_md.astype(np.float32), np.maximum(variance_m, 0.0))
+    return update_md.astype(np.float32), np.maximum(variance_m, 0.0)
 
 
 def make_quadratics(m: int, d: int, noise: float, from_optimum: bool) -> Quadratics:
     """Random curvatures in [0.1, 1]; distances and noise differ between clients by lognormal factors (sigma = 1).
 
-    Args:
-        m: Clients.
-        d: Variables.
-        noise: Root mean square over clients of sigma_i, the standard deviation of a whole gradient.
-        from_optimum: Start at the minimum of f; otherwise at distance 3 from it.
+    A run starts at the minimum of f, or at distance 3 from it. ``noise`` is the root mean square over clients of the
+    standard deviation of a whole gradient.
     """
     rng = stream(0, "data")
     basis_mdd = np.linalg.qr(rng.standard_normal((m, d, d)))[0]

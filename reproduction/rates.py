@@ -48,6 +48,7 @@ from deltafl.types import FloatArray
 
 from .page import OwnPage, Row, Rows
 from .problems import Problem, local_work, make_problem
+from .verdict import ends
 
 #: A slope this near to the claimed order counts as the claimed order: T is finite.
 TOLERANCE = 0.1
@@ -102,15 +103,13 @@ def run_cell(settings: dict[str, Any], problem: Problem, label: str, seed: int, 
         x_d = state.params_d.astype(np.float64)
         gradient_d = problem.gradients(np.tile(x_d, (problem.num_clients, 1))).mean(axis=0)
         square_t[t] = gradient_d @ gradient_d
-        work = local_work(problem, x_d, local_lr, problem.randomness(seed, t, steps))
+        update_md, variance_m = local_work(problem, x_d, local_lr, problem.randomness(seed, t, steps))
         steps_m = np.full(problem.num_clients, steps)
-        oracle = KnownUpdates(
-            work.update_md, population.weight_m, work.step_variance_m, problem.losses(x_d), num_steps_m=steps_m
-        )
+        oracle = KnownUpdates(update_md, population.weight_m, variance_m, problem.losses(x_d), num_steps_m=steps_m)
         cohort = open_round(plan, state, oracle=oracle)
         here = cohort.client_n
-        reports = Reports.make(len(here), step_variance=work.step_variance_m[here], num_steps=steps_m[here])
-        state, _ = close_round(plan, state, cohort, work.update_md[here], reports)
+        reports = Reports.make(len(here), step_variance=variance_m[here], num_steps=steps_m[here])
+        state, _ = close_round(plan, state, cohort, update_md[here], reports)
     return float(square_t.min()), float(square_t.mean())
 
 
@@ -121,14 +120,10 @@ COUNTER_METHODS = ("delta@multinomial", "delta", "uniform")
 def counter_example(label: str, rounds: int, seed: int = 0) -> tuple[float, float, float]:
     """F_i = (x -+ 1)^2 / 2, n = 1, K = 1, no noise, from x = 1, eta eta_L = 1: grad f(x) = x is 1 or -1 for ever.
 
-    All conditions of the printed theorem 2 hold: L = 1, eta eta_L <= 1 / (K L), eta_L below 1 / (4 sqrt(10)), and
-    assumption 3 with A = 1, sigma_G^2 = 2. The bound is (f(x_0) - f*) / (c eta eta_L K T) + Phi~ / c with
-    f(x_0) - f* = 1/2, Phi~ = 10 eta_L^2, and c = 1/4, which its proof allows: 1/2 - 20 eta_L^2 (A^2 + 1) > c.
-
-    Args:
-        label: A method. DELTA and uniform draw either client with probability 1/2; importance sampling does not.
-        rounds: T.
-        seed: Of the draws.
+    DELTA and uniform draw either client with probability 1/2; importance sampling does not. All conditions of the
+    printed theorem 2 hold: L = 1, eta eta_L <= 1 / (K L), eta_L below 1 / (4 sqrt(10)), and assumption 3 with A = 1,
+    sigma_G^2 = 2. The bound is (f(x_0) - f*) / (c eta eta_L K T) + Phi~ / c with f(x_0) - f* = 1/2, Phi~ = 10 eta_L^2,
+    and c = 1/4, which its proof allows: 1/2 - 20 eta_L^2 (A^2 + 1) > c.
 
     Returns:
         eta_L (eta = 1 / eta_L), min_t norm(grad f(x_t))^2, and the printed right-hand side.
@@ -146,33 +141,22 @@ def counter_example(label: str, rounds: int, seed: int = 0) -> tuple[float, floa
 
 
 class Measured(NamedTuple):
-    """A method on a problem.
-
-    Attributes:
-        problem: Its name.
-        method: The label.
-        horizon: The longest T.
-        least: Mean over seeds of min_t norm(grad f)^2 at that T.
-        mean: Mean over seeds and rounds of norm(grad f)^2 at that T.
-        claimed: The claimed order, None if the paper claims none.
-        slope_least: Slope of ``least`` over all T.
-        slope_mean: Slope of ``mean`` over all T.
-        ratio: ``mean`` relative to uniform sampling's.
-    """
+    """A method on a problem: means over seeds at the longest T, and slopes of ``least`` and ``mean`` over all T."""
 
     problem: str
     method: str
     horizon: int
     least: float
     mean: float
+    #: The claimed order, None if the paper claims none.
     claimed: float | None
     slope_least: Interval | None
     slope_mean: Interval | None
+    #: ``mean`` relative to uniform sampling's.
     ratio: Interval | None
 
 
-def measured(horizons: Sequence[int], values: Values, problem: str, label: str) -> Measured:
-    """The numbers of a method on a problem."""
+def _measured(horizons: Sequence[int], values: Values, problem: str, label: str) -> Measured:
     least_ts, mean_ts = values[problem, label]
     orders = CLAIMS.get(base_name(label))
     return Measured(
@@ -189,14 +173,9 @@ def measured(horizons: Sequence[int], values: Values, problem: str, label: str) 
 
 
 def slope(value_ts: FloatArray, horizon_t: Sequence[int]) -> Interval | None:
-    """Slope of log(mean over seeds) against log T, with its interval; see the module's text.
+    """Slope of log(mean over seeds) against log T, with its interval, of values (t, s); see the module's text.
 
-    Args:
-        value_ts: (t, s), by horizon and seed.
-        horizon_t: (t,) the T.
-
-    Returns:
-        None where a value is 0 or all are alike; no bounds with one seed.
+    None where a value is 0 or all are alike; no bounds with one seed.
     """
     if not (value_ts > 0).all() or value_ts.min() == value_ts.max():
         return None
@@ -236,50 +215,53 @@ def verdict(row: Measured) -> str:
 def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     """Slopes beside the claimed orders, the counter-example, and the decay as a picture."""
     values = values_of(settings, rows)
-    found = [measured(settings["horizons"], values, problem, label) for problem, label in values]
+    found = [_measured(settings["horizons"], values, problem, label) for problem, label in values]
     counter = [(label, *counter_example(label, settings["counter_rounds"])) for label in COUNTER_METHODS]
     _draw(settings, values, folder / "rates.png")
     by_problem = {problem: [row for row in found if row.problem == problem] for problem in settings["problems"]}
+    heads = ["method", "T", "eta_L", "min_t norm(grad f(x_t))^2, measured", "printed bound"]
+    lines = [
+        [
+            label,
+            str(settings["counter_rounds"]),
+            f"{lr:.2e}",
+            f"{least:g}",
+            f"{bound:.2e}" + " (broken)" * (least > bound),
+        ]
+        for label, lr, least, bound in counter
+    ]
     blocks = [
-        f"{settings['clients']} clients, {settings['sample']} selected a round, K = {settings['local_steps']} local "
-        f"steps, {settings['dimension']} variables, {settings['seeds']} seeds (draws and gradient noise; the problems "
-        "are the same for all). Slopes are exponents of T with 95 % intervals over seeds. The verdict compares that of "
-        f"the mean over rounds with the claimed order, to within {TOLERANCE}.",
+        _SETTING.format(**settings, tolerance=TOLERANCE),
         *(f"### {problem}\n\n{_table(own)}\n\n{_duels(problem, values)}" for problem, own in by_problem.items()),
         "![Decay of the gradient with T](rates.png)",
         "The bounds behind the claimed orders are in [the table row by row](../../docs/theory-table-1.md).",
         "### The counter-example to theorem 2",
         "Two clients with F = (x - 1)^2 / 2 and (x + 1)^2 / 2, n = 1, K = 1, no noise, from x = 1, eta eta_L = 1: all "
         "conditions of the printed theorem hold (L = 1, A = 1, c = 1/4).",
-        markdown(
-            ["method", "T", "eta_L", "min_t norm(grad f(x_t))^2, measured", "printed bound"],
-            [
-                [label, str(settings["counter_rounds"]), f"{lr:.2e}", f"{least:g}", f"{bound:.2e}{broken}"]
-                for label, lr, least, bound in counter
-                for broken in [" (broken)" if least > bound else ""]
-            ],
-        ),
+        markdown(heads, lines),
     ]
     return OwnPage(*_sum_up(found, counter), blocks, [_csv_row(row) for row in found])
 
 
-def values_of(settings: dict[str, Any], rows: Rows) -> Values:
-    """The cells of each problem and method as arrays.
+_SETTING = (
+    "{clients} clients, {sample} selected a round, K = {local_steps} local steps, {dimension} variables, {seeds} seeds "
+    "(draws and gradient noise; the problems are the same for all). Slopes are exponents of T with 95 % intervals over "
+    "seeds. The verdict compares that of the mean over rounds with the claimed order, to within {tolerance}."
+)
 
-    Raises:
-        DeltaflError: If a cell is missing.
-    """
+
+def values_of(settings: dict[str, Any], rows: Rows) -> Values:
+    """The cells of each problem and method as arrays; a ``DeltaflError`` if one is missing."""
     cells = {(row["problem"], row["method"], row["horizon"], row["seed"]): row for row in rows}
     values: Values = {}
-    for problem in settings["problems"]:
-        for method in settings["methods"]:
-            keys = [[(problem, method, t, seed) for seed in range(settings["seeds"])] for t in settings["horizons"]]
-            missing = sum(key not in cells for line in keys for key in line)
-            if missing:
-                raise DeltaflError(f"{missing} cells of {method} on {problem} are missing; leave out --only-page")
-            values[problem, method] = np.array(
-                [[[cells[key][name] for key in line] for line in keys] for name in ("least", "mean")]
-            )
+    for problem, method in product(settings["problems"], settings["methods"]):
+        keys = [[(problem, method, t, seed) for seed in range(settings["seeds"])] for t in settings["horizons"]]
+        missing = sum(key not in cells for line in keys for key in line)
+        if missing:
+            raise DeltaflError(f"{missing} cells of {method} on {problem} are missing; leave out --only-page")
+        values[problem, method] = np.array(
+            [[[cells[key][name] for key in line] for line in keys] for name in ("least", "mean")]
+        )
     return values
 
 
@@ -303,7 +285,7 @@ def _number(found: Interval | None) -> str:
     if found is None:
         return "-"
     form = ".2f" if abs(found.mean) >= 0.01 else ".1e"
-    return f"{found.mean:{form}}" + ("" if found.low is None else f" [{found.low:{form}}, {found.high:{form}}]")
+    return f"{found.mean:{form}}{ends(found.low, found.high, form)}"
 
 
 def _table(rows: Sequence[Measured]) -> str:
@@ -328,13 +310,10 @@ def _table(rows: Sequence[Measured]) -> str:
 
 def _duels(problem: str, values: Values) -> str:
     """DELTA's mean gradient relative to that of importance sampling in the same form."""
-    pairs = (("delta@multinomial", "fedis@multinomial"), ("delta", "fedis"), ("pracdelta", "fedpracis"))
-    found = {pair: _ratio(problem, *pair, values) for pair in pairs}
-    texts = [
-        f"`{delta}` / `{rival}` {ratio.mean:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
-        for (delta, rival), ratio in found.items()
-        if ratio is not None
-    ]
+    texts = []
+    for delta, rival in (("delta@multinomial", "fedis@multinomial"), ("delta", "fedis"), ("pracdelta", "fedpracis")):
+        if ratio := _ratio(problem, delta, rival, values):
+            texts.append(f"`{delta}` / `{rival}` {ratio.mean:.3f}{ends(ratio.low, ratio.high, '.3f')}")
     return f"Mean gradient at the longest T relative to importance sampling in the same form: {', '.join(texts)}."
 
 
@@ -350,23 +329,20 @@ def _csv_row(row: Measured) -> dict[str, Any]:
 def _draw(settings: dict[str, Any], values: Values, path: Path) -> None:
     """Means over seeds against T, a panel for each problem and number, with lines of the slopes -1/2 and -1."""
     horizon_t = np.array(settings["horizons"], dtype=np.float64)
-    look_of = looks(settings["methods"])
+    look_of, guide_look = looks(settings["methods"]), Look("#767676", (0.0, (1.0, 1.5)), "", 1.0)
     panels, captions = [], []
-    for problem in settings["problems"]:
-        for measure, name in enumerate(("min over t", "mean over t")):
-            own = {method: values[problem, method][measure] for method in settings["methods"]}
-            drawn = {method: value_ts for method, value_ts in own.items() if value_ts.max() > 1e-12}
-            if not drawn:  # the run starts at the minimum
-                continue
-            lines = [
-                Line(method, look_of[method], band_of([(horizon_t, value_t) for value_t in value_ts.T]))
-                for method, value_ts in drawn.items()
-            ]
+    for problem, (measure, name) in product(settings["problems"], enumerate(("min over t", "mean over t"))):
+        own = {method: values[problem, method][measure] for method in settings["methods"]}
+        drawn = {method: value_ts for method, value_ts in own.items() if value_ts.max() > 1e-12}
+        if drawn:  # else the run starts at the minimum
+            bands = {
+                method: band_of([(horizon_t, value_t) for value_t in value_ts.T]) for method, value_ts in drawn.items()
+            }
+            lines = [Line(method, look_of[method], band) for method, band in bands.items()]
             top = max(float(value_ts[0].mean()) for value_ts in drawn.values())
             for order in (-0.5, -1.0):
-                guide = top * (horizon_t / horizon_t[0]) ** order
-                look = Look("#767676", (0.0, (1.0, 1.5)), "", 1.0)
-                lines.append(Line("slopes -1/2 and -1", look, band_of([(horizon_t, guide)])))
+                guide = band_of([(horizon_t, top * (horizon_t / horizon_t[0]) ** order)])
+                lines.append(Line("slopes -1/2 and -1", guide_look, guide))
             panels.append(lines)
             captions.append(f"{problem}: {name}")
     draw_panels(panels, captions, 2, CAPTION, path, log_y=True, log_x=True, x_label="rounds T, a run each")

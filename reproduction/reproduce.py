@@ -2,44 +2,37 @@
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from deltafl.errors import DeltaflError, require
 from deltafl.io import write_atomically
 from deltafl.simulation import Job, OnProgress, Progress, RunRecord, RunStore, require_devices, run_jobs, task_of
 
-from .page import OwnPage, Row, Rows, require_own, write_own_page, write_page
+from .page import OwnPage, Rows, require_own, write, write_page
 from .spec import Experiment, Sweep, load_experiment
+from .verdict import sentence_case
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a user wants.
-
-    Attributes:
-        name: The experiment.
-        scale: One of ``spec.SCALES``.
-        out: The experiment's folder; those whose runs it shows in another way are looked for beside it.
-        parts: Parts to run; None for all of the scale.
-        seeds: Number of seeds, instead of the experiment's own.
-        processes: Runs side by side.
-        data_dir: Folder with data sets.
-        device: Where clients train, as the setting ``device``; None for the experiment's own, the CPU.
-        only_page: Run nothing, write the page from what is there.
-    """
+    """What a user wants."""
 
     name: str
     scale: str
+    #: The experiment's folder; those whose runs it shows in another way are looked for beside it.
     out: Path
+    #: Parts to run; None for all of the scale.
     parts: tuple[str, ...] | None = None
+    #: Number of seeds, instead of the experiment's own.
     seeds: int | None = None
     processes: int = 1
     data_dir: str | None = None
     device: str | None = None
+    #: Run nothing, write the page from what is there.
     only_page: bool = False
 
     @property
@@ -56,23 +49,11 @@ class Request:
         return f"python -m reproduction {self.name} --scale {self.scale}{parts}{seeds}"
 
 
-class OwnModule(Protocol):
-    """An experiment that is no sweep, a module named like its kind."""
-
-    def run(self, settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
-        """Steps done, steps in all, and a new row if there is one."""
-        ...
-
-    def show(self, settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
-        """Draw the picture, and return what the page shows."""
-        ...
-
-
 def reproduce(request: Request, on_progress: OnProgress) -> str:
-    """Run what is missing and write the page.
+    """Run what is missing and write the page, ``README.md`` in the folder, beside table, picture and records.
 
     Returns:
-        The page, Markdown; it is ``README.md`` in the folder, beside table, picture and records.
+        The page, Markdown.
 
     Raises:
         DeltaflError: If the experiment or a part is unknown, data are missing, or the folder holds something else.
@@ -107,15 +88,13 @@ def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) ->
     not_run = {} if request.only_page else run_sweep(sweep, folder, request.processes, on_progress)
     runs = [sweep.shown(record.run()) for record in records_of(sweep, folder)]
     if not runs:
-        raise DeltaflError(f"{folder} has no finished run yet; leave out --only-page to run some")
+        raise _no_run(folder)
     with RunStore(request.out).lock():
         return write_page(replace(sweep, experiment=experiment), runs, request.out, not_run, request.command)
 
 
-def records_of(sweep: Sweep, folder: Path) -> list[RunRecord]:
-    """The records that a sweep has so far, in the order of its jobs."""
-    store = RunStore(folder)
-    return [record for job in sweep.jobs() if (record := store.get(job)) is not None]
+def _no_run(folder: Path) -> DeltaflError:
+    return DeltaflError(f"{folder} has no finished run yet; leave out --only-page to run some")
 
 
 def _shown_parts(sweep: Sweep, experiment: Experiment) -> Sweep:
@@ -126,14 +105,14 @@ def _shown_parts(sweep: Sweep, experiment: Experiment) -> Sweep:
     return replace(sweep, comparisons=parts or sweep.comparisons)
 
 
-def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgress) -> dict[str, str]:
-    """Run what has no record yet, and pack the records.
+def records_of(sweep: Sweep, folder: Path) -> list[RunRecord]:
+    """The records that a sweep has so far, in the order of its jobs."""
+    store = RunStore(folder)
+    return [record for job in sweep.jobs() if (record := store.get(job)) is not None]
 
-    Args:
-        sweep: What to run.
-        folder: Where the records are and go.
-        processes: Runs side by side, >= 1; as many as there are cores is best.
-        on_progress: Called about once a second.
+
+def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgress) -> dict[str, str]:
+    """Run what has no record in ``folder`` yet, ``processes`` runs side by side, and pack the records.
 
     Returns:
         The parts whose data are not at hand, with the reason; they are left out.
@@ -167,32 +146,36 @@ def _missing_data(waiting: Sequence[Job]) -> dict[str, str]:
 
 
 def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
-    """Run an experiment that is no sweep; its rows are kept as they come, and none is computed twice."""
+    """Run an experiment that is no sweep, a module named like its kind; its rows are kept as they come.
+
+    The module's ``run(settings, rows)`` yields steps done, steps in all, and a new row or None; ``show(settings, rows,
+    folder)`` draws the picture and returns an ``OwnPage``.
+    """
     if request.parts is not None or request.seeds is not None:
         raise DeltaflError(f"{experiment.name} has no parts and no seeds to choose; leave out --part and --seeds")
     if request.only_page and not request.out.is_dir():
-        raise DeltaflError(f"{request.out} has no finished run yet; leave out --only-page to run some")
-    module: OwnModule = import_module(f".{experiment.kind}", __package__)
-    settings, path = experiment.own_settings(request.scale), request.out / "runs.jsonl.gz"
+        raise _no_run(request.out)
+    module, path = import_module(f".{experiment.kind}", __package__), request.out / "runs.jsonl.gz"
+    settings = {**experiment.settings, **experiment.scales[request.scale].settings}
     request.out.mkdir(parents=True, exist_ok=True)
     with RunStore(request.out).lock():
-        head, rows = _read_rows(path)
+        head, rows = read_rows(path)
         # Files of earlier versions hold some of the settings.
         if head and any(settings.get(key) != value for key, value in head["settings"].items()):
             raise DeltaflError(f"{path} holds rows of other settings; give its --scale or choose another --out")
         if not request.only_page:
-            head = {"settings": settings}
             for done, total, row in module.run(settings, rows):
                 if row is not None:
                     rows.append(row)
-                    _write_rows(path, head, rows)
+                    write_rows(path, {"settings": settings}, rows)
                 on_progress(Progress(done, total, 0, 1, (experiment.name,)))
-        shown = module.show(settings, rows, request.out)
-        return write_own_page(experiment, shown, request.scale, request.command, request.out)
+        shown: OwnPage = module.show(settings, rows, request.out)
+        blocks = ["## Verdict", f"**{sentence_case(shown.verdict)}.** {shown.measured}", *shown.blocks]
+        return write(experiment, shown._replace(blocks=blocks), request.scale, (1, 1), request.command, request.out)
 
 
-def _read_rows(path: Path) -> tuple[dict[str, Any], Rows]:
-    """The head (settings) and the rows of a file; nothing if there is none."""
+def read_rows(path: Path) -> tuple[dict[str, Any], Rows]:
+    """The first line of a ``.jsonl.gz`` file, which holds what all rows share, and its rows; nothing without a file."""
     if not path.exists():
         return {}, []
     try:
@@ -202,7 +185,8 @@ def _read_rows(path: Path) -> tuple[dict[str, Any], Rows]:
     return head, rows
 
 
-def _write_rows(path: Path, head: dict[str, Any], rows: Rows) -> None:
+def write_rows(path: Path, head: dict[str, Any], rows: Rows) -> None:
+    """Write what ``read_rows`` reads; the same rows give the same bytes."""
     text = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in [head, *rows])
     write_atomically(path, gzip.compress(text.encode(), mtime=0))
 

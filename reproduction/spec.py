@@ -19,26 +19,26 @@ Later ones win: settings, part, scale, the scale's change of the part. A run is 
 ``rates``, ``limits``, ``benchmark``.
 """
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from deltafl.analysis import Run
 from deltafl.errors import DeltaflError, unknown_name
+from deltafl.io import checked, read_toml
 from deltafl.samplers import find_sampler, parse_label
 from deltafl.simulation import CompareSettings, Job, make_settings
 
 SCALES = ("smoke", "cpu", "paper")
 #: Figures of the paper that another experiment shows.
 SHOWN_BY = {"figure-3": "toy", "figure-5": "toy"}
+_FILES = Path(__file__).parent / "files"
 Scale = Literal["smoke", "cpu", "paper"]
 Kind = Literal["table", "curves", "best-accuracies", "probes", "toy", "rates", "limits", "benchmark"]
-Y = Literal["accuracy", "loss", "log10-loss"]
 
 
 class _Model(BaseModel):
@@ -46,35 +46,31 @@ class _Model(BaseModel):
 
 
 class View(_Model):
-    """How an experiment is shown.
+    """How an experiment is shown."""
 
-    Attributes:
-        baseline: Label that speed-ups compare with; by default fedavg, else uniform, else the last of the order.
-        names: Readable names by label, instead of the built-in ones.
-        rows_of: Parts whose runs are rows of another part: variants of a setting. There a run's label is
-            ``SAMPLER+PART``; orders, baselines, names and reported numbers may use it.
-        order_by_part: The paper's ordering where it differs from the experiment's, by part.
-        thresholds: Thresholds by part, instead of those of the settings; parts without one are left out.
-        best: k of "mean of the k best accuracies within the last 4 % of the rounds", for all parts or by part.
-        y: What curves show, a row of panels each; the first decides what the verdict compares.
-        rounds: For best accuracies: up to which rounds.
-        columns: Probe columns by their name for people.
-        ratio: Two probe columns whose ratio is tabulated.
-        bounds: By probe column, the two numbers between which the paper claims that it stays.
-        core: Labels in the benchmark's pictures.
-    """
-
+    #: Label that speed-ups compare with; by default fedavg, else uniform, else the last of the order.
     baseline: str | None = None
+    #: Readable names by label, instead of the built-in ones.
     names: dict[str, str] = {}
+    #: Parts whose runs are rows of another part (variants of a setting), there with the label ``SAMPLER+PART``.
     rows_of: dict[str, str] = {}
+    #: The paper's ordering by part, where it differs from the experiment's.
     order_by_part: dict[str, tuple[str, ...]] = {}
+    #: Thresholds by part, instead of those of the settings; parts without one are left out.
     thresholds: dict[str, float] = {}
+    #: k of "mean of the k best accuracies within the last 4 % of the rounds", for all parts or by part.
     best: int | dict[str, int] = 5
-    y: tuple[Y, ...] = ()
+    #: What curves show, a row of panels each; the first decides what the verdict compares.
+    y: tuple[Literal["accuracy", "loss", "log10-loss"], ...] = ()
+    #: For best accuracies: up to which rounds.
     rounds: tuple[int, ...] = (100, 300, 500)
+    #: Probe columns by their name for people.
     columns: dict[str, str] = {}
+    #: Two probe columns whose ratio is tabulated.
     ratio: tuple[str, str] | None = None
+    #: By probe column, the two numbers between which the paper claims that it stays.
     bounds: dict[str, tuple[float, float]] = {}
+    #: Labels in the benchmark's pictures.
     core: tuple[str, ...] = ()
 
     def best_of(self, part: str) -> int:
@@ -100,44 +96,27 @@ class Change(_Model):
 
 
 class Experiment(_Model):
-    """A table or a figure; see the module's text for the file.
-
-    Attributes:
-        name: The file's name.
-        title: What it is.
-        claim: What the paper claims, in our words.
-        kind: How it is run and shown.
-        order: The paper's ordering of the samplers, best first; ``"a = b"`` for two that it does not order; empty if it
-            claims none.
-        notes: Decisions where the paper is silent.
-        needs: What it needs beside this package, for people.
-        minutes: Measured or estimated minutes on two cores, by scale.
-        runs_of: Another experiment whose runs are shown here in another way.
-        settings: Settings of every part; for kinds that are no sweep, their own settings.
-        parts: Settings that differ, by part; ``title`` is its name for people.
-        reported: The paper's numbers, by part and sampler.
-        view: How it is shown.
-        scales: What each scale changes.
-    """
+    """A table or a figure; the module's text describes the file."""
 
     name: str
     title: str
     claim: str
     kind: Kind
+    #: The paper's ordering of the samplers, best first; ``"a = b"`` for two that it does not order.
     order: tuple[str, ...] = ()
+    #: Decisions where the paper is silent.
     notes: tuple[str, ...] = ()
+    #: What it needs beside this package, for people.
     needs: str = "nothing"
+    #: Measured or estimated minutes on two cores, by scale.
     minutes: dict[Scale, float] = {}
+    #: Another experiment whose runs are shown here in another way.
     runs_of: str | None = None
     settings: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
     reported: dict[str, dict[str, Reported]] = {}
     view: View = View()
     scales: dict[str, Change]
-
-    def own_settings(self, scale: str) -> dict[str, Any]:
-        """The settings of a kind that is no sweep, at one scale."""
-        return {**self.settings, **self.scales[scale].settings}
 
     def part_names(self, scale: str) -> tuple[str, ...]:
         """The parts that a scale runs."""
@@ -149,12 +128,7 @@ class Experiment(_Model):
         return str(self.parts.get(part, {}).get("title", part))
 
     def comparison(self, part: str, scale: str, **own: Any) -> CompareSettings:
-        """The resolved settings of one part at one scale.
-
-        Args:
-            part: One of ``parts``.
-            scale: One of ``SCALES``.
-            own: Settings of the user that win, such as ``data_dir`` or ``seeds``.
+        """The resolved settings of one part at one scale; the user's ``own``, such as ``seeds``, win.
 
         Raises:
             DeltaflError: If the part or the scale is unknown, or a setting is impossible.
@@ -162,21 +136,21 @@ class Experiment(_Model):
         for kind, name, known in (("part", part, self.parts), ("scale", scale, self.scales)):
             if name not in known:
                 raise unknown_name(kind, name, known)
-        merged: dict[str, Any] = {}
-        for table in (*self._tables(part, scale), own):
-            merged |= {key: value for key, value in table.items() if key not in ("title", "options")}
-        return make_settings(CompareSettings, {key: value for key, value in merged.items() if value is not None})
+        merged = self._merged(part, scale) | own
+        given = {key: v for key, v in merged.items() if key not in ("title", "options") and v is not None}
+        return make_settings(CompareSettings, given)
 
     def options(self, part: str, scale: str) -> dict[str, Any]:
         """The options of one part's samplers at one scale; each sampler takes those that it has."""
-        merged: dict[str, Any] = {}
-        for table in self._tables(part, scale):
-            merged |= table.get("options", {})
-        return merged
+        options: dict[str, Any] = self._merged(part, scale)["options"]
+        return options
 
-    def _tables(self, part: str, scale: str) -> tuple[dict[str, Any], ...]:
+    def _merged(self, part: str, scale: str) -> dict[str, Any]:
         change = self.scales[scale]
-        return self.settings, self.parts[part], change.settings, change.change.get(part, {})
+        merged: dict[str, Any] = {"options": {}}
+        for table in (self.settings, self.parts[part], change.settings, change.change.get(part, {})):
+            merged |= {**table, "options": merged["options"] | table.get("options", {})}
+        return merged
 
 
 @dataclass(frozen=True)
@@ -215,27 +189,22 @@ class Sweep:
 @cache
 def experiment_names() -> tuple[str, ...]:
     """The names of all experiments: toy and figures first, tables then, by number; the benchmark last."""
-    names = [file.name.removesuffix(".toml") for file in _files().iterdir() if file.name.endswith(".toml")]
 
     def place(name: str) -> tuple[bool, bool, int, str]:
         kind, _, number = name.partition("-")
         return kind == "benchmark", kind == "table", int(number or 0), name
 
-    return tuple(sorted(names, key=place))
+    return tuple(sorted((path.stem for path in _FILES.glob("*.toml")), key=place))
 
 
 @cache
 def load_experiment(name: str) -> Experiment:
-    """Read an experiment's file.
-
-    Raises:
-        DeltaflError: If there is none of this name, another one shows it, or its file is wrong.
-    """
+    """Read an experiment's file; a ``DeltaflError`` if there is none, another one shows it, or it is wrong."""
     if name in SHOWN_BY:
         raise DeltaflError(f"{name} is shown by {SHOWN_BY[name]}; write: python -m reproduction {SHOWN_BY[name]}")
     if name not in experiment_names():
         raise unknown_name("experiment", name, experiment_names())
-    return parse_experiment(name, tomllib.loads((_files() / f"{name}.toml").read_text(encoding="utf-8")))
+    return parse_experiment(name, read_toml(_FILES / f"{name}.toml"))
 
 
 def parse_experiment(name: str, content: dict[str, Any]) -> Experiment:
@@ -245,12 +214,5 @@ def parse_experiment(name: str, content: dict[str, Any]) -> Experiment:
         table = dict(content.pop(scale, {}))
         own = {key: table.pop(key) for key in ("parts", "change") if key in table}
         scales[scale] = {**own, "settings": table}
-    try:
-        return Experiment.model_validate({"name": name, **content, "scales": scales})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise DeltaflError(f"experiment {name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-
-
-def _files() -> Any:
-    return resources.files(__package__) / "files"
+    whole = {"name": name, **content, "scales": scales}
+    return checked(Experiment, whole, f"experiment {name}", "correct its file")

@@ -1,6 +1,7 @@
 """What each kind of sweep shows: its tables, the rows of ``table.csv``, its picture, and what its verdict compares."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,13 +12,14 @@ from deltafl.analysis import (
     DASH,
     Cells,
     Line,
+    Look,
     Measure,
     Run,
+    Statement,
     accuracy,
     band_of,
     best_within,
     centre,
-    compare,
     curve_band,
     draw_panels,
     fixed,
@@ -28,7 +30,6 @@ from deltafl.analysis import (
     markdown,
     mean_and_sd,
     mean_interval,
-    mean_of_best,
     plus_minus,
     plus_minus_short,
     reach,
@@ -40,7 +41,7 @@ from deltafl.types import FloatArray
 
 from .groups import Group, Row
 from .spec import Reported, View
-from .verdict import Measures, number_text
+from .verdict import Measures, between, ends, number_text
 
 _TITLES = {"accuracy": "test accuracy, %", "loss": "test loss", "log10-loss": "log10 of the test loss"}
 #: A column of a Markdown table: its heading, and its text in a row.
@@ -72,6 +73,11 @@ def _over_seeds(measure: Measure, runs: dict[int, Run]) -> tuple[float | None, f
     return mean, sd, len(runs) - len(number_s)
 
 
+def _against(group: Group, measure: Measure, row: Row) -> Statement:
+    """A row against the baseline."""
+    return between(group, measure, row.label, group.baseline)
+
+
 def measures_of(group: Group, view: View) -> list[Measure]:
     """What the verdict compares: rounds to the threshold if there is one, then the accuracy or the loss."""
     y = view.y[0] if view.y else group.metric
@@ -97,9 +103,11 @@ def show_table(groups: Sequence[Group], view: View, folder: Path) -> Shown:
 def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str, Any]:
     mean, sd, _ = _over_seeds(value, row.runs)
     cell = _head(group, row) | {"value": value.name, "mean": mean, "sd": sd}
-    client_s = np.array([_client_accuracy(run, view.best_of(group.part)) for run in row.runs.values()])
-    if not np.isnan(client_s).any():
-        cell["client_accuracy"] = 100 * float(np.mean(client_s))
+    client_rs = [(seed, run, run.client_accuracy_r) for seed, run in row.runs.items()]
+    by_client = {s: run._replace(accuracy_r=value_r) for s, run, value_r in client_rs if value_r is not None}
+    client_mean, _, missing = _over_seeds(accuracy(view.best_of(group.part)), by_client)
+    if len(by_client) - missing == len(row.runs):
+        cell["client_accuracy"] = client_mean
     paper = group.reported.get(row.label, Reported())
     cell |= {"paper_accuracy": paper.accuracy, "paper_sd": paper.sd, "paper_rounds": paper.rounds}
     cell["paper_seconds"] = paper.seconds
@@ -108,13 +116,11 @@ def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str,
     for suffix, smoothed in (("", False), ("_smoothed", True)):
         mean, _, never = _over_seeds(rounds_to(group.threshold, group.metric, smoothed), row.runs)
         cell |= {f"rounds{suffix}": mean, f"never{suffix}": never}
-    ends = [(run, at) for run in row.runs.values() if (at := reach(run, group.threshold)) is not None]
-    cell["seconds"] = _mean([run.seconds_r[at] for run, at in ends])
-    cell["cpu_seconds"] = _mean([run.cpu_seconds_r[at] for run, at in ends if run.cpu_seconds_r is not None])
+    reached = [(run, at) for run in row.runs.values() if (at := reach(run, group.threshold)) is not None]
+    cell["seconds"] = _mean([run.seconds_r[at] for run, at in reached])
+    cell["cpu_seconds"] = _mean([run.cpu_seconds_r[at] for run, at in reached if run.cpu_seconds_r is not None])
     if row.label != group.baseline:
-        base = group.row(group.baseline)
-        rounds = rounds_to(group.threshold, group.metric)
-        speedup = compare(group.title, rounds, (row.name, row.runs), (base.name, base.runs))
+        speedup = _against(group, rounds_to(group.threshold, group.metric), row)
         cell |= {"speedup": speedup.estimate, "low": speedup.low, "high": speedup.high, "pairs": speedup.pairs}
         cell["left_out"] = speedup.only_first + speedup.only_second
         theirs = group.reported.get(group.baseline, Reported()).rounds
@@ -122,16 +128,16 @@ def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str,
     return cell
 
 
+def _mean(numbers: Sequence[float]) -> float | None:
+    known = [float(number) for number in numbers if np.isfinite(number)]
+    return float(np.mean(known)) if known else None
+
+
 def _paper_columns(group: Group, cells: Cells, value: Measure) -> list[Column]:
-    has_paper = bool(group.reported)
-    percent = group.metric == "accuracy"
-    columns: list[Column] = [
-        ("method", lambda cell: cell["method"]),
-        (
-            "accuracy, %" if percent else value.name,
-            lambda cell: plus_minus(cell["mean"], cell["sd"], 2 if percent else 3),
-        ),
-    ]
+    percent, has_paper = group.metric == "accuracy", bool(group.reported)
+    head, digits = ("accuracy, %", 2) if percent else (value.name, 3)
+    columns: list[Column] = [("method", lambda cell: cell["method"])]
+    columns.append((head, lambda cell: plus_minus(cell["mean"], cell["sd"], digits)))
     if has_paper:
         columns.append(("paper's accuracy", lambda cell: plus_minus(cell["paper_accuracy"], cell["paper_sd"], 2)))
     if any("client_accuracy" in cell for cell in cells):
@@ -170,9 +176,8 @@ def _speedup_text(cell: dict[str, Any]) -> str:
         return "baseline"
     if cell["speedup"] is None:
         return DASH
-    ends = "" if cell["low"] is None else f" [{cell['low']:.2f}, {cell['high']:.2f}]"
     mark = "\\*" if cell["left_out"] else ""
-    return f"{cell['speedup']:.2f}{mark}{ends}"
+    return f"{cell['speedup']:.2f}{mark}{ends(cell['low'], cell['high'])}"
 
 
 def _table_note(group: Group, view: View) -> str:
@@ -195,40 +200,23 @@ def _table_note(group: Group, view: View) -> str:
     return text
 
 
-def _client_accuracy(run: Run, best: int) -> float:
-    if run.client_accuracy_r is None:
-        return np.nan
-    if run.diverged is not None:
-        return float(run.client_accuracy_r[-1])
-    return mean_of_best(run.client_accuracy_r, run.round_r, True, best)
-
-
-def _mean(numbers: Sequence[float]) -> float | None:
-    known = [float(number) for number in numbers if np.isfinite(number)]
-    return float(np.mean(known)) if known else None
-
-
 def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     """Curves, and each measure of each method: mean ± sd with an interval, and against the baseline."""
     tables, cells, measures = [], Cells(), {}
     for group in groups:
         measures[group.part] = measures_of(group, view)
         others = [accuracy() if y == "accuracy" else late_loss(y == "log10-loss") for y in view.y[1:]]
-        base, lines = group.row(group.baseline), []
         every = [*measures[group.part], *others]
-        for row in group.rows:
-            line = [row.name]
+        heads, lines = ["method"], [[row.name] for row in group.rows]
+        for measure in every:
+            unit = ", %" if measure.scale > 1 else ""
+            heads += [f"{measure.name}{unit} [95 %]", f"against {group.row(group.baseline).name}"]
+        for row, line in zip(group.rows, lines, strict=True):
             for measure in every:
-                cell, text = _value_cell(group, row, base, measure)
+                cell, texts = _value_cell(group, row, measure)
                 cells.append(cell)
-                line += text
-            lines.append(line)
-        heads = [
-            head
-            for measure in every
-            for head in (f"{measure.name}{', %' if measure.scale > 1 else ''} [95 %]", f"against {base.name}")
-        ]
-        tables.append((group.title, markdown(["method", *heads], lines)))
+                line.extend(texts)
+        tables.append((group.title, markdown(heads, lines)))
     note = (
         "Mean ± sd over seeds, with the 95 % interval of the mean. Accuracy: mean of the best evaluations in the last "
         "4 % of the rounds; loss: mean over them. Comparisons are paired by seed."
@@ -238,18 +226,18 @@ def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     return Shown(tables, cells, "curves.png", measures)
 
 
-def _value_cell(group: Group, row: Row, base: Row, measure: Measure) -> tuple[dict[str, Any], list[str]]:
+def _value_cell(group: Group, row: Row, measure: Measure) -> tuple[dict[str, Any], list[str]]:
     mean, sd, missing = _over_seeds(measure, row.runs)
     number_s = measure.numbers(row.runs)
-    ends = mean_interval(number_s)[1:] if len(number_s) else (None, None)
-    low, high = (None if end is None else measure.scale * end for end in ends)
+    interval = mean_interval(number_s)[1:] if len(number_s) else (None, None)
+    low, high = (None if end is None else measure.scale * end for end in interval)
     cell = _head(group, row) | {"value": measure.name, "mean": mean, "sd": sd}
     cell |= {"low": low, "high": high, "missing": missing}
-    text = plus_minus_short(mean, sd) + ("" if low is None else f" [{short(low)}, {short(high)}]")
+    text = plus_minus_short(mean, sd) + ends(low, high, ".4g")
     text += f" ({missing} of {len(row.runs)} {measure.failed})" if missing else ""
-    if row is base:
+    if row.label == group.baseline:
         return cell, [text, "baseline"]
-    against = compare(group.title, measure, (row.name, row.runs), (base.name, base.runs))
+    against = _against(group, measure, row)
     cell |= {"form": measure.form, "in_favour": against.estimate}
     cell |= {"in_favour_low": against.low, "in_favour_high": against.high, "pairs": against.pairs}
     return cell, [text, number_text(against)]
@@ -257,20 +245,18 @@ def _value_cell(group: Group, row: Row, base: Row, measure: Measure) -> tuple[di
 
 def _draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path: Path) -> None:
     """A row of panels for each ``y``, a panel for each part."""
-    look_of = _looks(groups)
-    panels, captions, goals = [], [], list[float | None]()
-    for y in ys:
-        for group in groups:
-            panels.append(
-                [Line(row.name, look_of[row.label], curve_band(list(row.runs.values()), y)) for row in group.rows]
-            )
-            captions.append(f"{group.title}: {_TITLES[y]}")
-            shows_goal = y == group.metric == "accuracy" and group.threshold is not None
-            goals.append(100 * (group.threshold or 0.0) if shows_goal else None)
+    look_of, panels, captions, goals = _looks(groups), [], [], list[float | None]()
+    for y, group in product(ys, groups):
+        panels.append(
+            [Line(row.name, look_of[row.label], curve_band(list(row.runs.values()), y)) for row in group.rows]
+        )
+        captions.append(f"{group.title}: {_TITLES[y]}")
+        has_goal = y == group.metric == "accuracy" and group.threshold is not None
+        goals.append(100 * (group.threshold or 0.0) if has_goal else None)
     draw_panels(panels, captions, columns, CAPTION, path, goals=goals)
 
 
-def _looks(groups: Sequence[Group]) -> dict[str, Any]:
+def _looks(groups: Sequence[Group]) -> dict[str, Look]:
     return looks(list(dict.fromkeys(label for group in groups for label in group.labels)))
 
 
@@ -284,17 +270,17 @@ def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
         measures[group.part] = [best_within(horizon, best) for horizon in horizons]
         lines, curves = [], []
         for row in group.rows:
-            line = [row.name]
-            for horizon, measure in zip(horizons, measures[group.part], strict=True):
-                mean, sd, _ = _over_seeds(measure, row.runs)
-                cells.append(_head(group, row) | {"rounds": horizon, "best": best, "mean": mean, "sd": sd})
-                line.append(plus_minus(mean, sd, 2))
-            lines.append(line)
+            own = [
+                _head(group, row) | {"rounds": horizon, "best": best, "mean": mean, "sd": sd}
+                for horizon, measure in zip(horizons, measures[group.part], strict=True)
+                for mean, sd, _ in [_over_seeds(measure, row.runs)]
+            ]
+            cells += own
+            lines.append([row.name, *(plus_minus(cell["mean"], cell["sd"], 2) for cell in own)])
             values = [[measure.value(run) for measure in measures[group.part]] for run in row.runs.values()]
             value_sh = 100 * np.array(values, dtype=np.float64)
-            curves.append(
-                Line(row.name, look_of[row.label], band_of([(np.array(horizons), value_h) for value_h in value_sh]))
-            )
+            band = band_of([(np.array(horizons), value_h) for value_h in value_sh])
+            curves.append(Line(row.name, look_of[row.label], band))
         heads = [f"best {best} of {horizon} rounds, %" for horizon in horizons]
         tables.append((group.title, markdown(["method", *heads], lines) + "\n\n± is the sd over seeds."))
         panels.append(curves)
@@ -377,14 +363,13 @@ def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> str | None:
 def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
     """A panel for each part and probe column, a line a sampler."""
     look_of, panels, captions = _looks(groups), [], []
-    for group in groups:
-        for title, column in view.columns.items():
-            bands = [
-                band_of([(run.probe("round").astype(np.int64), run.probe(column)) for run in row.runs.values()])
-                for row in group.rows
-            ]
-            panels.append([Line(row.name, look_of[row.label], b) for row, b in zip(group.rows, bands, strict=True)])
-            captions.append(f"{group.title}: {title}" if len(groups) > 1 else title)
+    for group, (title, column) in product(groups, view.columns.items()):
+        lines = []
+        for row in group.rows:
+            curves = [(run.probe("round").astype(np.int64), run.probe(column)) for run in row.runs.values()]
+            lines.append(Line(row.name, look_of[row.label], band_of(curves)))
+        panels.append(lines)
+        captions.append(f"{group.title}: {title}" if len(groups) > 1 else title)
     draw_panels(panels, captions, min(2, len(panels)), CAPTION, path, log_y=True)
 
 

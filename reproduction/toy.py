@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deltafl import Cohort, KnownUpdates, Plan, Population, RoundState, close_round, init_round, make_sampler
+from deltafl import KnownUpdates, Plan, Population, close_round, init_round, make_sampler
 from deltafl.analysis import DPI, GREY, INK, PALE, WIDTH, markdown, small_png, styled
 from deltafl.designs import every_cohort
 from deltafl.io import write_atomically
@@ -67,13 +67,7 @@ class Outcome(NamedTuple):
 
 
 class Enumerated(NamedTuple):
-    """A score with a way to draw and to weigh.
-
-    Attributes:
-        mse: E norm(aggregate - ideal)^2.
-        bias: norm(E aggregate - ideal).
-        outcomes: All cohorts of positive probability.
-    """
+    """E norm(aggregate - ideal)^2, norm(E aggregate - ideal), and all cohorts of positive probability."""
 
     mse: float
     bias: float
@@ -81,15 +75,9 @@ class Enumerated(NamedTuple):
 
 
 def enumerate_toy(score: str, way: str) -> Enumerated:
-    """All cohorts of two with their aggregates, through the sampler's own code and ``close_round``.
-
-    Args:
-        score: A key of ``SCORES``.
-        way: A key of ``WAYS``.
-    """
-    population = Population.from_sizes([1] * len(GRADIENTS))
+    """All cohorts of two with their aggregates, through the sampler's own code and ``close_round``."""
+    population, how = Population.from_sizes([1] * len(GRADIENTS)), WAYS[way]
     gradient_md: Params = np.array(GRADIENTS, dtype=np.float32)
-    how = WAYS[way]
     sampler = make_sampler(f"{SCORES[score]}@{how.design}")
     plan = Plan(population, sampler, 2, how.estimator, _Keeper())
     state = init_round(plan, np.zeros(2))
@@ -97,16 +85,17 @@ def enumerate_toy(score: str, way: str) -> Enumerated:
         state = state._replace(control=type(state.control)(np.array(IDEAL)))
     oracle = KnownUpdates(gradient_md, population.weight_m)
     everyone = np.ones(len(GRADIENTS), dtype=np.bool_)
-    found: dict[tuple[int, ...], tuple[float, FloatArray]] = {}
+    found: dict[tuple[int, ...], Outcome] = {}
     for probability, cohort in every_cohort(lambda rng: sampler.open(state.sampler, everyone, 2, rng, oracle)):
         clients = tuple(np.repeat(cohort.client_n + 1, cohort.count_n).tolist())
-        before = found[clients][0] if clients in found else 0.0
-        found[clients] = (before + probability, _aggregate(plan, state, cohort, gradient_md))
-    outcomes = [Outcome(key, p, (float(x), float(y))) for key, (p, (x, y)) in sorted(found.items()) if p > 0]
+        x, y = close_round(plan, state, cohort, gradient_md[cohort.client_n])[0].optimizer.delta_d
+        before = found[clients].probability if clients in found else 0.0
+        found[clients] = Outcome(clients, before + probability, (float(x), float(y)))
+    outcomes = tuple(outcome for _, outcome in sorted(found.items()) if outcome.probability > 0)
     probability_k = np.array([outcome.probability for outcome in outcomes])
     error_kd = np.array([outcome.aggregate for outcome in outcomes]) - np.array(IDEAL)
     mse = float(probability_k @ (error_kd**2).sum(axis=1))
-    return Enumerated(mse, float(np.linalg.norm(probability_k @ error_kd)), tuple(outcomes))
+    return Enumerated(mse, float(np.linalg.norm(probability_k @ error_kd)), outcomes)
 
 
 class _Kept(NamedTuple):
@@ -123,11 +112,6 @@ class _Keeper:
         return params_d, _Kept(delta_d)
 
 
-def _aggregate(plan: Plan, state: RoundState, cohort: Cohort, gradient_md: Params) -> FloatArray:
-    kept: _Kept = close_round(plan, state, cohort, gradient_md[cohort.client_n])[0].optimizer
-    return kept.delta_d
-
-
 def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
     """Nothing to keep: the enumeration takes seconds and belongs to the page."""
     yield 1, 1, None
@@ -137,14 +121,13 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     """Enumerate every score with every way, and draw some of them."""
     found = {(score, way): enumerate_toy(score, way) for score in SCORES for way in WAYS}
     _draw(found, folder / "toy.png")
-    heads = ["", *(way.title for way in WAYS.values())]
     lines = [[score, *(_cell(found[score, way]) for way in WAYS)] for score in SCORES]
-    table = markdown(heads, lines)
     blocks = [
         "E norm(aggregate - (4, 0))^2 over all cohorts; in brackets the bias, norm(E aggregate - (4, 0)), unless 0.",
-        table,
+        markdown(["", *(way.title for way in WAYS.values())], lines),
         "![Aggregates of two of three](toy.png)",
-        _pairs_text(),
+        "The paper's figure picks one unweighted pair a method by hand; its methods draw all pairs and weigh them:",
+        _pairs_table(),
     ]
     cells = [
         {"score": score, "way": way, "design": WAYS[way].design, "estimator": WAYS[way].estimator}
@@ -183,15 +166,13 @@ def hand_picked() -> dict[tuple[int, int], tuple[float, float]]:
     return {(i + 1, j + 1): tuple(gradient_md[[i, j]].mean(axis=0).tolist()) for i, j in pairs}
 
 
-def _pairs_text() -> str:
+def _pairs_table() -> str:
     gave = {(1, 2): "FedAvg", (2, 3): "FedIS", (1, 3): "DELTA"}
     lines = []
     for pair, mean_d in hand_picked().items():
         away = float(np.sum((np.array(mean_d) - np.array(IDEAL)) ** 2))
         lines.append([f"{pair[0]}, {pair[1]}", gave[pair], f"({mean_d[0]:g}, {mean_d[1]:g})", f"{away:g}"])
-    table = markdown(["pair", "given to", "average", "squared distance to (4, 0)"], lines, left=2)
-    head = "The paper's figure picks one unweighted pair a method by hand; its methods draw all pairs and weigh them:"
-    return f"{head}\n\n{table}"
+    return markdown(["pair", "given to", "average", "squared distance to (4, 0)"], lines, left=2)
 
 
 def _draw(found: dict[tuple[str, str], Enumerated], path: Path) -> None:

@@ -4,6 +4,7 @@ For each part, each measure and each pair that the paper orders there is one sta
 second", which the runs show, contradict or leave open (``deltafl.analysis.Statement``).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import comb
@@ -15,10 +16,10 @@ from .groups import Group
 NO_ORDER = "no ordering is claimed"
 #: What the verdict compares, by part.
 Measures = dict[str, list[Measure]]
+#: The statuses of statements, and what a paragraph calls them.
 _WORDS = {"shown": "shown", "contradicted": "contradicted", "open": "open", "no interval": "without an interval"}
 #: DELTA's names, and importance sampling in the same form.
 _RIVALS = {"delta": "fedis", "pracdelta": "fedpracis"}
-_UNIFORM = ("uniform", "md-fixed")
 
 RULE = (
     "Estimates are in favour of the first method of a pair, over paired seeds; a speed-up is mean rounds of the second "
@@ -51,17 +52,13 @@ def sum_up(statements: Sequence[Statement]) -> str:
     """The verdict on the statements, by the rule of this module."""
     if not statements:
         return NO_ORDER
-    number = _numbers(statements)
+    number = Counter(statement.status for statement in statements)
     if number["shown"] == len(statements):
         return "holds"
     chance = by_chance(len(statements) - number["no interval"])
     if number["shown"] > chance:
         return "holds in part" + (" and is contradicted in part" if number["contradicted"] > chance else "")
     return "is contradicted" if number["contradicted"] > chance else "is not decided"
-
-
-def _numbers(statements: Sequence[Statement]) -> dict[str, int]:
-    return {status: sum(statement.status == status for statement in statements) for status in _WORDS}
 
 
 def by_chance(number: int) -> int:
@@ -80,13 +77,12 @@ def paragraph(groups: Sequence[Group], measures: Measures, other: str | None = N
     """The verdict in words; ``other`` is that on a claim which is no ordering."""
     statements = [s for group in groups for s in ordered(group, measures[group.part])]
     if not statements:
-        found = NO_ORDER if other is None else other
-        return f"**{found[:1].upper()}{found[1:]}.**"
-    number = _numbers(statements)
+        return f"**{sentence_case(other or NO_ORDER)}.**"
+    number = Counter[str](statement.status for statement in statements)
     parts = ", ".join(f"{number[status]} {word}" for status, word in _WORDS.items() if number[status])
     orders = dict.fromkeys(_order_text(group) for group in groups if len(group.order) > 1)
     sentences = [f"**The paper's ordering {sum_up(statements)}.**", f"It is {'; '.join(orders)}."]
-    sentences.append(f"Of {_count(len(statements), 'statement')} on pairs of methods, the runs leave {parts}.")
+    sentences.append(f"Of {counted(len(statements), 'statement')} on pairs of methods, the runs leave {parts}.")
     with_interval = len(statements) - number["no interval"]
     if with_interval > 1:
         chance = by_chance(with_interval)
@@ -98,6 +94,11 @@ def paragraph(groups: Sequence[Group], measures: Measures, other: str | None = N
     return " ".join(sentences)
 
 
+def _order_text(group: Group) -> str:
+    names = [[group.row(label).name for label in rank if label in group.labels] for rank in group.ranks]
+    return " before ".join(" and ".join(rank) for rank in names if rank)
+
+
 def headline(groups: Sequence[Group], measures: Measures) -> str:
     """What was measured in one line: the paper's best (or else the first other row) against the baseline, by part."""
     pieces = []
@@ -105,10 +106,19 @@ def headline(groups: Sequence[Group], measures: Measures) -> str:
         others = [label for label in [*group.order, *group.labels] if label != group.baseline]
         if others:
             best, base = group.row(others[0]), group.row(group.baseline)
-            texts = [effect(between(group, measure, best.label, base.label)) for measure in measures[group.part]]
+            texts = [_effect(between(group, measure, best.label, base.label)) for measure in measures[group.part]]
             where = f"{group.title}: " if len(groups) > 1 else ""
             pieces.append(f"{where}{best.name} against {base.name}: {'; '.join(texts)}.")
     return " ".join(pieces)
+
+
+def _effect(statement: Statement) -> str:
+    """An estimate with its interval and status, as in ``accuracy +0.52 points [0.10, 0.94], better``."""
+    measure = statement.measure
+    words = {"shown": measure.words[0], "contradicted": measure.words[1]}
+    failed = statement.only_first + statement.only_second
+    lost = f", without {counted(failed, 'seed')} with which one {measure.failed}" if failed else ""
+    return f"{measure.name} {number_text(statement)}, {words.get(statement.status, statement.status)}{lost}"
 
 
 def pairs_table(groups: Sequence[Group], measures: Measures) -> str:
@@ -133,7 +143,7 @@ def _others(group: Group) -> Iterator[tuple[str, str]]:
             seconds = [group.baseline, *([o for o in same if o in group.order] or [o for o in same if o == name])]
         if name in _RIVALS:
             rival = label.replace(name, _RIVALS[name], 1)
-            seconds += [other for other in group.labels if base_name(other) in _UNIFORM]
+            seconds += [other for other in group.labels if base_name(other) in ("uniform", "md-fixed")]
             seconds += [other for other in group.labels if other == rival]
         yield from ((label, second) for second in dict.fromkeys(seconds) if outside or second not in group.order)
 
@@ -143,48 +153,39 @@ def _table(statements: Sequence[Statement], head: str, word: str) -> str:
     lines = []
     for s in statements:
         left_out = s.only_first + s.only_second
-        status = f"{s.status} ({_count(left_out, 'seed')} left out)" if left_out else s.status
+        status = f"{s.status} ({counted(left_out, 'seed')} left out)" if left_out else s.status
         line = [f"{s.first} {word} {s.second}", s.measure.name, number_text(s), str(s.pairs), status]
         lines.append([s.where, *line] if several else line)
     heads = [head, "measure", "estimate [95 %]", "paired seeds", "status"]
     return markdown(["part", *heads] if several else heads, lines, left=len(heads) + 1) if lines else ""
 
 
-def effect(statement: Statement) -> str:
-    """An estimate with its interval and status, as in ``accuracy +0.52 points [0.10, 0.94], better``."""
-    measure = statement.measure
-    words = {"shown": measure.words[0], "contradicted": measure.words[1]}
-    failed = statement.only_first + statement.only_second
-    lost = f", without {_count(failed, 'seed')} with which one {measure.failed}" if failed else ""
-    return f"{measure.name} {number_text(statement)}, {words.get(statement.status, statement.status)}{lost}"
-
-
 def number_text(statement: Statement) -> str:
     """As in ``speed-up ×1.31 [1.05, 1.60]``, ``+0.52 points [0.10, 0.94]``, ``lower by 0.120 [-0.010, 0.250]``."""
-    measure, estimate = statement.measure, statement.estimate
+    measure, estimate, low, high = statement.measure, statement.estimate, statement.low, statement.high
     if estimate is None:
         return "without a pair of seeds"
-    ends = [] if statement.low is None or statement.high is None else [statement.low, statement.high]
     if measure.form == "ratio":
-        return f"{measure.unit}×{estimate:.2f}{_interval_text(ends, 2)}"
-    digits = 2 if measure.scale > 1 else 3
-    ends = [measure.scale * end for end in ends]
+        return f"{measure.unit}×{estimate:.2f}{ends(low, high)}"
+    form, scale = ".2f" if measure.scale > 1 else ".3f", measure.scale
     if measure.higher:
-        return f"{measure.scale * estimate:+.{digits}f}{measure.unit}{_interval_text(ends, digits)}"
+        return f"{scale * estimate:+{form}}{measure.unit}{ends(low, high, form, scale)}"
     # The estimate is in favour of the first: a lower loss is above 0.
-    word = "lower" if estimate >= 0 else "higher"
-    ends = ends if estimate >= 0 else [-end for end in reversed(ends)]
-    return f"{word} by {measure.scale * abs(estimate):.{digits}f}{measure.unit}{_interval_text(ends, digits)}"
+    if estimate >= 0:
+        return f"lower by {scale * estimate:{form}}{measure.unit}{ends(low, high, form, scale)}"
+    return f"higher by {-scale * estimate:{form}}{measure.unit}{ends(high, low, form, -scale)}"
 
 
-def _interval_text(ends: Sequence[float], digits: int) -> str:
-    return f" [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]" if ends else ""
+def ends(low: float | None, high: float | None, form: str = ".2f", scale: float = 1.0) -> str:
+    """The ends of an interval in brackets after a blank; nothing where there is none."""
+    return "" if low is None or high is None else f" [{scale * low:{form}}, {scale * high:{form}}]"
 
 
-def _order_text(group: Group) -> str:
-    names = [[group.row(label).name for label in rank if label in group.labels] for rank in group.ranks]
-    return " before ".join(" and ".join(rank) for rank in names if rank)
+def sentence_case(text: str) -> str:
+    """The text with a capital first letter; ``str.capitalize`` lowers the others."""
+    return text[:1].upper() + text[1:]
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """As in "1 seed", "2 seeds"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

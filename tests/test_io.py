@@ -27,7 +27,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "record.json": read_record,
     "summary.json": read_summary,
     "verdict.json": read_verdict,
-    "runs.jsonl.gz": reproduce._read_rows,
+    "runs.jsonl.gz": reproduce.read_rows,
     "README.md": read_index,
 }
 

@@ -1,19 +1,16 @@
 """The target: on every task with m / n <= 20, G >= 0.7 for this project's best unbiased method, and no rival ahead.
 
 G is the share of the gap between uniform sampling and full participation that a method closes: (R_uniform - R) /
-(R_uniform - R_full) of mean rounds to the threshold over paired seeds, with Fieller's interval. Where uniform sampling
-needs less than ``LEAST`` more than full participation, or the interval of the gap contains 0, there is no gap and no G.
-Rounds are min(R, T): a run that never reaches the threshold, or diverges, counts as its T rounds, a lower bound. Such
-runs decide nothing in favour of their method.
+(R_uniform - R_full) of mean rounds to the threshold over paired seeds, with Fieller's interval. Rounds are min(R, T): a
+run that never reaches the threshold, or diverges, counts as its T rounds, a lower bound, which decides nothing in
+favour of its method. Where uniform sampling needs less than ``LEAST`` more than full participation, or the interval of
+the gap contains 0, there is no gap and no G.
 
 The best method is chosen on the tuning seeds (fewest rounds there), so that its result on the test seeds is not the
-luckiest of several. A rival is a method of somebody else that needs no more than a practical server has: nothing, the
-clients' sizes, or what the cohort sent. Servers that also know the labels of every client beforehand are judged
-separately, with all of these methods and those that need the labels. A rival is ahead if the 95 % interval of the ratio
-of mean rounds, paired over seeds, excludes 1 in its favour. Every interval is 95 % by itself; a sentence that names a
-rival as ahead gives its p-value after Holm's correction for all rivals, which the verdict does not use.
-
-Source of the correction: Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 1979.
+luckiest of several. A rival is a method of somebody else that needs no more than a practical server has. Servers that
+also know the labels of every client beforehand are judged separately. A rival is ahead if the 95 % interval of the
+ratio of mean rounds, paired over seeds, excludes 1 in its favour; p-values after Holm's correction (Scand. J. Statist.
+1979) stand beside it and decide nothing.
 """
 
 import math
@@ -26,10 +23,10 @@ from deltafl.analysis import Measure, Run, Statement, accuracy, area_under, comp
 from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
 from deltafl.types import FloatArray
 
+from ..verdict import ends
 from .parts import BASELINE, FULL, Part
 from .runs import Method, Result, rounds_to_threshold
 
-OURS = "this project"
 #: What a practical server has, as in the column "needs" of ``deltafl samplers``.
 PRACTICAL = ("nothing", "sizes", "cohort")
 #: The same for a server that knows every client's shares of labels beforehand.
@@ -49,7 +46,7 @@ def needs(label: str) -> str:
 
 def is_ours(label: str) -> bool:
     """Whether the sampler is one of this project's own."""
-    return SAMPLERS[parse_label(label).name].source == OURS
+    return SAMPLERS[parse_label(label).name].source == "this project"
 
 
 def _is_rival(label: str, informed: bool) -> bool:
@@ -111,25 +108,18 @@ def against(result: Result, measure: Measure, label: str, other: str) -> Stateme
     return compare(result.part.title, measure, (label, one.runs), (other, two.runs))
 
 
-def duel(result: Result, label: str, other: str) -> Statement | None:
-    """A method against another in rounds to the threshold; open where the runs that never reached it would decide.
-
-    Such a run counts as T, less than it needs, so that a ratio in favour of its method is too good.
-    """
+def _duel(result: Result, label: str, other: str) -> Statement | None:
+    """A method against another in rounds to the threshold; open where the runs that never reached it would decide."""
     found = against(result, measures(result.part)[0], label, other)
     winner = {"shown": label, "contradicted": other}.get(found.status) if found else None
     return found._replace(status="open") if found and winner and never(result.find(winner), result.part) else found
 
 
 class Gap(NamedTuple):
-    """G, or why there is none.
+    """G with its interval over so many paired seeds, or None where there is no gap.
 
-    Attributes:
-        value: G; None if there is no gap.
-        low, high: Its 95 % interval; None with fewer than two seeds or without a gap.
-        seeds: Paired seeds.
-        bound: ``"≤"`` or ``"≥"`` where runs that never reached the threshold make G a bound, ``"≥≤"`` where they pull
-            both ways; empty otherwise.
+    ``bound`` is ``"≤"`` or ``"≥"`` where runs that never reached the threshold make G a bound, ``"≥≤"`` where they pull
+    both ways.
     """
 
     value: float | None
@@ -142,24 +132,19 @@ class Gap(NamedTuple):
         """As in ``0.81 [0.72, 0.93]``; a dash where there is none."""
         if self.value is None:
             return "–"
-        ends = "" if self.low is None or self.high is None else f" [{self.low:.2f}, {self.high:.2f}]"
-        return f"{self.bound}{' ' * bool(self.bound)}{self.value:.2f}{ends}"
+        return f"{self.bound}{' ' * bool(self.bound)}{self.value:.2f}{ends(self.low, self.high)}"
 
 
 NO_GAP = Gap(None, None, None, 0)
 
 
 class Headroom(NamedTuple):
-    """How much more uniform sampling needs than full participation.
-
-    Attributes:
-        relative: As a share: mean U / mean F - 1.
-        exists: Whether there is a gap to close.
-        unknown: Why that cannot be decided; empty if it can.
-    """
+    """How much more uniform sampling needs than full participation: mean U / mean F - 1."""
 
     relative: float
+    #: Whether there is a gap to close.
     exists: bool
+    #: Why that cannot be decided; empty if it can.
     unknown: str = ""
 
     def __str__(self) -> str:
@@ -207,7 +192,7 @@ def gap_of(result: Result, label: str, measure: Measure) -> Gap:
     base_s, own_s, full_s = sides
     unknown = _cut_short(result.find(FULL), measure) > 0
     if unknown or (not measure.higher and not headroom(base_s, full_s).exists):
-        return Gap(None, None, None, len(base_s))
+        return NO_GAP._replace(seeds=len(base_s))
     sign = 1.0 if measure.higher else -1.0
     value, low, high = closed(sign * (own_s - base_s), sign * (full_s - base_s))
     return Gap(value, low, high, len(base_s), "" if value is None else _bound(result, label, measure, value))
@@ -222,7 +207,7 @@ def closed(gained_s: FloatArray, gap_s: FloatArray) -> tuple[float | None, float
 
 
 def _bound(result: Result, label: str, measure: Measure, value: float) -> str:
-    """Which way G would go if runs that were cut short had gone on, see ``Gap.bound``.
+    """Which way G would go if runs that were cut short had gone on.
 
     Down with a method's own rounds; with those of uniform sampling up if it is below 1, and down if it is above.
     """
@@ -230,7 +215,7 @@ def _bound(result: Result, label: str, measure: Measure, value: float) -> str:
         return ""
     own, base = _cut_short(result.find(label), measure) > 0, _cut_short(result.find(BASELINE), measure) > 0
     at_most, at_least = own or (base and value > 1), base and value < 1
-    return "≥≤" if at_most and at_least else "≤" if at_most else "≥" if at_least else ""
+    return "≥" * at_least + "≤" * at_most
 
 
 def _paired(result: Result, labels: tuple[str, ...], measure: Measure) -> list[FloatArray] | None:
@@ -250,26 +235,19 @@ def gap_by_seed(result: Result, label: str, measure: Measure) -> list[float]:
 
 
 class Judgement(NamedTuple):
-    """The target on one part.
-
-    Attributes:
-        result: The part.
-        informed: Whether methods may know the clients' labels beforehand.
-        best: This project's best unbiased method; None if none has a run.
-        status: Whether G >= 0.7: ``reached`` if its whole interval is above, ``missed`` if all of it is below.
-        gap: Its G.
-        headroom: The gap itself; None while uniform sampling or full participation has no run.
-        ahead: Rivals whose intervals are better than the best method's.
-        level: Rivals whose intervals contain no difference.
-        behind: Rivals whose intervals are worse.
-    """
+    """The target on one part."""
 
     result: Result
+    #: Whether methods may know the clients' labels beforehand.
     informed: bool
+    #: This project's best unbiased method; None if none has a run.
     best: str | None
+    #: Whether G >= 0.7: ``reached`` if its whole interval is above, ``missed`` if all of it is below.
     status: Status = "not measured"
     gap: Gap = NO_GAP
+    #: None while uniform sampling or full participation has no run.
     headroom: Headroom | None = None
+    #: The best method against rivals whose intervals are better, contain no difference, are worse.
     ahead: tuple[Statement, ...] = ()
     level: tuple[Statement, ...] = ()
     behind: tuple[Statement, ...] = ()
@@ -294,19 +272,15 @@ def judge_all(results: Sequence[Result]) -> list[Judgement]:
 def judge(result: Result, informed: bool = False) -> Judgement:
     """Judge the target on one part from its finished runs."""
     ours, room = ours_by_score(result, informed), headroom_of(result)
-    if not ours or room is None:
-        return Judgement(result, informed, ours[0].label if ours else None, headroom=room)
-    best = ours[0].label
-    gap = gap_of(result, best, measures(result.part)[0])
+    found = Judgement(result, informed, ours[0].label if ours else None, headroom=room)
+    if found.best is None or room is None:
+        return found
+    gap = gap_of(result, found.best, measures(result.part)[0])
     rivals = [method.label for method in result.shown if _is_rival(method.label, informed)]
-    pairs = [statement for rival in rivals if (statement := duel(result, best, rival)) is not None]
-    return Judgement(
-        result,
-        informed,
-        best,
-        _status(gap, room),
-        gap,
-        room,
+    pairs = [pair for rival in rivals if (pair := _duel(result, found.best, rival)) is not None]
+    return found._replace(
+        status=_status(gap, room),
+        gap=gap,
         ahead=tuple(pair for pair in pairs if pair.status == "contradicted"),
         level=tuple(pair for pair in pairs if pair.status in ("open", "no interval")),
         behind=tuple(pair for pair in pairs if pair.status == "shown"),
@@ -359,15 +333,14 @@ def _sum_up(judgements: list[Judgement]) -> str:
 def sentence(judgement: Judgement) -> str:
     """The verdict on a part."""
     title, best = judgement.result.part.title, judgement.best
-    title += ", labels known beforehand" if judgement.informed else ""
-    title += "" if not judgement.informed or judgement.uses_labels else " but not used"
+    if judgement.informed:
+        title += ", labels known beforehand" + ("" if judgement.uses_labels else " but not used")
     if best is None or judgement.headroom is None:
         return f"{title}: not measured yet (needs {FULL}, {BASELINE} and a method of ours)."
     goal = str(judgement.headroom) if judgement.gap.value is None else _goal_text(judgement, best)
-    every = [name for name in SAMPLERS if _is_rival(name, judgement.informed)]
-    missing = sum(judgement.result.find(name) is None for name in every)
-    counts = f"{len(judgement.behind)} behind, {len(judgement.level)} not told apart"
-    others = f"no rival is ahead ({counts}{f', {missing} not run' if missing else ''})"
+    missing = sum(judgement.result.find(name) is None for name in SAMPLERS if _is_rival(name, judgement.informed))
+    not_run = f", {missing} not run" if missing else ""
+    others = f"no rival is ahead ({len(judgement.behind)} behind, {len(judgement.level)} not told apart{not_run})"
     if judgement.ahead:
         others = f"ahead of it: {_ahead_text(judgement)}"
     if judgement.ratio > LARGEST_RATIO:
@@ -377,27 +350,25 @@ def sentence(judgement: Judgement) -> str:
 
 def _goal_text(judgement: Judgement, best: str) -> str:
     result, rounds = judgement.result, measures(judgement.result.part)[0]
-    word = {"missed": "**missed**"}.get(judgement.status, judgement.status)
+    word = "**missed**" if judgement.status == "missed" else judgement.status
     pracdelta = gap_of(result, "pracdelta", rounds)
     beside = "" if pracdelta.value is None else f" (`pracdelta` {pracdelta})"
     first, *others = ours_by_score(result, judgement.informed)
     equal = [m.label for m in others if m.search.score and m.search.score.rounds == (first.search.score or (0,))[0]]
     level = ", ".join(f"`{label}` {gap_of(result, label, rounds)}" for label in equal)
-    return f"G >= {GOAL:g} is {word}: `{best}` {judgement.gap}{beside}" + (
-        f"; level with it on the tuning seeds: {level}" if level else ""
-    )
+    tuned = f"; level with it on the tuning seeds: {level}" if level else ""
+    return f"G >= {GOAL:g} is {word}: `{best}` {judgement.gap}{beside}{tuned}"
 
 
 def _ahead_text(judgement: Judgement) -> str:
     every = [*judgement.ahead, *judgement.level, *judgement.behind]
     # What is not told apart counts as 1: beside runs that never reached the threshold its p-value is worth nothing.
     p_values = holm([1.0 if pair in judgement.level else p_value(pair) for pair in every])
-    texts = [
+    return ", ".join(
         f"{pair.second} (×{1 / (pair.estimate or 1):.2f} fewer by its own interval; corrected for {len(every)} rivals "
         f"p = {p:.2g})"
         for pair, p in zip(judgement.ahead, p_values, strict=False)
-    ]
-    return ", ".join(texts)
+    )
 
 
 def p_value(statement: Statement) -> float:

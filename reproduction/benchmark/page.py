@@ -20,13 +20,15 @@ from deltafl.analysis import (
     small_png,
     styled,
 )
-from deltafl.errors import DeltaflError, require
+from deltafl.errors import DeltaflError
 from deltafl.io import write_atomically
 from deltafl.samplers import is_unbiased
-from deltafl.simulation import OnProgress, RunStore
+from deltafl.simulation import OnProgress
 
-from ..page import Finding, hardware, write_verdict
+from ..page import OwnPage, diverged, hardware, write
+from ..reproduce import Request
 from ..spec import Experiment
+from ..verdict import counted, sentence_case
 from .judge import GOAL, LEAST, Gap, Judgement, elsewhere_text, gap_of, headline, judge_all, measures, needs, sentence
 from .parts import BASELINE, FULL, Part, parts_of
 from .runs import Reasons, Result, Store, gather, play
@@ -35,16 +37,12 @@ from .tables import cost_table, edge_text, main_table, num_params_of, rates_tabl
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ..reproduce import Request
-
 _LEFT, _RIGHT = -0.5, 1.25  # the part of the G axis that is drawn
 _KEY = "Line: 95 % interval. Hollow: biased. Square: knows the labels. Triangle: beyond the axis, or a bound."
 
 
-def reproduce_benchmark(experiment: Experiment, request: "Request", on_progress: OnProgress) -> str:
-    """Run what is missing and write the page of everything that is finished.
-
-    ``--part`` chooses what is run; the page shows all parts.
+def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
+    """Run what is missing of the parts that the request names, and write the page of everything that is finished.
 
     Returns:
         The page, Markdown.
@@ -52,8 +50,6 @@ def reproduce_benchmark(experiment: Experiment, request: "Request", on_progress:
     Raises:
         DeltaflError: If a part is unknown, nothing is finished, or the folder holds runs of other settings.
     """
-    for package, extra in (("matplotlib", "plot"), ("scipy", "sim")):
-        require(package, extra)
     parts, folder = parts_of(experiment, request.scale, **request.own), request.out
     reasons = {} if request.only_page else play(parts, request, on_progress)
     store = Store(folder)
@@ -61,61 +57,41 @@ def reproduce_benchmark(experiment: Experiment, request: "Request", on_progress:
     if not results:
         why = "; ".join(reasons.values()) or "leave out --only-page to run some"
         raise DeltaflError(f"{folder} has no finished run yet: {why}")
-    command = replace(request, parts=None).command
     judgements = judge_all(results)
-    with RunStore(folder).lock():
-        draw_gaps(results, experiment.view.core, folder / "gap.png")
-        draw_curves(results, experiment.view.core, folder / "curves.png")
-        write_atomically(folder / "table.csv", csv_text(table_cells(results)))
+    counts = sum(result.done for result in results), sum(len(part.methods) * part.seeds for part in parts)
+    with store.runs.lock():
+        _draw_gaps(results, experiment.view.core, folder / "gap.png")
+        _draw_curves(results, experiment.view.core, folder / "curves.png")
         write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
-        page = _page(experiment, request.scale, parts, judgements, reasons, command, store)
-        write_atomically(folder / "README.md", page)
-        finding = Finding(
-            name=experiment.name,
-            title=experiment.title,
-            claim=experiment.claim,
-            measured=" ".join(sentence(judgement) for judgement in judgements),
-            verdict=headline(judgements),
-            scale=request.scale,
-            done=sum(result.done for result in results),
-            total=sum(len(part.methods) * part.seeds for part in parts),
-            command=command,
-        )
-        write_verdict(folder, finding)
-    return page
+        blocks = _blocks(parts, judgements, reasons, counts, store)
+        measured = " ".join(sentence(judgement) for judgement in judgements)
+        shown = OwnPage(measured, headline(judgements), blocks, table_cells(results))
+        return write(experiment, shown, request.scale, counts, replace(request, parts=None).command, folder)
 
 
-def _page(
-    experiment: Experiment,
-    scale: str,
-    parts: Sequence[Part],
-    judgements: Sequence[Judgement],
-    reasons: Reasons,
-    command: str,
-    store: Store,
-) -> str:
+def _blocks(
+    parts: Sequence[Part], judgements: Sequence[Judgement], reasons: Reasons, counts: tuple[int, int], store: Store
+) -> list[str]:
     by_part = [judgement for judgement in judgements if not judgement.informed]
     results = [judgement.result for judgement in by_part]
-    blocks = [f"# {experiment.title}", f"**The target:** {experiment.claim}"]
-    blocks += ["## Verdict", f"**The target {headline(judgements)}.** {_counts(parts, results)}"]
+    done = f"{counts[0]} of {counts[1]} test runs are done."
+    done += "" if counts[0] == counts[1] else " This is the verdict of those."
+    blocks = ["## Verdict", f"**The target {headline(judgements)}.** {done}"]
     blocks += ["\n".join(f"- {sentence(judgement)}" for judgement in judgements), _RULES]
     blocks += ["![Gap closed by task and method](gap.png)", "![Accuracy over rounds by task](curves.png)"]
     for judgement in by_part:
-        blocks += _part_blocks(judgement)
+        result = judgement.result
+        blocks.append(f"## {result.part.title}")
+        if judgement.headroom is not None and judgement.gap.value is None:
+            blocks.append(f"{sentence_case(str(judgement.headroom))}.")
+        blocks += [main_table(result), cost_table(result), elsewhere_text(judgement)]
+        runs = [(f"`{method.label}`", run) for method in result.shown for run in method.runs.values()]
+        blocks += diverged("Runs that diverged and were ended there:", runs)
     blocks += ["## Learning rates", rates_table(results), _rates_text(results), edge_text(results, store)]
     blocks += ["## What was run", "\n".join(f"- {_setting_text(result)}" for result in results)]
-    runs = [run for result in results for method in result.shown for run in method.runs.values()]
-    blocks += [f"Hardware and versions:\n\n{hardware(runs)}"]
-    blocks += [f"Command (scale {scale}):", f"```\n{command}\n```", _FILES]
-    if experiment.notes:
-        blocks += ["## Decisions", "\n".join(f"- {note}" for note in experiment.notes)]
-    blocks += ["## What is missing", _missing(parts, results, reasons)]
-    return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def _counts(parts: Sequence[Part], results: Sequence[Result]) -> str:
-    done, total = sum(result.done for result in results), sum(len(part.methods) * part.seeds for part in parts)
-    return f"{done} of {total} test runs are done." + ("" if done == total else " This is the verdict of those.")
+    blocks.append(_missing(parts, results, reasons))
+    every = [run for result in results for method in result.shown for run in method.runs.values()]
+    return [*blocks, f"Hardware and versions:\n\n{hardware(every)}", _FILES]
 
 
 _RULES = (
@@ -145,25 +121,6 @@ _FILES = (
 )
 
 
-def _part_blocks(judgement: Judgement) -> list[str]:
-    result = judgement.result
-    blocks = [f"## {result.part.title}"]
-    if judgement.headroom is not None and judgement.gap.value is None:
-        text = str(judgement.headroom)
-        blocks.append(f"{text[:1].upper()}{text[1:]}.")
-    return [*blocks, main_table(result), cost_table(result), elsewhere_text(judgement), *_diverged(result)]
-
-
-def _diverged(result: Result) -> list[str]:
-    lines = [
-        f"- `{method.label}`, seed {seed}, in round {run.diverged}: {run.diverged_why}"
-        for method in result.shown
-        for seed, run in method.runs.items()
-        if run.diverged is not None
-    ]
-    return ["Runs that diverged and were ended there:\n\n" + "\n".join(lines)] if lines else []
-
-
 def _rates_text(results: Sequence[Result]) -> str:
     texts = [_grid_text(result) for result in results]
     return (
@@ -176,22 +133,21 @@ def _rates_text(results: Sequence[Result]) -> str:
 
 
 def _grid_text(result: Result) -> str:
-    part, searches = result.part, [method.search for method in result.methods]
-    rates = max((search.rates for search in searches), key=len)
-    seeds = f"{len(part.tuning_seeds)} tuning {'seed' if len(part.tuning_seeds) == 1 else 'seeds'}"
+    part = result.part
+    rates = ", ".join(f"{rate:g}" for rate in max((method.search.rates for method in result.methods), key=len))
     rounds = f" of {part.tuning_rounds} rounds" if part.tuning_rounds else ""
     few = (
         f"; the first for all rates, the others for each method's best {part.finalists}, before the grid grew and after"
         if part.finalists
         else ""
     )
-    return f"{part.title}: {', '.join(f'{rate:g}' for rate in rates)} ({seeds}{rounds}{few})"
+    return f"{part.title}: {rates} ({counted(len(part.tuning_seeds), 'tuning seed')}{rounds}{few})"
 
 
 def _setting_text(result: Result) -> str:
     part, run = result.part, result.part.common
     data = next(iter(result.shown[0].runs.values())).data
-    alpha = f" {run.alpha:g}" if run.alpha is not None and (run.partition or "") in ("hsu2019", "yurochkin2019") else ""
+    alpha = f" {run.alpha:g}" if run.alpha is not None and run.partition in ("hsu2019", "yurochkin2019") else ""
     work = f"{run.local_steps} local steps" if run.local_epochs is None else f"{run.local_epochs} local epochs"
     m, n = result.num_clients, run.sample or 1
     fewer = "".join(f", `{label}` {rounds}" for label, rounds in part.rounds_of.items())
@@ -201,7 +157,7 @@ def _setting_text(result: Result) -> str:
         f"{part.title} (tier {part.tier}): {data}, partition {run.partition or 'its own'}{alpha}, m = {m}, n = {n}, "
         f"m / n = {m / n:.3g}, {work} of batch {run.batch_size or 'all'}, {run.rounds} rounds{fewer}, evaluated every "
         f"{run.evaluate_every}{tests}, threshold {100 * part.threshold:g} %, {num_params_of(run.task)} parameters, "
-        f"{part.seeds} test {'seed' if part.seeds == 1 else 'seeds'}{area}."
+        f"{counted(part.seeds, 'test seed')}{area}."
     )
 
 
@@ -218,10 +174,10 @@ def _missing(parts: Sequence[Part], results: Sequence[Result], reasons: Reasons)
                 reason = reasons.get((part.name, method.label)) or why
                 rest = f" ({reason})" if reason else ""
                 lines.append(f"- {part.title}, `{method.label}`: {len(method.runs)} of {part.seeds} test runs{rest}")
-    return "\n".join(lines) or "Nothing: every run of this scale is done."
+    return "\n".join(["Missing:", "", *lines]) if lines else "Every run of this scale is done."
 
 
-def draw_curves(results: Sequence[Result], labels: Sequence[str], path: Path) -> None:
+def _draw_curves(results: Sequence[Result], labels: Sequence[str], path: Path) -> None:
     """Mean test accuracy of the core methods over rounds, a panel for each part."""
     look_of, panels, captions = looks(labels), [], []
     for result in results:
@@ -236,7 +192,7 @@ def draw_curves(results: Sequence[Result], labels: Sequence[str], path: Path) ->
     draw_panels(panels, captions, 2, note, path, goals=goals)
 
 
-def draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> None:
+def _draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> None:
     """G of the core methods, a panel for each part."""
     from matplotlib.figure import Figure
 

@@ -11,10 +11,9 @@ Later ones win: settings, tier, part, scale, the scale's change of the part. ``m
 each sampler of ``deltafl samplers``; ``more`` are labels beside them.
 
 A rate is better with fewer rounds to the threshold, averaged over the tuning seeds; a run that never reaches it, or
-diverged, counts as twice its rounds. Ties go to the higher mean accuracy over the rounds.
-
-All methods of a part search the same grid, so that none of them wins by a finer or a longer one. Where the best rate of
-any method is at an edge, the grid grows by a factor of 2 on that side, for all of them, as often as the part allows.
+diverged, counts as twice its rounds. Ties go to the higher mean accuracy over the rounds. All methods of a part search
+the same grid, so that none of them wins by a finer or a longer one: where the best rate of any is at an edge, it grows
+by a factor of 2 on that side, for all of them, as often as the part allows.
 
 Where runs are expensive, the first tuning seed plays all rates, and the others only each method's best few, its
 finalists. A finalist stays one when the grid grows: its runs are there, and may be the best.
@@ -24,9 +23,10 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deltafl.errors import DeltaflError, unknown_name
+from deltafl.io import checked
 from deltafl.samplers import SAMPLERS, parse_label
 from deltafl.simulation import Job, RunSettings, make_settings
 
@@ -34,28 +34,12 @@ from ..spec import Experiment
 
 FULL, BASELINE = "full", "uniform"
 NEVER = 2  # a tuning run that never reaches the threshold counts as so many times its rounds
-Edge = Literal["", "low", "high"]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Part(BaseModel):
-    """A part of the benchmark at one scale; what is not named here is a setting of every run.
-
-    Attributes:
-        name: Its name in the file.
-        title: Its name for people.
-        tier: The tier it belongs to.
-        methods: Labels.
-        rates: The first grid of local learning rates, each twice the one before.
-        extensions: How often the grid may grow on each side.
-        tuning_rounds: The most rounds of a tuning run; None for those of a test run.
-        tuning_seeds: Seeds that choose the rate.
-        finalists: How many rates of a method the tuning seeds after the first play; None for all.
-        seeds: Test seeds are 0, 1, ..., seeds - 1.
-        rounds_of: Rounds by label where they differ from the part's (full participation is expensive).
-        probe_every: Rounds between two probes of test seed 0; None for none.
-    """
+    """A part of the benchmark at one scale; what is not named here is a setting of every run."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -63,13 +47,19 @@ class Part(BaseModel):
     title: str
     tier: str
     methods: tuple[str, ...]
+    #: The first grid of local learning rates, each twice the one before, and how often it may grow on each side.
     rates: tuple[Rate, ...] = Field(min_length=1)
     extensions: Annotated[int, Field(ge=0)] = 3
+    #: The most rounds of a tuning run; None for those of a test run.
     tuning_rounds: Count | None = None
     tuning_seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    #: How many rates of a method the tuning seeds after the first play; None for all.
     finalists: Count | None = None
+    #: Test seeds are 0, 1, ..., seeds - 1.
     seeds: Count
+    #: Rounds by label where they differ from the part's (full participation is expensive).
     rounds_of: dict[str, Count] = {}
+    #: Rounds between two probes of test seed 0; None for none.
     probe_every: Count | None = None
 
     @model_validator(mode="after")
@@ -114,40 +104,31 @@ class Part(BaseModel):
 
     def tuning_job(self, label: str, rate: float, seed: int) -> Job:
         """A run that helps to choose the rate."""
-        return Job(f"{self.name}-tuning-{rate:g}", self._run(label, rate, seed, self.rounds_tuning(label)))
+        return Job(f"{self.name}-tuning-{rate:g}", self._run(label, rate, seed, rounds=self.rounds_tuning(label)))
 
     def test_job(self, label: str, rate: float, seed: int) -> Job:
         """A run that is reported; that of seed 0 has probes, which change nothing else."""
         probe = self.probe_every if seed == 0 and label != FULL else None
-        return Job(self.name, self._run(label, rate, seed, self.rounds_of.get(label), probe))
+        return Job(self.name, self._run(label, rate, seed, rounds=self.rounds_of.get(label), probe_every=probe))
 
-    def _run(
-        self, label: str, rate: float, seed: int, rounds: int | None = None, probe: int | None = None
-    ) -> RunSettings:
-        given = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
-        given |= {"sampler": label, "local_lr": rate, "seed": seed, "probe_every": probe}
-        return make_settings(RunSettings, given if rounds is None else given | {"rounds": rounds})
+    def _run(self, label: str, rate: float, seed: int, **own: int | None) -> RunSettings:
+        given = {**(self.model_extra or {}), "sampler": label, "local_lr": rate, "seed": seed}
+        given |= {key: value for key, value in own.items() if value is not None}
+        return make_settings(RunSettings, {key: value for key, value in given.items() if value is not None})
 
 
 def parts_of(experiment: Experiment, scale: str, **own: Any) -> list[Part]:
-    """The parts of a scale.
-
-    Args:
-        experiment: The benchmark.
-        scale: One of ``spec.SCALES``.
-        own: Settings of the user that win, such as ``data_dir``, or ``seeds``, the number of test seeds.
+    """The parts of a scale; the user's ``own`` settings, such as ``data_dir``, or ``seeds`` (test seeds), win.
 
     Raises:
-        DeltaflError: If a name is unknown or a setting impossible; one sentence.
+        DeltaflError: If a name is unknown or a setting impossible.
     """
     return [_part(experiment, scale, name, own) for name in experiment.part_names(scale)]
 
 
 def _part(experiment: Experiment, scale: str, name: str, own: dict[str, Any]) -> Part:
-    common = dict(experiment.settings)
-    tiers = common.pop("tiers", {})
-    change = experiment.scales[scale]
-    tier = experiment.parts[name].get("tier")
+    common, change = dict(experiment.settings), experiment.scales[scale]
+    tiers, tier = common.pop("tiers", {}), experiment.parts[name].get("tier")
     if tier not in tiers:
         raise unknown_name("tier", str(tier), tiers)
     merged = {"title": name, **common, **tiers[tier], **experiment.parts[name], **change.settings}
@@ -156,12 +137,7 @@ def _part(experiment: Experiment, scale: str, name: str, own: dict[str, Any]) ->
     merged["methods"] = tuple(dict.fromkeys([*listed, *merged.pop("more", ())]))
     for label in merged["methods"]:
         parse_label(label)
-    try:
-        return Part.model_validate({**merged, "name": name})
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DeltaflError(f"benchmark, part {name}: {where + ': ' if where else ''}{first['msg']}") from None
+    return checked(Part, {**merged, "name": name}, f"benchmark, part {name}", "correct its file")
 
 
 class Score(NamedTuple):
@@ -176,20 +152,16 @@ ScoreOf = Callable[[str, float], Score | None]
 
 
 class Search(NamedTuple):
-    """How far the search for a rate is.
+    """How far the search for a rate is."""
 
-    Attributes:
-        rates: The grid as it is now, increasing.
-        finalists: Those that all tuning seeds play, increasing; empty while runs of the first seed are missing.
-        best: The chosen rate; None while runs of the grid are missing.
-        edge: The edge of the grid at which the chosen rate still is; empty if it is inside.
-        score: Its score; None while there is none.
-    """
-
+    #: The grid as it is now, increasing.
     rates: tuple[float, ...]
+    #: Those that all tuning seeds play, increasing; empty while runs of the first seed are missing.
     finalists: tuple[float, ...]
+    #: The chosen rate; None while runs of the grid are missing.
     best: float | None = None
-    edge: Edge = ""
+    #: The edge of the grid at which the chosen rate still is; empty if it is inside.
+    edge: Literal["", "low", "high"] = ""
     score: Score | None = None
 
 
@@ -202,40 +174,33 @@ def search(part: Part, labels: Sequence[str], score_of: ScoreOf, first_score_of:
         score_of: The score on all tuning seeds.
         first_score_of: The score on the first tuning seed, which chooses the finalists.
     """
-    grid, up, down = list(part.rates), part.extensions, part.extensions
+    grid, up, down = part.rates, part.extensions, part.extensions
     found = {label: Search((), ()) for label in labels}
     while True:
         for label, before in found.items():
-            finalists: tuple[float, ...] | None = tuple(grid)
+            finalists: tuple[float, ...] = grid
             if part.finalists is not None:
-                finalists = _finalists(grid, before.finalists, part.finalists, partial(first_score_of, label))
-            found[label] = _best(tuple(grid), finalists, partial(score_of, label))
+                known = _known(grid, partial(first_score_of, label))
+                best = sorted(known, key=lambda rate: known[rate])[: part.finalists]
+                finalists = tuple(sorted({*before.finalists, *best})) if known else ()
+            found[label] = _best(grid, finalists, partial(score_of, label))
         edges = {search.edge for search in found.values()}
         grows_up, grows_down = "high" in edges and up > 0, "low" in edges and down > 0
         if not (grows_up or grows_down):
             return found
-        grid = [grid[0] / 2] * grows_down + grid + [2 * grid[-1]] * grows_up
+        grid = (grid[0] / 2,) * grows_down + grid + (2 * grid[-1],) * grows_up
         up, down = up - grows_up, down - grows_down
 
 
-def _finalists(
-    grid: Sequence[float], former: Sequence[float], number: int, score_of: Callable[[float], Score | None]
-) -> tuple[float, ...] | None:
-    """The former finalists and the best of the grid on the first seed; None while one of its runs is missing."""
-    known = {rate: found for rate in grid if (found := score_of(rate)) is not None}
-    if len(known) < len(grid):
-        return None
-    return tuple(sorted({*former, *sorted(known, key=lambda rate: known[rate])[:number]}))
+def _known(rates: Sequence[float], score_of: Callable[[float], Score | None]) -> dict[float, Score]:
+    """The scores of all rates; nothing while one is missing."""
+    known = {rate: found for rate in rates if (found := score_of(rate)) is not None}
+    return known if len(known) == len(rates) else {}
 
 
-def _best(
-    grid: tuple[float, ...], finalists: tuple[float, ...] | None, score_of: Callable[[float], Score | None]
-) -> Search:
-    if finalists is None:
-        return Search(grid, ())
-    known = {rate: found for rate in finalists if (found := score_of(rate)) is not None}
-    if len(known) < len(finalists):
+def _best(grid: tuple[float, ...], finalists: tuple[float, ...], score_of: Callable[[float], Score | None]) -> Search:
+    known = _known(finalists, score_of)
+    if not known:
         return Search(grid, finalists)
     best = min(finalists, key=lambda rate: known[rate])
-    edge: Edge = "high" if best == grid[-1] else "low" if best == grid[0] else ""
-    return Search(grid, finalists, best, edge, known[best])
+    return Search(grid, finalists, best, "high" if best == grid[-1] else "low" if best == grid[0] else "", known[best])

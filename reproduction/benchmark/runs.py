@@ -4,39 +4,37 @@ The records of tuning runs are not committed: there are thousands of them, and o
 and the mean accuracy matter. ``tuning/PART.jsonl.gz`` has one line for each; its first line holds what all share.
 """
 
-import gzip
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from deltafl.analysis import Run, area_under, reach
 from deltafl.errors import DeltaflError, require, unknown_name
-from deltafl.io import checked, write_atomically
+from deltafl.io import checked
 from deltafl.simulation import (
     Job,
     OnProgress,
     RunRecord,
     RunStore,
+    plan_of,
     require_devices,
     require_same,
     run_jobs,
+    task_of,
     what_is_run,
 )
 
-from ..spec import Experiment
-from .parts import NEVER, Part, Score, Search, parts_of, search
-
-if TYPE_CHECKING:
-    from ..reproduce import Request
+from ..reproduce import Request, read_rows, write_rows
+from .parts import NEVER, Part, Score, Search, search
 
 #: The settings in which the tuning runs of a part differ.
 _OWN = ("sampler", "local_lr", "seed", "rounds")
+#: Which tuning run of a part it is: the values of ``_OWN``.
+Key = tuple[str, float, int, int]
 #: Why a part, or a method on a part, is not run; by part and label ("" for the whole part).
 Reasons = dict[tuple[str, str], str]
 
@@ -51,46 +49,30 @@ def rounds_to_threshold(run: Run, threshold: float, smoothed: bool = False) -> f
 
 
 class TuningResult(BaseModel):
-    """What is kept of a tuning run.
-
-    Attributes:
-        sampler, local_lr, seed: Which run it is.
-        rounds: The planned rounds.
-        reached: The first evaluated round at the threshold; null for never, or if the run diverged.
-        mean_accuracy: Over the rounds that the file's first line names.
-        diverged: The round in which it diverged; null if it did not.
-        environment: Versions and hardware.
-    """
+    """What is kept of a tuning run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sampler: str
     local_lr: float
     seed: int
+    #: The planned rounds.
     rounds: int
+    #: The first evaluated round at the threshold; None for never, or if the run diverged.
     reached: float | None
+    #: Over the rounds that the file's first line names.
     mean_accuracy: float
     diverged: int | None
     environment: dict[str, Any]
 
     @property
-    def key(self) -> tuple[str, float, int, int]:
-        """Which run it is."""
+    def key(self) -> Key:
         return self.sampler, self.local_lr, self.seed, self.rounds
 
     @property
     def rounds_counted(self) -> float:
         """Rounds to the threshold; twice those of the run if it never got there, or diverged."""
         return NEVER * self.rounds if self.reached is None else self.reached
-
-
-class _Shared(BaseModel):
-    """The first line of a file: settings of all of its runs, and the rounds over which accuracy is averaged."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    settings: dict[str, Any]
-    horizon: int
 
 
 def tuning_result(record: RunRecord, part: Part) -> TuningResult:
@@ -109,26 +91,19 @@ class Store:
     """The finished runs in a folder; each is read once."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.runs = RunStore(folder)
+        self._folder = folder / "tuning"
         self._records: dict[str, RunRecord] = {}
-        self._tuned: dict[str, dict[tuple[str, float, int, int], TuningResult]] = {}
+        self._tuned: dict[str, dict[Key, TuningResult]] = {}
 
     def get(self, job: Job) -> RunRecord | None:
-        """The record of a job, or None if it is not finished.
-
-        Raises:
-            DeltaflError: If there is a record of other settings in its place.
-        """
-        if job.key not in self._records and (record := RunStore(self.folder).get(job)) is not None:
+        """The record of a job, or None; a record of other settings in its place is a ``DeltaflError``."""
+        if job.key not in self._records and (record := self.runs.get(job)) is not None:
             self._records[job.key] = record
         return self._records.get(job.key)
 
     def tuned(self, part: Part, job: Job) -> TuningResult | None:
-        """The result of a tuning run, from its line or else its record; None if it is not finished.
-
-        Raises:
-            DeltaflError: If it was run with other settings.
-        """
+        """The result of a tuning run, from its line or else its record; None if it is not finished."""
         lines = self._lines(part)
         key = (job.settings.sampler, job.settings.local_lr or 0.0, job.settings.seed, job.settings.rounds or 0)
         if key not in lines and (record := self.get(job)) is not None:
@@ -140,45 +115,38 @@ class Store:
         found = [self.tuned(part, part.tuning_job(label, rate, seed)) for seed in seeds]
         return [run for run in found if run is not None]
 
-    def _path(self, part: Part) -> Path:
-        return self.folder / "tuning" / f"{part.name}.jsonl.gz"
-
-    def _lines(self, part: Part) -> dict[tuple[str, float, int, int], TuningResult]:
-        path = self._path(part)
-        if part.name not in self._tuned:
-            self._tuned[part.name] = {}
-            if path.exists():
-                self._tuned[part.name] = {line.key: line for line in _read_tuning(path, part)}
-        return self._tuned[part.name]
-
     def keep(self, part: Part, jobs: Sequence[Job]) -> None:
         """Pack the records of finished tuning runs and write the part's lines."""
         for name in dict.fromkeys(job.part for job in jobs):
-            RunStore(self.folder).pack(name)
+            self.runs.pack(name)
         settings = {name: value for name, value in what_is_run(part.common).items() if name not in _OWN}
-        with RunStore(self.folder).lock():
+        with self.runs.lock():
             self._tuned.pop(part.name, None)  # another process may have added lines
             for job in jobs:
                 self.tuned(part, job)
             results = sorted(self._lines(part).values(), key=lambda result: result.key)
-            lines = [_Shared(settings=settings, horizon=part.tuning_horizon), *results]
-            text = "".join(json.dumps(line.model_dump(mode="json")) + "\n" for line in lines)
-            self._path(part).parent.mkdir(exist_ok=True)
-            write_atomically(self._path(part), gzip.compress(text.encode(), mtime=0))
+            self._folder.mkdir(exist_ok=True)
+            head = {"settings": settings, "horizon": part.tuning_horizon}
+            write_rows(self._path(part), head, [result.model_dump(mode="json") for result in results])
+
+    def _path(self, part: Part) -> Path:
+        return self._folder / f"{part.name}.jsonl.gz"
+
+    def _lines(self, part: Part) -> dict[Key, TuningResult]:
+        if part.name not in self._tuned:
+            self._tuned[part.name] = {line.key: line for line in _read_tuning(self._path(part), part)}
+        return self._tuned[part.name]
 
 
 def _read_tuning(path: Path, part: Part) -> list[TuningResult]:
-    cure = "choose another --out, or delete it to run them again"
-    try:
-        shared_line, *lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    except (OSError, EOFError, ValueError) as error:
-        raise DeltaflError(f"{path} cannot be read: {error}; {cure}") from None
-    shared = checked(_Shared, shared_line, f"{path}, line 1,", cure)
-    common = what_is_run(part.common)
-    require_same(shared.settings | {name: common[name] for name in _OWN}, Job(part.name, part.common), path)
-    if shared.horizon != part.tuning_horizon:
-        raise DeltaflError(f"{path} has means over {shared.horizon} rounds, not {part.tuning_horizon}: {cure}")
-    return [checked(TuningResult, line, f"{path}, line {number},", cure) for number, line in enumerate(lines, start=2)]
+    head, rows = read_rows(path)
+    if not head:
+        return []
+    common, cure = what_is_run(part.common), "choose another --out, or delete it to run them again"
+    require_same(head["settings"] | {name: common[name] for name in _OWN}, Job(part.name, part.common), path)
+    if head["horizon"] != part.tuning_horizon:
+        raise DeltaflError(f"{path} has means over {head['horizon']} rounds, not {part.tuning_horizon}: {cure}")
+    return [checked(TuningResult, row, f"{path}, line {number},", cure) for number, row in enumerate(rows, start=2)]
 
 
 def find_rates(part: Part, methods: Sequence[str], store: Store) -> dict[str, Search]:
@@ -223,6 +191,10 @@ class Method(NamedTuple):
     search: Search
     runs: dict[int, Run]
 
+    @property
+    def diverged(self) -> int:
+        return sum(run.diverged is not None for run in self.runs.values())
+
 
 class Result(NamedTuple):
     """A part with what is finished of it; ``methods`` includes those without a finished test run."""
@@ -242,7 +214,6 @@ class Result(NamedTuple):
 
     @property
     def num_clients(self) -> int:
-        """The number of clients m."""
         return len(next(iter(self.shown[0].runs.values())).draws_m)
 
     def find(self, label: str) -> Method | None:
@@ -262,7 +233,7 @@ def gather(part: Part, store: Store) -> Result | None:
     return Result(part, tuple(methods)) if any(method.runs for method in methods) else None
 
 
-def play(parts: Sequence[Part], request: "Request", on_progress: OnProgress) -> Reasons:
+def play(parts: Sequence[Part], request: Request, on_progress: OnProgress) -> Reasons:
     """Tune and measure on the parts that the request names, one after the other; skip what is finished.
 
     Returns:
@@ -271,35 +242,28 @@ def play(parts: Sequence[Part], request: "Request", on_progress: OnProgress) -> 
     Raises:
         DeltaflError: If a part is unknown, or the folder holds runs of other settings.
     """
-    for package in ("torch", "safetensors", "scipy"):
+    for package in ("torch", "safetensors"):
         require(package, "sim")
-    store, reasons = Store(request.out), Reasons()
-    for part in _chosen(parts, request.parts):
-        methods = runnable(part, store, reasons)
+    store, reasons, known = Store(request.out), Reasons(), {part.name: part for part in parts}
+    for name in request.parts or ():
+        if name not in known:
+            raise unknown_name("part", name, known)
+    for part in parts if request.parts is None else map(known.__getitem__, request.parts):
+        methods = _runnable(part, store, reasons)
         while jobs := [job for job in tuning_jobs(part, methods, store) if store.tuned(part, job) is None]:
             run_jobs(jobs, request.out, request.processes, on_progress)
             store.keep(part, jobs)
         if methods:
             run_jobs(reported_jobs(part, methods, store), request.out, request.processes, on_progress)
-            RunStore(request.out).pack(part.name)
+            store.runs.pack(part.name)
     return reasons
 
 
-def _chosen(parts: Sequence[Part], names: tuple[str, ...] | None) -> list[Part]:
-    known = {part.name: part for part in parts}
-    for name in names or ():
-        if name not in known:
-            raise unknown_name("part", name, known)
-    return [part for part in parts if names is None or part.name in names]
-
-
-def runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
+def _runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
     """The methods of a part that can run here; why others cannot is added to ``reasons``.
 
     Data are looked for only where something is left to do.
     """
-    from deltafl.simulation import plan_of, task_of
-
     tuned = all(store.tuned(part, job) for job in tuning_jobs(part, part.methods, store))
     if tuned and all(store.get(job) for job in reported_jobs(part, part.methods, store)):
         return part.methods
@@ -311,57 +275,10 @@ def runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
         return ()
     population, kept = task.population(part.common.weights), list[str]()
     for label in part.methods:
-        settings = part.tuning_job(label, part.rates[0], part.tuning_seeds[0]).settings
         try:
-            plan_of(settings, population, task)
+            plan_of(part.tuning_job(label, part.rates[0], part.tuning_seeds[0]).settings, population, task)
         except DeltaflError as error:
             reasons[part.name, label] = str(error)
         else:
             kept.append(label)
     return tuple(kept)
-
-
-def check_runs(
-    experiment: Experiment, request: "Request", number: int, on_progress: OnProgress
-) -> list[tuple[str, str]]:
-    """Play finished test runs again in another folder and compare: a record does not say which code made it.
-
-    Args:
-        experiment: The benchmark.
-        request: Parts, folder with the records, processes.
-        number: How many, at most; they are spread evenly over parts, methods and seeds.
-        on_progress: Called about once a second.
-
-    Returns:
-        For each run its key, as in ``digits/innovation-seed3``, and how it differs from its record; empty if not.
-
-    Raises:
-        DeltaflError: If a part is unknown, no run is finished, or its data are not at hand.
-    """
-    parts, store = _chosen(parts_of(experiment, request.scale, **request.own), request.parts), Store(request.out)
-    jobs = [job for part in parts for job in reported_jobs(part, part.methods, store) if store.get(job) is not None]
-    if not jobs:
-        raise DeltaflError(f"{request.out} has no finished test run to check; give --out and --scale of one that has")
-    number = min(number, len(jobs))
-    jobs = [jobs[i * len(jobs) // number] for i in range(number)]
-    with TemporaryDirectory() as folder:
-        run_jobs(jobs, Path(folder), request.processes, on_progress)
-        again = Store(Path(folder))
-        return [(job.key, _difference(store.get(job), again.get(job))) for job in jobs]
-
-
-def _difference(before: RunRecord | None, now: RunRecord | None) -> str:
-    if before is None or now is None:
-        return "its record was deleted while it was played again"
-    pairs = zip(before.round, before.accuracy, now.accuracy, strict=False)
-    first = next((round for round, old, new in pairs if old != new), None)
-    texts = []
-    if (before.round, before.diverged) != (now.round, now.diverged):
-        texts.append(f"it ends in round {now.round[-1]}, in the record in round {before.round[-1]}")
-    if first is not None:
-        texts.append(f"accuracies differ from round {first} on")
-    elif before.draws != now.draws:
-        texts.append("other clients were drawn")
-    if texts and before.environment != now.environment:
-        texts.append("the record is of another machine or other versions")
-    return "; ".join(texts)

@@ -1,6 +1,6 @@
 """The benchmark's tables: Markdown for people, and everything as rows of CSV."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -28,6 +28,7 @@ from deltafl.simulation import RunSettings, plan_of
 from deltafl.tasks import find_task
 from deltafl.types import FloatArray
 
+from ..verdict import ends
 from .judge import NO_GAP, Gap, against, gap_by_seed, gap_of, measures, needs, never, value_s
 from .parts import BASELINE, FULL, NEVER
 from .runs import Method, Result, Store, score
@@ -40,11 +41,9 @@ _KEYS = ("rounds", "rounds_smoothed", "accuracy", "mean_accuracy")
 def by_rounds(result: Result) -> list[Method]:
     """The methods with a finished run, fewest mean rounds first; ties by mean accuracy."""
     rounds, *_, area = measures(result.part)
-
-    def place(method: Method) -> tuple[float, float]:
-        return float(np.mean(value_s(method, rounds.value))), -float(np.mean(value_s(method, area.value)))
-
-    return sorted(result.shown, key=place)
+    return sorted(
+        result.shown, key=lambda m: (np.mean(value_s(m, rounds.value)), -float(np.mean(value_s(m, area.value))))
+    )
 
 
 def name_of(label: str) -> str:
@@ -62,54 +61,48 @@ def main_table(result: Result) -> str:
     lines = []
     for method in by_rounds(result):
         label = method.label
-        line = [name_of(label), needs(label), _rounds(result, method, rounds)]
-        line += [
-            "baseline" if label == BASELINE else _speed_up(result, method, against(result, rounds, label, BASELINE))
-        ]
-        line += [_gap(gap_of(result, label, rounds), label), _percent(method, area)]
-        line += ["baseline" if label == BASELINE else _points(against(result, area, label, BASELINE))]
-        line += [_percent(method, end), f"{len(method.runs)} of {result.part.seeds}"]
-        lines.append(line)
+        speed_up, points = "baseline", "baseline"
+        if label != BASELINE:
+            speed_up = _speed_up(result, method, against(result, rounds, label, BASELINE))
+            points = _points(against(result, area, label, BASELINE))
+        line = [name_of(label), needs(label), _rounds(result, method, rounds), speed_up]
+        line += [_gap(gap_of(result, label, rounds), label), _percent(method, area), points, _percent(method, end)]
+        lines.append([*line, f"{len(method.runs)} of {result.part.seeds}"])
     return markdown(heads, lines, left=2)
 
 
+def _mean_text(value_s: FloatArray, digits: int) -> str:
+    mean, sd = mean_and_sd(value_s)
+    return plus_minus(mean, None if np.isnan(sd) else sd, digits)
+
+
 def _rounds(result: Result, method: Method, rounds: Measure) -> str:
-    mean, sd = mean_and_sd(value_s(method, rounds.value))
-    failed, diverged = never(method, result.part), _diverged(method)
+    failed = never(method, result.part)
     notes = [f"{failed} of {len(method.runs)} never"] if failed else []
-    notes += [f"{diverged} diverged"] if diverged else []
-    mark = "≥ " if failed else ""
-    return mark + plus_minus(mean, None if np.isnan(sd) else sd, 1) + (f" ({', '.join(notes)})" if notes else "")
+    notes += [f"{method.diverged} diverged"] if method.diverged else []
+    mark, note = "≥ " if failed else "", f" ({', '.join(notes)})" if notes else ""
+    return f"{mark}{_mean_text(value_s(method, rounds.value), 1)}{note}"
+
+
+def _percent(method: Method, measure: Measure) -> str:
+    return _mean_text(100 * value_s(method, measure.value), 2)
 
 
 def _speed_up(result: Result, method: Method, statement: Statement | None) -> str:
     if statement is None or statement.estimate is None:
         return DASH
-    low, high = never(result.find(BASELINE), result.part) > 0, never(method, result.part) > 0
-    mark = "≥≤ " if low and high else "≥ " if low else "≤ " if high else ""
-    ends = "" if statement.low is None else f" [{statement.low:.2f}, {statement.high:.2f}]"
-    return f"{mark}×{statement.estimate:.2f}{ends}"
+    mark = "≥" * (never(result.find(BASELINE), result.part) > 0) + "≤" * (never(method, result.part) > 0)
+    return f"{mark}{' ' * bool(mark)}×{statement.estimate:.2f}{ends(statement.low, statement.high)}"
 
 
 def _points(statement: Statement | None) -> str:
     if statement is None or statement.estimate is None:
         return DASH
-    low, high = statement.low, statement.high
-    ends = "" if low is None or high is None else f" [{100 * low:.2f}, {100 * high:.2f}]"
-    return f"{100 * statement.estimate:+.2f}{ends}"
+    return f"{100 * statement.estimate:+.2f}{ends(statement.low, statement.high, scale=100)}"
 
 
 def _gap(gap: Gap, label: str) -> str:
     return str(gap) if gap.value is None else {BASELINE: "0", FULL: "1"}.get(label, str(gap))
-
-
-def _percent(method: Method, measure: Measure) -> str:
-    mean, sd = mean_and_sd(100 * value_s(method, measure.value))
-    return plus_minus(mean, None if np.isnan(sd) else sd, 2)
-
-
-def _diverged(method: Method) -> int:
-    return sum(run.diverged is not None for run in method.runs.values())
 
 
 def cost_table(result: Result) -> str:
@@ -118,10 +111,9 @@ def cost_table(result: Result) -> str:
     heads += ["CPU seconds to the threshold", "a round", "one-round MSE", "lower bound without a control"]
     lines = []
     for method in by_rounds(result):
-        bound = "≥ " if never(method, result.part) else ""
         costs = {key: _short(value) for key, value in cost_cells(result, method).items()}
-        for key in ("mb_to_threshold", "cpu_seconds_to_threshold"):
-            costs[key] = bound + costs[key]
+        if never(method, result.part):
+            costs |= {key: f"≥ {costs[key]}" for key in ("mb_to_threshold", "cpu_seconds_to_threshold")}
         lines.append([name_of(method.label), *costs.values()])
     return markdown(heads, lines)
 
@@ -134,8 +126,10 @@ def cost_cells(result: Result, method: Method) -> dict[str, Any]:
     """Bytes, memory, time and probes of a method."""
     settings = result.part.test_job(method.label, result.part.rates[0], 0).settings
     models, numbers, megabytes = server_memory(settings, result.num_clients)
-    bytes_to, bytes_a_round = _to_threshold(result, method, [run.bytes_r for run in method.runs.values()])
-    seconds_to, seconds_a_round = _to_threshold(result, method, [_seconds(run) for run in method.runs.values()])
+    bytes_to, bytes_a_round = _to_threshold(result, method, lambda run: run.bytes_r)
+    seconds_to, seconds_a_round = _to_threshold(
+        result, method, lambda run: run.seconds_r if run.cpu_seconds_r is None else run.cpu_seconds_r
+    )
     return {
         "mb_to_threshold": bytes_to / MB,
         "mb_a_round": bytes_a_round / MB,
@@ -144,29 +138,25 @@ def cost_cells(result: Result, method: Method) -> dict[str, Any]:
         "server_mb": megabytes,
         "cpu_seconds_to_threshold": seconds_to,
         "cpu_seconds_a_round": seconds_a_round,
-        "mse": probed(method, "error"),
-        "least_mse": probed(method, "least_error"),
+        "mse": _probed(method, "error"),
+        "least_mse": _probed(method, "least_error"),
     }
 
 
-def _seconds(run: Run) -> FloatArray:
-    return run.seconds_r if run.cpu_seconds_r is None else run.cpu_seconds_r
-
-
-def _to_threshold(result: Result, method: Method, spent_rs: Sequence[FloatArray]) -> tuple[float, float]:
+def _to_threshold(result: Result, method: Method, spent: Callable[[Run], FloatArray]) -> tuple[float, float]:
     """Means over runs of what was spent until the threshold was reached, and in one round.
 
     A run that never reached the threshold, or diverged, counts with all of its planned rounds.
     """
     to_threshold, a_round = [], []
-    for run, spent_r in zip(method.runs.values(), spent_rs, strict=True):
+    for run in method.runs.values():
         at = None if run.diverged is not None else reach(run, result.part.threshold)
-        a_round.append(float(spent_r[-1]) / max(run.num_rounds, 1))
-        to_threshold.append(a_round[-1] * run.horizon if at is None else float(spent_r[at]))
+        a_round.append(float(spent(run)[-1]) / max(run.num_rounds, 1))
+        to_threshold.append(a_round[-1] * run.horizon if at is None else float(spent(run)[at]))
     return float(np.mean(to_threshold)), float(np.mean(a_round))
 
 
-def probed(method: Method, column: str) -> float | None:
+def _probed(method: Method, column: str) -> float | None:
     """The geometric mean of a probe column over the second half of the rounds; None without probes."""
     values_s = [second_half(run, column) for run in method.runs.values() if column in run.probes]
     # A lower bound of 0 bounds nothing; older records have it where the update of any single client was 0.
@@ -176,13 +166,7 @@ def probed(method: Method, column: str) -> float | None:
 
 
 def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, float]:
-    """What the server keeps between rounds.
-
-    A state has k d + r numbers for a model of d parameters, so that two values of d give k and r.
-
-    Args:
-        settings: Resolved settings of a run.
-        num_clients: The number of clients m.
+    """What the server keeps between rounds: a state has k d + r numbers for a model of d parameters.
 
     Returns:
         Vectors of the model's length k, the global model included; other numbers a client r / m; megabytes of both,
@@ -224,22 +208,24 @@ def _method_cells(result: Result, method: Method) -> dict[str, Any]:
     cell |= {"needs": needs(label), "source": SAMPLERS[parse_label(label).name].source}
     cell |= {"rate": method.search.best, "edge": method.search.edge, "seeds": len(method.runs)}
     cell |= {"never": never(method, part), "never_smoothed": never(method, part, smoothed=True)}
-    cell |= {"diverged": _diverged(method)}
+    cell |= {"diverged": method.diverged}
     for key, measure in zip(_KEYS, measures(part), strict=True):
-        mean, low, high = mean_interval(value_s(method, measure.value))
-        cell |= {key: mean, f"{key}_low": low, f"{key}_high": high}
+        cell |= _with_ends(key, mean_interval(value_s(method, measure.value)))
         other, gap = against(result, measure, label, BASELINE), gap_of(result, label, measure)
         if key == "accuracy":  # the end of a shorter run is no end
             other = other if part.rounds(label) == part.rounds(BASELINE) else None
             gap = gap if part.rounds(label) == part.rounds(FULL) == part.rounds(BASELINE) else NO_GAP
         if label != BASELINE and other is not None:
-            cell |= {f"{key}_to_uniform": other.estimate, f"{key}_to_uniform_low": other.low}
-            cell |= {f"{key}_to_uniform_high": other.high}
-        cell |= {f"gap_{key}": gap.value, f"gap_{key}_low": gap.low, f"gap_{key}_high": gap.high}
+            cell |= _with_ends(f"{key}_to_uniform", (other.estimate, other.low, other.high))
         by_seed = gap_by_seed(result, label, measure) if gap.value is not None else []
+        cell |= _with_ends(f"gap_{key}", gap[:3])
         cell |= {f"gap_{key}_median": float(np.median(by_seed)) if by_seed else None}
         cell |= {f"gap_{key}_bound": gap.bound} if measure.cut else {}
     return cell | cost_cells(result, method)
+
+
+def _with_ends(key: str, interval: tuple[float | None, float | None, float | None]) -> dict[str, float | None]:
+    return dict(zip((key, f"{key}_low", f"{key}_high"), interval, strict=True))
 
 
 def tuning_cells(results: Sequence[Result], store: Store) -> Cells:
@@ -266,22 +252,18 @@ def rates_table(results: Sequence[Result]) -> str:
 
 
 def _rate(result: Result, label: str) -> str:
-    method = next((method for method in result.methods if method.label == label), None)
-    if method is None:
+    found = next((method.search for method in result.methods if method.label == label), None)
+    if found is None:
         return ""
-    best, found = method.search.best, method.search.score
-    if best is None or found is None:
+    if found.best is None or found.score is None:
         return DASH
-    marks = ["edge"] if method.search.edge else []
-    marks += ["never"] if found.rounds == NEVER * result.part.rounds_tuning(label) else []
-    return f"{best:g}" + (f" ({', '.join(marks)})" if marks else "")
+    marks = ["edge"] if found.edge else []
+    marks += ["never"] if found.score.rounds == NEVER * result.part.rounds_tuning(label) else []
+    return f"{found.best:g}" + (f" ({', '.join(marks)})" if marks else "")
 
 
 def edge_text(results: Sequence[Result], store: Store) -> str:
-    """Chosen rates that are still at an edge of their grid, beside the best rate inside it, in tuning rounds.
-
-    Where the difference is within chance, the edge was won by chance, and a longer grid would only move it.
-    """
+    """Chosen rates that are still at an edge of their grid, beside the best rate inside it, in tuning rounds."""
     at_edge = [(result, method) for result in results for method in result.shown if method.search.edge]
     if not at_edge:
         return "No chosen rate is at an edge of its grid."
@@ -299,8 +281,7 @@ def edge_text(results: Sequence[Result], store: Store) -> str:
             best = min(inside, key=lambda rate: float(np.mean(rounds_of[rate])))
             mean, low, high = mean_interval(rounds_of[chosen] - rounds_of[best])
             better += high is not None and high < 0
-            ends = "" if low is None else f" [{low:.1f}, {high:.1f}]"
-            cells[2:] = [f"{best:g}", f"{np.mean(rounds_of[best]):.1f}", f"{mean:+.1f}{ends}"]
+            cells[2:] = [f"{best:g}", f"{np.mean(rounds_of[best]):.1f}", f"{mean:+.1f}{ends(low, high, '.1f')}"]
         lines.append([result.part.title, f"`{method.label}`", *cells])
     heads = ["task", "method", "chosen", "rounds", "best inside", "rounds", "difference [95 %]"]
     return (
