@@ -88,7 +88,6 @@ def _reproduce_one(request: Request) -> None:
 
 
 def _reproduce_all(request: Request) -> None:
-    """Every experiment in a folder of its own, those that cannot be run named, and the index."""
     require_index(request.out)
     for name in experiment_names():
         typer.echo(f"== {name}")
@@ -112,5 +111,4 @@ def _progress(folder: Path) -> Iterator[OnProgress]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point; the arguments of the command line if none are given."""
     run_app(app, arguments, "python -m reproduction")

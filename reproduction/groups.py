@@ -58,7 +58,6 @@ class Group(NamedTuple):
 
     @property
     def labels(self) -> list[str]:
-        """The labels of the rows."""
         return [row.label for row in self.rows]
 
     @property
@@ -68,16 +67,13 @@ class Group(NamedTuple):
 
     @property
     def runs(self) -> list[Run]:
-        """All runs."""
         return [run for row in self.rows for run in row.runs.values()]
 
     @property
     def metric(self) -> str:
-        """Accuracy or loss."""
         return self.runs[0].metric
 
     def row(self, label: str) -> Row:
-        """The row of a label that is among ``labels``."""
         return next(row for row in self.rows if row.label == label)
 
 
@@ -127,7 +123,6 @@ def title_of(sweep: Sweep, part: str) -> str:
 
 
 def full_title(sweep: Sweep, part: str) -> str:
-    """A part's name for people; that of rows in another part's table names the other one first."""
     host = sweep.experiment.view.rows_of.get(part)
     return title_of(sweep, part) if host is None else f"{title_of(sweep, host)}, {title_of(sweep, part)}"
 

@@ -45,7 +45,6 @@ class Point(NamedTuple):
 
     @property
     def x(self) -> float:
-        """Its place on the picture's x-axis."""
         ratio = self.clients / self.sample
         return {"age": ratio, "norms": self.spread, "groups": self.grouped, "far": self.drift}[self.picture]
 
@@ -62,7 +61,6 @@ def points_of(settings: dict[str, Any]) -> list[Point]:
 
 
 def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
-    """The relative errors of all methods at the points that are not there yet, a seed each."""
     points = points_of(settings)
     known = {(_point(row), row["method"]) for row in rows}
     for done, point in enumerate(points, start=1):
@@ -80,7 +78,6 @@ def _point(row: Row) -> Point:
 
 
 def errors_at(settings: dict[str, Any], methods: Sequence[str], point: Point, seed: int) -> dict[str, float]:
-    """The mean squared error of each method's estimate, all on the same updates."""
     population, origin_d = Population.from_sizes([1] * point.clients), np.zeros(settings["dimensions"], np.float32)
     plans = {
         label: make_plan(label, population, point.sample, seed=seed) for label in dict.fromkeys(["uniform", *methods])
@@ -118,7 +115,6 @@ def updates(settings: dict[str, Any], point: Point, seed: int, rounds: int) -> I
 
 
 def _noise(rng: np.random.Generator, rows: int, d: int) -> FloatArray:
-    """Rows of mean square 1."""
     return rng.standard_normal((rows, d)) / sqrt(d)
 
 
@@ -172,7 +168,6 @@ def _measured(row: Row) -> _Measured:
 
 
 def _measured_text(settings: dict[str, Any], found: Sequence[_Measured]) -> str:
-    """Where each method is better and where it is worse than uniform draws, by its intervals."""
     texts = []
     for method in settings["methods"]:
         own = _of(found, method)

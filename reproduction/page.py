@@ -58,7 +58,6 @@ class OwnPage(NamedTuple):
 
 
 def write_verdict(folder: Path, finding: Finding) -> None:
-    """Write the line of an experiment beside its page."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / VERDICT, finding.model_dump_json(indent=1) + "\n")
 
@@ -155,7 +154,6 @@ def write(experiment: Experiment, shown: OwnPage, scale: str, counts: tuple[int,
 
 
 def diverged(head: str, runs: Iterable[tuple[str, Run]]) -> list[str]:
-    """A paragraph that names the runs that diverged and why; nothing if there is none."""
     lines = [
         f"- {who}, seed {run.seed}, in round {run.diverged}: {run.diverged_why}"
         for who, run in runs
@@ -165,7 +163,6 @@ def diverged(head: str, runs: Iterable[tuple[str, Run]]) -> list[str]:
 
 
 def _what_was_run(sweep: Sweep, groups: Sequence[Group]) -> str:
-    """A line for each part: data, clients, seeds, and the settings that are not the defaults."""
     lines = []
     for part in sweep.comparisons:
         runs = [run for group in groups for run in group.runs if run.part == part]
@@ -208,7 +205,6 @@ def _unset(settings: CompareSettings) -> dict[str, Any]:
 
 
 def hardware(runs: Sequence[Run]) -> str:
-    """Hardware and versions as a list, all distinct ones with the number of runs on each."""
     counts: Counter[str] = Counter()
     for run in runs:
         known = {key: value for key, value in run.environment.items() if key not in ("command", "data")}

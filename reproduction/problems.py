@@ -7,7 +7,9 @@
 All weights are w_i = 1 / m, and f = (1 / m) sum_i F_i. Every client works at its own point, one row of ``x_md``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,84 +25,22 @@ LEAST_CURVATURE = 0.1
 
 
 @dataclass(frozen=True)
-class Quadratics:
-    """F_i = 1/2 (x - b_i)' A_i (x - b_i), the A_i symmetric with eigenvalues in (0, L]."""
+class Problem:
+    """The losses F_i of m clients and their gradients."""
 
-    curvature_mdd: FloatArray
-    centre_md: FloatArray
-    #: Standard deviation of a coordinate of the gradient noise, >= 0.
-    noise_m: FloatArray
+    #: Where a run begins.
     start_d: FloatArray
     #: L.
     smoothness: float
-
-    @property
-    def num_clients(self) -> int:
-        return len(self.centre_md)
-
-    def losses(self, x_d: FloatArray) -> FloatArray:
-        """F_i(x), (m,)."""
-        away_md = x_d - self.centre_md
-        loss_m: FloatArray = 0.5 * np.einsum("md,mde,me->m", away_md, self.curvature_mdd, away_md)
-        return loss_m
-
-    def gradients(self, x_md: FloatArray) -> FloatArray:
-        """A_i (x_i - b_i)."""
-        return (self.curvature_mdd @ (x_md - self.centre_md)[:, :, None])[:, :, 0]
-
-    def randomness(self, seed: int, round: int, steps: int) -> FloatArray:
-        """Standard normal numbers, (steps, m, d)."""
-        return stream(seed, "noise", round).standard_normal((steps, *self.centre_md.shape))
-
-    def noisy_gradients(self, x_md: FloatArray, drawn_m: FloatArray) -> FloatArray:
-        """The exact gradients plus Gaussian noise."""
-        return self.gradients(x_md) + self.noise_m[:, None] * drawn_m
-
-
-@dataclass(frozen=True)
-class RobustRegression:
-    """F_i = mean_j rho(a_ij' x - y_ij), rho(r) = r^2 / (2 + 2 r^2) (Geman and McClure), |rho''| <= 1."""
-
-    feature_mjd: FloatArray
-    target_mj: FloatArray
-    start_d: FloatArray
-    #: L, the largest eigenvalue of any mean_j a_ij a_ij'.
-    smoothness: float
-
-    @property
-    def num_clients(self) -> int:
-        return len(self.target_mj)
-
-    def losses(self, x_d: FloatArray) -> FloatArray:
-        """F_i(x), (m,)."""
-        square_mj = (self.feature_mjd @ x_d - self.target_mj) ** 2
-        loss_m: FloatArray = np.mean(square_mj / (2 + 2 * square_mj), axis=1)
-        return loss_m
-
-    def gradients(self, x_md: FloatArray) -> FloatArray:
-        """Over all examples of each client."""
-        return _mean_slope(self.feature_mjd, self.target_mj, x_md)
-
-    def randomness(self, seed: int, round: int, steps: int) -> IntArray:
-        """Indices of the minibatches, (steps, m, batch), drawn with replacement."""
-        shape = (steps, self.num_clients, BATCH)
-        return stream(seed, "batches", round).integers(self.target_mj.shape[1], size=shape)
-
-    def noisy_gradients(self, x_md: FloatArray, drawn_m: IntArray) -> FloatArray:
-        """Over one minibatch of each client."""
-        row_m = np.arange(self.num_clients)[:, None]
-        return _mean_slope(self.feature_mjd[row_m, drawn_m], self.target_mj[row_m, drawn_m], x_md)
-
-
-def _mean_slope(feature_mjd: FloatArray, target_mj: FloatArray, x_md: FloatArray) -> FloatArray:
-    """mean_j rho'(a_j' x - y_j) a_j for each client, rho'(r) = r / (1 + r^2)^2."""
-    residual_mj = (feature_mjd @ x_md[:, :, None])[:, :, 0] - target_mj
-    slope_mj = residual_mj / (1 + residual_mj**2) ** 2
-    gradient_md: FloatArray = (slope_mj[:, None, :] @ feature_mjd)[:, 0, :] / target_mj.shape[1]
-    return gradient_md
-
-
-Problem = Quadratics | RobustRegression
+    num_clients: int
+    #: F_i(x), (m,), at one point.
+    losses: Callable[[FloatArray], FloatArray]
+    #: grad F_i(x_i), (m, d).
+    gradients: Callable[[FloatArray], FloatArray]
+    #: What the clients draw in each step of a round, from seed, round and number of steps.
+    randomness: Callable[[int, int, int], Any]
+    #: The gradients with what was drawn in one step.
+    noisy_gradients: Callable[[FloatArray, Any], FloatArray]
 
 
 def local_work(problem: Problem, x_d: FloatArray, lr: float, steps_random: Any) -> tuple[Params, FloatArray]:
@@ -121,11 +61,11 @@ def local_work(problem: Problem, x_d: FloatArray, lr: float, steps_random: Any) 
     return update_md.astype(np.float32), np.maximum(variance_m, 0.0)
 
 
-def make_quadratics(m: int, d: int, noise: float, from_optimum: bool) -> Quadratics:
-    """Random curvatures in [0.1, 1]; distances and noise differ between clients by lognormal factors (sigma = 1).
+def make_quadratics(m: int, d: int, noise: float, from_optimum: bool) -> Problem:
+    """F_i = 1/2 (x - b_i)' A_i (x - b_i) with random curvatures in [0.1, 1].
 
-    A run starts at the minimum of f, or at distance 3 from it. ``noise`` is the root mean square over clients of the
-    standard deviation of a whole gradient.
+    Distances and noise differ between clients by lognormal factors (sigma = 1). A run starts at the minimum of f, or at
+    distance 3 from it. ``noise`` is the root mean square over clients of the standard deviation of a whole gradient.
     """
     rng = stream(0, "data")
     basis_mdd = np.linalg.qr(rng.standard_normal((m, d, d)))[0]
@@ -138,13 +78,31 @@ def make_quadratics(m: int, d: int, noise: float, from_optimum: bool) -> Quadrat
     optimum_d = np.linalg.solve(curvature_mdd.sum(axis=0), np.einsum("mde,me->d", curvature_mdd, centre_md))
     away_d = rng.standard_normal(d)
     start_d = optimum_d + (0.0 if from_optimum else 3.0) * away_d / np.linalg.norm(away_d)
-    return Quadratics(curvature_mdd, centre_md, noise_m, start_d, smoothness=1.0)
+
+    def losses(x_d: FloatArray) -> FloatArray:
+        away_md = x_d - centre_md
+        loss_m: FloatArray = 0.5 * np.einsum("md,mde,me->m", away_md, curvature_mdd, away_md)
+        return loss_m
+
+    def gradients(x_md: FloatArray) -> FloatArray:
+        gradient_md: FloatArray = (curvature_mdd @ (x_md - centre_md)[:, :, None])[:, :, 0]
+        return gradient_md
+
+    def randomness(seed: int, round: int, steps: int) -> FloatArray:
+        return stream(seed, "noise", round).standard_normal((steps, m, d))
+
+    def noisy_gradients(x_md: FloatArray, drawn_md: FloatArray) -> FloatArray:
+        noisy_md: FloatArray = gradients(x_md) + noise_m[:, None] * drawn_md
+        return noisy_md
+
+    return Problem(start_d, 1.0, m, losses, gradients, randomness, noisy_gradients)
 
 
-def make_robust_regression(m: int, d: int) -> RobustRegression:
-    """Each client has its own truth about a common one, its own spread of features, and a tenth of wild targets.
+def make_robust_regression(m: int, d: int) -> Problem:
+    """F_i = mean_j rho(a_ij' x - y_ij), rho(r) = r^2 / (2 + 2 r^2) (Geman and McClure), |rho''| <= 1.
 
-    At the start, x = 0, residuals are about 1, where rho turns from convex to concave.
+    Each client has its own truth about a common one, its own spread of features, and a tenth of wild targets. At the
+    start, x = 0, residuals are about 1, where rho turns from convex to concave.
     """
     rng = stream(0, "data", client=1)
     feature_mjd = rng.standard_normal((m, EXAMPLES, d)) * rng.lognormal(sigma=0.2, size=(m, 1, 1))
@@ -153,16 +111,38 @@ def make_robust_regression(m: int, d: int) -> RobustRegression:
     wild_mj = rng.random((m, EXAMPLES)) < 0.1
     target_mj = np.where(wild_mj, target_mj + 5 * rng.standard_normal((m, EXAMPLES)), target_mj)
     second_mdd = np.einsum("mjd,mje->mde", feature_mjd, feature_mjd) / EXAMPLES
+    row_m = np.arange(m)[:, None]
+
+    def losses(x_d: FloatArray) -> FloatArray:
+        square_mj = (feature_mjd @ x_d - target_mj) ** 2
+        loss_m: FloatArray = np.mean(square_mj / (2 + 2 * square_mj), axis=1)
+        return loss_m
+
+    def mean_slope(own_mjd: FloatArray, own_mj: FloatArray, x_md: FloatArray) -> FloatArray:
+        """mean_j rho'(a_j' x - y_j) a_j for each client, rho'(r) = r / (1 + r^2)^2."""
+        residual_mj = (own_mjd @ x_md[:, :, None])[:, :, 0] - own_mj
+        slope_mj = residual_mj / (1 + residual_mj**2) ** 2
+        gradient_md: FloatArray = (slope_mj[:, None, :] @ own_mjd)[:, 0, :] / own_mj.shape[1]
+        return gradient_md
+
+    def randomness(seed: int, round: int, steps: int) -> IntArray:
+        """Indices of the minibatches, drawn with replacement."""
+        return stream(seed, "batches", round).integers(EXAMPLES, size=(steps, m, BATCH))
+
+    def noisy_gradients(x_md: FloatArray, drawn_mb: IntArray) -> FloatArray:
+        return mean_slope(feature_mjd[row_m, drawn_mb], target_mj[row_m, drawn_mb], x_md)
+
     smoothness = float(np.linalg.eigvalsh(second_mdd).max())
-    return RobustRegression(feature_mjd, target_mj, np.zeros(d), smoothness)
+    gradients = partial(mean_slope, feature_mjd, target_mj)
+    return Problem(np.zeros(d), smoothness, m, losses, gradients, randomness, noisy_gradients)
 
 
 def make_problem(name: str, clients: int, dimension: int, noise: float) -> Problem:
     """Make a problem by name; an unknown one is a ``DeltaflError`` that suggests the nearest."""
-    names = ("quadratics", "quadratics-from-optimum", "robust-regression")
-    if name not in names:
-        raise unknown_name("problem", name, names)
     if name == "robust-regression":
         return make_robust_regression(clients, dimension)
-    from_optimum = name == "quadratics-from-optimum"
-    return make_quadratics(clients, dimension, 0.0 if from_optimum else noise, from_optimum)
+    if name == "quadratics-from-optimum":
+        return make_quadratics(clients, dimension, 0.0, from_optimum=True)
+    if name == "quadratics":
+        return make_quadratics(clients, dimension, noise, from_optimum=False)
+    raise unknown_name("problem", name, ("quadratics", "quadratics-from-optimum", "robust-regression"))

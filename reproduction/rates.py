@@ -24,24 +24,12 @@ from deltafl import (
     Population,
     Reports,
     Sgd,
+    analysis,
     close_round,
     init_round,
     make_plan,
     make_sampler,
     open_round,
-)
-from deltafl.analysis import (
-    CAPTION,
-    Interval,
-    Line,
-    Look,
-    band_of,
-    base_name,
-    draw_panels,
-    looks,
-    markdown,
-    mean_interval,
-    ratio_of_means,
 )
 from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray
@@ -150,15 +138,15 @@ class Measured(NamedTuple):
     mean: float
     #: The claimed order, None if the paper claims none.
     claimed: float | None
-    slope_least: Interval | None
-    slope_mean: Interval | None
+    slope_least: analysis.Interval | None
+    slope_mean: analysis.Interval | None
     #: ``mean`` relative to uniform sampling's.
-    ratio: Interval | None
+    ratio: analysis.Interval | None
 
 
 def _measured(horizons: Sequence[int], values: Values, problem: str, label: str) -> Measured:
     least_ts, mean_ts = values[problem, label]
-    orders = CLAIMS.get(base_name(label))
+    orders = CLAIMS.get(analysis.base_name(label))
     return Measured(
         problem,
         label,
@@ -172,7 +160,7 @@ def _measured(horizons: Sequence[int], values: Values, problem: str, label: str)
     )
 
 
-def slope(value_ts: FloatArray, horizon_t: Sequence[int]) -> Interval | None:
+def slope(value_ts: FloatArray, horizon_t: Sequence[int]) -> analysis.Interval | None:
     """Slope of log(mean over seeds) against log T, with its interval, of values (t, s); see the module's text.
 
     None where a value is 0 or all are alike; no bounds with one seed.
@@ -184,22 +172,21 @@ def slope(value_ts: FloatArray, horizon_t: Sequence[int]) -> Interval | None:
     weight_t = centred_t / (centred_t @ centred_t)
     mean_t = value_ts.mean(axis=1)
     value = float(weight_t @ np.log(mean_t))
-    spread = mean_interval(weight_t @ (value_ts / mean_t[:, None]))
+    spread = analysis.mean_interval(weight_t @ (value_ts / mean_t[:, None]))
     if spread.high is None:
-        return Interval(value, None, None)
+        return analysis.Interval(value, None, None)
     margin = spread.high - spread.mean
-    return Interval(value, value - margin, value + margin)
+    return analysis.Interval(value, value - margin, value + margin)
 
 
-def _ratio(problem: str, label: str, other: str, values: Values) -> Interval | None:
+def _ratio(problem: str, label: str, other: str, values: Values) -> analysis.Interval | None:
     """A method's mean gradient at the longest T relative to another's, over paired seeds; None if one was not run."""
     if (problem, label) not in values or (problem, other) not in values:
         return None
-    return ratio_of_means(values[problem, label][1][-1], values[problem, other][1][-1])
+    return analysis.ratio_of_means(values[problem, label][1][-1], values[problem, other][1][-1])
 
 
 def verdict(row: Measured) -> str:
-    """How the slope of the mean over rounds compares with the claimed order, by its interval."""
     found, claimed = row.slope_mean, row.claimed
     if claimed is None or found is None or found.low is None or found.high is None:
         return "-"
@@ -238,7 +225,7 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
         "### The counter-example to theorem 2",
         "Two clients with F = (x - 1)^2 / 2 and (x + 1)^2 / 2, n = 1, K = 1, no noise, from x = 1, eta eta_L = 1: all "
         "conditions of the printed theorem hold (L = 1, A = 1, c = 1/4).",
-        markdown(heads, lines),
+        analysis.markdown(heads, lines),
     ]
     return OwnPage(*_sum_up(found, counter), blocks, [_csv_row(row) for row in found])
 
@@ -266,7 +253,6 @@ def values_of(settings: dict[str, Any], rows: Rows) -> Values:
 
 
 def _sum_up(found: Sequence[Measured], counter: Sequence[tuple[str, float, float, float]]) -> tuple[str, str]:
-    """What was measured, in a line, and the verdict on the claimed orders, both made from the intervals."""
     slow = [row for row in found if verdict(row) == SLOWER]
     held = [row for row in found if verdict(row).startswith(("as claimed", "faster"))]
     broken = [(least, bound) for _, _, least, bound in counter if least > bound]
@@ -281,7 +267,7 @@ def _sum_up(found: Sequence[Measured], counter: Sequence[tuple[str, float, float
     return text, "holds" if len(held) == len(found) else "is not decided"
 
 
-def _number(found: Interval | None) -> str:
+def _number(found: analysis.Interval | None) -> str:
     if found is None:
         return "-"
     form = ".2f" if abs(found.mean) >= 0.01 else ".1e"
@@ -305,7 +291,7 @@ def _table(rows: Sequence[Measured]) -> str:
         ]
         for row in rows
     ]
-    return markdown(heads, lines)
+    return analysis.markdown(heads, lines)
 
 
 def _duels(problem: str, values: Values) -> str:
@@ -327,22 +313,24 @@ def _csv_row(row: Measured) -> dict[str, Any]:
 
 
 def _draw(settings: dict[str, Any], values: Values, path: Path) -> None:
-    """Means over seeds against T, a panel for each problem and number, with lines of the slopes -1/2 and -1."""
     horizon_t = np.array(settings["horizons"], dtype=np.float64)
-    look_of, guide_look = looks(settings["methods"]), Look("#767676", (0.0, (1.0, 1.5)), "", 1.0)
+    look_of, guide_look = analysis.looks(settings["methods"]), analysis.Look("#767676", (0.0, (1.0, 1.5)), "", 1.0)
     panels, captions = [], []
     for problem, (measure, name) in product(settings["problems"], enumerate(("min over t", "mean over t"))):
         own = {method: values[problem, method][measure] for method in settings["methods"]}
         drawn = {method: value_ts for method, value_ts in own.items() if value_ts.max() > 1e-12}
         if drawn:  # else the run starts at the minimum
             bands = {
-                method: band_of([(horizon_t, value_t) for value_t in value_ts.T]) for method, value_ts in drawn.items()
+                method: analysis.band_of([(horizon_t, value_t) for value_t in value_ts.T])
+                for method, value_ts in drawn.items()
             }
-            lines = [Line(method, look_of[method], band) for method, band in bands.items()]
+            lines = [analysis.Line(method, look_of[method], band) for method, band in bands.items()]
             top = max(float(value_ts[0].mean()) for value_ts in drawn.values())
             for order in (-0.5, -1.0):
-                guide = band_of([(horizon_t, top * (horizon_t / horizon_t[0]) ** order)])
-                lines.append(Line("slopes -1/2 and -1", guide_look, guide))
+                guide = analysis.band_of([(horizon_t, top * (horizon_t / horizon_t[0]) ** order)])
+                lines.append(analysis.Line("slopes -1/2 and -1", guide_look, guide))
             panels.append(lines)
             captions.append(f"{problem}: {name}")
-    draw_panels(panels, captions, 2, CAPTION, path, log_y=True, log_x=True, x_label="rounds T, a run each")
+    analysis.draw_panels(
+        panels, captions, 2, analysis.CAPTION, path, log_y=True, log_x=True, x_label="rounds T, a run each"
+    )

@@ -37,7 +37,6 @@ class Request:
 
     @property
     def own(self) -> dict[str, Any]:
-        """The user's settings of the runs, which win over the experiment's."""
         given = {"data_dir": self.data_dir, "seeds": self.seeds, "device": self.device}
         return {key: value for key, value in given.items() if value is not None}
 
@@ -72,7 +71,6 @@ def reproduce(request: Request, on_progress: OnProgress) -> str:
 
 
 def make_sweep(experiment: Experiment, scale: str, parts: Sequence[str] | None = None, **own: Any) -> Sweep:
-    """The sweep of an experiment at a scale, of these parts or those of the scale; the ``own`` settings win."""
     names = experiment.part_names(scale) if parts is None else tuple(parts)
     return Sweep(experiment, scale, {part: experiment.comparison(part, scale, **own) for part in names})
 
@@ -106,7 +104,6 @@ def _shown_parts(sweep: Sweep, experiment: Experiment) -> Sweep:
 
 
 def records_of(sweep: Sweep, folder: Path) -> list[RunRecord]:
-    """The records that a sweep has so far, in the order of its jobs."""
     store = RunStore(folder)
     return [record for job in sweep.jobs() if (record := store.get(job)) is not None]
 
@@ -135,7 +132,6 @@ def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgres
 
 
 def _missing_data(waiting: Sequence[Job]) -> dict[str, str]:
-    """The parts whose task cannot be made here, with the sentence why."""
     reasons = {}
     for part, settings in {job.part: job.settings for job in reversed(waiting)}.items():
         try:

@@ -74,7 +74,6 @@ class View(_Model):
     core: tuple[str, ...] = ()
 
     def best_of(self, part: str) -> int:
-        """The k of a part's accuracy."""
         return self.best if isinstance(self.best, int) else self.best.get(part, 5)
 
 
@@ -119,12 +118,10 @@ class Experiment(_Model):
     scales: dict[str, Change]
 
     def part_names(self, scale: str) -> tuple[str, ...]:
-        """The parts that a scale runs."""
         chosen = self.scales[scale].parts
         return tuple(self.parts) if chosen is None else chosen
 
     def part_title(self, part: str) -> str:
-        """The part's name for people."""
         return str(self.parts.get(part, {}).get("title", part))
 
     def comparison(self, part: str, scale: str, **own: Any) -> CompareSettings:

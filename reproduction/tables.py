@@ -7,36 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deltafl.analysis import (
-    CAPTION,
-    DASH,
-    Cells,
-    Line,
-    Look,
-    Measure,
-    Run,
-    Statement,
-    accuracy,
-    band_of,
-    best_within,
-    centre,
-    curve_band,
-    draw_panels,
-    fixed,
-    human_seconds,
-    late_loss,
-    late_probe,
-    looks,
-    markdown,
-    mean_and_sd,
-    mean_interval,
-    plus_minus,
-    plus_minus_short,
-    reach,
-    rounds_to,
-    second_half,
-    short,
-)
+from deltafl import analysis
 from deltafl.types import FloatArray
 
 from .groups import Group, Row
@@ -52,7 +23,7 @@ class Shown(NamedTuple):
     """Tables with their headings, rows of ``table.csv``, the picture's file, measures by part, a verdict."""
 
     tables: list[tuple[str, str]]
-    cells: Cells
+    cells: analysis.Cells
     picture: str
     measures: Measures
     verdict: str | None = None
@@ -62,34 +33,35 @@ def _head(group: Group, row: Row) -> dict[str, Any]:
     return {"part": group.part, "sampler": row.label, "method": row.name, "seeds": len(row.runs)}
 
 
-def _table_of(columns: Sequence[Column], cells: Cells, left: int = 1) -> str:
-    return markdown([head for head, _ in columns], [[text(cell) for _, text in columns] for cell in cells], left=left)
+def _table_of(columns: Sequence[Column], cells: analysis.Cells, left: int = 1) -> str:
+    return analysis.markdown(
+        [head for head, _ in columns], [[text(cell) for _, text in columns] for cell in cells], left=left
+    )
 
 
-def _over_seeds(measure: Measure, runs: dict[int, Run]) -> tuple[float | None, float | None, int]:
+def _over_seeds(measure: analysis.Measure, runs: dict[int, analysis.Run]) -> tuple[float | None, float | None, int]:
     """Mean and sd of the seeds with a number, scaled for people (None without one), and how many have none."""
     number_s = measure.numbers(runs)
-    mean, sd = (None if np.isnan(number) else measure.scale * number for number in mean_and_sd(number_s))
+    mean, sd = (None if np.isnan(number) else measure.scale * number for number in analysis.mean_and_sd(number_s))
     return mean, sd, len(runs) - len(number_s)
 
 
-def _against(group: Group, measure: Measure, row: Row) -> Statement:
-    """A row against the baseline."""
+def _against(group: Group, measure: analysis.Measure, row: Row) -> analysis.Statement:
     return between(group, measure, row.label, group.baseline)
 
 
-def measures_of(group: Group, view: View) -> list[Measure]:
+def measures_of(group: Group, view: View) -> list[analysis.Measure]:
     """What the verdict compares: rounds to the threshold if there is one, then the accuracy or the loss."""
     y = view.y[0] if view.y else group.metric
-    value = accuracy(view.best_of(group.part)) if y == "accuracy" else late_loss(y == "log10-loss")
+    value = analysis.accuracy(view.best_of(group.part)) if y == "accuracy" else analysis.late_loss(y == "log10-loss")
     if group.threshold is not None and y == group.metric:
-        return [rounds_to(group.threshold, group.metric), value]
+        return [analysis.rounds_to(group.threshold, group.metric), value]
     return [value]
 
 
 def show_table(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     """A table in the paper's form for each part, with the paper's numbers beside ours, and curves."""
-    tables, cells, measures = [], Cells(), {}
+    tables, cells, measures = [], analysis.Cells(), {}
     for group in groups:
         measures[group.part] = measures_of(group, view)
         own = [_paper_cell(group, row, view, measures[group.part][-1]) for row in group.rows]
@@ -100,12 +72,12 @@ def show_table(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     return Shown(tables, cells, "curves.png", measures)
 
 
-def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str, Any]:
+def _paper_cell(group: Group, row: Row, view: View, value: analysis.Measure) -> dict[str, Any]:
     mean, sd, _ = _over_seeds(value, row.runs)
     cell = _head(group, row) | {"value": value.name, "mean": mean, "sd": sd}
     client_rs = [(seed, run, run.client_accuracy_r) for seed, run in row.runs.items()]
     by_client = {s: run._replace(accuracy_r=value_r) for s, run, value_r in client_rs if value_r is not None}
-    client_mean, _, missing = _over_seeds(accuracy(view.best_of(group.part)), by_client)
+    client_mean, _, missing = _over_seeds(analysis.accuracy(view.best_of(group.part)), by_client)
     if len(by_client) - missing == len(row.runs):
         cell["client_accuracy"] = client_mean
     paper = group.reported.get(row.label, Reported())
@@ -114,13 +86,13 @@ def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str,
     if group.threshold is None:
         return cell
     for suffix, smoothed in (("", False), ("_smoothed", True)):
-        mean, _, never = _over_seeds(rounds_to(group.threshold, group.metric, smoothed), row.runs)
+        mean, _, never = _over_seeds(analysis.rounds_to(group.threshold, group.metric, smoothed), row.runs)
         cell |= {f"rounds{suffix}": mean, f"never{suffix}": never}
-    reached = [(run, at) for run in row.runs.values() if (at := reach(run, group.threshold)) is not None]
+    reached = [(run, at) for run in row.runs.values() if (at := analysis.reach(run, group.threshold)) is not None]
     cell["seconds"] = _mean([run.seconds_r[at] for run, at in reached])
     cell["cpu_seconds"] = _mean([run.cpu_seconds_r[at] for run, at in reached if run.cpu_seconds_r is not None])
     if row.label != group.baseline:
-        speedup = _against(group, rounds_to(group.threshold, group.metric), row)
+        speedup = _against(group, analysis.rounds_to(group.threshold, group.metric), row)
         cell |= {"speedup": speedup.estimate, "low": speedup.low, "high": speedup.high, "pairs": speedup.pairs}
         cell["left_out"] = speedup.only_first + speedup.only_second
         theirs = group.reported.get(group.baseline, Reported()).rounds
@@ -133,20 +105,22 @@ def _mean(numbers: Sequence[float]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _paper_columns(group: Group, cells: Cells, value: Measure) -> list[Column]:
+def _paper_columns(group: Group, cells: analysis.Cells, value: analysis.Measure) -> list[Column]:
     percent, has_paper = group.metric == "accuracy", bool(group.reported)
     head, digits = ("accuracy, %", 2) if percent else (value.name, 3)
     columns: list[Column] = [("method", lambda cell: cell["method"])]
-    columns.append((head, lambda cell: plus_minus(cell["mean"], cell["sd"], digits)))
+    columns.append((head, lambda cell: analysis.plus_minus(cell["mean"], cell["sd"], digits)))
     if has_paper:
-        columns.append(("paper's accuracy", lambda cell: plus_minus(cell["paper_accuracy"], cell["paper_sd"], 2)))
+        columns.append(
+            ("paper's accuracy", lambda cell: analysis.plus_minus(cell["paper_accuracy"], cell["paper_sd"], 2))
+        )
     if any("client_accuracy" in cell for cell in cells):
-        columns.append(("mean over clients, %", lambda cell: fixed(cell.get("client_accuracy"), 2)))
+        columns.append(("mean over clients, %", lambda cell: analysis.fixed(cell.get("client_accuracy"), 2)))
     if group.threshold is None:
         return columns
-    columns.append((rounds_to(group.threshold, group.metric).name, lambda cell: _rounds_text(cell, "")))
+    columns.append((analysis.rounds_to(group.threshold, group.metric).name, lambda cell: _rounds_text(cell, "")))
     if has_paper:
-        columns.append(("paper's rounds", lambda cell: fixed(cell["paper_rounds"], 0)))
+        columns.append(("paper's rounds", lambda cell: analysis.fixed(cell["paper_rounds"], 0)))
     columns.append(("by 5-evaluation mean", lambda cell: _rounds_text(cell, "_smoothed")))
     columns.append(("wall seconds", lambda cell: _seconds_text(cell["seconds"])))
     columns.append(("CPU seconds", lambda cell: _seconds_text(cell["cpu_seconds"])))
@@ -155,7 +129,10 @@ def _paper_columns(group: Group, cells: Cells, value: Measure) -> list[Column]:
     columns.append(("speed-up [95 %]", _speedup_text))
     if has_paper:
         columns.append(
-            ("paper's speed-up", lambda c: fixed(c["paper_speedup"], 2) if "paper_speedup" in c else "baseline")
+            (
+                "paper's speed-up",
+                lambda c: analysis.fixed(c["paper_speedup"], 2) if "paper_speedup" in c else "baseline",
+            )
         )
     return columns
 
@@ -168,14 +145,14 @@ def _rounds_text(cell: dict[str, Any], suffix: str) -> str:
 
 
 def _seconds_text(number: float | None) -> str:
-    return DASH if number is None else human_seconds(number)
+    return analysis.DASH if number is None else analysis.human_seconds(number)
 
 
 def _speedup_text(cell: dict[str, Any]) -> str:
     if "speedup" not in cell:
         return "baseline"
     if cell["speedup"] is None:
-        return DASH
+        return analysis.DASH
     mark = "\\*" if cell["left_out"] else ""
     return f"{cell['speedup']:.2f}{mark}{ends(cell['low'], cell['high'])}"
 
@@ -201,11 +178,10 @@ def _table_note(group: Group, view: View) -> str:
 
 
 def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
-    """Curves, and each measure of each method: mean ± sd with an interval, and against the baseline."""
-    tables, cells, measures = [], Cells(), {}
+    tables, cells, measures = [], analysis.Cells(), {}
     for group in groups:
         measures[group.part] = measures_of(group, view)
-        others = [accuracy() if y == "accuracy" else late_loss(y == "log10-loss") for y in view.y[1:]]
+        others = [analysis.accuracy() if y == "accuracy" else analysis.late_loss(y == "log10-loss") for y in view.y[1:]]
         every = [*measures[group.part], *others]
         heads, lines = ["method"], [[row.name] for row in group.rows]
         for measure in every:
@@ -216,7 +192,7 @@ def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
                 cell, texts = _value_cell(group, row, measure)
                 cells.append(cell)
                 line.extend(texts)
-        tables.append((group.title, markdown(heads, lines)))
+        tables.append((group.title, analysis.markdown(heads, lines)))
     note = (
         "Mean ± sd over seeds, with the 95 % interval of the mean. Accuracy: mean of the best evaluations in the last "
         "4 % of the rounds; loss: mean over them. Comparisons are paired by seed."
@@ -226,14 +202,14 @@ def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     return Shown(tables, cells, "curves.png", measures)
 
 
-def _value_cell(group: Group, row: Row, measure: Measure) -> tuple[dict[str, Any], list[str]]:
+def _value_cell(group: Group, row: Row, measure: analysis.Measure) -> tuple[dict[str, Any], list[str]]:
     mean, sd, missing = _over_seeds(measure, row.runs)
     number_s = measure.numbers(row.runs)
-    interval = mean_interval(number_s)[1:] if len(number_s) else (None, None)
+    interval = analysis.mean_interval(number_s)[1:] if len(number_s) else (None, None)
     low, high = (None if end is None else measure.scale * end for end in interval)
     cell = _head(group, row) | {"value": measure.name, "mean": mean, "sd": sd}
     cell |= {"low": low, "high": high, "missing": missing}
-    text = plus_minus_short(mean, sd) + ends(low, high, ".4g")
+    text = analysis.plus_minus_short(mean, sd) + ends(low, high, ".4g")
     text += f" ({missing} of {len(row.runs)} {measure.failed})" if missing else ""
     if row.label == group.baseline:
         return cell, [text, "baseline"]
@@ -244,30 +220,31 @@ def _value_cell(group: Group, row: Row, measure: Measure) -> tuple[dict[str, Any
 
 
 def _draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path: Path) -> None:
-    """A row of panels for each ``y``, a panel for each part."""
     look_of, panels, captions, goals = _looks(groups), [], [], list[float | None]()
     for y, group in product(ys, groups):
         panels.append(
-            [Line(row.name, look_of[row.label], curve_band(list(row.runs.values()), y)) for row in group.rows]
+            [
+                analysis.Line(row.name, look_of[row.label], analysis.curve_band(list(row.runs.values()), y))
+                for row in group.rows
+            ]
         )
         captions.append(f"{group.title}: {_TITLES[y]}")
         has_goal = y == group.metric == "accuracy" and group.threshold is not None
         goals.append(100 * (group.threshold or 0.0) if has_goal else None)
-    draw_panels(panels, captions, columns, CAPTION, path, goals=goals)
+    analysis.draw_panels(panels, captions, columns, analysis.CAPTION, path, goals=goals)
 
 
-def _looks(groups: Sequence[Group]) -> dict[str, Look]:
-    return looks(list(dict.fromkeys(label for group in groups for label in group.labels)))
+def _looks(groups: Sequence[Group]) -> dict[str, analysis.Look]:
+    return analysis.looks(list(dict.fromkeys(label for group in groups for label in group.labels)))
 
 
 def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
-    """The mean of the best accuracies within each number of rounds, ± sd over seeds."""
-    tables, cells, measures, panels = [], Cells(), {}, []
+    tables, cells, measures, panels = [], analysis.Cells(), {}, []
     look_of, best = _looks(groups), view.best_of("")
     for group in groups:
         length = min(run.num_rounds for run in group.runs)
         horizons = [horizon for horizon in view.rounds if horizon <= length] or [length]
-        measures[group.part] = [best_within(horizon, best) for horizon in horizons]
+        measures[group.part] = [analysis.best_within(horizon, best) for horizon in horizons]
         lines, curves = [], []
         for row in group.rows:
             own = [
@@ -276,36 +253,41 @@ def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
                 for mean, sd, _ in [_over_seeds(measure, row.runs)]
             ]
             cells += own
-            lines.append([row.name, *(plus_minus(cell["mean"], cell["sd"], 2) for cell in own)])
+            lines.append([row.name, *(analysis.plus_minus(cell["mean"], cell["sd"], 2) for cell in own)])
             values = [[measure.value(run) for measure in measures[group.part]] for run in row.runs.values()]
             value_sh = 100 * np.array(values, dtype=np.float64)
-            band = band_of([(np.array(horizons), value_h) for value_h in value_sh])
-            curves.append(Line(row.name, look_of[row.label], band))
+            band = analysis.band_of([(np.array(horizons), value_h) for value_h in value_sh])
+            curves.append(analysis.Line(row.name, look_of[row.label], band))
         heads = [f"best {best} of {horizon} rounds, %" for horizon in horizons]
-        tables.append((group.title, markdown(["method", *heads], lines) + "\n\n± is the sd over seeds."))
+        tables.append((group.title, analysis.markdown(["method", *heads], lines) + "\n\n± is the sd over seeds."))
         panels.append(curves)
     captions = [f"{group.title}: mean of the {best} best accuracies, %" for group in groups]
-    draw_panels(panels, captions, min(3, len(groups)), CAPTION, folder / "best.png", x_label="first rounds")
+    analysis.draw_panels(
+        panels, captions, min(3, len(groups)), analysis.CAPTION, folder / "best.png", x_label="first rounds"
+    )
     return Shown(tables, cells, "best.png", measures)
 
 
 def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     """Each probe column's mean over the second half of the rounds, its range there, the share within bounds."""
-    tables, cells, measures = [], Cells(), {}
+    tables, cells, measures = [], analysis.Cells(), {}
     columns: list[Column] = [
         ("method", lambda cell: cell["method"]),
         ("what", lambda cell: cell["value"]),
-        ("mean, second half", lambda cell: plus_minus_short(cell["mean"], cell["sd"])),
-        ("least", lambda cell: short(cell["least"])),
-        ("largest", lambda cell: short(cell["largest"])),
+        ("mean, second half", lambda cell: analysis.plus_minus_short(cell["mean"], cell["sd"])),
+        ("least", lambda cell: analysis.short(cell["least"])),
+        ("largest", lambda cell: analysis.short(cell["largest"])),
     ]
     if view.bounds:
-        columns.append(("the paper's bounds", lambda cell: cell.get("bounds", DASH)))
+        columns.append(("the paper's bounds", lambda cell: cell.get("bounds", analysis.DASH)))
         columns.append(
-            ("measured rounds within", lambda c: f"{c['within']} of {c['measured']}" if "within" in c else DASH)
+            (
+                "measured rounds within",
+                lambda c: f"{c['within']} of {c['measured']}" if "within" in c else analysis.DASH,
+            )
         )
     for group in groups:
-        measures[group.part] = [late_probe(title, column, True) for title, column in view.columns.items()]
+        measures[group.part] = [analysis.late_probe(title, column, True) for title, column in view.columns.items()]
         own = [cell for row in group.rows for cell in _probe_cells(group, row, view)]
         tables.append((group.title, _table_of(columns, own, left=2)))
         cells += own
@@ -313,10 +295,10 @@ def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     return Shown(tables, cells, "probes.png", measures, _bounds_verdict(groups, cells))
 
 
-def _probe_cells(group: Group, row: Row, view: View) -> Cells:
-    cells: Cells = []
+def _probe_cells(group: Group, row: Row, view: View) -> analysis.Cells:
+    cells: analysis.Cells = []
     for title, column in view.columns.items():
-        cell = _probe_cell(group, row, title, [second_half(run, column) for run in row.runs.values()])
+        cell = _probe_cell(group, row, title, [analysis.second_half(run, column) for run in row.runs.values()])
         if column in view.bounds:
             low, high = view.bounds[column]
             every = np.concatenate([run.probe(column) for run in row.runs.values()])
@@ -332,21 +314,20 @@ def _probe_cells(group: Group, row: Row, view: View) -> Cells:
 
 
 def _probe_cell(group: Group, row: Row, title: str, late_s: Sequence[FloatArray]) -> dict[str, Any]:
-    means = [mean for late in late_s if (mean := centre(late)) is not None]
-    mean, sd = (None if np.isnan(number) else number for number in mean_and_sd(np.array(means)))
+    means = [mean for late in late_s if (mean := analysis.centre(late)) is not None]
+    mean, sd = (None if np.isnan(number) else number for number in analysis.mean_and_sd(np.array(means)))
     late = np.concatenate(late_s)
     least, largest = (float(late.min()), float(late.max())) if len(late) else (None, None)
     return _head(group, row) | {"value": title, "mean": mean, "sd": sd, "least": least, "largest": largest}
 
 
-def _ratio(run: Run, high: str, low: str) -> FloatArray:
-    """The ratio of two probe columns round by round, in the second half of the rounds."""
+def _ratio(run: analysis.Run, high: str, low: str) -> FloatArray:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio_r = run.probe(high) / run.probe(low)
-    return second_half(run._replace(probes={**run.probes, "ratio": ratio_r}), "ratio")
+    return analysis.second_half(run._replace(probes={**run.probes, "ratio": ratio_r}), "ratio")
 
 
-def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> str | None:
+def _bounds_verdict(groups: Sequence[Group], cells: analysis.Cells) -> str | None:
     """Where the paper's bounds hold in every measured round, and where they do not; None if it states none."""
     bounded = [cell for cell in cells if "bounds" in cell]
     broken = {cell["part"] for cell in bounded if cell["within"] < cell["measured"]}
@@ -361,16 +342,15 @@ def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> str | None:
 
 
 def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
-    """A panel for each part and probe column, a line a sampler."""
     look_of, panels, captions = _looks(groups), [], []
     for group, (title, column) in product(groups, view.columns.items()):
         lines = []
         for row in group.rows:
             curves = [(run.probe("round").astype(np.int64), run.probe(column)) for run in row.runs.values()]
-            lines.append(Line(row.name, look_of[row.label], band_of(curves)))
+            lines.append(analysis.Line(row.name, look_of[row.label], analysis.band_of(curves)))
         panels.append(lines)
         captions.append(f"{group.title}: {title}" if len(groups) > 1 else title)
-    draw_panels(panels, captions, min(2, len(panels)), CAPTION, path, log_y=True)
+    analysis.draw_panels(panels, captions, min(2, len(panels)), analysis.CAPTION, path, log_y=True)
 
 
 SHOW: dict[str, Callable[[Sequence[Group], View, Path], Shown]] = {

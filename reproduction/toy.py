@@ -118,7 +118,6 @@ def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | 
 
 
 def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
-    """Enumerate every score with every way, and draw some of them."""
     found = {(score, way): enumerate_toy(score, way) for score in SCORES for way in WAYS}
     _draw(found, folder / "toy.png")
     lines = [[score, *(_cell(found[score, way]) for way in WAYS)] for score in SCORES]
@@ -142,7 +141,6 @@ def _cell(row: Enumerated) -> str:
 
 
 def _verdict(found: dict[tuple[str, str], Enumerated]) -> tuple[str, str]:
-    """What was found, and the verdict on the paper's ordering: DELTA below IS below uniform."""
     ways = [way for way in WAYS if not WAYS[way].centred]  # the centred ones are not the paper's
     mses = {way: [found[score, way].mse for score in ("DELTA", "IS", "uniform")] for way in ways}
     held = [way for way in ways if mses[way][0] < mses[way][1] < mses[way][2]]
@@ -176,7 +174,6 @@ def _pairs_table() -> str:
 
 
 def _draw(found: dict[tuple[str, str], Enumerated], path: Path) -> None:
-    """Every aggregate, its area by its probability, and the mean of all of them."""
     from matplotlib.figure import Figure
 
     with styled():

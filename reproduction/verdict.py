@@ -33,7 +33,6 @@ RULE = (
 
 
 def ordered(group: Group, measures: Sequence[Measure]) -> list[Statement]:
-    """A statement for every pair that the paper orders and every measure."""
     return [
         between(group, measure, first, second)
         for first, second in combinations(group.order, 2)
@@ -43,13 +42,11 @@ def ordered(group: Group, measures: Sequence[Measure]) -> list[Statement]:
 
 
 def between(group: Group, measure: Measure, first: str, second: str) -> Statement:
-    """The statement that the first label's method is better than the second's."""
     one, two = group.row(first), group.row(second)
     return compare(group.title, measure, (one.name, one.runs), (two.name, two.runs))
 
 
 def sum_up(statements: Sequence[Statement]) -> str:
-    """The verdict on the statements, by the rule of this module."""
     if not statements:
         return NO_ORDER
     number = Counter(statement.status for statement in statements)
@@ -122,7 +119,6 @@ def _effect(statement: Statement) -> str:
 
 
 def pairs_table(groups: Sequence[Group], measures: Measures) -> str:
-    """The statements of the verdict; empty if there is none."""
     return _table([s for group in groups for s in ordered(group, measures[group.part])], "the paper's order", "before")
 
 
@@ -187,5 +183,4 @@ def sentence_case(text: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """As in "1 seed", "2 seeds"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

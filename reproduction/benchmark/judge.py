@@ -40,12 +40,10 @@ Status = Literal["reached", "missed", "open", "no gap", "not measured"]
 
 
 def needs(label: str) -> str:
-    """What the method's server must know: a word of ``deltafl samplers``."""
     return SAMPLERS[parse_label(label).name].needs
 
 
 def is_ours(label: str) -> bool:
-    """Whether the sampler is one of this project's own."""
     return SAMPLERS[parse_label(label).name].source == "this project"
 
 
@@ -96,12 +94,10 @@ def never(method: Method | None, part: Part, smoothed: bool = False) -> int:
 
 
 def _cut_short(method: Method | None, measure: Measure) -> int:
-    """Runs whose number is only a bound."""
     return sum(measure.cut(run) for run in method.runs.values()) if method and measure.cut else 0
 
 
 def against(result: Result, measure: Measure, label: str, other: str) -> Statement | None:
-    """A method against another over paired seeds; None if one of them has no run."""
     one, two = result.find(label), result.find(other)
     if one is None or two is None:
         return None
@@ -129,7 +125,6 @@ class Gap(NamedTuple):
     bound: str = ""
 
     def __str__(self) -> str:
-        """As in ``0.81 [0.72, 0.93]``; a dash where there is none."""
         if self.value is None:
             return "–"
         return f"{self.bound}{' ' * bool(self.bound)}{self.value:.2f}{ends(self.low, self.high)}"
@@ -138,47 +133,36 @@ class Gap(NamedTuple):
 NO_GAP = Gap(None, None, None, 0)
 
 
-class Headroom(NamedTuple):
-    """How much more uniform sampling needs than full participation: mean U / mean F - 1."""
-
-    relative: float
-    #: Whether there is a gap to close.
-    exists: bool
-    #: Why that cannot be decided; empty if it can.
-    unknown: str = ""
-
-    def __str__(self) -> str:
-        """Why there is no G."""
-        if self.unknown:
-            return f"G is open, for how wide the gap is is not known: {self.unknown}"
-        if self.relative <= 0:
-            return f"no gap to close: {BASELINE} needs no more rounds than full participation"
-        more = f"{100 * self.relative:.0f} % more rounds than full participation"
-        if self.relative < LEAST:
-            return f"no gap to close: {BASELINE} needs only {more}"
-        return f"no gap that these seeds tell from none: {BASELINE} needs {more}, with an interval that contains 0"
+#: Begins why there is no G where runs that were cut short hide how wide the gap is.
+_UNKNOWN = "G is open, for how wide the gap is is not known"
 
 
-def headroom(uniform_s: FloatArray, full_s: FloatArray) -> Headroom:
-    """Whether there is a gap between rounds > 0 of uniform sampling and of full participation over paired seeds."""
+def no_gap(uniform_s: FloatArray, full_s: FloatArray) -> str:
+    """Why there is no gap between rounds of uniform sampling and of full participation; empty if there is one."""
     relative = float(np.mean(uniform_s) / np.mean(full_s) - 1)
-    low = mean_interval(uniform_s - full_s).low
-    return Headroom(relative, bool(relative >= LEAST and (low is None or low >= 0)))
+    more, low = f"{100 * relative:.0f} % more rounds than full participation", mean_interval(uniform_s - full_s).low
+    if relative <= 0:
+        return f"no gap to close: {BASELINE} needs no more rounds than full participation"
+    if relative < LEAST:
+        return f"no gap to close: {BASELINE} needs only {more}"
+    if low is not None and low <= 0:
+        return f"no gap that these seeds tell from none: {BASELINE} needs {more}, with an interval that contains 0"
+    return ""
 
 
-def headroom_of(result: Result) -> Headroom | None:
-    """The gap on a part; None while uniform sampling or full participation has no run."""
+def _no_gap_of(result: Result) -> str | None:
+    """Why there is no gap on a part; None while uniform sampling or full participation has no run."""
     measure = measures(result.part)[0]
     sides = _paired(result, (BASELINE, FULL), measure)
     if sides is None:
         return None
-    found = headroom(*sides)
+    why = no_gap(*sides)
     for label in (FULL, BASELINE):
         cut = _cut_short(result.find(label), measure)
         # Rounds of full participation that were cut short would make a gap where there may be none.
-        if cut and (label == FULL or not found.exists):
-            return found._replace(exists=False, unknown=f"{cut} runs of {label} never reached the threshold")
-    return found
+        if cut and (label == FULL or why):
+            return f"{_UNKNOWN}: {cut} runs of {label} never reached the threshold"
+    return why
 
 
 def gap_of(result: Result, label: str, measure: Measure) -> Gap:
@@ -191,7 +175,7 @@ def gap_of(result: Result, label: str, measure: Measure) -> Gap:
         return NO_GAP
     base_s, own_s, full_s = sides
     unknown = _cut_short(result.find(FULL), measure) > 0
-    if unknown or (not measure.higher and not headroom(base_s, full_s).exists):
+    if unknown or (not measure.higher and no_gap(base_s, full_s)):
         return NO_GAP._replace(seeds=len(base_s))
     sign = 1.0 if measure.higher else -1.0
     value, low, high = closed(sign * (own_s - base_s), sign * (full_s - base_s))
@@ -245,8 +229,8 @@ class Judgement(NamedTuple):
     #: Whether G >= 0.7: ``reached`` if its whole interval is above, ``missed`` if all of it is below.
     status: Status = "not measured"
     gap: Gap = NO_GAP
-    #: None while uniform sampling or full participation has no run.
-    headroom: Headroom | None = None
+    #: Why there is no gap; None while uniform sampling or full participation has no run.
+    no_gap: str | None = None
     #: The best method against rivals whose intervals are better, contain no difference, are worse.
     ahead: tuple[Statement, ...] = ()
     level: tuple[Statement, ...] = ()
@@ -254,32 +238,28 @@ class Judgement(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Clients for each one that is selected, m / n."""
         return self.result.num_clients / (self.result.part.common.sample or 1)
 
     @property
     def uses_labels(self) -> bool:
-        """Whether the best method is one that must know the labels."""
         return self.best is not None and needs(self.best) == "known"
 
 
 def judge_all(results: Sequence[Result]) -> list[Judgement]:
-    """Judge every part; those with a method that knows the clients' labels twice, without and with it."""
     informed = [result for result in results if any(needs(method.label) == "known" for method in result.shown)]
     return [judge(result) for result in results] + [judge(result, informed=True) for result in informed]
 
 
 def judge(result: Result, informed: bool = False) -> Judgement:
-    """Judge the target on one part from its finished runs."""
-    ours, room = ours_by_score(result, informed), headroom_of(result)
-    found = Judgement(result, informed, ours[0].label if ours else None, headroom=room)
-    if found.best is None or room is None:
+    ours, why = ours_by_score(result, informed), _no_gap_of(result)
+    found = Judgement(result, informed, ours[0].label if ours else None, no_gap=why)
+    if found.best is None or why is None:
         return found
     gap = gap_of(result, found.best, measures(result.part)[0])
     rivals = [method.label for method in result.shown if _is_rival(method.label, informed)]
     pairs = [pair for rival in rivals if (pair := _duel(result, found.best, rival)) is not None]
     return found._replace(
-        status=_status(gap, room),
+        status=_status(gap, why),
         gap=gap,
         ahead=tuple(pair for pair in pairs if pair.status == "contradicted"),
         level=tuple(pair for pair in pairs if pair.status in ("open", "no interval")),
@@ -294,10 +274,10 @@ def ours_by_score(result: Result, informed: bool) -> list[Method]:
     return sorted(found, key=lambda method: method.search.score or (math.inf, 0.0))
 
 
-def _status(gap: Gap, room: Headroom) -> Status:
+def _status(gap: Gap, why: str) -> Status:
     """From the interval; runs that never reached the threshold count less than they need, so they may not decide."""
     if gap.value is None:
-        return "open" if room.unknown else "no gap" if gap.seeds else "not measured"
+        return "open" if why.startswith(_UNKNOWN) else "no gap" if gap.seeds else "not measured"
     if gap.low is not None and gap.low >= GOAL:
         return "open" if "≤" in gap.bound else "reached"
     if gap.high is not None and gap.high < GOAL:
@@ -306,14 +286,10 @@ def _status(gap: Gap, room: Headroom) -> Status:
 
 
 def headline(judgements: Sequence[Judgement]) -> str:
-    """The verdict on all parts: in one clause, or in one for each kind of server."""
     plain = _sum_up([j for j in judgements if not j.informed])
     informed = [j for j in judgements if j.informed and j.uses_labels]
-    if not informed:
-        return plain
-    return (
-        f"{_sum_up(informed)} where our method uses every client's labels, and {plain} where nothing but sizes is known"
-    )
+    with_labels = f"{_sum_up(informed)} where our method uses every client's labels"
+    return f"{with_labels}, and {plain} where nothing but sizes is known" if informed else plain
 
 
 def _sum_up(judgements: list[Judgement]) -> str:
@@ -331,13 +307,12 @@ def _sum_up(judgements: list[Judgement]) -> str:
 
 
 def sentence(judgement: Judgement) -> str:
-    """The verdict on a part."""
     title, best = judgement.result.part.title, judgement.best
     if judgement.informed:
         title += ", labels known beforehand" + ("" if judgement.uses_labels else " but not used")
-    if best is None or judgement.headroom is None:
+    if best is None or judgement.no_gap is None:
         return f"{title}: not measured yet (needs {FULL}, {BASELINE} and a method of ours)."
-    goal = str(judgement.headroom) if judgement.gap.value is None else _goal_text(judgement, best)
+    goal = judgement.no_gap if judgement.gap.value is None else _goal_text(judgement, best)
     missing = sum(judgement.result.find(name) is None for name in SAMPLERS if _is_rival(name, judgement.informed))
     not_run = f", {missing} not run" if missing else ""
     others = f"no rival is ahead ({len(judgement.behind)} behind, {len(judgement.level)} not told apart{not_run})"

@@ -5,21 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deltafl.analysis import (
-    DPI,
-    GREY,
-    INK,
-    PALE,
-    WIDTH,
-    WINDOW,
-    Line,
-    csv_text,
-    curve_band,
-    draw_panels,
-    looks,
-    small_png,
-    styled,
-)
+from deltafl import analysis
 from deltafl.errors import DeltaflError
 from deltafl.io import write_atomically
 from deltafl.samplers import is_unbiased
@@ -62,7 +48,7 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
     with store.runs.lock():
         _draw_gaps(results, experiment.view.core, folder / "gap.png")
         _draw_curves(results, experiment.view.core, folder / "curves.png")
-        write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
+        write_atomically(folder / "tuning.csv", analysis.csv_text(tuning_cells(results, store)))
         blocks = _blocks(parts, judgements, reasons, counts, store)
         measured = " ".join(sentence(judgement) for judgement in judgements)
         shown = OwnPage(measured, headline(judgements), blocks, table_cells(results))
@@ -82,8 +68,8 @@ def _blocks(
     for judgement in by_part:
         result = judgement.result
         blocks.append(f"## {result.part.title}")
-        if judgement.headroom is not None and judgement.gap.value is None:
-            blocks.append(f"{sentence_case(str(judgement.headroom))}.")
+        if judgement.no_gap and judgement.gap.value is None:
+            blocks.append(f"{sentence_case(judgement.no_gap)}.")
         blocks += [main_table(result), cost_table(result), elsewhere_text(judgement)]
         runs = [(f"`{method.label}`", run) for method in result.shown for run in method.runs.values()]
         blocks += diverged("Runs that diverged and were ended there:", runs)
@@ -178,30 +164,30 @@ def _missing(parts: Sequence[Part], results: Sequence[Result], reasons: Reasons)
 
 
 def _draw_curves(results: Sequence[Result], labels: Sequence[str], path: Path) -> None:
-    """Mean test accuracy of the core methods over rounds, a panel for each part."""
-    look_of, panels, captions = looks(labels), [], []
+    look_of, panels, window = analysis.looks(labels), [], analysis.WINDOW
     for result in results:
-        smoothing = WINDOW if result.part.horizon >= 10 * WINDOW else 1
-        methods = [method for method in result.shown if method.label in labels]
-        panels.append(
-            [Line(m.label, look_of[m.label], curve_band(list(m.runs.values()), "accuracy", smoothing)) for m in methods]
-        )
-        captions.append(f"{result.part.title}: accuracy, %")
-    note = f"Line: mean over seeds, moving average over up to {WINDOW} evaluations. Band: all seeds. Dashed: threshold."
+        smoothing = window if result.part.horizon >= 10 * window else 1
+        lines = []
+        for method in result.shown:
+            if method.label in labels:
+                band = analysis.curve_band(list(method.runs.values()), "accuracy", smoothing)
+                lines.append(analysis.Line(method.label, look_of[method.label], band))
+        panels.append(lines)
+    captions = [f"{result.part.title}: accuracy, %" for result in results]
+    note = f"Line: mean over seeds, moving average over up to {window} evaluations. Band: all seeds. Dashed: threshold."
     goals = [100 * result.part.threshold for result in results]
-    draw_panels(panels, captions, 2, note, path, goals=goals)
+    analysis.draw_panels(panels, captions, 2, note, path, goals=goals)
 
 
 def _draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> None:
-    """G of the core methods, a panel for each part."""
     from matplotlib.figure import Figure
 
     shown = [label for label in labels if label not in (BASELINE, FULL) and any(r.find(label) for r in results)]
     columns = min(4, len(results))
     rows = -(-len(results) // columns)
-    with styled():
+    with analysis.styled():
         height = rows * (0.45 + 0.19 * max(len(shown), 1)) + 0.6
-        figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
+        figure = Figure(figsize=(analysis.WIDTH, height), dpi=analysis.DPI, facecolor="white")
         panels = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
         figure.subplots_adjust(
             left=0.2, right=0.985, top=1 - 0.3 / height, bottom=0.6 / height, wspace=0.1, hspace=0.35
@@ -217,8 +203,8 @@ def _draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> 
             first.set_yticks(range(len(shown)), shown, fontsize=7)
         panels[0].set_ylim(len(shown) - 0.4, -0.6)
         note = f"Gap closed G: 0 is uniform sampling, 1 full participation. Dashed: the target.\n{_KEY}"
-        figure.text(0.012, 0.06 / height, note, fontsize=7, color=GREY)
-        path.write_bytes(small_png(figure))
+        figure.text(0.012, 0.06 / height, note, fontsize=7, color=analysis.GREY)
+        path.write_bytes(analysis.small_png(figure))
 
 
 def _gap_axis(axes: "Axes", gaps: Sequence[Gap], labels: Sequence[str]) -> None:
@@ -229,13 +215,21 @@ def _gap_axis(axes: "Axes", gaps: Sequence[Gap], labels: Sequence[str]) -> None:
         x = min(max(gap.value, _LEFT), _RIGHT)
         if gap.low is not None and gap.high is not None:
             ends = [min(max(end, _LEFT), _RIGHT) for end in (gap.low, gap.high)]
-            axes.plot(ends, [place, place], color=GREY, linewidth=1.0, zorder=2)
+            axes.plot(ends, [place, place], color=analysis.GREY, linewidth=1.0, zorder=2)
         inside = "s" if needs(label) == "known" else "o"
         marker = "<" if gap.bound == "≤" else inside if gap.value == x else "<" if x == _LEFT else ">"
-        axes.plot([x], [place], marker, markersize=4, mfc=INK if is_unbiased(label) else "white", mec=INK, zorder=3)
+        axes.plot(
+            [x],
+            [place],
+            marker,
+            markersize=4,
+            mfc=analysis.INK if is_unbiased(label) else "white",
+            mec=analysis.INK,
+            zorder=3,
+        )
     for x, dash in ((0.0, "-"), (1.0, "-"), (GOAL, (0, (5, 3)))):
-        axes.axvline(x, color=GREY if x == GOAL else PALE, linewidth=0.8, linestyle=dash, zorder=1)
+        axes.axvline(x, color=analysis.GREY if x == GOAL else analysis.PALE, linewidth=0.8, linestyle=dash, zorder=1)
     if not any(gap.value is not None for gap in gaps):
-        axes.text(0.5, 0.5, "no gap", transform=axes.transAxes, ha="center", color=GREY)
+        axes.text(0.5, 0.5, "no gap", transform=axes.transAxes, ha="center", color=analysis.GREY)
     axes.set_xlim(_LEFT - 0.05, _RIGHT + 0.05)
-    axes.grid(axis="y", color=PALE, linewidth=0.4)
+    axes.grid(axis="y", color=analysis.PALE, linewidth=0.4)

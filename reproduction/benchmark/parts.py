@@ -78,7 +78,6 @@ class Part(BaseModel):
 
     @property
     def threshold(self) -> float:
-        """The test accuracy that counts as reached."""
         threshold = self.common.threshold
         if threshold is None:
             raise DeltaflError(f"part {self.name} has no threshold, so there are no rounds to count; set one")
@@ -90,11 +89,9 @@ class Part(BaseModel):
         return min(map(self.rounds, self.methods), default=self.rounds(BASELINE))
 
     def rounds(self, label: str) -> int:
-        """The rounds of a method's test runs."""
         return self.rounds_of.get(label, self.common.rounds or 1)
 
     def rounds_tuning(self, label: str) -> int:
-        """The rounds of a method's tuning runs."""
         return min(self.rounds(label), self.tuning_rounds or self.rounds(label))
 
     @property
@@ -103,7 +100,6 @@ class Part(BaseModel):
         return min(self.horizon, self.tuning_rounds or self.horizon)
 
     def tuning_job(self, label: str, rate: float, seed: int) -> Job:
-        """A run that helps to choose the rate."""
         return Job(f"{self.name}-tuning-{rate:g}", self._run(label, rate, seed, rounds=self.rounds_tuning(label)))
 
     def test_job(self, label: str, rate: float, seed: int) -> Job:
@@ -193,7 +189,6 @@ def search(part: Part, labels: Sequence[str], score_of: ScoreOf, first_score_of:
 
 
 def _known(rates: Sequence[float], score_of: Callable[[float], Score | None]) -> dict[float, Score]:
-    """The scores of all rates; nothing while one is missing."""
     known = {rate: found for rate in rates if (found := score_of(rate)) is not None}
     return known if len(known) == len(rates) else {}
 

@@ -76,7 +76,6 @@ class TuningResult(BaseModel):
 
 
 def tuning_result(record: RunRecord, part: Part) -> TuningResult:
-    """What is kept of a finished tuning run."""
     run = record.run()
     return TuningResult(
         **{name: record.settings[name] for name in _OWN},
@@ -150,7 +149,6 @@ def _read_tuning(path: Path, part: Part) -> list[TuningResult]:
 
 
 def find_rates(part: Part, methods: Sequence[str], store: Store) -> dict[str, Search]:
-    """How far the search for the methods' learning rates is."""
 
     def score_of(seeds: Sequence[int], label: str, rate: float) -> Score | None:
         found = store.tuned_by(part, label, rate, seeds)
@@ -160,7 +158,6 @@ def find_rates(part: Part, methods: Sequence[str], store: Store) -> dict[str, Se
 
 
 def score(runs: Sequence[TuningResult]) -> Score:
-    """The score of one rate from its runs, one a tuning seed."""
     return Score(
         float(np.mean([run.rounds_counted for run in runs])), -float(np.mean([run.mean_accuracy for run in runs]))
     )
@@ -204,7 +201,6 @@ class Result(NamedTuple):
 
     @property
     def shown(self) -> list[Method]:
-        """The methods with a finished test run."""
         return [method for method in self.methods if method.runs]
 
     @property
@@ -217,7 +213,6 @@ class Result(NamedTuple):
         return len(next(iter(self.shown[0].runs.values())).draws_m)
 
     def find(self, label: str) -> Method | None:
-        """A method that has a finished test run."""
         return next((method for method in self.shown if method.label == label), None)
 
 

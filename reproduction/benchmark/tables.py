@@ -6,22 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from deltafl import Population, init_round
-from deltafl.analysis import (
-    DASH,
-    Cells,
-    Measure,
-    Run,
-    Statement,
-    centre,
-    fixed,
-    markdown,
-    mean_and_sd,
-    mean_interval,
-    plus_minus,
-    reach,
-    second_half,
-)
+from deltafl import Population, analysis, init_round
 from deltafl.estimators.control_variates import NoControlState
 from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
 from deltafl.simulation import RunSettings, plan_of
@@ -47,14 +32,12 @@ def by_rounds(result: Result) -> list[Method]:
 
 
 def name_of(label: str) -> str:
-    """A method as tables show it: biased ones and those that know too much for a server are marked."""
     marks = [] if is_unbiased(label) else ["biased"]
     marks += {"oracle": ["theoretical"], "everyone": ["everybody"]}.get(needs(label), [])
     return f"`{label}`" + (f" ({', '.join(marks)})" if marks else "")
 
 
 def main_table(result: Result) -> str:
-    """What was reached, sorted by rounds."""
     rounds, _, end, area = measures(result.part)
     heads = ["method", "needs", rounds.name, f"speed-up over {BASELINE} [95 %]", "G [95 %]"]
     heads += ["mean accuracy, %", f"against {BASELINE}, points [95 %]", "accuracy at the end, %", "seeds"]
@@ -68,15 +51,15 @@ def main_table(result: Result) -> str:
         line = [name_of(label), needs(label), _rounds(result, method, rounds), speed_up]
         line += [_gap(gap_of(result, label, rounds), label), _percent(method, area), points, _percent(method, end)]
         lines.append([*line, f"{len(method.runs)} of {result.part.seeds}"])
-    return markdown(heads, lines, left=2)
+    return analysis.markdown(heads, lines, left=2)
 
 
 def _mean_text(value_s: FloatArray, digits: int) -> str:
-    mean, sd = mean_and_sd(value_s)
-    return plus_minus(mean, None if np.isnan(sd) else sd, digits)
+    mean, sd = analysis.mean_and_sd(value_s)
+    return analysis.plus_minus(mean, None if np.isnan(sd) else sd, digits)
 
 
-def _rounds(result: Result, method: Method, rounds: Measure) -> str:
+def _rounds(result: Result, method: Method, rounds: analysis.Measure) -> str:
     failed = never(method, result.part)
     notes = [f"{failed} of {len(method.runs)} never"] if failed else []
     notes += [f"{method.diverged} diverged"] if method.diverged else []
@@ -84,20 +67,20 @@ def _rounds(result: Result, method: Method, rounds: Measure) -> str:
     return f"{mark}{_mean_text(value_s(method, rounds.value), 1)}{note}"
 
 
-def _percent(method: Method, measure: Measure) -> str:
+def _percent(method: Method, measure: analysis.Measure) -> str:
     return _mean_text(100 * value_s(method, measure.value), 2)
 
 
-def _speed_up(result: Result, method: Method, statement: Statement | None) -> str:
+def _speed_up(result: Result, method: Method, statement: analysis.Statement | None) -> str:
     if statement is None or statement.estimate is None:
-        return DASH
+        return analysis.DASH
     mark = "≥" * (never(result.find(BASELINE), result.part) > 0) + "≤" * (never(method, result.part) > 0)
     return f"{mark}{' ' * bool(mark)}×{statement.estimate:.2f}{ends(statement.low, statement.high)}"
 
 
-def _points(statement: Statement | None) -> str:
+def _points(statement: analysis.Statement | None) -> str:
     if statement is None or statement.estimate is None:
-        return DASH
+        return analysis.DASH
     return f"{100 * statement.estimate:+.2f}{ends(statement.low, statement.high, scale=100)}"
 
 
@@ -115,15 +98,14 @@ def cost_table(result: Result) -> str:
         if never(method, result.part):
             costs |= {key: f"≥ {costs[key]}" for key in ("mb_to_threshold", "cpu_seconds_to_threshold")}
         lines.append([name_of(method.label), *costs.values()])
-    return markdown(heads, lines)
+    return analysis.markdown(heads, lines)
 
 
 def _short(value: float | None) -> str:
-    return DASH if value is None else f"{value:.3g}" if value < 100 else fixed(value, 0)
+    return analysis.DASH if value is None else f"{value:.3g}" if value < 100 else analysis.fixed(value, 0)
 
 
 def cost_cells(result: Result, method: Method) -> dict[str, Any]:
-    """Bytes, memory, time and probes of a method."""
     settings = result.part.test_job(method.label, result.part.rates[0], 0).settings
     models, numbers, megabytes = server_memory(settings, result.num_clients)
     bytes_to, bytes_a_round = _to_threshold(result, method, lambda run: run.bytes_r)
@@ -143,14 +125,14 @@ def cost_cells(result: Result, method: Method) -> dict[str, Any]:
     }
 
 
-def _to_threshold(result: Result, method: Method, spent: Callable[[Run], FloatArray]) -> tuple[float, float]:
+def _to_threshold(result: Result, method: Method, spent: Callable[[analysis.Run], FloatArray]) -> tuple[float, float]:
     """Means over runs of what was spent until the threshold was reached, and in one round.
 
     A run that never reached the threshold, or diverged, counts with all of its planned rounds.
     """
     to_threshold, a_round = [], []
     for run in method.runs.values():
-        at = None if run.diverged is not None else reach(run, result.part.threshold)
+        at = None if run.diverged is not None else analysis.reach(run, result.part.threshold)
         a_round.append(float(spent(run)[-1]) / max(run.num_rounds, 1))
         to_threshold.append(a_round[-1] * run.horizon if at is None else float(spent(run)[at]))
     return float(np.mean(to_threshold)), float(np.mean(a_round))
@@ -158,10 +140,10 @@ def _to_threshold(result: Result, method: Method, spent: Callable[[Run], FloatAr
 
 def _probed(method: Method, column: str) -> float | None:
     """The geometric mean of a probe column over the second half of the rounds; None without probes."""
-    values_s = [second_half(run, column) for run in method.runs.values() if column in run.probes]
+    values_s = [analysis.second_half(run, column) for run in method.runs.values() if column in run.probes]
     # A lower bound of 0 bounds nothing; older records have it where the update of any single client was 0.
     known_s = [value_r[value_r > 0] if column == "least_error" else value_r for value_r in values_s]
-    known = [value for value_r in known_s if (value := centre(value_r)) is not None]
+    known = [value for value_r in known_s if (value := analysis.centre(value_r)) is not None]
     return float(np.mean(known)) if known else None
 
 
@@ -182,7 +164,6 @@ def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, 
 
 
 def num_params_of(task: str) -> int:
-    """The number of parameters d of a task's model."""
     return sum(param.numel() for param in find_task(task).make_model().parameters())
 
 
@@ -197,8 +178,7 @@ def _sizes(state: Any) -> Iterator[int]:
         yield prod(np.shape(state))
 
 
-def table_cells(results: Sequence[Result]) -> Cells:
-    """One row for each part and method."""
+def table_cells(results: Sequence[Result]) -> analysis.Cells:
     return [_method_cells(result, method) for result in results for method in by_rounds(result)]
 
 
@@ -210,7 +190,7 @@ def _method_cells(result: Result, method: Method) -> dict[str, Any]:
     cell |= {"never": never(method, part), "never_smoothed": never(method, part, smoothed=True)}
     cell |= {"diverged": method.diverged}
     for key, measure in zip(_KEYS, measures(part), strict=True):
-        cell |= _with_ends(key, mean_interval(value_s(method, measure.value)))
+        cell |= _with_ends(key, analysis.mean_interval(value_s(method, measure.value)))
         other, gap = against(result, measure, label, BASELINE), gap_of(result, label, measure)
         if key == "accuracy":  # the end of a shorter run is no end
             other = other if part.rounds(label) == part.rounds(BASELINE) else None
@@ -228,9 +208,8 @@ def _with_ends(key: str, interval: tuple[float | None, float | None, float | Non
     return dict(zip((key, f"{key}_low", f"{key}_high"), interval, strict=True))
 
 
-def tuning_cells(results: Sequence[Result], store: Store) -> Cells:
-    """One row for each rate that was tried."""
-    cells: Cells = []
+def tuning_cells(results: Sequence[Result], store: Store) -> analysis.Cells:
+    cells: analysis.Cells = []
     for result in results:
         part = result.part
         for method in result.methods:
@@ -245,10 +224,9 @@ def tuning_cells(results: Sequence[Result], store: Store) -> Cells:
 
 
 def rates_table(results: Sequence[Result]) -> str:
-    """The chosen learning rates; those at an edge of their grid are marked."""
     labels = list(dict.fromkeys(method.label for result in results for method in result.methods))
     lines = [[name_of(label), *(_rate(result, label) for result in results)] for label in labels]
-    return markdown(["method", *(result.part.title for result in results)], lines)
+    return analysis.markdown(["method", *(result.part.title for result in results)], lines)
 
 
 def _rate(result: Result, label: str) -> str:
@@ -256,7 +234,7 @@ def _rate(result: Result, label: str) -> str:
     if found is None:
         return ""
     if found.best is None or found.score is None:
-        return DASH
+        return analysis.DASH
     marks = ["edge"] if found.edge else []
     marks += ["never"] if found.score.rounds == NEVER * result.part.rounds_tuning(label) else []
     return f"{found.best:g}" + (f" ({', '.join(marks)})" if marks else "")
@@ -276,10 +254,10 @@ def edge_text(results: Sequence[Result], store: Store) -> str:
         }
         chosen = method.search.best or 0.0
         inside = [rate for rate in rounds_of if rate not in (method.search.rates[0], method.search.rates[-1])]
-        cells = [f"{chosen:g}", f"{np.mean(rounds_of[chosen]):.1f}", DASH, DASH, DASH]
+        cells = [f"{chosen:g}", f"{np.mean(rounds_of[chosen]):.1f}", analysis.DASH, analysis.DASH, analysis.DASH]
         if inside:
             best = min(inside, key=lambda rate: float(np.mean(rounds_of[rate])))
-            mean, low, high = mean_interval(rounds_of[chosen] - rounds_of[best])
+            mean, low, high = analysis.mean_interval(rounds_of[chosen] - rounds_of[best])
             better += high is not None and high < 0
             cells[2:] = [f"{best:g}", f"{np.mean(rounds_of[best]):.1f}", f"{mean:+.1f}{ends(low, high, '.1f')}"]
         lines.append([result.part.title, f"`{method.label}`", *cells])
@@ -287,4 +265,4 @@ def edge_text(results: Sequence[Result], store: Store) -> str:
     return (
         "Still at an edge of the grid, with the mean rounds on the tuning seeds, and those of the best rate inside; "
         f"the paired interval tells {better} of {len(at_edge)} from it (95 % each by itself):\n\n"
-    ) + markdown(heads, lines)
+    ) + analysis.markdown(heads, lines)

@@ -48,11 +48,8 @@ _mnist = known_tasks()["mnist"]
 
 def load_mnist(data_dir: Path | None = None) -> Dataset:
     """MNIST with its writers where they are found, else as the package reads it."""
-    found = load_mnist_writers(data_dir)
-    if found is None and _mnist.load is not None:
-        found = _mnist.load(data_dir)
-    assert found is not None, "the package's task has a reader"
-    return found
+    assert _mnist.load is not None
+    return load_mnist_writers(data_dir) or _mnist.load(data_dir)
 
 
 register(

@@ -25,19 +25,14 @@ from deltafl.types import IntArray
 
 #: ``unipen62``: writers with fewer examples are left out, and of one with more only the first ones are used.
 FEWEST_OF_WRITER, MOST_OF_WRITER = 50, 500
-
 #: ``celeba-subset``: people with fewer images are left out, as LEAF does.
 FEWEST_OF_CELEBRITY = 5
-
 #: The characters of ``tinyshakespeare``, in the order of their codes.
 TINY_ALPHABET = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-
 #: Characters that the model sees, and how far apart windows of ``tinyshakespeare`` start.
 WINDOW, STRIDE = 80, 10
-
 #: ``tinyshakespeare``: roles with fewer characters are left out; of the others this share is for training.
 FEWEST_OF_ROLE, TRAIN_SHARE = 1000, 0.8
-
 #: The arrays of ``mnist_writers.npz``, by the names of MNIST's four files.
 MNIST_ARRAYS = {
     "train-images-idx3-ubyte": "train_x",
@@ -45,156 +40,112 @@ MNIST_ARRAYS = {
     "t10k-images-idx3-ubyte": "test_x",
     "t10k-labels-idx1-ubyte": "test_y",
 }
-
-
-#: Windows of a role, the token after each, the role of each.
-Piece = tuple[npt.NDArray[np.uint8], IntArray, IntArray]
-
-
-class Archive(NamedTuple):
-    """A data set in one archive: its file, its title in reports, the SHA-256 of the one that recorded runs read."""
-
-    file: str
-    title: str
-    sha256: str
-
-
-ARCHIVES: dict[str, Archive] = {
-    "tinyshakespeare": Archive(
+#: By data set: the file, the title in reports, the SHA-256 of the one that recorded runs read.
+ARCHIVES = {
+    "tinyshakespeare": (
         "tinyshakespeare_roles.npz",
         "tiny Shakespeare by role",
         "97caf919c2a2333011dffc7a41531a7416869333aafbcee81d44d936f6db6c3a",
     ),
-    "unipen62": Archive(
+    "unipen62": (
         "unipen62_writers.npz",
         "UNIPEN-62 by writer",
         "b968e5e2c291aa0230d3ea7fd8214f6d65d41e4640bb0dbc3a3287baf2b99818",
     ),
-    "cifar10-jpeg": Archive(
+    "cifar10-jpeg": (
         "cifar10_jpeg.npz",
         "CIFAR-10 recompressed as JPEG",
         "5807fcc6606286c85a04b70371a321db6d71a725399b9c318e1c4eadf6f1d09b",
     ),
-    "celeba-subset": Archive(
+    "celeba-subset": (
         "celeba_smiling_84.npz",
         "subset of CelebA by celebrity",
         "57ccb92a5a88b2337bfb147e69585fa88432554d1df312070e7c57b89cc330c6",
     ),
 }
+Bytes = npt.NDArray[np.uint8]
 
 
-class Found(NamedTuple):
-    """An archive that was found: its data set's name, where it is, its SHA-256, and its title in reports."""
+class _Found(NamedTuple):
+    """An archive that was found; the title says so if its content is not the known one."""
 
     name: str
     path: Path
     sha256: str
     title: str
 
+    def arrays(self, *keys: str) -> list[npt.NDArray[Any]]:
+        arrays = read_arrays(self.path, keys)
+        return [arrays[key] for key in keys]
 
-def find_archive(name: str, data_dir: Path | None = None) -> Found:
-    """Find the archive of a data set of ``ARCHIVES``; the title says so if its content is another one.
 
-    Raises:
-        DeltaflError: If the archive is not found.
-    """
-    known = ARCHIVES[name]
+def _find(name: str, data_dir: Path | None) -> _Found:
+    file, title, known = ARCHIVES[name]
     folders = data_folders(name, data_dir)
-    path = next((folder / known.file for folder in folders if (folder / known.file).is_file()), None)
+    path = next((folder / file for folder in folders if (folder / file).is_file()), None)
     if path is None:
         raise DeltaflError(
-            f"{name} needs the file {known.file}, which is published nowhere and not in "
-            f"{', '.join(map(str, folders))}: give the folder that holds it as data_dir or DELTAFL_DATA"
+            f"{name} needs the file {file}, which is published nowhere and not in {', '.join(map(str, folders))}: give "
+            "the folder that holds it as data_dir or DELTAFL_DATA"
         )
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    title = known.title if digest == known.sha256 else f"{known.title} (other content than known: {path})"
-    return Found(name, path, digest, title)
+    with path.open("rb") as archive:
+        digest = hashlib.file_digest(archive, "sha256").hexdigest()
+    return _Found(name, path, digest, title if digest == known else f"{title} (other content than known: {path})")
 
 
 def load_unipen62(data_dir: Path | None = None) -> Dataset:
     """Handwriting by writer; the column of owners is ``writer``."""
-    found = find_archive("unipen62", data_dir)
-    arrays = read_arrays(found.path, ("x", "y", "writer"))
-    image = arrays["x"]
+    found = _find("unipen62", data_dir)
+    image, label, writer = found.arrays("x", "y", "writer")
     if image.dtype != np.uint8 or image.shape[1:] != (28, 28):
         raise DeltaflError(f"{found.path}: x is {image.dtype} {image.shape}, needs uint8 (N, 28, 28)")
-    label, writer = _labels(found.path, arrays["y"], len(image), 62), _owners(found.path, arrays["writer"], len(image))
-    image = image[:, np.newaxis]
-    whole = Dataset(found.title, image, label, image[:0], label[:0], num_classes=62)
-    return hold_out_by_owner(whole, "writer", writer, FEWEST_OF_WRITER, MOST_OF_WRITER)
-
-
-def load_cifar10_jpeg(data_dir: Path | None = None) -> Dataset:
-    """CIFAR-10 recompressed; Pillow decodes it."""
-    found = find_archive("cifar10-jpeg", data_dir)
-    arrays = read_arrays(found.path, ("train_y", "test_y"))
-    train_y, test_y = (_labels(found.path, arrays[key], arrays[key].size, 10) for key in ("train_y", "test_y"))
-    train_x = _unpack(found, "train_", len(train_y), 32)
-    test_x = _unpack(found, "test_", len(test_y), 32)
-    return Dataset(found.title, train_x, train_y, test_x, test_y, num_classes=10)
+    owner = _owners(found.path, writer, len(image))
+    return _by_owner(found, image[:, np.newaxis], label, 62, "writer", owner, FEWEST_OF_WRITER, MOST_OF_WRITER)
 
 
 def load_celeba_subset(data_dir: Path | None = None) -> Dataset:
     """Faces by celebrity; the column of owners is ``celeb``, and Pillow decodes them."""
-    found = find_archive("celeba-subset", data_dir)
-    arrays = read_arrays(found.path, ("y", "celeb"))
-    label = _labels(found.path, arrays["y"], arrays["y"].size, 2)
-    celeb = _owners(found.path, arrays["celeb"], len(label))
-    image = _unpack(found, "", len(label), 84)
-    whole = Dataset(found.title, image, label, image[:0], label[:0], num_classes=2)
-    return hold_out_by_owner(whole, "celeb", celeb, FEWEST_OF_CELEBRITY)
+    found = _find("celeba-subset", data_dir)
+    label, celeb = found.arrays("y", "celeb")
+    owner, image = _owners(found.path, celeb, label.size), _unpack(found, "", label.size, 84)
+    return _by_owner(found, image, label, 2, "celeb", owner, FEWEST_OF_CELEBRITY)
 
 
-def _unpack(found: Found, prefix: str, num_images: int, side: int) -> npt.NDArray[np.uint8]:
-    """The packed images whose arrays' names begin with the prefix, (N, 3, side, side), from the cache if possible."""
+def _by_owner(
+    found: _Found, image: Bytes, label: npt.NDArray[Any], classes: int, column: str, owner: IntArray, *limits: int
+) -> Dataset:
+    label = _labels(found.path, label, len(image), classes)
+    whole = Dataset(found.title, image, label, image[:0], label[:0], num_classes=classes)
+    return hold_out_by_owner(whole, column, owner, *limits)
+
+
+def load_cifar10_jpeg(data_dir: Path | None = None) -> Dataset:
+    found = _find("cifar10-jpeg", data_dir)
+    train_y, test_y = (_labels(found.path, label, label.size, 10) for label in found.arrays("train_y", "test_y"))
+    train_x, test_x = _unpack(found, "train_", len(train_y), 32), _unpack(found, "test_", len(test_y), 32)
+    return Dataset(found.title, train_x, train_y, test_x, test_y, num_classes=10)
+
+
+def _unpack(found: _Found, prefix: str, num_images: int, side: int) -> Bytes:
     shape = (num_images, 3, side, side)
 
-    def unpack() -> npt.NDArray[np.uint8]:
-        keys = ("header", f"{prefix}scan", f"{prefix}offsets")
-        arrays = read_arrays(found.path, keys)
-        header, scan, offset = (arrays[key] for key in keys)
-        if header.dtype != np.uint8 or scan.dtype != np.uint8:
-            raise DeltaflError(f"{found.path}: header and {prefix}scan must be uint8")
-        return decode_packed(found.path, header, scan, offset, shape)
+    def unpack() -> Bytes:
+        return _decode(found.path, shape, *found.arrays("header", f"{prefix}scan", f"{prefix}offsets"))
 
     # The checksum in the name: images of another archive are never taken for these.
     return cached_images(cache_folder() / found.name / f"{prefix}{found.sha256[:16]}.npy", shape, unpack)
 
 
-def decode_packed(
-    path: Path,
-    header: npt.NDArray[np.uint8],
-    scan: npt.NDArray[np.uint8],
-    offset_e: npt.NDArray[Any],
-    shape: tuple[int, ...],
-) -> npt.NDArray[np.uint8]:
-    """Decode JPEG images of one size whose identical headers are stored once.
-
-    Args:
-        path: Where they come from, for messages.
-        header: The bytes with which every file begins.
-        scan: The rest of each file, end to end.
-        offset_e: (N + 1,) whole numbers: where each piece of ``scan`` starts, and its length.
-        shape: (N, 3, height, width).
-
-    Returns:
-        uint8 images of that shape, red, green, blue.
-
-    Raises:
-        DeltaflError: If the offsets do not fit, or an image is broken or of another size.
-        MissingExtraError: Without Pillow.
-    """
+def _decode(
+    path: Path, shape: tuple[int, ...], header: npt.NDArray[Any], scan: npt.NDArray[Any], offset_e: npt.NDArray[Any]
+) -> Bytes:
+    """Decode JPEG images of one size whose identical headers are stored once, the rest of each in ``scan``."""
     require("PIL", "sim")
     from PIL import Image
 
-    if offset_e.dtype.kind not in "iu" or offset_e.shape != (shape[0] + 1,):
-        raise DeltaflError(
-            f"{path}: offsets are {offset_e.dtype} {offset_e.shape}, needs {shape[0] + 1} whole numbers "
-            f"for {shape[0]} labels"
-        )
-    if offset_e[0] != 0 or offset_e[-1] != len(scan) or (offset_e[1:] < offset_e[:-1]).any():
-        raise DeltaflError(f"{path}: offsets must rise from 0 to {len(scan)}, the length of the packed images")
+    if header.dtype != np.uint8 or scan.dtype != np.uint8:
+        raise DeltaflError(f"{path}: header and packed images must be uint8")
+    _check_offsets(path, offset_e, shape[0], len(scan))
     images = np.empty(shape, np.uint8)
     start, content = header.tobytes(), scan.tobytes()
     for number, (first, last) in enumerate(pairwise(offset_e.tolist())):
@@ -208,8 +159,14 @@ def decode_packed(
     return images
 
 
+def _check_offsets(path: Path, offset_e: npt.NDArray[Any], number: int, length: int) -> None:
+    if offset_e.dtype.kind not in "iu" or offset_e.shape != (number + 1,):
+        raise DeltaflError(f"{path}: offsets are {offset_e.dtype} {offset_e.shape}, needs {number + 1} whole numbers")
+    if offset_e[0] != 0 or offset_e[-1] != length or (offset_e[1:] < offset_e[:-1]).any():
+        raise DeltaflError(f"{path}: offsets must rise from 0 to {length}, the length of what they cut")
+
+
 def _labels(path: Path, label: npt.NDArray[Any], num_examples: int, classes: int) -> IntArray:
-    """Labels of the images, as int64."""
     if label.dtype != np.uint8 or label.shape != (num_examples,):
         raise DeltaflError(f"{path}: labels are {label.dtype} {label.shape}, needs uint8 for {num_examples} images")
     if num_examples == 0 or label.max() >= classes:
@@ -218,7 +175,6 @@ def _labels(path: Path, label: npt.NDArray[Any], num_examples: int, classes: int
 
 
 def _owners(path: Path, owner: npt.NDArray[Any], num_examples: int) -> IntArray:
-    """Owners of the images, as int64."""
     if owner.dtype.kind not in "iu" or owner.shape != (num_examples,):
         raise DeltaflError(f"{path}: owners are {owner.dtype} {owner.shape}, needs {num_examples} whole numbers")
     return owner.astype(np.int64)
@@ -229,35 +185,29 @@ def load_tinyshakespeare(data_dir: Path | None = None) -> Dataset:
 
     The column of owners is ``role``, the number of the role in the archive.
     """
-    found = find_archive("tinyshakespeare", data_dir)
-    arrays = read_arrays(found.path, ("text", "offsets", "role"))
-    text, offset = arrays["text"], arrays["offsets"]
-    whole = offset.ndim == 1 and offset.dtype.kind in "iu" and len(offset) == len(arrays["role"]) + 1
-    if text.dtype != np.uint8 or text.ndim != 1 or not whole:
-        raise DeltaflError(
-            f"{found.path}: needs text uint8 (characters,) and a whole offset before and after each role"
-        )
-    if offset[0] != 0 or offset[-1] != len(text) or (offset[1:] < offset[:-1]).any():
-        raise DeltaflError(f"{found.path}: offsets must rise from 0 to {len(text)}, the length of the text")
+    found = _find("tinyshakespeare", data_dir)
+    text, offset, name = found.arrays("text", "offsets", "role")
+    if text.dtype != np.uint8 or text.ndim != 1:
+        raise DeltaflError(f"{found.path}: needs text uint8 (characters,)")
+    _check_offsets(found.path, offset, len(name), len(text))
     tokens = encode_text(text, TINY_ALPHABET)
-    train: list[Piece] = []
-    test: list[Piece] = []
+    pieces: list[list[Any]] = [[], [], [], [], [], []]
     for role, (first, last) in enumerate(pairwise(offset)):
         if last - first >= FEWEST_OF_ROLE:
             cut = first + int(TRAIN_SHARE * (last - first))
-            for part, piece in ((train, tokens[first:cut]), (test, tokens[cut:last])):
-                x, y = windows(piece)
-                part.append((x, y, np.full(len(y), role)))
-    if not train:
+            train, test = windows(tokens[first:cut]), windows(tokens[cut:last])
+            owners = [np.full(len(y), role) for _, y in (train, test)]
+            for column, piece in zip(pieces, (*train, *test, *owners), strict=True):
+                column.append(piece)
+    if not pieces[0]:
         raise DeltaflError(f"{found.path}: no role has {FEWEST_OF_ROLE} characters or more")
-    train_x, train_y, role_e = (np.concatenate(pieces) for pieces in zip(*train, strict=True))
-    test_x, test_y, test_role_e = (np.concatenate(pieces) for pieces in zip(*test, strict=True))
+    train_x, train_y, test_x, test_y, role_e, test_role_e = map(np.concatenate, pieces)
     columns, test_columns = {"role": role_e}, {"role": test_role_e}
     classes = len(TINY_ALPHABET)
     return Dataset(found.title, train_x, train_y, test_x, test_y, classes, columns=columns, test_columns=test_columns)
 
 
-def windows(token_k: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], IntArray]:
+def windows(token_k: Bytes) -> tuple[Bytes, IntArray]:
     """Windows of ``WINDOW`` tokens, ``STRIDE`` apart, and the token after each: uint8 (N, 80) and int64 (N,)."""
     if len(token_k) <= WINDOW:
         return np.zeros((0, WINDOW), np.uint8), np.zeros(0, np.int64)

@@ -15,10 +15,10 @@ from reproduction.benchmark.judge import (
     elsewhere_text,
     gap_of,
     headline,
-    headroom,
     judge,
     judge_all,
     measures,
+    no_gap,
     rounds_at,
     sentence,
 )
@@ -124,8 +124,8 @@ def test_the_target_is_about_twenty_clients_for_each_that_is_selected(
 
 def test_a_gap_of_a_tenth_is_one_and_a_smaller_one_is_none() -> None:
     full_s = np.array([40.0, 40.0, 40.0])
-    assert headroom(1.15 * full_s, full_s).exists
-    assert not headroom(1.08 * full_s, full_s).exists
+    assert not no_gap(1.15 * full_s, full_s)
+    assert no_gap(1.08 * full_s, full_s)
 
 
 def test_a_task_counts_as_one_with_labels_only_if_our_best_uses_them(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_noise_is_unbiased_and_of_the_size_that_was_asked_for() -> None:
     exact_md = problem.gradients(x_md)
     draws = problem.randomness(0, 0, 4000)
     away = np.array([problem.noisy_gradients(x_md, drawn) - exact_md for drawn in draws])
-    assert np.abs(away.mean(axis=0)).max() < 5 * problem.noise_m.max() / sqrt(4000)
+    assert np.all(np.abs(away.mean(axis=0)) < 5 * away.std(axis=0) / sqrt(4000))
     assert np.mean((away**2).sum(axis=2)) == pytest.approx(4.0, rel=0.05)
 
 
@@ -92,7 +92,7 @@ def test_from_optimum_starts_where_the_gradient_is_zero() -> None:
 def test_local_work_is_plain_sgd() -> None:
     problem = make_problem("quadratics", 3, 2, 1.0)
     draws, lr = problem.randomness(3, 7, 4), 0.1
-    work = local_work(problem, problem.start_d, lr, draws)
+    update_md, variance_m = local_work(problem, problem.start_d, lr, draws)
     for i in range(3):
         x_d, steps = problem.start_d.copy(), []
         for k in range(4):
@@ -100,8 +100,8 @@ def test_local_work_is_plain_sgd() -> None:
             step_d = -lr * problem.noisy_gradients(x_md, draws[k])[i]
             steps.append(step_d)
             x_d = x_d + step_d
-        np.testing.assert_allclose(work.update_md[i], x_d - problem.start_d, rtol=1e-5)
-        assert work.step_variance_m[i] == pytest.approx(np.var(steps, axis=0).sum())
+        np.testing.assert_allclose(update_md[i], x_d - problem.start_d, rtol=1e-5)
+        assert variance_m[i] == pytest.approx(np.var(steps, axis=0).sum())
 
 
 def test_a_run_of_everybody_without_noise_is_gradient_descent() -> None:
