@@ -31,59 +31,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "DESIGNS",
-    "ESTIMATORS",
-    "SAMPLERS",
-    "Accumulator",
-    "Adaptive",
-    "Broadcast",
-    "Centred",
-    "ClientMemory",
-    "ClusterIS",
-    "Cohort",
-    "ControlValue",
-    "ControlVariate",
-    "Delta",
-    "DeltaflError",
-    "Design",
-    "Estimator",
-    "FedIS",
-    "FedPracIS",
-    "Fixed",
-    "Full",
-    "KnownUpdates",
-    "MissingExtraError",
-    "Momentum",
-    "Oracle",
-    "Plan",
-    "Population",
-    "PowerOfChoice",
-    "PracDelta",
-    "RejectedReply",
-    "RemoteReply",
-    "Replies",
-    "Reports",
-    "RoundInfo",
-    "RoundState",
-    "RunFacts",
-    "Sampler",
-    "ServerOptimizer",
-    "Sgd",
-    "broadcast",
-    "close_round",
-    "draw_cohort",
-    "inclusion_probabilities",
-    "init_round",
-    "load_state",
-    "make_plan",
-    "make_sampler",
-    "make_server_optimizer",
-    "open_round",
-    "save_state",
-    "stream",
-    "with_floor",
-]
+__all__ = ["DESIGNS", "ESTIMATORS", "SAMPLERS", "Accumulator", "Adaptive", "Broadcast", "Centred", "ClientMemory"]
+__all__ += ["ClusterIS", "Cohort", "ControlValue", "ControlVariate", "Delta", "DeltaflError", "Design", "Estimator"]
+__all__ += ["FedIS", "FedPracIS", "Fixed", "Full", "KnownUpdates", "MissingExtraError", "Momentum", "Oracle", "Plan"]
+__all__ += ["Population", "PowerOfChoice", "PracDelta", "RejectedReply", "RemoteReply", "Replies", "Reports"]
+__all__ += ["RoundInfo", "RoundState", "RunFacts", "Sampler", "ServerOptimizer", "Sgd", "broadcast", "close_round"]
+__all__ += ["draw_cohort", "inclusion_probabilities", "init_round", "load_state", "make_plan", "make_sampler"]
+__all__ += ["make_server_optimizer", "open_round", "save_state", "stream", "with_floor"]
 
 #: Which module a name is loaded from.
 _MODULES = {

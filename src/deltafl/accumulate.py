@@ -14,11 +14,10 @@
 
     state, info = round.close()
 
-**One reply at a time** the estimate is that of ``close_round``: in the cohort's order to the last bit unless
-coefficients depend on which other clients reply, else up to rounding in float64. Memory is 2 models. But n models are
-kept where d <= 64 or the control variate learns from the updates themselves (all but the plain estimators and
-``difference``). Where they are not, norm(u_i - mean)^2 and ``info.variance`` are measured on sketches of 64 numbers
-(``sketch.py``): unbiased, with a standard deviation of at most 18 %.
+**One reply at a time**, the estimate has the bits of ``close_round`` if replies come in the cohort's order and their
+coefficients do not depend on which others reply, else it differs by rounding. Where the control variate learns from the
+sum alone (the plain estimators, ``difference``) and d > 64, memory is 2 models and not n; norm(u_i - mean)^2 and
+``info.variance`` are then measured on sketches of 64 numbers: unbiased, with a standard deviation of at most 18 %.
 
 **Several processes** have the same bits afterwards, which are those of one process up to rounding.
 """
@@ -100,18 +99,15 @@ class Accumulator:
     def add(
         self, client: int, update: npt.ArrayLike | RemoteReply | None, **columns: float | None
     ) -> RejectedReply | None:
-        """Take in one reply.
+        """Take in the reply of one client of the cohort, in any order, once each.
 
         Args:
-            client: Index of a client of the cohort, in any order, once each.
+            client: Its index.
             update: (d,), u_i = x_K - x_0, or None; with a ``-remote`` estimator what ``ClientMemory.reply`` returned.
             **columns: What it reported: ``loss``, ``square_loss``, ``step_variance``, ``num_steps``; see ``Reports``.
 
         Returns:
             None; or why the reply was rejected, which then counts as non-response.
-
-        Raises:
-            DeltaflError: If the client is not of this cohort or has replied already, or the round is closed.
         """
         place_1 = np.flatnonzero(self.cohort.client_n == client)
         if len(place_1) == 0:
@@ -134,18 +130,7 @@ class Accumulator:
         reports: Reports | None = None,
         places: IntArray | None = None,
     ) -> None:
-        """Take in many replies together.
-
-        Args:
-            updates: One update a client, (n, d) or a list, in the cohort's order or that of ``places``; None where no
-                reply came. With a ``-remote`` estimator a list of ``RemoteReply``.
-            reports: Their reports; None if there are none.
-            places: Rows of the cohort that these are; None for all.
-
-        Raises:
-            DeltaflError: If the numbers of updates or report rows differ from the clients', clients have replied
-                already, or updates and ``RemoteReply`` are mixed up.
-        """
+        """Take in many replies, as ``close_round`` does: of all clients, or those in some places of the cohort."""
         place_k = np.arange(self._n) if places is None else places
         screened = self._screen(place_k, updates, reports)
         self._place_k, self._update_kd = place_k, screened.update_nd
@@ -153,15 +138,12 @@ class Accumulator:
     def merge(self, group: ProcessGroup) -> None:
         """Add up what the processes of a group were given; each calls it once, after its ``add_rows``.
 
-        One sum over all processes has the estimate, the plain sum of the updates and the columns of the reports; a
-        second, small one the squared distances from the first one's means.
-
-        Args:
-            group: The processes. Plan, state and cohort are the same in all; each row of the cohort is in one.
+        Plan, state and cohort are the same in all; each row of the cohort is in one. One sum over all processes has the
+        estimate, the plain sum of the updates and the columns of the reports; a second, small one the squared distances
+        from the first one's means.
 
         Raises:
-            DeltaflError: If the control variate does not learn from sums (``learns_from_sums``), or the processes are
-                not in the same state.
+            DeltaflError: If the control variate does not have ``learns_from_sums``, or the processes differ.
         """
         if not self._control.learns_from_sums:
             raise DeltaflError(
@@ -226,11 +208,7 @@ class Accumulator:
         return here
 
     def close(self) -> tuple["RoundState", RoundInfo]:
-        """The next state, and what a person wants to see; clients that were not added did not reply.
-
-        Raises:
-            DeltaflError: If the round is closed already.
-        """
+        """The next state, and what a person wants to see; clients that were not added did not reply."""
         self._require_open()
         self._closed = True
         plan, state, control, here = self.plan, self.state, self._control, self.reports.responded_n

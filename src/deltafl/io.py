@@ -135,21 +135,15 @@ def sentence(error: Any) -> str:
 
 
 def write_tensors(path: Path, arrays: Mapping[str, Array], texts: Mapping[str, str] | None = None) -> int:
-    """Write arrays and texts into a safetensors file, which is never seen half written; returns its CRC-32.
-
-    Raises:
-        DeltaflError: If an array has a type that the format does not have.
-    """
+    """Write arrays and texts into a safetensors file, which is never seen half written; returns its CRC-32."""
     # Wide types first: every array begins at a multiple of its width.
     ordered = dict(sorted(arrays.items(), key=lambda part: -part[1].itemsize))
     header: dict[str, Any] = {_TEXTS: dict(texts)} if texts else {}
     end = 0
     for name, array in ordered.items():
         if array.dtype not in _NAMES:
-            raise DeltaflError(
-                f"{name} has type {array.dtype}, which a state file does not hold; use one of "
-                f"{', '.join(dtype.name for dtype in _NAMES)}"
-            )
+            names = ", ".join(dtype.name for dtype in _NAMES)
+            raise DeltaflError(f"{name} has type {array.dtype}, which a state file does not hold; use one of {names}")
         place = [end, end + array.nbytes]
         header[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": place}
         end += array.nbytes
@@ -164,15 +158,10 @@ def write_tensors(path: Path, arrays: Mapping[str, Array], texts: Mapping[str, s
 
 
 def read_tensors(path: Path, cure: str, checksum: int | None = None) -> tuple[dict[str, Array], dict[str, str]]:
-    """The arrays and texts of a safetensors file.
-
-    Args:
-        path: The file.
-        cure: What to do if it is damaged: the error ends with it.
-        checksum: CRC-32 that it must have. None maps the file into memory unread; changes stay in memory.
+    """The arrays and texts of a safetensors file; None as CRC-32 maps it into memory unread, where changes stay.
 
     Raises:
-        DeltaflError: If it cannot be read, is no such file, or has another checksum.
+        DeltaflError: If it cannot be read, is no such file, or has another checksum; ``cure`` is what to do then.
     """
     try:
         mapped = checksum is None
@@ -192,11 +181,7 @@ def read_tensors(path: Path, cure: str, checksum: int | None = None) -> tuple[di
 
 
 def load_class(spec: str, base: type[T]) -> type[T]:
-    """The class that ``FILE.py:Class`` names, a subclass of ``base``.
-
-    Raises:
-        DeltaflError: If the file cannot be read or run, or has no such class with all methods.
-    """
+    """The class that ``FILE.py:Class`` names, a subclass of ``base``; a ``DeltaflError`` if there is none."""
     path, _, name = spec.rpartition(":")
     found = getattr(import_file(Path(path), "FILE.py:Class"), name, None)
     if not (isinstance(found, type) and issubclass(found, base)):
@@ -212,12 +197,8 @@ def import_file(path: Path, form: str) -> ModuleType:
 
     So it can import the files beside it, and other processes find its classes again.
 
-    Args:
-        path: The file.
-        form: What to write instead of a file that does not exist, such as ``"FILE.py:Class"``.
-
     Raises:
-        DeltaflError: If there is no such file, another module has its name, or it fails.
+        DeltaflError: If there is no such file (write one as ``form``), another module has its name, or it fails.
     """
     if not path.is_file():
         raise DeltaflError(f"there is no file {path}; write {form}")

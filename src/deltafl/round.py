@@ -129,12 +129,8 @@ class Plan:
 def make_plan(label: str | Label, population: Population, n: int, facts: RunFacts | None = None, **more: Any) -> Plan:
     """The plan of a label ``name(option=value)@design@estimator``, with the estimator of the name if it has none.
 
-    Args:
-        label: Such as ``"innovation"`` or ``"pracdelta(floor=0.2)@pivotal@difference"``; see ``deltafl samplers``.
-        population: The clients.
-        n: Cohort size, 1 <= n <= m.
-        facts: What options may take from the run; n and the number of clients are filled in. None if unknown.
-        **more: Other attributes of ``Plan``, such as ``seed`` or ``server_optimizer``.
+    ``more`` are other attributes of ``Plan``. ``facts`` is what options may take from the run; n and the number of
+    clients are filled in.
 
     Raises:
         DeltaflError: If a name is unknown, or sampler, design, estimator and population do not go together.
@@ -150,38 +146,24 @@ def make_plan(label: str | Label, population: Population, n: int, facts: RunFact
 
 
 class RoundState(NamedTuple):
-    """What the next round needs, and nothing else; nested NamedTuples of arrays.
+    """What the next round needs, and nothing else; nested NamedTuples of arrays."""
 
-    Attributes:
-        round: Index of the next round, from 0.
-        params_d: float32 (d,), the global model.
-        optimizer: The server optimizer's memory.
-        sampler: The sampler's memory.
-        control: The state of the estimator's control variate.
-        selected_m: int16 (m,), how often each client was selected; wider once a count needs it.
-        responded_m: The same for how often it responded.
-        mime: The momentum that is sent to the clients, see ``mime.py``.
-        guard: The norms that the norm guard uses, see ``norm_guard.py``.
-    """
-
-    round: int
-    params_d: Params
-    optimizer: Any
-    sampler: Any
-    control: Any
-    selected_m: PersistentArray
-    responded_m: PersistentArray
-    mime: Any
-    guard: Any
+    round: int  # index of the next round, from 0
+    params_d: Params  # float32 (d,), the global model
+    optimizer: Any  # the memory of the server optimizer
+    sampler: Any  # the memory of the sampler
+    control: Any  # the memory of the estimator's control variate
+    selected_m: PersistentArray  # int16 (m,), how often each client was selected; wider once a count needs it
+    responded_m: PersistentArray  # the same for how often it responded
+    mime: Any  # the momentum that is sent to the clients
+    guard: Any  # the norms that the norm guard uses
 
 
 class Broadcast(NamedTuple):
-    """What the server sends to every selected client.
+    """What the server sends to every selected client: the global model x_0, float32 (d,), and the momentum's drift.
 
-    Attributes:
-        params_d: float32 (d,), the global model x_0.
-        drift_d: float32 (d,), beta S of ``mime.py``: each client adds drift_d / K_i in each of its K_i local steps, and
-            takes (1 - beta) times its usual steps. None without such a momentum.
+    ``drift_d`` is beta S of ``mime.py``: each client adds drift_d / K_i in each of its K_i local steps, and takes
+    (1 - beta) times its usual steps. None without such a momentum.
     """
 
     params_d: Params
@@ -219,11 +201,11 @@ def broadcast(plan: Plan, state: RoundState) -> Broadcast:
 def open_round(
     plan: Plan, state: RoundState, available_m: BoolArray | None = None, oracle: Oracle | None = None
 ) -> Cohort:
-    """Select the clients of this round.
+    """Select the clients of this round; nothing is changed, so that it may be opened again with the same result.
 
     Args:
         plan: The plan.
-        state: It is not changed, so a round may be opened again with the same result.
+        state: The state.
         available_m: bool (m,), which clients can be selected; None for all. The estimate then targets the sum over
             available clients; with a control variate the others count with their c_i.
         oracle: Every client's update of this round, for the theoretical samplers; only simulators have one.
@@ -260,19 +242,16 @@ def close_round(
 
     Args:
         plan: The plan.
-        state: The state the round was opened with; it is not changed.
+        state: The state the round was opened with.
         cohort: What ``open_round`` returned.
         updates: One update u_i = x_K - x_0 a client, in the cohort's order; None where no reply came. (n, d) or a list;
-            with a ``-remote`` estimator a list of ``RemoteReply``.
+            with a ``-remote`` estimator a list of ``RemoteReply``. One that is not finite, out of range or of the wrong
+            length counts as no reply and is named in ``info.rejected``.
         reports: What the clients reported of their work; None for nothing.
 
-    Returns:
-        The next state, and what a person wants to see. A reply that is missing, not finite, out of range or of the
-        wrong length counts as non-response and is named in ``info.rejected``.
-
     Raises:
-        DeltaflError: If the numbers of updates or report rows differ from the cohort's, or updates come where the
-            estimator needs ``RemoteReply``, or the other way round.
+        DeltaflError: If the numbers of updates or report rows differ from the cohort's, or updates and ``RemoteReply``
+            are mixed up.
     """
     accumulator = Accumulator(plan, state, cohort)
     accumulator.add_rows(updates, reports)

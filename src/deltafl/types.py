@@ -66,10 +66,8 @@ class Population(NamedTuple):
         if not (np.all(self.weight_m >= 0) and abs(self.weight_m.sum() - 1) <= 1e-6):
             raise DeltaflError("the weights of the population must be >= 0 with sum 1; see Population.from_sizes")
         if len(self.weight_m) != len(self.num_examples_m):
-            raise DeltaflError(
-                f"the population has {len(self.weight_m)} weights and {len(self.num_examples_m)} sizes; it must have "
-                "one of each for a client, see Population.from_sizes"
-            )
+            sizes = f"{len(self.weight_m)} weights and {len(self.num_examples_m)} sizes"
+            raise DeltaflError(f"the population has {sizes}, not one of each for a client; see Population.from_sizes")
         if self.aux_mq is not None:
             _checked_aux(self.aux_mq, self.num_clients)
 
@@ -77,15 +75,12 @@ class Population(NamedTuple):
     def from_sizes(
         cls, num_examples_m: npt.ArrayLike, weights: str = "data", aux: npt.ArrayLike | None = None
     ) -> "Population":
-        """Make a population from the clients' numbers of examples.
+        """Make a population from the clients' numbers of examples; another argument is a ``DeltaflError``.
 
         Args:
             num_examples_m: (m,) whole numbers, 1 to 2^53.
             weights: ``"data"`` for w_i = n_i / N, ``"uniform"`` for w_i = 1 / m.
             aux: (m, q) finite numbers, auxiliary variables of each client; see ``aux_mq``.
-
-        Raises:
-            DeltaflError: If an argument is not as above.
         """
         size_m = np.asarray(num_examples_m)
         if size_m.ndim != 1 or len(size_m) == 0:
@@ -240,41 +235,27 @@ class RejectedReply(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """What a person wants to see of one round; nothing here is needed by the next round.
+    """What a person wants to see of one round; nothing here is needed by the next round. NaN is unknown.
 
-    Attributes:
-        round: Index of the round, from 0.
-        num_selected: Distinct clients selected.
-        num_responded: Replies used.
-        rejected: Replies refused, with client and reason.
-        estimate_norm: norm(D), D the estimate of the full-participation update.
-        variance: Estimated variance of D over draws, E norm(D - ubar)^2 (see ``variance.py``); NaN if unknown.
-        effective_sample_size: (sum c)^2 / sum c^2 over the coefficients c of the replies.
-        largest_weight: The largest coefficient.
-        sum_of_weights: Sum of the coefficients; its mean is 1 for an unbiased design.
-        mean_over_diversity: norm(D) / mean zeta of the replies; above about 1, DELTA's scores are worse than uniform.
-        loss: Mean training loss of the replies that have one, weighted by the coefficients; NaN if none has.
-        residual: sum_S coef_i norm(u_i - c_i)^2 / sum_S coef_i norm(u_i)^2: 1 without a control variate; above 1, the
-            c_i are further from the updates than 0 is.
-        control_coefficient: beta of the round's control variate in [0, 1], see ``learned_coefficient.py``; 1 if there
-            is none.
-        clip_factor: What the norm guard multiplied D with; below 1 the round's estimate is **biased**.
+    ``mean_over_diversity`` is norm(D) / mean zeta of the replies: above about 1, DELTA's scores are worse than uniform.
+    ``residual`` is sum_S coef_i norm(u_i - c_i)^2 / sum_S coef_i norm(u_i)^2: 1 without a control variate; above 1, the
+    c_i are further from the updates than 0 is.
     """
 
-    round: int
-    num_selected: int
-    num_responded: int
+    round: int  # from 0
+    num_selected: int  # distinct clients
+    num_responded: int  # replies used
     rejected: Sequence[RejectedReply]
-    estimate_norm: float
-    variance: float
-    effective_sample_size: float
-    largest_weight: float
-    sum_of_weights: float
+    estimate_norm: float  # norm(D), D the estimate of the full-participation update
+    variance: float  # estimate of E norm(D - ubar)^2 over draws
+    effective_sample_size: float  # (sum c)^2 / sum c^2 over the coefficients c of the replies
+    largest_weight: float  # the largest coefficient
+    sum_of_weights: float  # of the coefficients; its mean is 1 for an unbiased design
     mean_over_diversity: float
-    loss: float
+    loss: float  # mean training loss of the replies that have one, weighted by the coefficients
     residual: float = nan
-    control_coefficient: float = 1.0
-    clip_factor: float = 1.0
+    control_coefficient: float = 1.0  # beta of the control variate in [0, 1]; 1 if there is none
+    clip_factor: float = 1.0  # what the norm guard multiplied D with; below 1 the estimate is biased
 
 
 def _checked_aux(aux: npt.ArrayLike, num_clients: int) -> FloatArray:

@@ -238,7 +238,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load_state(tmp_path / "nothing", plan)
     rows = RowFormat(folder=str(tmp_path / "rows"))
     with pytest.raises(DeltaflError, match="rows in a file of their own"):
-        save_state(path, init_round(replace(plan, estimator="difference-own", memory=rows), np.zeros(D)), plan)
+        save_state(path, init_round(plan, np.zeros(D)), replace(plan, estimator="difference-own", memory=rows))
     with pytest.raises(DeltaflError, match="the state is of 300 clients and the plan of 299"):
         save_state(path, init_round(plan, np.zeros(D)), plan_of(299))
 

@@ -1,5 +1,6 @@
 """The clients of a federation: who they are, and how a round's state follows when they join, change or leave."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,11 +14,11 @@ from ..estimators.remote import RemoteControlState, begin_anew
 from ..round import Plan, RoundState, init_round
 from ..scale.persistent_array import PersistentArray
 from ..scale.rows import MappedRows
-from ..scale.state_file import PER_CLIENT
 from ..types import FloatArray
 
 LARGEST_SIZE = 2**40
 
+_PER_CLIENT = re.compile(r"_m[a-z]?$")
 #: Arrays that depend on the population alone are computed again. (Values that begin as NaN are learned from replies.)
 _FROM_POPULATION = {"weight_m", "score_m", "size_m", "num_examples_m", "aux_mq", "value_mq"}
 #: Scores that only increase: a newcomer that started at zero would stay behind for as long as the run is old.
@@ -122,7 +123,7 @@ def _resized(old: Any, fresh: Any, kept_k: Sequence[int] | None, name: str) -> A
         return type(fresh)(*(_resized(part, new, kept_k, field) for part, new, field in parts))
     if name in _FROM_POPULATION and not np.isnan(np.asarray(fresh)).any():
         return fresh
-    if not PER_CLIENT.search(name):
+    if not _PER_CLIENT.search(name):
         return old
     if isinstance(fresh, tuple):
         rows = old if kept_k is None else tuple(old[index] for index in kept_k)

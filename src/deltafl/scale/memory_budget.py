@@ -43,18 +43,10 @@ def require_room(
     setting: str = "--out",
     held: int = 0,
 ) -> None:
-    """Refuse a memory that does not fit.
+    """Raise a ``DeltaflError`` if a memory needs more RAM, or more of the disk, than is free.
 
-    Args:
-        size: What it needs.
-        format: Its folder is where most of the disk is needed; without one, ``checkpoints`` is.
-        checkpoints: Where checkpoints go; None if there are none.
-        fewer_rows: What makes fewer rows change between two checkpoints, in the host's words.
-        setting: The host's name of where checkpoints go.
-        held: Bytes of RAM that its rows take already, of those that it needs.
-
-    Raises:
-        DeltaflError: If more RAM, or more of the disk, is needed than is free.
+    ``fewer_rows`` and ``setting`` are the host's words: what makes fewer rows change between two checkpoints, and where
+    checkpoints go. ``held`` bytes of the RAM are taken already.
     """
     start, cure = "the memory of one update a client takes up to", "an estimator that keeps one model: 'difference'"
     cure = f"or {cure}" if format.dtype == "bfloat16" else f"memory_dtype bfloat16 (half), or {cure}"

@@ -1,13 +1,9 @@
 """The memory of one update a client: m rows of d numbers, in RAM (a tuple of rows) or in a file, float32 or bfloat16.
 
-bfloat16 is float32 without its lower 16 bits, rounded to nearest, ties to even. A control variate is what was stored,
-so that the estimate stays unbiased.
-
-**The file and the checkpoints.** Rows that change are kept in RAM, and a checkpoint holds them. Only when it is valid
-are they written into the file (``settled``) and forgotten. So after kill -9 at any moment, loading the checkpoint and
-writing its rows again gives the state bit for bit. Rounds never change the rows of a state that they were given;
-settling does, for states older than the checkpoint. A file and a checkpoint that do not belong together differ in the
-round that is noted beside the rows (``state_file.note_round``).
+Rows that change are kept in RAM, and a checkpoint holds them. Only when it is valid are they written into the file
+(``settled``), which ends the life of older states. So after kill -9 at any moment, loading the checkpoint and writing
+its rows again gives the state bit for bit. The round that is noted beside the rows (``state_file.note_round``) shows
+whether they belong to a checkpoint.
 """
 
 import os
@@ -55,7 +51,7 @@ class RowFormat:
 
 
 def to_bfloat16(value_d: Params) -> npt.NDArray[np.uint16]:
-    """The bits of the nearest bfloat16 of each float32, ties to even; finite values below 3.38e38 stay finite."""
+    """float32 without its lower 16 bits, rounded to nearest, ties to even; values below 3.38e38 stay finite."""
     bits_d = np.ascontiguousarray(value_d, dtype=np.float32).view(np.uint32)
     rounded_d: npt.NDArray[np.uint16] = ((bits_d + (0x7FFF + ((bits_d >> 16) & 1))) >> 16).astype(np.uint16)
     return rounded_d
@@ -67,13 +63,9 @@ def from_bfloat16(bits_d: npt.NDArray[np.uint16]) -> Params:
 
 
 class MappedRows:
-    """Rows in a file, and those that changed since it was written. Immutable, but for the file.
+    """Rows in a file, and those that ``changed`` since it was written. Immutable, but for the file.
 
-    Args:
-        format: With a folder.
-        shape: (m, d).
-        changed: Rows by client that the file does not have yet.
-        written: Which file holds the other rows, counted from 1; 0 if none does: then they are zero.
+    ``written`` says which file holds the others, counted from 1; 0 if none does: then they are zero.
     """
 
     def __init__(
@@ -112,26 +104,19 @@ class MappedRows:
         return rows
 
     def kept(self, kept_k: IntArray) -> "MappedRows":
-        """The rows of some clients alone, in this order, in a new file: the last checkpoint needs the old one.
-
-        Raises:
-            DeltaflError: If the new file cannot be written.
-        """
-        shape, clients = (len(kept_k), self.shape[1]), kept_k.tolist()
-        if not self.written:
-            changed = {place: self.changed[client] for place, client in enumerate(clients) if client in self.changed}
-            return MappedRows(self.format, shape, changed)
-        rows = MappedRows(self.format, shape, written=self.written + 1)
+        """The rows of some clients alone, in this order, in a new file: the last checkpoint needs the old one."""
+        rows = MappedRows(self.format, (len(kept_k), self.shape[1]), written=self.written + 1)
         try:
+            rows.path.parent.mkdir(parents=True, exist_ok=True)
             with rows.path.open("wb") as file:
-                for client in clients:
+                for client in kept_k.tolist():
                     file.write(self[client].tobytes())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise DeltaflError(
                 f"cannot write {rows.path} ({error.strerror}): when clients are forgotten, the others' updates go into "
-                "a file of their own, beside the first one until the next checkpoint; make room for it"
+                "a new file; make room for it"
             ) from None
         return rows
 
@@ -144,15 +129,8 @@ class MappedRows:
         return {"client_k": np.array(clients, np.int64), "row_kd": row_kd, "written": np.array(self.written, np.int64)}
 
     def restored(self, journal: Mapping[str, npt.NDArray[Any]]) -> "MappedRows":
-        """The rows of a checkpoint.
-
-        Raises:
-            DeltaflError: If they have another form, or the file that they go with is not there, or is too short.
-        """
-        clients, row_kd = journal["client_k"].tolist(), journal["row_kd"]
-        if row_kd.shape[1] != self.shape[1] or row_kd.dtype != self.dtype:
-            raise DeltaflError("the memory of the clients' updates has another form than these settings; start anew")
-        changed = dict(zip(clients, row_kd, strict=True))
+        """The rows of a checkpoint; a ``DeltaflError`` if the file that they go with is not there, or is too short."""
+        changed = dict(zip(journal["client_k"].tolist(), journal["row_kd"], strict=True))
         rows = MappedRows(self.format, self.shape, changed, int(journal["written"]))
         if rows.written and (not rows.path.is_file() or rows.path.stat().st_size < rows.num_bytes):
             raise DeltaflError(
@@ -212,14 +190,10 @@ class RunningSum(NamedTuple):
 
     To replace c_i by c_i', add w_i (c_i' - c_i). Where one c_i was enormous for a while, such as 1e18 from a broken
     client, the other clients' part is rounded away, and without the bound the estimate would keep that bias for ever.
-
-    Attributes:
-        total_d: float64 (d,).
-        rounding: float64 (), a bound of the error of every entry, >= 0.
     """
 
     total_d: FloatArray
-    rounding: FloatArray
+    rounding: FloatArray  # of every entry of the sum, >= 0
 
     @property
     def is_lost(self) -> bool:
@@ -228,17 +202,13 @@ class RunningSum(NamedTuple):
 
     def plus(self, coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]]) -> "RunningSum":
         """With sum_i coef_i row_i added."""
-        size = _largest(self.total_d)
-
-        def noted() -> Iterator[np.ndarray[Any, Any]]:
-            nonlocal size
-            for coef, row_d in zip(coef_n, rows, strict=True):
-                size += abs(float(coef)) * _largest(row_d)
-                yield row_d
-
-        total_d = self.total_d + weighted_sum(coef_n, noted(), len(self.total_d))
+        added_d, size = np.zeros_like(self.total_d), _largest(self.total_d)
+        for coef, row_d in zip(coef_n, rows, strict=True):
+            added_d += coef * row_d.astype(np.float64, copy=False)
+            size += abs(float(coef)) * _largest(row_d)
         operations = len(coef_n) + 2  # a difference and a product for each row, then the sums
-        return RunningSum(total_d, np.asarray(self.rounding + operations * np.finfo(np.float64).eps * size))
+        rounding = self.rounding + operations * np.finfo(np.float64).eps * size
+        return RunningSum(self.total_d + added_d, np.asarray(rounding))
 
 
 def weighted_sum(coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]], num_params: int) -> FloatArray:

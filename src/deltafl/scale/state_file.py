@@ -27,8 +27,6 @@ from .tree import SumTree
 _MARK, _VERSION = "deltafl-state", "1"
 #: The sums of a tree follow its scores under this name.
 _INNER = ".inner"
-#: Arrays with these names have one row a client.
-PER_CLIENT = re.compile(r"_m[a-z]?$")
 
 
 def flatten(state: Any, prefix: str = "state", shared: bool = False) -> Iterator[tuple[str, Array]]:
@@ -36,14 +34,10 @@ def flatten(state: Any, prefix: str = "state", shared: bool = False) -> Iterator
 
     ``shared``: they share memory with the state, and the sums of trees follow: for files that are written at once.
     """
-    if hasattr(state, "_fields"):
-        for field in state._fields:
-            yield from flatten(getattr(state, field), f"{prefix}.{field}", shared)
-    elif isinstance(state, MappedRows):
-        if shared:
-            raise DeltaflError("this state keeps rows in a file of their own, which a state file cannot hold")
-        for name, array in state.journal().items():
-            yield f"{prefix}.{name}", array
+    if hasattr(state, "_fields") or isinstance(state, MappedRows):
+        parts = state.journal() if isinstance(state, MappedRows) else state._asdict()
+        for name, part in parts.items():
+            yield from flatten(part, f"{prefix}.{name}", shared)
     elif shared and isinstance(state, PersistentArray):
         yield prefix, state.current().array_m
         if isinstance(state, SumTree):
@@ -52,50 +46,33 @@ def flatten(state: Any, prefix: str = "state", shared: bool = False) -> Iterator
         yield prefix, np.asarray(state)
 
 
-def unflatten(template: Any, arrays: Mapping[str, Array], prefix: str = "state", num_clients: int | None = None) -> Any:
-    """Put arrays back into the shape of a template; a field with a default keeps it if there is no array for it.
+def unflatten(template: Any, arrays: Mapping[str, Array], prefix: str = "state", any_shape: bool = False) -> Any:
+    """Put arrays, which belong to the state from now on, into the form of a template, a state of the same settings.
 
-    Args:
-        template: A state of the same form; whole numbers stay such.
-        arrays: By name, as from ``flatten``.
-        prefix: What their names begin with.
-        num_clients: m, if the template is of other clients: then shapes may differ, but for m rows of names in ``_m``.
-
-    Raises:
-        DeltaflError: If an array is missing or has another shape: it belongs to other settings.
+    A field with a default keeps it if there is no array for it. If one is missing, or has another shape, the arrays
+    belong to other settings: that is a ``DeltaflError``.
     """
     if hasattr(template, "_fields"):
         parts = {}
         for field, part in zip(template._fields, template, strict=True):
             name = f"{prefix}.{field}"
             if name in arrays or field not in template._field_defaults:
-                parts[field] = unflatten(part, arrays, name, num_clients)
+                parts[field] = unflatten(part, arrays, name, any_shape)
         return type(template)(**parts)
     if isinstance(template, MappedRows) and f"{prefix}.written" in arrays:
         return template.restored({name: arrays[f"{prefix}.{name}"] for name in template.journal()})
     array = arrays.get(prefix)
-    if array is None:
-        fits = False
-    elif num_clients is None:
-        fits = array.shape == np.shape(template)
-    else:
-        fits = array.ndim == np.ndim(template) and (not PER_CLIENT.search(prefix) or len(array) == num_clients)
-    if array is None or not fits:
+    if array is None or not (any_shape or array.shape == np.shape(template)):
         raise DeltaflError(f"the saved state does not fit these settings ({prefix} differs); start anew elsewhere")
     if isinstance(template, SumTree):
-        return SumTree(_own(array), arrays.get(prefix + _INNER))
+        return SumTree(array, arrays.get(prefix + _INNER))
     if isinstance(template, PersistentArray):
-        return PersistentArray(_own(array))
+        return PersistentArray(array)
     return int(array) if isinstance(template, int) else array
 
 
-def _own(array: Array) -> Array:
-    """Part of a mapped file as it is; a copy of any other array."""
-    return array if array.flags.writeable and array.base is not None else np.array(array)
-
-
 def settled(state: Any) -> Any:
-    """The state with its changed rows in their files (``scale/rows.py``): for states that a checkpoint holds."""
+    """The state with its changed rows in their files (``rows.py``): for states that a checkpoint holds."""
     if hasattr(state, "_fields"):
         return type(state)(*(settled(part) for part in state))
     return state.settled() if isinstance(state, MappedRows) else state
@@ -120,25 +97,21 @@ def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> N
     The file names the clients and the plan that the state belongs to, for with others it would be wrong without a sign.
 
     Raises:
-        DeltaflError: If the state has rows in a file of their own (``scale/rows.py``; such runs have checkpoints), or
-            another number of clients than the plan.
+        DeltaflError: If the plan is of other clients, or keeps updates in a file of their own (``Plan.memory``).
     """
-    if len(state.selected_m) != plan.population.num_clients:
-        raise DeltaflError(
-            f"the state is of {len(state.selected_m)} clients and the plan of {plan.population.num_clients}; save it "
-            "with the plan of its rounds"
-        )
+    m = plan.population.num_clients
+    if len(state.selected_m) != m:
+        raise DeltaflError(f"the state is of {len(state.selected_m)} clients and the plan of {m}; give its own plan")
+    if plan.memory.folder is not None:
+        raise DeltaflError("this plan keeps rows in a file of their own, which a state file cannot hold")
     write_tensors(Path(path), dict(flatten(state, shared=True)), {_MARK: _VERSION, **owner(plan)})
 
 
 def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
     """Map a saved state into memory; rounds that follow are bit for bit those that would have followed the saved one.
 
-    Args:
-        path: The file.
-        plan: The plan that the state was saved with; its clients are read once, to compare them with the file's. The
-            cohort's size and ``response_floor`` may be others: no state depends on them. To go on with another plan,
-            load with the old one and go on with the new.
+    ``plan`` is the one it was saved with, but for the cohort's size and ``response_floor``, on which no state depends.
+    To go on with another plan, load with the old one and go on with the new.
 
     Raises:
         DeltaflError: If the file is no such file, or belongs to other clients or another plan.
@@ -155,11 +128,11 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
                 f"the state in {path} belongs to a plan with {name} = {texts.get(name)}, and this plan has {value}; "
                 "load it with the plan it was saved with"
             )
-    # The form of the state, without m numbers: that of one client.
+    # The form of the state, that of one client: m numbers need not be made.
     aux_mq, params_d = plan.population.aux_mq, arrays.get("state.params_d", np.zeros(0))
     one = replace(plan, population=Population.from_sizes([1], aux=None if aux_mq is None else aux_mq[:1]), n=1)
     template = init_round(one, np.zeros(params_d.shape))
-    state: RoundState = unflatten(template, arrays, num_clients=plan.population.num_clients)
+    state: RoundState = unflatten(template, arrays, any_shape=True)
     return state
 
 
