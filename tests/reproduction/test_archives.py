@@ -14,7 +14,7 @@ import torch
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.training.compatibility import example_of, incompatibility
+from deltafl.simulation.training.route import example_of, incompatibility
 from deltafl.simulation.training.serial import LocalWork, train_serial
 from deltafl.streams import stream
 from deltafl.tasks import check_task, cross_entropy, make_task

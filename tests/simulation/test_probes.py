@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from deltafl.audit import audit
-from deltafl.round import init_round
+from deltafl.round import broadcast, init_round
 from deltafl.simulation.directory import RunDirectory
-from deltafl.simulation.probes import EVERYONE, SELECTED, is_probed, probe_columns, probe_everyone
+from deltafl.simulation.oracle import SimulatedOracle
+from deltafl.simulation.probes import EVERYONE, SELECTED, probe_columns, probe_everyone
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of, subject_of
@@ -97,8 +98,9 @@ def test_the_error_is_the_audits(tmp_path: Path) -> None:
     settings = make_settings(RunSettings, {**TINY, "sampler": "uniform", "probe_every": 1})
     engine = engine_of(settings)
     plan = plan_of(settings, engine.task.population(settings.weights))
-    lr = settings.local_lr or 0.0
-    probe = probe_everyone(plan, init_round(plan, engine.initial_params()), engine, lr, None)
+    state = init_round(plan, engine.initial_params())
+    oracle = SimulatedOracle(engine, plan.population, 0, broadcast(plan, state))
+    probe = probe_everyone(plan, state, oracle, settings.local_lr or 0.0)
     row = next(audit(subject_of(settings), ["uniform"], designs=["systematic"], estimators=["horvitz-thompson"]))
     assert probe["error"] == pytest.approx(row.mse, rel=0.35)  # 200 draws against 4000
     assert probe["least_error"] <= row.mse
@@ -126,11 +128,7 @@ def test_columns_average_the_selected_and_keep_the_probed_rounds() -> None:
     assert probe_columns([{"round": 0}, {"round": 1}]) == {}
 
 
-def test_which_rounds_are_probed() -> None:
-    assert [round for round in range(1, 11) if is_probed(4, round)] == [1, 4, 8]
-
-
-def test_a_round_that_asks_nobody_has_no_norms(tmp_path: Path) -> None:
+def test_a_round_that_selects_nobody_has_no_norms(tmp_path: Path) -> None:
     lines = run(tmp_path, sampler="uniform@poisson", sample=1, rounds=12, probe_every=20)
     empty = [line["probe"] for line in lines[1:] if not line["cohort"]]
     assert empty

@@ -55,8 +55,6 @@ def test_every_setting_survives_a_record_of_itself() -> None:
         ({"sample": 0}, ["sample", "0", "greater than or equal to 1"]),
         ({"threshold": 70}, ["70", "between 0 and 1"]),
         ({"threshold": float("nan")}, ["threshold"]),
-        ({"floor": 0.5}, ["floor is an option of the samplers now", "(floor=...)"]),
-        ({"candidates": 20}, ["candidates is an option of power-of-choice now", "power-of-choice(candidates=...)"]),
         ({"local_lr": 1e39}, ["local_lr is 1e+39; it must be less than or equal to 1e+37"]),
         ({"local_lr": -1}, ["local_lr", "-1", "greater than 0"]),
         ({"local_lr": float("inf")}, ["local_lr"]),

@@ -13,34 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError, MissingExtraError
+from ..errors import DeltaflError
 from ..round import Broadcast
 from ..tasks.base import Task
 from ..types import BoolArray, FloatArray, IntArray, Params, Reports
 from .runner import ClientRunner, new_model
-from .training.compatibility import example_of, log_incompatibility
+from .training import torch
 from .training.route import Computation, Route, choose_route
 from .training.serial import LocalResult, LocalWork
 from .workers import Job, Workers
 
-try:
-    import torch
-    from torch.nn.utils import parameters_to_vector
-except ImportError as error:
-    raise MissingExtraError("torch", "sim") from error
-
 
 class Training(NamedTuple):
-    """What a cohort returns, aligned with the selected clients.
-
-    Attributes:
-        update_nd: float32 (n, d), local model after training minus the global one; not finite where it diverged.
-        loss_n: float64 (n,), mean minibatch loss over the local steps.
-        square_loss_n: float64 (n,), mean squared loss of single examples over them; NaN where it is not measured or not
-            known.
-        step_variance_n: float64 (n,), see ``serial.LocalResult``.
-        num_steps_n: int64 (n,), local steps K_i.
-    """
+    """What a cohort returns: a row, or a number, for each client's ``serial.LocalResult``."""
 
     update_nd: npt.NDArray[np.float32]
     loss_n: FloatArray
@@ -50,13 +35,7 @@ class Training(NamedTuple):
 
     def of(self, place_k: IntArray) -> "Training":
         """The rows of some clients."""
-        return Training(
-            self.update_nd[place_k],
-            self.loss_n[place_k],
-            self.square_loss_n[place_k],
-            self.step_variance_n[place_k],
-            self.num_steps_n[place_k],
-        )
+        return Training._make(column[place_k] for column in self)
 
 
 def reports_of(training: Training) -> Reports:
@@ -71,13 +50,9 @@ def reports_of(training: Training) -> Reports:
 
 
 class Evaluation(NamedTuple):
-    """The global model on the pooled test set.
+    """The global model on the pooled test set; accuracies are NaN where the task's metric is ``"loss"``.
 
-    Attributes:
-        loss: Mean loss.
-        accuracy: Share of right classes; NaN where the task's metric is ``"loss"``.
-        client_accuracy: Mean over clients of the accuracy on their own test examples, each client counting the same;
-            NaN where the owners are unknown, or the task's metric is ``"loss"``.
+    ``client_accuracy`` is the mean over clients of that on their own test examples; NaN if the owners are unknown.
     """
 
     loss: float
@@ -95,12 +70,6 @@ class Engine:
         workers: Processes to train with; None for this process. Engines may share them; they are not closed here.
         how: Device, precision and engine; the best on CPUs if omitted.
         kept: The route of the run so far; None to choose one.
-
-    Attributes:
-        route: The route in use.
-
-    Raises:
-        DeltaflError: If the task's initial parameters do not fit its model, or the task cannot be computed so.
     """
 
     def __init__(
@@ -115,47 +84,39 @@ class Engine:
         self.task = task
         self._workers = workers if workers is not None else Workers(1)
         model = new_model(task.make_model, seed)
-        self._initial_d = _initial_params(task, model)
-        self.route = kept or choose_route(model, task, work, how or Computation(), self._workers.count)
+        random_d: Params = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().astype(np.float32)
+        given_d = random_d if task.initial_params is None else task.initial_params
+        if given_d.shape != random_d.shape:
+            raise DeltaflError(
+                f"task {task.name!r}: initial_params has shape {given_d.shape}, its model needs {random_d.shape}"
+            )
+        self._initial_d: Params = given_d.astype(np.float32)
+        self.num_params: int = len(random_d)
+        self.route = kept or choose_route(model, task, work, how or Computation())
         self._runner = ClientRunner(task, work, seed, model, self.route)
         if self._workers.count > 1:
             self._runner.share()
-            log_incompatibility(model, example_of(task))  # here, because the worker processes have no log
-        self.num_params: int = len(self._initial_d)
 
     def initial_params(self) -> Params:
         """The global model before the first round: the task's own, or a random one from the seed."""
         return self._initial_d.copy()
 
     def train(
-        self,
-        params_d: Params,
-        round: int,
-        client_n: IntArray,
-        drift_d: Params | None = None,
-        squares: bool = False,
+        self, params_d: Params, round: int, client_n: IntArray, drift_d: Params | None = None, squares: bool = False
     ) -> Training:
-        """Train the given clients from the global model.
+        """Train the given clients from the global model; round and client determine all randomness.
 
-        Args:
-            params_d: float32 (d,), the global model.
-            round: The round, >= 0; with the client's index it determines the minibatches.
-            client_n: (n,) client indices.
-            drift_d: float32 (d,), sent beside the model, see ``round.Broadcast``; None for nothing.
-            squares: Whether to measure the mean squared losses of single examples, which takes small models up to a
-                tenth longer. Nothing else depends on it.
-
-        Returns:
-            Updates and statistics in the order of ``client_n``.
+        ``drift_d`` is sent beside the model, see ``round.Broadcast``; ``squares``: measure mean squared losses, too.
         """
-        clients = self._checked(client_n)
-        self._check_shape(params_d)
-        groups = self._groups(clients)
+        clients, cost_n = client_n.tolist(), self.costs(client_n)
+        size = max(1, min(self._runner.group_size, -(-len(clients) // self._workers.width)))
+        order = sorted(range(len(clients)), key=lambda place: -cost_n[place])  # similar costs are trained at once
+        groups = [order[first : first + size] for first in range(0, len(order), size)]
         trained: list[list[LocalResult]] = self._map(
             "train_with_squares" if squares else "train",
             Broadcast(params_d, drift_d),
             [(round, *(clients[place] for place in group)) for group in groups],
-            [sum(self._costs([clients[place] for place in group])) for group in groups],
+            [sum(cost_n[place] for place in group) for group in groups],
         )
         results = [result for _, result in sorted(zip(chain(*groups), chain(*trained), strict=True), key=itemgetter(0))]
         return Training(
@@ -168,15 +129,11 @@ class Engine:
 
     def losses(self, params_d: Params, client_k: IntArray) -> FloatArray:
         """Mean loss of the global model on each client's own training data, float64 (k,)."""
-        clients = self._checked(client_k)
-        self._check_shape(params_d)
-        return np.array(
-            self._map("loss", params_d, [(client,) for client in clients], self._costs(clients)), dtype=np.float64
-        )
+        jobs = [(client,) for client in client_k.tolist()]
+        return np.array(self._map("loss", params_d, jobs, self.costs(client_k)), dtype=np.float64)
 
     def evaluate(self, params_d: Params) -> Evaluation:
         """Loss and accuracy of the global model on the pooled test set."""
-        self._check_shape(params_d)
         num_examples = len(self.task.dataset.test_x)
         starts = range(0, num_examples, self._runner.evaluation_batch)
         found = self._map("test", params_d, [(start,) for start in starts], [1.0] * len(starts))
@@ -186,32 +143,13 @@ class Engine:
         hit_e = np.concatenate([hits for _, hits in found])
         return Evaluation(loss, float(hit_e.mean()), _mean_of_clients(hit_e, self.task.test_clients))
 
+    def costs(self, client_n: IntArray) -> list[float]:
+        """The relative duration of each client's round."""
+        return [self._runner.cost(client) for client in client_n.tolist()]
+
     def _map(self, method: str, model: Any, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
         self._workers.load(self._runner)
         return self._workers.map(method, model, jobs, costs)
-
-    def _check_shape(self, params_d: Params) -> None:
-        if np.shape(params_d) != (self.num_params,):
-            raise DeltaflError(f"params_d has shape {np.shape(params_d)}, the model needs ({self.num_params},)")
-
-    def _groups(self, clients: list[int]) -> list[list[int]]:
-        """Places in the cohort of the clients that are trained at once, with similar costs side by side."""
-        size = max(1, min(self._runner.group_size, -(-len(clients) // self._workers.width)))
-        order = sorted(range(len(clients)), key=lambda place: -self._runner.cost(clients[place]))
-        return [order[first : first + size] for first in range(0, len(order), size)]
-
-    def costs(self, client_n: IntArray) -> list[float]:
-        """The relative duration of each client's round."""
-        return self._costs(self._checked(client_n))
-
-    def _costs(self, clients: list[int]) -> list[float]:
-        return [self._runner.cost(client) for client in clients]
-
-    def _checked(self, client_n: IntArray) -> list[int]:
-        clients = [int(client) for client in client_n]
-        if any(not 0 <= client < self.task.num_clients for client in clients):
-            raise DeltaflError(f"clients {clients}: the task has clients 0 to {self.task.num_clients - 1}")
-        return clients
 
 
 def _mean_of_clients(hit_e: BoolArray, client_e: IntArray | None) -> float:
@@ -222,15 +160,3 @@ def _mean_of_clients(hit_e: BoolArray, client_e: IntArray | None) -> float:
     count_m = np.bincount(client_e[owned_e])
     share_m = np.bincount(client_e[owned_e], weights=hit_e[owned_e])[count_m > 0] / count_m[count_m > 0]
     return float(share_m.mean())
-
-
-def _initial_params(task: Task, model: torch.nn.Module) -> Params:
-    random_d: Params = parameters_to_vector(model.parameters()).detach().numpy().astype(np.float32)
-    if task.initial_params is None:
-        return random_d
-    if task.initial_params.shape != random_d.shape:
-        raise DeltaflError(
-            f"task {task.name!r}: initial_params has shape {task.initial_params.shape}, "
-            f"its model has {random_d.shape[0]} parameters"
-        )
-    return task.initial_params.astype(np.float32)

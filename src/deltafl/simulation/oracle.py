@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import DeltaflError
 from ..round import Broadcast
 from ..scale.memory_budget import human
-from ..server.screening import ScreenedReplies, measure, screen_replies
+from ..server.screening import measure, screen_replies
 from ..types import Cohort, FloatArray, IntArray, Params, Population, Reports
 from .engine import Engine, Training, reports_of
 
@@ -36,14 +36,7 @@ class Traffic(NamedTuple):
 class SimulatedOracle:
     """Knows every client's update and loss of one round by training all clients, and counts the traffic.
 
-    Args:
-        engine: Trains the clients.
-        population: The clients and their weights.
-        round: The round.
-        sent: What the clients are sent.
-        block: Clients that are trained at a time where updates lie in a file, >= 1.
-        folder: Where that file goes; the system's folder for temporary files if omitted.
-        squares: Whether to measure mean squared losses.
+    Updates that do not fit into RAM lie in a file in ``folder``, and ``block`` clients are trained at a time.
     """
 
     def __init__(
@@ -60,73 +53,63 @@ class SimulatedOracle:
         self.traffic = Traffic(0, 0)
         self._block, self._folder, self._squares = block, folder, squares
         self._table: Training | None = None
+        self._reports = Reports.make(0)
+        self._loss_m = np.full(population.num_clients, np.nan)
 
     def reports(self) -> Reports:
-        """Train all m clients; each downloads the model and sends its statistics and its norm.
+        """The screened reports of all m clients; each downloads the model and sends its statistics and its norm.
 
-        Returns:
-            The screened reports, with deviations from the mean update of the clients whose replies are usable.
-
-        Raises:
-            DeltaflError: If the updates take more than ``TABLE_BYTES``, and the disk has less space than that.
+        Deviations are from the mean update of the clients whose replies are usable.
         """
-        m, d = self.population.num_clients, self.engine.num_params
-        self._count(m, bytes_of(self.sent), bytes_of_statistics(self._squares) + 8)
+        if self._table is not None:
+            return self._reports
+        m, d, drift_d = self.population.num_clients, self.engine.num_params, self.sent.drift_d
+        self._count(m, bytes_of_statistics(self._squares) + 8)
         in_ram = m * d * BYTES_PER_PARAMETER <= TABLE_BYTES
         update_md = np.empty((m, d), dtype=np.float32) if in_ram else mapped_table(m, d, self._folder)
         block, weight_m = m if in_ram else self._block, self.population.weight_m
         total_d, columns, parts = np.zeros(d), [], []
         for first in range(0, m, block):
             client_k = np.arange(first, min(first + block, m))
-            training = self._train(client_k)
+            training = self.train(client_k)
             update_md[client_k] = training.update_nd
             columns.append(training[1:])
-            replies = self._screened(client_k, training)
+            cohort = Cohort(client_k, np.ones(len(client_k), dtype=np.int64), np.ones(len(client_k)))
+            replies = screen_replies(cohort, training.update_nd, reports_of(training), d, drift_d)
             parts.append(measure(replies.update_nd, replies.reports))
             for i in np.flatnonzero(replies.reports.responded_n):
                 total_d += weight_m[client_k[i]] * replies.update_nd[i].astype(np.float64)
         self._table = Training(update_md, *(np.concatenate(column) for column in zip(*columns, strict=True)))
-        reports = Reports(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-        usable_m = reports.responded_n
+        self._reports = Reports(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        usable_m = self._reports.responded_n
         # The sum that np.average divides by.
         mean_d = total_d / weight_m[usable_m][:, None].sum(axis=0) if usable_m.any() else total_d
         for client in np.flatnonzero(usable_m):
-            update_d = update_md[client] if self.sent.drift_d is None else update_md[client] - self.sent.drift_d
-            reports.squared_deviation_n[client] = np.sum((update_d.astype(np.float64) - mean_d) ** 2)
-        return reports
-
-    def _screened(self, client_k: IntArray, training: Training) -> ScreenedReplies:
-        """The replies as ``close_round`` would screen them."""
-        k, d = len(client_k), self.engine.num_params
-        cohort = Cohort(client_k, np.ones(k, dtype=np.int64), np.ones(k))
-        return screen_replies(cohort, training.update_nd, reports_of(training), d, drift_d=self.sent.drift_d)
+            update_d = update_md[client] if drift_d is None else update_md[client] - drift_d
+            self._reports.squared_deviation_n[client] = np.sum((update_d.astype(np.float64) - mean_d) ** 2)
+        return self._reports
 
     def losses(self, client_k: IntArray) -> FloatArray:
-        """Evaluate the global model at the clients; each downloads it and sends one number."""
-        self._count(len(client_k), bytes_of(self.sent), 8)
-        return self.engine.losses(self.sent.params_d, client_k)
+        """Evaluate the global model at the clients, once each; each downloads it and sends one number."""
+        self._count(len(client_k), 8)
+        new_k = client_k[np.isnan(self._loss_m[client_k])]
+        self._loss_m[new_k] = self.engine.losses(self.sent.params_d, new_k)
+        known_k: FloatArray = self._loss_m[client_k]
+        return known_k
 
     def train(self, client_n: IntArray) -> Training:
         """The training of the selected clients; not repeated if ``reports`` has trained all."""
-        return self._train(client_n) if self._table is None else self._table.of(client_n)
-
-    def everyone(self) -> Training | None:
-        """The training of all m clients, for probes; None unless ``reports`` has trained them."""
-        return self._table
-
-    def _train(self, client_n: IntArray) -> Training:
+        if self._table is not None:
+            return self._table.of(client_n)
         return self.engine.train(self.sent.params_d, self.round, client_n, self.sent.drift_d, self._squares)
 
-    def _count(self, clients: int, bytes_down: int, bytes_up: int) -> None:
-        self.traffic = Traffic(self.traffic.down + clients * bytes_down, self.traffic.up + clients * bytes_up)
+    def _count(self, clients: int, bytes_up: int) -> None:
+        down, up = self.traffic
+        self.traffic = Traffic(down + clients * bytes_of(self.sent), up + clients * bytes_up)
 
 
 def mapped_table(m: int, d: int, folder: Path | None = None) -> Params:
-    """Zeros, float32 (m, d), in a file that has no name and leaves no trace.
-
-    Raises:
-        DeltaflError: If the disk is too full for the file.
-    """
+    """Zeros, float32 (m, d), in a file that has no name and leaves no trace; an error if the disk is too full."""
     where = Path(tempfile.gettempdir()) if folder is None else folder
     needed, free = m * d * BYTES_PER_PARAMETER, shutil.disk_usage(where).free
     if needed > free:

@@ -190,14 +190,15 @@ def record_of(job: "Job", directory: RunDirectory, task: "Task") -> RunRecord:
         DeltaflError: If the directory does not hold every round once, which two processes that wrote there leave.
     """
     from .probes import probe_columns
-    from .training.route import hardware_of
+    from .training.route import noted_route
 
     _require_every_round_once(directory)
     run = read_run(directory, job.settings.sampler, job.settings.seed, task.metric, task.num_clients)
     lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
     # By round; the first entry is round 0.
     cpu_seconds = np.cumsum([timing.get("cpu_seconds", np.nan) for timing in timings])
-    places = {"device": hardware} if (hardware := hardware_of(directory.path)) else {}
+    route = noted_route(directory.path)
+    places = {} if route is None or route.hardware == "cpu" else {"device": route.hardware}
     tests = [line["test"] for line in lines[1:] if "test" in line]
     by_client = [test.get("client_accuracy") for test in tests]
     return RunRecord(

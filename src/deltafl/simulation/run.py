@@ -21,12 +21,12 @@ from ..tasks.base import Task
 from ..types import Cohort, RoundInfo
 from .directory import CURE, RunDirectory, locked
 from .distributed import ProcessGroup, divided, refuse_undividable
-from .divergence import DivergedError, Watch
+from .divergence import DivergedError, Watch, likely_cause
 from .engine import Engine, Evaluation, Training, reports_of
 from .oracle import BYTES_PER_PARAMETER, SimulatedOracle, Traffic, bytes_of, bytes_of_statistics
-from .probes import is_probed, probe_everyone, probe_selected
+from .probes import probe_everyone, probe_selected
 from .settings import RunSettings, make_settings, require_same_settings
-from .setup import check_memory, engine_of, filled_in, method_of, plan_of
+from .setup import check_memory, engine_of, filled_in, plan_of
 from .training.route import keep_route, kept_route
 from .workers import Job, Workers
 
@@ -78,7 +78,7 @@ def run_experiment(
     while state.round < total:
         state, test = _play_round(settings, plan, engine, directory, watch, group, state)
         due = state.round % settings.checkpoint_every == 0 or state.round == total
-        if due and watch.calm:
+        if due and watch.suspicion is None:
             state = directory.save(state)
         elif state.round == total:
             directory.keep_suspect(state)
@@ -122,7 +122,7 @@ def _play_round(
     statistics = bytes_of_statistics(squares)
     line = _round_line(state, cohort, info, bytes_of(sent), statistics, oracle.traffic, test)
     if symptom is None:
-        line |= _probe(settings, plan, opened, engine, training, oracle.everyone)
+        line |= _probe(settings, plan, opened, oracle, training)
     line |= _ending(settings, plan, directory, watch, state.round, symptom)
     directory.append(
         line,
@@ -145,7 +145,7 @@ def _ending(
     reason = watch.suspicion if symptom is None and round == filled_in(settings.rounds) else symptom
     if reason is None:
         return {}
-    cause = watch.likely_cause(method_of(settings, plan))
+    cause = likely_cause(watch.infos, settings, plan)
     key = "doubt" if symptom is None else "diverged"
     return {key: {"why": f"{reason}; likely cause: {cause}", "kept": directory.kept}}
 
@@ -165,20 +165,15 @@ def _watch_of(task: Task, lines: Sequence[dict[str, Any]]) -> Watch:
 
 
 def _probe(
-    settings: RunSettings,
-    plan: Plan,
-    opened: RoundState,
-    engine: Engine,
-    training: Training,
-    everyone: Callable[[], Training | None],
+    settings: RunSettings, plan: Plan, opened: RoundState, oracle: SimulatedOracle, training: Training
 ) -> dict[str, Any]:
     """What a line has beside the round itself: ``probe``, if there are probes."""
     if settings.probe_every is None:
         return {}
     lr = filled_in(settings.local_lr)
     probe = probe_selected(training, lr)
-    if is_probed(settings.probe_every, opened.round + 1):
-        probe |= probe_everyone(plan, opened, engine, lr, everyone())
+    if opened.round == 0 or (opened.round + 1) % settings.probe_every == 0:
+        probe |= probe_everyone(plan, opened, oracle, lr)
     return {"probe": probe}
 
 

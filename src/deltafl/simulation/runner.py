@@ -1,8 +1,10 @@
 """What a process that trains holds of a task, and its jobs: train clients, evaluate on their data, on test data."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +16,21 @@ from ..tasks.base import Task
 from ..types import BoolArray, Params
 from .training import torch
 from .training.batched import BatchedTrainer, LocalJob
-from .training.fast import choose_layout, choose_trainer, keep_freed_memory
-from .training.route import Route, exact_products
-from .training.serial import Augmented, LocalResult, LocalWork, losses_with
-from .training.vectorized import cohort_size, dense_cohort_size, largest_batch, numbers_per_example, padded_width
+from .training.fast import FastTrainer, choose_forward, keep_freed_memory
+from .training.route import (
+    Route,
+    cohort_size,
+    dense_cohort_size,
+    example_of,
+    exact_products,
+    incompatibility,
+    largest_batch,
+    numbers_per_example,
+    padded_width,
+)
+from .training.serial import Augmented, LocalResult, LocalWork, losses_of, train_serial
+
+_log = logging.getLogger(__name__)
 
 #: Examples in one pass of an evaluation, and numbers in them for dense models on a CPU: fixed, so that sums do not
 #: depend on the number of workers.
@@ -48,7 +61,7 @@ class ClientRunner:
         self._client_rows, self._noise_m = task.client_rows, task.gradient_noise_m
         self._make_model, self._loss, self._augment = task.make_model, task.loss, task.augment
         # All clients report mean squared losses or none does: a sampler compares them.
-        self._knows_squares = losses_with(task.loss, self._stored.train_y) is not None
+        self._knows_squares = losses_of(task.loss, self._stored.train_y) is not None
         self._counts_hits, self._input_scale, self._tokens = task.metric == "accuracy", task.input_scale, task.tokens
         self._work, self._seed, self._route = work, seed, route
         self._model: torch.nn.Module | None = None
@@ -57,6 +70,10 @@ class ClientRunner:
         self._width = largest_batch(task.client_rows, work.batch_size)
         if self._device.type != "cpu":
             self.evaluation_batch = max(_EVALUATION_BATCH, _DEVICE_NUMBERS // numbers_per_example(model, task))
+        reason = incompatibility(model, example_of(task)) if route.path == "loop" else None
+        self._fast = reason is None
+        if reason is not None:  # logged here, because worker processes have no log
+            _log.info("local training uses the serial path, which is slower: %s", reason)
         if route.path == "batched":
             dense_size = dense_cohort_size(model, task, work) if self._device.type == "cpu" else 1
             if dense_size > 1:
@@ -134,7 +151,7 @@ class ClientRunner:
         model = self._build()
         torch.nn.utils.vector_to_parameters(torch.tensor(params_d, device=self._device), model.parameters())
         with torch.no_grad(), exact_products(self._device):
-            output = self._layout.forward(self._layout.arrange(x))
+            output = self._forward(x)
             loss = self._loss(output, y).item() * len(x)
             hits = output.argmax(dim=1) == y if self._counts_hits else torch.zeros(len(x), dtype=torch.bool)
         return loss, hits.cpu().numpy()
@@ -163,13 +180,15 @@ class ClientRunner:
             model = new_model(self._make_model, self._seed).to(device)
             self._data = _Data(*(part.to(device) for part in self._stored))
             if self._route.path == "loop":
-                example = self._inputs(self._data.train_x[:1])
-                self._trainer = choose_trainer(model, self._loss, example)
+                loss = self._loss
+                self._trainer: Callable[..., LocalResult] = partial(train_serial, model, loss)
+                if self._fast:
+                    self._trainer = FastTrainer(model, loss, device).train
             else:
                 width, fetch = self._width, self._examples
                 self._batched = BatchedTrainer(model, self._loss, self._work, width, fetch, device, precision)
             self._model = model.eval()
-            self._layout = choose_layout(model, self._data.test_x)
+            self._forward = choose_forward(model, self._data.test_x)
         return self._model
 
 

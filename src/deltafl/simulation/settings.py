@@ -4,62 +4,38 @@ What is left out is filled from the task's own defaults by ``resolve``, so that 
 All mistakes end in one sentence (``DeltaflError``) before anything is written.
 """
 
-import re
 from collections.abc import Mapping
-from math import ceil, isnan
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ..errors import DeltaflError, unknown_name
-from ..io import read_toml as read_toml  # noqa: PLC0414, a name of this module as well
-from ..io import sentence
-from ..samplers import SAMPLERS, RunFacts, parse_label, split_labels
+from ..io import read_toml, sentence
+from ..samplers import RunFacts, parse_label, split_labels
 from ..server.optimizers import Momentum, make_server_optimizer
 from ..tasks import PARTITIONS, TaskSpec, load_own
 from ..tasks.base import Task
 from ..tasks.own import is_own, is_table, own_spec, registered_spec
 from ..tasks.validation import check_picklable
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=1e37)]  # in float32
-Share = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0, le=1e37)]
 Memory = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-
+# On the command line these are "8,2" and "uniform,pracdelta".
+Numbers = Annotated[tuple[float, float], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
+Labels = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(split_labels(v)) if isinstance(v, str) else v)]
 
 #: Settings that may differ when a run is continued: they do not change its result.
 FREE_ON_RESUME = {"workers", "data_dir", "checkpoint_every"}
 
 #: Settings that a task fills in, and the names of its defaults.
-TASK_DEFAULTS = {
-    "clients": "num_clients",
-    "sample": "sample_size",
-    "rounds": "rounds",
-    "local_epochs": "local_epochs",
-    "local_steps": "local_steps",
-    "batch_size": "batch_size",
-    "local_lr": "local_lr",
-    "partition": "partition",
-    "alpha": "alpha",
-    "threshold": "threshold",
-}
-
-
-#: Former settings, and the options of samplers that they became: ``floor`` is ``pracdelta(floor=0.2)`` now.
-OLD_OPTIONS = {
-    "floor": "floor",
-    "delta_alpha": "alpha",
-    "sigma_scale": "sigma_scale",
-    "clusters": "clusters",
-    "drop_small_after": "drop_small_after",
-    "candidates": "candidates",
-    "mixing": "mixing",
-    "rescalings": "rescalings",
-    "similarity": "similarity",
-    "active_alphas": "alpha3",
-    "classes": "classes",
-    "hics_temperature": "temperature",
+TASK_DEFAULTS = {"clients": "num_clients", "sample": "sample_size"} | {
+    name: name
+    for name in ("rounds", "local_epochs", "local_steps", "batch_size", "local_lr", "partition", "alpha", "threshold")
 }
 
 
@@ -70,7 +46,7 @@ class Settings(BaseModel):
 
     task: str = Field("digits", description="what is learnt; see `deltafl tasks`, or FILE.py:FUNCTION, or a table")
     clients: Count | None = Field(None, description="number of clients m")
-    sample: Count | None = Field(None, description="clients asked a round, n")
+    sample: Count | None = Field(None, description="clients selected a round, n")
     rounds: Count | None = Field(None, description="communication rounds T")
     local_epochs: Count | None = Field(None, description="passes over the client's data a round")
     local_steps: Count | None = Field(None, description="minibatch steps a round, instead of epochs")
@@ -78,7 +54,7 @@ class Settings(BaseModel):
     local_lr: Positive | None = Field(None, description="local learning rate")
     local_momentum: Memory = Field(0.0, description="local momentum gamma, new in every round of a client")
     mime: Memory = Field(0.0, description="beta of the server's momentum that all clients apply (FedMIME-style)")
-    proximal: Annotated[float, Field(ge=0, le=1e37)] = Field(0.0, description="proximal term mu (FedProx)")
+    proximal: NotNegative = Field(0.0, description="proximal term mu (FedProx)")
     server_optimizer: str = Field("sgd", description="sgd, momentum, adagrad, adam or yogi")
     server_lr: Positive | None = Field(None, description="server learning rate")
     server_momentum: Memory | None = Field(None, description="gamma of server_optimizer = momentum; 0.9 if not set")
@@ -87,28 +63,24 @@ class Settings(BaseModel):
     column: str | None = Field(None, description="column that names the owner: natural partition, tables")
     label: str | None = Field(None, description="column of the label, for tables; 'label' if not set")
     weights: Literal["data", "uniform"] = Field("data", description="target: w_i = n_i / N, or 1 / m")
-    norm_guard: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = Field(
+    norm_guard: Annotated[Finite, Field(gt=1)] | None = Field(
         None, description="longest step in medians of the last 20, such as 3; biased; no guard if not set"
     )
     memory_dtype: Literal["float32", "bfloat16"] = Field("float32", description="of one update a client, where kept")
     memory_path: str | None = Field(None, description="folder on a disk for them; in RAM if not set")
-    threshold: float | None = Field(None, description="accuracy (or loss) that counts as reached")
+    threshold: Finite | None = Field(None, description="accuracy (or loss) that counts as reached")
     evaluate_every: Count = Field(1, description="rounds between two evaluations")
     test_examples: Count | None = Field(None, description="evaluate on so many test examples; all if not set")
-    device: str = Field("cpu", description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)")
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda|cuda:\d+|auto)$")] = Field(
+        "cpu", description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)"
+    )
     precision: Literal["float32", "bfloat16"] = Field("float32", description="of products in local training")
     engine: Literal["auto", "loop", "batched"] = Field("auto", description="one client after the other, or all at once")
     data_dir: str | None = Field(None, description="folder with data sets; DELTAFL_DATA does the same")
-    noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(20.0, description="nu of the synthetic task")
-    truth: tuple[float, float] = Field((8.0, 2.0), description="(A, b) of the synthetic task")
+    noise: NotNegative = Field(20.0, description="nu of the synthetic task")
+    truth: Numbers = Field((8.0, 2.0), description="(A, b) of the synthetic task")
     checkpoint_every: Count = Field(10, description="rounds between two checkpoints")
     probe_every: Count | None = Field(None, description="rounds between two probes of all clients; never if not set")
-
-    @field_validator("truth", mode="before")
-    @classmethod
-    def _numbers(cls, value: Any) -> Any:
-        """Take ``"8,2"`` for ``[8, 2]``, as the command line writes it."""
-        return value.split(",") if isinstance(value, str) else value
 
     def resolve(self) -> Self:
         """Fill in the task's defaults and refuse what cannot be.
@@ -119,8 +91,9 @@ class Settings(BaseModel):
         spec = self._spec()
         if self.local_epochs is not None and self.local_steps is not None:
             raise DeltaflError("local_epochs and local_steps are both set; two ways to say one thing, keep one")
-        own_work = self.local_epochs is not None or self.local_steps is not None
-        own = {"local_epochs", "local_steps"} if own_work else set()
+        own = set()
+        if self.local_epochs is not None or self.local_steps is not None:
+            own |= {"local_epochs", "local_steps"}
         partition = PARTITIONS.get(self.partition or spec.partition or "")
         if partition is not None and partition.uses_column and (self.partition is not None or spec.all_owners):
             own.add("clients")  # all owners, however many there are
@@ -134,14 +107,8 @@ class Settings(BaseModel):
         if self.server_momentum is None and self.server_optimizer == "momentum":
             missing["server_momentum"] = Momentum.beta
         resolved = self.model_copy(update=missing)
-        resolved._check_names()
-        resolved._check_ranges(spec)
-        resolved._check_computation()
+        resolved._check(spec)
         return resolved
-
-    def _first_seed(self) -> int:
-        """The seed whose task is looked at before the first run."""
-        return 0
 
     def _spec(self) -> TaskSpec:
         """The task's defaults; an own task is made once to know its clients and its metric."""
@@ -157,31 +124,21 @@ class Settings(BaseModel):
                 )
         return own_spec(self.task, self._own_task())
 
-    def _own_task(self) -> Task:
-        return load_own(self.task, self._first_seed(), label=self.label, client=self.column)
+    def _own_task(self, seed: int = 0) -> Task:
+        return load_own(self.task, seed, label=self.label, client=self.column)
 
-    def _check_names(self) -> None:
+    def _check(self, spec: TaskSpec) -> None:
+        """Refuse unknown names, and values that do not go together."""
         make_server_optimizer(self.server_optimizer, self.server_lr, self.server_momentum)
         if self.partition is not None and self.partition not in PARTITIONS:
             raise unknown_name("partition", self.partition, PARTITIONS)
-
-    def _check_ranges(self, spec: TaskSpec) -> None:
         clients = spec.num_clients if is_own(self.task) else self.clients
         if self.sample is not None and clients is not None and self.sample > clients:
             cure = "lower 'sample'" if is_own(self.task) else "lower 'sample' or raise 'clients'"
             raise DeltaflError(f"cannot sample {self.sample} of {clients} clients; {cure}")
-        if self.threshold is None:
-            return
-        if isnan(self.threshold) or (spec.metric == "accuracy" and not 0 < self.threshold <= 1):
+        if self.threshold is not None and spec.metric == "accuracy" and not 0 < self.threshold <= 1:
             raise DeltaflError(
                 f"threshold is {self.threshold:g}; accuracy is a share between 0 and 1, write 0.7 for 70 %"
-            )
-
-    def _check_computation(self) -> None:
-        """Refuse device and precision that contradict each other; whether the device is there, the engine finds out."""
-        if re.fullmatch(r"cpu|auto|cuda(:\d+)?", self.device) is None:
-            raise DeltaflError(
-                f"device is {self.device!r}; write 'cpu', 'cuda', 'cuda:1' for the second GPU, or 'auto'"
             )
 
     def run_facts(self, num_clients: int, mean_examples: float, num_classes: int | None = None) -> RunFacts:
@@ -207,24 +164,19 @@ class RunSettings(Settings):
     sampler: str = Field("pracdelta", description="name[@design[@estimator]]; see `deltafl samplers`")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="fixes split, initial model, draws and minibatches")
 
-    def _check_names(self) -> None:
-        super()._check_names()
-        parse_label(self.sampler)
-
-    def _first_seed(self) -> int:
-        return self.seed
-
-    def _own_task(self) -> Task:
-        task = super()._own_task()
+    def _own_task(self, seed: int = 0) -> Task:
+        task = super()._own_task(self.seed)
         if self.workers > 1:
             check_picklable(task, self.task)
         return task
 
-    def _check_computation(self) -> None:
-        super()._check_computation()
-        if self.workers > 1 and (self.device != "cpu" or self.engine not in ("auto", "loop")):
+    def _check(self, spec: TaskSpec) -> None:
+        super()._check(spec)
+        parse_label(self.sampler)
+        how = (self.device, self.precision, self.engine)
+        if self.workers > 1 and how not in (("cpu", "float32", "auto"), ("cpu", "float32", "loop")):
             raise DeltaflError(
-                f"workers is {self.workers}, but with device = {self.device!r} and engine = {self.engine!r} one "
+                f"workers is {self.workers}, but with device, precision and engine {', '.join(map(repr, how))} one "
                 "process trains the whole cohort; write workers = 1"
             )
 
@@ -232,19 +184,13 @@ class RunSettings(Settings):
 class CompareSettings(Settings):
     """A comparison: several samplers, each with the same seeds."""
 
-    samplers: tuple[str, ...] = Field(
+    samplers: Labels = Field(
         ("full", "fedavg", "uniform", "fedpracis", "pracdelta"), description="labels, comma separated"
     )
     seeds: Count = Field(3, description="number of seeds: 0, 1, ...")
 
-    @field_validator("samplers", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        """Take ``"a,b"`` for ``["a", "b"]``, as the command line writes it."""
-        return tuple(split_labels(value)) if isinstance(value, str) else value
-
-    def _check_names(self) -> None:
-        super()._check_names()
+    def _check(self, spec: TaskSpec) -> None:
+        super()._check(spec)
         if not self.samplers:
             raise DeltaflError("samplers is empty; name at least one, such as uniform,pracdelta")
         for label in self.samplers:
@@ -268,27 +214,15 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
         DeltaflError: If the file cannot be read, a key is unknown or a value impossible; one sentence.
     """
     values = {**(read_toml(config) if config else {}), **given}
-    for key in values:
-        if key in OLD_OPTIONS:
-            raise _moved(key)
+    for key, value in values.items():
         if key not in kind.model_fields:
             raise unknown_name("setting", key, kind.model_fields)
-    for key, value in values.items():
         if isinstance(value, str) and value.encode(errors="ignore").decode() != value:
             raise DeltaflError(f"{key} is {value!r}, which is not text in UTF-8; rename what it names")
     try:
         return kind.model_validate(values).resolve()
     except ValidationError as error:
         raise DeltaflError(sentence(error.errors()[0])) from None
-
-
-def _moved(key: str) -> DeltaflError:
-    """The error for a setting that has become an option of samplers."""
-    names = [name for name, entry in SAMPLERS.items() if OLD_OPTIONS[key] in entry.options]
-    who = f"of {', '.join(names)}" if len(names) < 4 else "of the samplers"
-    return DeltaflError(
-        f"{key} is an option {who} now, and belongs to the label: write for instance {names[0]}({OLD_OPTIONS[key]}=...)"
-    )
 
 
 def require_same_settings(before: AnySettings, now: AnySettings) -> None:

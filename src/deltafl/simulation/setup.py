@@ -8,7 +8,6 @@ import numpy as np
 
 from ..audit import Subject
 from ..errors import DeltaflError
-from ..estimators.learned_coefficient import LearnedCoefficient
 from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
 from ..round import Plan, make_plan
 from ..samplers import parse_label, uses_aux
@@ -19,7 +18,6 @@ from ..tasks import load_own, make_task
 from ..tasks.base import Task, with_fewer_tests
 from ..tasks.own import is_own
 from ..types import Population
-from .divergence import Method
 from .engine import Engine
 from .oracle import BYTES_PER_PARAMETER
 from .settings import RunSettings
@@ -30,34 +28,28 @@ from .workers import Workers
 T = TypeVar("T")
 
 #: How often the float32 updates of a cohort are in RAM at once, measured: as they came, as a table and as residuals in
-#: float64; and where not all clients are asked, in what is sorted by who replied. Probes keep them in float64 twice.
-COPIES_OF_DRAWN = 7
-COPIES_OF_CERTAIN = 5
-COPIES_OF_PROBED = 7
+#: float64; and where not all clients are selected, sorted by who replied. Probes keep them in float64 twice.
+COPIES_OF_DRAWN, COPIES_OF_CERTAIN, COPIES_OF_PROBED = 7, 5, 7
 
 
 def task_of(settings: RunSettings) -> Task:
     """The task of a run; one seed gives one split."""
-    task = _whole_task(settings)
-    return task if settings.test_examples is None else with_fewer_tests(task, settings.test_examples)
-
-
-def _whole_task(settings: RunSettings) -> Task:
     if is_own(settings.task):
-        return load_own(settings.task, settings.seed, label=settings.label, client=settings.column)
-    synthetic = settings.task == "synthetic"
-    own_clients = settings.partition is None
-    return make_task(
-        settings.task,
-        seed=settings.seed,
-        num_clients=settings.clients,
-        partition=settings.partition,
-        alpha=None if own_clients else settings.alpha,
-        data_dir=Path(settings.data_dir) if settings.data_dir else None,
-        column=settings.column,
-        truth=settings.truth if synthetic else None,
-        nu=settings.noise if synthetic else None,
-    )
+        task = load_own(settings.task, settings.seed, label=settings.label, client=settings.column)
+    else:
+        synthetic = settings.task == "synthetic"
+        task = make_task(
+            settings.task,
+            seed=settings.seed,
+            num_clients=settings.clients,
+            partition=settings.partition,
+            alpha=None if settings.partition is None else settings.alpha,
+            data_dir=Path(settings.data_dir) if settings.data_dir else None,
+            column=settings.column,
+            truth=settings.truth if synthetic else None,
+            nu=settings.noise if synthetic else None,
+        )
+    return task if settings.test_examples is None else with_fewer_tests(task, settings.test_examples)
 
 
 def engine_of(settings: RunSettings, workers: Workers | None = None, route: Route | None = None) -> Engine:
@@ -95,7 +87,7 @@ def plan_of(
     Raises:
         DeltaflError: If the sampler does not fit the task.
     """
-    label = parse_label(settings.sampler)
+    name, label = settings.sampler, parse_label(settings.sampler)
     if label.estimator in REMOTE_ESTIMATORS:
         raise DeltaflError(
             f"{label.estimator!r} is for clients that keep their last update, which simulated ones do not: "
@@ -114,64 +106,49 @@ def plan_of(
         norm_guard=settings.norm_guard,
         memory=RowFormat(settings.memory_dtype, None if folder is None else str(folder)),
     )
-    if task is not None:
-        _check_output_layer(settings.sampler, plan.sampler.output_bias_size, task)
-    _check_known(settings.sampler, uses_aux(plan.sampler, label.estimator), population)
-    return plan
-
-
-def _check_known(name: str, used: bool, population: Population) -> None:
-    """Refuse a method that needs auxiliary variables where there are none."""
-    if used and population.aux_mq is None:
+    size = plan.sampler.output_bias_size
+    if task is not None and size > 0:
+        shape = tuple(list(task.make_model().parameters())[-1].shape)
+        if shape != (size,):
+            raise DeltaflError(
+                f"{name} looks at the bias of an output layer of {size} classes, but the last parameters of the model "
+                f"of {task.name!r} have shape {shape}; set 'classes', or end the model in a linear layer with a bias"
+            )
+    if population.aux_mq is None and uses_aux(plan.sampler, label.estimator):
         raise DeltaflError(
             f"{name} needs auxiliary variables, the clients' shares of labels, and this task has no labels; choose a "
             "task with classes, or a sampler without them, such as 'innovation'"
         )
-
-
-def _check_output_layer(name: str, output_bias_size: int, task: Task) -> None:
-    """Refuse a sampler that looks at the output layer's bias where the model does not end in one."""
-    if output_bias_size == 0:
-        return
-    shapes = [tuple(param.shape) for param in task.make_model().parameters()]
-    if shapes[-1] != (output_bias_size,):
-        raise DeltaflError(
-            f"{name} looks at the bias of an output layer of {output_bias_size} classes, but the last parameters of "
-            f"the model of {task.name!r} have shape {shapes[-1]}; set 'classes', or end the model in a linear layer "
-            "with a bias"
-        )
+    return plan
 
 
 def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool = False) -> None:
-    """Refuse rounds that do not fit into RAM, and memories of one update a client that do not fit; log their size.
-
-    ``divided``: several processes share a round, whose RAM is not known here.
+    """Log the size of memories of one update a client; ``divided``: several processes share a round, of unknown RAM.
 
     Raises:
-        DeltaflError: If there is not enough RAM, or room on the disk.
+        DeltaflError: If there is not enough RAM for a round, or not enough room for memories.
     """
+    label, sample = parse_label(settings.sampler), filled_in(settings.sample)
     if not divided:
-        _check_rounds(settings, engine)
-    if not find_estimator(parse_label(settings.sampler).estimator).control.remembers:
-        return
-    rows = RowFormat(settings.memory_dtype, settings.memory_path)
-    shape = engine.task.num_clients, engine.num_params
-    size = memory_size(rows, shape, filled_in(settings.sample) * settings.checkpoint_every)
-    words = memory_words(rows, shape, size, f"in {rows.folder or out}")
-    logging.getLogger("deltafl").info(f"{settings.sampler} {words}")
-    require_room(size, rows, out)
+        _check_rounds(settings, engine, label.name == "full")
+    if find_estimator(label.estimator).control.remembers:
+        rows = RowFormat(settings.memory_dtype, settings.memory_path)
+        shape = engine.task.num_clients, engine.num_params
+        size = memory_size(rows, shape, sample * settings.checkpoint_every)
+        words = memory_words(rows, shape, size, f"in {rows.folder or out}")
+        logging.getLogger("deltafl").info(f"{settings.sampler} {words}")
+        require_room(size, rows, out)
 
 
-def _check_rounds(settings: RunSettings, engine: Engine) -> None:
+def _check_rounds(settings: RunSettings, engine: Engine, full: bool) -> None:
     """Refuse cohorts and probes whose updates do not fit into RAM."""
-    m, full = engine.task.num_clients, parse_label(settings.sampler).name == "full"
+    m, ram = engine.task.num_clients, free_ram()
     selected = m if full else filled_in(settings.sample)
     copies = COPIES_OF_CERTAIN if selected == m else COPIES_OF_DRAWN
     cure = "choose a sampler that selects fewer, such as 'uniform'" if full else "lower 'sample'"
     needs = [("a round", selected, copies, cure)]
     if settings.probe_every is not None:
         needs.append(("a probe", m, COPIES_OF_PROBED, "leave out 'probe_every'"))
-    ram = free_ram()
     for what, clients, times, instead in needs:
         size = times * clients * engine.num_params * BYTES_PER_PARAMETER
         if ram is not None and size > ram:
@@ -181,19 +158,9 @@ def _check_rounds(settings: RunSettings, engine: Engine) -> None:
             )
 
 
-def method_of(settings: RunSettings, plan: Plan) -> Method:
-    """What the likely cause of a divergence depends on beside the rounds."""
-    control = plan.rule.control
-    cure = f"lower local_lr, now {settings.local_lr:g}"
-    if settings.server_lr is not None and settings.server_lr > 1:
-        cure = f"lower server_lr, now {settings.server_lr:g}"
-    return Method(plan.population.num_clients, control.remembers, isinstance(control, LearnedCoefficient), cure)
-
-
 def filled_in(value: T | None) -> T:
     """A setting that ``resolve`` has filled in."""
-    if value is None:
-        raise TypeError("settings must be resolved before they are used")
+    assert value is not None, "settings must be resolved before they are used"
     return value
 
 

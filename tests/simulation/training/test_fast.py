@@ -3,7 +3,6 @@
 import copy
 import ctypes.util
 import functools
-import logging
 import os
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
-from deltafl.simulation.training.compatibility import incompatibility
-from deltafl.simulation.training.fast import FastTrainer, channels_last, choose_layout, choose_trainer
+from deltafl.simulation.training.fast import FastTrainer, channels_last, choose_forward
+from deltafl.simulation.training.route import incompatibility
 from deltafl.simulation.training.serial import LocalResult, LocalWork, minibatches, train_serial
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray, Params
@@ -97,7 +96,7 @@ def assert_equal_results(one: LocalResult, two: LocalResult) -> None:
     assert scale > 0
     np.testing.assert_allclose(one.update_d, two.update_d, rtol=0, atol=1e-5 * scale)
     assert one.loss == pytest.approx(two.loss, rel=1e-5)
-    assert one.square_loss == (None if two.square_loss is None else pytest.approx(two.square_loss, rel=1e-5))
+    assert one.square_loss == pytest.approx(two.square_loss, rel=1e-5, nan_ok=True)
     assert one.step_variance == pytest.approx(two.step_variance, rel=1e-4, abs=1e-12)
     assert one.num_steps == two.num_steps
 
@@ -105,7 +104,6 @@ def assert_equal_results(one: LocalResult, two: LocalResult) -> None:
 WORKS = {
     "epochs, short last batch": LocalWork(lr=0.05, epochs=3, batch_size=8),
     "steps across passes": LocalWork(lr=0.05, steps=7, batch_size=8),
-    "fewer steps than a pass": LocalWork(lr=0.05, steps=2, batch_size=8),
     "whole data": LocalWork(lr=0.05, steps=4, batch_size=None),
     "batch above data": LocalWork(lr=0.05, epochs=2, batch_size=64),
     "momentum": LocalWork(lr=0.05, epochs=3, batch_size=8, momentum=0.9),
@@ -129,12 +127,11 @@ def drift_for(params_d: Params, work: LocalWork) -> Params | None:
 def test_fast_equals_the_reference(make: Callable[[], nn.Module], work: LocalWork) -> None:
     x, y = examples(21)
     model, params_d = seeded(make)
-    fast = FastTrainer(model, cross_entropy)
+    fast, serial = FastTrainer(model, cross_entropy).train, functools.partial(train_serial, model, cross_entropy)
     for noise in (0.0, 0.1):
-        drift_d = drift_for(params_d, work)
-        own = fast.train(x, y, params_d, work, stream(0, "batches"), noise, drift_d, squares=True)
-        twin = train_serial(
-            model, cross_entropy, x, y, params_d, work, stream(0, "batches"), noise, drift_d, squares=True
+        own, twin = (
+            train(x, y, params_d, work, stream(0, "batches"), noise, drift_for(params_d, work), squares=True)
+            for train in (fast, serial)
         )
         assert_equal_results(own, twin)
 
@@ -167,18 +164,12 @@ def softmax_by_hand(
 def test_the_reference_equals_gradients_written_by_hand(name: str) -> None:
     x, y = examples(21)
     model, params_d = seeded(softmax_net)
-    drift_d = drift_for(params_d, WORKS[name])
-    result = train_serial(
-        model, cross_entropy, x, y, params_d, WORKS[name], stream(0, "batches"), 0.0, drift_d, squares=True
-    )
-    update, loss, square, variance = softmax_by_hand(
-        x.numpy().reshape(21, -1).astype(np.float64),
-        y.numpy(),
-        params_d.astype(np.float64),
-        WORKS[name],
-        stream(0, "batches"),
-        np.zeros(len(params_d)) if drift_d is None else drift_d.astype(np.float64),
-    )
+    work, drift_d = WORKS[name], drift_for(params_d, WORKS[name])
+    result = train_serial(model, cross_entropy, x, y, params_d, work, stream(0, "batches"), 0, drift_d, squares=True)
+    wide_x, wide_d = x.numpy().reshape(21, -1).astype(np.float64), params_d.astype(np.float64)
+    wide_drift_d = np.zeros(len(params_d)) if drift_d is None else drift_d.astype(np.float64)
+    hand = softmax_by_hand(wide_x, y.numpy(), wide_d, work, stream(0, "batches"), wide_drift_d)
+    update, loss, square, variance = hand
     np.testing.assert_allclose(result.update_d, update, rtol=0, atol=1e-5 * np.abs(update).max())
     assert result.update_d.dtype == np.float32
     assert result.loss == pytest.approx(loss, rel=1e-5)
@@ -205,8 +196,8 @@ def test_a_client_does_not_depend_on_the_one_before(make: Callable[[], nn.Module
     alone = trainer.train(*examples(21), params_d, work, stream(0, "batches"))
     trainer.train(*examples(13, seed=5), params_d + np.float32(1), work, stream(0, "batches", 3))
     again = trainer.train(*examples(21), params_d, work, stream(0, "batches"))
-    np.testing.assert_array_equal(alone.update_d, again.update_d)
-    assert alone[1:] == again[1:]
+    for one, two in zip(alone, again, strict=True):
+        np.testing.assert_array_equal(one, two)
 
 
 def test_the_given_model_and_parameters_stay_as_they_were() -> None:
@@ -261,65 +252,39 @@ class FunctionalDropout(nn.Linear):
         (tied, (1, 4), "shared"),
         (frozen, (1, 144), "frozen"),
         (lambda: mlp().double(), (1, 144), "float32"),
+        (ViewNet, (1, 1, 12, 12), "None"),
+        (lambda: nn.LSTM(3, 3), (1, 2, 3), "None"),
     ],
 )
-def test_what_the_fast_path_cannot_train(
-    make: Callable[[], nn.Module], shape: tuple[int, ...], word: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    model, x, before = make().eval(), torch.zeros(shape), torch.get_rng_state()
-    with caplog.at_level(logging.INFO):
-        trainer = choose_trainer(model, cross_entropy, x)
-    reason = incompatibility(model, x)
-    assert reason is not None
-    assert word in reason
-    assert reason in caplog.text
-    assert not isinstance(getattr(trainer, "__self__", None), FastTrainer)
+def test_what_the_fast_path_cannot_train(make: Callable[[], nn.Module], shape: tuple[int, ...], word: str) -> None:
+    model, before = make().eval(), torch.get_rng_state()
+    assert word in str(incompatibility(model, torch.zeros(shape)))
     assert torch.equal(torch.get_rng_state(), before)
     assert not model.training
 
 
-@pytest.mark.parametrize(
-    ("make", "shape"),
-    [
-        (cnn, (1, 1, 12, 12)),
-        (ViewNet, (1, 1, 12, 12)),
-        (lambda: nn.Linear(3, 3), (1, 3)),
-        (lambda: nn.LSTM(3, 3), (1, 2, 3)),
-    ],
-)
-def test_plain_models_take_the_fast_path(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
-    trainer = choose_trainer(make(), cross_entropy, torch.zeros(shape))
-    assert isinstance(getattr(trainer, "__self__", None), FastTrainer)
-
-
 def test_frozen_parameters_do_not_move() -> None:
     model, params_d = seeded(frozen)
-    train = choose_trainer(model, cross_entropy, examples(1)[0])
-    update_d = train(*examples(9), params_d, WORKS["momentum"], stream(0, "batches"), 0.0).update_d
+    work, rng = WORKS["momentum"], stream(0, "batches")
+    update_d = train_serial(model, cross_entropy, *examples(9), params_d, work, rng).update_d
     first = next(model.parameters()).numel()
     assert not update_d[:first].any()
     assert update_d[first:].any()
 
 
-def test_images_of_one_channel_give_feature_maps_with_channels_last() -> None:
-    x, _ = examples(4)
-    maps = nn.Conv2d(1, 4, 3)(channels_last(x))
-    assert maps.stride(1) == 1
-    assert torch.equal(channels_last(x), x)
-
-
 def feature_layout(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """What the model's first convolution puts out when the model is run in the layout chosen for it."""
     seen: list[torch.Tensor] = []
-    layout = choose_layout(model, x)
+    forward = choose_forward(model, x)
     first = next(part for part in model.modules() if isinstance(part, nn.Conv2d))
     with first.register_forward_hook(lambda part, inputs, output: seen.append(output)):
-        layout.forward(layout.arrange(x))
+        forward(x)
     return seen[0]
 
 
 def test_layouts_are_chosen_by_structure() -> None:
     x, _ = examples(4)
+    assert torch.equal(channels_last(x), x)
     assert feature_layout(cnn(), x).is_mkldnn
     assert feature_layout(odd_cnn(), x).is_mkldnn
     assert feature_layout(group_norm_cnn(), x).stride(1) == 1
@@ -329,13 +294,12 @@ def test_layouts_are_chosen_by_structure() -> None:
 STRIDED = """
 import torch
 from torch import nn
-from deltafl.simulation.training.fast import choose_layout
+from deltafl.simulation.training.fast import choose_forward
 torch.set_num_threads(1)
 model = nn.Sequential(nn.Conv2d({channels}, 8, 1, stride=2), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(128, 3))
 for size in (2, 8, 5) * 10:
     x = torch.randn(size, {channels}, 8, 8)
-    layout = choose_layout(model, x)
-    torch.autograd.grad(layout.forward(layout.arrange(x)).sum(), list(model.parameters()))
+    torch.autograd.grad(choose_forward(model, x)(x).sum(), list(model.parameters()))
     junk = [torch.randn(k) for k in range(60)]
 print(torch.backends.cpu.get_cpu_capability())
 """
@@ -380,20 +344,7 @@ def test_steps_are_the_first_of_as_many_passes_as_needed(n: int, size: int, step
     assert all(np.array_equal(a, b) for a, b in zip(batches, longer, strict=False))
 
 
-def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def test_importing_deltafl_loads_no_torch() -> None:
-    assert python("import deltafl, sys; print('torch' in sys.modules)") == "False\n"
-
-
-def test_without_torch_the_engine_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from deltafl.errors import MissingExtraError\n"
-        "try: import deltafl.simulation.engine\n"
-        "except MissingExtraError as error: print(error)"
-    )
-    assert "pip install 'deltafl[sim]'" in python(code)
+def test_without_torch_the_engine_names_what_to_install() -> None:
+    code = "import sys; sys.modules['torch'] = None; import deltafl.simulation.engine"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'deltafl[sim]'" in done.stderr

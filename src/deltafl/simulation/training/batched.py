@@ -1,17 +1,16 @@
 """Local training of a cohort at once: each step is one vectorized pass of all its clients' models.
 
-A step of one small model is too little work: on a CPU torch's calls cost more than their arithmetic, on a GPU kernels
-take longer to start than to run. Here parameters are (n, D) and minibatches (n, B, ...). The steps are those of
-``serial.train_serial``, equal within float32 rounding.
+The steps are those of ``serial.train_serial``, equal within float32 rounding; parameters are (n, D), minibatches
+(n, B, ...). One small model is too little work for torch's calls on a CPU, and for kernels on a GPU.
 
-- Clients with many steps come first; those that have finished leave the active prefix.
 - On a CPU, dense models have the same bits in any cohort: minibatches are padded with examples of weight 0 to one width
-  for all clients of the task (``vectorized.padded_width``), and parameters start at multiples of 64 bytes, so that
-  vector instructions divide every client's numbers alike. Torch must run with one thread.
+  for all clients of the task (``route.padded_width``), and parameters start at multiples of 64 bytes, so that vector
+  instructions divide every client's numbers alike. Torch must run with one thread.
 - Elsewhere last bits depend on the cohort, because libraries choose algorithms by shape; a cohort repeats its bits.
   On a GPU examples, parameters and sums stay on the device, and results are fetched once a round.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,16 +22,7 @@ from torch.nn import functional
 
 from ...types import IntArray, Params
 from .fast import CPU, take_step
-from .serial import (
-    Augmented,
-    LocalResult,
-    LocalWork,
-    is_cross_entropy,
-    losses_of,
-    minibatches,
-    result_of,
-    squared_norm,
-)
+from .serial import Augmented, LocalResult, LocalWork, is_cross_entropy, losses_of, minibatches, result_of, squared_norm
 from .vectorized import ALIGNMENT, DenseChain, vectorized_forward
 
 if TYPE_CHECKING:
@@ -43,14 +33,7 @@ Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class LocalJob(NamedTuple):
-    """The local training of one client in a round.
-
-    Attributes:
-        rows: int64 (n_i,), its examples among those of the task.
-        rng: Draws the minibatches of all steps, then d normal numbers for each step if there is noise.
-        noise: Standard deviation of the noise added to each entry of each minibatch gradient, >= 0.
-        augment: Varies the inputs of each minibatch, in the order of the steps; None for none.
-    """
+    """The local training of one client: ``rows`` are its examples, the rest is as in ``serial.train_serial``."""
 
     rows: IntArray
     rng: np.random.Generator
@@ -61,23 +44,15 @@ class LocalJob(NamedTuple):
 class Schedule(NamedTuple):
     """The minibatches of a cohort. Clients with many steps come first, so that the active ones are a prefix.
 
-    Attributes:
-        jobs: The clients in this order.
-        order: Their places in the given order.
-        steps_n: int64 (n,), local steps K_i, not increasing.
-        rows_knb: int64 (K, n, B), rows of the task's examples; padding repeats a client's first row.
-        weight_knb: float32 (K, n, B), weights in a step's mean: 1 / size of the minibatch, 0 for padding.
+    ``rows_knb``, int64 (K, n, B), are rows of the task's examples, padded with a client's first row; ``weight_knb``
+    their weights in a step's mean: 1 / size of the minibatch, 0 for padding.
     """
 
     jobs: list[LocalJob]
-    order: list[int]
+    order: list[int]  # their places in the given order
     steps_n: npt.NDArray[np.int64]
     rows_knb: torch.Tensor
     weight_knb: torch.Tensor
-
-    def active(self, step: int) -> int:
-        """How many clients take this step."""
-        return len(self.jobs) if step < self.steps_n[-1] else int(np.searchsorted(-self.steps_n, -step))
 
 
 def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedule:
@@ -86,8 +61,7 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
     order = sorted(range(len(jobs)), key=lambda i: -len(drawn[i]))
     jobs, drawn = [jobs[i] for i in order], [drawn[i] for i in order]
     shape = (len(drawn[0]), len(jobs), width)
-    rows_knb = np.full(shape, jobs[0].rows[0], dtype=np.int64)
-    weight_knb = np.zeros(shape, dtype=np.float32)
+    rows_knb, weight_knb = np.empty(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
     for i, (job, own) in enumerate(zip(jobs, drawn, strict=True)):
         rows_knb[:, i] = job.rows[0]
         size_k = np.array([len(batch) for batch in own])
@@ -95,21 +69,14 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
         rows_knb[: len(own), i][used_kb] = job.rows[np.concatenate(own)]
         weight_knb[: len(own), i][used_kb] = np.repeat((1 / size_k).astype(np.float32), size_k)
     steps_n = np.array([len(own) for own in drawn])
-    return Schedule(list(jobs), order, steps_n, torch.from_numpy(rows_knb), torch.from_numpy(weight_knb))
+    return Schedule(jobs, order, steps_n, torch.from_numpy(rows_knb), torch.from_numpy(weight_knb))
 
 
 class BatchedTrainer:
-    """Trains cohorts on one device.
+    """Trains cohorts of models for which ``route.vectorized_incompatibility`` is None, on one device.
 
-    Args:
-        model: A module for which ``vectorized.vectorized_incompatibility`` is None.
-        loss: The task's loss.
-        work: Steps, learning rate, momentum and proximal term.
-        width: Examples that minibatches are padded to, at least the largest minibatch of any client.
-        fetch: Gives the examples of rows, both on the device.
-        device: Where to train.
-        precision: ``"float32"``, or ``"bfloat16"`` for forward and backward passes; parameters, losses and sums stay
-            float32.
+    Minibatches are padded to ``width`` examples. With ``precision = "bfloat16"``, forward and backward passes are in
+    it; parameters, losses and sums stay float32.
     """
 
     def __init__(
@@ -135,17 +102,7 @@ class BatchedTrainer:
     def train(
         self, jobs: Sequence[LocalJob], params_d: Params, drift_d: Params | None = None, squares: bool = False
     ) -> list[LocalResult]:
-        """Train at least one client, each from the global model.
-
-        Args:
-            jobs: The clients.
-            params_d: float32 (d,), the global model.
-            drift_d: As in ``serial.train_serial``.
-            squares: As in ``serial.train_serial``.
-
-        Returns:
-            The results of ``serial.train_serial``, in the order of the jobs.
-        """
+        """``serial.train_serial`` for each of at least one client."""
         schedule = schedule_of(jobs, self._work, self._width)
         rows_knb, weight_knb = schedule.rows_knb.to(self._device), schedule.weight_knb.to(self._device)
         state = _State(len(jobs), self._shapes, params_d, self._work, squares, self._device)
@@ -153,13 +110,14 @@ class BatchedTrainer:
         if drift_d is not None:
             drift_nd = state.padded(torch.tensor(drift_d) / torch.from_numpy(schedule.steps_n)[:, None])
         noisy = any(job.noise > 0 for job in jobs)
-        for step in range(len(rows_knb)):
-            active = schedule.active(step)
-            x, y = self._examples(schedule.jobs[:active], rows_knb[step, :active], weight_knb[step, :active])
-            weighted_nb = self._differentiate(state, active, x, y, weight_knb[step, :active])
-            state.add_losses(weighted_nb.detach().double(), weight_knb[step, :active])
+        active_k = np.searchsorted(-schedule.steps_n, -np.arange(len(rows_knb)))
+        for step, active in enumerate(active_k.tolist()):
+            active_jobs, weight_nb = schedule.jobs[:active], weight_knb[step, :active]
+            x, y = self._examples(active_jobs, rows_knb[step, :active], weight_nb)
+            weighted_nb = self._differentiate(state, active, x, y, weight_nb)
+            state.add_losses(weighted_nb.detach().double(), weight_nb)
             if noisy:
-                noise_nd = _noise(schedule.jobs[:active], len(params_d))
+                noise_nd = _noise(active_jobs, len(params_d))
                 state.gradient_nd[:active, : len(params_d)].add_(noise_nd.to(self._device))
             state.step(active, self._work, drift_nd)
         return state.results(schedule, self._work.rate)
@@ -194,10 +152,7 @@ class BatchedTrainer:
 
 
 class _State:
-    """The models of a cohort and the sums of their statistics.
-
-    Rows are padded to a multiple of 64 bytes, so that all are aligned alike; the padding stays 0.
-    """
+    """The models of a cohort and the sums of their statistics, in rows padded to a multiple of 64 bytes."""
 
     def __init__(
         self,
@@ -250,13 +205,14 @@ class _State:
     def results(self, schedule: Schedule, rate: float) -> list[LocalResult]:
         """The results of all clients in the order in which they were given."""
         update_nd = (self._current_nd - self._start_nd)[:, : self._num_params].cpu()
-        sum_n3, norm_n = self._sum_3n.T.tolist(), squared_norm(self._gradient_sum_nd, dim=1).tolist()
-        results = []
-        for place in np.argsort(schedule.order):
-            loss_sum, square_loss_sum, square_sum = sum_n3[place]
-            square_loss, steps = square_loss_sum if self._squares else None, int(schedule.steps_n[place])
-            results.append(result_of(update_nd[place], loss_sum, square_loss, square_sum, norm_n[place], steps, rate))
-        return results
+        if not self._squares:
+            self._sum_3n[1] = math.nan
+        loss_n, square_loss_n, square_n = self._sum_3n.tolist()
+        norm_n, steps_n = squared_norm(self._gradient_sum_nd, dim=1).tolist(), schedule.steps_n.tolist()
+        return [
+            result_of(update_nd[i], loss_n[i], square_loss_n[i], square_n[i], norm_n[i], steps_n[i], rate)
+            for i in np.argsort(schedule.order)
+        ]
 
 
 def _noise(jobs: Sequence[LocalJob], num_params: int) -> torch.Tensor:

@@ -2,68 +2,35 @@
 
 What makes it faster on one core (``benchmarks/local_training.py`` measures it):
 
-1. Feature maps have the layout that suits the CPU (see ``choose_layout``): a third of the time of a small CNN.
-2. All parameters are views into one flat vector: loading the global model is one copy, a step one subtraction, and
-   norms and the minibatch variance are running sums over one vector. This is most of the gain of small models.
+1. Feature maps have the layout that suits the CPU (``choose_forward``): a third of the time of a small CNN.
+2. All parameters are views into one flat vector, so a step is one subtraction: most of the gain of small models.
 3. Examples are gathered once a pass, and minibatches are views; there is no data loader.
 4. glibc keeps the blocks that each step frees, instead of returning them to the system and requesting them again.
-
-``choose_trainer`` leaves what this path cannot train to ``train_serial``.
 """
 
 import copy
 import ctypes
-import functools
+import math
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ...types import IntArray, Params
-from .compatibility import has_hooks, log_incompatibility
-from .serial import (
-    Augmented,
-    LocalResult,
-    LocalWork,
-    losses_with,
-    mean_square,
-    minibatches,
-    result_of,
-    squared_norm,
-    train_serial,
-)
+from .serial import Augmented, LocalResult, LocalWork, losses_of, mean_square, minibatches, result_of, squared_norm
 
 if TYPE_CHECKING:
     from ...tasks.base import Loss
 
 CPU = torch.device("cpu")
 
-#: ``train_serial`` bound to its model and loss, or an equal of it.
-Trainer = Callable[..., LocalResult]
-
-
-class Layout(NamedTuple):
-    """How images are stored, and how a model runs on them.
-
-    Attributes:
-        arrange: Puts inputs into the layout, once a pass.
-        forward: The model on a minibatch in the layout.
-    """
-
-    arrange: Callable[[torch.Tensor], torch.Tensor]
-    forward: Callable[[torch.Tensor], torch.Tensor]
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class FastTrainer:
-    """Trains one client after another with one copy of the model.
-
-    Args:
-        model: A module for which ``compatibility.incompatibility`` is None; a copy of it is trained.
-        loss: ``loss(output, y)``, the mean loss of a minibatch.
-        device: Where to train; the examples are there already.
-    """
+    """Trains one client after another with one copy of a model for which ``route.incompatibility`` is None."""
 
     def __init__(self, model: torch.nn.Module, loss: "Loss", device: torch.device = CPU) -> None:
         self._model = copy.deepcopy(model).to(device)
@@ -76,7 +43,7 @@ class FastTrainer:
         self._start_d, self._gradient_d, self._gradient_sum_d, self._velocity_d = (
             torch.zeros_like(self._current_d) for _ in range(4)
         )
-        self._layout: Layout | None = None
+        self._forward: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def train(
         self,
@@ -90,42 +57,33 @@ class FastTrainer:
         augment: Augmented | None = None,
         squares: bool = False,
     ) -> LocalResult:
-        """Train one client; arguments and result are those of ``serial.train_serial``."""
+        """``serial.train_serial``, with this trainer's model and loss."""
         self._start_d.copy_(torch.tensor(params_d))
         self._current_d.copy_(self._start_d)
         self._gradient_sum_d.zero_()
         self._velocity_d.zero_()
-        loss_sum, square_loss_sum, square_sum = 0.0, 0.0, 0.0
-        losses = losses_with(self._loss, y) if squares else None
-        if self._layout is None:
-            self._layout = choose_layout(self._model, x)
+        losses = losses_of(self._loss, y) if squares else None
+        loss_sum, square_loss_sum, square_sum = 0.0, math.nan if losses is None else 0.0, 0.0
+        if self._forward is None:
+            self._forward = choose_forward(self._model, x)
         batches = minibatches(len(x), work, rng)
         drift_step_d = None if drift_d is None else torch.tensor(drift_d, device=self._device) / len(batches)
-        for x_batch, y_batch in _examples(self._layout, x, y, batches, augment):
-            output = self._layout.forward(x_batch)
-            loss_sum += self._differentiate(output, y_batch)
+        for x_batch, y_batch in _examples(x, y, batches):
+            output = self._forward(x_batch if augment is None else augment(x_batch))
+            batch_loss = self._loss(output, y_batch)
+            gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
+            torch.cat([gradient.reshape(-1) for gradient in gradients], out=self._gradient_d)
+            loss_sum += batch_loss.item()
             if losses is not None:
                 square_loss_sum += mean_square(losses, output, y_batch)
             if noise > 0:
                 normal_d = torch.from_numpy(rng.standard_normal(len(self._gradient_d)))
                 self._gradient_d += (noise * normal_d.float()).to(self._device)
-            square_sum += self._measure()
+            self._gradient_sum_d += self._gradient_d
+            square_sum += squared_norm(self._gradient_d).item()
             take_step(self._current_d, self._gradient_d, self._start_d, self._velocity_d, work, drift_step_d)
         update_d, norm_of_sum = self._current_d - self._start_d, squared_norm(self._gradient_sum_d).item()
-        square_loss = None if losses is None else square_loss_sum
-        return result_of(update_d, loss_sum, square_loss, square_sum, norm_of_sum, len(batches), work.rate)
-
-    def _differentiate(self, output: torch.Tensor, y: torch.Tensor) -> float:
-        """Write the minibatch's gradient into the flat vector; returns the minibatch's loss."""
-        batch_loss = self._loss(output, y)
-        gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
-        torch.cat([gradient.reshape(-1) for gradient in gradients], out=self._gradient_d)
-        return batch_loss.item()
-
-    def _measure(self) -> float:
-        """The squared norm of a step's gradient, which is also added to the sum of all: for the minibatch variance."""
-        self._gradient_sum_d += self._gradient_d
-        return squared_norm(self._gradient_d).item()
+        return result_of(update_d, loss_sum, square_loss_sum, square_sum, norm_of_sum, len(batches), work.rate)
 
 
 def take_step(
@@ -136,7 +94,7 @@ def take_step(
     work: LocalWork,
     drift_step: torch.Tensor | None,
 ) -> None:
-    """Take one step in place; all tensors have one shape, and the gradient's memory is reused."""
+    """Take one step in place; the gradient's memory is reused."""
     direction = gradient
     if work.proximal > 0:
         direction.add_(current, alpha=work.proximal).sub_(start, alpha=work.proximal)
@@ -147,39 +105,39 @@ def take_step(
         current.add_(drift_step)
 
 
-def _examples(
-    layout: Layout, x: torch.Tensor, y: torch.Tensor, batches: list[IntArray], augment: Augmented | None
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _examples(x: torch.Tensor, y: torch.Tensor, batches: list[IntArray]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The minibatches, cut from the examples of a whole pass."""
     size = len(batches[0])
     batches_a_pass = -(-len(x) // size)
     for first in range(0, len(batches), batches_a_pass):
         rows = torch.from_numpy(np.concatenate(batches[first : first + batches_a_pass]))
-        x_pass = x[rows]
-        if augment is not None:  # minibatch by minibatch, as train_serial does
-            x_pass = torch.cat([augment(x_batch) for x_batch in torch.split(x_pass, size)])
-        yield from zip(torch.split(layout.arrange(x_pass), size), torch.split(y[rows], size), strict=True)
+        yield from zip(torch.split(x[rows], size), torch.split(y[rows], size), strict=True)
 
 
-def choose_layout(model: torch.nn.Module, x: torch.Tensor) -> Layout:
-    """The fastest way to run a model on inputs like x; all layouts give the same up to rounding.
+def choose_forward(model: torch.nn.Module, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The fastest way to run a model on inputs like x; all ways give the same up to rounding.
 
     - Chains of convolutions, max-pools and ReLUs up to a Flatten: the tiles of oneDNN, torch's library for convolutions
       on CPUs. In other layouts torch converts to tiles and back around each convolution.
     - Other models of images: channels last, which makes torch's pooling several times faster.
     - Everything else: the standard layout, as for a model that calls ``view`` on feature maps. Also on GPUs.
     """
-    plain = Layout(lambda x: x, model)
     if x.dim() != 4 or x.device.type != "cpu":
-        return plain
+        return model
     length = _tiled_length(model)
     if isinstance(model, torch.nn.Sequential) and length > 0 and not has_hooks(model):
         features, head = model[:length], model[length:]
-        tiled = Layout(lambda x: x, lambda x: torch.as_tensor(head(features(x.to_mkldnn()).to_dense())))
+
+        def tiled(x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(head(features(x.to_mkldnn()).to_dense()))
+
         if _runs(tiled, model, x):
             return tiled
-    last = Layout(channels_last, model)
-    return last if not _corrupts_memory(model) and _runs(last, model, x) else plain
+
+    def last(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(model(channels_last(x)))
+
+    return last if not _corrupts_memory(model) and _runs(last, model, x) else model
 
 
 def _corrupts_memory(model: torch.nn.Module) -> bool:
@@ -215,41 +173,31 @@ def _tiled_length(model: torch.nn.Module) -> int:
     return 0
 
 
-def _runs(layout: Layout, model: torch.nn.Module, x: torch.Tensor) -> bool:
+def _runs(forward: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, x: torch.Tensor) -> bool:
     """Whether a forward and backward pass over two inputs of zeros raises no error."""
     try:
-        output = layout.forward(layout.arrange(torch.zeros(2, *x.shape[1:])))
+        output = forward(torch.zeros(2, *x.shape[1:]))
         torch.autograd.grad(output.sum(), list(model.parameters()), allow_unused=True)
     except RuntimeError:
         return False
     return True
 
 
-def channels_last(x: torch.Tensor) -> torch.Tensor:
-    """The same images (n, channels, height, width), stored with the channels of one pixel side by side.
+def has_hooks(part: torch.nn.Module) -> bool:
+    """Whether calling a module does more than its class does, which another form of it would leave out."""
+    return any(getattr(part, name) for name in _HOOKS) or "forward" in vars(part)
 
-    Torch reads the layout from the strides, and neither ``contiguous`` nor ``to`` changes those of images with one
-    channel, so that their feature maps would be in the slow layout. Hence the explicit copy.
-    """
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """The same images (n, channels, height, width), stored with the channels of one pixel side by side."""
+    # Neither ``contiguous`` nor ``to`` changes the strides of images with one channel, by which torch goes.
     return x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
 
 
-def choose_trainer(model: torch.nn.Module, loss: "Loss", example: torch.Tensor) -> Trainer:
-    """The trainer for a model; ``example``, inputs of at least one example, is on its device."""
-    if log_incompatibility(model, example) is None:
-        return FastTrainer(model, loss, example.device).train
-    return functools.partial(train_serial, model, loss)
-
-
 def keep_freed_memory() -> None:
-    """Make glibc keep freed blocks up to 32 MiB, at most 1 GiB in all, for the whole process; no effect elsewhere.
-
-    Every step allocates and frees the same few megabytes of activations. By default glibc returns such blocks to the
-    system, and the next step pays for new zeroed pages.
-    """
+    """Make glibc keep freed blocks up to 32 MiB, at most 1 GiB in all, for the next step's activations."""
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            mallopt(mmap_threshold, 32 * 1024**2)
-            mallopt(trim_threshold, 1024**3)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(mmap_threshold, 32 * 1024**2)
+        mallopt(trim_threshold, 1024**3)

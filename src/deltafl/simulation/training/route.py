@@ -3,20 +3,25 @@
 A run that does not follow the default for CPUs keeps its route in its folder (``engine.json``), for a resume.
 """
 
+import copy
 import json
 import logging
-from collections.abc import Iterator
+import math
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import Field
 
 from ...errors import DeltaflError
 from ...io import checked, read_json, write_atomically
-from .serial import LocalWork
-from .vectorized import dense_cohort_size, vectorized_incompatibility
+from ...types import IntArray
+from .serial import LocalWork, is_cross_entropy, losses_of
+from .vectorized import own_form, vectorized_forward
 
 if TYPE_CHECKING:
     from ...tasks.base import Task
@@ -24,18 +29,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _NOTE = "engine.json"
-_DAMAGED = "it is damaged, so run it again in another folder"
 _DEFAULT = "the rule for CPUs"
+_LANES = 32  # examples: two vectors of 16 floats, the longest stretch that torch's loops process at once
+_LARGEST_COHORT = 256
+_CACHE_BYTES = 4 * 1024**2  # of the step of a dense cohort: about what stays in a core's caches
+_CPU_BYTES = 4 * 1024**3  # of the step of any other cohort
+_CALLS_WORTH = 600_000  # products of an example and a parameter that take as long as the calls of one serial step
 
 
 class Computation(NamedTuple):
-    """How the settings want a run to be computed.
-
-    Attributes:
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
-        precision: ``"float32"`` or ``"bfloat16"``.
-        engine: ``"auto"``, ``"loop"`` or ``"batched"``.
-    """
+    """How the settings want a run to be computed: the values of ``device``, ``precision`` and ``engine``."""
 
     device: str = "cpu"
     precision: str = "float32"
@@ -43,39 +46,19 @@ class Computation(NamedTuple):
 
 
 class Route(NamedTuple):
-    """How a run is computed; ``engine.json`` has the same fields.
-
-    Attributes:
-        path: ``"loop"`` (one client after the other) or ``"batched"`` (a cohort at once).
-        device: ``"cpu"`` or ``"cuda:N"``.
-        precision: As in ``Computation``.
-        why: The reason, in words.
-        hardware: The device with the product name of a GPU.
-    """
+    """How a run is computed, as in ``engine.json``: one client after the other, or a cohort at once."""
 
     path: Annotated[str, Field(pattern="^(loop|batched)$")] = "loop"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     precision: Annotated[str, Field(pattern="^(float32|bfloat16)$")] = "float32"
     why: str = _DEFAULT
-    hardware: str = "cpu"
+    hardware: str = "cpu"  # the device with the product name of a GPU
 
 
-def choose_route(
-    model: torch.nn.Module, task: "Task", work: LocalWork, how: Computation, num_workers: int = 1
-) -> Route:
-    """The route of a run.
-
-    Raises:
-        DeltaflError: If this machine lacks the device, or model, precision and workers do not go together.
-    """
+def choose_route(model: torch.nn.Module, task: "Task", work: LocalWork, how: Computation) -> Route:
+    """The route of a run; an error if this machine lacks the device, or model and precision do not go together."""
     device = find_device(how.device)
-    by_rule = how.engine == "auto" and device.type == "cpu" and how.precision == "float32"
-    if num_workers > 1 and not by_rule and (device.type != "cpu" or how.engine != "loop"):
-        raise DeltaflError(
-            f"workers is {num_workers}, but one process trains the whole cohort with device = {how.device!r}, "
-            f"engine = {how.engine!r} and precision = {how.precision!r}; write workers = 1"
-        )
-    if by_rule:
+    if how.engine == "auto" and device.type == "cpu" and how.precision == "float32":
         dense = dense_cohort_size(model, task, work) > 1
         return Route("batched" if dense else "loop", why="no GPU was found" if how.device == "auto" else _DEFAULT)
     no_batch = "engine is 'loop'" if how.engine == "loop" else vectorized_incompatibility(model, task)
@@ -89,27 +72,19 @@ def choose_route(
     return route
 
 
-def hardware_of(folder: Path) -> str | None:
-    """The device of the run in this folder; None for a CPU, or if the folder has no note."""
-    noted = _noted(folder)
-    return None if noted is None or noted.hardware == "cpu" else noted.hardware
+def noted_route(folder: Path) -> Route | None:
+    """The route of the run in this folder; None if the folder has no note."""
+    note = folder / _NOTE
+    cure = "it is damaged, so run it again in another folder"
+    return checked(Route, read_json(note), str(note), cure) if note.exists() else None
 
 
-def kept_route(folder: Path | None) -> Route | None:
-    """The route of the run in this folder; None if the folder has no note.
-
-    Raises:
-        DeltaflError: If the note is damaged, or this machine lacks the device.
-    """
-    noted = None if folder is None else _noted(folder)
+def kept_route(folder: Path) -> Route | None:
+    """The route to continue by; an error if this machine lacks the device, a warning if it has another."""
+    noted = noted_route(folder)
     if noted is not None and noted.hardware != (found := device_name(find_device(noted.device))):
         _log.warning("this run started on %s and continues on %s: last bits will differ", noted.hardware, found)
     return noted
-
-
-def _noted(folder: Path) -> Route | None:
-    note = folder / _NOTE
-    return checked(Route, read_json(note), str(note), _DAMAGED) if note.exists() else None
 
 
 def keep_route(route: Route, folder: Path) -> None:
@@ -120,24 +95,17 @@ def keep_route(route: Route, folder: Path) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    """The device named ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA if there is a GPU, else the CPU.
-
-    Raises:
-        DeltaflError: If this machine or this PyTorch does not have it.
-    """
+    """The device named ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA if there is a GPU, else the CPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if count else "cpu"
     device = torch.device(name)
     if device.type != "cuda":
         return device
-    if count == 0:
-        built = "finds no GPU" if torch.version.cuda else "is built without CUDA"
-        raise DeltaflError(f"device is {name!r}, but PyTorch {torch.__version__} {built} here; write 'cpu' or 'auto'")
-    index = device.index or 0
-    if index >= count:
-        raise DeltaflError(f"device is {name!r}, but there are {count} GPUs here; write 'cuda:{count - 1}' or less")
-    return torch.device("cuda", index)
+    if (device.index or 0) >= count:
+        found = f"PyTorch {torch.__version__} finds {count} GPUs here"
+        raise DeltaflError(f"device is {name!r}, but {found}; write one of these, 'cpu' or 'auto'")
+    return torch.device("cuda", device.index or 0)
 
 
 def device_name(device: torch.device) -> str:
@@ -158,3 +126,110 @@ def exact_products(device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def incompatibility(model: torch.nn.Module, example: torch.Tensor) -> str | None:
+    """Why ``fast`` and ``batched`` cannot train a model, and ``serial`` has to; None if they can."""
+    buffers = [name for name, _ in model.named_buffers()]
+    params = list(model.parameters())
+    if buffers:
+        return (
+            f"the model has buffers ({buffers[0]}), which are not trained or averaged; batch normalization uses its "
+            "initial statistics (mean 0, variance 1 if fresh), not the batch's"
+        )
+    if len(list(model.named_parameters(remove_duplicate=False))) != len(params):
+        return "the model has shared parameters"
+    if any(not param.requires_grad or param.dtype != torch.float32 for param in params):
+        return "the model has parameters that are frozen or not float32"
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.get_rng_state()
+        copy.deepcopy(model).train()(example)
+        if not torch.equal(before, torch.get_rng_state()):  # other paths would draw other numbers
+            return "the model draws random numbers in training, as random layers (Dropout) do"
+    return None
+
+
+def _cohort_incompatibility(model: torch.nn.Module, task: "Task") -> str | None:
+    """Why no form of the model trains a cohort of the task, or None."""
+    reason = incompatibility(model, example_of(task))
+    if reason is not None:
+        return reason
+    if losses_of(task.loss, torch.tensor(task.dataset.train_y)) is None:
+        return "the loss of a single example is known for cross_entropy of labels 0, 1, ... and squared_error only"
+    with torch.no_grad():
+        one_number = is_cross_entropy(task.loss) or model(example_of(task)).shape == (1,)
+    return None if one_number else "the squared error of a single example is known for one number per example only"
+
+
+def vectorized_incompatibility(model: torch.nn.Module, task: "Task") -> str | None:
+    """Why a cohort of a task cannot be trained as a batch, or None if it can; tried on two clients."""
+    reason = _cohort_incompatibility(model, task)
+    if reason is not None:
+        return reason
+    x = torch.stack([torch.cat([example_of(task)] * 2)] * 2)
+    params = [param.detach().expand(2, *param.shape).clone().requires_grad_() for param in model.parameters()]
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*batching rule")
+            torch.autograd.grad(vectorized_forward(model)(params, x).sum(), params, allow_unused=True)
+    except (RuntimeError, UserWarning) as error:
+        return f"torch.vmap does not run the model ({' '.join(str(error).split())[:100]})"
+    return None
+
+
+def dense_cohort_size(model: torch.nn.Module, task: "Task", work: LocalWork) -> int:
+    """How many clients a CPU trains best at once in float32, with the same bits in any cohort; 1 for one by one."""
+    if own_form(model) is None or task.augment is not None or task.tokens or _cohort_incompatibility(model, task):
+        return 1
+    num_params = sum(param.numel() for param in model.parameters())
+    width = padded_width(task.client_rows, work.batch_size)
+    size_m = np.array([len(rows) for rows in task.client_rows])
+    batches_m = np.ceil(size_m / np.minimum(size_m, work.batch_size or size_m.max()))
+    padding = float(width - size_m.sum() / batches_m.sum())  # examples in the mean minibatch
+    if padding * num_params > _CALLS_WORTH:
+        return 1
+    inputs = math.prod(task.dataset.train_x.shape[1:])
+    size = _CACHE_BYTES // (4 * (5 * num_params + 2 * width * inputs))
+    return max(1, min(size, _LARGEST_COHORT))
+
+
+def cohort_size(model: torch.nn.Module, task: "Task", width: int, device: torch.device) -> int:
+    """How many clients fit into one batch: a step takes half of a GPU's memory (not of what is free, for the bits)."""
+    memory = _CPU_BYTES
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory // 2
+    num_params = sum(param.numel() for param in model.parameters())
+    numbers = numbers_per_example(model, task)
+    return max(1, min(_LARGEST_COHORT, memory // (4 * (6 * num_params + 3 * width * numbers))))
+
+
+def numbers_per_example(model: torch.nn.Module, task: "Task") -> int:
+    """How many numbers the layers put out for one example."""
+    counted = [example_of(task).numel()]
+
+    def count(part: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: object) -> None:
+        if isinstance(output, torch.Tensor):
+            counted.append(output.numel())
+
+    counting = copy.deepcopy(model)
+    for part in counting.modules():
+        if not list(part.children()):
+            part.register_forward_hook(count)
+    with torch.no_grad():
+        counting(example_of(task))
+    return sum(counted)
+
+
+def example_of(task: "Task") -> torch.Tensor:
+    """The inputs of one example of a task in the model's format, all 0."""
+    return torch.zeros(1, *task.dataset.train_x.shape[1:], dtype=torch.int64 if task.tokens else torch.float32)
+
+
+def largest_batch(client_rows: Sequence[IntArray], batch_size: int | None) -> int:
+    """Examples in the largest minibatch of any client."""
+    return max(min(batch_size or len(rows), len(rows)) for rows in client_rows)
+
+
+def padded_width(client_rows: Sequence[IntArray], batch_size: int | None) -> int:
+    """The largest minibatch rounded up to a multiple of 32: vector instructions then cut all clients' rows alike."""
+    return -(-largest_batch(client_rows, batch_size) // _LANES) * _LANES

@@ -1,15 +1,11 @@
 """Local training of one client as a plain loop: the reference for the faster paths ``fast`` and ``batched``.
 
 The client starts from the global model x_0 and takes K steps x <- x - lr * direction(g_k), where g_k is the gradient of
-the mean loss of minibatch k, plus mu (x - x_0) with a proximal term, filtered by momentum if there is any. It returns
-u = x_K - x_0 with statistics of its steps.
-
-Three momenta can be combined; each is named for where it lives. *Local momentum* (``LocalWork.momentum``) starts anew
-in every round of every client; *server momentum* (``deltafl.server.optimizers``) moves the global model; with *mime*
-(``deltafl.server.mime``) the server keeps one momentum that all clients apply in each of their steps.
+the mean loss of minibatch k. It returns u = x_K - x_0 with statistics of its steps.
 """
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +21,7 @@ from ...types import IntArray, Params
 if TYPE_CHECKING:
     from ...tasks.base import Loss
 
-#: ``losses(output, y)``: the loss of each example, see ``losses_of``.
+#: ``losses(output, y)``: the loss of each example.
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 #: Varies the inputs of a minibatch at random; bound to its generator.
@@ -66,16 +62,14 @@ class LocalResult(NamedTuple):
     Attributes:
         update_d: float32 (d,), x_K - x_0, parameters in the order of ``model.parameters()``, each flattened in C order.
         loss: Mean of the minibatch losses over the steps, measured before each step.
-        square_loss: The same for the minibatches' mean squared losses of single examples; None where they are not
-            measured, or the losses of single examples are unknown (``losses_of``).
-        step_variance: lr^2 ((1/K) sum_k norm(g_k)^2 - norm((1/K) sum_k g_k)^2), >= 0; g_k without the proximal term,
-            lr is ``LocalWork.rate``.
+        square_loss: Mean squared loss of single examples over the steps; NaN where it is not measured or not known.
+        step_variance: rate^2 ((1/K) sum_k norm(g_k)^2 - norm((1/K) sum_k g_k)^2), >= 0; g_k without the proximal term.
         num_steps: K.
     """
 
     update_d: Params
     loss: float
-    square_loss: float | None
+    square_loss: float
     step_variance: float
     num_steps: int
 
@@ -83,18 +77,18 @@ class LocalResult(NamedTuple):
 def result_of(
     update_d: torch.Tensor,
     loss_sum: float,
-    square_loss_sum: float | None,
+    square_loss_sum: float,
     square_sum: float,
     squared_norm_of_sum: float,
     num_steps: int,
-    lr: float,
+    rate: float,
 ) -> LocalResult:
     """The result from sums over the steps: of losses and norm(g_k)^2, and norm(sum_k g_k)^2."""
-    variance = lr * lr * (square_sum / num_steps - squared_norm_of_sum / (num_steps * num_steps))
+    variance = rate * rate * (square_sum / num_steps - squared_norm_of_sum / (num_steps * num_steps))
     return LocalResult(
         update_d=update_d.cpu().numpy(),
         loss=loss_sum / num_steps,
-        square_loss=None if square_loss_sum is None else square_loss_sum / num_steps,
+        square_loss=square_loss_sum / num_steps,
         step_variance=0.0 if variance < 0 or num_steps == 1 else variance,  # NaN if the training diverged
         num_steps=num_steps,
     )
@@ -105,9 +99,8 @@ def minibatches(num_examples: int, work: LocalWork, rng: np.random.Generator) ->
     size = num_examples if work.batch_size is None else min(work.batch_size, num_examples)
     batches_a_pass = -(-num_examples // size)
     num_steps = work.steps if work.steps is not None else (work.epochs or 1) * batches_a_pass
-    num_passes = -(-num_steps // batches_a_pass)
     batches: list[IntArray] = []
-    for _ in range(num_passes):
+    while len(batches) < num_steps:
         order = rng.permutation(num_examples)
         batches += [order[start : start + size] for start in range(0, num_examples, size)]
     return batches[:num_steps]
@@ -139,15 +132,16 @@ def train_serial(
         noise: Standard deviation of the noise added to each entry of each minibatch gradient, >= 0.
         drift_d: float32 (d,), moves the parameters by drift_d / K in each step, whatever the gradient; None for 0.
         augment: Varies the inputs of each minibatch, in the order of the steps; None for none.
-        squares: Whether to measure the mean squared losses of single examples; nothing else depends on it.
-
-    Returns:
-        The update and its statistics, not finite if training diverged.
+        squares: Whether to measure the mean squared losses of single examples.
     """
-    model = _in_training(copy.deepcopy(model))
+    model = copy.deepcopy(model).train()
+    for part in model.modules():  # batch normalization uses the statistics that it was made with, as in evaluation
+        if isinstance(part, torch.nn.modules.batchnorm._NormBase):
+            part.eval()
     start_d = torch.tensor(params_d, device=x.device)
     current_d, velocity_d = start_d, torch.zeros_like(start_d)
-    loss_sum, square_loss_sum, losses = 0.0, 0.0, losses_with(loss, y) if squares else None
+    losses = losses_of(loss, y) if squares else None
+    loss_sum, square_loss_sum = 0.0, math.nan if losses is None else 0.0
     square_sum, gradient_sum_d = 0.0, torch.zeros_like(start_d, dtype=torch.float64)
     batches = minibatches(len(x), work, rng)
     drift_step_d = torch.zeros_like(start_d)
@@ -155,8 +149,7 @@ def train_serial(
         drift_step_d = torch.tensor(drift_d, device=x.device) / len(batches)
     for rows in batches:
         vector_to_parameters(current_d, model.parameters())
-        x_batch = x[rows] if augment is None else augment(x[rows])
-        output, y_batch = model(x_batch), y[rows]
+        output, y_batch = model(x[rows] if augment is None else augment(x[rows])), y[rows]
         batch_loss = loss(output, y_batch)
         gradient_d = _gradient(model, batch_loss)
         if noise > 0:
@@ -168,32 +161,30 @@ def train_serial(
         gradient_sum_d += gradient_d
         velocity_d = work.momentum * velocity_d + gradient_d + work.proximal * (current_d - start_d)
         current_d = current_d - work.rate * velocity_d + drift_step_d
-    square_loss = None if losses is None else square_loss_sum
     norm_of_sum = gradient_sum_d.square().sum().item()
-    return result_of(current_d - start_d, loss_sum, square_loss, square_sum, norm_of_sum, len(batches), work.rate)
+    return result_of(current_d - start_d, loss_sum, square_loss_sum, square_sum, norm_of_sum, len(batches), work.rate)
 
 
-def losses_of(loss: "Loss") -> Losses | None:
-    """The loss of each example, (n, B), from outputs (n, C, B) or (n, B) and targets (n, B); None if unknown.
+def _gradient(model: torch.nn.Module, batch_loss: torch.Tensor) -> torch.Tensor:
+    """The gradient in all parameters as one vector, 0 in frozen and unused ones."""
+    model.zero_grad()
+    batch_loss.backward()  # type: ignore[no-untyped-call]
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([part.reshape(-1) for part in parts])
 
-    Without the axis of n clients it is (B,), from outputs (B, C) or (B,). It holds for the outputs and targets that
-    ``losses_with`` and ``compatibility.loss_incompatibility`` accept.
-    """
-    if is_cross_entropy(loss):
+
+def losses_of(loss: "Loss", y: torch.Tensor | None = None) -> Losses | None:
+    """The loss of each example, of one client or several; None if not known for this loss (and these targets)."""
+    if y is not None and y.dim() != 1:
+        return None
+    if is_cross_entropy(loss) and (y is None or (y.dtype == torch.int64 and int(y.min()) >= 0)):
         return lambda output, y: functional.cross_entropy(output, y, reduction="none")
-    if loss is squared_error:
-        return lambda output, y: (output - y).square()
-    return None
+    return (lambda output, y: (output - y).square()) if loss is squared_error else None
 
 
-def losses_with(loss: "Loss", y: torch.Tensor) -> Losses | None:
-    """``losses_of(loss)`` if it holds for all the targets of a client, (n_i, ...); else None."""
-    losses = losses_of(loss)
-    if losses is None or y.dim() != 1:
-        return None
-    if is_cross_entropy(loss) and (y.dtype != torch.int64 or int(y.min()) < 0):
-        return None
-    return losses
+def is_cross_entropy(loss: "Loss") -> bool:
+    """Whether a loss is the plain cross-entropy, without weights or smoothing."""
+    return loss in (cross_entropy, functional.cross_entropy)
 
 
 def mean_square(losses: Losses, output: torch.Tensor, y: torch.Tensor) -> float:
@@ -205,25 +196,3 @@ def squared_norm(x: torch.Tensor, dim: int | None = None) -> torch.Tensor:
     """norm(x)^2, along one axis or of all entries, summed in float64."""
     norm: torch.Tensor = torch.linalg.vector_norm(x, dim=dim, dtype=torch.float64)
     return norm.square()
-
-
-def is_cross_entropy(loss: "Loss") -> bool:
-    """Whether a loss is the plain cross-entropy, without weights or smoothing."""
-    return loss in (cross_entropy, functional.cross_entropy)
-
-
-def _in_training(model: torch.nn.Module) -> torch.nn.Module:
-    """Switch random layers on, and batch normalization to the statistics that it was made with, as in evaluation."""
-    model.train()
-    for part in model.modules():
-        if isinstance(part, torch.nn.modules.batchnorm._NormBase):
-            part.eval()
-    return model
-
-
-def _gradient(model: torch.nn.Module, batch_loss: torch.Tensor) -> torch.Tensor:
-    """The gradient in all parameters as one vector, 0 in frozen and unused ones."""
-    model.zero_grad()
-    batch_loss.backward()  # type: ignore[no-untyped-call]
-    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    return torch.cat([part.reshape(-1) for part in parts])

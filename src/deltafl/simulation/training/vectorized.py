@@ -1,38 +1,24 @@
-"""The forward pass of n models at once, and how many clients to train with it.
+"""The forward pass of n models at once.
 
 Chains of dense layers (``DenseChain``) and modules with a method ``forward_vectorized`` have their own vectorized form;
 ``torch.vmap`` makes it for other modules without state. All forms are functions of parameters with a leading axis of n
 clients and of inputs (n, B, ...), and return (n, C, B) or (n, B).
 """
 
-import math
-import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from ...types import IntArray
-from .compatibility import example_of, has_hooks, incompatibility, loss_incompatibility
-from .serial import LocalWork
-
-if TYPE_CHECKING:
-    from ...tasks.base import Task
+from .fast import has_hooks
 
 #: ``forward(params, x)`` for n clients.
 Forward = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
 
 #: Floats in 64 bytes, to which vector instructions are aligned.
 ALIGNMENT = 16
-
-_LANES = 32  # examples: two vectors of 16 floats, the longest stretch that torch's loops process at once
-_LARGEST_COHORT = 256
-_CACHE_BYTES = 4 * 1024**2  # of the step of a dense cohort: about what stays in a core's caches
-_CPU_BYTES = 4 * 1024**3  # of the step of any other cohort
-_CALLS_WORTH = 600_000  # products of an example and a parameter that take as long as the calls of one serial step
 
 
 class DenseChain:
@@ -71,15 +57,7 @@ class DenseChain:
         weight_nb: torch.Tensor,
         gradients: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """Write the gradients of sum_b weight_b loss_b of the cross-entropy; returns weight_b loss_b, (n, B).
-
-        Args:
-            params: Weights and biases in the order of the layers.
-            x: (n, B, ...).
-            y: int64 (n, B), labels.
-            weight_nb: (n, B).
-            gradients: Receive the gradients; of the shapes of the parameters.
-        """
+        """Write the gradients of sum_b weight_b loss_b of the cross-entropy; returns weight_b loss_b, (n, B)."""
         before, after = self._forward(params, x)
         log_share = functional.log_softmax(after[-1], dim=1)
         label = y[:, None]
@@ -88,16 +66,19 @@ class DenseChain:
         delta *= weight_nb[:, None]
         place = len(gradients)
         for layer, h, output in zip(reversed(self._layers), reversed(before), reversed(after), strict=True):
-            if not isinstance(layer, nn.Linear):
-                delta = _through(layer, delta, output)
-                continue
-            if _bias(layer) is not None:
+            if isinstance(layer, nn.Linear):
+                if layer.bias is not None:
+                    place -= 1
+                    torch.sum(delta, dim=2, out=gradients[place])
                 place -= 1
-                torch.sum(delta, dim=2, out=gradients[place])
-            place -= 1
-            gradients[place].copy_(torch.bmm(delta, h.transpose(1, 2))[:, :, : gradients[place].shape[2]])
-            if place > 0:
-                delta = torch.bmm(params[place].transpose(1, 2), delta)
+                gradients[place].copy_(torch.bmm(delta, h.transpose(1, 2))[:, :, : gradients[place].shape[2]])
+                if place > 0:
+                    delta = torch.bmm(params[place].transpose(1, 2), delta)
+            elif isinstance(layer, nn.ReLU):
+                delta = delta * (output > 0)
+            else:
+                slope = 1 - output * output if isinstance(layer, nn.Tanh) else output * (1 - output)
+                delta = delta * slope
         return weighted_nb
 
     def _forward(
@@ -110,7 +91,7 @@ class DenseChain:
         for layer in self._layers:
             if isinstance(layer, nn.Linear):
                 weight, h = _aligned(next(remaining), h)
-                biased = _bias(layer) is not None
+                biased = layer.bias is not None
                 output = torch.baddbmm(next(remaining)[:, :, None], weight, h) if biased else torch.bmm(weight, h)
             else:
                 output = layer(h)
@@ -118,19 +99,6 @@ class DenseChain:
             after.append(output)
             h = output
         return before, after
-
-
-def _bias(layer: nn.Linear) -> torch.Tensor | None:
-    return layer._parameters["bias"]
-
-
-def _through(activation: nn.Module, delta: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """The gradient in an activation's input, from the gradient ``delta`` in its output ``after``."""
-    if isinstance(activation, nn.ReLU):
-        return delta * (after > 0)
-    if isinstance(activation, nn.Tanh):
-        return delta * (1 - after * after)
-    return delta * (after * (1 - after))
 
 
 def _aligned(weight: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,7 +122,7 @@ def own_form(model: nn.Module) -> Forward | None:
 
 
 def vectorized_forward(model: nn.Module) -> Forward:
-    """The vectorized form of a model for which ``vectorized_incompatibility`` is None."""
+    """The vectorized form of a model for which ``route.vectorized_incompatibility`` is None."""
     own = own_form(model)
     if own is not None:
         return own
@@ -164,94 +132,8 @@ def vectorized_forward(model: nn.Module) -> Forward:
         output: torch.Tensor = torch.func.functional_call(model, dict(zip(names, params, strict=True)), (x,))
         return output
 
-    many = torch.vmap(one)
-
     def forward(params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = many(tuple(params), x)
+        output: torch.Tensor = torch.vmap(one)(tuple(params), x)
         return output.movedim(1, -1)
 
     return forward
-
-
-def vectorized_incompatibility(model: nn.Module, task: "Task") -> str | None:
-    """Why a cohort of a task cannot be trained as a batch, or None if it can; tried on two clients."""
-    reason = incompatibility(model, example_of(task)) or loss_incompatibility(model, task)
-    if reason is not None:
-        return reason
-    x = torch.stack([torch.cat([example_of(task)] * 2)] * 2)
-    params = [param.detach().expand(2, *param.shape).clone().requires_grad_() for param in model.parameters()]
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message=".*batching rule")
-            output = vectorized_forward(model)(params, x)
-            torch.autograd.grad(output.sum(), params, allow_unused=True)
-    except (RuntimeError, UserWarning) as error:
-        return f"torch.vmap does not run the model ({' '.join(str(error).split())[:100]})"
-    return None
-
-
-def dense_cohort_size(model: nn.Module, task: "Task", work: LocalWork) -> int:
-    """How many clients a CPU trains best at once in float32, with the same bits in any cohort; 1 for one by one.
-
-    A pure function of its arguments: a run takes one path, on any machine and with any number of workers.
-    """
-    if own_form(model) is None or task.augment is not None or task.tokens:
-        return 1
-    if incompatibility(model, example_of(task)) is not None or loss_incompatibility(model, task) is not None:
-        return 1
-    num_params = sum(param.numel() for param in model.parameters())
-    width = padded_width(task.client_rows, work.batch_size)
-    if _padding(task.client_rows, work.batch_size, width) * num_params > _CALLS_WORTH:
-        return 1
-    inputs = math.prod(task.dataset.train_x.shape[1:])
-    size = _CACHE_BYTES // (4 * (5 * num_params + 2 * width * inputs))
-    return max(1, min(size, _LARGEST_COHORT))
-
-
-def cohort_size(model: nn.Module, task: "Task", width: int, device: torch.device) -> int:
-    """How many clients fit into one batch, at most 256: a step takes half of a GPU's memory, by an estimate.
-
-    It depends on the GPU's model, not on its free memory, because the division into batches decides last bits.
-    """
-    memory = _CPU_BYTES
-    if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory // 2
-    num_params = sum(param.numel() for param in model.parameters())
-    numbers = numbers_per_example(model, task)
-    return max(1, min(_LARGEST_COHORT, memory // (4 * (6 * num_params + 3 * width * numbers))))
-
-
-def numbers_per_example(model: nn.Module, task: "Task") -> int:
-    """How many numbers the layers put out for one example."""
-    example = example_of(task)
-    counted = [example.numel()]
-
-    def count(part: nn.Module, inputs: tuple[torch.Tensor, ...], output: object) -> None:
-        if isinstance(output, torch.Tensor):
-            counted.append(output.numel())
-
-    hooks = [part.register_forward_hook(count) for part in model.modules() if not list(part.children())]
-    try:
-        with torch.no_grad():
-            model(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return sum(counted)
-
-
-def largest_batch(client_rows: Sequence[IntArray], batch_size: int | None) -> int:
-    """Examples in the largest minibatch of any client."""
-    return max(min(batch_size or len(rows), len(rows)) for rows in client_rows)
-
-
-def padded_width(client_rows: Sequence[IntArray], batch_size: int | None) -> int:
-    """The largest minibatch rounded up to a multiple of 32: vector instructions then cut all clients' rows alike."""
-    return -(-largest_batch(client_rows, batch_size) // _LANES) * _LANES
-
-
-def _padding(client_rows: Sequence[IntArray], batch_size: int | None, width: int) -> float:
-    """Padding examples in the mean minibatch."""
-    size_m = np.array([len(rows) for rows in client_rows])
-    batches_m = np.ceil(size_m / np.minimum(size_m, batch_size or size_m.max()))
-    return float(width - size_m.sum() / batches_m.sum())
