@@ -2,9 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from conftest import same_tree
 from deltafl import DESIGNS, DeltaflError, draw_cohort, inclusion_probabilities, stream
@@ -12,7 +9,7 @@ from deltafl.designs.exact import support
 from deltafl.designs.table import cohort_size, find_design, systematic
 from deltafl.types import FloatArray
 
-EXACT = [name for name, design in DESIGNS.items() if design.exact]
+EXACT = [name for name, design in DESIGNS.items() if design.exact and not design.uses_values]
 FIXED_SIZE = [name for name, design in DESIGNS.items() if design.kind == "fixed-size"]
 
 
@@ -31,7 +28,7 @@ def scores_for(design: str, score_m: FloatArray) -> FloatArray:
     return np.ones(len(score_m)) if design == "simple-random" else score_m
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("scores", [[1.0, 1, 1, 1, 1], [1.0, 2, 3, 4, 5], [9.0, 1, 2, 2, 0]], ids=str)
 @pytest.mark.parametrize("design", DESIGNS)
 def test_cohorts_are_drawn_as_enumerated(design: str, scores: list[float], n: int) -> None:
@@ -48,13 +45,12 @@ def test_cohorts_are_drawn_as_enumerated(design: str, scores: list[float], n: in
     assert statistic <= len(cells) + 5 * np.sqrt(2 * len(cells))
 
 
-def deviations(design: str, wrong: float = 0.0) -> tuple[float, float]:
+def deviations(design: str, wrong: float = 0.0, draws: int = 20000) -> tuple[float, float]:
     """(largest, root mean square) deviation of mean counts at m = 40, n = 8, in standard errors of exact draws.
 
     ``wrong``: relative error put into the expectations, up and down in turn, so that it cancels in the sum.
     """
     score_m = scores_for(design, np.linspace(1, 12, 40) ** 1.5)
-    draws = 20000
     count_tm, expected_m = draw_counts(design, score_m, 8, draws)
     selected_m = DESIGNS[design].expectation(score_m, 8)
     np.testing.assert_allclose(expected_m, selected_m)
@@ -69,58 +65,16 @@ def deviations(design: str, wrong: float = 0.0) -> tuple[float, float]:
 
 @pytest.mark.parametrize("design", EXACT)
 def test_exact_designs_keep_their_promise(design: str) -> None:
-    largest, typical = deviations(design)
+    largest, typical = deviations(design, draws=6000)
     assert largest < 4
     assert typical < 1.5
 
 
-@pytest.mark.parametrize("design", ["systematic", "pivotal"])
-def test_small_populations_to_two_per_cent(design: str) -> None:
-    """Where few clients share a cohort, faults of the order or the start show most: 1 % standard error and less."""
-    pi_m, rng, draws = inclusion_probabilities(np.array([1.0, 2, 3, 4, 5]), 2), stream(1, "draw"), 80000
-    drawn = np.concatenate([DESIGNS[design].draw(pi_m, rng) for _ in range(draws)])
-    z_m = (np.bincount(drawn, minlength=5) / draws - pi_m) / np.sqrt(pi_m * (1 - pi_m) / draws)
-    assert np.abs(z_m).max() < 4
-
-
-def test_an_error_of_two_and_a_half_per_cent_would_be_found() -> None:
+def test_the_same_statistics_find_successive_draws_and_an_error_of_two_and_a_half_per_cent() -> None:
     assert deviations("systematic", wrong=0.025)[1] > 1.8
-
-
-def test_successive_draws_do_not() -> None:
-    """The same statistics refuse numpy's ``choice(replace=False, p=p)``, whose error is a few per cent."""
-    largest, typical = deviations("successive")
+    largest, typical = deviations("successive")  # numpy's ``choice(replace=False, p=p)``: a few per cent
     assert largest > 8
     assert typical > 4
-
-
-def test_numpy_choice_and_successive_are_the_same_design() -> None:
-    """``successive`` uses exponential clocks; numpy draws one by one. Both must fit the same enumeration."""
-    p_m = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
-    rng = stream(0, "draw")
-    draws = 4000
-    mean_m = np.zeros(5)
-    for _ in range(draws):
-        mean_m[rng.choice(5, size=2, replace=False, p=p_m)] += 1 / draws
-    exact_m = sum(p * np.array(count) for count, p in support("successive", 2 * p_m).items())
-    assert np.all(np.abs(mean_m - exact_m) < 4 * np.sqrt(exact_m * (1 - exact_m) / draws))
-
-
-@settings(max_examples=60, deadline=None)
-@given(arrays(np.float64, 6, elements=st.floats(0, 100)), st.integers(1, 6), st.integers(0, 2**32))
-def test_every_single_draw_is_well_formed(score_m: FloatArray, n: int, seed: int) -> None:
-    for name in ("systematic", "pivotal", "multinomial", "poisson"):
-        cohort = draw_cohort(score_m, n, name, stream(seed, "draw"))
-        expected_m = DESIGNS[name].expectation(score_m, n)
-        assert np.all(np.diff(cohort.client_n) > 0)
-        assert cohort.client_n.dtype == cohort.count_n.dtype == np.int64
-        assert np.array_equal(cohort.expected_n, expected_m[cohort.client_n])
-        assert np.all(cohort.expected_n > 0)
-        if name != "poisson":
-            assert cohort.count_n.sum() == n
-        if name != "multinomial":
-            assert np.all(cohort.count_n == 1)
-            assert set(np.flatnonzero(expected_m >= 1)) <= set(cohort.client_n)
 
 
 @pytest.mark.parametrize("design", FIXED_SIZE)
@@ -153,6 +107,8 @@ def test_only_available_clients_are_asked(design: str) -> None:
 
 
 def test_fewer_available_than_wanted() -> None:
+    with pytest.raises(DeltaflError, match="no client is available"):
+        draw_cohort(np.ones(2), 1, "systematic", stream(0, "draw"), np.zeros(2, dtype=bool))
     cohort = draw_cohort(np.ones(5), 4, "systematic", stream(0, "draw"), np.array([1, 0, 0, 1, 0], dtype=bool))
     assert cohort.client_n.tolist() == [0, 3]
     assert cohort.expected_n.tolist() == [1, 1]
@@ -190,11 +146,6 @@ def test_ties_do_not_follow_the_order_of_clients() -> None:
 def test_impossible_draws(score: list[float], n: int, design: str, part: str) -> None:
     with pytest.raises(DeltaflError, match=part):
         draw_cohort(np.array(score), n, design, stream(0, "draw"))
-
-
-def test_nobody_available() -> None:
-    with pytest.raises(DeltaflError, match="no client is available"):
-        draw_cohort(np.ones(2), 1, "systematic", stream(0, "draw"), np.zeros(2, dtype=bool))
 
 
 def test_fixed_size_needs_a_whole_sum() -> None:

@@ -9,12 +9,9 @@ is at 0 (out) or 1 (drawn): that alone makes the inclusion probabilities exact, 
   client could strengthen one of them before, and then both might be drawn.
 - ``cube``: sum_S x_i / pi_i = sum_i x_i up to the last q + 1 clients. Deville and Tille, Biometrika 2004, with the fast
   flight phase of Chauvet and Tille, Computational Statistics 2006.
-
-All randomness comes as ``RandomSource``, so that a generator can draw and ``exact.py`` can go through every case.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 
@@ -38,24 +35,14 @@ _LARGE = 0.3717
 _TOGETHER = 1e-9
 
 
-class RandomSource(Protocol):
-    """Where decisions come from."""
-
-    def pick(self, count: int) -> int:
-        """One of 0 .. count - 1, each equally likely."""
-
-    def chance(self, probability: float) -> bool:
-        """True with this probability."""
-
-
-class GeneratorSource:
-    """RandomSource from a generator."""
+class RandomSource:
+    """Where decisions come from: a generator; ``exact.py`` goes through every case instead."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._random = rng.random
 
     def pick(self, count: int) -> int:
-        """One of 0 .. count - 1."""
+        """One of 0 .. count - 1, each equally likely."""
         return int(self._random() * count)
 
     def chance(self, probability: float) -> bool:
@@ -64,17 +51,10 @@ class GeneratorSource:
 
 
 def local_pivotal(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> IntArray:
-    """Draw clients whose places x_i / pi_i lie apart.
+    """Draw n clients whose places x_i / pi_i lie apart, from pi in [0, 1] of whole sum n and finite x_i, (m, q).
 
-    Of k clients at one place whose pi sum to T, floor(T) or ceil(T) are drawn (if all fit one cell).
-
-    Args:
-        expected_m: (m,) pi in [0, 1] with a whole sum n.
-        value_mq: (m, q) finite x_i, q >= 1.
-        source: Where decisions come from.
-
-    Returns:
-        n distinct client ids. O(m (cell q + log m)) time, memory of one cell's distances beside the input.
+    Of k clients at one place whose pi sum to T, floor(T) or ceil(T) are drawn (if all fit one cell). O(m (cell q + log
+    m)) time, memory of one cell's distances.
     """
     pi_m = np.clip(expected_m, 0.0, 1.0)
     left_k, place_mq = np.flatnonzero(undecided(pi_m)), places(pi_m, value_mq)
@@ -177,21 +157,13 @@ def _shuffled(count: int, source: RandomSource) -> IntArray:
 
 
 def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> IntArray:
-    """Draw n clients such that sum_S x_i / pi_i is nearly sum_i x_i.
+    """Draw n clients such that sum_S x_i / pi_i is nearly sum_i x_i, from pi of whole sum n and finite x_i, (m, q).
 
     Flight, over a window that rolls on in random order: among more than q + 1 undecided clients there are directions
-    that change neither the size, the sum of pi, nor the total, the sum of pi times place; go along one, forwards or
-    backwards, until a client is decided. Landing: with q + 1 clients or fewer left, balance is given up along one
-    principal axis of the places after the other, the narrowest first; the size is kept to the end. So only q + 1
-    clients can unbalance the total: in each coordinate it is off by at most (q + 1) / 2 times the range of the places.
-
-    Args:
-        expected_m: (m,) pi in [0, 1] with a whole sum n.
-        value_mq: (m, q) finite x_i, q >= 1.
-        source: Where decisions come from.
-
-    Returns:
-        n distinct client ids. O(m q^2) time, O(m q) memory.
+    that change neither the sum of pi nor that of pi times place; go along one, forwards or backwards, until a client is
+    decided. Landing: with q + 1 clients or fewer left, balance is given up along one principal axis of the places after
+    the other, the narrowest first; the size is kept to the end. In each coordinate the total is off by at most
+    (q + 1) / 2 times the range of the places. O(m q^2) time, O(m q) memory.
     """
     pi_m = np.clip(expected_m, 0.0, 1.0)
     open_k = np.flatnonzero(undecided(pi_m))
@@ -219,9 +191,8 @@ def _balance(place_kq: FloatArray) -> FloatArray:
 def _free_directions(balance_wc: FloatArray) -> FloatArray:
     """Directions u, (w, r) with r >= 1: sum_w u_w balance_w = 0 in all columns, or in as many first ones as can be.
 
-    By elimination, column after column. Nothing here hangs on the last bits of the places, so that rounding, which
-    differs between machines, does not change a cohort: dependent columns are found by a tolerance, pivots are the first
-    that are large enough, and the sign of a column has no effect.
+    By elimination. Nothing here hangs on the last bits of the places, which differ between machines: dependent columns
+    are found by a tolerance, pivots are the first that are large enough, and the sign of a column has no effect.
     """
     units = len(balance_wc)
     rest_cw = balance_wc.T.copy()

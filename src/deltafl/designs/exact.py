@@ -1,9 +1,7 @@
 """Every possible cohort with its probability: the designs' exact distributions for small m.
 
-Written from the definitions and independently of ``table.py``, which it checks: ``table.py`` draws, this module
-enumerates. Only the balanced designs have no definition shorter than their code: that code itself is run through all
-of its random decisions (``every_path``). The audit and the tests use it to compute expectations without any simulation
-error.
+Written from the definitions and independently of ``table.py``, which it checks. Only the balanced designs have no
+definition shorter than their code: that code itself is run through all of its random decisions (``every_path``).
 """
 
 from collections import defaultdict
@@ -30,16 +28,7 @@ SLIVER = 1e-14
 
 
 def support(design: str, expected_m: FloatArray, value_mq: FloatArray | None = None) -> Support:
-    """All cohorts a design can draw, as counts (m,), with their probabilities (sum 1).
-
-    Args:
-        design: A name in ``deltafl.DESIGNS``.
-        expected_m: (m,) expectations, m <= ``MAX_CLIENTS``.
-        value_mq: (m, q) values, q >= 1, for a design that uses them; None if there are none.
-
-    Raises:
-        DeltaflError: If the design is unknown or there are too many clients.
-    """
+    """All cohorts a design can draw, as counts (m,), with their probabilities (sum 1); m <= ``MAX_CLIENTS``."""
     find_design(design)
     if len(expected_m) > MAX_CLIENTS:
         raise DeltaflError(f"cannot enumerate cohorts of {len(expected_m)} clients; at most {MAX_CLIENTS}")
@@ -48,16 +37,11 @@ def support(design: str, expected_m: FloatArray, value_mq: FloatArray | None = N
     return _ENUMERATE[design]([float(e) for e in expected_m])
 
 
-Rows = tuple[tuple[float, ...], ...]
-
-
 @lru_cache(maxsize=16)
-def _support_items(
-    design: str, expected: tuple[float, ...], values: Rows | None
-) -> tuple[tuple[tuple[int, ...], float], ...]:
-    """The possible cohorts as a tuple; a sampler asks for the same ones again at every visit."""
+def _likely(design: str, expected: tuple[float, ...], values: tuple[tuple[float, ...], ...] | None) -> Support:
+    """The possible cohorts; a sampler needs the same ones again at every visit."""
     cohorts = support(design, np.array(expected), None if values is None else np.array(values))
-    return tuple((count, probability) for count, probability in cohorts.items() if probability > 0)
+    return {count: probability for count, probability in cohorts.items() if probability > 0}
 
 
 class _Path:
@@ -80,12 +64,12 @@ class _Visit(_Path, Chooser):
 
     def choose(self, design: str, expected_m: FloatArray, value_mq: FloatArray | None = None) -> IntArray:
         values = None if value_mq is None else tuple(tuple(row) for row in value_mq.tolist())
-        cohorts = _support_items(design, tuple(expected_m.tolist()), values)
-        count_m, _ = cohorts[self.branch([probability for _, probability in cohorts])]
+        cohorts = _likely(design, tuple(expected_m.tolist()), values)
+        count_m = list(cohorts)[self.branch(list(cohorts.values()))]
         return np.repeat(np.arange(len(count_m)), count_m)
 
 
-class _Fate(_Path):
+class _Fate(_Path, RandomSource):
     """A path through the decisions of one draw of a balanced design."""
 
     def pick(self, count: int) -> int:
@@ -123,13 +107,11 @@ def every_path(run: Callable[[RandomSource], T]) -> Iterator[tuple[float, T]]:
 def every_cohort(open_with: Callable[[np.random.Generator], Cohort]) -> Iterator[tuple[float, Cohort]]:
     """All cohorts that a sampler can return in one state, with their probabilities, by running its own code.
 
-    Works for every sampler whose only randomness is ``designs.draw_cohort``, called any number of times.
-
-    Args:
-        open_with: ``lambda rng: sampler.open(state, available_m, n, rng)``; it must draw through ``draw_cohort`` alone.
+    Works for every sampler whose only randomness is ``designs.draw_cohort``, called any number of times, as in
+    ``every_cohort(lambda rng: sampler.open(state, available_m, n, rng))``.
 
     Raises:
-        AttributeError: If the sampler asks the generator for anything else.
+        AttributeError: If the sampler uses the generator for anything else.
         DeltaflError: If there are too many clients to enumerate.
     """
     return _follow(_Visit, lambda visit: open_with(cast(np.random.Generator, visit)))
@@ -141,12 +123,6 @@ def joint_expectations(design: str, expected_m: FloatArray, value_mq: FloatArray
     for count_m, probability in support(design, expected_m, value_mq).items():
         joint_mm += probability * np.outer(count_m, count_m)
     return joint_mm
-
-
-def as_cohort(count_m: tuple[int, ...], expected_m: FloatArray, kind: str) -> Cohort:
-    """One element of a support as a ``Cohort``."""
-    client_n = np.flatnonzero(count_m)
-    return Cohort(client_n, np.asarray(count_m, dtype=np.int64)[client_n], expected_m[client_n], kind)
 
 
 def _counts(chosen: tuple[int, ...], m: int) -> tuple[int, ...]:
@@ -186,14 +162,17 @@ def _successive(expected: list[float]) -> Support:
     return dict(result)
 
 
-def _orders(expected: list[float]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """The clients that are certain, and all orders of those that are not decided."""
-    certain = tuple(i for i, e in enumerate(expected) if e >= 1)
-    return certain, list(permutations(i for i, e in enumerate(expected) if 0 < e < 1))
+def _undecided(expected: list[float]) -> list[int]:
+    return [i for i, e in enumerate(expected) if 0 < e < 1]
+
+
+def _with_certain(drawn: tuple[int, ...], expected: list[float]) -> tuple[int, ...]:
+    """Counts of an undecided client that is drawn, and of those that are certain."""
+    return tuple(int(e >= 1 or i in drawn) for i, e in enumerate(expected))
 
 
 def _systematic(expected: list[float]) -> Support:
-    certain, orders = _orders(expected)
+    orders = list(permutations(_undecided(expected)))
     result: Support = defaultdict(float)
     for order in orders:
         ends = np.cumsum([expected[i] for i in order])
@@ -205,20 +184,19 @@ def _systematic(expected: list[float]) -> Support:
             chosen = tuple(
                 i for i, e in zip(order, ends, strict=True) if np.floor(e - middle) > np.floor(e - expected[i] - middle)
             )
-            result[_counts(certain + chosen, len(expected))] += (high - low) / len(orders)
+            result[_with_certain(chosen, expected)] += (high - low) / len(orders)
     return dict(result)
 
 
 def _pivotal(expected: list[float]) -> Support:
-    return _duels(expected, *_orders(expected))
+    return _duels(expected, list(permutations(_undecided(expected))))
 
 
 def _ordered_pivotal(expected: list[float]) -> Support:
-    certain, _ = _orders(expected)
-    return _duels(expected, certain, [tuple(i for i, e in enumerate(expected) if 0 < e < 1)])
+    return _duels(expected, [tuple(_undecided(expected))])
 
 
-def _duels(expected: list[float], certain: tuple[int, ...], orders: list[tuple[int, ...]]) -> Support:
+def _duels(expected: list[float], orders: list[tuple[int, ...]]) -> Support:
     """Pivotal draws in one of these orders, each as likely."""
     result: Support = defaultdict(float)
 
@@ -227,7 +205,7 @@ def _duels(expected: list[float], certain: tuple[int, ...], orders: list[tuple[i
             return
         if not rest:
             final = (*drawn, a) if strength > 0.5 else drawn
-            result[_counts(certain + final, len(expected))] += probability / len(orders)
+            result[_with_certain(final, expected)] += probability / len(orders)
             return
         b, left = rest[0], rest[1:]
         both = strength + expected[b]
@@ -242,7 +220,7 @@ def _duels(expected: list[float], certain: tuple[int, ...], orders: list[tuple[i
         if order:
             duel(order[0], expected[order[0]], order[1:], (), 1.0)
         else:
-            result[_counts(certain, len(expected))] += 1.0
+            result[_with_certain((), expected)] += 1.0
     return dict(result)
 
 

@@ -1,6 +1,4 @@
-"""From scores to expectations: how often each client is to be drawn this round.
-
-A score s_i >= 0 says how much a client is worth selecting; only ratios of scores matter.
+"""From scores s_i >= 0, of which only ratios matter, to expectations: how often each client is to be drawn this round.
 
 - ``draw_probabilities``      p_i = s_i / sum s                    sum 1; for draws with replacement
 - ``inclusion_probabilities`` pi_i = min(1, c s_i)                 sum n; for designs that draw a client once at most
@@ -22,11 +20,7 @@ def check_anyone(num_present: int) -> None:
 
 
 def check_scores(score_m: FloatArray) -> FloatArray:
-    """Return the scores scaled to a largest entry of 1 (all ones if they are all zero).
-
-    Raises:
-        DeltaflError: If there is no score, or one is NaN, infinite or negative.
-    """
+    """The scores over their largest (all ones if they are all zero); refuses scores that are not finite and >= 0."""
     score_m = np.asarray(score_m, dtype=np.float64)
     if score_m.ndim != 1 or len(score_m) == 0:
         raise DeltaflError(f"scores must be a list with one number a client, got shape {score_m.shape}")
@@ -43,29 +37,24 @@ def check_cohort_size(n: int, m: int) -> None:
         raise DeltaflError(f"cannot sample {n} of {m} clients; the sample must be between 1 and {m}")
 
 
-def draw_probabilities(score_m: FloatArray) -> FloatArray:
-    """p_i = s_i / sum_j s_j, float64 (m,); equal where all scores are zero.
+def check_floor(floor: float) -> None:
+    """Raise a ``DeltaflError`` unless 0 <= g <= 1."""
+    if not 0 <= floor <= 1:
+        raise DeltaflError(f"floor is {floor}; it must be between 0 (scores only) and 1 (no scores)")
 
-    Raises:
-        DeltaflError: For scores that are NaN, infinite or negative.
-    """
+
+def draw_probabilities(score_m: FloatArray) -> FloatArray:
+    """p_i = s_i / sum_j s_j, float64 (m,); equal where all scores are zero."""
     scaled_m = check_scores(score_m)
     p_m: FloatArray = scaled_m / scaled_m.sum()
     return p_m
 
 
 def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
-    """pi_i = min(1, c s_i) with c such that sum pi = n: capping is repeated until nobody exceeds 1.
+    """pi_i = min(1, c s_i), float64 (m,), with c such that sum pi = n: capping is repeated until nobody exceeds 1.
 
     If fewer than n scores are positive, those clients are certain and the rest of the cohort is spread evenly. A score
     that is less than about 1e-311 of the largest is 0 beside it.
-
-    Args:
-        score_m: (m,) scores >= 0.
-        n: Cohort size, 1 <= n <= m.
-
-    Returns:
-        float64 (m,) in [0, 1], sum n.
 
     Raises:
         DeltaflError: If n is not in 1..m, or a score is NaN, infinite or negative.
@@ -92,7 +81,7 @@ def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
 def with_floor(
     score_m: FloatArray, floor: float, share_m: FloatArray | None = None, available_m: BoolArray | None = None
 ) -> FloatArray:
-    """Mix a share of the cohort that does not depend on the score: (1 - g) s / sum s + g w' / sum w'.
+    """Mix in a share that does not depend on the score: (1 - g) s / sum s + g w' / sum w', float64 (m,), sum 1.
 
     With it pi_i >= min(1, g n w'_i / sum w'), so no weight w_i / pi_i exceeds w_i max(1, sum w' / (g n w'_i)). The sums
     are over the available clients: large scores of absent ones would leave the floor alone to those present.
@@ -103,9 +92,6 @@ def with_floor(
         share_m: (m,) w' > 0; None for equal shares.
         available_m: bool (m,), the available clients, at least one; None for all. The others get 0.
 
-    Returns:
-        float64 (m,), sum 1.
-
     Raises:
         DeltaflError: If the floor is outside [0, 1] or a score is not a finite number >= 0, or nobody is available.
     """
@@ -115,8 +101,7 @@ def with_floor(
         share_k = None if share_m is None else share_m[available_m]
         present_m[available_m] = with_floor(score_m[available_m], floor, share_k)
         return present_m
-    if not 0 <= floor <= 1:
-        raise DeltaflError(f"floor is {floor}; it must be between 0 (scores only) and 1 (no scores)")
+    check_floor(floor)
     even_m: FloatArray = np.ones(len(score_m)) if share_m is None else share_m
     mixed_m: FloatArray = (1 - floor) * draw_probabilities(score_m) + floor * even_m / even_m.sum()
     return mixed_m

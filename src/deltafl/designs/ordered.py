@@ -1,14 +1,10 @@
 """The ordered pivotal design, drawn from a sum tree: O(n log m) a cohort, whatever the scores.
 
 The clients duel in the order of their indices (Deville and Tille 1998): of a pair, one is decided, drawn or not, the
-other fights on with the rest. In a fixed order this is also known as Deville's systematic sampling (Chauvet 2012).
-
-- Every inclusion probability is exact, and the size is fixed: what an unbiased estimate needs.
-- Laid end to end, each as long as its pi_i, the clients fill n intervals of length 1. Each has one draw, except for
-  clients who lie across a border: clients of one interval never meet, and cohorts are spread evenly over the order.
-  Where neighbours are alike, the estimate is better than with a random order; in random order it is the same.
-- No order makes it worse than draws with replacement (Chauvet and Ruiz-Gazen 2017). Systematic draws in a fixed order,
-  with one start for all intervals, have no such bound: an order with a period can ruin them.
+other fights on with the rest. Every inclusion probability is exact, and the size is fixed. Laid end to end, each as
+long as its pi_i, the clients fill n intervals of length 1 with one draw each, but for clients who lie across a border:
+where neighbours are alike, the estimate is better than with a random order. No order makes it worse than draws with
+replacement (Chauvet and Ruiz-Gazen 2017), as systematic draws in a fixed order can be.
 
 Duels among clients of one interval need no client after client: the champion of a stretch is client i with probability
 pi_i over the stretch's sum, hence one search in the tree. What is left is one decision a border, n of them in turn.
@@ -18,29 +14,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError
 from ..scale.tree import Mass, SumTree
 from ..types import FloatArray, IntArray
-from .inclusion import check_cohort_size
+from .inclusion import check_cohort_size, check_floor
 
-#: Keeps a place inside an interval off the client on its border, whatever the rounding.
 _LIFT = 2.0**900  # what the sums of very small scores are multiplied by
-_SHORT = 1 - 1e-12
+_SHORT = 1 - 1e-12  # keeps a place inside an interval off the client on its border, whatever the rounding
 _NOBODY = np.zeros(0, dtype=np.int64)
 
 
 class Expectations(NamedTuple):
-    """pi_i = min(1, c s_i) of all clients, sum n, without m numbers: for scores s with a floor mixed in.
+    """pi_i = min(1, c s_i) of all clients, sum n, without m numbers: for scores s with a floor mixed in."""
 
-    Attributes:
-        tree: The scores, 0 for the clients that are certain.
-        mass: pi_i of the others, as slope score_i + base.
-        size: How many of the others are drawn.
-    """
-
-    tree: SumTree
-    mass: Mass
-    size: int
+    tree: SumTree  # the scores, 0 for the clients that are certain
+    mass: Mass  # pi_i of the others, as slope score_i + base
+    size: int  # how many of the others are drawn
 
     @property
     def certain_c(self) -> IntArray:
@@ -63,29 +51,18 @@ def expectations(tree: SumTree, n: int, floor: float = 0.0) -> Expectations:
 
     Clients within rounding of certainty, 1 - pi_i <= e = max(1e-12, 64 n eps), count as certain. The others' pi_i are
     then lower, by at most e a certain client in all; without a floor that can make a pi_i below it 0.
-
-    Args:
-        tree: The scores; if all are 0, they count as equal.
-        n: Cohort size, 1 <= n <= m.
-        floor: g in [0, 1], the share of the cohort that is drawn evenly.
-
-    Raises:
-        DeltaflError: If n is not in 1..m, or the floor is outside [0, 1].
     """
     m = len(tree)
     check_cohort_size(n, m)
-    if not 0 <= floor <= 1:
-        raise DeltaflError(f"floor is {floor}; it must be between 0 (scores only) and 1 (no scores)")
+    check_floor(floor)
     tree = _readable(tree)
     share, even = ((1 - floor) / tree.total, floor / m) if tree.total > 0 else (0.0, 1 / m)
     almost = 1 - max(1e-12, 64 * n * float(np.finfo(np.float64).eps))
     rest, certain_c = tree, _NOBODY
     while True:
         size, others = n - len(certain_c), m - len(certain_c)
-        if size >= others:
-            return Expectations(rest, Mass(0.0, 0.0, np.arange(m)), 0)
-        if size == 0:
-            return Expectations(rest, Mass(0.0, 0.0, certain_c), 0)
+        if size == 0 or size >= others:
+            return Expectations(rest, Mass(0.0, 0.0, certain_c if size == 0 else np.arange(m)), 0)
         if even == 0:  # what is left may be tiny beside those that are certain
             rest, share = _readable(rest), 1.0
         total = share * rest.total + even * others

@@ -8,8 +8,8 @@ name            cohort                                                          
 =============== ============================================================================== ======
 systematic      n distinct (the default); clients in random order                              yes
 pivotal         n distinct; clients in random order                                            yes
-local-pivotal   n distinct, spread over values x_i                                             yes
-cube            n distinct, sum x_i / pi_i kept; its flight as Chauvet and Tille 2006 do it    yes
+local-pivotal   n distinct, spread over values x_i; without any the same as pivotal            yes
+cube            n distinct, sum x_i / pi_i kept; without values the same as pivotal            yes
 ordered-pivotal n distinct, spread over the fixed order of the clients; for millions of them   yes
 simple-random   n distinct, equal expectations only                                            yes
 poisson         a random number, each client alone                                             yes
@@ -17,14 +17,6 @@ multinomial     n draws with replacement                                        
 successive      n distinct; what ``numpy.random.choice(replace=False, p=p)`` and               **no**
                 ``torch.multinomial`` do
 =============== ============================================================================== ======
-
-``local-pivotal`` and ``cube`` (``balanced.py``) use values x_i that ``draw_cohort`` may be given of each client;
-without any, both are the same as ``pivotal``.
-
-``ordered-pivotal`` draws from a sum tree (``ordered.py``), and samplers that keep one (``draw_from_tree``) draw and
-learn in O(n log m); all others read m numbers a round.
-
-``exact.py`` lists every possible cohort with its probability for small m; the tests hold the two against each other.
 """
 
 from collections.abc import Callable
@@ -35,7 +27,7 @@ import numpy as np
 from ..errors import DeltaflError, unknown_name
 from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, IntArray
-from .balanced import GeneratorSource, RandomSource, cube, local_pivotal
+from .balanced import RandomSource, cube, local_pivotal
 from .inclusion import check_anyone, draw_probabilities, inclusion_probabilities, with_floor
 from .ordered import draw, expectations, ordered_pivotal
 
@@ -52,8 +44,7 @@ class Design(NamedTuple):
             that uses values: the draw when there are none.
         exact: Whether the mean count of each client is its expectation.
         kind: ``"fixed-size"``, ``"poisson"`` or ``"replacement"``: what a variance estimate has to know.
-        draw_balanced: ``(expected_m, value_mq, source) -> client ids``, see ``balanced.py``; None if values are not
-            used.
+        draw_balanced: ``(expected_m, value_mq, source) -> client ids``, see ``balanced.py``; None without values.
         source: The paper, as in ``docs/references.md``; empty for a textbook's.
     """
 
@@ -85,11 +76,7 @@ class Chooser:
 
 
 def cohort_size(expected_m: FloatArray) -> int:
-    """The whole number n that the expectations sum to.
-
-    Raises:
-        DeltaflError: If the sum is not a whole number: designs of fixed size cannot keep such expectations.
-    """
+    """The whole number n that the expectations sum to; a ``DeltaflError`` if it is none."""
     total = float(expected_m.sum())
     n = round(total)
     if abs(total - n) > 1e-6 or n < 1:
@@ -158,7 +145,7 @@ def multinomial(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
 
 
 def successive(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
-    """Draw one client after another without replacement, p renormalised each time: NOT an inclusion probability of n p.
+    """One client after another without replacement, p renormalised each time: inclusion probabilities are NOT n p.
 
     Exponential clocks with rate p_i ring in exactly this order, so the first n of them are the cohort.
     """
@@ -175,22 +162,15 @@ ORDERED = "ordered-pivotal"
 DESIGNS: dict[str, Design] = {
     design.name: design
     for design in (
-        Design("systematic", systematic, exact=True, kind="fixed-size", source="Madow 1949"),
-        Design("pivotal", pivotal, exact=True, kind="fixed-size", source="Deville, Tille 1998"),
-        Design(
-            "local-pivotal",
-            pivotal,
-            exact=True,
-            kind="fixed-size",
-            draw_balanced=local_pivotal,
-            source="Grafstrom, Lundstrom, Schelin 2012",
-        ),
-        Design("cube", pivotal, exact=True, kind="fixed-size", draw_balanced=cube, source="Deville, Tille 2004"),
-        Design(ORDERED, ordered_pivotal, exact=True, kind="fixed-size", source="Deville, Tille 1998; Chauvet 2012"),
-        Design("simple-random", simple_random, exact=True, kind="fixed-size"),
-        Design("poisson", poisson, exact=True, kind="poisson", source="Hajek 1964"),
-        Design("multinomial", multinomial, exact=True, kind="replacement", source="Hansen, Hurwitz 1943"),
-        Design("successive", successive, exact=False, kind="fixed-size", source="Yates, Grundy 1953"),
+        Design("systematic", systematic, True, "fixed-size", source="Madow 1949"),
+        Design("pivotal", pivotal, True, "fixed-size", source="Deville, Tille 1998"),
+        Design("local-pivotal", pivotal, True, "fixed-size", local_pivotal, "Grafstrom, Lundstrom, Schelin 2012"),
+        Design("cube", pivotal, True, "fixed-size", cube, "Deville, Tille 2004"),
+        Design(ORDERED, ordered_pivotal, True, "fixed-size", source="Deville, Tille 1998; Chauvet 2012"),
+        Design("simple-random", simple_random, True, "fixed-size"),
+        Design("poisson", poisson, True, "poisson", source="Hajek 1964"),
+        Design("multinomial", multinomial, True, "replacement", source="Hansen, Hurwitz 1943"),
+        Design("successive", successive, False, "fixed-size", source="Yates, Grundy 1953"),
     )
 }
 
@@ -220,7 +200,7 @@ def draw_cohort(
         available_m: bool (m,), the available clients; None for all. The others have expectation 0.
         value_mq: (m, q) values x_i, such as w_i times a sketch of client i's update, for designs that use them
             (``Design.uses_values``): the cohort is spread over the places x_i / pi_i, or balanced such that
-            sum_S x_i / pi_i is near sum_i x_i. None, no column, or zeros alone: nothing to spread. Others ignore it.
+            sum_S x_i / pi_i is near sum_i x_i. None, no column, or zeros alone: nothing to spread.
 
     Raises:
         DeltaflError: For an unknown design, impossible n, scores or values, or when nobody is available.
@@ -236,33 +216,21 @@ def draw_cohort(
     expected_m = how.expectation(score_m[present], min(n, len(present)) if available_m is not None else n)
     aux_mq = _usable_values(how, value_mq, len(score_m), present)
     if isinstance(rng, Chooser):
-        drawn = rng.choose(design, expected_m) if aux_mq is None else rng.choose(design, expected_m, aux_mq)
+        drawn = rng.choose(design, expected_m, aux_mq)
     elif aux_mq is None or how.draw_balanced is None:
         drawn = how.draw(expected_m, rng)
     else:
-        drawn = how.draw_balanced(expected_m, aux_mq, GeneratorSource(rng))
+        drawn = how.draw_balanced(expected_m, aux_mq, RandomSource(rng))
     row_n, count_n = np.unique(drawn, return_counts=True)
     return Cohort(present[row_n], count_n.astype(np.int64), expected_m[row_n], how.kind)
 
 
 def draw_from_tree(
-    tree: SumTree,
-    n: int,
-    floor: float,
-    rng: np.random.Generator | Chooser,
-    available_m: BoolArray | None = None,
+    tree: SumTree, n: int, floor: float, rng: np.random.Generator | Chooser, available_m: BoolArray | None = None
 ) -> Cohort:
     """Draw n clients by the design ``ordered-pivotal`` with scores that are in a sum tree, in O(n log m).
 
-    Args:
-        tree: The scores.
-        n: Cohort size; if fewer clients are available, all of them are selected.
-        floor: g in [0, 1], as in ``inclusion.with_floor``.
-        rng: The round's generator.
-        available_m: bool (m,), the available clients; None for all. Unless all are, the draw reads all scores.
-
-    Raises:
-        DeltaflError: For an impossible n or floor, or when nobody is available.
+    As ``draw_cohort``, with the floor g of ``with_floor``. Unless all clients are available, the draw reads all scores.
     """
     if available_m is not None and not available_m.all():
         return draw_cohort(with_floor(np.asarray(tree), floor, available_m=available_m), n, ORDERED, rng, available_m)
