@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from deltafl import make_sampler, stream
+from deltafl.flower import DeltaStrategy
 from deltafl.flower.arrays import Arrays, Layout
 from deltafl.flower.clients import ClientInfo
 from deltafl.flower.federation import ClientReply, Federation
-from deltafl.flower.rules import Rules
 from deltafl.flower.saved import save
 from deltafl.samplers import parse_label, uses_aux
 from deltafl.types import Cohort, RoundInfo
@@ -19,11 +19,8 @@ from deltafl.types import Cohort, RoundInfo
 def federation(label: str = "pracdelta", model: Arrays | None = None, m: int = 0, **settings: Any) -> Federation:
     """A federation of m clients whose sizes are 10, 15, 20, ..."""
     model = {"x": np.zeros(3, dtype=np.float32)} if model is None else model
-    estimator = settings.get("estimator", parse_label(label).estimator)
-    given = {"n": 3, "aux": 3 if uses_aux(make_sampler(label), estimator) else 0, **settings}
-    names = ("n", "weights", "aux", "clipping", "sketch", "state_path", "identity")
-    rules = {name: given.pop(name) for name in names if name in given}
-    fed = Federation(Rules.of(label, settings=given, **rules), model, Layout.of(model))
+    aux = 3 if uses_aux(make_sampler(label), settings.get("estimator", parse_label(label).estimator)) else 0
+    fed = Federation(DeltaStrategy(label, **{"n": 3, "aux": aux, **settings}).rules, model, Layout.of(model))
     if m:
         admit(fed, sizes_of(m))
     return fed
@@ -31,7 +28,7 @@ def federation(label: str = "pracdelta", model: Arrays | None = None, m: int = 0
 
 def rates_of(fed: Federation) -> dict[str, float]:
     """Each client's response rate, as the next round will assume it."""
-    return dict(zip(fed.clients.keys, fed.plan.response_rates(fed.current).tolist(), strict=True))
+    return dict(zip(fed.keys, fed.plan.response_rates(fed.current).tolist(), strict=True))
 
 
 def sizes_of(m: int, start: int = 0) -> dict[str, int]:
@@ -47,9 +44,9 @@ def admit(fed: Federation, sizes: dict[str, int]) -> None:
     fed.admit({key: ClientInfo(size, shares[key]) for key, size in sizes.items()})
 
 
-def open_all(fed: Federation) -> Cohort:
+def play_once(fed: Federation, answer: Callable[[int], ClientReply | None]) -> RoundInfo:
     """A round in which everybody is present."""
-    return fed.open(set(fed.clients.keys))
+    return close_with(fed, fed.open(fed.keys), answer)
 
 
 def close_with(fed: Federation, cohort: Cohort, answer: Callable[[int], ClientReply | None]) -> RoundInfo:
@@ -68,10 +65,10 @@ def play(
     """Rounds in which client i moves every array by its own number, or half the way to its target."""
     infos = []
     for _ in range(rounds):
-        cohort, sent = fed.open(set(fed.clients.keys if present is None else present)), fed.arrays()
+        cohort, sent = fed.open(set(fed.keys if present is None else present)), fed.arrays()
 
         def answer(client: int, sent: Arrays = sent) -> ClientReply | None:
-            number = int(fed.clients.keys[client].removeprefix("client:"))
+            number = int(fed.keys[client].removeprefix("client:"))
             if targets and number in targets:
                 moved = {name: array + np.float32(0.5) * (targets[number] - array) for name, array in sent.items()}
             else:

@@ -12,7 +12,7 @@ pytest.importorskip("flwr")
 from deltafl.flower.arrays import Arrays, Layout, mean_rest
 from deltafl.flower.federation import ClientReply
 
-from .hosts import close_with, federation, open_all
+from .hosts import federation, play_once
 
 MODEL: Arrays = {
     "dense.weight": np.array([[1, 2], [3, 4]], dtype=np.float32),
@@ -46,7 +46,7 @@ def test_a_model_that_left_half_precision_comes_back() -> None:
     fed = federation("uniform", {"b": np.zeros(2, np.float16)}, m=4, n=2)
     fed.state = fed.current._replace(params_d=np.array([2e5, 0], np.float32))
     for _ in range(20):
-        info = close_with(fed, open_all(fed), lambda i: ClientReply({"b": np.ones(2, np.float16)}))
+        info = play_once(fed, lambda i: ClientReply({"b": np.ones(2, np.float16)}))
         assert info.num_responded == 2
     assert fed.arrays()["b"].astype(float) == pytest.approx(1, abs=0.3)
 

@@ -36,29 +36,27 @@ def test_a_client_cannot_choose_a_key_that_looks_verified() -> None:
 
 
 def test_keys_follow_the_identity_setting() -> None:
-    anonymous, named = NodeInfo(node_id=1, public_key=b"k"), NodeInfo(node_id=1, public_key=b"k", name="hospital-a")
-    assert client_key("auto", anonymous, "partition:3", simulated=True) == "partition:3"
+    anonymous, named = NodeInfo(node_id=1, public_key=b"k"), NodeInfo(node_id=99, public_key=b"k", name="hospital-a")
+    assert client_key("auto", named, "partition:3", simulated=True) == "partition:3"
     assert client_key("auto", anonymous, "partition:3", simulated=False) == "partition:3"
     signed = client_key("public-key", anonymous, "partition:3", simulated=False)
     assert signed.startswith("key:")
-    assert client_key("public-key", NodeInfo(node_id=99, public_key=b"k"), "partition:3", False) == signed
-    assert client_key("auto", named, "partition:3", False) == signed
-    assert client_key("name", named, "partition:3", False) == "name:hospital-a"
-    with pytest.raises(DeltaflError, match="no registered name"):
-        client_key("name", anonymous, "partition:3", False)
-    with pytest.raises(DeltaflError, match="no public key"):
-        client_key("public-key", NodeInfo(node_id=1), "partition:3", False)
+    assert client_key("auto", named, "partition:3", simulated=False) == signed
+    assert client_key("name", named, "partition:3", simulated=False) == "name:hospital-a"
+    for identity, node in (("name", anonymous), ("public-key", NodeInfo(node_id=1))):
+        with pytest.raises(DeltaflError, match=r"SuperLink does not know the (name|public key) of node 1"):
+            client_key(identity, node, "partition:3", simulated=False)
 
 
 @pytest.mark.parametrize(
-    ("name", "bad", "message"),
+    ("name", "bad"),
     [
-        *(("num_examples", size, "number of examples") for size in (0, -1, 2.0, True, "5", None, 2**50)),
-        *(("client_id", client_id, "printable") for client_id in ("", "a" * 201, "a\nb", 5, None)),
+        *(("num_examples", size) for size in (0, -1, 2.0, True, "5", None, 2**50)),
+        *(("client_id", client_id) for client_id in ("", "a" * 201, "a\nb", "a\n", "a\u2028b", 5, None)),
     ],
 )
-def test_faulty_registrations_are_refused(name: str, bad: Any, message: str) -> None:
-    with pytest.raises(DeltaflError, match=message):
+def test_faulty_registrations_are_refused(name: str, bad: Any) -> None:
+    with pytest.raises(DeltaflError, match=f"{name}: .*; call deltafl.flower.register"):
         registration(**{name: bad})
 
 
@@ -66,7 +64,7 @@ def test_faulty_registrations_are_refused(name: str, bad: Any, message: str) -> 
 def test_auxiliary_variables_are_checked_where_the_server_wants_them(aux: Any) -> None:
     assert registration(2, aux=[0.25, 1.0])[1].aux == (0.25, 1.0)
     assert registration(aux=aux)[1].aux == ()
-    with pytest.raises(DeltaflError, match=r"the server wants 2 auxiliary|an auxiliary variable"):
+    with pytest.raises(DeltaflError, match=r"the server wants 2 auxiliary|aux.[01]: "):
         registration(2, aux=aux)
 
 
@@ -76,7 +74,7 @@ def test_auxiliary_variables_are_checked_where_the_server_wants_them(aux: Any) -
 def test_auxiliary_variables_go_to_servers_that_ask_for_them() -> None:
     for aux, expected in ((0, [()] * 4), (2, [(float(i), 1.0) for i in range(4)])):
         federation = played(DeltaStrategy("uniform", n=2, aux=aux), FakeGrid(linear_app(), configs(4)), 1)
-        assert federation.clients.aux == expected
+        assert [info.aux for info in federation.clients.values()] == expected
     with pytest.raises(DeltaflError, match="3 auxiliary variables of each client, and the client sent 2"):
         start(DeltaStrategy("balanced", n=2, aux=3, wait_for_nodes=0), FakeGrid(linear_app(), configs(4)), rounds=1)
 
@@ -98,7 +96,7 @@ def test_clients_join_and_leave_between_rounds() -> None:
             grid.configs |= configs(6, first_node=2000)
 
     federation = played(DeltaStrategy("pracdelta", n=2, min_nodes=2), grid, 7, evaluate_fn=change)
-    assert federation.clients.keys == tuple(f"client:hospital-{i}" for i in range(6))
+    assert federation.keys == [f"client:hospital-{i}" for i in range(6)]
     assert all(node in (998, 997) for round, node in sent_to(grid) if round in (3, 4))
     # Those who came back under new node ids are who they were.
     assert all(node > 1900 or node in (998, 997) for round, node in sent_to(grid) if round > 4)
@@ -128,7 +126,7 @@ def test_a_silent_newcomer_holds_nobody_up() -> None:
 
     federation = played(DeltaStrategy("uniform", n=3, registration_timeout=3600), grid, 4, evaluate_fn=change)
     assert federation.current.round == 4
-    assert "client:late" in federation.clients.keys
+    assert "client:late" in federation.keys
     assert sum(message.metadata.dst_node_id == 50 for message in grid.sent) == 1
 
 
@@ -154,8 +152,7 @@ def test_newcomers_that_are_left_out_do_not_count_for_min_nodes(
         assert played(strategy, grid, 4, evaluate_fn=leave).current.round == 4
         assert all(node > 2900 for round, node in sent_to(grid) if round > 2)
         return
-    message = r"0 clients are registered .* 3 more came after the first round and were left"
-    with pytest.raises(DeltaflError, match=message):
+    with pytest.raises(DeltaflError, match=r"0 clients are registered .* 3 are needed"):
         start(strategy, grid, 4, evaluate_fn=leave)
     assert len(strategy.history) == 2
 
@@ -168,6 +165,6 @@ def test_forgotten_clients_are_not_selected_and_unknown_keys_are_named(
     for connected, rounds in ((4, 6), (6, 8)):
         grid = FakeGrid(linear_app(), configs(connected))
         federation = played(DeltaStrategy("pracdelta", 3, state_path=tmp_path, forget=forget), grid, rounds)
-        assert "client:hospital-4" not in federation.clients.keys
+        assert "client:hospital-4" not in federation.keys
         assert 996 not in {node for _, node in sent_to(grid)}
     assert "forget names client:hopsital-5, xyz, which no saved client has" in flower_log.messages

@@ -31,7 +31,7 @@ def test_a_resumed_federation_has_the_same_bits(label: str, tmp_path: Path) -> N
         play(fed, 3)
     save(tmp_path, stopped)
     assert load(tmp_path, again)
-    assert again.clients.keys == through.clients.keys
+    assert again.keys == through.keys
     for fed in (through, again):
         admit(fed, sizes_of(9, start=7))
         play(fed, 3)

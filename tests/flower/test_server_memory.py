@@ -3,7 +3,6 @@
 import re
 import shutil
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,14 @@ import pytest
 pytest.importorskip("flwr")
 
 from deltafl import DeltaflError
-from deltafl.flower import DeltaStrategy
 from deltafl.flower import saved as saved_module
 from deltafl.flower.federation import Federation
 from deltafl.flower.saved import load, save
 from deltafl.io import read_tensors
 from deltafl.scale import memory_budget as budget_module
-from deltafl.scale.rows import MappedRows, RowFormat
+from deltafl.scale.rows import MappedRows
 from deltafl.scale.state_file import flatten
 
-from .grid import FakeGrid, configs, linear_app, played
 from .hosts import admit, federation, play, sizes_of
 
 D = 5
@@ -33,8 +30,8 @@ class CrashError(Exception):
 
 
 def make(root: Path, dtype: str = "float32", mapped: bool = False, n: int = 3, m: int = 0) -> Federation:
-    memory = RowFormat(dtype, str(root / "disk" / token_hex(4)) if mapped else None)
-    return federation("innovation", MODEL, m, n=n, memory=memory, state_path=root / "state")
+    memory: dict[str, Any] = {"memory_dtype": dtype, "memory_path": root / "disk" if mapped else None}
+    return federation("innovation", MODEL, m, n=n, state_path=root / "state", **memory)
 
 
 def resumed(fed: Federation, root: Path) -> Federation:
@@ -48,7 +45,7 @@ def contents(fed: Federation) -> list[bytes]:
     """The whole state, its rows read one by one."""
     rows = fed.current.control.control.own.control_md
     others = [array.tobytes() for name, array in flatten(fed.current) if "control_md" not in name]
-    return [*others, *(np.asarray(rows[client]).tobytes() for client in range(len(fed.clients.keys)))]
+    return [*others, *(np.asarray(rows[client]).tobytes() for client in range(len(fed.keys)))]
 
 
 def file_of(fed: Federation) -> Path:
@@ -191,36 +188,8 @@ def test_later_only_newcomers_are_left_out(tmp_path: Path, monkeypatch: pytest.M
     admit(fed, sizes_of(11))
     monkeypatch.setattr(budget_module, "free_ram", lambda: 12 * 80 - 3 * 20 - 1)
     admit(fed, sizes_of(12))
-    assert len(fed.clients.keys) == 11
+    assert len(fed.keys) == 11
     assert re.match(r"client:11 cannot join: the memory of one update .* up to 960 B ", fed.warnings[0])
     play(fed, 3)
     admit(fed, sizes_of(12))
-    assert len(fed.clients.keys) == 12  # by then more rows are there, and need nothing more
-
-
-# The strategy.
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"state_path": "state"}, r"\(float32\): at most 560 B of RAM, .* included, and 280 B in {root}/state"),
-        ({"memory_dtype": "bfloat16"}, r"\(bfloat16\): at most 70 B of RAM"),
-        (
-            {"memory_path": "disk", "state_path": "state"},
-            r"\(float32\): at most 240 B of RAM, .* included, and 260 B in {root}/disk/federation-[0-9a-f]{{8}}",
-        ),
-    ],
-)
-def test_the_log_says_what_the_memory_takes(
-    tmp_path: Path, flower_log: pytest.LogCaptureFixture, given: dict[str, Any], words: str
-) -> None:
-    """7 rows of 20 bytes are 140 in float32: four times that in RAM, twice on disk; without a saved state just that.
-
-    In a file: the rows once, and those of 3 clients, 60 bytes, four times in RAM, twice on disk.
-    """
-    given = {key: value if key == "memory_dtype" else str(tmp_path / value) for key, value in given.items()}
-    played(DeltaStrategy("innovation", 3, **given), FakeGrid(linear_app(), configs(7)), 3, D)
-    (line,) = [message for message in flower_log.messages if "remembers one update" in message]
-    expected = "innovation remembers one update a client, 7 x 5 numbers " + words.format(root=re.escape(str(tmp_path)))
-    assert re.fullmatch(expected, line)
+    assert len(fed.keys) == 12  # by then more rows are there, and need nothing more

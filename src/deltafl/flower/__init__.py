@@ -11,9 +11,8 @@ from ..errors import require
 for _package in ("flwr", "filelock"):
     require(_package, "flower")
 
-from .client import delta_mod, register  # noqa: E402
-from .local_steps import LocalSteps  # noqa: E402
-from .rules import WeightedClipping  # noqa: E402
+from .client import LocalSteps, delta_mod, register  # noqa: E402
+from .federation import WeightedClipping  # noqa: E402
 from .strategy import DeltaStrategy  # noqa: E402
 
 __all__ = ["DeltaStrategy", "LocalSteps", "WeightedClipping", "delta_mod", "register"]

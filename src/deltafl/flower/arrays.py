@@ -1,4 +1,4 @@
-"""A model's named arrays and the flat vector that the rounds work on. Knows no Flower: arrays in, arrays out.
+"""A model's named arrays and the flat vector that the rounds work on. Knows no Flower.
 
 Trained arrays (floating point) make up the flat vector; their difference is the update u_i that the estimate uses.
 Buffers (floating point, by name) and counters (integers; booleans never change) become sent + sum_i h_i (received_i -
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
+from ..io import Array
 from ..server.screening import LARGEST_ENTRY
 from ..types import FloatArray, Params
 
-Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
 #: Name patterns of floating-point arrays that are statistics, not parameters: those of batch normalisation.
@@ -34,44 +34,33 @@ class Entry(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The arrays of a model in order, and which of them are trained."""
+    """The arrays of a model, in order."""
 
     entries: tuple[Entry, ...]
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array], buffers: Sequence[str] = BUFFERS) -> "Layout":
-        """Describe a model.
-
-        Args:
-            arrays: The initial model.
-            buffers: Name patterns (``*`` matches anything) of floating-point arrays that are not trained.
-
-        Raises:
-            DeltaflError: If there is nothing to train, or an array holds neither numbers nor booleans, or NaN.
-        """
+        """Describe a model; floating-point arrays whose names match the patterns ``buffers`` are not trained."""
         entries = tuple(
             Entry(name, array.shape, str(array.dtype), _kind(name, array, buffers)) for name, array in arrays.items()
         )
         if not any(entry.kind == "trained" for entry in entries):
             raise DeltaflError("the model has no floating-point array to train; check 'buffers' and the initial arrays")
-        for entry in entries:
-            if entry.kind != "counter" and not np.all(np.isfinite(arrays[entry.name])):
-                raise DeltaflError(f"the initial array {entry.name!r} has NaN or infinite entries")
         return cls(entries)
 
     @property
-    def trained(self) -> list[Entry]:
-        """The arrays that make up the flat vector, in order."""
-        return [entry for entry in self.entries if entry.kind == "trained"]
+    def trained(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the arrays that make up the flat vector, in order."""
+        return {entry.name: entry.shape for entry in self.entries if entry.kind == "trained"}
 
     @property
     def num_params(self) -> int:
         """The length d of the flat vector."""
-        return sum(prod(entry.shape) for entry in self.trained)
+        return sum(map(prod, self.trained.values()))
 
     def flatten(self, arrays: Mapping[str, Array]) -> Params:
         """The trained arrays as one float32 vector (d,), each in C order."""
-        return np.concatenate([arrays[entry.name].astype(np.float32).ravel() for entry in self.trained])
+        return np.concatenate([arrays[name].astype(np.float32).ravel() for name in self.trained])
 
     def rebuild(self, params_d: Params, rest: Mapping[str, Array]) -> Arrays:
         """The model as named arrays: trained ones from the flat vector, the others from ``rest``.
@@ -79,20 +68,11 @@ class Layout(NamedTuple):
         Values beyond the range of a narrow type such as float16 become its largest number: one infinite entry would
         spoil every honest reply, and no reply could repair the model.
         """
-        arrays: Arrays = {}
-        start = 0
-        for entry in self.entries:
-            if entry.kind != "trained":
-                arrays[entry.name] = rest[entry.name]
-                continue
-            stop = start + prod(entry.shape)
-            part = params_d[start:stop].reshape(entry.shape)
-            bound = float(np.finfo(entry.dtype).max)
-            if bound < np.finfo(part.dtype).max:
-                part = part.clip(-bound, bound)
-            arrays[entry.name] = part.astype(entry.dtype)
-            start = stop
-        return arrays
+        trained = split(params_d, self.trained)
+        return {
+            name: _narrowed(trained[name], dtype) if kind == "trained" else rest[name]
+            for name, _, dtype, kind in self.entries
+        }
 
     def rest(self, arrays: Mapping[str, Array]) -> Arrays:
         """The arrays that are not trained."""
@@ -114,6 +94,18 @@ class Layout(NamedTuple):
         return None
 
 
+def split(flat_d: Params, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    """A flat vector as named arrays of these shapes."""
+    stops = np.cumsum([prod(shape) for shape in shapes.values()])
+    parts = np.split(flat_d, stops[:-1])
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def _narrowed(array: Array, dtype: str) -> Array:
+    bound = min(float(np.finfo(dtype).max), float(np.finfo(array.dtype).max))
+    return array.clip(-bound, bound).astype(dtype)
+
+
 def update_of(sent: Mapping[str, Array], received: Mapping[str, Array]) -> Params:
     """Received - sent over the arrays in ``sent``, in that order, float32 (d,); overflowing entries become infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
@@ -124,19 +116,11 @@ def update_of(sent: Mapping[str, Array], received: Mapping[str, Array]) -> Param
 
 
 def mean_rest(layout: Layout, sent: Arrays, received: Iterable[Mapping[str, Array]], coef_n: FloatArray) -> Arrays:
-    """Buffers and counters after a round: sent + sum_i h_i (received_i - sent), h = coef / sum coef.
-
-    Args:
-        layout: The model.
-        sent: What the clients were sent; it stays if nobody replied.
-        received: The replies used.
-        coef_n: float64 (n,), >= 0, their coefficients in the estimate.
-    """
+    """Buffers and counters after a round: sent + sum_i h_i (received_i - sent), h = coef / sum coef."""
     rest, replies, total = layout.rest(sent), list(received), float(coef_n.sum())
     for entry in layout.entries if total > 0 else ():
         if entry.kind != "trained" and entry.dtype != "bool":
-            received_n = [reply[entry.name] for reply in replies]
-            rest[entry.name] = _mean(sent[entry.name], received_n, coef_n / total)
+            rest[entry.name] = _mean(sent[entry.name], [reply[entry.name] for reply in replies], coef_n / total)
     return rest
 
 
@@ -171,7 +155,7 @@ def _mean(old: Array, replies: list[Array], share_n: FloatArray) -> Array:
     change: Any = np.zeros(old.shape, dtype=wide)
     for share, new in zip(share_n, replies, strict=True):
         change += share * (new.astype(wide) - old.astype(wide))
-    if is_float:
-        return np.asarray(old.astype(wide) + change).astype(old.dtype)
-    mean = np.clip(old.astype(wide) + np.rint(change), np.minimum.reduce(replies), np.maximum.reduce(replies))
+    mean = old.astype(wide) + (change if is_float else np.rint(change))
+    if not is_float:
+        mean = np.clip(mean, np.minimum.reduce(replies), np.maximum.reduce(replies))
     return np.asarray(mean).astype(old.dtype)

@@ -1,14 +1,15 @@
-"""The client's side: two lines in a ClientApp.
+"""The client's side: two lines in a ClientApp, and what a training loop may report beside its loss.
 
 ::
 
-    app = ClientApp(mods=[delta_mod])                          # sketches and memories, where the server asks for them
+    app = ClientApp(mods=[delta_mod])                                # the client's memory, where the server asks for it
     register(app, num_examples=lambda context: len(load(context)))   # who I am and how much data I hold
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -18,56 +19,48 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from ..errors import DeltaflError
 from ..estimators.remote import NOTHING, ClientMemory
-from ..estimators.sketch import count_sketch
 from ..io import write_atomically
-from .arrays import Arrays, update_of
+from ..types import FloatArray
+from .arrays import Arrays, split, update_of
 
 #: The record that the mod adds, and the action of the registration query (``query.deltafl``).
 RECORD = "deltafl"
 #: Names in that record and in the train message's config.
-SKETCH, TRAINED = "sketch", "deltafl-trained"
-SKETCH_SEED, SKETCH_SIZE = "deltafl-sketch-seed", "deltafl-sketch-size"
+TRAINED = "deltafl-trained"
 KIND, CLIENT_ID, NUM_EXAMPLES, AUX = "kind", "client-id", "num-examples", "aux"
 #: In the train message's config: the c_i that the server counts on. In a reply's metrics: the c_i subtracted.
 MEMORY_EXPECTED, MEMORY_SINCE = "deltafl-taken", "memory-since"
+#: Names of the statistics in a client's metrics.
+LOSS, SQUARE_LOSS, STEP_VARIANCE, NUM_STEPS = "loss", "square-loss", "step-variance", "num-steps"
 
 _MEMORY_FILE = "memory-file"
 _MEMORY_RECORD = "deltafl-memory"
 
 
 def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A mod that sends what ``DeltaStrategy`` asks for beside a client's own reply, in a metric record ``deltafl``.
+    """A mod for the ``...-remote`` estimators of ``DeltaStrategy``: a client remembers its last update.
 
-    That is a sketch of the update (``sketch=64``) and, with a ``...-remote`` estimator, the difference from this
-    client's last update, which the mod keeps: in Flower's ``Context.state``, which lives as long as the run and the
-    node's process, or in the file that ``memory-file`` in the node's config names, one per node and federation. It must
-    then be the first mod: if one before it changes the arrays, the server remembers something else than the client, and
-    the memory is lost. All other messages pass unchanged.
+    Instead of its update it sends the difference from that, and the metric record ``deltafl`` with its name. The memory
+    is in Flower's ``Context.state``, which lives as long as the run and the node's process, or in the file that
+    ``memory-file`` in the node's config names, one per node and federation. Make it the first mod: if one before it
+    changes the arrays, the memory is lost. All other messages pass unchanged.
     """
     config = next(iter(message.content.config_records.values()), ConfigRecord())
-    expected, size, seed = config.get(MEMORY_EXPECTED), config.get(SKETCH_SIZE), config.get(SKETCH_SEED)
-    is_train = message.metadata.message_type.split(".")[0] == "train"
-    if not is_train or (expected is None and size is None):
+    expected = config.get(MEMORY_EXPECTED)
+    if message.metadata.message_type.split(".")[0] != "train" or not isinstance(expected, int):
         return call_next(message, context)
     sent = _trained(message, config)  # now, for the client may overwrite the arrays that it was given
-    if isinstance(expected, int):
-        memory = _load_memory(context, sum(array.size for array in sent.values()))
-        if not memory.follows(expected):
-            # Training would be in vain: the server cannot use an update whose c_i it does not know.
-            return Message(RecordDict({RECORD: MetricRecord({MEMORY_SINCE: NOTHING})}), reply_to=message)
+    memory = _load_memory(context, sum(array.size for array in sent.values()))
+    if not memory.follows(expected):
+        # Training would be in vain: the server cannot use an update whose c_i it does not know.
+        return Message(RecordDict({RECORD: MetricRecord({MEMORY_SINCE: NOTHING})}), reply_to=message)
     reply = call_next(message, context)
     received = {} if reply.has_error() else _trained(reply, config)
     if any(name not in received or received[name].shape != array.shape for name, array in sent.items()):
         return reply  # the server reports what is wrong
-    asked = MetricRecord()
-    if isinstance(expected, int):
-        received = subtract_memory(memory, expected, sent, received)
-        _replace_arrays(reply, received)
-        _save_memory(context, memory)
-        asked[MEMORY_SINCE] = expected
-    if isinstance(size, int) and isinstance(seed, int):
-        asked[SKETCH] = count_sketch(update_of(sent, received)[None], size, seed)[0].tolist()
-    reply.content[RECORD] = asked
+    _replace_arrays(reply, subtract_memory(memory, expected, sent, received))
+    _save_memory(context, memory)  # before the reply is sent: one that was used must never be forgotten
+    reply.content[RECORD] = MetricRecord({MEMORY_SINCE: expected})
     return reply
 
 
@@ -109,21 +102,100 @@ def _default_id(context: Context) -> tuple[str, str]:
     )
 
 
-def subtract_memory(memory: ClientMemory, expected: int, sent: Arrays, received: Arrays) -> Arrays:
-    """The arrays to send instead of a client's own, so that received - sent is u_i - c_i.
+class LocalSteps:
+    """Collects one round's local steps, with any framework.
+
+    ``step-variance`` = lr^2 ((1/K) sum_k norm(g_k)^2 - norm((1/K) sum_k g_k)^2) >= 0 over the K minibatch gradients g_k
+    along the path (DELTA paper, section 4: sigma_i^2 from the steps that are taken anyway). ``square-loss``, which
+    ``oort`` uses, is the mean of loss^2 over the examples of a minibatch, and over the steps; it is reported if every
+    step has the losses of its examples.
 
     Args:
-        memory: The client's memory; it records what the server will see, including rounding.
-        expected: The c_i that the server counts on.
-        sent: The trained arrays that the client was sent, in the server's order.
-        received: The same after training.
+        lr: Local learning rate > 0. With an optimizer other than SGD, pass 1 and add the steps instead of gradients.
+
+    Example:
+        >>> steps = LocalSteps(lr=0.5)
+        >>> steps.add(1.0, [np.array([2.0, 0.0])])
+        >>> steps.add(3.0, [np.array([0.0, 2.0])])
+        >>> steps.metrics()
+        {'loss': 2.0, 'step-variance': 0.5, 'num-steps': 2}
     """
-    difference_d, arrays, start = memory.reply(update_of(sent, received), expected).difference_d, {}, 0
-    for name, old in sent.items():
-        part = difference_d[start : start + old.size].reshape(old.shape)
-        start += old.size
-        with np.errstate(over="ignore", invalid="ignore"):
-            arrays[name] = (old.astype(np.float64) + part).astype(received[name].dtype)
+
+    def __init__(self, lr: float) -> None:
+        if not lr > 0:
+            raise DeltaflError(f"lr is {lr}; the local learning rate must be above 0")
+        self.lr = lr
+        self._count, self._loss, self._square = 0, 0.0, 0.0
+        self._sums: list[FloatArray | float] | None = None
+        self._square_loss: float | None = 0.0
+
+    def add(
+        self, loss: float, gradients: Iterable[Any | None] | None = None, example_losses: Any | None = None
+    ) -> None:
+        """Count one step.
+
+        Args:
+            loss: The minibatch's mean loss, before the step.
+            gradients: One array (NumPy, or a tensor of PyTorch or TensorFlow) per parameter, the same parameters in
+                every step (in PyTorch ``[p.grad for p in model.parameters()]``), None for one without a gradient. None
+                for the list leaves the variance 0, "not measured".
+            example_losses: The losses whose mean ``loss`` is, one per example of the minibatch (in PyTorch
+                ``cross_entropy(output, y, reduction="none")``); None to report no ``square-loss``.
+
+        Raises:
+            DeltaflError: If the number of gradients differs from the first step's.
+        """
+        square = None if example_losses is None else float(np.mean(_wide(example_losses) ** 2))
+        self._square_loss = None if square is None or self._square_loss is None else self._square_loss + square
+        self._count += 1
+        self._loss += float(loss)
+        if gradients is None:
+            return
+        # Frozen, or not used in this step: a gradient of zero.
+        arrays = [0.0 if gradient is None else _wide(gradient) for gradient in gradients]
+        sums = self._sums or [0.0] * len(arrays)
+        if len(arrays) != len(sums):
+            raise DeltaflError(f"this step has {len(arrays)} gradients, the first had {len(sums)}")
+        for array in arrays:
+            self._square += float(np.sum(array**2))
+        self._sums = [total + array for total, array in zip(sums, arrays, strict=True)]
+
+    def metrics(self) -> dict[str, float | int]:
+        """The statistics under the names that the server reads; put them into the reply's ``MetricRecord``.
+
+        Raises:
+            DeltaflError: If no step was counted.
+        """
+        if self._count == 0:
+            raise DeltaflError("no local step was counted; call add() once per minibatch")
+        count = self._count
+        of_sum = sum(float(np.sum(total**2)) for total in self._sums or [])
+        variance = self.lr**2 * (self._square / count - of_sum / count**2)
+        # Not max(0, .): the NaN of a training that diverged must reach the server, which rejects the reply.
+        variance = 0.0 if variance < 0 or count == 1 else variance
+        squares = {} if self._square_loss is None else {SQUARE_LOSS: self._square_loss / count}
+        return {LOSS: self._loss / count, **squares, STEP_VARIANCE: variance, NUM_STEPS: count}
+
+
+def _wide(numbers: Any) -> FloatArray:
+    """Numbers as float64, from any device; PyTorch is recognised by its methods, not imported."""
+    if hasattr(numbers, "detach"):
+        # To the CPU before float64, which not every device has; NumPy knows no bfloat16.
+        numbers = numbers.detach().to_dense().cpu().double()
+    return np.asarray(numbers, dtype=np.float64)
+
+
+def subtract_memory(memory: ClientMemory, expected: int, sent: Arrays, received: Arrays) -> Arrays:
+    """The trained arrays to send instead of a client's own, so that received - sent is u_i - c_i.
+
+    ``memory`` records what the server, which counts on the c_i ``expected``, will see: rounding included.
+    """
+    difference_d = memory.reply(update_of(sent, received), expected).difference_d
+    parts = split(difference_d, {name: array.shape for name, array in sent.items()})
+    with np.errstate(over="ignore", invalid="ignore"):
+        arrays = {
+            name: (old.astype(np.float64) + parts[name]).astype(received[name].dtype) for name, old in sent.items()
+        }
     memory.sent_as(update_of(sent, arrays))
     return arrays
 
@@ -138,14 +210,13 @@ def _load_memory(context: Context, num_params: int) -> ClientMemory:
                 memory.restore({name: file[name] for name in file.files})
         elif _MEMORY_RECORD in context.state.array_records:
             record = context.state.array_records[_MEMORY_RECORD]
-            memory.restore(_numpy(record, list(record)))
+            memory.restore({name: array.numpy() for name, array in record.items()})
     except (FileNotFoundError, EOFError, KeyError, ValueError, BadZipFile):
         return ClientMemory(num_params)
     return memory
 
 
 def _save_memory(context: Context, memory: ClientMemory) -> None:
-    """Save it before the reply is sent: a reply that was used must never be forgotten."""
     path = context.node_config.get(_MEMORY_FILE)
     if path is None:
         context.state[_MEMORY_RECORD] = ArrayRecord({name: Array(array) for name, array in memory.arrays().items()})
@@ -161,14 +232,10 @@ def _trained(message: Message, config: ConfigRecord) -> Arrays:
     records, names = list(message.content.array_records.values()), config[TRAINED]
     if len(records) != 1 or not isinstance(names, list):
         return {}
-    return _numpy(records[0], [str(name) for name in names if name in records[0]])
+    return {str(name): records[0][str(name)].numpy() for name in names if name in records[0]}
 
 
 def _replace_arrays(reply: Message, arrays: Arrays) -> None:
     ((name, record),) = reply.content.array_records.items()
     changed = {key: Array(array) for key, array in arrays.items()}
-    reply.content[name] = ArrayRecord({key: changed.get(key, array) for key, array in record.items()})
-
-
-def _numpy(record: ArrayRecord, names: list[str]) -> Arrays:
-    return {name: record[name].numpy() for name in names}
+    reply.content[name] = ArrayRecord({**record, **changed})

@@ -7,13 +7,15 @@ from typing import TypeVar
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ..types import RoundInfo
+from . import client
 from .arrays import Arrays
-from .client import MEMORY_EXPECTED, MEMORY_SINCE, SKETCH, SKETCH_SEED, SKETCH_SIZE, TRAINED
-from .federation import ClientReply, Federation, sketch_seed
-from .local_steps import LOSS_NAMES, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
+from .federation import ClientReply, Federation
 
 Key = TypeVar("Key")
 Metrics = dict[str, int | float | list[int] | list[float]]
+
+#: Names under which clients report their loss: ours, Flower's usual one, and its spelling with a hyphen.
+LOSS_NAMES = (client.LOSS, "train_loss", "train-loss")
 
 
 def by_recipient(sent: Iterable[tuple[Key, Message]], replies: Iterable[Message]) -> dict[Key, Message]:
@@ -40,25 +42,24 @@ def read_reply(reply: Message) -> ClientReply:
     """A client's reply to a train message; weights that it may contain are ignored."""
     fault = fault_of(reply)
     if fault is not None:
-        return ClientReply(None, fault)
+        return ClientReply(fault=fault)
     metrics = _all_metrics(reply)
-    since, sketch = metrics.get(MEMORY_SINCE), metrics.get(SKETCH)
+    since = metrics.get(client.MEMORY_SINCE)
     since = since if isinstance(since, int) else None
     records = list(reply.content.array_records.values())
     if len(records) != 1:
-        return ClientReply(None, f"the reply has {len(records)} array records, expected one", since=since)
+        return ClientReply(fault=f"the reply has {len(records)} array records, expected one", since=since)
     try:
         arrays = {name: array.numpy() for name, array in records[0].items()}
     except Exception as error:  # whatever a client's bytes can make NumPy raise
-        return ClientReply(None, f"the reply's arrays cannot be read ({type(error).__name__})")
+        return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
     losses = (metrics.get(name) for name in LOSS_NAMES)
     return ClientReply(
         arrays,
         loss=next((float(loss) for loss in losses if isinstance(loss, int | float)), None),
-        square_loss=_number(metrics.get(SQUARE_LOSS, nan)),
-        step_variance=_number(metrics.get(STEP_VARIANCE, 0.0)),
-        num_steps=_number(metrics.get(NUM_STEPS, 1)),
-        sketch=sketch if isinstance(sketch, list) else None,
+        square_loss=_number(metrics.get(client.SQUARE_LOSS, nan)),
+        step_variance=_number(metrics.get(client.STEP_VARIANCE, 0.0)),
+        num_steps=_number(metrics.get(client.NUM_STEPS, 1)),
         since=since,
     )
 
@@ -67,9 +68,7 @@ def content_for_all(federation: Federation, config: ConfigRecord) -> RecordDict:
     """What every client is sent: the model, the user's config, the round."""
     sent = ConfigRecord(dict(config.items()))  # a copy: Flower passes the same config to every round
     sent["server-round"] = federation.current.round + 1
-    sent[TRAINED] = [entry.name for entry in federation.layout.trained]
-    if federation.rules.sketch:
-        sent[SKETCH_SIZE], sent[SKETCH_SEED] = federation.rules.sketch, sketch_seed(federation.plan.seed)
+    sent[client.TRAINED] = list(federation.layout.trained)
     return RecordDict({"arrays": to_record(federation.arrays()), "config": sent})
 
 
@@ -77,7 +76,7 @@ def content_for(content: RecordDict, expected_memory: int | None) -> RecordDict:
     """What one client is sent: the common content, and the name of the memory it is to subtract, if it keeps one."""
     if expected_memory is None:
         return content
-    config = ConfigRecord({**content.config_records["config"], MEMORY_EXPECTED: expected_memory})
+    config = ConfigRecord({**content.config_records["config"], client.MEMORY_EXPECTED: expected_memory})
     return RecordDict({**content, "config": config})
 
 
@@ -99,7 +98,7 @@ def mean_metrics(weighted: Iterable[tuple[float, Message]]) -> Metrics:
     sums: dict[str, tuple[float, float]] = {}
     for weight, reply in weighted:
         for name, value in {} if reply.has_error() else _all_metrics(reply).items():
-            if isinstance(value, int | float) and isfinite(value) and name != "num-examples":
+            if isinstance(value, int | float) and isfinite(value) and name != client.NUM_EXAMPLES:
                 total, weights = sums.get(name, (0.0, 0.0))
                 sums[name] = (total + weight * value, weights + weight)
     return {name: total / weights for name, (total, weights) in sums.items() if weights > 0}

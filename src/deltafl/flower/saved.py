@@ -21,12 +21,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..errors import DeltaflError
-from ..io import read_tensors, write_tensors
+from ..io import Array, read_tensors, write_tensors
 from ..round import init_round
 from ..scale.state_file import flatten, note_round, noted_round, owner, settled, unflatten
-from .clients import ClientInfo, ClientRegistry
+from .clients import ClientInfo
 from .federation import Federation
-from .rules import Rules
 
 FILE = "federation.safetensors"
 _HEADER = "deltafl-federation"
@@ -37,11 +36,7 @@ _CURE = "put a copy of the folder in its place, or choose a new state_path"
 
 @contextmanager
 def sole_owner(folder: Path | None) -> Iterator[None]:
-    """Lock the folder against other servers, which would overwrite this one's rounds; does nothing without a folder.
-
-    Raises:
-        DeltaflError: If another server holds it, or it cannot be written.
-    """
+    """Lock the folder against other servers, which would overwrite this one's rounds; nothing without a folder."""
     if folder is None:
         yield
         return
@@ -49,9 +44,8 @@ def sole_owner(folder: Path | None) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / "federation.lock").acquire(timeout=0)
     except OSError as error:
-        in_use = "another server is using it; stop that one, or"
-        reason = in_use if isinstance(error, Timeout) else f"{error.strerror};"
-        raise DeltaflError(f"cannot keep the state in {folder}: {reason} choose another state_path") from None
+        why = "another server is using it; stop that one, or" if isinstance(error, Timeout) else f"{error.strerror};"
+        raise DeltaflError(f"cannot keep the state in {folder}: {why} choose another state_path") from None
     with lock:
         yield
 
@@ -59,13 +53,13 @@ def sole_owner(folder: Path | None) -> Iterator[None]:
 def save(folder: Path, federation: Federation) -> None:
     """Write the state after a round."""
     folder.mkdir(parents=True, exist_ok=True)
-    clients, memory = federation.clients, federation.rules.plan.memory.folder
+    memory = federation.rules.plan.memory.folder
     header = {
         "version": _VERSION,
         "round": federation.current.round,
-        "settings": _settings(federation.rules),
-        "layout": _layout(federation),
-        "clients": [{"key": key, **info._asdict()} for key, info in zip(clients.keys, clients.infos, strict=True)],
+        "settings": _settings(federation),
+        "layout": federation.layout.entries,
+        "clients": [{"key": key, **info._asdict()} for key, info in federation.clients.items()],
         "memory": None if memory is None else {"folder": memory, "round": noted_round(Path(memory))},
     }
     rest = {_REST + name: array for name, array in federation.rest.items()}
@@ -74,52 +68,52 @@ def save(folder: Path, federation: Federation) -> None:
 
 
 def load(folder: Path, federation: Federation) -> bool:
-    """Restore the saved state into a new federation; False if there is none.
-
-    Raises:
-        DeltaflError: If it was saved with other settings or for another model, or is damaged.
-    """
+    """Restore the saved state into a new federation; False if there is none."""
     if not (folder / FILE).exists():
         if (folder / "federation.json").exists():  # written before the state was one file
             raise DeltaflError(f"{folder} holds the state of an earlier version of deltafl; choose a new state_path")
         return False
     arrays, texts = read_tensors(folder / FILE, _CURE)
-    header = json.loads(texts.get(_HEADER, "{}"))
-    if header.get("version") != _VERSION:
-        raise DeltaflError(f"{folder / FILE} is of another version of deltafl; choose a new state_path")
-    before, now = header["settings"], _settings(federation.rules)
-    for name in now:
-        if before[name] != now[name]:
-            raise DeltaflError(
-                f"the state in {folder} was saved with {name} = {before[name]}, now it is {now[name]}; write it as it "
-                "was, or choose a new state_path"
-            )
-    if header["layout"] != _layout(federation):
-        raise DeltaflError(f"the state in {folder} belongs to a model with other arrays; choose a new state_path")
-    keys, infos = zip(
-        *((client["key"], ClientInfo(client["num_examples"], tuple(client["aux"]))) for client in header["clients"]),
-        strict=True,
-    )
-    clients = ClientRegistry(keys, infos)
-    _find_memory(folder, federation, header)
-    federation.rules.require_room(len(keys), federation.layout.num_params)
-    template = init_round(federation.rules.plan_for(clients), federation.params_d)
-    rest = {name: arrays[_REST + name] for name in federation.rest}
-    federation.restore(clients, unflatten(template, arrays), rest)
+    try:
+        _restore(folder, federation, json.loads(texts.get(_HEADER, "{}")), arrays)
+    except DeltaflError:
+        raise
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise DeltaflError(f"{folder / FILE} is damaged; {_CURE}") from error
     _settle(federation)
     return True
 
 
-def _find_memory(folder: Path, federation: Federation, header: dict[str, Any]) -> None:
+def _restore(folder: Path, federation: Federation, header: dict[str, Any], arrays: dict[str, Array]) -> None:
+    if header.get("version") != _VERSION:
+        raise DeltaflError(f"{folder / FILE} is of another version of deltafl; choose a new state_path")
+    for name, now in _settings(federation).items():
+        before = header["settings"][name]
+        if before != now:
+            raise DeltaflError(
+                f"the state in {folder} was saved with {name} = {before}, now it is {now}; write it as it was, or "
+                "choose a new state_path"
+            )
+    if header["layout"] != json.loads(json.dumps(federation.layout.entries)):
+        raise DeltaflError(f"the state in {folder} belongs to a model with other arrays; choose a new state_path")
+    if header["memory"] is not None:
+        _find_memory(folder, federation, header["memory"], header["round"])
+    clients = {entry["key"]: ClientInfo(entry["num_examples"], tuple(entry["aux"])) for entry in header["clients"]}
+    federation.require_room(len(clients))
+    template = init_round(federation.rules.plan_for(clients), federation.params_d)
+    rest = {name: arrays[_REST + name] for name in federation.rest}
+    federation.restore(clients, unflatten(template, arrays), rest)
+
+
+def _find_memory(folder: Path, federation: Federation, memory: dict[str, Any], round: int) -> None:
     """Point to the folder of the clients' updates, and check that they belong to this state."""
-    if header["memory"] is None:
-        return
-    plan, place = federation.rules.plan, header["memory"]["folder"]
-    federation.rules = replace(federation.rules, plan=replace(plan, memory=replace(plan.memory, folder=place)))
+    plan = federation.rules.plan
+    plan = replace(plan, memory=replace(plan.memory, folder=memory["folder"]))
+    federation.rules = replace(federation.rules, plan=plan)
     # A server killed before or while it settled: the saved state has the missing rows.
-    if noted_round(Path(place)) not in (header["memory"]["round"], header["round"]):
+    if noted_round(Path(memory["folder"])) not in (memory["round"], round):
         raise DeltaflError(
-            f"the clients' updates in {place} do not belong to the state in {folder} after round {header['round']}; "
+            f"the clients' updates in {memory['folder']} do not belong to the state in {folder} after round {round}: "
             "put back copies of both that were made at the same time, or choose a new state_path"
         )
 
@@ -132,18 +126,15 @@ def _settle(federation: Federation) -> None:
         note_round(Path(folder), federation.current.round)
 
 
-def _layout(federation: Federation) -> list[Any]:
-    return [[name, list(shape), dtype, kind] for name, shape, dtype, kind in federation.layout.entries]
-
-
-def _settings(rules: Rules) -> dict[str, Any]:
+def _settings(federation: Federation) -> dict[str, Any]:
     """The settings that a saved state depends on, as JSON; the cohort size may change between starts."""
-    texts, folder = owner(rules.plan), rules.plan.memory.folder
+    rules = federation.rules
+    texts, memory = owner(rules.plan), rules.plan.memory
     return {
         **{name: texts[name] for name in ("sampler", "estimator", "server_optimizer", "seed", "norm_guard")},
         "weights": rules.weights,
         "identity": rules.identity,
         "aux": rules.aux,
-        "memory_dtype": rules.plan.memory.dtype,
-        "memory_path": None if folder is None else str(Path(folder).parent),
+        "memory_dtype": memory.dtype,
+        "memory_path": None if memory.folder is None else str(Path(memory.folder).parent),
     }

@@ -14,17 +14,16 @@ from flwr.supercore import log
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from ..errors import DeltaflError
+from ..round import Plan, make_plan
 from ..samplers import Sampler
-from ..scale.memory_budget import memory_words
 from ..scale.rows import RowFormat
 from ..server.optimizers import ServerOptimizer, make_server_optimizer
-from ..types import Cohort, RoundInfo
+from ..types import Cohort, Population, RoundInfo
 from .arrays import BUFFERS, Layout
 from .clients import ClientInfo
-from .federation import Federation
+from .federation import Federation, Rules, WeightedClipping, check_texts, check_whole
 from .messages import by_recipient, content_for, content_for_all, mean_metrics, read_reply, round_metrics, to_record
 from .registration import Directory
-from .rules import Rules, WeightedClipping, check_texts, check_whole
 from .saved import load, save, sole_owner
 
 #: Seconds that a message outlives its round's timeout, for replies that are under way.
@@ -60,15 +59,16 @@ class DeltaStrategy(Strategy):
         norm_guard: A factor above 1, such as 3: no step is longer than that many times the median of the last 20.
             Biased; None for no guard. Not with noise.
         clipping: Clip updates and add noise, see ``WeightedClipping``.
-        sketch: Length of the sketches (64 is usual) that clients send and the sampler learns from; 0 for norms measured
-            on the server.
         aux: Number of auxiliary variables that every client must send when it registers, such as its shares of 10
             labels, for ``balanced`` (``register(app, ..., aux=...)``); 0 for none. They are the client's claim.
         memory_dtype: ``"float32"`` or ``"bfloat16"``, for the updates that the server remembers, one per client.
         memory_path: Folder on a disk for them, with ``state_path``; None for RAM.
         evaluate: Whether all connected clients evaluate the model after every round.
-        forget: Keys of clients (as in the log) to drop from the saved state, with their weight
-            and everything remembered about them; they are never selected again.
+        forget: Keys of clients (as in the log) to drop from the saved state, with everything remembered about them;
+            they are never selected again.
+
+    Attributes:
+        history: The statistics of every round, for callers who want more than Flower's metrics.
 
     Raises:
         DeltaflError: If the sampler needs every update before the draw, or an argument is out of range.
@@ -92,44 +92,38 @@ class DeltaStrategy(Strategy):
         response_floor: float = 0.1,
         norm_guard: float | None = None,
         clipping: WeightedClipping | None = None,
-        sketch: int = 0,
         aux: int = 0,
         memory_dtype: str = "float32",
         memory_path: str | Path | None = None,
         evaluate: bool = False,
         forget: Collection[str] = (),
     ) -> None:
+        self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
         self.state_path = None if state_path is None else Path(state_path)
+        self.min_nodes, self.wait_for_nodes = n if min_nodes is None else min_nodes, wait_for_nodes
+        self.buffers, self.evaluate = check_texts("buffers", buffers), evaluate
+        check_whole("n", n, "at least 1", 1)
+        check_whole("min_nodes", self.min_nodes, "at least 1, or None for n", 1)
+        check_whole("aux", aux, "0 for none", 0)
         folder = None if memory_path is None else str(Path(memory_path).absolute() / f"federation-{token_hex(4)}")
+        if isinstance(server_optimizer, str):
+            server_optimizer = make_server_optimizer(server_optimizer)
         settings: dict[str, Any] = {
-            "server_optimizer": (
-                make_server_optimizer(server_optimizer) if isinstance(server_optimizer, str) else server_optimizer
-            ),
+            "server_optimizer": server_optimizer,
             "seed": seed,
             "response_floor": response_floor,
             "norm_guard": norm_guard,
             "memory": RowFormat(memory_dtype, folder),
+            **({} if estimator is None else {"estimator": estimator}),
         }
-        self.rules = Rules.of(
-            sampler,
-            n,
-            weights=weights,
-            aux=aux,
-            settings=settings if estimator is None else {**settings, "estimator": estimator},
-            clipping=clipping,
-            sketch=sketch,
-            state_path=self.state_path,
-            identity=identity,
-        )
-        if min_nodes is not None:
-            check_whole("min_nodes", min_nodes, "at least 1, or None for n", 1)
-        self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
-        self.min_nodes = n if min_nodes is None else min_nodes
-        self.wait_for_nodes = wait_for_nodes
-        self.buffers, self.evaluate = check_texts("buffers", buffers), evaluate
+        somebody = Population.from_sizes([1] * n, weights, [[0.0] * aux] * n if aux else None)
+        if isinstance(sampler, str):
+            plan = make_plan(sampler, somebody, n, **settings)
+        else:
+            plan = Plan(somebody, sampler, n, **settings)
+        self.rules = Rules(plan, weights, clipping, aux, self.state_path, identity)
         self.directory = Directory(identity, registration_timeout, aux, check_texts("forget", forget))
         self.federation: Federation | None = None
-        #: The statistics of every round, for callers who want more than the metrics.
         self.history: list[RoundInfo] = []
         self._timeout = 3600.0
         #: The last round's cohort, and the messages to its clients.
@@ -152,26 +146,20 @@ class DeltaStrategy(Strategy):
         ``timeout`` also bounds how long a train message lives: a late node does not start old work.
         """
         with sole_owner(self.state_path):
-            done = self._begin(initial_arrays)
+            federation, done = self._begin(initial_arrays)
             self._timeout = float(timeout)
             result = super().start(
                 grid,
-                to_record(self._active().arrays()),
+                to_record(federation.arrays()),
                 max(0, num_rounds - done),
                 timeout,
                 train_config,
                 evaluate_config,
                 evaluate_fn and (lambda server_round, arrays: evaluate_fn(server_round + done, arrays)),
             )
-        result.arrays = to_record(self._active().arrays())
-        for metrics in (
-            result.train_metrics_clientapp,
-            result.evaluate_metrics_clientapp,
-            result.evaluate_metrics_serverapp,
-        ):
-            renumbered = {server_round + done: record for server_round, record in metrics.items()}
-            metrics.clear()
-            metrics.update(renumbered)
+        result.arrays = to_record(federation.arrays())
+        for kind in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+            setattr(result, kind, {number + done: record for number, record in getattr(result, kind).items()})
         return result
 
     def summary(self) -> None:
@@ -189,12 +177,7 @@ class DeltaStrategy(Strategy):
             raise DeltaflError(_FOREIGN_PRIVACY)
         federation, is_first = self._active(), self._cohort is None
         present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=is_first, admit=self._admit)
-        rules, keys = federation.rules, federation.clients.keys
-        if is_first and rules.remembers:
-            shape, place = (len(keys), federation.layout.num_params), rules.plan.memory.folder or self.state_path
-            words = memory_words(rules.plan.memory, shape, rules.memory_size(*shape), f"in {place}")
-            log(INFO, "%s %s", self.name, words)
-        cohort = federation.open(present)
+        cohort, keys = federation.open(present), federation.keys
         content, nodes = content_for_all(federation, config), self.directory.nodes()
         number, ttl = federation.current.round + 1, self._timeout + _TTL_GRACE
         self._cohort, self._trainings = cohort, []
@@ -210,57 +193,57 @@ class DeltaStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close the round: estimate, step, the sampler's update; then save the state."""
         federation, cohort = self._active(), self._cohort
-        if cohort is None:
-            raise DeltaflError("aggregate_train was called before configure_train")
-        answered = {client: read_reply(reply) for client, reply in by_recipient(self._trainings, replies).items()}
-        info = federation.close(cohort, answered)
+        assert cohort is not None  # since configure_train
+        received = {client: read_reply(reply) for client, reply in by_recipient(self._trainings, replies).items()}
+        info = federation.close(cohort, received)
         self.history.append(info)
-        self._trainings = []
         if self.state_path is not None:
             save(self.state_path, federation)
-        silent = [client for client in cohort.client_n.tolist() if client not in answered]
-        log_round(info, federation.clients.keys, silent)
+        silent = [client for client in cohort.client_n.tolist() if client not in received]
+        log_round(info, federation.keys, silent)
         _log_warnings(federation)
         return to_record(federation.arrays()), MetricRecord(round_metrics(info))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask all connected clients to evaluate, if ``evaluate`` is set."""
+        """Send the model to all connected clients, if ``evaluate`` is set."""
         self._evaluations = []
         if self.evaluate:
             federation = self._active()
             content, group_id = content_for_all(federation, config), str(federation.current.round)
-            ttl = self._timeout + _TTL_GRACE
             self._evaluations = [
-                (key, Message(content, node_id, MessageType.EVALUATE, ttl=ttl, group_id=group_id))
+                (
+                    key,
+                    Message(content, node_id, MessageType.EVALUATE, ttl=self._timeout + _TTL_GRACE, group_id=group_id),
+                )
                 for key, node_id in self.directory.nodes().items()
-                if key in federation.clients.index
+                if key in federation.clients
             ]
         return [message for _, message in self._evaluations]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean of the clients' metrics, by their weights in the target, over those that responded."""
         federation = self._active()
-        weight_m, index = federation.plan.population.weight_m, federation.clients.index
-        answers = by_recipient(self._evaluations, replies)
-        metrics = mean_metrics((float(weight_m[index[key]]), reply) for key, reply in answers.items())
+        weights = dict(zip(federation.keys, federation.plan.population.weight_m.tolist(), strict=True))
+        received = by_recipient(self._evaluations, replies)
+        metrics = mean_metrics((weights[key], reply) for key, reply in received.items())
         return MetricRecord(metrics) if metrics else None
 
-    def _begin(self, initial_arrays: ArrayRecord) -> int:
-        """Set up the model and, if there is one, the saved state; returns the number of rounds done."""
+    def _begin(self, initial_arrays: ArrayRecord) -> tuple[Federation, int]:
+        """The federation, with its saved state if there is one, and the number of rounds done."""
         arrays = {name: array.numpy() for name, array in initial_arrays.items()}
-        self.federation = Federation(self.rules, arrays, Layout.of(arrays, self.buffers))
+        self.federation = federation = Federation(self.rules, arrays, Layout.of(arrays, self.buffers))
         self._cohort = None
-        if self.state_path is None or not load(self.state_path, self.federation):
-            return 0
-        unknown = self.directory.forget - set(self.federation.clients.keys)
+        if self.state_path is None or not load(self.state_path, federation):
+            return federation, 0
+        unknown = self.directory.forget - federation.clients.keys()
         if unknown:
             log(WARNING, "forget names %s, which no saved client has", ", ".join(sorted(unknown)))
-        self.federation.forget(self.directory.forget)
-        done = self.federation.current.round
-        log(INFO, "Resuming after round %d with %d known clients", done, len(self.federation.clients.keys))
-        return done
+        federation.forget(self.directory.forget)
+        done = federation.current.round
+        log(INFO, "Resuming after round %d with %d known clients", done, len(federation.clients))
+        return federation, done
 
     def _admit(self, present: dict[str, ClientInfo]) -> dict[str, ClientInfo]:
         """Let connected clients join; returns those that can be selected."""
@@ -269,11 +252,11 @@ class DeltaStrategy(Strategy):
         federation.admit(present)
         _log_warnings(federation)
         if federation.clients is not before:
-            keys, weight_m = federation.clients.keys, federation.plan.population.weight_m
+            keys, weight_m = federation.keys, federation.plan.population.weight_m
             text = "%d clients joined, %d are known; %s counts most, %.1f %% of all"
             heaviest = keys[int(weight_m.argmax())]
-            log(INFO, text, len(keys) - len(before.keys), len(keys), heaviest, 100 * weight_m.max())
-        return {key: info for key, info in present.items() if key in federation.clients.index}
+            log(INFO, text, len(keys) - len(before), len(keys), heaviest, 100 * weight_m.max())
+        return {key: info for key, info in present.items() if key in federation.clients}
 
     def _active(self) -> Federation:
         if self.federation is None:
@@ -287,15 +270,9 @@ def log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int]) -> No
         log(WARNING, "\tno reply in time: %s", ", ".join(keys[client] for client in silent))
     for client, reason in info.rejected:
         log(WARNING, "\treply of %s rejected: %s", keys[client], reason)
-    log(
-        INFO,
-        "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f",
-        info.num_responded,
-        info.num_selected,
-        info.sum_of_weights,
-        info.largest_weight,
-        info.effective_sample_size if isfinite(info.effective_sample_size) else 0.0,
-    )
+    size = info.effective_sample_size if isfinite(info.effective_sample_size) else 0.0
+    text = "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f"
+    log(INFO, text, info.num_responded, info.num_selected, info.sum_of_weights, info.largest_weight, size)
     if info.clip_factor < 1:
         text = "\tthe norm guard scaled the step by %.3g: the estimate of this round is biased"
         log(WARNING, text, info.clip_factor)
