@@ -26,7 +26,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.simulation import run_simulation
 
 from deltafl.flower import DeltaStrategy, LocalSteps, delta_mod, register
-from deltafl.simulation.versions import environment
+from deltafl.simulation import environment
 
 SHAPES = {"w1": (200, 784), "b1": (200,), "w2": (10, 200), "b2": (10,)}
 CLIENTS, ASKED, STEPS, LR = 100, 10, 30, 0.005

@@ -33,8 +33,7 @@ from deltafl.analysis.statistics import first_reach, gap_closed
 from deltafl.cli.options import assignment
 from deltafl.errors import DeltaflError, unknown_name
 from deltafl.io import checked, read_json, read_text
-from deltafl.simulation import Job, RunSettings, RunStore, make_settings, run_jobs
-from deltafl.simulation.versions import environment
+from deltafl.simulation import Job, RunSettings, RunStore, environment, make_settings, run_jobs
 from deltafl.tasks import import_tasks
 from deltafl.types import FloatArray
 

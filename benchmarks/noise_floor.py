@@ -25,10 +25,10 @@ from deltafl import close_round, init_round, open_round
 from deltafl.cli.options import assignment
 from deltafl.errors import DeltaflError
 from deltafl.estimators.table import find_estimator
+from deltafl.simulation import environment
 from deltafl.simulation.engine import Engine, reports_of
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
-from deltafl.simulation.versions import environment
 from deltafl.tasks import import_tasks
 from deltafl.types import BoolArray, FloatArray
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deltafl.simulation.versions import environment
+from deltafl.simulation import environment
 from deltafl.tasks import make_task
 
 JOBS = Path(__file__).parent / "jobs"

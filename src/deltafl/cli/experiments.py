@@ -204,11 +204,11 @@ def _explained(command: str, folder: Path, task: str) -> Iterator[None]:
     except (DeltaflError, OSError, typer.Exit):
         raise
     except Exception as error:
-        from ..simulation.workers import failure_of
+        from ..simulation.processes import failure_of
         from ..tasks.own import task_code_error
 
         failure = failure_of(error)
-        sentence = task_code_error(task, failure.said, failure.places)
+        sentence = task_code_error(task, failure.summary, failure.places)
         if sentence is None:
             raise
         raise sentence from error

@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .compare import run_comparison
-    from .directory import RunDirectory, refusals
+    from .directory import RunDirectory, environment, refusals
     from .divergence import DivergedError
     from .record import RunRecord, RunStore, read_record, record_of, require_same, what_is_run, write_record
     from .run import run_experiment, run_single
     from .settings import CompareSettings, RunSettings, make_settings
     from .setup import engine_of, plan_of, subject_of, task_of
     from .sweep import Job, OnProgress, Progress, require_devices, run_job, run_jobs
-    from .versions import environment
 
 _MODULES = {
     name: module
     for module, names in {
         "compare": "run_comparison",
-        "directory": "RunDirectory refusals",
+        "directory": "RunDirectory environment refusals",
         "divergence": "DivergedError",
-        "versions": "environment",
         "record": "RunRecord RunStore read_record record_of require_same what_is_run write_record",
         "run": "run_experiment run_single",
         "settings": "CompareSettings RunSettings make_settings",

@@ -10,21 +10,22 @@
 
 import json
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from ..analysis.runs import Metric
 from ..analysis.summary import Summary
 from ..errors import DeltaflError, require
-from .directory import RunDirectory, locked, recorded_settings, write_header
+from .directory import RunDirectory, environment, locked, recorded_settings, write_header
+from .processes import result
 from .record import read_run
 from .settings import CompareSettings, make_settings, require_same_settings
-from .sweep import Job, OnProgress, Processes, engine_for, run_jobs
-from .versions import environment
+from .sweep import Job, OnProgress, Player, engine_for, play_jobs, side_by_side
 
 
 class _Facts(NamedTuple):
     """What a comparison must know of its task."""
 
-    metric: Literal["accuracy", "loss"]
+    metric: Metric
     num_clients: int
     data: dict[str, str]
 
@@ -45,14 +46,15 @@ def run_comparison(settings: CompareSettings, out: Path, on_progress: OnProgress
         require(package, extra)
     jobs = [Job("", settings.run(sampler, seed)) for seed in range(settings.seeds) for sampler in settings.samplers]
     with locked(out):
-        with Processes(min(processes, len(jobs))) as pool:
-            facts = pool.call(_check, settings, out)
+        with side_by_side(min(processes, len(jobs))) as pool:
+            # In another process if there are several: torch is not loaded here.
+            facts: _Facts = _check(settings, out) if pool is None else result(pool.submit(_check, settings, out))
             recorded = recorded_settings(out)
             if recorded is None:
                 write_header(out, settings, facts.data)
             else:
                 require_same_settings(make_settings(CompareSettings, recorded), settings)
-            run_jobs(jobs, out, pool, on_progress, keep_folders=True)
+            play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress)
         return _summarise(settings, out, facts)
 
 
@@ -88,12 +90,8 @@ def _summarise(settings: CompareSettings, out: Path, facts: _Facts) -> Summary:
             runs.append(read_run(directory, sampler, seed, facts.metric, facts.num_clients))
             names.append(str(directory.environment().get("data", facts.data["data"])))
     data = "; ".join(dict.fromkeys([*names, facts.data["data"]]))
-    summary = summarise(
-        runs,
-        settings.threshold,
-        settings=json.loads(settings.model_dump_json(exclude_none=True)),
-        environment={**environment(), "data": data},
-    )
+    given = json.loads(settings.model_dump_json(exclude_none=True))
+    summary = summarise(runs, settings.threshold, settings=given, environment={**environment(), "data": data})
     write_summary(summary, out / "summary.json")
     draw_plots(runs, summary, out)
     return summary

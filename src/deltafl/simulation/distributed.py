@@ -1,15 +1,13 @@
 """One run played by several processes, on one machine or many: ``torchrun --nproc-per-node 2 -m deltafl run ...``.
 
-All processes make the same seeded draw from the same state. Each trains its share of the cohort, balanced by steps, and
-they close the round together: one sum of the estimate and the statistics over all processes. Where an estimator learns
-from the updates themselves (it remembers one a client, or learns how far to trust its memory), with probes, and for the
-theoretical samplers, the updates are gathered in all processes instead, and the bits are those of one process.
-Evaluation is divided, too. Only the first process reads and writes the run's folder: the others need none.
+All make the same seeded draw from the same state, train their share of the cohort, and close the round together: one
+sum over all processes; or the updates are gathered, where an estimator or the draw needs them (docs/distributed.md).
+Only the first process reads and writes the run's folder: the others need none.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -17,7 +15,6 @@ import numpy as np
 
 from ..errors import DeltaflError, FirstProcessError, require
 from ..types import FloatArray
-from .settings import RunSettings
 
 T = TypeVar("T")
 #: A process that waits so long for another gives up: longer than any share of a round should take.
@@ -29,8 +26,9 @@ class ProcessGroup:
     """The processes of a run; this class is one process alone, and loads no torch.
 
     Attributes:
-        rank: Number of this process, from 0; the first one writes the record.
+        rank: Number of this process, from 0.
         count: Number of processes.
+        is_apart: Whether work is this process's own share already and is not divided again.
     """
 
     rank = 0
@@ -56,7 +54,7 @@ class ProcessGroup:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Inside the block, work is this process's own share already and is not divided again."""
+        """Set ``is_apart`` in the block."""
         self.is_apart = True
         try:
             yield
@@ -67,7 +65,10 @@ class ProcessGroup:
         """Take this process's GPU if the run is on GPUs: the one with its number on its machine."""
 
 
-class TorchProcessGroup(ProcessGroup):
+ALONE = ProcessGroup()
+
+
+class _TorchProcessGroup(ProcessGroup):
     """Several processes: torch.distributed with gloo, and with nccl between GPUs.
 
     Raises:
@@ -91,7 +92,6 @@ class TorchProcessGroup(ProcessGroup):
             raise DeltaflError(f"the processes of this run did not find each other ({error}); use torchrun") from error
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What ``make`` gives, or raises, in the first process; it is not called in the others."""
         message: list[Any] = [None, None]
         failure: DeltaflError | None = None
         if self.is_first:
@@ -107,20 +107,17 @@ class TorchProcessGroup(ProcessGroup):
         return found
 
     def add_up(self, vector: FloatArray) -> FloatArray:
-        """The sum of float64 vectors over all processes, the same bits in all of them."""
         total = self._torch.tensor(vector, dtype=self._torch.float64, device=self._device)
         self._communicate(lambda: self._dist.all_reduce(total))
         summed: FloatArray = total.cpu().numpy()
         return summed
 
     def gathered(self, item: T) -> list[T]:
-        """Everybody's items, in the order of ranks."""
         items: list[Any] = [None] * self.count
         self._communicate(lambda: self._dist.all_gather_object(items, item))
         return items
 
     def use(self, device: str) -> None:
-        """Take this process's GPU if the run is on GPUs: the one with its number on its machine."""
         if device == "cuda" or (device == "auto" and self._torch.cuda.is_available()):
             number = int(os.environ.get("LOCAL_RANK", self.rank)) % self._torch.cuda.device_count()
             self._torch.cuda.set_device(number)
@@ -129,11 +126,9 @@ class TorchProcessGroup(ProcessGroup):
     def leave(self, error: BaseException | None) -> None:
         """End this process's part; an error is sent to the others as the reason why they stop."""
         if error is not None:
-            try:
-                reason = str(error) if isinstance(error, DeltaflError) else f"{type(error).__name__} {error}".strip()
+            reason = str(error) if isinstance(error, DeltaflError) else f"{type(error).__name__} {error}".strip()
+            with suppress(RuntimeError):  # the process that keeps the store is gone
                 self._notes.set(_FAILURE, f"process {self.rank} failed: {reason}")
-            except RuntimeError:  # the process that keeps the store is gone
-                pass
         self._dist.destroy_process_group()
 
     def _communicate(self, exchange: Callable[[], object]) -> None:
@@ -153,23 +148,24 @@ class TorchProcessGroup(ProcessGroup):
             )
 
 
-def refuse_processes(command: str) -> None:
-    """Refuse a command that several processes cannot do together.
+def _world_size() -> int:
+    """The number of processes that torchrun started, this one included."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
-    Raises:
-        DeltaflError: If torchrun started this process beside others.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+
+def refuse_processes(command: str) -> None:
+    """Refuse a command that several processes cannot do together."""
+    if _world_size() > 1:
         raise DeltaflError(f"several processes cannot do 'deltafl {command}' together; start it once, without torchrun")
 
 
 @contextmanager
 def joined_processes() -> Iterator[ProcessGroup]:
     """The processes that torchrun started beside this one; alone if it was not started by it."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        yield ProcessGroup()
+    if _world_size() < 2:
+        yield ALONE
         return
-    group = TorchProcessGroup()
+    group = _TorchProcessGroup()
     try:
         yield group
     except BaseException as error:
@@ -181,7 +177,7 @@ def joined_processes() -> Iterator[ProcessGroup]:
 def divided(costs: Sequence[float], count: int) -> list[list[int]]:
     """Places of jobs for each of ``count`` processes, balanced: the longest first, each to who has least to do.
 
-    At most 4/3 of the best longest share (Graham 1969). The same everywhere: ties go to the first.
+    At most 4/3 of the best longest share (Graham 1969). Ties go to the first.
 
     Example:
         >>> divided([1.0, 5.0, 2.0, 2.0], 2)
@@ -194,15 +190,3 @@ def divided(costs: Sequence[float], count: int) -> list[list[int]]:
         shares[least].append(place)
         load[least] += costs[place]
     return shares
-
-
-def refuse_undividable(settings: RunSettings) -> None:
-    """Refuse settings that are for one process alone.
-
-    Raises:
-        DeltaflError: If there is one.
-    """
-    if settings.memory_path is not None:
-        raise DeltaflError(
-            "memory_path is a file of one process and this run has several; leave it out, or start one process"
-        )

@@ -130,13 +130,13 @@ class Engine:
     def losses(self, params_d: Params, client_k: IntArray) -> FloatArray:
         """Mean loss of the global model on each client's own training data, float64 (k,)."""
         jobs = [(client,) for client in client_k.tolist()]
-        return np.array(self._map("loss", params_d, jobs, self.costs(client_k)), dtype=np.float64)
+        return np.array(self._map("loss", Broadcast(params_d, None), jobs, self.costs(client_k)), dtype=np.float64)
 
     def evaluate(self, params_d: Params) -> Evaluation:
         """Loss and accuracy of the global model on the pooled test set."""
         num_examples = len(self.task.dataset.test_x)
         starts = range(0, num_examples, self._runner.evaluation_batch)
-        found = self._map("test", params_d, [(start,) for start in starts], [1.0] * len(starts))
+        found = self._map("test", Broadcast(params_d, None), [(start,) for start in starts], [1.0] * len(starts))
         loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
         if self.task.metric == "loss":
             return Evaluation(loss, math.nan)
@@ -147,9 +147,8 @@ class Engine:
         """The relative duration of each client's round."""
         return [self._runner.cost(client) for client in client_n.tolist()]
 
-    def _map(self, method: str, model: Any, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
-        self._workers.load(self._runner)
-        return self._workers.map(method, model, jobs, costs)
+    def _map(self, method: str, sent: Broadcast, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
+        return self._workers.map(self._runner, method, sent, jobs, costs)
 
 
 def _mean_of_clients(hit_e: BoolArray, client_e: IntArray | None) -> float:

@@ -72,7 +72,7 @@ class ClientRunner:
             self.evaluation_batch = max(_EVALUATION_BATCH, _DEVICE_NUMBERS // numbers_per_example(model, task))
         reason = incompatibility(model, example_of(task)) if route.path == "loop" else None
         self._fast = reason is None
-        if reason is not None:  # logged here, because worker processes have no log
+        if reason is not None:
             _log.info("local training uses the serial path, which is slower: %s", reason)
         if route.path == "batched":
             dense_size = dense_cohort_size(model, task, work) if self._device.type == "cpu" else 1
@@ -133,19 +133,19 @@ class ClientRunner:
         rng = stream(self._seed, "augment", round, client)
         return lambda x: augment(x.cpu(), rng).to(self._device)
 
-    def loss(self, params_d: Params, client: int) -> float:
+    def loss(self, sent: Broadcast, client: int) -> float:
         """Mean loss of the model on the client's data."""
         x, y = self._client(client)
         total, size = 0.0, self.evaluation_batch
         for x_batch, y_batch in zip(torch.split(x, size), torch.split(y, size), strict=True):
-            total += self._score(params_d, x_batch, y_batch)[0]
+            total += self._score(sent.params_d, x_batch, y_batch)[0]
         return total / len(x)
 
-    def test(self, params_d: Params, start: int) -> tuple[float, BoolArray]:
+    def test(self, sent: Broadcast, start: int) -> tuple[float, BoolArray]:
         """Sum of the losses, and which predictions are right, of ``evaluation_batch`` test examples."""
         part = slice(start, start + self.evaluation_batch)
         self._build()
-        return self._score(params_d, self._inputs(self._data.test_x[part]), self._data.test_y[part])
+        return self._score(sent.params_d, self._inputs(self._data.test_x[part]), self._data.test_y[part])
 
     def _score(self, params_d: Params, x: torch.Tensor, y: torch.Tensor) -> tuple[float, BoolArray]:
         model = self._build()

@@ -1,63 +1,29 @@
 """Processes that train clients side by side; ``Workers(1)`` is this process itself.
 
-A runner is an object whose methods are pure functions of ``(model, *numbers)``, so that it does not matter which
-process runs a job, or when; ``model`` is what all jobs of one ``map`` share. Each worker has a pipe and gets its next
-job when it has finished one. Torch tensors in shared memory are passed without a copy, in memory without a name, so
-that nothing is left behind. A worker ends when its pipe is closed, hence also when the parent is killed.
+A runner is an object whose methods are pure functions of ``(sent, *numbers)``, so that it does not matter which process
+runs a job, or when.
 """
 
-import multiprocessing
-import pickle
-import signal
-import threading
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
-from typing import Any, NamedTuple, Self
+from itertools import chain
+from typing import Any, Self
 
-from ..errors import DeltaflError, MissingExtraError, in_one_line
-from ..tasks.own import error_places
-
-try:
-    import torch
-    import torch.multiprocessing as torch_multiprocessing
-except ImportError as error:
-    raise MissingExtraError("torch", "sim") from error
+from ..errors import DeltaflError
+from ..round import Broadcast
+from .distributed import ALONE, ProcessGroup, divided
+from .processes import Processes, result
+from .training import torch
 
 Job = tuple[int, ...]
 
 
-class Failure(NamedTuple):
-    """An error that is no ``DeltaflError``: traceback, error in one line, and the files and lines it came through."""
-
-    text: str
-    said: str
-    places: list[tuple[str, int | None]]
-
-
-class JobError(RuntimeError):
-    """A job failed in a worker process; the traceback there is in the message."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(f"local training failed in a worker process:\n{failure.text}")
-        self.failure = failure
-
-
-def failure_of(error: Exception) -> Failure:
-    """The failure behind an error that is being handled, from a worker or from this process."""
-    if isinstance(error, JobError):
-        return error.failure
-    return Failure(traceback.format_exc(), in_one_line(error), error_places(error))
-
-
 class Workers:
-    """A pool of processes for local training. Use it in a ``with`` statement.
+    """Processes for local training. Use it in a ``with`` statement.
 
     Args:
-        count: Number of processes, >= 1; 1 runs everything in this process. As many as there are cores is best:
-            each uses one thread.
+        count: Number of processes, >= 1; 1 runs everything in this process. As many as there are cores is best.
+        group: The processes of the run (``distributed.py``): each does its share of the jobs, and all get all results.
 
     Raises:
         DeltaflError: If count is below 1.
@@ -68,65 +34,35 @@ class Workers:
         1
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, group: ProcessGroup = ALONE) -> None:
         if count < 1:
             raise DeltaflError(f"workers is {count}; write a whole number >= 1, best the number of cores")
-        self.count = count
-        self._runner: Any = None
-        self._closed = False
-        self._processes: list[SpawnProcess] = []
-        self._pipes: list[Connection[Any, Any]] = []
-        if count > 1:
-            self._start()
+        self.count, self._group = count, group
+        self._pool: Processes | None = None
+        self._runner: object = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.__exit__(kind)
+        self._pool = self._runner = None
 
     @property
     def width(self) -> int:
         """How many jobs run at the same time."""
-        return self.count
+        return self.count * (1 if self._group.is_apart else self._group.count)
 
-    def close(self) -> None:
-        """End the processes; a closed pool cannot be used again."""
-        self._closed = True
-        self._runner = None
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.join()
-        self._pipes, self._processes = [], []
-
-    def load(self, runner: object) -> None:
-        """Send the runner of the next calls of ``map`` to the processes, unless they have it.
+    def map(
+        self, runner: object, method: str, sent: Broadcast, jobs: Sequence[Job], costs: Sequence[float]
+    ) -> list[Any]:
+        """``[runner.method(sent, *job) for job in jobs]``, side by side, the most costly jobs first.
 
         Args:
-            runner: Picklable if there is more than one worker; its torch tensors should be in shared memory.
-
-        Raises:
-            DeltaflError: If it cannot be pickled, or the pool is closed or broken.
-        """
-        if self._closed:
-            raise DeltaflError("these workers are closed; make new ones with Workers(count)")
-        if runner is self._runner:
-            return
-        if self.count > 1:
-            with self._closed_on_failure():
-                for index in range(self.count):
-                    self._send(index, ("load", runner))
-        self._runner = runner
-
-    def map(self, method: str, model: Any, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
-        """``[runner.method(model, *job) for job in jobs]``, side by side, the most costly jobs first.
-
-        Args:
-            method: Name of a method of the loaded runner.
-            model: What all jobs share, such as the parameters of the global model; picklable.
+            runner: Goes to the processes when it is a new one; its torch tensors should be in shared memory then.
+            method: Name of one of its methods.
+            sent: What the server sends to all clients of the round.
             jobs: The other arguments of each call.
             costs: How long each job is, in any unit.
 
@@ -134,90 +70,33 @@ class Workers:
             The results in the order of ``jobs``.
 
         Raises:
-            DeltaflError: If a worker died, or the job itself raised one.
-            JobError: If a job raised another error in a worker.
+            DeltaflError: If a process died, the runner cannot be sent, or a job raised one.
+            JobError: If a job raised another error in a process.
         """
-        if self._closed or self._runner is None:
-            raise DeltaflError("these workers are closed or have no task; make new ones with Workers(count)")
+        if self._group.is_apart or self._group.count == 1:
+            return self._map(runner, method, sent, jobs, costs)
+        mine = divided(costs, self._group.count)[self._group.rank]
+        found = self._map(runner, method, sent, [jobs[place] for place in mine], [costs[place] for place in mine])
+        results = dict(chain.from_iterable(self._group.gathered(list(zip(mine, found, strict=True)))))
+        return [results[place] for place in range(len(jobs))]
+
+    def _map(
+        self, runner: object, method: str, sent: Broadcast, jobs: Sequence[Job], costs: Sequence[float]
+    ) -> list[Any]:
         if self.count == 1:
             with one_thread():
-                return [getattr(self._runner, method)(model, *job) for job in jobs]
-        with self._closed_on_failure():
-            return self._map_in_processes(method, model, jobs, costs)
-
-    def _map_in_processes(self, method: str, model: Any, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
-        results: list[Any] = [None] * len(jobs)
-        waiting = sorted(range(len(jobs)), key=lambda index: costs[index])
-        busy: dict[Connection[Any, Any], tuple[int, int]] = {}
-
-        def hand_out(worker: int) -> None:
-            if waiting:
-                job = waiting.pop()
-                busy[self._pipes[worker]] = worker, job
-                self._send(worker, ("job", jobs[job]))
-
-        for worker in range(min(self.count, len(jobs))):
-            self._send(worker, ("model", method, model))
-            hand_out(worker)
-        while busy:
-            for pipe in wait(list(busy)):
-                worker, job = busy.pop(pipe)  # type: ignore[call-overload]
-                results[job] = self._receive(worker)
-                hand_out(worker)
-        return results
-
-    def _start(self) -> None:
-        # Shared memory without a name: nothing stays in /dev/shm after a kill.
-        if "file_descriptor" in torch_multiprocessing.get_all_sharing_strategies():  # type: ignore[no-untyped-call]
-            torch_multiprocessing.set_sharing_strategy("file_descriptor")  # type: ignore[no-untyped-call]
-        context = multiprocessing.get_context("spawn")
-        with _interrupts_ignored():
-            for index in range(self.count):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs,), name=f"deltafl-worker-{index}", daemon=True)
-                process.start()
-                theirs.close()
-                self._pipes.append(ours)
-                self._processes.append(process)
-
-    def _send(self, worker: int, message: tuple[Any, ...]) -> None:
-        try:
-            self._pipes[worker].send(message)
-        except OSError:
-            raise self._died(worker) from None
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise DeltaflError(
-                f"the task cannot be sent to worker processes ({error}); "
-                "define its model and loss at the top of a module, or use Workers(1)"
-            ) from error
-
-    def _receive(self, worker: int) -> Any:
-        try:
-            failure, result = self._pipes[worker].recv()
-        except (EOFError, OSError):
-            raise self._died(worker) from None
-        if isinstance(failure, DeltaflError):
-            raise failure
-        if failure is not None:
-            raise JobError(failure)
-        return result
-
-    def _died(self, worker: int) -> DeltaflError:
-        self._processes[worker].join(timeout=5)
-        code = self._processes[worker].exitcode
-        return DeltaflError(
-            f"worker process {worker} died (exit code {code}); if it was killed, memory may have run out: "
-            "use fewer workers. In a script of your own, start them below: if __name__ == '__main__':"
-        )
-
-    @contextmanager
-    def _closed_on_failure(self) -> Iterator[None]:
-        """Close the pool after an error or Ctrl-C: jobs may be under way whose results nobody will read."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
+                return [getattr(runner, method)(sent, *job) for job in jobs]
+        if self._pool is None or runner is not self._runner:
+            self.__exit__(None)
+            self._shared_2d = torch.empty(2, len(sent.params_d), dtype=torch.float32).share_memory_()  # type: ignore[no-untyped-call]
+            self._pool, self._runner = Processes(self.count, _load, runner, self._shared_2d), runner
+        drifts = sent.drift_d is not None
+        for shared_d, vector_d in zip(self._shared_2d, sent, strict=True):  # no process reads it between two calls
+            if vector_d is not None:
+                shared_d.copy_(torch.from_numpy(vector_d))
+        order = sorted(range(len(jobs)), key=lambda place: -costs[place])
+        futures = {place: self._pool.submit(_do, method, drifts, jobs[place]) for place in order}
+        return [result(futures[place]) for place in range(len(jobs))]
 
 
 @contextmanager
@@ -231,43 +110,16 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Processes started here ignore Ctrl-C from the start: the parent handles it and ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+#: In a worker process: its runner, and the vectors of what the server sends.
+_loaded: list[Any] = []
 
 
-def _serve(pipe: "Connection[Any, Any]") -> None:
-    """The life of a worker: answer jobs until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _load(runner: Any, shared_2d: torch.Tensor) -> None:
     torch.set_num_threads(1)
-    runner: Any = None
-    method, model = "", None
-    while True:
-        try:
-            kind, *content = pipe.recv()
-            if kind == "load":
-                (runner,) = content
-            elif kind == "model":
-                method, model = content
-            else:
-                (job,) = content
-                pipe.send(_attempt(runner, method, model, job))
-        except (EOFError, OSError):  # the parent closed the pipe or is gone
-            return
+    _loaded[:] = runner, shared_2d
 
 
-def _attempt(runner: Any, method: str, model: Any, job: Job) -> tuple[DeltaflError | Failure | None, Any]:
-    try:
-        return None, getattr(runner, method)(model, *job)
-    except DeltaflError as error:
-        return DeltaflError(str(error)), None
-    except Exception as error:
-        return failure_of(error), None
+def _do(method: str, drifts: bool, job: Job) -> Any:
+    runner, shared_2d = _loaded
+    params_d, drift_d = shared_2d.numpy()
+    return getattr(runner, method)(Broadcast(params_d, drift_d if drifts else None), *job)

@@ -1,7 +1,6 @@
 """A user's own task: a function in a Python file that returns a ``Task``, or a table."""
 
 import inspect
-import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -79,11 +78,6 @@ def task_code_error(name: str, description: str, places: Iterable[tuple[str, int
     if not own or not is_own(name) or is_table(name):
         return None
     return DeltaflError(f"the task's own code failed in training or evaluation: {description} ({', '.join(own)})")
-
-
-def error_places(error: BaseException) -> list[tuple[str, int | None]]:
-    """Files and lines of an error's traceback, the place where it was raised last."""
-    return [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def own_spec(name: str, task: Task) -> TaskSpec:

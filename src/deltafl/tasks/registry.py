@@ -93,6 +93,8 @@ class TaskSpec:
 
 
 _TASKS: dict[str, TaskSpec] = {}
+#: What ``import_tasks`` was given.
+_MODULES: list[str] = []
 
 
 def register(spec: TaskSpec) -> None:
@@ -103,28 +105,29 @@ def register(spec: TaskSpec) -> None:
 
 
 def import_tasks(module: str) -> None:
-    """Import a module that registers tasks, in this process and in those that it starts."""
-    modules = _modules()
-    if module not in modules:
-        os.environ[MODULES_VARIABLE] = ",".join([*modules, module])
+    """Import a module that registers tasks when a task is first looked for, here and in processes for simulations."""
+    if module not in _MODULES:
+        _MODULES.append(module)
 
 
-def _modules() -> list[str]:
-    return [name.strip() for name in os.environ.get(MODULES_VARIABLE, "").split(",") if name.strip()]
+def task_modules() -> list[str]:
+    """The modules that register tasks: those of ``DELTAFL_TASKS``, then those of ``import_tasks``."""
+    named = [name.strip() for name in os.environ.get(MODULES_VARIABLE, "").split(",") if name.strip()]
+    return list(dict.fromkeys([*named, *_MODULES]))
 
 
 def known_tasks() -> dict[str, TaskSpec]:
-    """All tasks by name: those of this package, then those of the modules in ``DELTAFL_TASKS``.
+    """All tasks by name: those of this package, then those of ``task_modules``.
 
     Raises:
         DeltaflError: If one of these modules cannot be imported.
     """
-    for module in _modules():
+    for module in task_modules():
         try:
             importlib.import_module(module)
         except ImportError as error:
             raise DeltaflError(
-                f"{MODULES_VARIABLE} names the module {module!r}, which cannot be imported: {error}"
+                f"{MODULES_VARIABLE} or import_tasks names the module {module!r}, which cannot be imported: {error}"
             ) from error
     return dict(_TASKS)
 

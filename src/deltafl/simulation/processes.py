@@ -1,0 +1,158 @@
+"""Processes that call functions for this one: they use one thread each, show their log here, and end with this one."""
+
+import logging
+import logging.handlers
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection, forkserver
+from typing import Any, NamedTuple, Self
+
+from ..errors import DeltaflError, in_one_line
+from ..tasks.registry import import_tasks, task_modules
+
+_DIED = (
+    "a process of this run died; if it was killed, memory may have run out: use fewer processes and give the same "
+    "command again. In a script of your own, start below: if __name__ == '__main__':"
+)
+
+
+class Failure(NamedTuple):
+    """An error that is no ``DeltaflError``: traceback, error in one line, and the files and lines it came through."""
+
+    text: str
+    summary: str
+    places: list[tuple[str, int | None]]
+
+
+class JobError(RuntimeError):
+    """A call failed in another process; the traceback there is in the message."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"local training failed in another process:\n{failure.text}")
+        self.failure = failure
+
+
+def failure_of(error: Exception) -> Failure:
+    """The failure behind an error that is being handled, from another process or from this one."""
+    if isinstance(error, JobError):
+        return error.failure
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    return Failure(traceback.format_exc(), in_one_line(error), places)
+
+
+class Processes:
+    """Processes that take calls, each when it is free. Use it in a ``with`` statement.
+
+    After an error or Ctrl-C, calls under way are ended at once.
+
+    Args:
+        count: How many, >= 1.
+        start: What each process calls first, if anything.
+        arguments: For ``start``. Torch tensors in shared memory are passed without a copy, in memory without a name, so
+            that nothing is left behind.
+    """
+
+    def __init__(self, count: int, start: Callable[..., None] | None = None, *arguments: Any) -> None:
+        for library in ("OMP", "OPENBLAS", "MKL"):  # the processes inherit it: more threads would only wait for cores
+            os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+        # A server that has imported torch, but has not used it, forks processes that are ready at once.
+        context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+        if sys.platform == "linux":
+            context.set_forkserver_preload(["deltafl.simulation.run"])
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is this process's to handle
+            forkserver.ensure_running()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        messages = context.Queue()
+        self.count = count
+        self._listener = logging.handlers.QueueListener(messages, _Forward())
+        self._listener.start()
+        self._pool = ProcessPoolExecutor(count, context, _begin, (messages, task_modules(), start, arguments))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            for process in list((self._pool._processes or {}).values()):
+                process.terminate()
+        self._pool.shutdown()
+        self._listener.stop()
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Call a function of a module in one of the processes; ``result`` gives what it returned or raised.
+
+        Raises:
+            DeltaflError: If a process has died, or the arguments of ``start`` cannot be sent.
+        """
+        try:
+            return self._pool.submit(_attempt, function, *arguments)
+        except BrokenProcessPool:
+            raise DeltaflError(_DIED) from None
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise DeltaflError(
+                f"the task cannot be sent to worker processes ({error}); "
+                "define its model and loss at the top of a module, or use one process"
+            ) from error
+
+
+def result(future: Future[Any]) -> Any:
+    """What a call returned.
+
+    Raises:
+        DeltaflError: If the call raised one, or its process died.
+        JobError: If the call raised another error.
+    """
+    try:
+        failure, found = future.result()
+    except BrokenProcessPool:
+        raise DeltaflError(_DIED) from None
+    if failure is not None:
+        raise JobError(failure) if isinstance(failure, Failure) else DeltaflError(failure)
+    return found
+
+
+def _attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Failure | str | None, Any]:
+    """Errors come back as values: tracebacks cannot be sent, nor can every exception."""
+    try:
+        return None, function(*arguments)
+    except DeltaflError as error:
+        return str(error), None
+    except Exception as error:
+        return failure_of(error), None
+
+
+class _Forward(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        logging.getLogger(record.name).handle(record)
+
+
+def _begin(
+    messages: Any, modules: Sequence[str], start: Callable[..., None] | None, arguments: tuple[Any, ...]
+) -> None:
+    """In a new process: send its log to the parent, end with it even if it is killed, and know its tasks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    log = logging.getLogger("deltafl")
+    log.setLevel(logging.INFO)
+    log.addHandler(logging.handlers.QueueHandler(messages))
+    log.propagate = False
+    for module in modules:
+        import_tasks(module)
+    if start is not None:
+        start(*arguments)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)  # else two sweeps would write the same run
