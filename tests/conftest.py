@@ -1,6 +1,5 @@
 """What the core's tests share: a problem with unequal weights, exact means over cohorts, a server that only records."""
 
-import os
 import platform
 import signal
 from collections.abc import Iterator
@@ -29,11 +28,6 @@ from deltafl import (
 from deltafl.designs.exact import every_cohort
 from deltafl.samplers.base import State
 from deltafl.types import FloatArray, IntArray, Params, Replies
-
-# Commands that tests start in other folders find ``reproduction``, whose tasks DELTAFL_TASKS names for child processes.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")])
-)
 
 # Some tests press Ctrl-C in a program they start, which would inherit that the shell of a background job ignores it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -2,7 +2,6 @@
 
 import io
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ import torch
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.processes import Processes, result
 from deltafl.simulation.training.route import example_of, incompatibility
 from deltafl.simulation.training.serial import LocalWork, train_serial
 from deltafl.streams import stream
-from deltafl.tasks import check_task, cross_entropy, make_task
+from deltafl.tasks import check_task, cross_entropy, find_task, make_task
 from reproduction.data.archives import (
     ARCHIVES,
     TINY_ALPHABET,
@@ -27,7 +27,6 @@ from reproduction.data.archives import (
     windows,
 )
 
-ROOT = Path(__file__).parents[2]
 Arrays = dict[str, npt.NDArray[Any]]
 
 #: Where a developer keeps the real archives; read before the fixture hides it.
@@ -101,13 +100,10 @@ def test_a_missing_archive_names_the_file_and_the_folders(name: str, tmp_path: P
 
 
 def test_the_tasks_are_registered_in_processes_that_are_started() -> None:
-    """A worker process imports what DELTAFL_TASKS names; the record of a run keeps the plain name of its task."""
-    assert "reproduction.data" in os.environ["DELTAFL_TASKS"].split(",")
-    program = (
-        "from deltafl.tasks import find_task; print(find_task('unipen62').num_clients, find_task('mnist').summary)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.startswith("278 28 x 28 images of digits; by writer")
+    with Processes(1) as pool:
+        found = [result(pool.submit(find_task, name)) for name in ("unipen62", "mnist")]
+    assert found[0].num_clients == 278
+    assert "by writer" in found[1].summary
 
 
 def test_broken_writers_are_named(tmp_path: Path) -> None:

@@ -200,11 +200,11 @@ from pathlib import Path
 from deltafl import Fixed, Plan, Population, close_round, init_round, open_round, stream
 from deltafl.scale.rows import RowFormat
 from deltafl.simulation.settings import RunSettings
-from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.directory import RunDirectory, recorded_settings
 out, rounds = Path(sys.argv[1]), int(sys.argv[2])
 plan = Plan(Population.from_sizes([1] * 60), Fixed(), 6, "innovation", memory=RowFormat("bfloat16", str(out / "rows")))
 directory = RunDirectory(out)
-if directory.settings() is None:
+if recorded_settings(out) is None:
     directory.start(RunSettings())
 state = directory.load(init_round(plan, np.zeros(3000)))
 print("begun", flush=True)
@@ -256,7 +256,7 @@ def test_a_run_with_its_memory_in_a_file_is_the_same_run(tmp_path: Path) -> None
         run_single(settings, tmp_path / name, lambda *_: None)
     assert (tmp_path / "ram" / "rounds.jsonl").read_bytes() == (tmp_path / "file" / "rounds.jsonl").read_bytes()
     assert len(list((tmp_path / "disk").glob("file-*/rows.bin"))) == 1
-    RunDirectory(tmp_path / "file").forget_memory()
+    RunDirectory(tmp_path / "file").delete()
     assert not list((tmp_path / "disk").iterdir())
 
 

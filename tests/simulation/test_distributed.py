@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.distributed import ProcessGroup, divided, joined_processes, refuse_processes, refuse_undividable
+from deltafl.simulation.distributed import ProcessGroup, divided, joined_processes, refuse_processes
 from deltafl.simulation.run import run_single
 from tools.rank_processes import GATHERED, RESUMED, SUMMED, THEORY, quiet, settings_of
 
@@ -134,7 +134,8 @@ def test_one_process_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None
         refuse_processes("compare")
 
 
-@pytest.mark.parametrize("given_", [{"memory_path": "rows", "sampler": "innovation"}])
-def test_settings_for_one_process_are_refused(given_: dict[str, object]) -> None:
+def test_settings_for_one_process_are_refused(tmp_path: Path) -> None:
+    group = ProcessGroup()
+    group.count = 2
     with pytest.raises(DeltaflError, match="this run has several"):
-        refuse_undividable(settings_of(given_))
+        run_single(settings_of({"memory_path": "rows", "sampler": "innovation"}), tmp_path, quiet, group)

@@ -11,7 +11,6 @@ import pytest
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.compare import run_comparison
-from deltafl.simulation.directory import locked
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 
@@ -70,9 +69,3 @@ def test_the_command_line_refuses_a_folder_in_use(tmp_path: Path, command: str) 
         )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "deltafl: another process is playing the run in out; wait for it, or choose another --out\n"
-
-
-def test_folders_that_were_made_for_a_lock_go_with_it(tmp_path: Path) -> None:
-    with locked(tmp_path / "runs" / "run-toy"), pytest.raises(DeltaflError), locked(tmp_path / "runs" / "run-toy"):
-        pass
-    assert not list(tmp_path.iterdir())

@@ -145,7 +145,8 @@ def play_jobs(jobs: Sequence[Job], player: Player, pool: Processes | None, on_pr
     running = dict[Future[Any], Job]()
     while waiting or running:
         while waiting and len(running) < pool.count:
-            running[pool.submit(player.play, waiting[0])] = waiting.pop(0)
+            job = waiting.pop(0)
+            running[pool.submit(player.play, job)] = job
         for future in wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
             result(future)
             monitor.done.add(running.pop(future).key)

@@ -127,7 +127,7 @@ def known_tasks() -> dict[str, TaskSpec]:
             importlib.import_module(module)
         except ImportError as error:
             raise DeltaflError(
-                f"{MODULES_VARIABLE} or import_tasks names the module {module!r}, which cannot be imported: {error}"
+                f"the module {module!r}, named in {MODULES_VARIABLE} or import_tasks, cannot be imported: {error}"
             ) from error
     return dict(_TASKS)
 
