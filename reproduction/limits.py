@@ -25,6 +25,7 @@ from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray, Params
 
 from .page import OwnPage, Row, Rows
+from .spec import TEXTS
 from .verdict import ends
 
 #: What each picture has on its x-axis.
@@ -136,13 +137,6 @@ class _Measured(NamedTuple):
     high: float
 
 
-_SETTING = (
-    "Relative error: E norm(D - ubar)^2 of a method divided by that of uniform draws on the same updates. d = "
-    "{dimensions}, n = {sample} unless a table states another. Means over {seeds} seeds of {rounds} rounds after a "
-    "warm-up of 3 m / n, with 95 % intervals."
-)
-
-
 def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     """A panel and a table for each drift, for unequal norms, for groups, and for clients hardly ever selected."""
     found = [_measured(row) for row in rows]
@@ -155,10 +149,10 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
         for panel in panels.values()
     ]
     captions = [f"{title}; x: {_AXES[panel[0].point.picture]}" for title, panel in panels.items()]
-    note = "Line: mean over seeds. Band: 95 % interval. Dashed: uniform draws."
+    note = TEXTS["limits"]["picture"]
     draw_panels(lines, captions, 2, note, folder / "limits.png", goals=[1.0] * len(panels), x_label="")
     tables = [f"### {title}\n\n{_table(panel)}" for title, panel in panels.items()]
-    blocks = [_SETTING.format(**settings), "![relative errors](limits.png)", *tables]
+    blocks = [TEXTS["limits"]["head"].format(**settings), "![relative errors](limits.png)", *tables]
     return OwnPage(_measured_text(settings, found), "not a claim of the paper", blocks, _cells(rows))
 
 

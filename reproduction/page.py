@@ -13,9 +13,9 @@ from deltafl.io import checked, read_json, read_text, write_atomically
 from deltafl.simulation import CompareSettings, RunSettings
 
 from .groups import Group, data_note, full_title, gather
-from .spec import Experiment, Sweep, experiment_names
+from .spec import TEXTS, Experiment, Sweep, experiment_names
 from .tables import SHOW
-from .verdict import NO_ORDER, RULE, counted, headline, ordered, others_table, pairs_table, paragraph, sum_up
+from .verdict import NO_ORDER, counted, headline, ordered, others_table, pairs_table, paragraph, sum_up
 
 VERDICT = "verdict.json"
 #: How an index begins; another page is never overwritten by one.
@@ -80,21 +80,7 @@ def require_own(folder: Path, name: str) -> None:
 
 
 def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, str], command: str) -> str:
-    """Write the page of a sweep: ``README.md``, ``table.csv``, the picture and ``verdict.json``.
-
-    Args:
-        sweep: The experiment at its scale.
-        runs: Its finished runs, perhaps not all of them.
-        out: Where the files go.
-        not_run: Parts that could not be run, with the reason.
-        command: The command that makes the page.
-
-    Returns:
-        The page, Markdown.
-
-    Raises:
-        DeltaflError: If no run is finished.
-    """
+    """Write the page of a sweep from its finished runs, and return it; ``not_run`` has parts that could not be run."""
     experiment, groups = sweep.experiment, gather(sweep, runs)
     if not groups:
         raise DeltaflError(f"experiment {experiment.name}: no run is finished, so there is nothing to show")
@@ -102,10 +88,7 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
     shown = SHOW[experiment.kind](groups, experiment.view, out)
     counts, missing = _what_is_missing(sweep, groups, not_run)
     note = data_note(groups)
-    head = (
-        f"{DIVERGED} Diverged. These runs were stopped. Such a run keeps its last accuracy and has no loss; its curve "
-        "ends where the first of its seeds stopped:"
-    )
+    head = TEXTS["pages"]["diverged"].format(mark=DIVERGED)
     rows = [(f"{group.title}, {row.name}", run) for group in groups for row in group.rows for run in row.runs.values()]
     blocks = [f"**Data:** {note}"] if note else []
     blocks += ["## Verdict", paragraph(groups, shown.measures, shown.verdict), *diverged(head, rows)]
@@ -115,7 +98,7 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
         blocks += [f"## {heading}", table]
     blocks += ["## Picture", f"![{experiment.title}]({shown.picture})"]
     if pairs := pairs_table(groups, shown.measures):
-        blocks.append(folded("The paper's ordering, pair by pair", f"{pairs}\n\n{RULE}"))
+        blocks.append(folded("The paper's ordering, pair by pair", f"{pairs}\n\n{TEXTS['pages']['rule']}"))
     if others := others_table(groups, shown.measures):
         blocks.append(folded("Comparisons outside the paper's ordering", others))
     blocks += ["## What was run", _what_was_run(sweep, groups), *_smaller(sweep, groups), missing]
@@ -233,12 +216,9 @@ def _what_is_missing(sweep: Sweep, groups: Sequence[Group], not_run: dict[str, s
 
 
 def write_index(root: Path) -> str:
-    """Write ``root/README.md``, one line for each experiment with a page below ``root``.
+    """Write ``root/README.md`` and return it: a line for each experiment that has a page below ``root``.
 
-    Experiments come in their own order; other folders with a page of their own are named at the end.
-
-    Raises:
-        DeltaflError: If no folder below ``root`` has a verdict, one cannot be read, or another page is in the way.
+    Other folders with a page of their own are named at the end.
     """
     findings = {path.parent.name: read_verdict(path) for path in sorted(root.glob(f"*/{VERDICT}"))}
     if not findings:
@@ -253,7 +233,7 @@ def write_index(root: Path) -> str:
     details = [f"**{f.title}**\n\n- Claim: {f.claim}\n- Measured: {f.measured}" for _, f in found]
     blocks = [
         INDEX.strip(),
-        "Whether each claim of the paper holds. A rule, stated on the pages, makes the verdicts from 95 % intervals.",
+        TEXTS["index"]["head"],
         markdown(["experiment", "verdict", "runs"], rows, left=3),
         folded("What each experiment claims and what was measured", "\n\n".join(details)),
         "Commands:\n\n```\n" + "\n".join(f.command for _, f in found) + "\n```",

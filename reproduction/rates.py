@@ -36,6 +36,7 @@ from deltafl.types import FloatArray
 
 from .page import OwnPage, Row, Rows
 from .problems import Problem, local_work, make_problem
+from .spec import TEXTS
 from .verdict import ends
 
 #: A slope this near to the claimed order counts as the claimed order: T is finite.
@@ -147,17 +148,10 @@ class Measured(NamedTuple):
 def _measured(horizons: Sequence[int], values: Values, problem: str, label: str) -> Measured:
     least_ts, mean_ts = values[problem, label]
     orders = CLAIMS.get(analysis.base_name(label))
-    return Measured(
-        problem,
-        label,
-        horizons[-1],
-        float(least_ts[-1].mean()),
-        float(mean_ts[-1].mean()),
-        None if orders is None else orders[problem.endswith("from-optimum")],
-        slope(least_ts, horizons),
-        slope(mean_ts, horizons),
-        None if label == BASELINE else _ratio(problem, label, BASELINE, values),
-    )
+    claimed = None if orders is None else orders[problem.endswith("from-optimum")]
+    ratio = None if label == BASELINE else _ratio(problem, label, BASELINE, values)
+    ends_at = horizons[-1], float(least_ts[-1].mean()), float(mean_ts[-1].mean())
+    return Measured(problem, label, *ends_at, claimed, slope(least_ts, horizons), slope(mean_ts, horizons), ratio)
 
 
 def slope(value_ts: FloatArray, horizon_t: Sequence[int]) -> analysis.Interval | None:
@@ -207,34 +201,20 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     _draw(settings, values, folder / "rates.png")
     by_problem = {problem: [row for row in found if row.problem == problem] for problem in settings["problems"]}
     heads = ["method", "T", "eta_L", "min_t norm(grad f(x_t))^2, measured", "printed bound"]
-    lines = [
-        [
-            label,
-            str(settings["counter_rounds"]),
-            f"{lr:.2e}",
-            f"{least:g}",
-            f"{bound:.2e}" + " (broken)" * (least > bound),
-        ]
-        for label, lr, least, bound in counter
-    ]
+    lines = []
+    for label, lr, least, bound in counter:
+        broken = " (broken)" if least > bound else ""
+        lines.append([label, str(settings["counter_rounds"]), f"{lr:.2e}", f"{least:g}", f"{bound:.2e}{broken}"])
     blocks = [
-        _SETTING.format(**settings, tolerance=TOLERANCE),
+        TEXTS["rates"]["head"].format(**settings, tolerance=TOLERANCE),
         *(f"### {problem}\n\n{_table(own)}\n\n{_duels(problem, values)}" for problem, own in by_problem.items()),
         "![Decay of the gradient with T](rates.png)",
-        "The bounds behind the claimed orders are in [the table row by row](../../docs/theory-table-1.md).",
+        TEXTS["rates"]["bounds"],
         "### The counter-example to theorem 2",
-        "Two clients with F = (x - 1)^2 / 2 and (x + 1)^2 / 2, n = 1, K = 1, no noise, from x = 1, eta eta_L = 1: all "
-        "conditions of the printed theorem hold (L = 1, A = 1, c = 1/4).",
+        TEXTS["rates"]["counter"],
         analysis.markdown(heads, lines),
     ]
     return OwnPage(*_sum_up(found, counter), blocks, [_csv_row(row) for row in found])
-
-
-_SETTING = (
-    "{clients} clients, {sample} selected a round, K = {local_steps} local steps, {dimension} variables, {seeds} seeds "
-    "(draws and gradient noise; the problems are the same for all). Slopes are exponents of T with 95 % intervals over "
-    "seeds. The verdict compares that of the mean over rounds with the claimed order, to within {tolerance}."
-)
 
 
 def values_of(settings: dict[str, Any], rows: Rows) -> Values:
@@ -275,22 +255,15 @@ def _number(found: analysis.Interval | None) -> str:
 
 
 def _table(rows: Sequence[Measured]) -> str:
-    horizon = rows[0].horizon
-    heads = ["method", "slope of min over t", "slope of mean over t", "claimed", "verdict", f"min, T = {horizon}"]
-    heads += [f"mean, T = {horizon}", f"mean relative to {BASELINE}"]
-    lines = [
-        [
-            row.method,
-            _number(row.slope_least),
-            _number(row.slope_mean),
-            "-" if row.claimed is None else f"{row.claimed:g}",
-            verdict(row),
-            "0 (x_0)" if row.slope_least is None else f"{row.least:.2e}",
-            f"{row.mean:.2e}",
-            _number(row.ratio),
-        ]
-        for row in rows
-    ]
+    at = f"T = {rows[0].horizon}"
+    heads = ["method", "slope of min over t", "slope of mean over t", "claimed", "verdict"]
+    heads += [f"min, {at}", f"mean, {at}", f"mean relative to {BASELINE}"]
+    lines = []
+    for row in rows:
+        claimed = "-" if row.claimed is None else f"{row.claimed:g}"
+        least = "0 (x_0)" if row.slope_least is None else f"{row.least:.2e}"
+        slopes = [_number(row.slope_least), _number(row.slope_mean)]
+        lines.append([row.method, *slopes, claimed, verdict(row), least, f"{row.mean:.2e}", _number(row.ratio)])
     return analysis.markdown(heads, lines)
 
 
@@ -300,7 +273,7 @@ def _duels(problem: str, values: Values) -> str:
     for delta, rival in (("delta@multinomial", "fedis@multinomial"), ("delta", "fedis"), ("pracdelta", "fedpracis")):
         if ratio := _ratio(problem, delta, rival, values):
             texts.append(f"`{delta}` / `{rival}` {ratio.mean:.3f}{ends(ratio.low, ratio.high, '.3f')}")
-    return f"Mean gradient at the longest T relative to importance sampling in the same form: {', '.join(texts)}."
+    return TEXTS["rates"]["duels"].format(found=", ".join(texts))
 
 
 def _csv_row(row: Measured) -> dict[str, Any]:
@@ -314,23 +287,21 @@ def _csv_row(row: Measured) -> dict[str, Any]:
 
 def _draw(settings: dict[str, Any], values: Values, path: Path) -> None:
     horizon_t = np.array(settings["horizons"], dtype=np.float64)
-    look_of, guide_look = analysis.looks(settings["methods"]), analysis.Look("#767676", (0.0, (1.0, 1.5)), "", 1.0)
+    looks, guide_look = analysis.looks(settings["methods"]), analysis.Look("#767676", (0.0, (1.0, 1.5)), "", 1.0)
     panels, captions = [], []
     for problem, (measure, name) in product(settings["problems"], enumerate(("min over t", "mean over t"))):
-        own = {method: values[problem, method][measure] for method in settings["methods"]}
-        drawn = {method: value_ts for method, value_ts in own.items() if value_ts.max() > 1e-12}
-        if drawn:  # else the run starts at the minimum
-            bands = {
-                method: analysis.band_of([(horizon_t, value_t) for value_t in value_ts.T])
-                for method, value_ts in drawn.items()
-            }
-            lines = [analysis.Line(method, look_of[method], band) for method, band in bands.items()]
-            top = max(float(value_ts[0].mean()) for value_ts in drawn.values())
+        lines, top = [], 0.0
+        for method in settings["methods"]:
+            value_ts = values[problem, method][measure]
+            if value_ts.max() > 1e-12:  # else the run starts at the minimum
+                band = analysis.band_of([(horizon_t, value_t) for value_t in value_ts.T])
+                lines.append(analysis.Line(method, looks[method], band))
+                top = max(top, float(value_ts[0].mean()))
+        if lines:
             for order in (-0.5, -1.0):
                 guide = analysis.band_of([(horizon_t, top * (horizon_t / horizon_t[0]) ** order)])
                 lines.append(analysis.Line("slopes -1/2 and -1", guide_look, guide))
             panels.append(lines)
             captions.append(f"{problem}: {name}")
-    analysis.draw_panels(
-        panels, captions, 2, analysis.CAPTION, path, log_y=True, log_x=True, x_label="rounds T, a run each"
-    )
+    label = "rounds T, a run each"
+    analysis.draw_panels(panels, captions, 2, analysis.CAPTION, path, log_y=True, log_x=True, x_label=label)

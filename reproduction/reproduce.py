@@ -49,14 +49,7 @@ class Request:
 
 
 def reproduce(request: Request, on_progress: OnProgress) -> str:
-    """Run what is missing and write the page, ``README.md`` in the folder, beside table, picture and records.
-
-    Returns:
-        The page, Markdown.
-
-    Raises:
-        DeltaflError: If the experiment or a part is unknown, data are missing, or the folder holds something else.
-    """
+    """Run what is missing, write the page, ``README.md`` beside table, picture and records, and return it."""
     experiment = load_experiment(request.name)
     require("matplotlib", "plot")
     require("scipy", "sim")
@@ -111,11 +104,7 @@ def records_of(sweep: Sweep, folder: Path) -> list[RunRecord]:
 def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgress) -> dict[str, str]:
     """Run what has no record in ``folder`` yet, ``processes`` runs side by side, and pack the records.
 
-    Returns:
-        The parts whose data are not at hand, with the reason; they are left out.
-
-    Raises:
-        DeltaflError: If a record or an unfinished run in the folder has other settings, or no part can be run.
+    Returns the parts whose data are not at hand, with the reason; they are left out.
     """
     for package in ("torch", "safetensors"):
         require(package, "sim")

@@ -37,6 +37,8 @@ SCALES = ("smoke", "cpu", "paper")
 #: Figures of the paper that another experiment shows.
 SHOWN_BY = {"figure-3": "toy", "figure-5": "toy"}
 _FILES = Path(__file__).parent / "files"
+#: Whole sentences of the pages, by page.
+TEXTS: dict[str, dict[str, str]] = read_toml(Path(__file__).parent / "texts.toml")
 Scale = Literal["smoke", "cpu", "paper"]
 Kind = Literal["table", "curves", "best-accuracies", "probes", "toy", "rates", "limits", "benchmark"]
 
@@ -125,11 +127,7 @@ class Experiment(_Model):
         return str(self.parts.get(part, {}).get("title", part))
 
     def comparison(self, part: str, scale: str, **own: Any) -> CompareSettings:
-        """The resolved settings of one part at one scale; the user's ``own``, such as ``seeds``, win.
-
-        Raises:
-            DeltaflError: If the part or the scale is unknown, or a setting is impossible.
-        """
+        """The resolved settings of one part at one scale; the user's ``own``, such as ``seeds``, win."""
         for kind, name, known in (("part", part, self.parts), ("scale", scale, self.scales)):
             if name not in known:
                 raise unknown_name(kind, name, known)

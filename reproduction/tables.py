@@ -11,12 +11,13 @@ from deltafl import analysis
 from deltafl.types import FloatArray
 
 from .groups import Group, Row
-from .spec import Reported, View
+from .spec import TEXTS, Reported, View
 from .verdict import Measures, between, ends, number_text
 
 _TITLES = {"accuracy": "test accuracy, %", "loss": "test loss", "log10-loss": "log10 of the test loss"}
 #: A column of a Markdown table: its heading, and its text in a row.
 Column = tuple[str, Callable[[dict[str, Any]], str]]
+Looks = dict[str, analysis.Look]
 
 
 class Shown(NamedTuple):
@@ -106,35 +107,25 @@ def _mean(numbers: Sequence[float]) -> float | None:
 
 
 def _paper_columns(group: Group, cells: analysis.Cells, value: analysis.Measure) -> list[Column]:
-    percent, has_paper = group.metric == "accuracy", bool(group.reported)
+    percent, paper, goal = group.metric == "accuracy", bool(group.reported), group.threshold is not None
     head, digits = ("accuracy, %", 2) if percent else (value.name, 3)
-    columns: list[Column] = [("method", lambda cell: cell["method"])]
-    columns.append((head, lambda cell: analysis.plus_minus(cell["mean"], cell["sd"], digits)))
-    if has_paper:
-        columns.append(
-            ("paper's accuracy", lambda cell: analysis.plus_minus(cell["paper_accuracy"], cell["paper_sd"], 2))
-        )
-    if any("client_accuracy" in cell for cell in cells):
-        columns.append(("mean over clients, %", lambda cell: analysis.fixed(cell.get("client_accuracy"), 2)))
-    if group.threshold is None:
-        return columns
-    columns.append((analysis.rounds_to(group.threshold, group.metric).name, lambda cell: _rounds_text(cell, "")))
-    if has_paper:
-        columns.append(("paper's rounds", lambda cell: analysis.fixed(cell["paper_rounds"], 0)))
-    columns.append(("by 5-evaluation mean", lambda cell: _rounds_text(cell, "_smoothed")))
-    columns.append(("wall seconds", lambda cell: _seconds_text(cell["seconds"])))
-    columns.append(("CPU seconds", lambda cell: _seconds_text(cell["cpu_seconds"])))
-    if any(cell["paper_seconds"] is not None for cell in cells):
-        columns.append(("paper's seconds", lambda cell: _seconds_text(cell["paper_seconds"])))
-    columns.append(("speed-up [95 %]", _speedup_text))
-    if has_paper:
-        columns.append(
-            (
-                "paper's speed-up",
-                lambda c: analysis.fixed(c["paper_speedup"], 2) if "paper_speedup" in c else "baseline",
-            )
-        )
-    return columns
+    by_client = any("client_accuracy" in cell for cell in cells)
+    paper_seconds = any(cell["paper_seconds"] is not None for cell in cells)
+    columns: list[tuple[bool, str, Callable[[dict[str, Any]], str]]] = [
+        (True, "method", lambda c: c["method"]),
+        (True, head, lambda c: analysis.plus_minus(c["mean"], c["sd"], digits)),
+        (paper, "paper's accuracy", lambda c: analysis.plus_minus(c["paper_accuracy"], c["paper_sd"], 2)),
+        (by_client, "mean over clients, %", lambda c: analysis.fixed(c.get("client_accuracy"), 2)),
+        (goal, analysis.rounds_to(group.threshold or 0, group.metric).name, lambda c: _rounds_text(c, "")),
+        (goal and paper, "paper's rounds", lambda c: analysis.fixed(c["paper_rounds"], 0)),
+        (goal, "by 5-evaluation mean", lambda c: _rounds_text(c, "_smoothed")),
+        (goal, "wall seconds", lambda c: _seconds_text(c["seconds"])),
+        (goal, "CPU seconds", lambda c: _seconds_text(c["cpu_seconds"])),
+        (goal and paper_seconds, "paper's seconds", lambda c: _seconds_text(c["paper_seconds"])),
+        (goal, "speed-up [95 %]", _speedup_text),
+        (goal and paper, "paper's speed-up", _paper_speedup_text),
+    ]
+    return [(head, text) for shown, head, text in columns if shown]
 
 
 def _rounds_text(cell: dict[str, Any], suffix: str) -> str:
@@ -149,32 +140,26 @@ def _seconds_text(number: float | None) -> str:
 
 
 def _speedup_text(cell: dict[str, Any]) -> str:
-    if "speedup" not in cell:
-        return "baseline"
-    if cell["speedup"] is None:
-        return analysis.DASH
+    if cell.get("speedup") is None:
+        return analysis.DASH if "speedup" in cell else "baseline"
     mark = "\\*" if cell["left_out"] else ""
     return f"{cell['speedup']:.2f}{mark}{ends(cell['low'], cell['high'])}"
 
 
+def _paper_speedup_text(cell: dict[str, Any]) -> str:
+    return analysis.fixed(cell["paper_speedup"], 2) if "paper_speedup" in cell else "baseline"
+
+
 def _table_note(group: Group, view: View) -> str:
-    value = (
-        f"Accuracy: mean of the {view.best_of(group.part)} best evaluations in the last 4 % of the rounds"
-        if group.metric == "accuracy"
-        else "Loss: mean over the last 4 % of the rounds"
-    )
-    text = f"{value}; ± is the sd over seeds."
-    if group.threshold is not None:
-        base = group.row(group.baseline).name
-        text += (
-            " Rounds and seconds: means over the seeds that reached the threshold, evaluation excluded. Speed-up: over "
-            f"{base}, in rounds, paired by seed; \\* leaves out seeds with which one of the two never reached it."
-        )
-    if group.reported:
-        text += " Compare the paper's speed-ups with ours; its accuracies and rounds are of another model or split."
-    if any(number.seconds is not None for number in group.reported.values()):
-        text += " The paper's seconds are those of one RTX 3090."
-    return text
+    notes = {
+        "accuracy": group.metric == "accuracy",
+        "loss": group.metric == "loss",
+        "threshold": group.threshold is not None,
+        "reported": bool(group.reported),
+        "seconds": any(number.seconds is not None for number in group.reported.values()),
+    }
+    named = {"best": view.best_of(group.part), "baseline": group.row(group.baseline).name}
+    return " ".join(TEXTS["pages"][key].format(**named) for key, shown in notes.items() if shown)
 
 
 def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
@@ -193,11 +178,7 @@ def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
                 cells.append(cell)
                 line.extend(texts)
         tables.append((group.title, analysis.markdown(heads, lines)))
-    note = (
-        "Mean ± sd over seeds, with the 95 % interval of the mean. Accuracy: mean of the best evaluations in the last "
-        "4 % of the rounds; loss: mean over them. Comparisons are paired by seed."
-    )
-    tables[-1] = (tables[-1][0], f"{tables[-1][1]}\n\n{note}")
+    tables[-1] = (tables[-1][0], f"{tables[-1][1]}\n\n{TEXTS['pages']['curves']}")
     _draw_curves(groups, view.y, min(3, len(groups)), folder / "curves.png")
     return Shown(tables, cells, "curves.png", measures)
 
@@ -219,52 +200,45 @@ def _value_cell(group: Group, row: Row, measure: analysis.Measure) -> tuple[dict
     return cell, [text, number_text(against)]
 
 
+def _panel(group: Group, looks: Looks, bands: Sequence[analysis.Band]) -> list[analysis.Line]:
+    return [analysis.Line(row.name, looks[row.label], band) for row, band in zip(group.rows, bands, strict=True)]
+
+
+def _looks(groups: Sequence[Group]) -> Looks:
+    return analysis.looks(list(dict.fromkeys(label for group in groups for label in group.labels)))
+
+
 def _draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path: Path) -> None:
-    look_of, panels, captions, goals = _looks(groups), [], [], list[float | None]()
+    looks, panels, captions, goals = _looks(groups), [], [], list[float | None]()
     for y, group in product(ys, groups):
-        panels.append(
-            [
-                analysis.Line(row.name, look_of[row.label], analysis.curve_band(list(row.runs.values()), y))
-                for row in group.rows
-            ]
-        )
+        panels.append(_panel(group, looks, [analysis.curve_band(list(row.runs.values()), y) for row in group.rows]))
         captions.append(f"{group.title}: {_TITLES[y]}")
         has_goal = y == group.metric == "accuracy" and group.threshold is not None
         goals.append(100 * (group.threshold or 0.0) if has_goal else None)
     analysis.draw_panels(panels, captions, columns, analysis.CAPTION, path, goals=goals)
 
 
-def _looks(groups: Sequence[Group]) -> dict[str, analysis.Look]:
-    return analysis.looks(list(dict.fromkeys(label for group in groups for label in group.labels)))
-
-
 def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     tables, cells, measures, panels = [], analysis.Cells(), {}, []
-    look_of, best = _looks(groups), view.best_of("")
+    looks, best = _looks(groups), view.best_of("")
     for group in groups:
         length = min(run.num_rounds for run in group.runs)
         horizons = [horizon for horizon in view.rounds if horizon <= length] or [length]
-        measures[group.part] = [analysis.best_within(horizon, best) for horizon in horizons]
-        lines, curves = [], []
+        own = measures[group.part] = [analysis.best_within(horizon, best) for horizon in horizons]
+        lines, bands = [], []
         for row in group.rows:
-            own = [
-                _head(group, row) | {"rounds": horizon, "best": best, "mean": mean, "sd": sd}
-                for horizon, measure in zip(horizons, measures[group.part], strict=True)
-                for mean, sd, _ in [_over_seeds(measure, row.runs)]
-            ]
-            cells += own
-            lines.append([row.name, *(analysis.plus_minus(cell["mean"], cell["sd"], 2) for cell in own)])
-            values = [[measure.value(run) for measure in measures[group.part]] for run in row.runs.values()]
-            value_sh = 100 * np.array(values, dtype=np.float64)
-            band = analysis.band_of([(np.array(horizons), value_h) for value_h in value_sh])
-            curves.append(analysis.Line(row.name, look_of[row.label], band))
-        heads = [f"best {best} of {horizon} rounds, %" for horizon in horizons]
-        tables.append((group.title, analysis.markdown(["method", *heads], lines) + "\n\n± is the sd over seeds."))
-        panels.append(curves)
+            found = [_over_seeds(measure, row.runs)[:2] for measure in own]
+            for horizon, (mean, sd) in zip(horizons, found, strict=True):
+                cells.append(_head(group, row) | {"rounds": horizon, "best": best, "mean": mean, "sd": sd})
+            lines.append([row.name, *(analysis.plus_minus(mean, sd, 2) for mean, sd in found)])
+            value_sh = 100 * np.array([[measure.value(run) for measure in own] for run in row.runs.values()], float)
+            bands.append(analysis.band_of([(np.array(horizons), value_h) for value_h in value_sh]))
+        heads = ["method", *(f"best {best} of {horizon} rounds, %" for horizon in horizons)]
+        tables.append((group.title, analysis.markdown(heads, lines) + "\n\n± is the sd over seeds."))
+        panels.append(_panel(group, looks, bands))
     captions = [f"{group.title}: mean of the {best} best accuracies, %" for group in groups]
-    analysis.draw_panels(
-        panels, captions, min(3, len(groups)), analysis.CAPTION, folder / "best.png", x_label="first rounds"
-    )
+    path, columns = folder / "best.png", min(3, len(groups))
+    analysis.draw_panels(panels, captions, columns, analysis.CAPTION, path, x_label="first rounds")
     return Shown(tables, cells, "best.png", measures)
 
 
@@ -280,12 +254,7 @@ def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     ]
     if view.bounds:
         columns.append(("the paper's bounds", lambda cell: cell.get("bounds", analysis.DASH)))
-        columns.append(
-            (
-                "measured rounds within",
-                lambda c: f"{c['within']} of {c['measured']}" if "within" in c else analysis.DASH,
-            )
-        )
+        columns.append(("measured rounds within", _within_text))
     for group in groups:
         measures[group.part] = [analysis.late_probe(title, column, True) for title, column in view.columns.items()]
         own = [cell for row in group.rows for cell in _probe_cells(group, row, view)]
@@ -293,6 +262,10 @@ def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
         cells += own
     _draw_probes(groups, view, folder / "probes.png")
     return Shown(tables, cells, "probes.png", measures, _bounds_verdict(groups, cells))
+
+
+def _within_text(cell: dict[str, Any]) -> str:
+    return f"{cell['within']} of {cell['measured']}" if "within" in cell else analysis.DASH
 
 
 def _probe_cells(group: Group, row: Row, view: View) -> analysis.Cells:
@@ -331,24 +304,20 @@ def _bounds_verdict(groups: Sequence[Group], cells: analysis.Cells) -> str | Non
     """Where the paper's bounds hold in every measured round, and where they do not; None if it states none."""
     bounded = [cell for cell in cells if "bounds" in cell]
     broken = {cell["part"] for cell in bounded if cell["within"] < cell["measured"]}
-    titles = {group.part: group.title for group in groups}
-    held = [title for part, title in titles.items() if part not in broken]
-    if not bounded:
-        return None
     if not broken:
-        return "the bounds hold"
-    start = f"the bounds hold on {' and '.join(held)}, and do not on" if held else "the bounds do not hold on"
-    return f"{start} {' and '.join(titles[part] for part in titles if part in broken)}"
+        return "the bounds hold" if bounded else None
+    where = " and ".join(group.title for group in groups if group.part in broken)
+    held = " and ".join(group.title for group in groups if group.part not in broken)
+    return f"the bounds hold on {held}, and do not on {where}" if held else f"the bounds do not hold on {where}"
 
 
 def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
-    look_of, panels, captions = _looks(groups), [], []
+    looks, panels, captions = _looks(groups), [], []
     for group, (title, column) in product(groups, view.columns.items()):
-        lines = []
-        for row in group.rows:
-            curves = [(run.probe("round").astype(np.int64), run.probe(column)) for run in row.runs.values()]
-            lines.append(analysis.Line(row.name, look_of[row.label], analysis.band_of(curves)))
-        panels.append(lines)
+        curves_s = [
+            [(run.probe("round").astype(int), run.probe(column)) for run in row.runs.values()] for row in group.rows
+        ]
+        panels.append(_panel(group, looks, [analysis.band_of(curves) for curves in curves_s]))
         captions.append(f"{group.title}: {title}" if len(groups) > 1 else title)
     analysis.draw_panels(panels, captions, min(2, len(panels)), analysis.CAPTION, path, log_y=True)
 

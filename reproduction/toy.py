@@ -1,16 +1,7 @@
 """The toy (figures 3 and 5): three clients, two are selected, the ideal is (4, 0). Every cohort is enumerated.
 
-The gradients at (1, 1) are (2, 2), (4, 1) and (6, -3). Each score is combined with each way to draw and to weigh:
-
-=============== ============================================================================================
-hh              n draws with replacement, weights w / (n p)                       (Hansen and Hurwitz)
-ht              exact inclusion probabilities pi = 2 p, weights w / pi            (Horvitz and Thompson)
-successive      one after the other without replacement, weights 1 / (n m p), as if pi were n p; biased
-hajek           the same draws, the weights divided by their sum; biased
-plain-mean      the same draws, the average of the replies; biased
-difference-hh   as hh, on u_i - c with c = (4, 0) added back: the best c there is, which nobody knows before the draw
-difference-ht   as ht, likewise
-=============== ============================================================================================
+The gradients at (1, 1) are (2, 2), (4, 1) and (6, -3). Each score is combined with each of ``WAYS`` to draw and weigh.
+The difference estimators subtract c = (4, 0) and add it back: the best c there is, which nobody knows before the draw.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,6 +17,7 @@ from deltafl.io import write_atomically
 from deltafl.types import FloatArray, Params
 
 from .page import OwnPage, Row, Rows
+from .spec import TEXTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,10 +114,10 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     _draw(found, folder / "toy.png")
     lines = [[score, *(_cell(found[score, way]) for way in WAYS)] for score in SCORES]
     blocks = [
-        "E norm(aggregate - (4, 0))^2 over all cohorts; in brackets the bias, norm(E aggregate - (4, 0)), unless 0.",
+        TEXTS["toy"]["head"],
         markdown(["", *(way.title for way in WAYS.values())], lines),
         "![Aggregates of two of three](toy.png)",
-        "The paper's figure picks one unweighted pair a method by hand; its methods draw all pairs and weigh them:",
+        TEXTS["toy"]["pairs"],
         _pairs_table(),
     ]
     cells = [
@@ -183,7 +175,7 @@ def _draw(found: dict[tuple[str, str], Enumerated], path: Path) -> None:
             for axes, way in zip(line, DRAWN, strict=True):
                 _draw_outcomes(axes, found[score, way], _COLOURS[score])
                 axes.set_title(f"{score}: {way}\nMSE {found[score, way].mse:.3f}")
-        figure.supxlabel("+ ideal; disc: a cohort's aggregate, area by probability; diamond: their mean", fontsize=7)
+        figure.supxlabel(TEXTS["toy"]["picture"], fontsize=7)
         write_atomically(path, small_png(figure))
 
 

@@ -1,4 +1,4 @@
-"""The verdict: whether the paper's ordering holds, from intervals and from nothing else; the rule is ``RULE``.
+"""The verdict: whether the paper's ordering holds, from intervals alone; ``texts.toml`` states the rule.
 
 For each part, each measure and each pair that the paper orders there is one statement, "the first is better than the
 second", which the runs show, contradict or leave open (``deltafl.analysis.Statement``).
@@ -20,16 +20,6 @@ Measures = dict[str, list[Measure]]
 _WORDS = {"shown": "shown", "contradicted": "contradicted", "open": "open", "no interval": "without an interval"}
 #: DELTA's names, and importance sampling in the same form.
 _RIVALS = {"delta": "fedis", "pracdelta": "fedpracis"}
-
-RULE = (
-    "Estimates are in favour of the first method of a pair, over paired seeds; a speed-up is mean rounds of the second "
-    "/ mean rounds of the first. Shown: the 95 % interval excludes no difference, in the paper's direction; "
-    "contradicted: in the other. Open: it contains no difference, has no width, or the better method failed with a "
-    "seed with which the other did not. The ordering holds if every statement is shown. Otherwise it holds in part if "
-    "more statements are shown than by chance, and is contradicted (in part) if more are contradicted than by chance. "
-    "The limit of chance is the least k that Binomial(statements with an interval, 0.025) does not exceed in 19 of 20 "
-    "cases."
-)
 
 
 def ordered(group: Group, measures: Sequence[Measure]) -> list[Statement]:

@@ -1,16 +1,8 @@
 """The target: on every task with m / n <= 20, G >= 0.7 for this project's best unbiased method, and no rival ahead.
 
-G is the share of the gap between uniform sampling and full participation that a method closes: (R_uniform - R) /
-(R_uniform - R_full) of mean rounds to the threshold over paired seeds, with Fieller's interval. Rounds are min(R, T): a
-run that never reaches the threshold, or diverges, counts as its T rounds, a lower bound, which decides nothing in
-favour of its method. Where uniform sampling needs less than ``LEAST`` more than full participation, or the interval of
-the gap contains 0, there is no gap and no G.
-
-The best method is chosen on the tuning seeds (fewest rounds there), so that its result on the test seeds is not the
-luckiest of several. A rival is a method of somebody else that needs no more than a practical server has. Servers that
-also know the labels of every client beforehand are judged separately. A rival is ahead if the 95 % interval of the
-ratio of mean rounds, paired over seeds, excludes 1 in its favour; p-values after Holm's correction (Scand. J. Statist.
-1979) stand beside it and decide nothing.
+The rules stand in ``texts.toml``. The best method is chosen on the tuning seeds, so that its result on the test seeds
+is not the luckiest of several. Numbers of rounds are min(R, T): a run that never reaches the threshold, or diverges,
+counts as its T rounds, a lower bound that decides nothing in favour of its method.
 """
 
 import math

@@ -13,7 +13,7 @@ from deltafl.simulation import OnProgress
 
 from ..page import OwnPage, diverged, hardware, write
 from ..reproduce import Request
-from ..spec import Experiment
+from ..spec import TEXTS, Experiment
 from ..verdict import counted, sentence_case
 from .judge import GOAL, LEAST, Gap, Judgement, elsewhere_text, gap_of, headline, judge_all, measures, needs, sentence
 from .parts import BASELINE, FULL, Part, parts_of
@@ -24,18 +24,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LEFT, _RIGHT = -0.5, 1.25  # the part of the G axis that is drawn
-_KEY = "Line: 95 % interval. Hollow: biased. Square: knows the labels. Triangle: beyond the axis, or a bound."
+_TEXTS = TEXTS["benchmark"]
 
 
 def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
-    """Run what is missing of the parts that the request names, and write the page of everything that is finished.
-
-    Returns:
-        The page, Markdown.
-
-    Raises:
-        DeltaflError: If a part is unknown, nothing is finished, or the folder holds runs of other settings.
-    """
+    """Run what is missing of the parts that the request names, and write the page of everything that is finished."""
     parts, folder = parts_of(experiment, request.scale, **request.own), request.out
     reasons = {} if request.only_page else play(parts, request, on_progress)
     store = Store(folder)
@@ -63,7 +56,8 @@ def _blocks(
     done = f"{counts[0]} of {counts[1]} test runs are done."
     done += "" if counts[0] == counts[1] else " This is the verdict of those."
     blocks = ["## Verdict", f"**The target {headline(judgements)}.** {done}"]
-    blocks += ["\n".join(f"- {sentence(judgement)}" for judgement in judgements), _RULES]
+    blocks += ["\n".join(f"- {sentence(judgement)}" for judgement in judgements)]
+    blocks.append(_TEXTS["rules"].format(least=100 * LEAST))
     blocks += ["![Gap closed by task and method](gap.png)", "![Accuracy over rounds by task](curves.png)"]
     for judgement in by_part:
         result = judgement.result
@@ -73,77 +67,43 @@ def _blocks(
         blocks += [main_table(result), cost_table(result), elsewhere_text(judgement)]
         runs = [(f"`{method.label}`", run) for method in result.shown for run in method.runs.values()]
         blocks += diverged("Runs that diverged and were ended there:", runs)
-    blocks += ["## Learning rates", rates_table(results), _rates_text(results), edge_text(results, store)]
-    blocks += ["## What was run", "\n".join(f"- {_setting_text(result)}" for result in results)]
+    blocks += ["## Learning rates", rates_table(results)]
+    grids = "; ".join(map(_grid_text, results))
+    blocks += [_TEXTS["rates"].format(grids=grids), edge_text(results, store)]
+    blocks += ["## What was run", "\n".join(map(_setting_text, results))]
     blocks.append(_missing(parts, results, reasons))
     every = [run for result in results for method in result.shown for run in method.runs.values()]
-    return [*blocks, f"Hardware and versions:\n\n{hardware(every)}", _FILES]
-
-
-_RULES = (
-    f"G = (R_{BASELINE} - R) / (R_{BASELINE} - R_full) with R the mean rounds to the threshold: 0 is uniform sampling, "
-    "1 full participation. A run that never reaches the threshold, or diverged, counts as all its rounds (the mean is "
-    "then a lower bound, marked ≥, and decides nothing in its own favour: a speed-up over "
-    f"{BASELINE} is then marked ≤, ≥ where the runs of {BASELINE} are such, ≥≤ where those of both are, and a "
-    "method with such runs is ahead of none; so is G, whose interval is then that of the bound, and there is no G "
-    "where runs of full participation never got there). G is the ratio of means over paired seeds "
-    f"with Fieller's 95 % interval; where {BASELINE} needs less than {100 * LEAST:.0f} % more rounds than full "
-    "participation, or the seeds do not tell the two apart, there is no gap to close and no G. Each method has its own "
-    "learning rate, chosen on other seeds. Our best method is the one with the fewest rounds on those tuning seeds. "
-    "Rivals are all methods of others that need nothing, the clients' sizes, or what the cohort sent, biased ones "
-    "included; a server that was told every client's shares of labels beforehand (needs: known) is judged by itself, "
-    "with all of these methods and those that need the labels. In the second tier most rivals were not run; each line "
-    "says how many. Ahead is what a paired "
-    "95 % interval of the ratio of mean rounds says, with its p-value after Holm's correction for all rivals "
-    "beside it. Every interval is 95 % by itself. One-round MSE: E norm(D - ubar)^2 / norm(ubar)^2 over the second "
-    "half of the rounds (geometric mean), in the run of seed 0, each method on the way that it went with its own rate; "
-    "beside it a lower bound for all unbiased draws of as many clients on the same updates without a control, that is, "
-    "without a memory; a dash where none above 0 was found. "
-    "The two are comparable within a row only, and a method with a memory can be below the bound."
-)
-_FILES = (
-    "`table.csv` has every measure of every method with its interval, `tuning.csv` every rate that was tried; `runs` "
-    "has the records of the runs, `tuning` a line for each tuning run."
-)
-
-
-def _rates_text(results: Sequence[Result]) -> str:
-    texts = [_grid_text(result) for result in results]
-    return (
-        "The chosen local rate has the fewest rounds to the threshold, averaged over the tuning seeds (never: twice "
-        "the rounds; ties by mean accuracy, which alone decided where a rate is marked never). All methods of a task "
-        "search one grid; where the best rate of any of them was at an edge, it grew by a factor of 2 on that side, "
-        f"for all. {'; '.join(texts)}. Intervals "
-        "on this page are those of the chosen rates: what other tuning seeds would change is not in them."
-    )
+    return [*blocks, f"Hardware and versions:\n\n{hardware(every)}", _TEXTS["files"]]
 
 
 def _grid_text(result: Result) -> str:
     part = result.part
     rates = ", ".join(f"{rate:g}" for rate in max((method.search.rates for method in result.methods), key=len))
     rounds = f" of {part.tuning_rounds} rounds" if part.tuning_rounds else ""
-    few = (
-        f"; the first for all rates, the others for each method's best {part.finalists}, before the grid grew and after"
-        if part.finalists
-        else ""
-    )
+    few = _TEXTS["finalists"].format(number=part.finalists) if part.finalists else ""
     return f"{part.title}: {rates} ({counted(len(part.tuning_seeds), 'tuning seed')}{rounds}{few})"
 
 
 def _setting_text(result: Result) -> str:
     part, run = result.part, result.part.common
-    data = next(iter(result.shown[0].runs.values())).data
     alpha = f" {run.alpha:g}" if run.alpha is not None and run.partition in ("hsu2019", "yurochkin2019") else ""
-    work = f"{run.local_steps} local steps" if run.local_epochs is None else f"{run.local_epochs} local epochs"
     m, n = result.num_clients, run.sample or 1
-    fewer = "".join(f", `{label}` {rounds}" for label, rounds in part.rounds_of.items())
-    area = f"; mean accuracy over the first {part.horizon} rounds" if part.rounds_of else ""
-    tests = f", evaluated on {run.test_examples} test examples" if run.test_examples else ""
-    return (
-        f"{part.title} (tier {part.tier}): {data}, partition {run.partition or 'its own'}{alpha}, m = {m}, n = {n}, "
-        f"m / n = {m / n:.3g}, {work} of batch {run.batch_size or 'all'}, {run.rounds} rounds{fewer}, evaluated every "
-        f"{run.evaluate_every}{tests}, threshold {100 * part.threshold:g} %, {num_params_of(run.task)} parameters, "
-        f"{counted(part.seeds, 'test seed')}{area}."
+    return _TEXTS["setting"].format(
+        part=part,
+        run=run,
+        data=next(iter(result.shown[0].runs.values())).data,
+        partition=f"{run.partition or 'its own'}{alpha}",
+        m=m,
+        n=n,
+        ratio=m / n,
+        work=f"{run.local_steps} local steps" if run.local_epochs is None else f"{run.local_epochs} local epochs",
+        batch=run.batch_size or "all",
+        fewer="".join(f", `{label}` {rounds}" for label, rounds in part.rounds_of.items()),
+        tests=f", evaluated on {run.test_examples} test examples" if run.test_examples else "",
+        percent=100 * part.threshold,
+        parameters=num_params_of(run.task),
+        seeds=counted(part.seeds, "test seed"),
+        area=f"; mean accuracy over the first {part.horizon} rounds" if part.rounds_of else "",
     )
 
 
@@ -174,7 +134,7 @@ def _draw_curves(results: Sequence[Result], labels: Sequence[str], path: Path) -
                 lines.append(analysis.Line(method.label, look_of[method.label], band))
         panels.append(lines)
     captions = [f"{result.part.title}: accuracy, %" for result in results]
-    note = f"Line: mean over seeds, moving average over up to {window} evaluations. Band: all seeds. Dashed: threshold."
+    note = _TEXTS["curves"].format(window=window)
     goals = [100 * result.part.threshold for result in results]
     analysis.draw_panels(panels, captions, 2, note, path, goals=goals)
 
@@ -202,8 +162,7 @@ def _draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> 
         for first in panels[::columns]:
             first.set_yticks(range(len(shown)), shown, fontsize=7)
         panels[0].set_ylim(len(shown) - 0.4, -0.6)
-        note = f"Gap closed G: 0 is uniform sampling, 1 full participation. Dashed: the target.\n{_KEY}"
-        figure.text(0.012, 0.06 / height, note, fontsize=7, color=analysis.GREY)
+        figure.text(0.012, 0.06 / height, _TEXTS["gaps"], fontsize=7, color=analysis.GREY)
         path.write_bytes(analysis.small_png(figure))
 
 

@@ -10,10 +10,8 @@
 Later ones win: settings, tier, part, scale, the scale's change of the part. ``methods`` are labels, or ``"every"`` for
 each sampler of ``deltafl samplers``; ``more`` are labels beside them.
 
-A rate is better with fewer rounds to the threshold, averaged over the tuning seeds; a run that never reaches it, or
-diverged, counts as twice its rounds. Ties go to the higher mean accuracy over the rounds. All methods of a part search
-the same grid, so that none of them wins by a finer or a longer one: where the best rate of any is at an edge, it grows
-by a factor of 2 on that side, for all of them, as often as the part allows.
+``texts.toml`` states how a rate is chosen. All methods of a part search the same grid, so that none of them wins by a
+finer or a longer one: where the best rate of any is at an edge, it grows by a factor of 2 on that side, for all.
 
 Where runs are expensive, the first tuning seed plays all rates, and the others only each method's best few, its
 finalists. A finalist stays one when the grid grows: its runs are there, and may be the best.
@@ -114,11 +112,7 @@ class Part(BaseModel):
 
 
 def parts_of(experiment: Experiment, scale: str, **own: Any) -> list[Part]:
-    """The parts of a scale; the user's ``own`` settings, such as ``data_dir``, or ``seeds`` (test seeds), win.
-
-    Raises:
-        DeltaflError: If a name is unknown or a setting impossible.
-    """
+    """The parts of a scale; the user's ``own`` settings, such as ``data_dir``, or ``seeds`` (test seeds), win."""
     return [_part(experiment, scale, name, own) for name in experiment.part_names(scale)]
 
 
@@ -162,13 +156,9 @@ class Search(NamedTuple):
 
 
 def search(part: Part, labels: Sequence[str], score_of: ScoreOf, first_score_of: ScoreOf) -> dict[str, Search]:
-    """Go as far as the finished runs allow.
+    """How far the search is with the finished runs of all methods, which share a grid.
 
-    Args:
-        part: Its grid, how far that may grow, and the number of finalists.
-        labels: The methods that share the grid.
-        score_of: The score on all tuning seeds.
-        first_score_of: The score on the first tuning seed, which chooses the finalists.
+    ``score_of`` is the score on all tuning seeds; ``first_score_of`` that on the first, which chooses the finalists.
     """
     grid, up, down = part.rates, part.extensions, part.extensions
     found = {label: Search((), ()) for label in labels}

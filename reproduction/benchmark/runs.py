@@ -87,25 +87,18 @@ def tuning_result(record: RunRecord, part: Part) -> TuningResult:
 
 
 class Store:
-    """The finished runs in a folder; each is read once."""
+    """The finished runs in a folder; the lines of tuning runs are read once."""
 
     def __init__(self, folder: Path) -> None:
         self.runs = RunStore(folder)
         self._folder = folder / "tuning"
-        self._records: dict[str, RunRecord] = {}
         self._tuned: dict[str, dict[Key, TuningResult]] = {}
-
-    def get(self, job: Job) -> RunRecord | None:
-        """The record of a job, or None; a record of other settings in its place is a ``DeltaflError``."""
-        if job.key not in self._records and (record := self.runs.get(job)) is not None:
-            self._records[job.key] = record
-        return self._records.get(job.key)
 
     def tuned(self, part: Part, job: Job) -> TuningResult | None:
         """The result of a tuning run, from its line or else its record; None if it is not finished."""
         lines = self._lines(part)
         key = (job.settings.sampler, job.settings.local_lr or 0.0, job.settings.seed, job.settings.rounds or 0)
-        if key not in lines and (record := self.get(job)) is not None:
+        if key not in lines and (record := self.runs.get(job)) is not None:
             lines[key] = tuning_result(record, part)
         return lines.get(key)
 
@@ -222,7 +215,7 @@ def gather(part: Part, store: Store) -> Result | None:
     for label, found in find_rates(part, part.methods, store).items():
         runs = {}
         for seed in range(part.seeds) if found.best is not None else ():
-            if (record := store.get(part.test_job(label, found.best or 0.0, seed))) is not None:
+            if (record := store.runs.get(part.test_job(label, found.best or 0.0, seed))) is not None:
                 runs[seed] = record.run()
         methods.append(Method(label, found, runs))
     return Result(part, tuple(methods)) if any(method.runs for method in methods) else None
@@ -231,11 +224,7 @@ def gather(part: Part, store: Store) -> Result | None:
 def play(parts: Sequence[Part], request: Request, on_progress: OnProgress) -> Reasons:
     """Tune and measure on the parts that the request names, one after the other; skip what is finished.
 
-    Returns:
-        What cannot be run here, and why.
-
-    Raises:
-        DeltaflError: If a part is unknown, or the folder holds runs of other settings.
+    Returns what cannot be run here, and why.
     """
     for package in ("torch", "safetensors"):
         require(package, "sim")
@@ -260,7 +249,7 @@ def _runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
     Data are looked for only where something is left to do.
     """
     tuned = all(store.tuned(part, job) for job in tuning_jobs(part, part.methods, store))
-    if tuned and all(store.get(job) for job in reported_jobs(part, part.methods, store)):
+    if tuned and all(store.runs.get(job) for job in reported_jobs(part, part.methods, store)):
         return part.methods
     require_devices([part.common.device])
     try:

@@ -13,6 +13,7 @@ from deltafl.simulation import RunSettings, plan_of
 from deltafl.tasks import find_task
 from deltafl.types import FloatArray
 
+from ..spec import TEXTS
 from ..verdict import ends
 from .judge import NO_GAP, Gap, against, gap_by_seed, gap_of, measures, needs, never, value_s
 from .parts import BASELINE, FULL, NEVER
@@ -262,7 +263,5 @@ def edge_text(results: Sequence[Result], store: Store) -> str:
             cells[2:] = [f"{best:g}", f"{np.mean(rounds_of[best]):.1f}", f"{mean:+.1f}{ends(low, high, '.1f')}"]
         lines.append([result.part.title, f"`{method.label}`", *cells])
     heads = ["task", "method", "chosen", "rounds", "best inside", "rounds", "difference [95 %]"]
-    return (
-        "Still at an edge of the grid, with the mean rounds on the tuning seeds, and those of the best rate inside; "
-        f"the paired interval tells {better} of {len(at_edge)} from it (95 % each by itself):\n\n"
-    ) + analysis.markdown(heads, lines)
+    head = TEXTS["benchmark"]["edge"].format(better=better, number=len(at_edge))
+    return f"{head}\n\n{analysis.markdown(heads, lines)}"
