@@ -1,8 +1,4 @@
-"""Check a sampler of your own: the protocol and, by Monte Carlo, the promise that its expectations are exact.
-
-In a test of yours, ``check_sampler(MySampler())`` is enough; a sampler that needs an oracle also needs
-``oracle=KnownUpdates(...)``. Every sampler of this library passes the same check.
-"""
+"""Check a sampler of your own: the protocol and, by Monte Carlo, the promise that its expectations are exact."""
 
 from copy import deepcopy
 from typing import Any
@@ -29,18 +25,17 @@ def check_sampler(
 ) -> None:
     """Check that a sampler keeps the protocol and, if it claims to be unbiased, its expectations.
 
-    The population has unequal weights, and of each client the shares of three labels are known.
-
-    Three rounds with replies and failures are played first, so that a learning sampler is tested in a state that it
-    reached itself. Then: the same generator gives the same cohort; clients are distinct, sorted and available; nothing
-    is changed in place; replies of clients that did not respond are ignored; and over many draws from one state the
-    mean of count / expected is 1 for every client.
+    The population has unequal weights, and of each client the shares of three labels are known. Three rounds with
+    replies and failures are played first, so that a learning sampler is tested in a state that it reached itself. Then:
+    the same generator gives the same cohort; clients are distinct, sorted and available; nothing is changed in place;
+    replies of clients that did not respond are ignored; and over many draws from one state the mean of
+    count / expected is 1 for every client. Every sampler of this library passes.
 
     Args:
         sampler: The sampler.
         num_clients: Clients m of the population.
         n: Cohort size.
-        oracle: For samplers that need one, over ``num_clients`` clients whose updates are not zero.
+        oracle: For samplers that need one, over ``num_clients`` clients whose updates are not zero: ``KnownUpdates``.
         draws: Draws of the Monte Carlo part.
         seed: Seed of everything random here.
 
@@ -54,51 +49,38 @@ def check_sampler(
     _require(isinstance(sampler, Sampler), "a sampler is a subclass of deltafl.Sampler")
     _require(not sampler.needs_oracle or oracle is not None, "this sampler needs an oracle: pass KnownUpdates(...)")
     oracle = oracle if sampler.needs_oracle else None
-    known_mc = stream(seed, "audit", 5).dirichlet(np.ones(3), size=num_clients)  # such as shares of three labels
-    population = Population.from_sizes(np.arange(10, 10 + num_clients), aux=known_mc)
-    everyone_m = np.ones(num_clients, dtype=np.bool_)
-    state = sampler.init(population)
+    aux_mc = stream(seed, "audit", 5).dirichlet(np.ones(3), size=num_clients)  # such as shares of three labels
+    state = sampler.init(Population.from_sizes(np.arange(10, 10 + num_clients), aux=aux_mc))
     _check_state(state)
+
+    def opened(available_m: BoolArray, round: int) -> Cohort:
+        """Open twice: a round must be repeatable, and opening must not change the state."""
+        before = deepcopy(state)
+        first, again = (sampler.open(state, available_m, n, stream(seed, "audit", round), oracle) for _ in range(2))
+        _require(_same(first, again), "open gives another cohort for the same state and generator")
+        _require(_same(before, state), "open changes the state in place")
+        _check_cohort(first, available_m)
+        return first
+
+    everyone_m = np.ones(num_clients, dtype=np.bool_)
     for round in range(3):
-        cohort = _open(sampler, state, everyone_m, n, oracle, seed, round)
-        _check_cohort(cohort, everyone_m)
-        state = _check_update(sampler, state, cohort, stream(seed, "audit", round, 1))
-    some_m = everyone_m.copy()
-    some_m[1::3] = False
-    few_m = everyone_m & (np.arange(num_clients) < max(n - 1, 1))
+        state = _check_update(sampler, state, opened(everyone_m, round), stream(seed, "audit", round, 1))
+    some_m, few_m = np.arange(num_clients) % 3 != 1, np.arange(num_clients) < max(n - 1, 1)
     for available_m in (some_m, few_m):
-        _check_cohort(_open(sampler, state, available_m, n, oracle, seed, 3), available_m)
+        opened(available_m, 3)
     if sampler.accepts_no_mask:
-        cohorts = [
-            sampler.open(state, available_m, n, stream(seed, "audit", 4), oracle)  # type: ignore[arg-type]
-            for available_m in (everyone_m, None)
-        ]
+        masks: Any = (everyone_m, None)
+        cohorts = [sampler.open(state, mask, n, stream(seed, "audit", 4), oracle) for mask in masks]
         _require(_same(*cohorts), "accepts_no_mask: open gives another cohort for None than for everyone")
     if sampler.unbiased:
         for available_m in (everyone_m, some_m):
-            _check_means(sampler, state, available_m, n, oracle, draws, seed)
+            rng = stream(seed, "audit", 4)
+            _check_means([sampler.open(state, available_m, n, rng, oracle) for _ in range(draws)], available_m, n)
 
 
-def _require(condition: bool, message: str) -> None:
+def _require(condition: bool | np.bool_, message: str) -> None:
     if not condition:
         raise AssertionError(message)
-
-
-def _open(
-    sampler: Sampler,
-    state: State,
-    available_m: BoolArray,
-    n: int,
-    oracle: Oracle | None,
-    seed: int,
-    round: int,
-) -> Cohort:
-    """Open twice: a round must be repeatable, and opening must not change the state."""
-    before = deepcopy(state)
-    first, again = (sampler.open(state, available_m, n, stream(seed, "audit", round), oracle) for _ in range(2))
-    _require(_same(first, again), "open gives another cohort for the same state and generator")
-    _require(_same(before, state), "open changes the state in place")
-    return first
 
 
 def _check_state(state: State) -> None:
@@ -116,10 +98,10 @@ def _check_cohort(cohort: Cohort, available_m: BoolArray) -> None:
     client_n, count_n, expected_n, _ = cohort
     _require(client_n.shape == count_n.shape == expected_n.shape, "the columns of the cohort differ in length")
     _require(np.issubdtype(client_n.dtype, np.integer), f"client_n has type {client_n.dtype}, not whole numbers")
-    _require(bool(np.all(np.diff(client_n) > 0)), f"client_n is {client_n}; it must be sorted, without repetition")
-    _require(bool(np.all(available_m[client_n])), "a client was selected that is not available")
-    _require(bool(np.all(count_n >= 1)), "a client of the cohort has a count below 1")
-    _require(bool(np.all(~(expected_n <= 0))), "a client was drawn with expectation 0 or less")
+    _require(np.all(np.diff(client_n) > 0), f"client_n is {client_n}; it must be sorted, without repetition")
+    _require(np.all(available_m[client_n]), "a client was selected that is not available")
+    _require(np.all(count_n >= 1), "a client of the cohort has a count below 1")
+    _require(np.all(~(expected_n <= 0)), "a client was drawn with expectation 0 or less")
 
 
 def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: np.random.Generator) -> State:
@@ -144,7 +126,6 @@ def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: np.random
     _check_state(after)
     _require(type(after) is type(state), "update returns a state of another type")
     _require(_same(before, state), "update changes the state in place")
-
     other = deepcopy(reports)
     for column in other:
         if column.dtype == np.float64:
@@ -153,30 +134,19 @@ def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: np.random
     return after
 
 
-def _check_means(
-    sampler: Sampler,
-    state: State,
-    available_m: BoolArray,
-    n: int,
-    oracle: Oracle | None,
-    draws: int,
-    seed: int,
-) -> None:
+def _check_means(cohorts: list[Cohort], available_m: BoolArray, n: int) -> None:
     """The mean of count / expected over many draws is 1, within the standard errors that the expectations imply."""
     sum_m, least_m = np.zeros(len(available_m)), np.full(len(available_m), np.inf)
-    rng = stream(seed, "audit", 4)
-    for _ in range(draws):
-        cohort = sampler.open(state, available_m, n, rng, oracle)
+    for cohort in cohorts:
         sum_m[cohort.client_n] += cohort.count_n / cohort.expected_n
         least_m[cohort.client_n] = np.minimum(least_m[cohort.client_n], cohort.expected_n)
     # Var(count / pi) is 1 / pi - 1 where a client is drawn once at most, and 1 / pi - 1 / n in n draws.
-    once = 1 / n if cohort.kind == "replacement" else 1.0
-    mean_m, error_m = sum_m / draws, np.sqrt(np.maximum(1 / least_m - once, 0) / draws)
-    for i in np.flatnonzero(available_m):
-        _require(
-            bool(abs(mean_m[i] - 1) <= _STANDARD_ERRORS * error_m[i] + 1e-9),
+    once = 1 / n if cohorts[-1].kind == "replacement" else 1.0
+    mean_m, error_m = sum_m / len(cohorts), np.sqrt(np.maximum(1 / least_m - once, 0) / len(cohorts))
+    for i in np.flatnonzero(available_m & ~(np.abs(mean_m - 1) <= _STANDARD_ERRORS * error_m + 1e-9)):
+        raise AssertionError(
             f"the sampler claims to be unbiased, but count / expected of client {i} has mean "
-            f"{mean_m[i]:.3f} +- {error_m[i]:.3f}, not 1",
+            f"{mean_m[i]:.3f} +- {error_m[i]:.3f}, not 1"
         )
 
 

@@ -3,7 +3,7 @@
 For fixed updates u_i the error of an estimate is ``D - ubar = sum_i (A_i - w_i) (u_i - c_i)``, A_i the random
 coefficient of client i (0 if it is not drawn). So the distribution of A tells all: bias = norm(E D - ubar) and
 MSE = E norm(D - ubar)^2, both from the Gram matrix of the residuals u_i - c_i. A is enumerated where the population is
-small (``exact.py``) and drawn otherwise; either way the samplers' and estimators' own code is what is run.
+small and drawn otherwise; either way the samplers' and estimators' own code is what is run.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,12 +33,14 @@ LARGEST_Z = 5.0
 
 
 class KnownUpdates:
-    """An ``Oracle`` (see ``types.py``) over a table: what every client would send this round.
+    """An ``Oracle`` over a table: what every client would send this round.
 
-    Attributes:
-        update_md: float32 (m, d), the updates u_i.
-        weight_m: float64 (m,), the weights w_i; deviations are about ubar = sum w_i u_i.
-        columns: The other columns of the reports: losses, step variances, numbers of steps.
+    Args:
+        update_md: (m, d), the updates u_i.
+        weight_m: (m,), the weights w_i; deviations are about ubar = sum w_i u_i.
+        step_variance_m: (m,), as the rest a column of ``Reports``; None if unknown.
+        loss_m: (m,), losses of the global model.
+        num_steps_m: (m,).
     """
 
     def __init__(
@@ -68,49 +70,25 @@ class KnownUpdates:
 
 
 class Subject(NamedTuple):
-    """What is audited: one round of a task.
-
-    Attributes:
-        population: The clients.
-        update_md: float32 (m, d), u_i of all clients.
-        loss_m: float64 (m,), loss of the global model at each client.
-        step_variance_m: float64 (m,), as in ``Reports``.
-        num_steps_m: int64 (m,).
-        n: Cohort size.
-        num_classes: Classes of the task, for samplers that look at labels; 0 for none, None if unknown.
-    """
+    """What is audited: one round of a task."""
 
     population: Population
-    update_md: Params
-    loss_m: FloatArray
-    step_variance_m: FloatArray
-    num_steps_m: IntArray
-    n: int
-    num_classes: int | None = None
+    known: KnownUpdates  #: every client's update and report
+    n: int  #: cohort size
+    num_classes: int | None = None  #: classes of the task, for samplers that look at labels; 0 for none
 
 
 class AuditRow(NamedTuple):
-    """The verdict on one method.
-
-    Attributes:
-        sampler: Name of the sampler.
-        design: Name of the design; ``"-"`` if the sampler draws in its own way.
-        estimator: Name of the estimator.
-        claims_unbiased: Whether sampler, design and estimator together claim it.
-        exact: Whether all cohorts were enumerated; otherwise they were drawn.
-        bias: norm(E D - ubar) / norm(ubar).
-        z: Bias in standard errors of the drawing; NaN where it is exact.
-        mse: E norm(D - ubar)^2 / norm(ubar)^2.
-    """
+    """The verdict on one method."""
 
     sampler: str
-    design: str
+    design: str  #: ``"-"`` if the sampler draws in its own way
     estimator: str
-    claims_unbiased: bool
-    exact: bool
-    bias: float
-    z: float
-    mse: float
+    claims_unbiased: bool  #: whether sampler, design and estimator together claim it
+    exact: bool  #: whether all cohorts were enumerated; otherwise they were drawn
+    bias: float  #: norm(E D - ubar) / norm(ubar)
+    z: float  #: bias in standard errors of the drawing; NaN where it is exact
+    mse: float  #: E norm(D - ubar)^2 / norm(ubar)^2
 
     @property
     def is_unbiased(self) -> bool:
@@ -133,37 +111,29 @@ def audit(
     draws: int = 4000,
     seed: int = 0,
 ) -> Iterator[AuditRow]:
-    """Audit methods one after the other.
+    """Audit methods one after the other; those that cannot be drawn or weighed are left out.
 
     Args:
         subject: The round.
         samplers: Names in ``SAMPLERS``, with options if need be, such as ``"innovation(floor=0.1)"``.
-        designs: Names in ``DESIGNS``; None for all. A sampler that cannot use one (simple-random draws need equal
-            scores) is left out with it.
+        designs: Names in ``DESIGNS``; None for all.
         estimators: Names in ``ESTIMATORS``; None for all.
         facts: What the samplers' options may take from a run; None if nothing is known.
         draws: Cohorts drawn where they are not enumerated.
         seed: Of the draws and of the warm-up.
-
-    Yields:
-        One row a method.
     """
     for design in designs or ():
         find_design(design)
-    oracle = KnownUpdates(
-        subject.update_md, subject.population.weight_m, subject.step_variance_m, subject.loss_m, subject.num_steps_m
-    )
     rules = [find_estimator(name) for name in (estimators or ESTIMATORS)]
     for name in samplers:
         label = parse_label(name)
-        entry = find_sampler(label.name)
-        for design in (designs or list(DESIGNS)) if entry.design is not None else ["-"]:
+        for design in (designs or list(DESIGNS)) if find_sampler(label.name).design is not None else ["-"]:
             sampler = make_sampler(label._replace(design=None if design == "-" else design), facts)
             for rule in rules:
                 plan = Plan(subject.population, sampler, subject.n, rule.name, Sgd(0.0), seed)
                 try:
-                    state = _warm_state(plan, subject, oracle)
-                    error = estimate_error(plan, state, oracle, subject.update_md, draws)
+                    state = _warm_state(plan, subject.known)
+                    error = estimate_error(plan, state, subject.known, subject.known.update_md, draws)
                 except DeltaflError:
                     continue  # this design cannot keep these expectations, or the sampler knows none to weigh with
                 claims = rule.unbiased and not leaves_out(sampler, rule.control)
@@ -171,7 +141,7 @@ def audit(
 
 
 class EstimateError(NamedTuple):
-    """How far the estimates of one round are from ubar; the fields are those of ``AuditRow``."""
+    """How far the estimates of one round are from ubar, see ``AuditRow``."""
 
     exact: bool
     bias: float
@@ -180,17 +150,9 @@ class EstimateError(NamedTuple):
 
 
 def estimate_error(plan: Plan, state: RoundState, oracle: Oracle, update_md: Params, draws: int) -> EstimateError:
-    """Bias and MSE of a round's estimate over its cohorts, for fixed updates.
+    """Bias and MSE of a round's estimate over its cohorts, for fixed updates, (m, d); NaN or infinite where ubar is 0.
 
-    Args:
-        plan: The method.
-        state: The state that the round is opened with.
-        oracle: For theoretical samplers.
-        update_md: (m, d), every client's update of this round.
-        draws: Cohorts drawn where they are not enumerated; they use no randomness of the run.
-
-    Returns:
-        Both relative to norm(ubar), see ``AuditRow``; NaN or infinite where ubar is 0.
+    ``draws`` cohorts are drawn where they are not enumerated; they use no randomness of the run.
     """
     probability_k, coef_km, exact = _coefficients(plan, state, oracle, draws)
     m, weight_m = plan.population.num_clients, plan.population.weight_m
@@ -210,22 +172,17 @@ def estimate_error(plan: Plan, state: RoundState, oracle: Oracle, update_md: Par
     return EstimateError(exact, float(np.sqrt(squared_bias / scale)), float(z), mse / scale)
 
 
-def _warm_state(plan: Plan, subject: Subject, oracle: Oracle) -> RoundState:
+def _warm_state(plan: Plan, known: KnownUpdates) -> RoundState:
     """A state some rounds old: the model stands still, the updates vary about those of the audit."""
-    state = init_round(plan, np.zeros(subject.update_md.shape[1]))
-    everyone = np.ones(subject.population.num_clients, dtype=np.bool_)
+    state = init_round(plan, np.zeros(known.update_md.shape[1]))
+    everyone = np.ones(plan.population.num_clients, dtype=np.bool_)
     for _ in range(WARM_UP_ROUNDS):
         rng = stream(plan.seed, "audit", state.round)
-        cohort = plan.sampler.open(state.sampler, everyone, plan.n, rng, oracle)
+        cohort = plan.sampler.open(state.sampler, everyone, plan.n, rng, known)
         ids = cohort.client_n
         factor_n = rng.uniform(0.5, 1.5, size=len(ids)).astype(np.float32)
-        reports = Reports.make(
-            len(ids),
-            loss=subject.loss_m[ids],
-            step_variance=subject.step_variance_m[ids],
-            num_steps=subject.num_steps_m[ids],
-        )
-        state, _ = close_round(plan, state, cohort, factor_n[:, None] * subject.update_md[ids], reports)
+        reports = Reports._make(column[ids] for column in known.columns)
+        state, _ = close_round(plan, state, cohort, factor_n[:, None] * known.update_md[ids], reports)
     return state
 
 
@@ -237,12 +194,11 @@ def _coefficients(plan: Plan, state: RoundState, oracle: Oracle, draws: int) -> 
     def open_with(rng: np.random.Generator) -> Cohort:
         return plan.sampler.open(state.sampler, everyone, plan.n, rng, oracle)
 
-    cohorts, exact = [], False
-    if m <= MAX_CLIENTS:
-        try:
-            cohorts, exact = list(every_cohort(open_with)), True
-        except AttributeError:  # the sampler draws in a way of its own
-            exact = False
+    try:
+        cohorts = list(every_cohort(open_with)) if m <= MAX_CLIENTS else []
+    except AttributeError:  # the sampler draws in a way of its own
+        cohorts = []
+    exact = bool(cohorts)
     if not exact:
         rng = stream(plan.seed, "audit", state.round)
         cohorts = [(1 / draws, open_with(rng)) for _ in range(draws)]

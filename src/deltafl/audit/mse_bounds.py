@@ -1,4 +1,4 @@
-"""The least mean squared error that unbiased schemes asking n of m clients can reach: what an audit compares with.
+"""The least mean squared error that unbiased schemes that select n of m clients can reach: what an audit compares with.
 
 - ``least_over_designs``: small m. The minimum over *all* designs of fixed size n with weights w_i / pi_i, found
   numerically over the probabilities of the cohorts.
@@ -28,28 +28,19 @@ MAX_COHORTS = 40
 
 
 def least_mse(gram_mm: FloatArray, weight_m: FloatArray, n: int, steps: int = 200) -> tuple[float, bool]:
-    """The least MSE and whether it is the minimum over designs (True) or a lower bound (False).
+    """The least MSE, and whether it is the minimum over designs (True) or a lower bound (False).
 
-    Args:
-        gram_mm: (m, m) inner products of the updates.
-        weight_m: (m,) weights of the target.
-        n: Cohort size.
-        steps: Steps towards the largest lower bound; any number gives a true one.
+    From the (m, m) inner products of the updates and the weights; any number of steps gives a true bound.
     """
-    m = len(weight_m)
-    if n >= m:
+    if n >= len(weight_m):
         return 0.0, True
-    if comb(m, n) <= MAX_COHORTS:
+    if comb(len(weight_m), n) <= MAX_COHORTS:
         return least_over_designs(gram_mm, weight_m, n), True
     return lower_bound(gram_mm, weight_m, n, steps), False
 
 
 def least_over_designs(gram_mm: FloatArray, weight_m: FloatArray, n: int) -> float:
-    """Minimum of E norm(sum_S w_i u_i / pi_i - ubar)^2 over all probabilities of the n-subsets; several starts.
-
-    Raises:
-        MissingExtraError: If SciPy is not installed.
-    """
+    """Minimum of E norm(sum_S w_i u_i / pi_i - ubar)^2 over all probabilities of the n-subsets, by SciPy."""
     require("scipy", "sim")
     from scipy.optimize import minimize
 
@@ -72,12 +63,11 @@ def least_over_designs(gram_mm: FloatArray, weight_m: FloatArray, n: int) -> flo
 
 
 def lower_bound(gram_mm: FloatArray, weight_m: FloatArray, n: int, steps: int = 200) -> float:
-    """A lower bound on the MSE of every unbiased linear scheme that asks n of m clients (see the module's text).
+    """A lower bound on the MSE of every unbiased linear scheme that selects n of m clients (see the module's text).
 
-    Any direction exp(theta) becomes a feasible lambda on the boundary when it is scaled by the least eigenvalue mu of
+    Any direction exp(theta) becomes a feasible lambda when it is scaled by the least eigenvalue of
     ``exp(-theta/2) G exp(-theta/2)``. The logarithm of the bound has the gradient (share of client i in the bound)
-    minus (square of entry i of the eigenvector), which a few hundred steps climb; a soft
-    minimum stands for tied eigenvalues.
+    minus (square of entry i of the eigenvector), which the steps climb; a soft minimum stands for tied eigenvalues.
     """
     counting = (weight_m > 0) & (np.diag(gram_mm) > 0)  # the others add no error to anybody's estimate
     if n >= counting.sum():

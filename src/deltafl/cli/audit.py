@@ -38,7 +38,7 @@ def _audit(
     settings = make_settings(RunSettings, {"task": task, "seed": seed, **given})
     subject = subject_of(settings)
     population = subject.population
-    mean_d, wide_md = population.weight_m @ subject.update_md, subject.update_md.astype(float)
+    mean_d, wide_md = population.weight_m @ subject.known.update_md, subject.known.update_md.astype(float)
     least, over_designs = least_mse(wide_md @ wide_md.T, population.weight_m, subject.n)
     relative = least / float(mean_d @ mean_d)
     mean_examples = float(population.num_examples_m.mean())

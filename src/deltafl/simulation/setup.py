@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..audit import Subject
+from ..audit import KnownUpdates, Subject
 from ..errors import DeltaflError
 from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
 from ..round import Plan, make_plan
@@ -172,10 +172,13 @@ def subject_of(settings: RunSettings) -> Subject:
     training = engine.train(params_d, 0, client_m)
     return Subject(
         population=population,
-        update_md=training.update_nd,
-        loss_m=engine.losses(params_d, client_m),
-        step_variance_m=training.step_variance_n,
-        num_steps_m=training.num_steps_n,
+        known=KnownUpdates(
+            training.update_nd,
+            population.weight_m,
+            training.step_variance_n,
+            engine.losses(params_d, client_m),
+            training.num_steps_n,
+        ),
         n=plan_of(settings, population).n,
         num_classes=engine.task.dataset.num_classes,
     )
