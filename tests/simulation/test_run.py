@@ -225,7 +225,8 @@ def test_refusals_are_those_of_the_run_or_the_comparison_alone(tmp_path: Path) -
 
 def test_the_toys_subject_is_the_papers_example() -> None:
     subject = subject_of(make_settings(RunSettings, {"task": "toy"}))
-    gradients = -subject.known.update_md / subject.update_md[0, 0] * -2.0
+    update_md = subject.known.update_md
+    gradients = -update_md / update_md[0, 0] * -2.0
     np.testing.assert_allclose(np.abs(gradients), [[2, 2], [4, 1], [6, 3]], rtol=1e-5)
     assert subject.n == 2
 
