@@ -21,7 +21,6 @@ from deltafl.tasks import (
     squared_error,
     two_layer_cnn,
 )
-from deltafl.tasks.models import require_torch
 
 MODELS = {
     "femnist_cnn": (femnist_cnn, (1, 28, 28), 62, 137_598),
@@ -139,8 +138,9 @@ def test_models_refuse_and_losses_are_means() -> None:
 
 def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "deltafl.tasks.modules")
     with pytest.raises(MissingExtraError, match=r"'torch': pip install 'deltafl\[sim\]'"):
-        require_torch()
+        softmax_regression(2, 2)
 
 
 def test_the_lstm_learns_what_the_first_of_two_tokens_says() -> None:

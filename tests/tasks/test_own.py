@@ -143,7 +143,7 @@ def test_a_function_may_take_nothing(tmp_path: Path) -> None:
         ("def make_task(seed):\n    return {}['key']\n", "", ["failed: KeyError", "'key'", "line 2"]),
         ("def make_task(seed):\n    return 5\n", "", ["returned int", "deltafl.tasks.Task"]),
         ("def make_task(seed, size):\n    return 5\n", "", ["failed: TypeError", "'size'"]),
-        (SOURCE.replace("range(25)", "range(0)"), "", ["client_rows is empty"]),
+        (SOURCE.replace("range(25)", "range(0)"), "", ["client_rows is []"]),
         (SOURCE.replace("__init__(3, 2)", "__init__(4, 2)"), "", ["inputs of shape (2, 3)"]),
     ],
 )
@@ -226,46 +226,40 @@ class Refusing(torch.autograd.Function):
 refusing: Any = Refusing.apply
 X, Y = good().dataset.train_x, good().dataset.train_y
 BROKEN_DATA: dict[str, dict[str, Any]] = {
-    "train_x has 9 rows but train_y has 10": {"train_x": X[:9]},
-    "train_x is float64; it must be float32 or uint8": {"train_x": X.astype(np.float64)},
+    "the number of rows of train_x is 9; it must be that of train_y, 10": {"train_x": X[:9]},
+    "train_x is float64 of shape (10, 3); it must be a NumPy array of float32": {"train_x": X.astype(np.float64)},
     "train_x[2] holds a value that is not a finite": {"train_x": np.where(X == 7, np.nan, X)},
     "train_x is list": {"train_x": X.tolist()},
-    "train_x has rows of shape (3,) (float32), test_x (2,)": {"test_x": X[:4, :2]},
-    "train_y holds the label 2": {"train_y": Y * 2},
+    "test_x is float32 of shape (4, 2); it must have rows of shape (3,)": {"test_x": X[:4, :2]},
+    "a label of train_y is 2; it must be from 0 to num_classes - 1 = 1": {"train_y": Y * 2},
     "num_classes is 0": {"num_classes": 0},
     "accuracy needs (2, 3)": {"num_classes": 3},
     "train_y is float32": {"train_y": Y.astype(np.float32), "test_y": Y[:4].astype(np.float32)},
 }
 BROKEN_TASK: dict[str, dict[str, Any]] = {
-    "client 1 holds no examples": {"client_rows": [np.arange(3), np.arange(0)]},
-    "client 0 holds row 10, but train_x has rows 0 to 9": {"client_rows": [np.array([10])]},
     "metric is 'acuracy'": {"metric": "acuracy"},
-    "it must hold a standard deviation >= 0 for each of 2 clients": {"gradient_noise_m": np.ones(3)},
+    "client_rows is 5; it must be a list": {"client_rows": 5},
+    "client_rows[0] is [[1, 2], [3]]; it must be a list of row numbers from 0 to 9": {"client_rows": [[[1, 2], [3]]]},
+    "client_rows[0] is [10]; it must be a list of row numbers": {"client_rows": [[10]]},
+    "client_rows[1] is []": {"client_rows": [[0, 1], []]},
+    "initial_params is array([ 0., nan]); it must be a NumPy array (d,) of": {"initial_params": np.array([0, np.nan])},
+    "it must be a NumPy array (2,) of standard deviations >= 0": {"gradient_noise_m": np.ones(3)},
+    "gradient_noise_m is array([-1.,  0.])": {"gradient_noise_m": np.array([-1.0, 0])},
+    "test_clients is [0, 0, 1, 1]; it must be a NumPy array": {"test_clients": [0, 0, 1, 1]},
+    "test_clients is array([0, 0, 1, 2]); it must be": {"test_clients": np.array([0, 0, 1, 2])},
     "make_model failed: ZeroDivisionError": {"make_model": lambda: 1 / 0},
     "make_model made ReLU": {"make_model": torch.nn.ReLU},
+    "with parameters, none lazy": {"make_model": lambda: torch.nn.LazyLinear(2)},
     "the model does not take inputs of shape (2, 3)": {"make_model": lambda: torch.nn.Linear(4, 2)},
-    "the loss failed on output (2, 2) and y (2,)": {"loss": torch.nn.functional.mse_loss},
-    "got shape (2, 2)": {"loss": lambda output, y: output},
-    "client_rows is 5; it must be a list": {"client_rows": 5},
-    "client_rows[0] must be a list of row numbers, got [[1, 2], [3]]": {"client_rows": [[[1, 2], [3]]]},
-    "client_rows[1] must be a list of row numbers, got 2": {"client_rows": [[0, 1], 2]},
-    "initial_params is [0.0, 1.0]; it must be a NumPy array": {"initial_params": [0.0, 1.0]},
-    "initial_params is array([ 0., nan]); it must be a NumPy array": {"initial_params": np.array([0, np.nan])},
-    "gradient_noise_m is array([-1.,  0.]); it must hold a standard deviation": {
-        "gradient_noise_m": np.array([-1.0, 0])
-    },
-    "test_clients is [0, 0, 1, 1]; it must be a NumPy array": {"test_clients": [0, 0, 1, 1]},
-    "the model has lazy modules": {"make_model": lambda: torch.nn.LazyLinear(2)},
-    "the loss has no gradient; compute it from the model's output by torch alone": {
-        "make_model": lambda: torch.nn.Linear(3, 2).requires_grad_(False)
-    },
     "the model returned tuple in evaluation; it must return one tensor": {"make_model": lambda: Two(True)},
     "the model returned tuple in training": {"make_model": lambda: Two(False)},
-    "the loss has no gradient; compute it": {"loss": lambda output, y: output.detach().mean()},
-    "the loss does not depend on the model's parameters": {
-        "loss": lambda output, y: torch.zeros((), requires_grad=True)
-    },
+    "the loss failed on output (2, 2) and y (2,)": {"loss": torch.nn.functional.mse_loss},
+    "it must be the minibatch's mean": {"loss": lambda output, y: output},
+    "has no gradient by the model's parameters; compute it": {"loss": lambda output, y: output.detach().mean()},
+    "leave a parameter of the model trainable": {"make_model": lambda: torch.nn.Linear(3, 2).requires_grad_(False)},
+    "has no gradient by": {"loss": lambda output, y: torch.zeros((), requires_grad=True)},
     "the gradient of the loss failed: RuntimeError": {"loss": lambda output, y: refusing(output)},
+    "the result of augment is": {"augment": lambda x, rng: x[:1]},
 }
 
 

@@ -32,23 +32,15 @@ def majority_share(label_e: IntArray, clients: list[IntArray]) -> float:
     label=st.lists(st.integers(0, 4), min_size=1, max_size=60),
     num_clients=st.integers(1, 30),
     log_alpha=st.floats(-6, 6),
-    shards_per_client=st.integers(1, 3),
     seed=st.integers(0, 1000),
 )
 def test_no_example_twice_no_client_empty(
-    name: str, label: list[int], num_clients: int, log_alpha: float, shards_per_client: int, seed: int
+    name: str, label: list[int], num_clients: int, log_alpha: float, seed: int
 ) -> None:
     label_e = np.array(label)
     dataset = make_dataset(label_e, 5, writer=label_e // 2)
     try:
-        clients = make_partition(
-            name,
-            dataset,
-            num_clients,
-            10.0**log_alpha,
-            stream(seed, "partition"),
-            shards_per_client=shards_per_client,
-        )
+        clients = make_partition(name, dataset, num_clients, 10.0**log_alpha, stream(seed, "partition"))
     except DeltaflError as error:
         assert str(num_clients) in str(error)
         return
@@ -150,7 +142,7 @@ def test_yurochkin2019_gives_an_empty_client_one_example_of_the_largest() -> Non
 
 def test_shards_give_two_labels_a_client() -> None:
     label_e = balanced(6000)
-    clients = shards(label_e, 100, 2, stream(0, "partition"))
+    clients = shards(label_e, 100, stream(0, "partition"))
     assert {len(rows) for rows in clients} == {60}
     assert {len(np.unique(label_e[rows])) for rows in clients} == {1, 2}
 
@@ -184,31 +176,31 @@ def test_natural_goes_by_owner_and_can_choose_some() -> None:
 
 def test_mistakes_are_one_sentence_that_says_what_to_write() -> None:
     label_e, rng = balanced(20), stream(0, "partition")
-    dataset = make_dataset(label_e)
-    two_columns = make_dataset(label_e, 10, writer=label_e, city=label_e)
-    mistakes: list[tuple[Callable[[], object], str]] = [
-        (lambda: make_partition("hsu", dataset, 4, 0.1, rng), "did you mean 'hsu2019'"),
-        (lambda: make_partition("iid", dataset, 21, 0.1, rng), "21 clients, but there are 20 examples"),
-        (lambda: make_partition("iid", dataset, 0, 0.1, rng), "from 1 to 20"),
-        (lambda: make_partition("iid", dataset, None, 0.1, rng), "number of clients"),
-        (lambda: make_partition("hsu2019", dataset, 4, 0.0, rng), "alpha is 0.0"),
-        (lambda: make_partition("yurochkin2019", dataset, 4, float("nan"), rng), "alpha is nan"),
-        (lambda: make_partition("shards", dataset, 4, 0.1, rng, None, 0), "shards_per_client is 0"),
-        (lambda: make_partition("shards", dataset, 11, 0.1, rng), "need 22 examples"),
-        (lambda: make_partition("split", dataset, 9, 0.1, rng), "10 or more"),
-        (lambda: make_partition("split", dataset, 12, 0.1, rng), "write 11 clients or fewer"),
-        (lambda: make_partition("quantity", dataset, 1, 0.1, rng), "2 clients"),
-        (lambda: make_partition("quantity", dataset, 10, 0.1, rng), "one example for each"),
-        (lambda: make_partition("natural", dataset, 2, 0.1, rng), "needs a column of owners, which made up lacks"),
-        (lambda: make_partition("writer", dataset, 2, 0.1, rng), "needs the column 'writer', which made up lacks"),
-        (lambda: make_partition("writer", two_columns, 2, 0.1, rng, "city"), "goes by the column 'writer', not 'city'"),
-        (lambda: make_partition("natural", two_columns, 2, 0.1, rng), "writer, city"),
-        (lambda: make_partition("natural", two_columns, 2, 0.1, rng, "writers"), "did you mean 'writer'"),
-        (lambda: make_partition("shards", make_dataset(label_e, 0), 2, 0.1, rng), "needs class labels"),
+    dataset, one = make_dataset(label_e), make_dataset(label_e, city=label_e)
+    two = make_dataset(label_e, writer=label_e, city=label_e)
+    mistakes: list[tuple[str, Dataset, int | None, float, str | None, str]] = [
+        ("hsu", dataset, 4, 0.1, None, "did you mean 'hsu2019'"),
+        ("iid", dataset, 21, 0.1, None, "21 clients, but there are 20 examples: write a number from 1 to 20"),
+        ("iid", dataset, 0, 0.1, None, "0 clients"),
+        ("iid", dataset, None, 0.1, None, "None clients"),
+        ("natural", one, 11, 0.1, None, "11 clients, but there are 10 owners"),
+        ("hsu2019", dataset, 4, 0.0, None, "alpha is 0.0"),
+        ("yurochkin2019", dataset, 4, float("nan"), None, "alpha is nan"),
+        ("shards", dataset, 11, 0.1, None, "need 22 examples"),
+        ("shards", make_dataset(label_e, 0), 2, 0.1, None, "needs class labels"),
+        ("split", dataset, 9, 0.1, None, "write 10 to 11 clients"),
+        ("split", dataset, 12, 0.1, None, "write 10 to 11 clients"),
+        ("quantity", dataset, 1, 0.1, None, "2 clients"),
+        ("quantity", dataset, 10, 0.1, None, "one example for each"),
+        ("natural", dataset, 2, 0.1, None, "needs a column of owners, got None; made up has none"),
+        ("writer", one, 2, 0.1, None, "needs the column 'writer', got None; made up has city"),
+        ("writer", two, 2, 0.1, "city", "needs the column 'writer', got 'city'"),
+        ("natural", two, 2, 0.1, None, "got None; made up has writer, city"),
+        ("natural", two, 2, 0.1, "writers", "got 'writers'; made up has writer, city"),
     ]
-    for make, words in mistakes:
+    for name, data, num_clients, alpha, column, words in mistakes:
         with pytest.raises(DeltaflError, match=words):
-            make()
+            make_partition(name, data, num_clients, alpha, rng, column)
 
 
 def test_clients_of_test_examples() -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-import deltafl.tasks
 from deltafl.errors import DeltaflError
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import PARTITIONS, Task, find_task, known_tasks, make_task, mlp, register
@@ -54,10 +53,10 @@ def test_settings_that_do_not_fit_the_task_are_refused() -> None:
         (lambda: make_task("toy", seed=0, num_clients=4), "the toy has 3 clients"),
         (lambda: make_task("toy", seed=0, partition="iid"), "partition is not a setting of the task 'toy'"),
         (lambda: make_task("synthetic", seed=0, alpha=0.1), "alpha is not a setting of the task 'synthetic'"),
-        (lambda: make_task("synthetic", seed=0, num_clients=0), "1 client or more"),
-        (lambda: make_task("synthetic", seed=0, nu=-1.0), "nu is -1.0"),
+        (lambda: make_task("synthetic", seed=0, num_clients=0), "synthetic got 0 clients"),
+        (lambda: make_task("synthetic", seed=0, nu=-1.0), "nu = -1.0"),
         (lambda: make_task("synthetic", seed=0, truth=(0.0, 2.0)), "A not 0"),
-        (lambda: make_task("digits", seed=0, nu=3.0), "settings of the task 'synthetic'"),
+        (lambda: make_task("digits", seed=0, nu=3.0), "nu is not a setting of the task 'digits'"),
         (lambda: make_task("digits", seed=0, partition="natural"), "needs a column of owners"),
         (lambda: make_task("digits", seed=0, num_clients=1501), "1501 clients, but there are 1500 examples"),
     ]
@@ -80,16 +79,10 @@ def test_the_defaults_are_possible(name: str) -> None:
         assert task.metric == spec.metric
 
 
-def test_importing_the_package_loads_neither_torch_nor_scikit_learn_nor_pooch() -> None:
-    imports = "import sys, deltafl.tasks"
-    program = f"{imports}; print(*({{'torch', 'sklearn', 'pooch'}} & {{*sys.modules}}))"
+def test_importing_the_package_loads_nothing_large() -> None:
+    program = "import sys, deltafl.tasks; print(*({'torch', 'sklearn', 'pooch', 'pandas'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
-
-
-def test_every_public_name_is_there_once() -> None:
-    assert len(set(deltafl.tasks.__all__)) == len(deltafl.tasks.__all__)
-    assert all(hasattr(deltafl.tasks, name) for name in deltafl.tasks.__all__)
 
 
 REGISTERING = """
@@ -102,22 +95,12 @@ register(replace(known_tasks()["digits"], name="my-digits", num_clients=7))
 
 def test_modules_in_the_environment_register_tasks(tmp_path: Path) -> None:
     (tmp_path / "my_tasks.py").write_text(REGISTERING)
-    program = (
-        "import sys; sys.path.insert(0, '.'); from deltafl.tasks import *; print(find_task('my-digits').num_clients)"
-    )
-    for start, variables in (
-        ("", {"DELTAFL_TASKS": "my_tasks"}),
-        ("from deltafl.tasks import *; import_tasks('my_tasks'); ", {}),
-    ):
+    program = "import sys; sys.path.insert(0, '.'); from deltafl.tasks import *; "
+    show = "print(find_task('my-digits').num_clients)"
+    for start, variables in (("", {"DELTAFL_TASKS": "my_tasks"}), ("import_tasks('my_tasks'); ", {})):
+        command = [sys.executable, "-c", program + start + show]
         environment = {**os.environ, **variables}
-        done = subprocess.run(
-            [sys.executable, "-c", start + program],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=tmp_path,
-            env=environment,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
         assert done.stdout == "7\n"
 
 

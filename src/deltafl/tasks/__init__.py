@@ -16,11 +16,10 @@ from .models import (
     squared_error,
     two_layer_cnn,
 )
-from .own import load_own
+from .own import check_task, load_own
 from .partitions import PARTITIONS, hold_out_by_owner, make_partition
 from .registry import TaskSpec, find_task, import_tasks, known_tasks, make_task, register
 from .tables import from_huggingface, table_task
-from .validation import check_task
 
 __all__ = [
     "PARTITIONS",

@@ -27,8 +27,8 @@ class Dataset:
         name: The name of the data that were read, which differs where their content is not the published one.
         train_x: uint8 or float32, (N, ...); images are (N, channels, height, width). Tokens are uint8 or int64.
         train_y: (N,) int64 class labels, or float32 targets.
-        test_x: The same for the pooled test set.
-        test_y: The same for the pooled test set.
+        test_x: The pooled test set.
+        test_y: Its labels.
         num_classes: Number of classes; 0 for regression.
         columns: Natural owners of the training examples by column name, each int64 (N,).
         test_columns: The same for the test examples, where they have the same owners; else empty.
@@ -54,14 +54,13 @@ class Task:
         client_rows: For each client the rows of ``dataset.train_*`` it holds, int64; never empty.
         make_model: Makes the model; the caller seeds torch's generator before.
         loss: ``loss(output, y)``: mean loss of a minibatch, a scalar tensor.
-        metric: ``"accuracy"`` (share of right classes, higher is better) or ``"loss"`` (mean loss, lower is better).
+        metric: ``"accuracy"``, the share of right classes, or ``"loss"``, the mean loss.
         input_scale: Stored uint8 inputs become float32 by this factor, unless they are tokens.
         gradient_noise_m: Standard deviation of the noise a client adds to its gradients (synthetic task), or None.
         initial_params: Fixed starting point, or None for the model's own random one.
-        augment: ``augment(x, rng)``: a random variation of a minibatch's inputs, of the same shape; used in local
-            training alone. None for none.
-        test_clients: int64 (N_test,), the client that each test example belongs to, -1 for none; None if no example
-            belongs to a client. With it, the clients' mean accuracy on their own test examples is evaluated too.
+        augment: ``augment(x, rng)``: a random variation of a minibatch's inputs in local training; None for none.
+        test_clients: int64 (N_test,), the client that each test example belongs to, -1 for none. With it, the clients'
+            mean accuracy on their own test examples is evaluated too.
         tokens: Whether inputs are whole numbers, such as characters, which reach the model as int64.
     """
 
@@ -92,12 +91,12 @@ class Task:
     def data(self) -> dict[str, str]:
         """The data in a run's record: their name, and a CRC-32 of the examples and of who holds them."""
         checksum = 0
-        examples = self.dataset
-        for part in (examples.train_x, examples.train_y, examples.test_x, examples.test_y, *self.client_rows):
+        data = self.dataset
+        for part in (data.train_x, data.train_y, data.test_x, data.test_y, *self.client_rows):
             array = np.ascontiguousarray(part)
             content = array.reshape(-1).view(np.uint8).data
             checksum = zlib.crc32(content, zlib.crc32(f"{array.dtype} {array.shape}".encode(), checksum))
-        return {"data": examples.name, "data_crc32": f"{checksum:08x}"}
+        return {"data": data.name, "data_crc32": f"{checksum:08x}"}
 
     @property
     def chance(self) -> float:
@@ -116,20 +115,11 @@ class Task:
 
 
 def with_fewer_tests(task: Task, count: int) -> Task:
-    """The task with ``count`` of its test examples, evenly spaced in their order, for quick runs.
-
-    Raises:
-        DeltaflError: If the task has fewer.
-    """
+    """The task with ``count`` of its test examples, evenly spaced in their order, for quick runs."""
     data = task.dataset
     if count > len(data.test_x):
         raise DeltaflError(f"test_examples is {count}; {data.name} has {len(data.test_x)} test examples")
     row_e = np.arange(count) * len(data.test_x) // count
-    fewer = replace(
-        data,
-        test_x=data.test_x[row_e],
-        test_y=data.test_y[row_e],
-        test_columns={name: owner_e[row_e] for name, owner_e in data.test_columns.items()},
-    )
-    owners = None if task.test_clients is None else task.test_clients[row_e]
-    return replace(task, dataset=fewer, test_clients=owners)
+    owners = {name: owner_e[row_e] for name, owner_e in data.test_columns.items()}
+    fewer = replace(data, test_x=data.test_x[row_e], test_y=data.test_y[row_e], test_columns=owners)
+    return replace(task, dataset=fewer, test_clients=None if task.test_clients is None else task.test_clients[row_e])

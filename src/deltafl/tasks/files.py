@@ -7,12 +7,8 @@ Files are looked for in ``data_dir/NAME`` and ``data_dir``, in the same two fold
 import gzip
 import hashlib
 import logging
-import lzma
 import os
-import shutil
 import tempfile
-import tokenize
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,8 +36,7 @@ class Source:
     Attributes:
         url: Address of the folder with its files; ends with a slash.
         checksums: The SHA-256 of each file in hexadecimal, or ``md5:...``.
-        gzipped: Whether the server has NAME.gz for each file NAME. Checksums are those of the unpacked content, so that
-            they fit the published files, recompressed ones and unpacked ones.
+        gzipped: Whether the server has NAME.gz for each file NAME; the checksum is that of the unpacked content.
         system_folders: Where operating systems install it.
     """
 
@@ -89,27 +84,23 @@ class FileStatus(NamedTuple):
 
 def cache_folder() -> Path:
     """The user's cache, ``$XDG_CACHE_HOME/deltafl`` or ``~/.cache/deltafl``: where ``deltafl data fetch`` writes."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "deltafl"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deltafl"
 
 
-def data_folders(name: str, data_dir: Path | None, sources: Mapping[str, Source] = SOURCES) -> list[Path]:
+def data_folders(name: str, data_dir: Path | None) -> list[Path]:
     """The folders where a data set is looked for, best first.
 
     Raises:
         DeltaflError: If ``data_dir`` or ``DELTAFL_DATA`` is given and is no folder.
     """
     folders: list[Path] = []
-    environment = os.environ.get("DELTAFL_DATA")
-    given = {"data_dir": data_dir, "DELTAFL_DATA": Path(environment) if environment else None}
-    for label, path in given.items():
-        if path is None:
-            continue
-        folder = path.expanduser()
-        if not folder.is_dir():
-            raise DeltaflError(f"{label} is {folder}, which is not a folder: give one with data sets, or leave it out")
-        folders += [folder / name, folder]
-    system_folders = sources[name].system_folders if name in sources else ()
+    for label, path in {"data_dir": data_dir, "DELTAFL_DATA": os.environ.get("DELTAFL_DATA")}.items():
+        if path:
+            folder = Path(path).expanduser()
+            if not folder.is_dir():
+                raise DeltaflError(f"{label} is {folder}, which is not a folder: give one with data sets")
+            folders += [folder / name, folder]
+    system_folders = SOURCES[name].system_folders if name in SOURCES else ()
     return [*folders, *system_folders, cache_folder() / name]
 
 
@@ -123,20 +114,12 @@ def not_found(name: str, needed: str, folders: list[Path]) -> DeltaflError:
     """The error for a data set that is in none of the folders."""
     looked = ", ".join(map(str, folders))
     return DeltaflError(
-        f"{name} needs {needed}; none of it is in {looked}: give the folder that holds it as data_dir or DELTAFL_DATA"
+        f"{name} needs {needed}; not found in {looked}: give the folder that holds it as data_dir or DELTAFL_DATA"
     )
 
 
-def fetch(
-    name: str, directory: Path | None = None, *, progress: bool = True, sources: Mapping[str, Source] = SOURCES
-) -> list[Path]:
-    """Download the files of a data set that are missing or wrong, with pooch; gzipped ones are stored unpacked.
-
-    Args:
-        name: A name of ``sources``.
-        directory: The files go to its subfolder NAME; None for the user's cache, which is always searched.
-        progress: Whether to show a bar on the terminal.
-        sources: Where data sets are published.
+def fetch(name: str, directory: Path | None = None, *, progress: bool = True) -> list[Path]:
+    """Download the files of a data set that are missing or wrong, to ``directory/NAME``, or the user's cache.
 
     Returns:
         All files of the data set.
@@ -146,90 +129,63 @@ def fetch(
             published one.
         MissingExtraError: Without pooch.
     """
-    source = _source_of(name, sources)
+    source = _source_of(name)
     require("pooch", "sim")
     import pooch
     from requests.exceptions import RequestException
 
     folder = (directory or cache_folder()).expanduser() / name
-    server = pooch.create(
-        path=folder,
-        base_url=source.url,
-        registry=dict(source.checksums),
-        urls={file: f"{source.url}{file}{'.gz' if source.gzipped else ''}" for file in source.checksums},
-        retry_if_failed=RETRIES,
-    )
+    # The checksums are those of the unpacked content, and compared here.
+    published = {file: f"{file}.gz" if source.gzipped else file for file in source.checksums}
+    registry = dict.fromkeys(published.values())
+    server = pooch.create(folder, source.url, registry=registry, retry_if_failed=RETRIES)
     download = pooch.HTTPDownloader(progressbar=progress, chunk_size=1 << 16)
-
-    def download_unpacked(url: str, output: Any, _: Any) -> None:
-        with tempfile.TemporaryFile() as packed:
-            download(url, packed, server)
-            packed.seek(0)
-            try:
-                with gzip.open(packed) as content, Path(output).open("wb") as file:
-                    shutil.copyfileobj(content, file)
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise ValueError(f"not a gzip file: {error}") from error
-
     paths = []
     for file, checksum in source.checksums.items():
-        present = find_file(folder, file)
-        if present is None or not matches(present, checksum):
+        path, url = find_file(folder, file), source.url + published[file]
+        if path is None or not matches(path, checksum):
             try:
-                present = Path(server.fetch(file, downloader=download_unpacked if source.gzipped else download))
+                if path is not None:
+                    path.unlink()
+                path = Path(server.fetch(published[file], downloader=download))
             except RequestException as error:
-                raise DeltaflError(f"{server.get_url(file)} cannot be downloaded ({error}); try again later") from error
-            except ValueError as error:
-                raise DeltaflError(
-                    f"{server.get_url(file)} does not have the published content ({error}); nothing was kept"
-                ) from error
+                raise DeltaflError(f"{url} cannot be downloaded ({error}); try again later") from error
             except OSError as error:
-                raise DeltaflError(
-                    f"cannot write {error.filename or folder}: {error.strerror or error}; make room, or give another "
-                    "directory"
-                ) from error
-        paths.append(present)
+                raise DeltaflError(f"cannot write to {folder}: {error}; make room, or give another folder") from error
+            if not matches(path, checksum):
+                path.unlink()
+                raise DeltaflError(f"{url} does not have the published content; nothing was kept")
+        paths.append(path)
     return paths
 
 
-def check(name: str, data_dir: Path | None = None, *, sources: Mapping[str, Source] = SOURCES) -> list[FileStatus]:
-    """Compare the files that a task would read with the published content.
-
-    Returns:
-        One status a file, of the first folder with all files; if there is none, of the folder with most of them.
+def check(name: str, data_dir: Path | None = None) -> list[FileStatus]:
+    """Compare the files that a task would read, those of the fullest folder, with the published content.
 
     Raises:
         DeltaflError: If the name is unknown, or ``data_dir`` is no folder.
     """
-    source = _source_of(name, sources)
-    found = (
-        {file: find_file(folder, file) for file in source.checksums} for folder in data_folders(name, data_dir, sources)
-    )
+    checksums = _source_of(name).checksums
+    found = ({file: find_file(folder, file) for file in checksums} for folder in data_folders(name, data_dir))
     best = max(found, key=lambda paths: sum(path is not None for path in paths.values()))
-    return [_status(file, best[file], checksum) for file, checksum in source.checksums.items()]
+    return [
+        FileStatus(file, path, "missing" if path is None else "ok" if matches(path, checksums[file]) else "corrupt")
+        for file, path in best.items()
+    ]
 
 
-def _status(file: str, path: Path | None, checksum: str) -> FileStatus:
-    if path is None:
-        return FileStatus(file, None, "missing")
-    return FileStatus(file, path, "ok" if matches(path, checksum) else "corrupt")
-
-
-def _source_of(name: str, sources: Mapping[str, Source]) -> Source:
-    if name not in sources:
-        raise unknown_name("data set that can be fetched", name, sources)
-    return sources[name]
+def _source_of(name: str) -> Source:
+    if name not in SOURCES:
+        raise unknown_name("data set that can be fetched", name, SOURCES)
+    return SOURCES[name]
 
 
 def matches(path: Path, checksum: str) -> bool:
-    """Whether the content of a file, unpacked if its checksum is that of the unpacked content, is right."""
+    """Whether the content of a file is right: unpacked for a SHA-256, as it is for ``md5:...``."""
     algorithm, _, digest = checksum.rpartition(":")
     try:
-        if algorithm:
-            with path.open("rb") as file:
-                return hashlib.file_digest(file, algorithm).hexdigest() == digest
-        with unpacked(path) as content:
-            return hashlib.file_digest(content, "sha256").hexdigest() == digest  # type: ignore[arg-type]
+        with path.open("rb") if algorithm else unpacked(path) as content:
+            return hashlib.file_digest(cast(Any, content), algorithm or "sha256").hexdigest() == digest
     except (OSError, EOFError, zlib.error):
         return False
 
@@ -240,19 +196,7 @@ def unpacked(path: Path) -> Iterator[IO[bytes]]:
     with path.open("rb") as file:
         is_gzipped = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        if is_gzipped:
-            with gzip.open(file) as content:
-                yield cast(IO[bytes], content)
-        else:
-            yield file
-
-
-#: The errors of NumPy and zipfile for broken archives and those of unknown kinds: a header that announces more than
-#: there is memory for (MemoryError), encryption (RuntimeError), an unknown compression (NotImplementedError), ...
-_BROKEN = (
-    *(OSError, EOFError, KeyError, ValueError, TypeError, OverflowError, MemoryError, RuntimeError),
-    *(zlib.error, lzma.LZMAError, zipfile.BadZipFile, tokenize.TokenError),
-)
+        yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_gzipped else file
 
 
 def read_arrays(path: Path, keys: tuple[str, ...] | None = None) -> dict[str, npt.NDArray[Any]]:
@@ -267,14 +211,10 @@ def read_arrays(path: Path, keys: tuple[str, ...] | None = None) -> dict[str, np
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise ValueError("it is a single array, as .npy files are")
-            arrays = {key: archive[key] for key in keys or archive.files}
-        other = next((key for key, array in arrays.items() if not isinstance(array, np.ndarray)), None)
-        if other is not None:
-            raise ValueError(f"{other!r} in it is no array")
-    except _BROKEN as error:
+            return {key: np.asarray(archive[key]) for key in keys or archive.files}
+    except Exception as error:  # NumPy and zipfile raise a dozen kinds, MemoryError and RuntimeError among them
         what = "an NPZ file of plain arrays" if keys is None else f"an archive with the arrays {', '.join(keys)}"
         raise DeltaflError(f"{path} is not {what}: {str(error) or type(error).__name__}") from error
-    return arrays
 
 
 def cached_images(
@@ -282,8 +222,7 @@ def cached_images(
 ) -> npt.NDArray[np.uint8]:
     """Decoded images, uint8, from a file in the cache; they are decoded and written if it is missing or broken.
 
-    The file appears whole or not at all, so several processes may do this at once. Where it cannot be written, a
-    warning is logged and the images are decoded again the next time.
+    The file appears whole or not at all; where it cannot be written, a warning is logged.
     """
     try:
         images: npt.NDArray[Any] = np.load(file, allow_pickle=False)

@@ -15,9 +15,8 @@ Source: Caldas et al., "LEAF: a benchmark for federated settings", arXiv:1812.01
 
 import hashlib
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from reprlib import repr as shown
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +31,6 @@ from .files import cache_folder, cached_images, data_folders, not_found
 
 PARTS = ("train", "test")
 NEEDED = "LEAF's data/train/*.json and data/test/*.json"
-
 H5_FILES = ("fed_emnist_train.h5", "fed_emnist_test.h5")
 
 FEMNIST_CLASSES = 62
@@ -43,19 +41,21 @@ CELEBA_SIDE = 84
 WINDOW = 80
 LEAF_ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 
+Array = npt.NDArray[Any]
+
 
 class UserData(BaseModel):
     """The examples of a user in a file of LEAF."""
 
     x: list[Any]
-    y: list[Any]
+    y: list[int | float | str]
 
 
 class LeafFile(BaseModel):
     """What a file of LEAF must hold."""
 
-    users: list[str]
     user_data: dict[str, UserData]
+    users: list[str]
 
 
 class Share(NamedTuple):
@@ -63,18 +63,18 @@ class Share(NamedTuple):
 
     path: Path
     user: str
-    x: list[Any]
-    y: list[Any]
+    x: list[Any] | Array
+    y: list[Any] | Array
 
-    def error(self, row: int, problem: str) -> DeltaflError:
-        """A mistake in one of the user's rows, which count from 1."""
-        return DeltaflError(f"{self.path}: user {self.user!r}, row {row + 1}: {problem}")
+    def error(self, problem: str) -> DeltaflError:
+        """A mistake in the user's examples."""
+        return DeltaflError(f"{self.path}: user {self.user!r}: {problem}")
 
 
 class Owned(NamedTuple):
     """Examples with their owners: inputs, labels int64, owners' names, all of the same length."""
 
-    x: npt.NDArray[Any]
+    x: Array
     y: IntArray
     owner: list[str]
 
@@ -88,159 +88,6 @@ def find_leaf(name: str, folders: Sequence[Path]) -> Path | None:
     return None
 
 
-def read_shares(root: Path, part: str) -> Iterator[Share]:
-    """The users of all files of a part, file after file; one file is in memory at a time.
-
-    Raises:
-        DeltaflError: If a file is not as described above; the sentence names file and user.
-    """
-    for path in sorted((root / part).glob("*.json")):
-        content = checked(LeafFile, read_json(path), f"{path} is not a file of LEAF", "run its preprocess.sh again")
-        for user in dict.fromkeys(content.users):
-            if user not in content.user_data:
-                raise DeltaflError(f"{path}: user {user!r} has no lists x and y in user_data")
-            data = content.user_data[user]
-            if len(data.x) != len(data.y):
-                raise DeltaflError(f"{path}: user {user!r} has {len(data.x)} x and {len(data.y)} y")
-            if data.y:
-                yield Share(path, user, data.x, data.y)
-
-
-def labels_of(share: Share, classes: int) -> IntArray:
-    """The user's y as class labels; numbers such as 1.0 are accepted, for LEAF's CelebA has them."""
-    for row, label in enumerate(share.y):
-        is_whole = isinstance(label, int | float) and label == label // 1
-        if not is_whole or not 0 <= label < classes:
-            raise share.error(row, f"y is {shown(label)}; it must be a whole number from 0 to {classes - 1}")
-    return np.array(share.y, dtype=np.int64)
-
-
-def dataset_by_user(title: str, column: str, train: Owned, test: Owned, classes: int) -> Dataset:
-    """A data set from two parts; owners are numbered in the order of their names, over both parts.
-
-    Users of the test part who hold no training examples are no clients; their examples are in the pooled test set only.
-
-    Raises:
-        DeltaflError: If a part is empty.
-    """
-    for part, owned in zip(PARTS, (train, test), strict=True):
-        if len(owned.y) == 0:
-            raise DeltaflError(f"{title}: there is no {part} example")
-    number = {user: index for index, user in enumerate(sorted({*train.owner, *test.owner}))}
-    owner, test_owner = (np.array([number[user] for user in part.owner]) for part in (train, test))
-    return Dataset(
-        f"{title}, {len(set(train.owner))} clients",
-        train.x,
-        train.y,
-        test.x,
-        test.y,
-        classes,
-        columns={column: owner},
-        test_columns={column: test_owner},
-    )
-
-
-def load_femnist(data_dir: Path | None = None) -> Dataset:
-    """FEMNIST, 62 classes (0-9, A-Z, a-z), dark ink on white paper; the column of owners is ``writer``.
-
-    Raises:
-        DeltaflError: If it is not found, or a file is broken; the sentence names file and writer or user, and row.
-        MissingExtraError: For h5 files without h5py.
-    """
-    folders = data_folders("femnist", data_dir)
-    root = find_leaf("femnist", folders)
-    h5_folder = next((folder for folder in folders if all((folder / file).is_file() for file in H5_FILES)), None)
-    if root is not None:
-        title = "FEMNIST (LEAF's JSON)"
-        train, test = (_owned(read_shares(root, part), _handwriting, FEMNIST_CLASSES) for part in PARTS)
-    elif h5_folder is not None:
-        title = "FEMNIST (TensorFlow Federated's h5)"
-        train, test = (_read_h5(h5_folder / file) for file in H5_FILES)
-    else:
-        raise not_found("femnist", f"{NEEDED}, or {' with '.join(H5_FILES)}", folders)
-    return dataset_by_user(title, "writer", train, test, FEMNIST_CLASSES)
-
-
-def _read_h5(path: Path) -> Owned:
-    require("h5py", "data")
-    h5py = importlib.import_module("h5py")
-    images, labels, owner = [np.zeros((0, 1, FEMNIST_SIDE, FEMNIST_SIDE), np.uint8)], [np.zeros(0, np.int64)], []
-    try:
-        with h5py.File(path, "r") as file:
-            for writer, group in file["examples"].items():
-                level, label = np.asarray(group["pixels"][()]), np.asarray(group["label"][()])
-                shape = (len(label), FEMNIST_SIDE, FEMNIST_SIDE)
-                if level.shape != shape or level.dtype.kind not in "fiu" or label.dtype.kind not in "iu":
-                    raise DeltaflError(
-                        f"{path}: writer {writer!r} has pixels {level.shape} ({level.dtype}) and labels {label.shape} "
-                        f"({label.dtype}); needs numbers (n, {FEMNIST_SIDE}, {FEMNIST_SIDE}) and whole numbers (n,)"
-                    )
-                good_n = ((level >= 0) & (level <= 1)).all(axis=(1, 2)) & (label >= 0) & (label < FEMNIST_CLASSES)
-                if not good_n.all():
-                    row = int(np.argmin(good_n)) + 1
-                    raise DeltaflError(f"{path}: writer {writer!r}, row {row}: needs pixels 0 to 1 and a label 0 to 61")
-                images.append(grey_bytes(level.astype(np.float64)))
-                labels.append(label.astype(np.int64))
-                owner += [str(writer)] * len(label)
-    except DeltaflError:
-        raise
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DeltaflError(f"{path} is not TensorFlow Federated's FEMNIST in HDF5: {error}") from error
-    return Owned(np.concatenate(images), np.concatenate(labels), owner)
-
-
-def grey_bytes(level_nd: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Numbers from 0 to 1, whole 255ths in all published files, as images uint8 (n, 1, 28, 28)."""
-    image: npt.NDArray[np.uint8] = np.rint(level_nd * 255).astype(np.uint8)
-    return image.reshape(-1, 1, FEMNIST_SIDE, FEMNIST_SIDE)
-
-
-def _handwriting(share: Share) -> npt.NDArray[np.uint8]:
-    size = FEMNIST_SIDE**2
-    try:
-        level_nd = np.array(share.x, dtype=np.float64)
-        if level_nd.shape == (len(share.x), size) and ((level_nd >= 0) & (level_nd <= 1)).all():
-            return grey_bytes(level_nd)
-    except (TypeError, ValueError, OverflowError):  # the last for whole numbers of hundreds of digits
-        pass
-    bad = next(row for row, pixels in enumerate(share.x) if not _is_image(pixels, size))
-    raise share.error(bad, f"x must be a list of {size} numbers from 0 (ink) to 1 (paper)")
-
-
-def _is_image(pixels: object, size: int) -> bool:
-    numbers = pixels if isinstance(pixels, list) else []
-    return len(numbers) == size and all(isinstance(level, int | float) and 0 <= level <= 1 for level in numbers)
-
-
-def _owned(shares: Iterator[Share], make_x: Callable[[Share], npt.NDArray[Any]], classes: int) -> Owned:
-    parts = [(make_x(share), labels_of(share, classes), share.user) for share in shares]
-    if not parts:
-        return Owned(np.arange(0), np.arange(0), [])
-    x, y, _ = zip(*parts, strict=True)
-    return Owned(np.concatenate(x), np.concatenate(y), [user for _, label, user in parts for _ in label])
-
-
-def load_celeba(data_dir: Path | None = None) -> Dataset:
-    """CelebA from LEAF's folder: smiling or not, 84 x 84 in colour; the column of owners is ``celebrity``.
-
-    As in LEAF, each picture is reduced to 84 x 84; that takes minutes for all of CelebA, so the result is kept in the
-    user's cache.
-
-    Raises:
-        DeltaflError: If it is not found, or a file or picture is broken; the sentence names file, user and row.
-        MissingExtraError: Without Pillow.
-
-    Source: Liu et al., "Deep learning face attributes in the wild", ICCV 2015.
-    """
-    root = _root("celeba", f"{NEEDED}, with the pictures in data/raw/img_align_celeba/", data_dir)
-    pictures = root / "raw" / "img_align_celeba"
-    if not pictures.is_dir():
-        raise DeltaflError(f"celeba needs the folder {pictures} with the pictures that the JSON files name")
-    require("PIL", "sim")
-    train, test = (_faces(root, part, pictures) for part in PARTS)
-    return dataset_by_user("CelebA (LEAF's JSON)", "celebrity", train, test, classes=2)
-
-
 def _root(name: str, needed: str, data_dir: Path | None) -> Path:
     folders = data_folders(name, data_dir)
     root = find_leaf(name, folders)
@@ -249,47 +96,148 @@ def _root(name: str, needed: str, data_dir: Path | None) -> Path:
     return root
 
 
-def _faces(root: Path, part: str, pictures: Path) -> Owned:
+def read_shares(root: Path, part: str) -> Iterator[Share]:
+    """The users of all files of a part, file after file; one file is in memory at a time."""
+    for path in sorted((root / part).glob("*.json")):
+        content = checked(LeafFile, read_json(path), f"{path} is not a file of LEAF", "run its preprocess.sh again")
+        for user in dict.fromkeys(content.users):
+            data = content.user_data.get(user)
+            if data is None or len(data.x) != len(data.y):
+                raise DeltaflError(f"{path}: user {user!r} needs lists x and y of the same length in user_data")
+            if data.y:
+                yield Share(path, user, data.x, data.y)
+
+
+def labels_of(share: Share, classes: int) -> IntArray:
+    """The user's y as class labels; numbers such as 1.0 are accepted, for LEAF's CelebA has them."""
+    label = np.asarray(share.y)
+    is_number = label.dtype.kind in "iuf" and label.ndim == 1
+    if not (is_number and ((label == np.floor(label)) & (label >= 0) & (label < classes)).all()):
+        raise share.error(f"every y must be a whole number from 0 to {classes - 1}")
+    return label.astype(np.int64)
+
+
+def _owned(shares: Iterable[Share], inputs_of: Callable[[Share], Array], classes: int) -> Owned:
+    """The examples of all users."""
+    parts = [(inputs_of(share), labels_of(share, classes), share.user) for share in shares]
+    if not parts:
+        return Owned(np.arange(0), np.arange(0), [])
+    x, y, _ = zip(*parts, strict=True)
+    return Owned(np.concatenate(x), np.concatenate(y), [user for _, label, user in parts for _ in label])
+
+
+def dataset_by_user(title: str, column: str, parts: Iterable[Owned], classes: int) -> Dataset:
+    """A data set of its train and its test part; owners are numbered in the order of their names, over both parts.
+
+    Users of the test part who hold no training examples are no clients; their examples are in the pooled test set only.
+    """
+    train, test = parts
+    for name, part in zip(PARTS, (train, test), strict=True):
+        if len(part.y) == 0:
+            raise DeltaflError(f"{title}: there is no {name} example")
+    number = {user: index for index, user in enumerate(sorted({*train.owner, *test.owner}))}
+    owner, test_owner = (np.array([number[user] for user in part.owner]) for part in (train, test))
+    title = f"{title}, {len(set(train.owner))} clients"
+    columns, test_columns = {column: owner}, {column: test_owner}
+    return Dataset(title, train.x, train.y, test.x, test.y, classes, columns=columns, test_columns=test_columns)
+
+
+def load_femnist(data_dir: Path | None = None) -> Dataset:
+    """FEMNIST, 62 classes (0-9, A-Z, a-z), dark ink on white paper; the column of owners is ``writer``.
+
+    Raises:
+        DeltaflError: If it is not found, or a file is broken.
+        MissingExtraError: For h5 files without h5py.
+    """
+    folders = data_folders("femnist", data_dir)
+    root = find_leaf("femnist", folders)
+    h5_folder = next((folder for folder in folders if all((folder / file).is_file() for file in H5_FILES)), None)
+    if root is not None:
+        title, parts = "FEMNIST (LEAF's JSON)", [read_shares(root, part) for part in PARTS]
+    elif h5_folder is not None:
+        title, parts = "FEMNIST (TensorFlow Federated's h5)", [_read_h5(h5_folder / file) for file in H5_FILES]
+    else:
+        raise not_found("femnist", f"{NEEDED}, or {' with '.join(H5_FILES)}", folders)
+    owned = (_owned(shares, _handwriting, FEMNIST_CLASSES) for shares in parts)
+    return dataset_by_user(title, "writer", owned, FEMNIST_CLASSES)
+
+
+def _read_h5(path: Path) -> Iterator[Share]:
+    require("h5py", "data")
+    h5py = importlib.import_module("h5py")
+    try:
+        with h5py.File(path, "r") as file:
+            for writer, group in file["examples"].items():
+                image, label = group["pixels"][()], group["label"][()]
+                yield Share(path, writer, image.reshape(len(label), -1), label)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DeltaflError(f"{path} is not TensorFlow Federated's FEMNIST in HDF5: {error}") from error
+
+
+def _handwriting(share: Share) -> npt.NDArray[np.uint8]:
+    """The images, uint8 (n, 1, 28, 28); levels are whole 255ths in all published files."""
+    try:
+        level_nd = np.asarray(share.x, dtype=np.float64)
+        good = level_nd.shape[1:] == (FEMNIST_SIDE**2,) and bool(((level_nd >= 0) & (level_nd <= 1)).all())
+    except (TypeError, ValueError, OverflowError):  # the last for whole numbers of hundreds of digits
+        good = False
+    if not good:
+        raise share.error(f"every x must be {FEMNIST_SIDE**2} numbers from 0 (ink) to 1 (paper)")
+    return np.rint(level_nd * 255).astype(np.uint8).reshape(-1, 1, FEMNIST_SIDE, FEMNIST_SIDE)
+
+
+def load_celeba(data_dir: Path | None = None) -> Dataset:
+    """CelebA (Liu et al., ICCV 2015): smiling or not, in colour; the column of owners is ``celebrity``.
+
+    As in LEAF, each picture is reduced to 84 x 84; that takes minutes for all of CelebA, so the result is kept in the
+    user's cache.
+
+    Raises:
+        DeltaflError: If it is not found, or a file or picture is broken.
+        MissingExtraError: Without Pillow.
+    """
+    root = _root("celeba", f"{NEEDED}, with the pictures in data/raw/img_align_celeba/", data_dir)
+    require("PIL", "sim")
+    return dataset_by_user("CelebA (LEAF's JSON)", "celebrity", (_faces(root, part) for part in PARTS), classes=2)
+
+
+def _faces(root: Path, part: str) -> Owned:
+    """The names of the pictures first, so that the cache is found by what they are; then the pictures."""
     shares = list(read_shares(root, part))
-    label = [labels_of(share, 2) for share in shares]
-    rows = [(share, row) for share in shares for row in range(len(share.x))]
-    shape = (len(rows), 3, CELEBA_SIDE, CELEBA_SIDE)
+    folder = root / "raw" / "img_align_celeba"
+    names = _owned(shares, lambda share: np.array([_picture(share, name, folder) for name in share.x]), 2)
+    shape = (len(names.y), 3, CELEBA_SIDE, CELEBA_SIDE)
     digest = hashlib.sha256()
-    for share, row in rows:
-        found = _picture(share, row, pictures).stat()
-        digest.update(f"{share.x[row]} {found.st_size} {found.st_mtime_ns}\n".encode())
+    for name in names.x:
+        found = (folder / name).stat()
+        digest.update(f"{name} {found.st_size} {found.st_mtime_ns}\n".encode())
 
     def decode() -> npt.NDArray[np.uint8]:
         image = np.empty(shape, np.uint8)
-        for number, (share, row) in enumerate(rows):
-            image[number] = _decoded(share, row, pictures)
+        rows = [(share, folder / name) for share in shares for name in share.x]
+        for number, (share, path) in enumerate(rows):
+            image[number] = _decoded(share, path)
         return image
 
-    image = cached_images(cache_folder() / "celeba" / f"{part}_{digest.hexdigest()[:16]}.npy", shape, decode)
-    return Owned(image, np.concatenate([np.zeros(0, np.int64), *label]), [share.user for share, _ in rows])
+    file = cache_folder() / "celeba" / f"{part}_{digest.hexdigest()[:16]}.npy"
+    return names._replace(x=cached_images(file, shape, decode))
 
 
-def _picture(share: Share, row: int, pictures: Path) -> Path:
-    """The picture that a row names; a name with folders in it is an error."""
-    name = share.x[row]
-    if not isinstance(name, str) or Path(name).name != name:
-        raise share.error(row, f"x is {name!r}; it must be the name of a picture")
-    if not (pictures / name).is_file():
-        raise share.error(row, f"there is no picture {pictures / name}")
-    return pictures / name
+def _picture(share: Share, name: Any, folder: Path) -> str:
+    if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
+        raise share.error(f"x is {name!r}, which is not the name of a picture in {folder}")
+    return name
 
 
-def _decoded(share: Share, row: int, pictures: Path) -> npt.NDArray[np.uint8]:
+def _decoded(share: Share, path: Path) -> npt.NDArray[np.uint8]:
     from PIL import Image
 
     try:
         # For other formats Pillow runs Ghostscript.
-        with Image.open(_picture(share, row, pictures), formats=["JPEG", "PNG"]) as opened:
+        with Image.open(path, formats=["JPEG", "PNG"]) as opened:
             image = opened.resize((CELEBA_SIDE, CELEBA_SIDE)).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        if isinstance(error, DeltaflError):
-            raise
-        raise share.error(row, f"the picture {share.x[row]} cannot be decoded: {error}") from error
+        raise share.error(f"the picture {path.name} cannot be decoded: {error}") from error
     return np.asarray(image).transpose(2, 0, 1)
 
 
@@ -297,37 +245,33 @@ def load_shakespeare(data_dir: Path | None = None) -> Dataset:
     """Shakespeare from LEAF's folder, tokens uint8 (N, 80) and the next one; the column of owners is ``role``.
 
     LEAF's windows start 1 character apart, and lines are padded with spaces in front.
-
-    Raises:
-        DeltaflError: If it is not found, or a file is broken; the sentence names file, user and row.
     """
     root = _root("shakespeare", NEEDED, data_dir)
-    train, test = (_lines(read_shares(root, part)) for part in PARTS)
-    return dataset_by_user("Shakespeare (LEAF's JSON)", "role", train, test, len(LEAF_ALPHABET))
+    classes = len(LEAF_ALPHABET)
+    parts = (_owned(map(_encoded, read_shares(root, part)), _inputs, classes) for part in PARTS)
+    return dataset_by_user("Shakespeare (LEAF's JSON)", "role", parts, classes)
 
 
-def _lines(shares: Iterator[Share]) -> Owned:
-    x, y, owner = [np.zeros((0, WINDOW), np.uint8)], [np.zeros(0, np.uint8)], []
-    for share in shares:
-        for row, (window, following) in enumerate(zip(share.x, share.y, strict=True)):
-            if not isinstance(window, str) or len(window) != WINDOW:
-                raise share.error(row, f"x must be a string of {WINDOW} characters")
-            if not isinstance(following, str) or len(following) != 1:
-                raise share.error(row, "y must be one character")
-        x.append(encode_text(_codes("".join(share.x)), LEAF_ALPHABET).reshape(-1, WINDOW))
-        y.append(encode_text(_codes("".join(share.y)), LEAF_ALPHABET))
-        owner += [share.user] * len(share.y)
-    return Owned(np.concatenate(x), np.concatenate(y).astype(np.int64), owner)
+def _inputs(share: Share) -> Array:
+    return np.asarray(share.x)
 
 
-def encode_text(code_k: npt.NDArray[Any], alphabet: str) -> npt.NDArray[np.uint8]:
+def _encoded(share: Share) -> Share:
+    """The user's windows (n, 80) and following characters as tokens."""
+    for texts, length, name in ((share.x, WINDOW, "x"), (share.y, 1, "y")):
+        if not all(isinstance(text, str) and len(text) == length for text in texts):
+            raise share.error(f"every {name} must be a string of length {length}")
+    # surrogatepass: JSON may hold half of a pair, which is in no alphabet either
+    window, following = (
+        encode_text(np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32), LEAF_ALPHABET)
+        for texts in (share.x, share.y)
+    )
+    return share._replace(x=window.reshape(-1, WINDOW), y=following)
+
+
+def encode_text(code_k: Array, alphabet: str) -> npt.NDArray[np.uint8]:
     """Positions in the alphabet of characters given by their codes; a space for those that are not in it."""
     table = np.full(256, alphabet.index(" "), np.uint8)
     table[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
     encoded: npt.NDArray[np.uint8] = table[np.where(code_k < 256, code_k, ord(" "))]
     return encoded
-
-
-def _codes(text: str) -> npt.NDArray[np.uint32]:
-    # surrogatepass: JSON may hold half of a pair, which is in no alphabet either
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)

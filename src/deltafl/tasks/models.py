@@ -1,15 +1,14 @@
 """The models, losses and augmentation of the tasks. PyTorch is imported when a model is made, not before.
 
-All functions raise ``MissingExtraError`` without PyTorch.
+All of them raise ``MissingExtraError`` without PyTorch.
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import DeltaflError, MissingExtraError
+from ..errors import DeltaflError
 
 if TYPE_CHECKING:
     import torch
@@ -18,31 +17,20 @@ if TYPE_CHECKING:
 PAD = 4
 
 
-def require_torch() -> ModuleType:
-    """The module ``torch``."""
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingExtraError("torch", "sim") from error
-    return torch
-
-
 def softmax_regression(in_features: int, classes: int) -> "torch.nn.Module":
     """Multinomial logistic regression: one linear layer on the flattened input."""
-    nn = require_torch().nn
-    model: torch.nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(in_features, classes))
-    return model
+    return mlp(in_features, (), classes)
 
 
 def mlp(in_features: int, hidden: Sequence[int], classes: int) -> "torch.nn.Module":
     """A chain of linear layers of widths ``hidden`` with ReLU between them; none is softmax regression."""
-    nn = require_torch().nn
+    from .modules import nn
+
     widths = [in_features, *hidden]
-    layers = [nn.Flatten()]
+    layers: list[nn.Module] = [nn.Flatten()]
     for before, after in zip(widths, hidden, strict=False):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    model: torch.nn.Module = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
-    return model
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
 
 def two_layer_cnn(
@@ -50,35 +38,21 @@ def two_layer_cnn(
 ) -> "torch.nn.Module":
     """Two blocks of convolution 5 x 5 without padding, max-pooling by 2 and ReLU; then one linear layer.
 
-    The pool stands before the ReLU: max and ReLU commute, so it is the same function with a quarter of the
-    ReLU's work.
-
-    Args:
-        channels: Filters of the two convolutions; (16, 32) gives 18,378 parameters on 28 x 28 pixels and 10
-            classes.
-        in_channels: Channels of the image.
-        side: Height and width of the image in pixels, >= 16.
-        classes: Number of classes.
+    For images of ``side`` x ``side`` >= 16 pixels; the default has 18,378 parameters. The pool stands before the ReLU:
+    the two commute, so it is the same function with a quarter of the ReLU's work.
 
     Raises:
         DeltaflError: If the image is too small.
     """
     if side < 16:
         raise DeltaflError(f"two_layer_cnn needs images of 16 x 16 pixels or more, got {side} x {side}: use mlp")
-    nn = require_torch().nn
+    from .modules import nn
+
     first, second = channels
     side_out = ((side - 4) // 2 - 4) // 2
-    model: torch.nn.Module = nn.Sequential(
-        nn.Conv2d(in_channels, first, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(first, second, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(second * side_out**2, classes),
-    )
-    return model
+    blocks = [nn.Conv2d(in_channels, first, 5), nn.MaxPool2d(2), nn.ReLU()]
+    blocks += [nn.Conv2d(first, second, 5), nn.MaxPool2d(2), nn.ReLU()]
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(second * side_out**2, classes))
 
 
 def femnist_cnn(classes: int = 62) -> "torch.nn.Module":
@@ -87,13 +61,12 @@ def femnist_cnn(classes: int = 62) -> "torch.nn.Module":
     The convolutions have 32, 64 and 64 filters and padding 1, the linear layers 576-128-classes with ReLU between;
     137,598 parameters with 62 classes. As in ``two_layer_cnn``, the pool stands before the ReLU.
     """
-    nn = require_torch().nn
-    layers = []
+    from .modules import nn
+
+    layers: list[nn.Module] = []
     for before, after in ((1, 32), (32, 64), (64, 64)):
         layers += [nn.Conv2d(before, after, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
-    head = (nn.Flatten(), nn.Linear(64 * 3 * 3, 128), nn.ReLU(), nn.Linear(128, classes))
-    model: torch.nn.Module = nn.Sequential(*layers, *head)
-    return model
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 3 * 3, 128), nn.ReLU(), nn.Linear(128, classes))
 
 
 def celeba_cnn(classes: int = 2) -> "torch.nn.Module":
@@ -102,23 +75,19 @@ def celeba_cnn(classes: int = 2) -> "torch.nn.Module":
     The convolutions have 32 filters and padding 1, GroupNorm 8 groups of 4, the linear layer is 800-classes; 30,498
     parameters with 2 classes. LEAF's model has batch normalization, whose statistics clients would have to share.
     """
-    nn = require_torch().nn
-    layers = []
+    from .modules import nn
+
+    layers: list[nn.Module] = []
     for before in (3, 32, 32, 32):
         layers += [nn.Conv2d(before, 32, 3, padding=1), nn.GroupNorm(8, 32), nn.MaxPool2d(2), nn.ReLU()]
-    model: torch.nn.Module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 5 * 5, classes))
-    return model
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 5 * 5, classes))
 
 
 def resnet18(classes: int = 10, groups: int = 32) -> "torch.nn.Module":
     """ResNet-18 for small colour images, from random weights: 11,173,962 parameters with 10 classes.
 
-    The first convolution is 3 x 3 and no pool follows it, as is customary for 32 x 32 pixels; GroupNorm stands for
-    batch normalization, whose statistics clients would have to share.
-
-    Args:
-        classes: Number of classes.
-        groups: Groups of each GroupNorm; divides 64.
+    The first convolution is 3 x 3 and no pool follows it, as is customary for 32 x 32 pixels. GroupNorm, whose number
+    of ``groups`` divides 64, stands for batch normalization, whose statistics clients would have to share.
 
     Raises:
         DeltaflError: If ``groups`` does not divide 64.
@@ -127,28 +96,20 @@ def resnet18(classes: int = 10, groups: int = 32) -> "torch.nn.Module":
     """
     if groups < 1 or 64 % groups:
         raise DeltaflError(f"resnet18 has 64 channels in its first layers, got groups = {groups}: write 2, 8 or 32")
-    nn = require_torch().nn
-    from .modules import ResidualBlock
+    from .modules import ResidualBlock, nn
 
-    layers = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.GroupNorm(groups, 64), nn.ReLU()]
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.GroupNorm(groups, 64), nn.ReLU()]
     for before, after, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
         layers += [ResidualBlock(before, after, stride, groups), ResidualBlock(after, after, 1, groups)]
-    model: torch.nn.Module = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
-    return model
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
 
 
 def next_token_lstm(tokens: int, embedding: int = 8, hidden: int = 128) -> "torch.nn.Module":
-    """For text: which token follows, by an LSTM with one layer.
+    """For text: which of ``tokens`` follows, by an embedding, an LSTM with one layer of ``hidden`` cells, one linear.
 
     8 t + 4 * 128 (8 + 128 + 2) + 129 t parameters with the default widths and t tokens: 79,561 for 65, 81,616 for 80.
     LEAF's model has two layers of 256 cells, ten times as many parameters.
-
-    Args:
-        tokens: Number of different tokens, which is also the number of classes.
-        embedding: Width of the embedding.
-        hidden: Number of the LSTM's cells.
     """
-    require_torch()
     from .modules import NextToken
 
     return NextToken(tokens, embedding, hidden)
@@ -156,8 +117,9 @@ def next_token_lstm(tokens: int, embedding: int = 8, hidden: int = 128) -> "torc
 
 def cross_entropy(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
     """Mean cross-entropy of logits (B, C) and labels (B,)."""
-    loss: torch.Tensor = require_torch().nn.functional.cross_entropy(output, y)
-    return loss
+    from .modules import nn
+
+    return nn.functional.cross_entropy(output, y)
 
 
 def squared_error(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
@@ -177,20 +139,12 @@ def squared_error(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
 def crop_and_flip(x: "torch.Tensor", rng: np.random.Generator) -> "torch.Tensor":
     """Shift each image by up to ``PAD`` pixels along both axes, zeros coming in, and mirror half of them.
 
-    The usual training-time variation of CIFAR images: zeros around the image, a random crop of the old size, a flip of
-    left and right with probability 1/2; all shifts are equally likely.
-
-    Args:
-        x: (B, channels, height, width), any type.
-        rng: Draws three numbers an image, one image after the other, so that cutting a batch in two changes nothing.
-
-    Returns:
-        New images of the same shape and type.
+    All shifts are equally likely. ``rng`` draws three numbers an image, one image after the other, so that cutting a
+    batch in two changes nothing. Maps (B, channels, height, width) to new images of the same shape and type.
 
     Source: He et al., "Deep residual learning", CVPR 2016, section 4.2.
     """
-    require_torch()
-    import torch
+    from .modules import torch
 
     size, _, height, width = x.shape
     draw_bk = rng.random((size, 3))

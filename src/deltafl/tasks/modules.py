@@ -3,16 +3,24 @@
 import math
 from collections.abc import Sequence
 
-import torch
+from ..errors import MissingExtraError
+
+try:
+    import torch
+    from torch import nn
+except ImportError as error:
+    raise MissingExtraError("torch", "sim") from error
+
+__all__ = ["LogSquare", "NextToken", "Quadratic", "ResidualBlock", "nn", "torch"]
 
 
-class Quadratic(torch.nn.Module):
+class Quadratic(nn.Module):
     """F(x, y) = a (x - p)^2 + b (y - q)^2 with parameters x and y, for rows (B, 4) of a, p, b, q; output (B,)."""
 
     def __init__(self, start: tuple[float, float]) -> None:
         super().__init__()
-        self.x = torch.nn.Parameter(torch.tensor(start[0]))
-        self.y = torch.nn.Parameter(torch.tensor(start[1]))
+        self.x = nn.Parameter(torch.tensor(start[0]))
+        self.y = nn.Parameter(torch.tensor(start[1]))
 
     def forward(self, row: torch.Tensor) -> torch.Tensor:
         """F of each row."""
@@ -20,13 +28,13 @@ class Quadratic(torch.nn.Module):
         return a * (self.x - p).square() + b * (self.y - q).square()
 
 
-class LogSquare(torch.nn.Module):
+class LogSquare(nn.Module):
     """log(max(|A x - b|, band)^2 / 2) with parameters A and b, for x (B, 1); output (B,)."""
 
     def __init__(self, start: tuple[float, float], band: float) -> None:
         super().__init__()
-        self.a = torch.nn.Parameter(torch.tensor(start[0]))
-        self.b = torch.nn.Parameter(torch.tensor(start[1]))
+        self.a = nn.Parameter(torch.tensor(start[0]))
+        self.b = nn.Parameter(torch.tensor(start[1]))
         self.band = band
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -43,7 +51,7 @@ class LogSquare(torch.nn.Module):
         return 2 * distance.log() - math.log(2)
 
 
-class NextToken(torch.nn.Module):
+class NextToken(nn.Module):
     """Which token follows: embedding, one layer of LSTM, a linear layer on its last state.
 
     Maps tokens int64 (B, length) to logits (B, tokens). On CPUs torch runs an LSTM in half the time of a GRU as wide.
@@ -51,15 +59,14 @@ class NextToken(torch.nn.Module):
 
     def __init__(self, tokens: int, embedding: int, hidden: int) -> None:
         super().__init__()
-        self.embedding = torch.nn.Embedding(tokens, embedding)
-        self.lstm = torch.nn.LSTM(embedding, hidden, batch_first=True)
-        self.head = torch.nn.Linear(hidden, tokens)
+        self.embedding = nn.Embedding(tokens, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, tokens)
 
     def forward(self, token: torch.Tensor) -> torch.Tensor:
         """The logits of the token after each row."""
         _, (last, _) = self.lstm(self.embedding(token))
-        logits: torch.Tensor = self.head(last[0])
-        return logits
+        return self.head(last[0])  # type: ignore[no-any-return]
 
     def forward_vectorized(self, params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """The logits (n, tokens, B) of n models with parameters (n, ...), for tokens (n, B, length).
@@ -82,7 +89,7 @@ class NextToken(torch.nn.Module):
         return torch.baddbmm(head_bias[:, :, None], head, state.transpose(1, 2))
 
 
-class ResidualBlock(torch.nn.Module):
+class ResidualBlock(nn.Module):
     """ReLU(shortcut(x) + two convolutions 3 x 3 of x), each with GroupNorm (He et al. 2016, Wu and He 2018).
 
     The shortcut is x itself, or a convolution 1 x 1 with GroupNorm where the shape changes. Maps (B, before, H, W) to
@@ -91,7 +98,6 @@ class ResidualBlock(torch.nn.Module):
 
     def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
         super().__init__()
-        nn = torch.nn
         self.inner = nn.Sequential(
             nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
             nn.GroupNorm(groups, after),
@@ -99,7 +105,7 @@ class ResidualBlock(torch.nn.Module):
             nn.Conv2d(after, after, 3, padding=1, bias=False),
             nn.GroupNorm(groups, after),
         )
-        self.shortcut: torch.nn.Module = nn.Identity()
+        self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
             self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(groups, after))
 

@@ -1,16 +1,30 @@
-"""A user's own task: a function in a Python file that returns a ``Task``, or a table."""
+"""A user's own task: a function in a Python file that returns a ``Task``, or a table; made, checked and tried out.
 
+Every mistake is one sentence, before an experiment starts.
+"""
+
+import copy
 import inspect
-from collections.abc import Callable, Iterable
+import pickle
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from pathlib import Path
+from reprlib import repr as shown
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
 from ..io import import_file
-from .base import Task
+from ..streams import stream
+from .base import Dataset, Task
 from .registry import TaskSpec, find_task
 from .tables import TABLE_SUFFIXES, table_task
-from .validation import check_task
+
+if TYPE_CHECKING:
+    import torch
 
 DEFAULT_FUNCTION = "make_task"
 
@@ -28,7 +42,7 @@ def is_table(name: str) -> bool:
 def registered_spec(name: str) -> TaskSpec:
     """The registered task of this name; for a name like a file's, the error lists the files that can be a task."""
     if Path(name).suffix:
-        tables = ", ".join(sorted(TABLE_SUFFIXES))
+        tables = ", ".join(TABLE_SUFFIXES)
         raise DeltaflError(f"unknown task {name!r}: tables end in {tables}, a task of your own is FILE.py:FUNCTION")
     return find_task(name)
 
@@ -44,8 +58,7 @@ def load_own(name: str, seed: int, *, label: str | None = None, client: str | No
     Load it before ``Workers`` are started, which inherit ``sys.path`` then. A file is imported once a process.
 
     Args:
-        name: ``FILE.py:FUNCTION``, ``FILE.py`` for its function ``make_task``, or a table. The function takes ``seed``,
-            or nothing.
+        name: ``FILE.py:FUNCTION``, ``FILE.py`` for its function ``make_task(seed)`` or ``make_task()``, or a table.
         seed: The experiment's seed, >= 0.
         label: Column of the label, for tables; ``"label"`` if None.
         client: Column of the client, for tables; ``"client"`` if None.
@@ -58,21 +71,38 @@ def load_own(name: str, seed: int, *, label: str | None = None, client: str | No
         task = table_task(name, label or "label", client or "client", seed=seed)
     else:
         path, function = _split(name)
-        task = _call(_function_of(import_file(path, "--task FILE.py:FUNCTION"), function, path), seed, path, function)
+        make = _function_of(import_file(path, "--task FILE.py:FUNCTION"), function, path)
+        try:
+            task = make(seed=seed) if "seed" in inspect.signature(make).parameters else make()
+        except DeltaflError:
+            raise
+        except OWN_ERRORS as error:
+            raise DeltaflError(f"{path}:{function} failed: {in_one_line(error, path.resolve())}") from error
     if not isinstance(task, Task):
         raise DeltaflError(f"{name} returned {type(task).__name__}; it must return a deltafl.tasks.Task")
     check_task(task, name, seed)
     return task
 
 
-def task_code_error(name: str, description: str, places: Iterable[tuple[str, int | None]]) -> DeltaflError | None:
-    """The sentence for an error while clients train or a model is evaluated; None if no line of the user's is in it.
+def _split(name: str) -> tuple[Path, str]:
+    """File and function."""
+    file, suffix, function = name.partition(".py:")
+    return (Path(f"{file}.py"), function or DEFAULT_FUNCTION) if suffix else (Path(name), DEFAULT_FUNCTION)
 
-    Args:
-        name: The task.
-        description: The error in one line.
-        places: Files and lines of its traceback; what lies beside the task's file is the user's, too.
-    """
+
+def _function_of(module: ModuleType, name: str, path: Path) -> Callable[..., object]:
+    functions: dict[str, Callable[..., object]] = {
+        key: value for key, value in vars(module).items() if callable(value) and key[0] != "_"
+    }
+    if not functions:
+        raise DeltaflError(f"{path} has no function; write there: def {name}(seed: int) -> Task")
+    if name not in functions:
+        raise unknown_name(f"function of {path}", name, functions)
+    return functions[name]
+
+
+def task_code_error(name: str, description: str, places: Iterable[tuple[str, int | None]]) -> DeltaflError | None:
+    """The error while clients train or are evaluated as a sentence; None if no file beside the task's own is in it."""
     folder = _split(name)[0].resolve().parent
     own = dict.fromkeys(f"{Path(file).name} line {line}" for file, line in places if Path(file).parent == folder)
     if not own or not is_own(name) or is_table(name):
@@ -83,14 +113,12 @@ def task_code_error(name: str, description: str, places: Iterable[tuple[str, int
 def own_spec(name: str, task: Task) -> TaskSpec:
     """The settings that an experiment with an own task has unless they are set."""
     return TaskSpec(
-        name=name,
+        name,
         summary="a task of your own",
-        needs=("torch",),
         num_clients=task.num_clients,
         sample_size=max(1, task.num_clients // 10),
         rounds=100,
         local_epochs=1,
-        batch_size=32,
         local_lr=0.1,
         make_model=task.make_model,
         metric=task.metric,
@@ -98,26 +126,162 @@ def own_spec(name: str, task: Task) -> TaskSpec:
     )
 
 
-def _split(name: str) -> tuple[Path, str]:
-    """File and function."""
-    file, suffix, function = name.partition(".py:")
-    return (Path(f"{file}.py"), function or DEFAULT_FUNCTION) if suffix else (Path(name), DEFAULT_FUNCTION)
+def check_task(task: Task, name: str, seed: int) -> None:
+    """Check arrays, clients, model and loss of a task; the last two by one step on two examples and one on one.
 
+    Torch's generator is seeded by the experiment's seed for the smoke test, and restored.
 
-def _function_of(module: ModuleType, name: str, path: Path) -> Callable[..., object]:
-    found = getattr(module, name, None)
-    if callable(found):
-        return found  # type: ignore[no-any-return]
-    functions = [key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_"]
-    if not functions:
-        raise DeltaflError(f"{path} has no function; write there: def {name}(seed: int) -> Task")
-    raise unknown_name(f"function of {path}", name, functions)
-
-
-def _call(function: Callable[..., object], seed: int, path: Path, name: str) -> object:
+    Raises:
+        DeltaflError: For the first mistake; it starts with ``name``.
+    """
     try:
-        return function(seed=seed) if "seed" in inspect.signature(function).parameters else function()
-    except DeltaflError:
-        raise
+        _check_data(task.dataset, task)
+        _check_clients(task)
+        _smoke_test(task, seed)
+    except DeltaflError as error:
+        raise DeltaflError(f"{name}: {error}") from error
+
+
+def check_picklable(task: Task, name: str) -> None:
+    """Check that the model and the loss of a task can be sent to worker processes."""
+    try:
+        pickle.dumps((task.make_model, task.loss, task.augment))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise DeltaflError(
+            f"{name}: its model, loss or augment cannot be sent to worker processes ({in_one_line(error)}); "
+            "define it at the top of the file, or use --workers 1"
+        ) from None
+
+
+def _require(good: object, what: str, value: object, needed: str) -> None:
+    if not good:
+        raise DeltaflError(f"{what} is {shown(value)}; it must be {needed}")
+
+
+def _check_data(data: Dataset, task: Task) -> None:
+    _require(isinstance(data, Dataset), "dataset", data, "a deltafl.tasks.Dataset")
+    _require(task.metric in ("accuracy", "loss"), "metric", task.metric, "'accuracy' or 'loss'")
+    classes: Any = data.num_classes
+    known = isinstance(classes, int | np.integer) and classes >= (2 if task.metric == "accuracy" else 0)
+    _require(known, "num_classes", classes, "a whole number: 2 or more for accuracy, 0 for regression")
+    inputs = ("int64" if task.tokens else "float32", "uint8")
+    labels = ("int64",) if classes > 0 else ("float32", "int64")
+    for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
+        _check_array(f"{part}_x", x, inputs, data.train_x)
+        _check_array(f"{part}_y", y, labels, data.train_y)
+        _require(len(x) == len(y), f"the number of rows of {part}_x", len(x), f"that of {part}_y, {len(y)}")
+        if task.metric == "accuracy":
+            _require(y.ndim == 1, f"the shape of {part}_y", y.shape, "(N,) for accuracy")
+        if classes > 0:  # whatever the metric, for the clients' shares of labels are counted
+            needed = f"from 0 to num_classes - 1 = {classes - 1}"
+            for label in (int(y.min()), int(y.max())):
+                _require(0 <= label < classes, f"a label of {part}_y", label, needed)
+
+
+def _check_array(name: str, array: Any, dtypes: tuple[str, ...], train: Any) -> None:
+    good = isinstance(array, np.ndarray) and array.ndim > 0 and len(array) > 0 and str(array.dtype) in dtypes
+    what = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+    if not good:
+        needed = f"a NumPy array of {' or '.join(dtypes)} with one row or more"
+        raise DeltaflError(f"{name} is {what}; it must be {needed}, such as {name}.astype(np.{dtypes[0]})")
+    if (array.shape[1:], array.dtype) != (train.shape[1:], train.dtype):
+        needed = f"rows of shape {train.shape[1:]} and {train.dtype}, as those of the training set"
+        raise DeltaflError(f"{name} is {what}; it must have {needed}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        row = int(np.argwhere(~np.isfinite(array))[0][0])
+        raise DeltaflError(f"{name}[{row}] holds a value that is not a finite number")
+
+
+def _check_clients(task: Task) -> None:
+    clients: Any = task.client_rows
+    some = isinstance(clients, Sequence | np.ndarray) and len(clients) > 0
+    _require(some, "client_rows", clients, "a list with the rows of each client")
+    num_rows, num_tests, m = len(task.dataset.train_x), len(task.dataset.test_x), len(clients)
+    for client, rows in enumerate(clients):
+        try:
+            row_n = np.asarray(rows)
+        except ValueError:  # lists of different lengths
+            row_n = np.array(None)
+        good = row_n.ndim == 1 and row_n.size > 0 and row_n.dtype.kind in "iu"
+        good = good and row_n.min() >= 0 and row_n.max() < num_rows
+        _require(good, f"client_rows[{client}]", rows, f"a list of row numbers from 0 to {num_rows - 1}, one at least")
+    for name, kinds, size, least, end, needed in (
+        ("initial_params", "fiu", None, -inf, inf, "(d,) of finite numbers"),
+        ("gradient_noise_m", "fiu", m, 0, inf, f"({m},) of standard deviations >= 0"),
+        ("test_clients", "iu", num_tests, -1, m, f"({num_tests},) of clients from 0 to {m - 1}, or -1 for nobody"),
+    ):
+        value = getattr(task, name)
+        good = isinstance(value, np.ndarray) and value.dtype.kind in kinds and value.ndim == 1
+        good = good and size in {None, len(value)} and bool(((value >= least) & (value < end)).all())
+        _require(value is None or good, name, value, f"a NumPy array {needed}")
+
+
+def _smoke_test(task: Task, seed: int) -> None:
+    """Make the model as the engine will, and take the gradient of a step on two examples, then on one.
+
+    Minibatches of one example occur: the last of a pass, or of a client that has no more.
+    """
+    from .modules import nn, torch
+
+    x, y = torch.tensor(task.dataset.train_x[:2]), torch.tensor(task.dataset.train_y[:2])
+    if task.tokens:
+        x = x.long()
+    elif x.dtype == torch.uint8:
+        x = x * task.input_scale
+    if task.augment is not None:
+        augment = task.augment
+        varied: Any = _tried("augment failed", lambda: augment(x, stream(seed, "augment")))
+        same = isinstance(varied, torch.Tensor) and (varied.shape, varied.dtype) == (x.shape, x.dtype)
+        _require(same, "the result of augment", varied, f"of shape {tuple(x.shape)} and type {x.dtype}, as its inputs")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(stream(seed, "model").integers(2**63)))
+        model: Any = _tried("make_model failed", task.make_model)
+        params = list(model.parameters()) if isinstance(model, nn.Module) else []
+        if not params or any(nn.parameter.is_lazy(param) for param in params):
+            raise DeltaflError(
+                f"make_model made {type(model).__name__}; it must make a torch.nn.Module with parameters, none lazy"
+            )
+        _tried("the model cannot be copied, as local training does", lambda: copy.deepcopy(model))
+        _check_step(task, model, x, y)
+        _check_step(task, model, x[:1], y[:1])
+
+
+def _check_step(task: Task, model: "torch.nn.Module", x: "torch.Tensor", y: "torch.Tensor") -> None:
+    """Evaluate the model, then train it, for some models differ there."""
+    from .modules import nn, torch
+
+    for training in (False, True):
+        model.train(training)
+        for part in model.modules():
+            if isinstance(part, nn.modules.batchnorm._NormBase):
+                part.eval()  # as in local training
+        output: Any = _tried(f"the model does not take inputs of shape {tuple(x.shape)}", lambda: model(x))
+        mode = "in training" if training else "in evaluation"
+        if not isinstance(output, torch.Tensor):
+            raise DeltaflError(f"the model returned {type(output).__name__} {mode}; it must return one tensor")
+        shape, needed = tuple(output.shape), (len(x), task.dataset.num_classes)
+        if task.metric == "accuracy" and shape != needed:
+            raise DeltaflError(
+                f"the model's output for {len(x)} examples has shape {shape} {mode}; accuracy needs {needed}"
+            )
+        with warnings.catch_warnings():  # (B, 1) against (B,) becomes (B, B), and nothing is learnt
+            warnings.filterwarnings("error", message="Using a target size")
+            what = f"the loss failed on output {shape} and y {tuple(y.shape)}"
+            loss: Any = _tried(what, lambda output=output: task.loss(output, y))  # type: ignore[misc]
+        is_scalar = isinstance(loss, torch.Tensor) and loss.ndim == 0
+        _require(is_scalar, "the loss", loss, "the minibatch's mean, a tensor of shape ()")
+    if loss.requires_grad:
+        _tried("the gradient of the loss failed", loss.backward)
+    if all(param.grad is None for param in model.parameters()):
+        raise DeltaflError(
+            "the loss has no gradient by the model's parameters; compute it from the model's output by torch alone, "
+            "without detach, item or no_grad, and leave a parameter of the model trainable"
+        )
+
+
+def _tried(what: str, call: Callable[[], Any]) -> Any:
+    """The result of a user's function; its errors become ``what`` and the error in one line."""
+    try:
+        return call()
     except OWN_ERRORS as error:
-        raise DeltaflError(f"{path}:{name} failed: {in_one_line(error, path.resolve())}") from error
+        raise DeltaflError(f"{what}: {in_one_line(error)}") from error

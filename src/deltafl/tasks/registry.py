@@ -45,14 +45,13 @@ class TaskSpec:
 
     Attributes:
         name: The name on the command line.
-        summary: One line for ``deltafl tasks``.
-        needs: What must be there: names of packages, ``"files"`` for data that ``deltafl data fetch`` downloads,
-            ``"archive"`` for files that you bring.
         num_clients: Population m.
         sample_size: Clients selected a round, n.
-        rounds: Communication rounds T.
         local_lr: Local learning rate.
         make_model: Makes the model; can be pickled.
+        summary: One line for ``deltafl tasks``.
+        needs: Packages, ``"files"`` that ``deltafl data fetch`` downloads, ``"archive"`` for files that you bring.
+        rounds: Communication rounds T.
         local_epochs: Passes over the client's data, or None if ``local_steps`` is set.
         local_steps: Minibatch steps, or None if ``local_epochs`` is set.
         batch_size: Examples a minibatch; None for all.
@@ -60,22 +59,21 @@ class TaskSpec:
         make: ``make(seed=..., num_clients=..., ...)`` makes a task that has its own clients; None if ``load`` is set.
         partition: Who holds what; None where the clients belong to the task.
         alpha: Concentration of a Dirichlet partition.
-        metric: What is evaluated on the test set; see ``Task.metric``.
+        metric: As in ``Task``.
         threshold: Value of the metric that a comparison counts the rounds to; None where there is no customary one.
-        input_scale: Factor from stored bytes to inputs.
-        augment: Random variation of the inputs in local training; can be pickled. None for none.
-        all_owners: Whether the clients are all owners in the user's files, however many; ``num_clients`` is then an
-            example.
-        tokens: Whether inputs are whole numbers; see ``Task.tokens``.
+        input_scale: As in ``Task``.
+        augment: As in ``Task``; can be pickled.
+        all_owners: Whether the clients are all owners in the user's files; ``num_clients`` is then an example.
+        tokens: As in ``Task``.
     """
 
     name: str
-    summary: str
-    needs: tuple[str, ...]
     num_clients: int
     sample_size: int
     local_lr: float
     make_model: "Callable[[], torch.nn.Module]"
+    summary: str = ""
+    needs: tuple[str, ...] = ("torch",)
     rounds: int = 500
     local_epochs: int | None = None
     local_steps: int | None = None
@@ -126,18 +124,13 @@ def known_tasks() -> dict[str, TaskSpec]:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise DeltaflError(
-                f"the module {module!r}, named in {MODULES_VARIABLE} or import_tasks, cannot be imported: {error}"
-            ) from error
+            what = f"the module {module!r}, named in {MODULES_VARIABLE} or import_tasks,"
+            raise DeltaflError(f"{what} cannot be imported: {error}") from error
     return dict(_TASKS)
 
 
 def find_task(name: str) -> TaskSpec:
-    """The task of this name.
-
-    Raises:
-        DeltaflError: If there is none.
-    """
+    """The task of this name."""
     tasks = known_tasks()
     if name not in tasks:
         raise unknown_name("task", name, tasks)
@@ -153,7 +146,6 @@ def make_task(
     alpha: float | None = None,
     data_dir: Path | None = None,
     column: str | None = None,
-    shards_per_client: int = 2,
     make_model: "Callable[[], torch.nn.Module] | None" = None,
     truth: tuple[float, float] | None = None,
     nu: float | None = None,
@@ -168,8 +160,7 @@ def make_task(
         alpha: Concentration of a Dirichlet partition.
         data_dir: Folder to look for files in first.
         column: Column of owners, for ``natural``.
-        shards_per_client: For ``shards``.
-        make_model: Another model, such as ``functools.partial(models.mlp, 784, (200,), 10)``.
+        make_model: Another model, such as ``functools.partial(mlp, 784, (200,), 10)``.
         truth: (A, b) of ``synthetic``, (8, 2) if None.
         nu: Gradient noise of ``synthetic``, 20 if None.
 
@@ -177,29 +168,27 @@ def make_task(
         DeltaflError: If a name is unknown, a setting is impossible or not for this task, or data are not found.
     """
     spec = find_task(name)
-    if name != "synthetic" and (truth is not None or nu is not None):
-        raise DeltaflError(f"truth and nu are settings of the task 'synthetic', not of {name!r}: leave them out")
-    if spec.make is not None:
-        options: dict[str, Any] = {"num_clients": num_clients, "truth": truth, "nu": nu}
-        for setting, value in {"partition": partition, "alpha": alpha, "column": column, "model": make_model}.items():
-            if value is not None:
-                raise DeltaflError(f"{setting} is not a setting of the task {name!r}: leave it out")
+    of_data = {"partition": partition, "alpha": alpha, "column": column, "make_model": make_model}
+    of_synthetic = {"truth": truth, "nu": nu}
+    refused = {**(of_data if spec.make else {}), **({} if name == "synthetic" else of_synthetic)}
+    for setting, value in refused.items():
+        if value is not None:
+            raise DeltaflError(f"{setting} is not a setting of the task {name!r}: leave it out")
+    if spec.load is None:
+        assert spec.make is not None, "register checks it"
+        options: dict[str, Any] = {"num_clients": num_clients, **of_synthetic}
         return spec.make(seed=seed, **{key: value for key, value in options.items() if value is not None})
-    assert spec.load is not None, "register checks it"
     how = partition or spec.partition or "iid"
     if how not in PARTITIONS:
         raise unknown_name("partition", how, PARTITIONS)
+    by_owner = PARTITIONS[how].uses_column
     dataset = spec.load(data_dir)
-    if num_clients is None and not PARTITIONS[how].uses_column:
+    if num_clients is None and not by_owner:
         num_clients = spec.num_clients
-    rng = stream(seed, "partition")
     alpha = spec.alpha if alpha is None else alpha
-    rows = make_partition(how, dataset, num_clients, alpha, rng, column, shards_per_client)
-    test_clients = None
-    if PARTITIONS[how].uses_column:
-        owner = owner_column(how, dataset, column)
-        if owner in dataset.test_columns:
-            test_clients = clients_of(dataset.columns[owner], rows, dataset.test_columns[owner])
+    rows = make_partition(how, dataset, num_clients, alpha, stream(seed, "partition"), column)
+    owner = owner_column(how, dataset, column) if by_owner else ""
+    has_test_owners = owner in dataset.test_columns
     return Task(
         name=name,
         dataset=dataset,
@@ -209,154 +198,86 @@ def make_task(
         input_scale=spec.input_scale,
         augment=spec.augment,
         tokens=spec.tokens,
-        test_clients=test_clients,
+        test_clients=clients_of(dataset.columns[owner], rows, dataset.test_columns[owner]) if has_test_owners else None,
     )
 
 
-_FASHION = TaskSpec(
-    name="fashion-mnist",
-    summary="28 x 28 images of clothes",
-    needs=("torch", "files"),
-    num_clients=300,
-    sample_size=20,
-    local_epochs=5,
-    local_lr=0.01,
+_SUMMARIES = {
+    "toy": "three quadratics in two variables, from the point (1, 1)",
+    "synthetic": "y = log((A x - b)^2 / 2) learnt from clients whose gradients are noisy in different degrees",
+    "digits": "8 x 8 images of digits inside scikit-learn, nothing to download",
+    "mnist": "28 x 28 images of digits",
+    "fashion-mnist": "28 x 28 images of clothes",
+    "split-fashion-mnist": "28 x 28 images of clothes, one kind a client: 9 clients with 6000, 100 with 60",
+    "femnist": "FEMNIST, 28 x 28 images of digits and letters, 62 classes, by writer; LEAF's JSON or h5",
+    "cifar10": "CIFAR-10, 32 x 32 in colour, cropped and flipped at random in local training",
+    "celeba": "CelebA, 84 x 84 faces, smiling or not, by celebrity; LEAF's JSON with img_align_celeba",
+    "shakespeare": "Shakespeare, the next character after 80, by role; LEAF's JSON",
+}
+
+# Clients, selected clients and local learning rate follow the name; LEAF's tasks have as many clients as its scripts
+# choose with --sf 0.05, and select 20 % of the writers and the celebrities.
+_toy = partial(TaskSpec, local_steps=1, batch_size=None, metric="loss")
+_files = partial(TaskSpec, needs=("torch", "files"))
+_leaf = partial(TaskSpec, needs=("torch", "archive"), partition="natural", all_owners=True)
+_digits = partial(softmax_regression, 64, 10)
+_linear = partial(softmax_regression, 784, 10)
+_cnn = partial(two_layer_cnn, (16, 32))
+_fashion = _files(
+    *("fashion-mnist", 300, 20, 0.01, _cnn),
     load=partial(load_idx, "fashion-mnist"),
-    make_model=partial(two_layer_cnn, (16, 32)),
+    local_epochs=5,
     partition="hsu2019",
     alpha=0.1,
     threshold=0.70,
 )
-
-# LEAF's tasks select 20 % of the clients that its scripts choose with --sf 0.05: 177 writers, 467 celebrities.
 for _spec in (
+    _toy("toy", 3, 2, 0.05, make_quadratic_model, make=make_toy_task, rounds=50, threshold=1.18),
+    _toy("synthetic", 20, 10, 0.001, make_log_model, make=make_synthetic_task, rounds=2000, threshold=2.0),
     TaskSpec(
-        name="toy",
-        summary="three quadratics in two variables, from the point (1, 1)",
-        needs=("torch",),
-        num_clients=3,
-        sample_size=2,
-        rounds=50,
-        local_steps=1,
-        batch_size=None,
-        local_lr=0.05,
-        threshold=1.18,
-        make=make_toy_task,
-        make_model=make_quadratic_model,
-        metric="loss",
-    ),
-    TaskSpec(
-        name="synthetic",
-        summary="y = log((A x - b)^2 / 2) learnt from clients whose gradients are noisy in different degrees",
-        needs=("torch",),
-        num_clients=20,
-        sample_size=10,
-        rounds=2000,
-        local_steps=1,
-        batch_size=None,
-        local_lr=0.001,
-        threshold=2.0,
-        make=make_synthetic_task,
-        make_model=make_log_model,
-        metric="loss",
-    ),
-    TaskSpec(
-        name="digits",
-        summary="8 x 8 images of digits inside scikit-learn, nothing to download",
+        *("digits", 100, 10, 0.1, _digits),
         needs=("torch", "scikit-learn"),
-        num_clients=100,
-        sample_size=10,
+        load=load_digits,
         rounds=100,
         local_epochs=5,
         batch_size=5,
-        local_lr=0.1,
-        load=load_digits,
-        make_model=partial(softmax_regression, 64, 10),
         partition="hsu2019",
         alpha=0.1,
         threshold=0.85,  # measured with 8 seeds: fedavg needs 47 rounds (37 to 72), full participation 10
         input_scale=1 / 16,
     ),
-    TaskSpec(
-        name="mnist",
-        summary="28 x 28 images of digits",
-        needs=("torch", "files"),
-        num_clients=200,
-        sample_size=10,
-        local_steps=5,
-        local_lr=0.01,
+    _files(
+        *("mnist", 200, 10, 0.01, _linear),
         load=partial(load_idx, "mnist"),
-        make_model=partial(softmax_regression, 784, 10),
+        local_steps=5,
         partition="shards",
         threshold=0.875,  # measured with 4 seeds: fedavg needs 229 rounds (214 to 240)
     ),
-    _FASHION,
+    _fashion,
+    replace(_fashion, name="split-fashion-mnist", num_clients=109, sample_size=10, partition="split", alpha=0.5),
+    _leaf("femnist", 177, 35, 0.1, partial(femnist_cnn, 62), load=load_femnist, local_epochs=1, threshold=0.70),
     replace(
-        _FASHION,
-        name="split-fashion-mnist",
-        summary="28 x 28 images of clothes, one kind a client: 9 clients with 6000, 100 with 60",
-        num_clients=109,
-        sample_size=10,
-        partition="split",
-        alpha=0.5,
-    ),
-    TaskSpec(
-        name="femnist",
-        summary="FEMNIST, 28 x 28 images of digits and letters, 62 classes, by writer; LEAF's JSON or h5",
-        needs=("torch", "archive"),
-        num_clients=177,
-        sample_size=35,
-        local_epochs=1,
-        local_lr=0.1,
-        load=load_femnist,
-        make_model=partial(femnist_cnn, 62),
-        partition="natural",
-        threshold=0.70,
-        all_owners=True,
-    ),
-    TaskSpec(
+        _fashion,
         name="cifar10",
-        summary="CIFAR-10, 32 x 32 in colour, cropped and flipped at random in local training",
-        needs=("torch", "files"),
-        num_clients=300,
-        sample_size=20,
-        local_epochs=5,
-        local_lr=0.01,
         load=load_cifar10,
         make_model=partial(resnet18, 10),
-        partition="hsu2019",
         alpha=0.5,
         threshold=0.54,
         augment=crop_and_flip,
     ),
-    TaskSpec(
-        name="celeba",
-        summary="CelebA, 84 x 84 faces, smiling or not, by celebrity; LEAF's JSON with img_align_celeba",
+    _leaf(
+        *("celeba", 467, 93, 0.1, partial(celeba_cnn, 2)),
         needs=("torch", "pillow", "archive"),
-        num_clients=467,
-        sample_size=93,
-        local_epochs=1,
-        local_lr=0.1,
         load=load_celeba,
-        make_model=partial(celeba_cnn, 2),
-        partition="natural",
+        local_epochs=1,
         threshold=0.85,
-        all_owners=True,
     ),
-    TaskSpec(
-        name="shakespeare",
-        summary="Shakespeare, the next character after 80, by role; LEAF's JSON",
-        needs=("torch", "archive"),
-        num_clients=135,
-        sample_size=10,
-        local_steps=20,
-        local_lr=1.0,
+    _leaf(
+        *("shakespeare", 135, 10, 1.0, partial(next_token_lstm, 80)),
         load=load_shakespeare,
-        make_model=partial(next_token_lstm, 80),
-        partition="natural",
+        local_steps=20,
         threshold=0.40,
         tokens=True,
-        all_owners=True,
     ),
 ):
-    register(_spec)
+    register(replace(_spec, summary=_SUMMARIES[_spec.name]))

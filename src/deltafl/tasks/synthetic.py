@@ -1,14 +1,13 @@
 """The two tasks without data: the toy and the synthetic regression of DELTA, NeurIPS 2023.
 
-Toy (figures 3 and 5): F_1 = x^2 + y^2, F_2 = 4 (x - 1/2)^2 + y^2 / 2, F_3 = 3 x^2 + 3/2 (y - 2)^2 at (1, 1), where
-plain averages of two of three go astray. The gradients there are (2, 2), (4, 1) and (6, -3); their mean, the ideal, is
-(4, 0).
+Toy (figures 3 and 5): F_1 = x^2 + y^2, F_2 = 4 (x - 1/2)^2 + y^2 / 2, F_3 = 3 x^2 + 3/2 (y - 2)^2 at (1, 1), where the
+gradients are (2, 2), (4, 1) and (6, -3): their mean is (4, 0), and plain averages of two of three go astray.
 
 Synthetic (figures 4, 11, 12, 13): y = log((A x - b)^2 / 2) with theta = (A, b). Client i holds 1000 samples x ~ N(0, 1)
 with the true y and adds nu s_i N(0, I) to each gradient; s_i is lognormal with mean 1 and coefficient of variation 0.5.
 The loss is the squared error. What the paper leaves open is decided here: the logarithm is singular at A x = b, so
-samples with |A x - b| < 0.1 are redrawn, and in that band the model's output is held at its value on the band's edge (a
-sample may enter it while theta moves); the start is ``SYNTHETIC_START``.
+samples with |A x - b| < 0.1 are redrawn, and in that band the model's output is held at its value on the band's edge;
+the start is ``SYNTHETIC_START``.
 """
 
 import math
@@ -20,7 +19,7 @@ from ..errors import DeltaflError
 from ..streams import stream
 from ..types import FloatArray
 from .base import Dataset, Task
-from .models import require_torch, squared_error
+from .models import squared_error
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +36,6 @@ SYNTHETIC_START = (1.0, 0.0)
 
 def make_quadratic_model() -> "torch.nn.Module":
     """The model of the toy: parameters x and y; maps rows (B, 4) of coefficients to F_i(x, y), (B,)."""
-    require_torch()
     from .modules import Quadratic
 
     return Quadratic(TOY_START)
@@ -68,16 +66,9 @@ def make_toy_task(seed: int = 0, num_clients: int = len(QUADRATICS)) -> Task:
 
 def make_log_model() -> "torch.nn.Module":
     """The model of the synthetic task: parameters A and b; maps x (B, 1) to log((A x - b)^2 / 2), (B,)."""
-    require_torch()
     from .modules import LogSquare
 
     return LogSquare(SYNTHETIC_START, BAND)
-
-
-def log_square(x: FloatArray, truth: tuple[float, float]) -> FloatArray:
-    """The target log((A x - b)^2 / 2) for x of any shape and truth (A, b)."""
-    a, b = truth
-    return np.log(np.maximum(np.abs(a * x - b), BAND) ** 2 / 2)
 
 
 def draw_client(seed: int, client: int, truth: tuple[float, float]) -> tuple[float, FloatArray]:
@@ -97,24 +88,20 @@ def make_synthetic_task(
 ) -> Task:
     """The synthetic task; its metric is the global loss on all samples, whose log10 the reports show.
 
-    Args:
-        seed: Fixes the samples and the noise factors.
-        num_clients: m >= 1.
-        truth: (A, b) that makes the targets, A not 0.
-        nu: Mean standard deviation of the noise on a gradient entry, >= 0.
+    ``truth`` is (A, b) that makes the targets, ``nu`` the mean standard deviation of the noise on a gradient entry.
 
     Raises:
         DeltaflError: If a number is out of range.
     """
-    if num_clients < 1:
-        raise DeltaflError(f"synthetic needs 1 client or more, got {num_clients}")
-    if not nu >= 0:
-        raise DeltaflError(f"nu is {nu}; the standard deviation of the gradient noise must be >= 0")
-    if truth[0] == 0 or not np.isfinite(truth).all():
-        raise DeltaflError(f"truth is {truth}; A and b must be finite and A not 0")
+    if not (num_clients >= 1 and nu >= 0 and truth[0] != 0 and np.isfinite(truth).all()):
+        raise DeltaflError(
+            f"synthetic got {num_clients} clients, nu = {nu} and truth (A, b) = {truth}; it needs 1 client or more, "
+            "nu >= 0, and A and b finite, A not 0"
+        )
     drawn = [draw_client(seed, client, truth) for client in range(num_clients)]
     x = np.concatenate([x for _, x in drawn])
-    y = log_square(x, truth).astype(np.float32)
+    a, b = truth
+    y = np.log(np.maximum(np.abs(a * x - b), BAND) ** 2 / 2).astype(np.float32)
     column = x.astype(np.float32)[:, np.newaxis]
     return Task(
         name="synthetic",
