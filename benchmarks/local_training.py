@@ -6,8 +6,7 @@ One round is that of the paper's table 2: 300 clients (hsu2019, alpha 0.1, 200 e
 with minibatches of 32, which is 700 steps of the two-layer CNN. Every variant has a process of its own, so that none
 profits from another's malloc settings or caches; repeats are interleaved, so that a busy machine slows all of them.
 The textbook loop is what most scripts do: DataLoader, conv-ReLU-pool, torch.optim.SGD, one thread; once with malloc as
-it is, and once with our settings of it, which is the base of the ratios. "No statistics" is the fast path with one
-worker that measures nothing for the samplers.
+it is, and once with our settings of it, which is the base of the ratios.
 """
 
 import argparse

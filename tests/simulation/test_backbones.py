@@ -33,8 +33,7 @@ TINY: dict[str, object] = {"clients": 5, "sample": 2, "rounds": 3, "local_steps"
 TINY |= {"partition": "yurochkin2019", "alpha": 0.3}  # sizes between 146 and 525
 TINY |= {"checkpoint_every": 2}
 
-#: What is put around a sampler: settings, and the estimator ("" for unbiased weights, and for the sampler's own); see
-#: docs/backbones.md.
+#: What is put around a sampler: settings, and the estimator ("" for unbiased weights, and for the sampler's own).
 BACKBONES: dict[str, tuple[dict[str, object], str]] = {
     "plain": ({}, ""),
     "proximal": ({"proximal": 0.1}, ""),
@@ -74,23 +73,22 @@ def settings_of(backbone: str, sampler: str, estimator: str | None = None, **cha
 
 
 @cache
-def engine_for(proximal: float, local_momentum: float, mime: float) -> Engine:
-    """Runs that agree in their local work share an engine, as in a comparison."""
-    local = {"proximal": proximal, "local_momentum": local_momentum, "mime": mime}
+def _engine(**local: float) -> Engine:
     return engine_of(make_settings(RunSettings, {**TINY, **local}))
 
 
-class StopError(Exception):
-    """Stands for whatever ends a run early."""
+def engine_for(settings: RunSettings) -> Engine:
+    """Runs that agree in their local work share an engine, as in a comparison."""
+    return _engine(proximal=settings.proximal, local_momentum=settings.local_momentum, mime=settings.mime)
 
 
 def stop_after_two(done: int, total: int, test: Evaluation) -> None:
     if done == 2:
-        raise StopError
+        raise KeyboardInterrupt
 
 
 def quiet(*_: object) -> None:
-    """Takes progress and says nothing."""
+    pass
 
 
 def started(folder: Path, settings: RunSettings) -> RunDirectory:
@@ -100,7 +98,7 @@ def started(folder: Path, settings: RunSettings) -> RunDirectory:
 
 
 def known_round(plan: Plan, state: RoundState, engine: Engine) -> Problem:
-    """Everybody's update of the round that comes next, and what an oracle would tell of them."""
+    """Every client's update of the round that comes next, and an oracle that knows them."""
     oracle = SimulatedOracle(engine, plan.population, state.round, broadcast(plan, state))
     reports, training = oracle.reports(), oracle.train(np.arange(plan.population.num_clients))
     drift_d = oracle.sent.drift_d
@@ -122,10 +120,10 @@ CASES = [
 @pytest.mark.parametrize(("backbone", "sampler", "estimator"), CASES)
 def test_every_backbone_with_every_sampler(tmp_path: Path, backbone: str, sampler: str, estimator: str) -> None:
     settings = settings_of(backbone, sampler, estimator)
-    engine = engine_for(settings.proximal, settings.local_momentum, settings.mime)
+    engine = engine_for(settings)
     whole, broken = started(tmp_path / "whole", settings), started(tmp_path / "broken", settings)
     final = run_experiment(settings, engine, whole, quiet)
-    with pytest.raises(StopError):
+    with pytest.raises(KeyboardInterrupt):
         run_experiment(settings, engine, broken, stop_after_two)
 
     plan = plan_of(settings, engine.task.population(settings.weights))
@@ -143,7 +141,7 @@ def test_every_backbone_with_every_sampler(tmp_path: Path, backbone: str, sample
 
 
 def assert_claim_holds(plan: Plan, state: RoundState, problem: Problem, claimed: bool) -> None:
-    """Where it is claimed, E[D] = sum_i w_i u_i over all cohorts; and D is what the server optimizer is given."""
+    """Where it is claimed, E[D] = sum_i w_i u_i over all cohorts; and the server optimizer gets D."""
     assert claimed == (plan.sampler.unbiased and find_estimator(plan.estimator).unbiased)
     recording = replace(plan, server_optimizer=Recorder())
     if claimed:
@@ -159,11 +157,11 @@ def assert_claim_holds(plan: Plan, state: RoundState, problem: Problem, claimed:
 
 
 def test_backbones_differ(tmp_path: Path) -> None:
-    """Each setting reaches the training: no two backbones end in the same model."""
+    """Each setting reaches the training."""
     ends = {}
     for backbone in BACKBONES:
         settings = settings_of(backbone, "pracdelta")
-        engine = engine_for(settings.proximal, settings.local_momentum, settings.mime)
+        engine = engine_for(settings)
         state = run_experiment(settings, engine, started(tmp_path / backbone, settings), quiet)
         ends[state.params_d.tobytes()] = backbone
     assert list(ends.values()) == list(BACKBONES)
@@ -174,22 +172,18 @@ def test_the_drift_reaches_every_worker(tmp_path: Path, sampler: str) -> None:
     ends = []
     for workers in (1, 2):
         settings = settings_of("everything", sampler, workers=workers)
-        directory = RunDirectory(tmp_path / str(workers))
-        run_single(settings, directory.path, quiet)
-        engine = engine_for(settings.proximal, settings.local_momentum, settings.mime)
-        plan = plan_of(settings, engine.task.population(settings.weights))
-        state = directory.load(init_round(plan, engine.initial_params()))
-        ends.append((state, (directory.path / "rounds.jsonl").read_text()))
-    assert same_tree(*ends)
+        run_single(settings, tmp_path / str(workers), quiet)
+        ends.append((tmp_path / str(workers) / "rounds.jsonl").read_text())
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "fedis", "power-of-choice"])
 def test_the_drift_is_counted_as_traffic(tmp_path: Path, sampler: str) -> None:
-    """Who trains, or may train, downloads the model and as much again."""
+    """Clients that train, or may train, download the model and as much again."""
     down = {}
     for backbone in ("plain", "mime"):
         settings = settings_of(backbone, sampler)
-        engine = engine_for(settings.proximal, settings.local_momentum, settings.mime)
+        engine = engine_for(settings)
         directory = started(tmp_path / backbone, settings)
         run_experiment(settings, engine, directory, quiet)
         down[backbone] = [line["bytes_down"] for line in directory.lines("rounds.jsonl")[1:]]

@@ -1,4 +1,4 @@
-"""The engine and its workers: the same bits whoever is asked, in whichever process; and no process is left behind."""
+"""The engine and its workers: the same bits in every cohort and process; and no process is left behind."""
 
 import math
 import os
@@ -19,9 +19,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 from deltafl.errors import DeltaflError
 from deltafl.round import Broadcast
 from deltafl.simulation.engine import Engine, Training
-from deltafl.simulation.training.serial import LocalWork, train_serial
+from deltafl.simulation.training.serial import LocalWork
 from deltafl.simulation.workers import Workers
-from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task
 from deltafl.types import IntArray
 
@@ -35,19 +34,6 @@ def cnn() -> nn.Module:
 
 def dropout_net() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(144, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
-
-
-class FunctionalDropout(nn.Module):
-    """A network for images that drops by a function, not by a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maps, self.head = nn.Conv2d(1, 4, 3), nn.Linear(400, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kept = nn.functional.dropout(torch.relu(self.maps(x)).flatten(1), 0.5, self.training)
-        output: torch.Tensor = self.head(kept)
-        return output
 
 
 def batch_norm_net() -> nn.Module:
@@ -67,7 +53,7 @@ def no_loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def failing_loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    raise ZeroDivisionError("told to fail")
+    raise ZeroDivisionError("no loss")
 
 
 def images(n: int, seed: int) -> tuple[npt.NDArray[np.uint8], IntArray]:
@@ -100,7 +86,7 @@ def two() -> Iterator[Workers]:
         yield workers
 
 
-@pytest.mark.parametrize("make_model", [cnn, dropout_net, FunctionalDropout, batch_norm_net, softmax_net])
+@pytest.mark.parametrize("make_model", [cnn, dropout_net, batch_norm_net, softmax_net])
 def test_one_and_two_workers_agree_to_the_last_bit(make_model: object, two: Workers) -> None:
     task = make_task(make_model)
     alone, pair = Engine(task, WORK, 3), Engine(task, WORK, 3, two)
@@ -118,7 +104,7 @@ def test_one_and_two_workers_agree_to_the_last_bit(make_model: object, two: Work
     assert alone.evaluate(moved_d) == pair.evaluate(moved_d)
 
 
-@pytest.mark.parametrize("make_model", [cnn, dropout_net, FunctionalDropout, softmax_net])
+@pytest.mark.parametrize("make_model", [cnn, dropout_net, softmax_net])
 def test_a_client_does_the_same_in_every_cohort(make_model: object) -> None:
     engine = Engine(make_task(make_model), WORK, 3)
     params_d = engine.initial_params()
@@ -131,22 +117,6 @@ def test_a_client_does_the_same_in_every_cohort(make_model: object) -> None:
     assert not np.array_equal(whole.update_nd, other_round.update_nd)
 
 
-def test_the_engine_does_what_the_twin_does_with_the_documented_streams() -> None:
-    task, seed, round, client = make_task(), 7, 4, 3
-    engine = Engine(task, WORK, seed)
-    params_d = engine.initial_params()
-    own = engine.train(params_d, round, np.array([client]))
-    rows = task.client_rows[client]
-    x = torch.from_numpy(task.dataset.train_x[rows]) / 255
-    y = torch.from_numpy(task.dataset.train_y[rows])
-    twin = train_serial(cnn(), cross_entropy, x, y, params_d, WORK, stream(seed, "batches", round, client))
-    scale = np.abs(twin.update_d).max()
-    np.testing.assert_allclose(own.update_nd[0], twin.update_d, rtol=0, atol=1e-5 * scale)
-    assert own.loss_n[0] == pytest.approx(twin.loss, rel=1e-5)
-    assert own.num_steps_n[0] == twin.num_steps == 2 * math.ceil(SIZES[client] / 8)
-    assert own.step_variance_n[0] == pytest.approx(twin.step_variance, rel=1e-4)
-
-
 def test_types_and_shapes() -> None:
     engine = Engine(make_task(), WORK, 0)
     training = engine.train(engine.initial_params(), 0, np.array([1, 3]))
@@ -155,27 +125,14 @@ def test_types_and_shapes() -> None:
     assert engine.train(engine.initial_params(), 0, np.array([], dtype=int)).update_nd.shape == (0, engine.num_params)
 
 
-def test_a_model_of_zeros_has_loss_log_3_and_the_accuracy_of_the_first_class() -> None:
-    task = make_task(softmax_net)
-    engine = Engine(task, WORK, 0)
-    zero_d = np.zeros(engine.num_params, dtype=np.float32)
-    evaluation = engine.evaluate(zero_d)
-    assert evaluation.loss == pytest.approx(math.log(3), rel=1e-6)
-    assert evaluation.accuracy == np.mean(task.dataset.test_y == 0)
-    np.testing.assert_allclose(engine.losses(zero_d, np.arange(6)), math.log(3), rtol=1e-6)
-
-
 def test_dropout_is_on_while_clients_train_and_statistics_of_batches_are_not() -> None:
     def without() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(144, 16), nn.ReLU(), nn.Dropout(0.0), nn.Linear(16, 3))
 
     dropping, keeping = Engine(make_task(dropout_net), WORK, 3), Engine(make_task(without), WORK, 3)
     params_d, everyone = dropping.initial_params(), np.arange(6)
-    np.testing.assert_array_equal(params_d, keeping.initial_params())
-    ratio = np.linalg.norm(dropping.train(params_d, 0, everyone).update_nd) / np.linalg.norm(
-        keeping.train(params_d, 0, everyone).update_nd
-    )
-    assert abs(ratio - 1) > 0.02
+    one, two = (np.linalg.norm(engine.train(params_d, 0, everyone).update_nd) for engine in (dropping, keeping))
+    assert abs(one / two - 1) > 0.02
     assert dropping.evaluate(params_d) == keeping.evaluate(params_d)
 
     normed = Engine(make_task(batch_norm_net), WORK, 3)  # one client has a minibatch of one example
@@ -189,14 +146,15 @@ def test_evaluation_is_the_mean_over_all_examples_of_the_model_without_dropout()
     params_d = engine.initial_params()
     weight_1, bias_1, weight_2, bias_2 = np.split(params_d, [144 * 16, 145 * 16, 145 * 16 + 48])
 
-    def mean_loss(x: npt.NDArray[np.uint8], y: IntArray) -> float:
+    def expected(x: npt.NDArray[np.uint8], y: IntArray) -> tuple[float, float]:
         hidden = np.maximum(x.reshape(len(x), -1) / 255 @ weight_1.reshape(16, 144).T + bias_1, 0)
         output = hidden @ weight_2.reshape(3, 16).T + bias_2
-        return float(np.mean(np.log(np.exp(output).sum(axis=1)) - output[np.arange(len(y)), y]))
+        losses = np.log(np.exp(output).sum(axis=1)) - output[np.arange(len(y)), y]
+        return float(losses.mean()), float(np.mean(output.argmax(axis=1) == y))
 
-    assert engine.evaluate(params_d).loss == pytest.approx(mean_loss(data.test_x, data.test_y), rel=1e-5)
+    assert engine.evaluate(params_d)[:2] == pytest.approx(expected(data.test_x, data.test_y), rel=1e-5)
     own = engine.losses(params_d, np.array([1]))
-    assert own[0] == pytest.approx(mean_loss(data.train_x[rows], data.train_y[rows]), rel=1e-5)
+    assert own[0] == pytest.approx(expected(data.train_x[rows], data.train_y[rows])[0], rel=1e-5)
 
 
 def test_a_task_without_classes_has_no_accuracy() -> None:
@@ -250,7 +208,7 @@ def test_diverging_clients_are_returned_as_they_are(count: int, two: Workers) ->
 
 
 def pids(workers: Workers) -> list[int]:
-    """The processes that answer; each of many jobs says who ran it."""
+    """The processes that run many jobs."""
     jobs = [(index,) for index in range(40)]
     return sorted(set(workers.map(NAMES, "who", sent(0), jobs, [1.0] * len(jobs))))
 
@@ -304,7 +262,7 @@ def test_a_killed_worker_is_an_error_and_not_a_hang() -> None:
                 pids(workers)
 
 
-def test_a_task_that_cannot_be_pickled_says_what_to_do() -> None:
+def test_a_task_that_cannot_be_pickled_is_an_error() -> None:
     make_model = lambda: cnn()  # noqa: E731, PLW0108
     with Workers(2) as workers, pytest.raises(DeltaflError, match="top of a module"):
         engine = Engine(make_task(make_model), WORK, 0, workers)
@@ -314,7 +272,7 @@ def test_a_task_that_cannot_be_pickled_says_what_to_do() -> None:
 def test_errors_of_a_model_come_back_with_their_traceback() -> None:
     with Workers(2) as workers:
         engine = Engine(make_task(loss=failing_loss), WORK, 0, workers)
-        with pytest.raises(RuntimeError, match="told to fail"):
+        with pytest.raises(RuntimeError, match="no loss"):
             engine.train(engine.initial_params(), 0, np.arange(6))
 
 
@@ -345,7 +303,7 @@ def is_alive(pid: int) -> bool:
 def test_workers_end_when_the_parent_is_killed(tmp_path: Path) -> None:
     script, shared = tmp_path / "parent.py", Path("/dev/shm")
     script.write_text(PARENT.format(folder=str(Path(__file__).parent)))
-    names = set(shared.iterdir()) if shared.exists() else set()
+    names = set(shared.glob("*torch*"))
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         children = [int(word) for word in parent.stdout.readline().split()]
@@ -356,5 +314,4 @@ def test_workers_end_when_the_parent_is_killed(tmp_path: Path) -> None:
     while any(map(is_alive, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert [is_alive(pid) for pid in children] == [False, False]
-    left = {name for name in (set(shared.iterdir()) if shared.exists() else set()) - names if "torch" in name.name}
-    assert not left
+    assert not set(shared.glob("*torch*")) - names

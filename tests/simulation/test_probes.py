@@ -25,10 +25,6 @@ def run(folder: Path, **given: object) -> list[dict[str, Any]]:
     return RunDirectory(folder).lines("rounds.jsonl")
 
 
-def without_probes(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key != "probe"} for line in lines]
-
-
 def tensors(folder: Path) -> bytes:
     mark = json.loads((folder / "checkpoint.json").read_text())
     return (folder / str(mark["tensors"])).read_bytes()
@@ -48,7 +44,7 @@ def tensors(folder: Path) -> bytes:
 )
 def test_a_run_with_probes_is_the_same_run(tmp_path: Path, given: dict[str, Any]) -> None:
     plain, probed = run(tmp_path / "plain", **given), run(tmp_path / "probed", **given, probe_every=3)
-    assert without_probes(probed) == plain
+    assert [{key: line[key] for key in line if key != "probe"} for line in probed] == plain
     assert tensors(tmp_path / "probed") == tensors(tmp_path / "plain")
     assert [line["round"] for line in probed if "error" in line.get("probe", {})] == [1, 3, 6]
     assert all(set(line["probe"]) >= set(SELECTED) for line in probed[1:])
@@ -58,20 +54,10 @@ def test_norms_and_diversities_by_hand(tmp_path: Path) -> None:
     """The toy at (1, 1): gradients (2, 2), (4, 1), (6, -3), mean (4, 0); one step of plain SGD."""
     lines = run(tmp_path, **TOY, sampler="uniform")
     probe = lines[1]["probe"]
-    norm = np.sqrt([8, 17, 45])
-    zeta = np.sqrt([8, 1, 13])
-    expected = {
-        "norm_max": norm.max(),
-        "norm_min": norm.min(),
-        "norm_mean": norm.mean(),
-        "diversity_max": zeta.max(),
-        "diversity_min": zeta.min(),
-        "diversity_mean": zeta.mean(),
-        "full_norm": 4.0,
-        "error": 1.8333 / 16,  # Horvitz-Thompson, every pair with probability 1/3: enumerated
-        "bias": 0.0,
-    }
-    assert {name: probe[name] for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    norm, zeta = np.sqrt([8, 17, 45]), np.sqrt([8, 1, 13])
+    error = 1.8333 / 16  # Horvitz-Thompson, every pair with probability 1/3: enumerated
+    expected = [norm.max(), norm.min(), norm.mean(), zeta.max(), zeta.min(), zeta.mean(), 4.0, error, 0.0]
+    assert [probe[name] for name in EVERYONE[:-1]] == pytest.approx(expected, rel=1e-3, abs=1e-6)
     chosen = norm[lines[1]["cohort"]]
     assert probe["selected_norm_mean"] == pytest.approx(chosen.mean(), rel=1e-4)
     assert probe["selected_norm_min"] == pytest.approx(chosen.min(), rel=1e-4)

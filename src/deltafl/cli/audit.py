@@ -41,8 +41,7 @@ def _audit(
     mean_d, wide_md = population.weight_m @ subject.known.update_md, subject.known.update_md.astype(float)
     least, over_designs = least_mse(wide_md @ wide_md.T, population.weight_m, subject.n)
     relative = least / float(mean_d @ mean_d)
-    mean_examples = float(population.num_examples_m.mean())
-    facts = settings.run_facts(population.num_clients, mean_examples, subject.num_classes or None)
+    facts = settings.run_facts(population, subject.num_classes or None)
     chosen = {"designs": _names(designs), "estimators": _names(estimators)}
     console, rows, left_out = Console(), list["AuditRow"](), list[str]()
     for label in SAMPLERS if samplers == "all" else split_labels(samplers):

@@ -120,11 +120,8 @@ class Watch:
         return f"the test loss is {loss:.3g}, it was {self._first:.3g} at the start"
 
     def _describe_skill(self) -> str:
-        many = "evaluation" if self._unskilled == 1 else f"{self._unskilled} evaluations"
-        return (
-            f"the test accuracy of the last {many} is no better than that of one answer for all, {self._chance:.1%}; "
-            f"it had been {self._best:.1%}"
-        )
+        known = f"no better than that of one answer for all, {self._chance:.1%}; it had been {self._best:.1%}"
+        return f"the test accuracy of the last {self._unskilled} evaluations is {known}"
 
     def _is_long(self, info: RoundInfo) -> bool:
         norms = [past.estimate_norm for past in self.infos if past.estimate_norm > 0]

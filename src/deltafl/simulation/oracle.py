@@ -1,9 +1,8 @@
 """The simulator as the oracle of theoretical samplers, and the bytes that a real federation would have moved.
 
-The oracle trains all m clients. Where their updates take more than ``TABLE_BYTES``, they lie in a memory-mapped file
-without a name, and a block of clients is trained at a time. A first pass stores the updates and adds up
-ubar = sum w_i u_i; a second pass reads them for norm(u_i - ubar)^2, of which norm(u_i)^2 - 2 <u_i, ubar> + norm(ubar)^2
-would keep few digits where updates are alike. No client is trained twice.
+Updates of all m clients that take more than ``TABLE_BYTES`` lie in a memory-mapped file, and a block of clients is
+trained at a time. A second pass measures norm(u_i - ubar)^2, ubar = sum w_i u_i, of which norm(u_i)^2 - 2 <u_i, ubar> +
+norm(ubar)^2 would keep few digits where updates are alike.
 """
 
 import shutil
@@ -34,10 +33,7 @@ class Traffic(NamedTuple):
 
 
 class SimulatedOracle:
-    """Knows every client's update and loss of one round by training all clients, and counts the traffic.
-
-    Updates that do not fit into RAM lie in a file in ``folder``, and ``block`` clients are trained at a time.
-    """
+    """Knows every client's update and loss of one round by training all clients once, and counts the traffic."""
 
     def __init__(
         self,
@@ -57,10 +53,7 @@ class SimulatedOracle:
         self._loss_m = np.full(population.num_clients, np.nan)
 
     def reports(self) -> Reports:
-        """The screened reports of all m clients; each downloads the model and sends its statistics and its norm.
-
-        Deviations are from the mean update of the clients whose replies are usable.
-        """
+        """The screened reports of all m clients; each downloads the model and sends its statistics and its norm."""
         if self._table is not None:
             return self._reports
         m, d, drift_d = self.population.num_clients, self.engine.num_params, self.sent.drift_d

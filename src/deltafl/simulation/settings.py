@@ -18,6 +18,7 @@ from ..server.optimizers import Momentum, make_server_optimizer
 from ..tasks import PARTITIONS, TaskSpec, load_own
 from ..tasks.base import Task
 from ..tasks.own import check_picklable, is_own, is_table, own_spec, registered_spec
+from ..types import Population
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=1e37)]  # in float32
@@ -82,17 +83,12 @@ class Settings(BaseModel):
     probe_every: Count | None = Field(None, description="rounds between two probes of all clients; never if not set")
 
     def resolve(self) -> Self:
-        """Fill in the task's defaults and refuse what cannot be.
-
-        Raises:
-            DeltaflError: For unknown names, n > m, both epochs and steps, or a threshold out of range.
-        """
+        """Fill in the task's defaults; a ``DeltaflError`` for unknown names and what does not go together."""
         spec = self._spec()
         if self.local_epochs is not None and self.local_steps is not None:
             raise DeltaflError("local_epochs and local_steps are both set; two ways to say one thing, keep one")
-        own = set()
-        if self.local_epochs is not None or self.local_steps is not None:
-            own |= {"local_epochs", "local_steps"}
+        own_work = self.local_epochs is not None or self.local_steps is not None
+        own = {"local_epochs", "local_steps"} if own_work else set()
         partition = PARTITIONS.get(self.partition or spec.partition or "")
         if partition is not None and partition.uses_column and (self.partition is not None or spec.all_owners):
             own.add("clients")  # all owners, however many there are
@@ -133,18 +129,15 @@ class Settings(BaseModel):
             raise unknown_name("partition", self.partition, PARTITIONS)
         clients = spec.num_clients if is_own(self.task) else self.clients
         if self.sample is not None and clients is not None and self.sample > clients:
-            cure = "lower 'sample'" if is_own(self.task) else "lower 'sample' or raise 'clients'"
-            raise DeltaflError(f"cannot sample {self.sample} of {clients} clients; {cure}")
+            raise DeltaflError(f"cannot sample {self.sample} of {clients} clients; lower 'sample'")
         if self.threshold is not None and spec.metric == "accuracy" and not 0 < self.threshold <= 1:
             raise DeltaflError(
                 f"threshold is {self.threshold:g}; accuracy is a share between 0 and 1, write 0.7 for 70 %"
             )
 
-    def run_facts(self, num_clients: int, mean_examples: float, num_classes: int | None = None) -> RunFacts:
-        """What the options of samplers may take from the run.
-
-        ``num_classes`` are the task's (0 for regression), for samplers that look at labels; None if unknown.
-        """
+    def run_facts(self, population: Population, num_classes: int | None = None) -> RunFacts:
+        """What the options of samplers may take from the run; ``num_classes``: 0 for regression, None if unknown."""
+        mean_examples = float(population.num_examples_m.mean())
         batches = ceil(mean_examples / (self.batch_size or mean_examples))
         return RunFacts(
             rounds=self.rounds or RunFacts().rounds,
@@ -152,7 +145,7 @@ class Settings(BaseModel):
             local_lr=self.local_lr or RunFacts().local_lr,
             num_classes=num_classes,
             n=self.sample or 1,
-            m=num_clients,
+            m=population.num_clients,
         )
 
 
@@ -184,14 +177,12 @@ class CompareSettings(Settings):
     """A comparison: several samplers, each with the same seeds."""
 
     samplers: Labels = Field(
-        ("full", "fedavg", "uniform", "fedpracis", "pracdelta"), description="labels, comma separated"
+        ("full", "fedavg", "uniform", "fedpracis", "pracdelta"), min_length=1, description="labels, comma separated"
     )
     seeds: Count = Field(3, description="number of seeds: 0, 1, ...")
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
-        if not self.samplers:
-            raise DeltaflError("samplers is empty; name at least one, such as uniform,pracdelta")
         for label in self.samplers:
             parse_label(label)
         if len(set(self.samplers)) < len(self.samplers):
@@ -207,11 +198,7 @@ AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Path | None = None) -> AnySettings:
-    """Settings from a TOML file and options; options win. Resolved and checked.
-
-    Raises:
-        DeltaflError: If the file cannot be read, a key is unknown or a value impossible; one sentence.
-    """
+    """Settings from a TOML file and options; options win. Resolved and checked; every mistake is a ``DeltaflError``."""
     values = {**(read_toml(config) if config else {}), **given}
     for key, value in values.items():
         if key not in kind.model_fields:
@@ -225,11 +212,7 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
 
 
 def require_same_settings(before: AnySettings, now: AnySettings) -> None:
-    """Refuse to continue a run with other settings than those that it was started with.
-
-    Raises:
-        DeltaflError: If one differs that changes the result; it names the setting.
-    """
+    """Refuse to continue a run with another setting that changes its result."""
     for key in type(now).model_fields:
         if key not in FREE_ON_RESUME and getattr(now, key) != getattr(before, key):
             raise DeltaflError(

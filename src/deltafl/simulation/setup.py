@@ -55,10 +55,7 @@ def task_of(settings: RunSettings) -> Task:
 def engine_of(settings: RunSettings, workers: Workers | None = None, route: Route | None = None) -> Engine:
     """The engine that trains the clients of a run's task, in this process or in workers.
 
-    Args:
-        settings: Resolved settings.
-        workers: Processes to train with; None for this process.
-        route: How the run was trained before it was interrupted; chosen by the settings if left out.
+    ``route`` is how the run was trained before it was interrupted; chosen by the settings if left out.
     """
     work = LocalWork(
         lr=filled_in(settings.local_lr),
@@ -93,13 +90,11 @@ def plan_of(
             f"{label.estimator!r} is for clients that keep their last update, which simulated ones do not: "
             f"write {label.estimator.removesuffix('-remote')!r}"
         )
-    m, mean_examples = population.num_clients, float(population.num_examples_m.mean())
-    classes = None if task is None else task.dataset.num_classes
     plan = make_plan(
         label,
         population,
         filled_in(settings.sample),
-        settings.run_facts(m, mean_examples, classes),
+        settings.run_facts(population, None if task is None else task.dataset.num_classes),
         server_optimizer=make_server_optimizer(settings.server_optimizer, settings.server_lr, settings.server_momentum),
         seed=settings.seed,
         mime=settings.mime,
@@ -123,11 +118,7 @@ def plan_of(
 
 
 def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool = False) -> None:
-    """Log the size of memories of one update a client; ``divided``: several processes share a round, of unknown RAM.
-
-    Raises:
-        DeltaflError: If there is not enough RAM for a round, or not enough room for memories.
-    """
+    """Refuse rounds and memories for which there is no room; ``divided``: several processes share a round."""
     label, sample = parse_label(settings.sampler), filled_in(settings.sample)
     if not divided:
         _check_rounds(settings, engine, label.name == "full")

@@ -42,17 +42,13 @@ class LocalJob(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The minibatches of a cohort. Clients with many steps come first, so that the active ones are a prefix.
-
-    ``rows_knb``, int64 (K, n, B), are rows of the task's examples, padded with a client's first row; ``weight_knb``
-    their weights in a step's mean: 1 / size of the minibatch, 0 for padding.
-    """
+    """The minibatches of a cohort. Clients with many steps come first, so that the active ones are a prefix."""
 
     jobs: list[LocalJob]
     order: list[int]  # their places in the given order
     steps_n: npt.NDArray[np.int64]
-    rows_knb: torch.Tensor
-    weight_knb: torch.Tensor
+    rows_knb: torch.Tensor  # of the task's examples, int64 (K, n, B), padded with a client's first row
+    weight_knb: torch.Tensor  # in a step's mean, float32: 1 / size of the minibatch, 0 for padding
 
 
 def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedule:
@@ -73,10 +69,9 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
 
 
 class BatchedTrainer:
-    """Trains cohorts of models for which ``route.vectorized_incompatibility`` is None, on one device.
+    """Trains cohorts of models for which ``route.vectorized_incompatibility`` is None; pads minibatches to ``width``.
 
-    Minibatches are padded to ``width`` examples. With ``precision = "bfloat16"``, forward and backward passes are in
-    it; parameters, losses and sums stay float32.
+    With ``precision = "bfloat16"``, forward and backward passes are in it; parameters, losses and sums stay float32.
     """
 
     def __init__(

@@ -117,10 +117,10 @@ def _examples(x: torch.Tensor, y: torch.Tensor, batches: list[IntArray]) -> Iter
 def choose_forward(model: torch.nn.Module, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """The fastest way to run a model on inputs like x; all ways give the same up to rounding.
 
-    - Chains of convolutions, max-pools and ReLUs up to a Flatten: the tiles of oneDNN, torch's library for convolutions
-      on CPUs. In other layouts torch converts to tiles and back around each convolution.
-    - Other models of images: channels last, which makes torch's pooling several times faster.
-    - Everything else: the standard layout, as for a model that calls ``view`` on feature maps. Also on GPUs.
+    - Chains of convolutions, max-pools and ReLUs up to a Flatten: oneDNN's tiles, to and from which torch would convert
+      around each convolution.
+    - Other models of images on a CPU: channels last, which makes torch's pooling several times faster.
+    - Everything else: the standard layout, as for a model that calls ``view`` on feature maps.
     """
     if x.dim() != 4 or x.device.type != "cpu":
         return model

@@ -66,9 +66,9 @@ def choose_route(model: torch.nn.Module, task: "Task", work: LocalWork, how: Com
         raise DeltaflError(
             f"precision is {how.precision!r}, which needs the batched path, but {no_batch}; write 'float32'"
         )
-    path, hardware = "batched" if no_batch is None else "loop", device_name(device)
-    route = Route(path, str(device), how.precision, no_batch or f"engine is {how.engine!r}", hardware)
-    _log.info("local training: %s on %s in %s, because %s", path, hardware, route.precision, route.why)
+    path, why = ("batched", f"engine is {how.engine!r}") if no_batch is None else ("loop", no_batch)
+    route = Route(path, str(device), how.precision, why, device_name(device))
+    _log.info("local training: %s on %s in %s, because %s", path, route.hardware, route.precision, why)
     return route
 
 
@@ -100,12 +100,9 @@ def find_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if count else "cpu"
     device = torch.device(name)
-    if device.type != "cuda":
-        return device
-    if (device.index or 0) >= count:
-        found = f"PyTorch {torch.__version__} finds {count} GPUs here"
-        raise DeltaflError(f"device is {name!r}, but {found}; write one of these, 'cpu' or 'auto'")
-    return torch.device("cuda", device.index or 0)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise DeltaflError(f"device is {name!r}, but PyTorch {torch.__version__} finds {count} GPUs; write 'auto'")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def device_name(device: torch.device) -> str:

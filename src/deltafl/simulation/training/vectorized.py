@@ -102,11 +102,8 @@ class DenseChain:
 
 
 def _aligned(weight: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights (n, C, F) and inputs (n, F, B), with zero features appended where C F floats are no multiple of 64 bytes.
-
-    Otherwise the rounding of the gradient in the weights would depend on where a client's matrix starts. Also with
-    F = 1, because torch divides a product with a single column by the number of clients.
-    """
+    """Weights (n, C, F) and inputs (n, F, B); zero features make C F floats a multiple of 64 bytes."""
+    # Else rounding would depend on where a client's matrix starts, and with F = 1 on the number of clients.
     if weight[0].numel() % ALIGNMENT == 0 and weight.shape[2] > 1:
         return weight, h
     more = -weight.shape[2] % ALIGNMENT
