@@ -64,8 +64,8 @@ def test_table_and_file_reject_a_client_that_diverges_and_train_nobody_twice(mon
     assert not reports.responded_n[3]
     assert (reports.square_loss_n[reports.responded_n] > 0).all()
     drawn = np.array([7, 3, 1, 7])
-    for table, file in zip(in_ram.train(drawn), in_file.train(drawn), strict=True):
-        np.testing.assert_array_equal(table, file)
+    for one, two in zip(in_ram.train(drawn), in_file.train(drawn), strict=True):
+        np.testing.assert_array_equal(one, two)
     assert engine.trained == (5, 5, 2, 12)
     assert in_ram.traffic == in_file.traffic
 
