@@ -1,8 +1,7 @@
 """Data sets, partitions and models: what is learnt, and who holds which part of it. Importing it loads no PyTorch."""
 
 from .base import Dataset, Task
-from .files import FileStatus, cache_folder, cached_images, check, data_folders, fetch, read_arrays
-from .images import idx_dataset
+from .files import FileStatus, cache_folder, cached_images, check, data_folders, fetch, idx_dataset, read_arrays
 from .leaf import encode_text
 from .models import (
     celeba_cnn,

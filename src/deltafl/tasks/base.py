@@ -24,7 +24,7 @@ class Dataset:
     """Examples as they are stored, before they are split over clients.
 
     Attributes:
-        name: The name of the data that were read, which differs where their content is not the published one.
+        name: The name of the data that were read, which says so where their content is not the published one.
         train_x: uint8 or float32, (N, ...); images are (N, channels, height, width). Tokens are uint8 or int64.
         train_y: (N,) int64 class labels, or float32 targets.
         test_x: The pooled test set.

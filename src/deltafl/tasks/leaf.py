@@ -15,7 +15,7 @@ Source: Caldas et al., "LEAF: a benchmark for federated settings", arXiv:1812.01
 
 import hashlib
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from ..errors import DeltaflError, require
 from ..io import checked, read_json
 from ..types import IntArray
 from .base import Dataset
-from .files import cache_folder, cached_images, data_folders, not_found
+from .files import cache_folder, cached_images, data_folders, find
 
 PARTS = ("train", "test")
 NEEDED = "LEAF's data/train/*.json and data/test/*.json"
@@ -79,21 +79,14 @@ class Owned(NamedTuple):
     owner: list[str]
 
 
-def find_leaf(name: str, folders: Sequence[Path]) -> Path | None:
-    """The folder with ``train`` and ``test`` of a data set of LEAF; None if there is none."""
-    for folder in folders:
-        for root in (folder / "data", folder, folder / "data" / name / "data"):
-            if all(any((root / part).glob("*.json")) for part in PARTS):
-                return root
-    return None
+def find_leaf(name: str, needed: str, data_dir: Path | None) -> Path:
+    """The folder with ``train`` and ``test`` of a data set of LEAF."""
 
+    def look(folder: Path) -> Path | None:
+        roots = (folder / "data", folder, folder / "data" / name / "data")
+        return next((root for root in roots if all(any((root / part).glob("*.json")) for part in PARTS)), None)
 
-def _root(name: str, needed: str, data_dir: Path | None) -> Path:
-    folders = data_folders(name, data_dir)
-    root = find_leaf(name, folders)
-    if root is None:
-        raise not_found(name, needed, folders)
-    return root
+    return find(name, data_dir, needed, look)
 
 
 def read_shares(root: Path, part: str) -> Iterator[Share]:
@@ -108,8 +101,8 @@ def read_shares(root: Path, part: str) -> Iterator[Share]:
                 yield Share(path, user, data.x, data.y)
 
 
-def labels_of(share: Share, classes: int) -> IntArray:
-    """The user's y as class labels; numbers such as 1.0 are accepted, for LEAF's CelebA has them."""
+def _labels(share: Share, classes: int) -> IntArray:
+    """The user's y as class labels; LEAF's CelebA has numbers such as 1.0."""
     label = np.asarray(share.y)
     is_number = label.dtype.kind in "iuf" and label.ndim == 1
     if not (is_number and ((label == np.floor(label)) & (label >= 0) & (label < classes)).all()):
@@ -119,7 +112,7 @@ def labels_of(share: Share, classes: int) -> IntArray:
 
 def _owned(shares: Iterable[Share], inputs_of: Callable[[Share], Array], classes: int) -> Owned:
     """The examples of all users."""
-    parts = [(inputs_of(share), labels_of(share, classes), share.user) for share in shares]
+    parts = [(inputs_of(share), _labels(share, classes), share.user) for share in shares]
     if not parts:
         return Owned(np.arange(0), np.arange(0), [])
     x, y, _ = zip(*parts, strict=True)
@@ -150,14 +143,12 @@ def load_femnist(data_dir: Path | None = None) -> Dataset:
         MissingExtraError: For h5 files without h5py.
     """
     folders = data_folders("femnist", data_dir)
-    root = find_leaf("femnist", folders)
     h5_folder = next((folder for folder in folders if all((folder / file).is_file() for file in H5_FILES)), None)
-    if root is not None:
-        title, parts = "FEMNIST (LEAF's JSON)", [read_shares(root, part) for part in PARTS]
-    elif h5_folder is not None:
+    if h5_folder is not None:
         title, parts = "FEMNIST (TensorFlow Federated's h5)", [_read_h5(h5_folder / file) for file in H5_FILES]
     else:
-        raise not_found("femnist", f"{NEEDED}, or {' with '.join(H5_FILES)}", folders)
+        root = find_leaf("femnist", f"{NEEDED}, or {' with '.join(H5_FILES)}", data_dir)
+        title, parts = "FEMNIST (LEAF's JSON)", [read_shares(root, part) for part in PARTS]
     owned = (_owned(shares, _handwriting, FEMNIST_CLASSES) for shares in parts)
     return dataset_by_user(title, "writer", owned, FEMNIST_CLASSES)
 
@@ -196,7 +187,7 @@ def load_celeba(data_dir: Path | None = None) -> Dataset:
         DeltaflError: If it is not found, or a file or picture is broken.
         MissingExtraError: Without Pillow.
     """
-    root = _root("celeba", f"{NEEDED}, with the pictures in data/raw/img_align_celeba/", data_dir)
+    root = find_leaf("celeba", f"{NEEDED}, with the pictures in data/raw/img_align_celeba/", data_dir)
     require("PIL", "sim")
     return dataset_by_user("CelebA (LEAF's JSON)", "celebrity", (_faces(root, part) for part in PARTS), classes=2)
 
@@ -246,14 +237,12 @@ def load_shakespeare(data_dir: Path | None = None) -> Dataset:
 
     LEAF's windows start 1 character apart, and lines are padded with spaces in front.
     """
-    root = _root("shakespeare", NEEDED, data_dir)
+    root = find_leaf("shakespeare", NEEDED, data_dir)
     classes = len(LEAF_ALPHABET)
-    parts = (_owned(map(_encoded, read_shares(root, part)), _inputs, classes) for part in PARTS)
+    parts = (
+        _owned(map(_encoded, read_shares(root, part)), lambda share: np.asarray(share.x), classes) for part in PARTS
+    )
     return dataset_by_user("Shakespeare (LEAF's JSON)", "role", parts, classes)
-
-
-def _inputs(share: Share) -> Array:
-    return np.asarray(share.x)
 
 
 def _encoded(share: Share) -> Share:

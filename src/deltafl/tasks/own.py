@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from pathlib import Path
 from reprlib import repr as shown
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
+from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 from ..io import import_file
 from ..streams import stream
 from .base import Dataset, Task
@@ -71,7 +70,9 @@ def load_own(name: str, seed: int, *, label: str | None = None, client: str | No
         task = table_task(name, label or "label", client or "client", seed=seed)
     else:
         path, function = _split(name)
-        make = _function_of(import_file(path, "--task FILE.py:FUNCTION"), function, path)
+        make = getattr(import_file(path, "--task FILE.py:FUNCTION"), function, None)
+        if not callable(make):
+            raise DeltaflError(f"{path} has no function {function!r}; write there: def {function}(seed: int) -> Task")
         try:
             task = make(seed=seed) if "seed" in inspect.signature(make).parameters else make()
         except DeltaflError:
@@ -88,17 +89,6 @@ def _split(name: str) -> tuple[Path, str]:
     """File and function."""
     file, suffix, function = name.partition(".py:")
     return (Path(f"{file}.py"), function or DEFAULT_FUNCTION) if suffix else (Path(name), DEFAULT_FUNCTION)
-
-
-def _function_of(module: ModuleType, name: str, path: Path) -> Callable[..., object]:
-    functions: dict[str, Callable[..., object]] = {
-        key: value for key, value in vars(module).items() if callable(value) and key[0] != "_"
-    }
-    if not functions:
-        raise DeltaflError(f"{path} has no function; write there: def {name}(seed: int) -> Task")
-    if name not in functions:
-        raise unknown_name(f"function of {path}", name, functions)
-    return functions[name]
 
 
 def task_code_error(name: str, description: str, places: Iterable[tuple[str, int | None]]) -> DeltaflError | None:

@@ -52,8 +52,8 @@ def _draw_labels(
 ) -> IntArray:
     """How many examples of each class one client takes; they sum to ``size`` and never exceed ``left_c``.
 
-    Rejecting a draw from an empty pool and drawing again is the same as renormalising, and it does not matter when the
-    rejected ones are drawn again; hence whole multinomials instead of a loop over examples, exact in distribution.
+    Rejecting a draw from an empty pool and drawing again is the same as renormalising, whenever the rejected ones are
+    drawn again; hence whole multinomials instead of a loop over examples, exact in distribution.
     """
     take_c = np.zeros_like(left_c)
     while (missing := size - int(take_c.sum())) > 0:
@@ -114,10 +114,8 @@ def split(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> list
     cut = pool_c.pop(int(rng.integers(num_labels)))
     num_small = num_clients - len(pool_c)
     if not 1 <= num_small <= len(cut):
-        raise DeltaflError(
-            f"partition 'split' with {num_clients} clients cuts one of {num_labels} labels, which has {len(cut)} "
-            f"examples: write {num_labels} to {len(cut) + len(pool_c)} clients"
-        )
+        most = len(cut) + len(pool_c)
+        raise DeltaflError(f"partition 'split' got {num_clients} clients; write {num_labels} to {most}")
     return [np.sort(pool) for pool in pool_c] + _deal(cut, num_small)
 
 
@@ -127,10 +125,8 @@ def quantity(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> l
     num_small = num_clients - num_large
     owned_by_small = round(SMALL_SHARE * len(label_e))
     if num_clients < 2 or owned_by_small < num_small:
-        raise DeltaflError(
-            f"partition 'quantity' with {num_clients} clients shares 10 % of {len(label_e)} examples among "
-            f"{num_small} small clients: needs 2 clients or more, and one example for each"
-        )
+        what = f"{num_clients} clients and {len(label_e)} examples"
+        raise DeltaflError(f"partition 'quantity' got {what}; it needs 2 clients, and 10 examples for each small one")
     large, small = np.split(rng.permutation(len(label_e)), [len(label_e) - owned_by_small])
     return _deal(large, num_large) + _deal(small, num_small)
 
@@ -159,20 +155,19 @@ class Partition:
     column: str | None = None
 
 
-_HSU = "labels of a client ~ Dir(alpha * prior), alpha the total concentration; equal sizes"
-_YUROCHKIN = "each label cut over the clients by Dir(alpha * 1); unequal sizes"
-_SHARDS = "sorted by label, cut into equal shards, a few dealt to each client"
-_SPLIT = "one label a client; one label is cut into many small clients: 10 % own 90 %"
-_WRITER = "one client for each writer, where the data set names them"
 PARTITIONS: dict[str, Partition] = {
     "iid": Partition("examples dealt at random, equal sizes", iid),
-    "hsu2019": Partition(_HSU, hsu2019, uses_labels=True, uses_alpha=True),
-    "yurochkin2019": Partition(_YUROCHKIN, yurochkin2019, uses_labels=True, uses_alpha=True),
-    "shards": Partition(_SHARDS, shards, uses_labels=True),
-    "split": Partition(_SPLIT, split, uses_labels=True),
+    "hsu2019": Partition(
+        "labels of a client ~ Dir(alpha * prior); equal sizes", hsu2019, uses_labels=True, uses_alpha=True
+    ),
+    "yurochkin2019": Partition(
+        "each label cut by Dir(alpha * 1); unequal sizes", yurochkin2019, uses_labels=True, uses_alpha=True
+    ),
+    "shards": Partition("sorted by label, cut into equal shards, two dealt to each client", shards, uses_labels=True),
+    "split": Partition("one label a client, one of them cut into many small clients", split, uses_labels=True),
     "quantity": Partition("labels at random; 10 % of the clients own 90 % of the data", quantity),
     "natural": Partition("one client for each owner in a column of the data set", natural, uses_column=True),
-    "writer": Partition(_WRITER, natural, uses_column=True, column="writer"),
+    "writer": Partition("one client for each writer, where they are known", natural, uses_column=True, column="writer"),
 }
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import DeltaflError, unknown_name
 from ..streams import stream
 from .base import Dataset, Task
-from .images import load_cifar10, load_digits, load_idx
+from .files import load_cifar10, load_digits, load_idx
 from .leaf import load_celeba, load_femnist, load_shakespeare
 from .models import (
     celeba_cnn,
@@ -59,12 +59,10 @@ class TaskSpec:
         make: ``make(seed=..., num_clients=..., ...)`` makes a task that has its own clients; None if ``load`` is set.
         partition: Who holds what; None where the clients belong to the task.
         alpha: Concentration of a Dirichlet partition.
-        metric: As in ``Task``.
         threshold: Value of the metric that a comparison counts the rounds to; None where there is no customary one.
-        input_scale: As in ``Task``.
-        augment: As in ``Task``; can be pickled.
         all_owners: Whether the clients are all owners in the user's files; ``num_clients`` is then an example.
-        tokens: As in ``Task``.
+
+    ``metric``, ``input_scale``, ``augment`` and ``tokens`` are those of the ``Task``.
     """
 
     name: str
@@ -115,11 +113,7 @@ def task_modules() -> list[str]:
 
 
 def known_tasks() -> dict[str, TaskSpec]:
-    """All tasks by name: those of this package, then those of ``task_modules``.
-
-    Raises:
-        DeltaflError: If one of these modules cannot be imported.
-    """
+    """All tasks by name: those of this package, then those of ``task_modules``."""
     for module in task_modules():
         try:
             importlib.import_module(module)

@@ -77,16 +77,13 @@ def table_task(
     y, num_classes = codes(path.name, table[label])
     owner, _ = codes(path.name, table[client])
     if num_classes < 2:
-        raise DeltaflError(
-            f"{path.name}: column {label!r} holds a single class, {table[label].iloc[0]}; two are needed"
-        )
+        raise DeltaflError(f"{path.name}: column {label!r} holds a single class; two are needed")
     x = np.column_stack([_numbers(path.name, features[name]) for name in features])
     test = _test_rows(owner, seed, test_share)
     if not test.any():
         raise DeltaflError(
-            f"{path.name}: no client has enough rows for a test share of {test_share:g}, the largest has "
-            f"{np.bincount(owner).max()}; call table_task with a larger test_share in a file of your own, or name a "
-            "column of clients with more rows"
+            f"{path.name}: no client has enough rows for a test share of {test_share:g}; call table_task with a larger "
+            "test_share in a file of your own, or name a column of clients with more rows"
         )
     if standardize:
         scale = x[~test].std(axis=0)
@@ -132,9 +129,7 @@ def from_huggingface(
     for where, part in used.items():
         names = getattr(part, "column_names", None)
         if names is None:
-            raise DeltaflError(
-                f"{where} is {type(part).__name__}; it must be a datasets.Dataset, alone or in a DatasetDict with train"
-            )
+            raise DeltaflError(f"{where} is {type(part).__name__}; it must be a datasets.Dataset")
         for needed in (label, column, inputs):
             if needed not in names:
                 raise unknown_name(f"column of {where}", needed, names)
@@ -159,15 +154,12 @@ def from_huggingface(
 
 
 def codes(source: str, values: "pd.Series[Any]") -> tuple[IntArray, int]:
-    """Whole numbers or words as 0, 1, ... in sorted order; and how many different ones there are.
-
-    Texts that are all whole numbers are sorted as numbers.
-    """
+    """Whole numbers (texts, too) or words as 0, 1, ... in sorted order; and how many different ones there are."""
     known = ~values.isna().to_numpy()
     if values.dtype.kind == "f":
         _require_all(source, values, known & (values % 1 == 0), "a whole number or a word")
     elif values.dtype.kind not in "biu":
-        is_word = values.map(lambda value: isinstance(value, str | int) and value != "").to_numpy(np.bool_)
+        is_word = values.map(lambda value: isinstance(value, str | int) and str(value).strip() != "").to_numpy(np.bool_)
         _require_all(source, values, known & is_word, "a whole number or a word")
         values = values.astype(str).str.strip()
         if values.str.fullmatch(r"[+-]?\d+").all():
@@ -249,10 +241,7 @@ def _inputs(where: str, column: str, values: Any) -> npt.NDArray[Any]:
     except ValueError:
         good = False
     if not good:
-        raise DeltaflError(
-            f"{where}: column {column!r} needs rows of finite numbers of one shape, with height, width and channels at "
-            "most"
-        )
+        raise DeltaflError(f"{where}: column {column!r} needs pictures of one size, or lists of numbers of one length")
     if x.ndim < 3:
         return x.reshape(len(x), -1).astype(np.float32)
     picture = x[:, np.newaxis] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
