@@ -217,10 +217,7 @@ def _duels(expected: list[float], orders: list[tuple[int, ...]]) -> Support:
             duel(a, both - 1, left, (*drawn, b), probability * (1 - strength) / (2 - both))
 
     for order in orders:
-        if order:
-            duel(order[0], expected[order[0]], order[1:], (), 1.0)
-        else:
-            result[_with_certain((), expected)] += 1.0
+        duel(-1, 0.0, order, (), 1.0)
     return dict(result)
 
 

@@ -25,11 +25,6 @@ class ActiveFL(Unweighted):
     dropped; (1 - alpha3) n are drawn one after the other without replacement, p_i proportional to exp(alpha2 v_i); the
     rest of the cohort is drawn evenly from all that are left. alpha1 K is rounded down and alpha3 n to the nearest.
 
-    Attributes:
-        alpha1: Share of clients that is dropped, in [0, 1].
-        alpha2: Inverse temperature, >= 0.
-        alpha3: Share of the cohort that is drawn evenly, in [0, 1].
-
     Source: Goetz, Malik, Bui, Moon, Liu and Kumar 2019 (arXiv 1909.12641), algorithm 1; the defaults are its constants.
     """
 

@@ -23,15 +23,12 @@ class BalancedState(NamedTuple):
 class Balanced(Scored):
     """Draws by weight, such that the cohort's estimate of the totals of the auxiliary variables x_i is right.
 
-    The cube design keeps ``sum_S (w_i / pi_i) x_i = sum_j w_j x_j`` up to the last q + 1 clients that it has to decide.
-    The part of the updates that is linear in x is then estimated without error. Without auxiliary variables the draw is
-    that of ``md-fixed@pivotal``.
+    The cube design keeps ``sum_S (w_i / pi_i) x_i = sum_j w_j x_j`` up to the last q + 1 clients that it has to decide,
+    so that the part of the updates that is linear in x is estimated without error (docs/theory.md, section 10). The
+    design ``"local-pivotal"`` spreads cohorts over the x_i, and others ignore them. Without any, as
+    ``md-fixed@pivotal``.
 
-    Attributes:
-        design: A name in ``deltafl.DESIGNS``; ``"cube"`` balances, ``"local-pivotal"`` spreads cohorts over the x_i,
-            and the others ignore them.
-
-    Source: this project. Balanced sampling: Deville and Tille 2004. docs/theory.md, section 10.
+    Source: this project. Balanced sampling: Deville and Tille 2004.
     """
 
     design: str = "cube"
@@ -54,8 +51,7 @@ class Balanced(Scored):
 def _varying(aux_mq: FloatArray, weight_m: FloatArray) -> FloatArray:
     """The rows about their weighted mean, on the axes in which they differ: shares that sum to 1 have one fewer.
 
-    A column that others determine would cost the cube as much as an independent one. The mean needs no balance: w_i /
-    pi_i is the same for all clients that are not certain, so a cohort of fixed size has it right.
+    A column that others determine would cost the cube as much as an independent one. The mean needs no balance.
     """
     centred_mq = aux_mq - np.einsum("m,mq->q", weight_m, aux_mq)
     size = np.einsum("m,mq->q", weight_m, aux_mq**2).max(initial=0.0)

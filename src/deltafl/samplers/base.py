@@ -39,16 +39,9 @@ class WeightState(NamedTuple):
 class Sampler(ABC):
     """Decides which clients train in a round. Subclasses are frozen dataclasses whose fields are their options.
 
-    A subclass has ``init`` and ``open``, an ``update`` if it learns from the replies, and states below what differs
-    from the defaults, as a class attribute (``needs_loss = True``) or as a property::
-
-        @dataclass(frozen=True)
-        class ByLoss(deltafl.Sampler):
-            power: float = 1.0
-            unbiased = True
-            needs_loss = True
-
-    It is used by name like those of the library, as ``FILE.py:ByLoss(power=2)``; ``check_sampler`` tests it.
+    A subclass has ``open``, ``init`` and ``update`` if it learns from the replies, and states below what differs from
+    the defaults, as a class attribute (``needs_loss = True``) or as a property: see ``examples/own_sampler.py``. It is
+    used by name like those of the library, as ``FILE.py:ByLoss(power=2)``; ``check_sampler`` tests it.
     """
 
     #: The intervals that numbers among the options must lie in, such as ``{"floor": "[0, 1]"}``; None is allowed.
@@ -117,9 +110,7 @@ class Sampler(ABC):
     def require_oracle(self, oracle: Oracle | None) -> Oracle:
         """The oracle, or a ``DeltaflError`` if there is none."""
         if oracle is None:
-            raise DeltaflError(
-                f"{type(self).__name__} needs every client's update or loss before the draw; only a simulation has it"
-            )
+            raise DeltaflError(f"{type(self).__name__} needs every client's update or loss: only a simulation has it")
         return oracle
 
 
@@ -145,8 +136,9 @@ class Scored(Sampler):
         """Values (m, q) that the cohort is spread over or balanced on, for designs that use them."""
         return None
 
-    def tree_floor(self) -> float:
-        """The share of the cohort that is drawn evenly where the scores are in a tree."""
+    @property
+    def floor(self) -> float:
+        """The share of the cohort that is drawn evenly; mixed in here only where the scores are in a tree."""
         return 0.0
 
     def open(
@@ -154,7 +146,7 @@ class Scored(Sampler):
     ) -> Cohort:
         scores = self.scores(state, available_m, n, oracle)
         if isinstance(scores, SumTree):
-            return draw_from_tree(scores, n, self.tree_floor(), rng, available_m)
+            return draw_from_tree(scores, n, self.floor, rng, available_m)
         return draw_cohort(scores, n, self.design, rng, available_m, self.values(state))
 
 

@@ -1,14 +1,6 @@
-"""Samplers of this project: they score residuals u_i - c_i of the control variate instead of updates u_i.
+"""Samplers of this project (``delta-centred``, ``innovation``, ``spread``): they score residuals u_i - c_i.
 
-================= ============================================= ===================== ==================================
-name              score                                         default estimator     memory of the server
-================= ============================================= ===================== ==================================
-``delta-centred`` w_i a_i, a_i the residual's norm when seen    difference            1 model, 1 number a client
-``innovation``    the same, growing with the memory's age       innovation-damped     1 update a client
-``spread``        w_i, cohorts spread over sketched residuals   difference            1 model, 8 numbers a client
-================= ============================================= ===================== ==================================
-
-The estimator has c (``control_variates.py``). docs/theory.md, section 10, derives the scores.
+The estimator has the control variate c (``control_variates.py``). docs/theory.md, section 10, derives the scores.
 """
 
 from dataclasses import dataclass
@@ -39,8 +31,6 @@ class CentredState(NamedTuple):
 class Centred(Scored):
     """Draws by the predicted norm of each client's residual, from its earlier visits.
 
-    Unbiased if the design is exact and a floor or the shrinkage keeps clients alive.
-
     Attributes:
         design: A name in ``deltafl.DESIGNS``; those that spread cohorts by values are given the sketches.
         by_norm: Score w_i a_i; False for w_i alone.
@@ -49,7 +39,7 @@ class Centred(Scored):
         ageing: >= 0, how a^2 grows with the age of such a memory: by (1 + ageing age n / m) / (1 + ageing), which is 1
             at the mean time between two visits. 0 for not at all.
         floor: g in [0, 1], the share of the cohort that is drawn evenly.
-        shrink: In [0, 1], how far each a_i^2 is drawn towards the mean of all.
+        shrink: In [0, 1], how far each a_i^2 is drawn towards the mean of all. **Biased** if it and ``floor`` are 0.
         forgetting: In (0, 1], the share of the newest value in the exponential means.
         explore: > 0, factor of a_i^2 of clients never seen; above 1 for what their first visit is worth later.
         sketch: Numbers of a sketch, where the design spreads by values.
@@ -65,8 +55,11 @@ class Centred(Scored):
     sketch: int = 8
 
     ranges: ClassVar = {
-        **{"floor": "[0, 1]", "shrink": "[0, 1]", "forgetting": "(0, 1]"},
-        **{"ageing": "[0, inf)", "explore": "(0, inf)"},
+        "floor": "[0, 1]",
+        "shrink": "[0, 1]",
+        "forgetting": "(0, 1]",
+        "ageing": "[0, inf)",
+        "explore": "(0, inf)",
     }
 
     @property

@@ -1,8 +1,4 @@
-"""Cluster-based importance sampling, the DELTA paper's baseline (section 1): clusters by norm, draws inside each.
-
-The paper that it cites, Shen et al. 2022 (arXiv 2208.05135), clusters compressed gradients and also allocates by the
-spread of a cluster.
-"""
+"""Cluster-based importance sampling, the DELTA paper's baseline (section 1, after Shen et al. 2022)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple

@@ -1,15 +1,7 @@
-"""The four samplers of the DELTA paper: importance sampling and DELTA, each theoretical and practical.
+"""The four samplers of the DELTA paper (Wang et al. 2023): importance sampling and DELTA, theoretical and practical.
 
-============= ============================================ ======================================
-name          R_i                                          scores
-============= ============================================ ======================================
-``fedis``     norm(u_i)                                    theoretical: all clients' of this round
-``fedpracis`` norm(u_i)                                    practical: of sampled clients, as last seen
-``delta``     sqrt(a1 zeta_i^2 + a2 sigma_i^2)             theoretical, zeta_i = norm(u_i - ubar)
-``pracdelta`` the same                                     practical, zeta_i about the cohort's plain mean
-============= ============================================ ======================================
-
-sigma_i^2 is the variance of the local steps. Source: Wang et al. 2023 (DELTA); what of it holds is in docs/theory.md.
+zeta_i = norm(u_i - ubar), and sigma_i^2 is the variance of the local steps. What of the paper holds is in
+docs/theory.md.
 """
 
 from dataclasses import dataclass, replace
@@ -53,9 +45,8 @@ class _ByReports(Scored):
 class FedIS(_ByReports):
     """Draws with scores w_i R_i of all clients in this round, as an oracle reports them; R_i = norm(u_i).
 
-    Attributes:
-        design: A name in ``deltafl.DESIGNS``; ``"multinomial"`` is the paper's.
-        floor: g in [0, 1], the share of the cohort that is drawn evenly; above 0, clients with R_i = 0 can be drawn.
+    The paper's design is ``"multinomial"``. With a floor, the share of the cohort that is drawn evenly, clients with
+    R_i = 0 can be drawn.
     """
 
     needs_oracle: ClassVar[bool] = True
@@ -75,11 +66,7 @@ class FedPracIS(_ByReports):
     """Draws with remembered probabilities, which the clients that replied re-divide by R_i = norm(u_i).
 
     p_i <- R_i / sum_S R_j * (1 - sum_{not S} p_j) for i in S, from p_i = 1 / m. R = 0 is absorbing and one noisy R can
-    starve a client, hence the floor; with floor 0 the sampler does not claim to be unbiased.
-
-    Attributes:
-        design: A name in ``deltafl.DESIGNS``; ``"multinomial"`` is the paper's.
-        floor: g in [0, 1], the share of the cohort that is drawn evenly; 0 is the paper to the letter.
+    starve a client, hence the floor; with floor 0, the paper to the letter, the sampler does not claim to be unbiased.
     """
 
     floor: float = 0.1
@@ -99,9 +86,6 @@ class FedPracIS(_ByReports):
             return state.p_m
         return with_floor(state.p_m, self.floor, available_m=available_m)
 
-    def tree_floor(self) -> float:
-        return self.floor
-
     def update(self, state: PracticalState, cohort: Cohort, reports: Reports) -> PracticalState:
         client_n, reports = replied(cohort, reports)
         score_n = self.score(reports)
@@ -118,8 +102,7 @@ class FedPracIS(_ByReports):
 def theory_constants(local_steps: int, rounds: int, n: int, m: int, with_replacement: bool) -> tuple[float, float]:
     """(a1, a2) of corollary 3.7 for eta_L = 1 / (sqrt(T) K L) and eta = sqrt(K n): the unknown smoothness L cancels.
 
-    a1 = 20 K / sqrt(T), a2 = 5 / sqrt(T) + sqrt(K / n); the drift parts (a1, and the first term of a2) times m / n
-    without replacement.
+    a1 = 20 K / sqrt(T), a2 = 5 / sqrt(T) + sqrt(K / n); without replacement a1 and the first term of a2 times m / n.
     """
     drift = 1.0 if with_replacement else m / n
     return drift * 20 * local_steps / sqrt(rounds), drift * 5 / sqrt(rounds) + sqrt(local_steps / n)
@@ -166,11 +149,10 @@ class _Diversity(Scored):
 
 @dataclass(frozen=True)
 class Delta(_Diversity, FedIS):
-    """FedDELTA: as ``FedIS``, with R_i = sqrt(a1 zeta_i^2 + a2 sigma_i^2), zeta_i about ubar.
+    """FedDELTA: as ``FedIS``, with R_i = sqrt(a1 zeta_i^2 + a2 sigma_i^2).
 
     Attributes:
-        alpha: a1 = a2 >= 0, or the pair (a1, a2), not both 0. The paper's default is 0.5. ``"theory"`` stands for its
-            corollary 3.7, which takes rounds and local steps from the run.
+        alpha: a1 = a2 >= 0, or the pair (a1, a2), not both 0; ``"theory"`` for corollary 3.7. The paper's is 0.5.
         sigma_scale: ``"step"`` as printed, or ``"update"`` (K sigma^2, the unit of zeta^2).
     """
 

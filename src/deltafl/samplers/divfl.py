@@ -28,11 +28,8 @@ class DivFL(NewFirst):
 
     This is the paper's form without overheads, on distances of last updates: starting from the empty set, the client
     that makes the sum smallest is added until there are n. Ours: all clients are selected once first, in random order,
-    and enter the sum once they reply; ties are broken at random; distances are those of sketches of u_i - c_i
-    (``sketch.py``). Costs O(m^2 (q + n)) time and 8 m^2 bytes a round: more than 5,000 clients are refused.
-
-    Attributes:
-        sketch_size: Numbers q of a sketch, 1 to 128; distances have a relative error of about 1 / sqrt(q).
+    and enter the sum once they reply; distances are those of sketches of u_i - c_i, of ``sketch_size`` numbers, with a
+    relative error of about 1 / sqrt(sketch_size). Costs O(m^2 (q + n)) time a round: at most 5,000 clients.
 
     Source: Balakrishnan, Li, Zhou, Himayat, Smith and Bilmes, ICLR 2022.
     """

@@ -30,17 +30,13 @@ class FedCBS(Unweighted):
         P(first is i) proportional to 1 / QCID({i})^beta_1 + exploration sqrt(3 ln t / (2 T_i)),
         P(k-th is i | M) proportional to QCID(M)^beta_(k - 1) / QCID(M and i)^beta_k,
 
-    T_i >= 1 how often client i was selected and beta_k = k, as in the paper's experiments. Replies are averaged by the
-    clients' sizes (``weighted-mean``). Counts of labels are given, as shares in ``Population.aux_mq``; the paper
-    computes their products under homomorphic encryption. Costs O(n m C) time a round.
-
-    Attributes:
-        exploration: lambda >= 0.
+    T_i >= 1 how often client i was selected and beta_k = k, as in the paper's experiments. Shares of labels are given
+    in ``Population.aux_mq``; the paper computes with encrypted counts. Costs O(n m C) time a round.
 
     Source: Zhang, Li, Tang, Sun, Chen, Zhang, Chen, Chen and Li, ICML 2023 (arXiv 2209.15245).
     """
 
-    exploration: float = 10.0
+    exploration: float = 10.0  # lambda >= 0
 
     uses_aux: ClassVar[bool] = True
     ranges: ClassVar = {"exploration": "[0, inf)"}

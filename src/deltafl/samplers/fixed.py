@@ -33,11 +33,9 @@ class Full(Sampler):
 
 @dataclass(frozen=True)
 class Fixed(Scored):
-    """Constant scores: equal (``uniform``, ``fedavg``) or the clients' weights (``md``, ``md-fixed``).
+    """Constant scores: equal (``uniform``, ``fedavg``) or the clients' weights w_i (``md``, ``md-fixed``).
 
-    Attributes:
-        design: A name in ``deltafl.DESIGNS``.
-        by_weight: Score w_i instead of 1. ``md`` with ``design="multinomial"`` is that of Li et al. 2020 (FedProx).
+    ``md``, with the design ``"multinomial"``, is that of Li et al. 2020 (FedProx).
     """
 
     by_weight: bool = False

@@ -31,20 +31,16 @@ class HicsFL(NewFirst):
     """Selects everyone once, then draws clusters by their mean entropy, and clients of a cluster by their weight.
 
     With cross-entropy, db_i, the last update of the output layer's bias, is on average proportional to the share of
-    each label less a constant. The paper's equations (7), (9) and (10) are
+    each label less a constant. The paper's equations (7), (9) and (10), for t > ceil(m / n), are
 
         H_i = entropy of softmax(db_i / T), large for balanced clients;
         distance(i, j) = arccos(cosine of db_i and db_j) + lambda |H_i - H_j|;
         M = n groups by Ward's method, each drawn with p proportional to exp(gamma_t mean H of the group),
-        gamma_t = gamma_0 (1 - t / rounds), and a client of the group with p proportional to w_i,
+        gamma_t = gamma_0 (1 - t / rounds), and a client of the group with p proportional to w_i.
 
-    until there are n distinct clients. In rounds t <= ceil(m / n) those never selected are drawn evenly. From the
-    authors' code: Ward's method takes the rows of the matrix of distances as points, and a zero update has the angle 0
-    to all. Ours: places that new clients leave free are drawn from the others; clients that never replied are in no
-    group and are selected last. What the code has beyond the paper is left out.
-
-    Needs a model whose last parameters are the bias of a linear output layer, and labels with cross-entropy; clustering
-    costs O(m^3) time and O(m^2) memory a round, and needs SciPy (``MissingExtraError``).
+    From the authors' code: Ward's method takes the rows of the matrix of distances as points, and a zero update has the
+    angle 0 to all. Ours: places that new clients leave free are drawn from the others; clients that never replied come
+    last. Needs a model that ends in the bias of a linear output layer, SciPy, and O(m^3) time a round.
 
     Attributes:
         classes: Number of classes C >= 2, the last entries of an update; None for the task's, or 10 outside a run.
@@ -53,7 +49,7 @@ class HicsFL(NewFirst):
         gamma: gamma_0 >= 0.
         rounds: Rounds, >= 1, after which gamma_t is 0; None for the run's, or a constant gamma outside a run.
 
-    Source: Chen and Vikalo, NeurIPS 2024 (arXiv 2310.00198), algorithm 1 and appendix A.1 (constants for FashionMNIST).
+    Source: Chen and Vikalo, NeurIPS 2024 (arXiv 2310.00198), algorithm 1 and appendix A.1.
     """
 
     classes: int | None = None

@@ -39,8 +39,6 @@ def parse_label(label: "str | Label") -> Label:
     Example:
         >>> parse_label("osmd(mixing=0.3)@poisson")
         Label(name='osmd', options={'mixing': 0.3}, design='poisson', estimator='horvitz-thompson')
-        >>> str(parse_label("osmd( mixing = 0.30 )@multinomial"))
-        'osmd(mixing=0.3)'
     """
     if isinstance(label, Label):
         return label
@@ -78,8 +76,8 @@ def file_name(label: str) -> str:
     """A label as part of a file's name: its shortest form, files without folders, ``_`` for most signs.
 
     Example:
-        >>> file_name("innovation@local-pivotal"), file_name("pracdelta(alpha=theory, floor=0)")
-        ('innovation@local-pivotal', 'pracdelta(alpha=theory,floor=0)')
+        >>> file_name("pracdelta(alpha=theory, floor=0)")
+        'pracdelta(alpha=theory,floor=0)'
     """
     if "(" in label or ".py:" in label:  # others are kept as they are: older records have them
         label = re.sub(r"[^@]*[/\\](?=[^(@]*\.py)", "", str(parse_label(label)))
@@ -89,8 +87,7 @@ def file_name(label: str) -> str:
 def make_sampler(label: str | Label, facts: RunFacts | None = None) -> Sampler:
     """Make the sampler of a label; its estimator belongs to the plan, see ``make_plan``.
 
-    Options that are None are filled in from the facts of the run; without facts they stay as they are. A
-    ``DeltaflError`` says what is wrong with a label, or which option does not fit the run.
+    Options that are None are filled in from the facts of the run, and a ``DeltaflError`` says which do not fit it.
 
     Example:
         >>> make_sampler("fedpracis@pivotal").design

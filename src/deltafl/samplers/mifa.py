@@ -19,10 +19,9 @@ class MifaState(NamedTuple):
 class NewFirst(Unweighted):
     """Selects clients that were never selected, in random order; then, and in places left free, all evenly.
 
-    MIFA does not sample: all devices reply in its first round, which is spread here over ceil(m / n) rounds. The
-    average counts a client as zero until it replies: these steps are n / m, 2 n / m, ... of a whole one.
-
-    Source: Gu, Huang, Zhang and Huang, NeurIPS 2021, algorithm 1.
+    MIFA's first round, in which all devices reply, is spread here over ceil(m / n) rounds: as the average counts a
+    client as zero until it replies, these steps are n / m, 2 n / m, ... of a whole one. Source: Gu et al. 2021,
+    algorithm 1.
     """
 
     def init(self, population: Population) -> State:

@@ -1,8 +1,7 @@
 """Optimal client sampling (Chen, Horvath and Richtarik, TMLR 2022), and its approximation for secure aggregation.
 
 The variance sum_i (1 / p_i - 1) s_i^2 of independent draws, s_i = w_i norm(u_i), is least at p_i = min(1, c s_i), the
-capped probabilities of ``inclusion.py``: **ocs is fedis@poisson**, and has no code of its own. ``aocs``, algorithm 2,
-needs sums over the clients alone, which secure aggregation can give.
+capped probabilities of ``inclusion.py``: **ocs is fedis@poisson**. ``aocs`` needs sums over the clients alone.
 """
 
 from dataclasses import dataclass
@@ -42,13 +41,9 @@ def rescaled_probabilities(score_m: FloatArray, n: int, rescalings: int) -> Floa
 
 @dataclass(frozen=True)
 class ApproximateOCS(Sampler):
-    """Independent draws with the probabilities of algorithm 2, weighed by the very probabilities that were used.
+    """Independent draws with the probabilities of algorithm 2, weighed by the very probabilities that were used."""
 
-    Attributes:
-        rescalings: j_max >= 0; 4 in the paper's experiments. Each costs one more exchange of two numbers a client.
-    """
-
-    rescalings: int = 4
+    rescalings: int = 4  # j_max >= 0, the paper's; each costs one more exchange of two numbers a client
 
     unbiased: ClassVar[bool] = True
     needs_oracle: ClassVar[bool] = True

@@ -1,11 +1,7 @@
 """Samplers that learn their probabilities as a bandit: every round's replies are its feedback.
 
 All bring down sum_i a_i^2 / p_i, the part of the variance that probabilities can change, with the feedback
-a_i = w_i norm(u_i) of the clients that replied, weighted by count_i / expected_i so that sums of it are unbiased for
-every exact design. (With response rate q_i they are of q_i a_i^2: who often fails is selected less.)
-
-Sources: ``vrb``, Borsos, Krause and Levy, COLT 2018; ``k-vib``, Zeng, Xu, Pan, Luo, Wang and Tang, TMLR 2025;
-``osmd``, Zhao, Wang, Liu, Zhang, Zhou, Chen and Kolar, JMLR 2025 (arXiv 2021).
+a_i = w_i norm(u_i) of the clients that replied, weighted by count_i / expected_i: sums are unbiased for exact designs.
 """
 
 from dataclasses import dataclass, replace
@@ -40,13 +36,13 @@ class BanditState(NamedTuple):
 
 @dataclass(frozen=True)
 class VarianceBandit(Scored):
-    """K-Vib and Vrb: follow the regularised leader.
+    """K-Vib (Zeng, Xu, Pan, Luo, Wang, Tang, TMLR 2025), Vrb (Borsos, Krause, Levy, COLT 2018): the regularised leader.
 
     W_i = sum over past rounds of a_i^2 count_i / expected_i;  s_i = sqrt(W_i + gamma),  gamma = G^2 m / (n theta);
     expected_i = (1 - theta) min(1, c s_i) + theta n / m, sum n (without the cap for draws with replacement).
 
-    The bound G on all feedback is the largest of the first round with a reply; before, all scores are equal. Vrb is
-    printed for one draw at a time; n draws count as n of its rounds with the same p.
+    G^2 is the largest feedback of the first round with a reply; before, all scores are equal. Vrb is printed for one
+    draw at a time; n draws count as n of its rounds with the same p.
 
     Attributes:
         design: A name in ``deltafl.DESIGNS``; ``"poisson"`` is K-Vib, ``"multinomial"`` is Vrb.
@@ -111,9 +107,9 @@ class DescentState(NamedTuple):
 
 @dataclass(frozen=True)
 class MirrorDescent(Scored):
-    """OSMD, mirror descent on sum a_i^2 / p_i by an ensemble of step sizes, in blocks of 1, 2, 4, ... rounds.
+    """OSMD (Zhao, Wang, Liu, Zhang, Zhou, Chen and Kolar, JMLR 2025): mirror descent by an ensemble of step sizes.
 
-    In a block of T rounds, with bound abar on the a_i^2 and n draws a round:
+    In a block of T = 1, 2, 4, ... rounds, with bound abar on the a_i^2 and n draws a round:
 
     - experts e = 1 ... E, E = ceil(log2((ln m + 4 (T - 1) ln(m / alpha)) / ln m) / 2) + 1, with step sizes
       eta_e = 2^(e - 1) n^2 alpha^3 / (m^3 abar) sqrt(ln m / (2 T));
@@ -124,8 +120,7 @@ class MirrorDescent(Scored):
     - weight_e <- weight_e exp(-g l_e) / sum, g = (alpha / m) sqrt(8 n / (T abar)).
 
     A new block starts all experts at the last p. Two departures: abar is the largest feedback of the block before (in
-    the first block, of the same round), where the authors' code trains all clients to know it; and g is applied in
-    units where abar = 1, for as printed it would change with the units of the updates.
+    the first block, of the same round); and g is applied in units where abar = 1, lest it change with those of updates.
 
     Attributes:
         design: A name in ``deltafl.DESIGNS``; ``"multinomial"`` is the paper's.
@@ -172,7 +167,7 @@ class MirrorDescent(Scored):
             p_n = state.expert_em[e, client_n]
             loss = float(np.sum(share_n / p_n)) / draws
             gain_e[e] = np.log(state.weight_e[e]) - self.mixing / m * np.sqrt(8 * draws / length) * loss
-            rate = 2.0**e * draws**2 * (self.mixing / m) ** 3 * np.sqrt(_log(m) / (2 * length))
+            rate = 2.0**e * draws**2 * (self.mixing / m) ** 3 * np.sqrt(np.log(max(m, 2)) / (2 * length))
             logit_m = np.log(state.expert_em[e])
             logit_m[client_n] += rate * share_n / (draws * p_n**2)
             expert_em[e] = project(np.exp(logit_m - logit_m.max()), self.mixing / m)
@@ -203,10 +198,5 @@ def project(score_m: FloatArray, least: float) -> FloatArray:
 
 def num_experts(length: int, m: int, alpha: float) -> int:
     """E of a block, from 1 to ``MAX_EXPERTS``."""
-    number = 1 + int(np.ceil(np.log2(1 + 4 * (length - 1) * np.log(m / alpha) / _log(m)) / 2))
+    number = 1 + int(np.ceil(np.log2(1 + 4 * (length - 1) * np.log(m / alpha) / np.log(max(m, 2))) / 2))
     return min(number, MAX_EXPERTS)
-
-
-def _log(m: int) -> float:
-    """The logarithm of m, that of 2 for a single client."""
-    return float(np.log(max(m, 2)))

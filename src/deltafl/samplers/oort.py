@@ -26,25 +26,18 @@ class OortState(NamedTuple):
 class Oort(Unweighted):
     """Selects a share of new clients that shrinks, and otherwise clients near the top of utility plus staleness.
 
-    The statistical utility of client i is U_i = n_i sqrt(mean over its examples of loss^2) when it was last trained:
-    n_i times the root of ``Reports.square_loss_n``, or n_i |mean loss|, a lower bound, where no square is reported.
-    In round t = 1, 2, ... the share of exploration is e_t = max(0.2, 0.9 0.98^(t - 1)). With k = floor((1 - e_t) n):
+    The statistical utility of client i is U_i = n_i sqrt(mean over its examples of loss^2) when it was last trained, or
+    n_i |mean loss|, a lower bound, where no square is reported. In round t = 1, 2, ... the share of exploration is
+    e_t = max(least_exploration, exploration decay^(t - 1)). With k = floor((1 - e_t) n):
 
         score_i = (min(U_i, q95) - low) / (high - low) + sqrt(0.1 ln t / L_i),   L_i the round it replied in last;
-        all clients with a score of at least 0.95 times the k-th largest are admitted;
+        all clients with a score of at least cut_off times the k-th largest are admitted;
         k of them are drawn one after the other without replacement, p proportional to the score;
         the other n - k places go to clients that were never trained.
 
     From the authors' code: the scaling of U (q95 the 95 % quantile of the utilities, low = 0.999 of the smallest, high
-    the largest). Ours: new clients are drawn evenly (the paper takes the fast ones first); where there are too few new
-    (trained) clients, trained (new) ones fill the cohort; simulated clients square the losses before each of their
-    steps. Left out: what is about time, and the exclusion of clients selected very often, an option of theirs.
-
-    Attributes:
-        exploration: e_1 in [0, 1].
-        decay: Factor of e from round to round, in (0, 1].
-        least_exploration: The smallest e while there are new clients, at most ``exploration``.
-        cut_off: Share of the k-th largest score that is still admitted, in [0, 1].
+    the largest). Ours: new clients are drawn evenly (the paper takes the fast ones first), and each kind fills up for
+    the other. Left out: what is about time, and the exclusion of clients selected very often, an option of theirs.
 
     Source: Lai, Zhu, Madhyastha and Chowdhury, OSDI 2021, algorithm 1 and section 4; the defaults are its constants.
     """

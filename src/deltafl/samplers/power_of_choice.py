@@ -15,12 +15,9 @@ class PowerOfChoice(Sampler):
     """Of d random candidates take the n with the largest loss of the current global model.
 
     Candidates are drawn one after the other without replacement, in proportion to their weights (their section 3).
-
-    Attributes:
-        candidates: d >= n; None for 2 n, the DELTA paper's choice (20 candidates for 10).
     """
 
-    candidates: int | None = None
+    candidates: int | None = None  # d >= n; None for 2 n, the DELTA paper's choice
 
     needs_oracle: ClassVar[bool] = True
 

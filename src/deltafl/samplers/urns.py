@@ -2,9 +2,8 @@
 
 Urn k holds client i with probability r_ki: sum_i r_ki = 1, and sum_k r_ki = n w_i, so client i is drawn n w_i times on
 average, as in ``md``, with a variance that is never larger; the coefficient w_i count_i / expected_i is count_i / n.
-
-The cohort's kind is ``"replacement"``: a client may be drawn from several urns. The estimate of the variance for such
-draws is conservative here: its mean is too large by sum_k norm(mean of urn k - mean of all)^2 / (n (n - 1)).
+The cohort's kind is ``"replacement"``, whose estimate of the variance is conservative here: its mean is too large by
+sum_k norm(mean of urn k - mean of all)^2 / (n (n - 1)).
 """
 
 from dataclasses import dataclass
@@ -41,8 +40,6 @@ def _lay(mass_k: FloatArray, begin_n: FloatArray, end_n: FloatArray) -> FloatArr
 def urns_by_size(weight_k: FloatArray, n: int) -> FloatArray:
     """The urns of algorithm 1, r, float64 (n, k): rows sum to 1, columns to n w_i / sum w.
 
-    The clients are laid end to end, the heaviest first, and cut every unit.
-
     Example:
         >>> urns_by_size(np.array([0.75, 0.25]), 2).tolist()
         [[1.0, 0.0], [0.5, 0.5]]
@@ -57,8 +54,7 @@ def urns_by_size(weight_k: FloatArray, n: int) -> FloatArray:
 def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatArray:
     """The urns of algorithm 2, r, float64 (n, m): rows sum to 1, columns to n w_i / sum w.
 
-    ``merge_k2``, (m - 1, 2), are the nodes that are merged one after the other into node m, m + 1, ...; 0 to m - 1 are
-    the clients. Weights are 0 for clients that are away.
+    ``merge_k2``, (m - 1, 2), are the nodes that are merged one after the other into node m, m + 1, ...
     """
     m = len(weight_m)
     mass_m = n * weight_m / weight_m.sum()
@@ -128,12 +124,10 @@ class ClusteredBySimilarity(ClusteredBySize):
 
     Ward's tree of the last updates seen is cut into the largest clusters of mass sum n w_i <= 1; the n heaviest become
     urns and the clients of the others fill them up, from the lightest cluster into the lightest urn on. Our reading:
-
-    - the update of a client never seen is zero; the angle between two zeros is 0, and that to others a right angle;
-    - updates are represented by sketches (``sketch.py``) of u_i - c_i, c_i the control variate if there is one;
-    - Ward's criterion is applied to the distances, ``l2`` not squared (the authors' code: to the rows of their matrix);
-    - a client with n w_i >= 1 first gets floor(n w_i) urns of its own, and the rest of it is clustered;
-    - clients of a cluster that fill urns come in the order of their indices (the authors shuffle them).
+    the update of a client never seen is zero, at an angle of 0 to other zeros and at a right angle to the rest; updates
+    are sketches (``sketch.py``) of u_i - c_i; Ward's criterion is applied to the distances, ``l2`` not squared; a
+    client with n w_i >= 1 first gets floor(n w_i) urns of its own; clients that fill urns come in the order of their
+    indices.
 
     Attributes:
         similarity: ``"arccos"``, the angle between two updates (the paper's main choice), or ``"l2"``, their distance.
@@ -168,10 +162,7 @@ class ClusteredBySimilarity(ClusteredBySize):
 
 
 def angles(row_kq: FloatArray) -> FloatArray:
-    """Angles between rows in radians, float64 (k, k); a right angle between a zero row and any.
-
-    Without BLAS, so that the bits do not depend on the number of threads: near-ties decide about merges.
-    """
+    """Angles between rows in radians, float64 (k, k), without BLAS; a right angle between a zero row and any."""
     length_k = np.linalg.norm(row_kq, axis=1)
     unit_kq = row_kq / np.where(length_k > 0, length_k, 1.0)[:, None]
     angle_kk: FloatArray = np.arccos(np.clip(np.einsum("iq,jq->ij", unit_kq, unit_kq), -1.0, 1.0))
