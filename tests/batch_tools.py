@@ -16,10 +16,7 @@ from deltafl.tasks.modules import ResidualBlock
 
 SIZES = (9, 40, 21, 33, 5, 16)
 CLASSES = 5
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
-]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
 
 def four_layers() -> nn.Module:

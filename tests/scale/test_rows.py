@@ -299,10 +299,7 @@ def test_a_run_that_does_not_fit_writes_nothing(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (
-            {"sampler": "full"},
-            r"a round of 12 clients with 650 parameters takes about 156 kB .*: choose a sampler",
-        ),
+        ({"sampler": "full"}, r"a round of 12 clients with 650 parameters takes about 156 kB .*: choose a sampler"),
         (
             {"sampler": "uniform"},
             r"a round of 4 clients .* about 72.8 kB .*and 70 kB are free: lower 'sample', or take",
