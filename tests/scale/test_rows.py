@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltafl import DeltaflError, Fixed, Plan, Population, RoundState, close_round, init_round, open_round, stream
-from deltafl.estimators.table import ESTIMATORS, find_estimator
-from deltafl.scale import memory_budget as room_module
+from deltafl.estimators.table import ESTIMATORS
+from deltafl.scale import memory_budget
 from deltafl.scale.memory_budget import human, memory_size, require_room
-from deltafl.scale.rows import MappedRows, RowFormat, from_bfloat16, to_bfloat16
+from deltafl.scale.rows import RowFormat, from_bfloat16, to_bfloat16
 from deltafl.scale.state_file import flatten
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.run import run_single
@@ -30,7 +30,7 @@ POPULATION = Population.from_sizes(list(range(1, M + 1)))
 TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 6, "local_epochs": 1, "batch_size": 16}
 
 
-def make_plan(folder: Path | None = None, dtype: str = "float32", estimator: str = "innovation") -> Plan:
+def plan_of(folder: Path | None = None, dtype: str = "float32", estimator: str = "innovation") -> Plan:
     rows = RowFormat(dtype, None if folder is None else str(folder))
     return Plan(POPULATION, Fixed(), N, estimator, memory=rows)
 
@@ -41,11 +41,25 @@ def next_state(plan: Plan, state: RoundState) -> RoundState:
     return close_round(plan, state, cohort, update_nd)[0]
 
 
+def played(plan: Plan, rounds: int) -> RoundState:
+    state = init_round(plan, np.zeros(D))
+    for _ in range(rounds):
+        state = next_state(plan, state)
+    return state
+
+
 def content(state: RoundState) -> list[bytes]:
-    """Everything that a state says, its rows read one by one."""
+    """Everything in a state, its rows read one by one."""
     own = state.control.own
     rows = [np.asarray(own.control_md[client]).tobytes() for client in range(M)]
     return [state.params_d.tobytes(), own.total_d.tobytes(), *rows]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    directory = RunDirectory(tmp_path / "run")
+    directory.start(RunSettings())
+    return directory
 
 
 # --- bfloat16
@@ -72,35 +86,35 @@ def test_bfloat16_is_the_nearest(values: list[float]) -> None:
 @pytest.mark.parametrize("mapped", [False, True])
 def test_the_sum_is_that_of_the_rows_as_stored(tmp_path: Path, mapped: bool) -> None:
     """Else rounding would be a bias."""
-    plan = make_plan(tmp_path / "rows" if mapped else None, "bfloat16", "difference-own")
-    state = init_round(plan, np.zeros(D))
-    for _ in range(20):
-        state = next_state(plan, state)
+    state = played(plan_of(tmp_path / "rows" if mapped else None, "bfloat16", "difference-own"), 20)
     row_md = [from_bfloat16(state.control.control_md[client]) for client in range(M)]
     np.testing.assert_allclose(state.control.total_d, POPULATION.weight_m @ np.array(row_md, np.float64), rtol=1e-12)
 
 
 def test_bfloat16_rows_take_half_and_stay_near() -> None:
-    states = {}
-    for dtype in ("float32", "bfloat16"):
-        plan = make_plan(None, dtype)
-        states[dtype] = init_round(plan, np.zeros(D))
-        for _ in range(8):
-            states[dtype] = next_state(plan, states[dtype])
-    assert states["bfloat16"].control.own.control_md[0].nbytes == D * 2
-    np.testing.assert_allclose(states["bfloat16"].params_d, states["float32"].params_d, atol=0.02)
-    assert not np.array_equal(states["bfloat16"].params_d, states["float32"].params_d)
+    wide, narrow = (played(plan_of(None, dtype), 8) for dtype in ("float32", "bfloat16"))
+    assert narrow.control.own.control_md[0].nbytes == D * 2
+    np.testing.assert_allclose(narrow.params_d, wide.params_d, atol=0.02)
+    assert not np.array_equal(narrow.params_d, wide.params_d)
+    with pytest.raises(DeltaflError, match="write 'float32' or 'bfloat16'"):
+        RowFormat("float16")
+
+
+def test_the_format_reaches_controls_within_controls() -> None:
+    for name, estimator in ESTIMATORS.items():
+        control = estimator.control.with_rows(RowFormat("bfloat16"))
+        kept = [array for key, array in flatten(control.init(POPULATION, D)) if key.endswith("control_md")]
+        assert control.remembers == bool(kept), name
+        assert all(array.dtype == np.uint16 for array in kept)
 
 
 # --- rows in a file
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_file_gives_the_same_bits_as_ram(tmp_path: Path, dtype: str) -> None:
-    in_ram, in_file = make_plan(None, dtype), make_plan(tmp_path / "rows", dtype)
+def test_a_file_gives_the_same_bits_as_ram(tmp_path: Path, directory: RunDirectory, dtype: str) -> None:
+    in_ram, in_file = plan_of(None, dtype), plan_of(tmp_path / "rows", dtype)
     a, b = init_round(in_ram, np.zeros(D)), init_round(in_file, np.zeros(D))
-    directory = RunDirectory(tmp_path / "run")
-    directory.start(RunSettings())
     for round in range(15):
         a, b = next_state(in_ram, a), next_state(in_file, b)
         if round % 4 == 3:
@@ -110,40 +124,21 @@ def test_a_file_gives_the_same_bits_as_ram(tmp_path: Path, dtype: str) -> None:
     assert content(directory.load(init_round(in_file, np.zeros(D)))) != content(b)  # three rounds ahead of it
 
 
-def test_a_round_leaves_the_state_it_was_given_alone(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path / "rows")
-    directory = RunDirectory(tmp_path / "run")
-    directory.start(RunSettings())
-    state = init_round(plan, np.zeros(D))
-    for _ in range(4):
-        state = next_state(plan, state)
-    state = directory.save(state)
+def test_a_round_leaves_the_state_it_was_given_alone(tmp_path: Path, directory: RunDirectory) -> None:
+    plan = plan_of(tmp_path / "rows")
+    state = directory.save(played(plan, 4))
     before, file = content(state), (tmp_path / "rows" / "rows.bin").read_bytes()
-    once, twice = next_state(plan, state), next_state(plan, state)
-    assert content(once) == content(twice)
+    assert content(next_state(plan, state)) == content(next_state(plan, state))
     assert content(state) == before
     assert (tmp_path / "rows" / "rows.bin").read_bytes() == file
 
 
-def test_a_checkpoint_holds_what_changed_and_no_more(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path / "rows", estimator="difference-own")
-    directory = RunDirectory(tmp_path / "run")
-    directory.start(RunSettings())
-    state = init_round(plan, np.zeros(D))
-    for _ in range(10):
-        state = next_state(plan, state)
-    state = directory.save(state)
-    state = next_state(plan, state)
-    saved = dict(flatten(state))
+def test_a_checkpoint_holds_what_changed_and_no_more(tmp_path: Path, directory: RunDirectory) -> None:
+    plan = plan_of(tmp_path / "rows", estimator="difference-own")
+    state = directory.save(played(plan, 10))
+    saved = dict(flatten(next_state(plan, state)))
     assert saved["state.control.control_md.row_kd"].shape == (N, D)
-    asked = open_round(plan, state._replace(round=10)).client_n
-    assert saved["state.control.control_md.client_k"].tolist() == sorted(asked)
-
-
-class Usage(NamedTuple):
-    """What ``shutil.disk_usage`` says, as far as it is read."""
-
-    free: int
+    assert saved["state.control.control_md.client_k"].tolist() == sorted(open_round(plan, state).client_n)
 
 
 class CrashError(Exception):
@@ -152,17 +147,13 @@ class CrashError(Exception):
 
 @pytest.mark.parametrize("crash_at", range(6))
 def test_cut_off_anywhere_while_it_settles_it_is_restored_bit_for_bit(
-    tmp_path: Path, crash_at: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, directory: RunDirectory, crash_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint is valid, the file has some of its rows, all of them, or is not even made."""
-    plan = make_plan(tmp_path / "rows")
-    directory = RunDirectory(tmp_path / "run")
-    directory.start(RunSettings())
-    state = init_round(plan, np.zeros(D))
-    for round in range(6):
+    plan = plan_of(tmp_path / "rows")
+    state = directory.save(played(plan, 3))
+    for _ in range(3):
         state = next_state(plan, state)
-        if round == 2:
-            state = directory.save(state)
     steps = 0
 
     class Crashing(np.memmap):
@@ -182,13 +173,9 @@ def test_cut_off_anywhere_while_it_settles_it_is_restored_bit_for_bit(
     assert content(next_state(plan, back)) == content(next_state(plan, state))
 
 
-def test_a_lost_file_is_told(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path / "rows")
-    directory = RunDirectory(tmp_path / "run")
-    directory.start(RunSettings())
-    state = init_round(plan, np.zeros(D))
-    for _ in range(2):
-        state = directory.save(next_state(plan, state))
+def test_a_lost_file_is_reported(tmp_path: Path, directory: RunDirectory) -> None:
+    plan = plan_of(tmp_path / "rows")
+    directory.save(next_state(plan, directory.save(played(plan, 1))))
     (tmp_path / "rows" / "rows.bin").write_bytes(b"short")
     with pytest.raises(DeltaflError, match="put the file back, or start anew"):
         directory.load(init_round(plan, np.zeros(D)))
@@ -218,19 +205,16 @@ while state.round < rounds:
 
 
 def test_killed_at_random_moments_it_ends_in_the_same_bits(tmp_path: Path) -> None:
-    """kill -9 at moments between the first round and the last."""
-
     def play(folder: str, kill_after: float | None) -> bool:
         command = [sys.executable, "-c", PLAY, str(tmp_path / folder), "80"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        assert process.stdout is not None
-        process.stdout.readline()
-        try:
-            process.wait(timeout=kill_after)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        process.stdout.close()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            try:
+                process.wait(timeout=kill_after)
+            except subprocess.TimeoutExpired:
+                process.kill()
         return process.returncode == -signal.SIGKILL
 
     play("whole", None)
@@ -242,15 +226,13 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits(tmp_path: Path) -> No
 
 
 def test_a_run_with_its_memory_in_a_file_is_the_same_run(tmp_path: Path) -> None:
-    for name, folder in (("ram", None), ("file", str(tmp_path / "disk"))):
-        given = {**TINY, "sampler": "uniform@systematic@difference-own-damped", "checkpoint_every": 2}
-        given |= {} if folder is None else {"memory_path": folder}
+    def stop(done: int, *_: object) -> None:
+        if done == 3:
+            raise CrashError
+
+    for name, more in (("ram", {}), ("file", {"memory_path": str(tmp_path / "disk")})):
+        given = {**TINY, "sampler": "uniform@systematic@difference-own-damped", "checkpoint_every": 2, **more}
         settings = make_settings(RunSettings, given)
-
-        def stop(done: int, *_: object) -> None:
-            if done == 3:
-                raise CrashError
-
         with pytest.raises(CrashError):
             run_single(settings, tmp_path / name, stop)
         run_single(settings, tmp_path / name, lambda *_: None)
@@ -270,14 +252,22 @@ def test_sizes_by_hand() -> None:
     assert memory_size(RowFormat("float32", "x"), (1000, 250), 20) == (80_000, 1_040_000)
     assert memory_size(RowFormat("float32", "x"), (10, 250), 20) == (40_000, 30_000)
     assert [human(number) for number in (12, 1234, 999_600, 5 * 10**9)] == ["12 B", "1.23 kB", "1 MB", "5 GB"]
+    ram = memory_budget.free_ram()
+    assert ram is None or ram > 10**6
+
+
+class Usage(NamedTuple):
+    """What is read of ``shutil.disk_usage``."""
+
+    free: int
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = memory_size(RowFormat(), (10**6, 10**5), 100)
-    monkeypatch.setattr(room_module, "free_ram", lambda: 8 * 10**9)
+    monkeypatch.setattr(memory_budget, "free_ram", lambda: 8 * 10**9)
     with pytest.raises(DeltaflError, match=r"up to 1\.6 TB of RAM and 8 GB are free: set memory_path"):
         require_room(size, RowFormat(), tmp_path)
-    monkeypatch.setattr(room_module, "free_ram", lambda: None)
+    monkeypatch.setattr(memory_budget, "free_ram", lambda: None)
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(3 * 10**9))
     with pytest.raises(DeltaflError, match="3 GB are free: choose another --out"):
         require_room(size, RowFormat(), tmp_path / "not" / "there")
@@ -287,30 +277,24 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     require_room(memory_size(mapped, (1000, 1000), 100), mapped, tmp_path)
 
 
-def test_a_run_that_does_not_fit_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_module, "free_ram", lambda: 1000)
-    settings = make_settings(RunSettings, {**TINY, "sampler": "innovation"})
-    with pytest.raises(DeltaflError, match=r"takes up to 125 kB of RAM and 1 kB are free"):
-        run_single(settings, tmp_path / "run", lambda *_: None)
-    assert not (tmp_path / "run").exists()
-    run_single(settings.model_copy(update={"sampler": "uniform"}), tmp_path / "other", lambda *_: None)
+FULL = r"a round of 12 clients with 650 parameters takes about 156 kB .*: choose a sampler"
+LARGE = r"a round of 4 clients .* about 72.8 kB .*and 70 kB are free: lower 'sample', or take"
+PROBED = r"a probe of 12 clients .*: leave out 'probe_every'"
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("where", "free", "given", "words"),
     [
-        ({"sampler": "full"}, r"a round of 12 clients with 650 parameters takes about 156 kB .*: choose a sampler"),
-        (
-            {"sampler": "uniform"},
-            r"a round of 4 clients .* about 72.8 kB .*and 70 kB are free: lower 'sample', or take",
-        ),
-        ({"sampler": "uniform", "sample": 3, "probe_every": 9}, r"a probe of 12 clients .*: leave out 'probe_every'"),
+        ("scale.memory_budget", 1000, {"sampler": "innovation"}, r"takes up to 125 kB of RAM and 1 kB are free"),
+        ("simulation.setup", 70_000, {"sampler": "full"}, FULL),
+        ("simulation.setup", 70_000, {"sampler": "uniform"}, LARGE),
+        ("simulation.setup", 70_000, {"sampler": "uniform", "sample": 3, "probe_every": 9}, PROBED),
     ],
 )
-def test_rounds_that_do_not_fit_into_ram_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, object], words: str
+def test_a_run_that_does_not_fit_into_ram_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, free: int, given: dict[str, object], words: str
 ) -> None:
-    monkeypatch.setattr("deltafl.simulation.setup.free_ram", lambda: 70_000)
+    monkeypatch.setattr(f"deltafl.{where}.free_ram", lambda: free)
     with pytest.raises(DeltaflError, match=words):
         run_single(make_settings(RunSettings, {**TINY, **given}), tmp_path / "run", lambda *_: None)
     assert not (tmp_path / "run").exists()
@@ -325,7 +309,7 @@ def test_rounds_that_do_not_fit_into_ram_are_refused(
         ({"memory_path": "rows"}, r"\(float32\): at most 83.2 kB of RAM, .* and 72.8 kB in {out}/rows"),
     ],
 )
-def test_a_run_says_what_its_memory_takes(
+def test_a_run_logs_what_its_memory_takes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, str], words: str
 ) -> None:
     """12 rows of 650 numbers are 31,200 bytes in float32: four times that in RAM, twice in two checkpoints.
@@ -336,34 +320,6 @@ def test_a_run_says_what_its_memory_takes(
     given |= {"memory_path": str(tmp_path / "rows")} if "memory_path" in changes else {}
     with caplog.at_level(logging.INFO, logger="deltafl"):
         run_single(make_settings(RunSettings, given), tmp_path, lambda *_: None)
-    told = [record.getMessage() for record in caplog.records if "remembers one update" in record.getMessage()]
-    assert len(told) == 1
+    (logged,) = (record.getMessage() for record in caplog.records if "remembers one update" in record.getMessage())
     start = r"innovation remembers one update a client, 12 x 650 numbers "
-    assert re.fullmatch(start + words.format(out=re.escape(str(tmp_path))), told[0])
-
-
-def test_free_ram_is_known_here() -> None:
-    ram = room_module.free_ram()
-    assert ram is None or ram > 10**6
-
-
-# --- which estimators
-
-
-def test_the_format_reaches_controls_within_controls() -> None:
-    rows = RowFormat("bfloat16")
-    for name, estimator in ESTIMATORS.items():
-        control = estimator.control.with_rows(rows)
-        state = control.init(POPULATION, D)
-        kept = [array for key, array in flatten(state) if key.endswith("control_md")]
-        assert control.remembers == bool(kept), name
-        assert all(array.dtype == np.uint16 for array in kept)
-    assert not find_estimator("difference-damped").control.remembers
-
-
-def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(DeltaflError, match="write 'float32' or 'bfloat16'"):
-        RowFormat("float16")
-    rows = MappedRows(RowFormat("float32", str(tmp_path)), (M, D))
-    assert len(rows) == M
-    assert [row_d.tolist() for row_d in rows] == [[0.0] * D] * M
+    assert re.fullmatch(start + words.format(out=re.escape(str(tmp_path))), logged)
