@@ -1,16 +1,14 @@
 """Files that earlier runs or people left: whatever is in them, the answer is one sentence that names the file."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from deltafl import DeltaflError
 from deltafl.analysis.summary import read_summary
 from deltafl.io import checked, read_json, read_json_lines, read_text, read_toml
-from deltafl.simulation.record import RunRecord, read_record
+from deltafl.simulation.record import read_record
 from reproduction import reproduce
 from reproduction.page import Finding, read_verdict, write_index, write_verdict
 
@@ -61,41 +59,3 @@ def test_what_is_not_there_and_which_line_or_entry_is_wrong(tmp_path: Path) -> N
     with pytest.raises(DeltaflError, match=r"^here: b\.1: Input should be a valid integer.*; mend it$"):
         checked(dict[str, list[int]], {"b": [1, "x"]}, "here", "mend it")
     assert checked(dict[str, list[int]], {"b": [1]}, "here", "mend it") == {"b": [1]}
-
-
-RECORD: dict[str, Any] = {
-    "part": "a",
-    "settings": {"sampler": "uniform", "seed": 0},
-    "data": "toy",
-    "metric": "loss",
-    "environment": {},
-    "round": [1, 2],
-    "accuracy": [None, None],
-    "loss": [2.0, 1.0],
-    "seconds": [0.1, 0.2],
-    "cpu_seconds": [0.1, 0.2],
-    "bytes": [8.0, 16.0],
-    "draws": [2, 1],
-    "probes": {"round": [2.0], "norm_max": [3.0]},
-}
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"loss": [1.0]}, "its columns are not as long"),
-        ({"probes": {"round": [1.0], "norm_max": []}}, "its columns are not as long"),
-        ({"probes": {"norm_max": [1.0]}}, "its columns are not as long"),
-        ({name: [] for name in ("round", "accuracy", "loss", "seconds", "cpu_seconds", "bytes")}, "it has no round"),
-        ({"draws": []}, "it has no round or no client"),
-        ({"settings": {"sampler": "uniform"}}, "it has no round or no client, or its settings lack"),
-        ({"metric": "f1"}, "metric: Input should be"),
-    ],
-)
-def test_a_record_that_does_not_fit_together_is_none(tmp_path: Path, changed: dict[str, Any], words: str) -> None:
-    path = tmp_path / "r.json"
-    path.write_text(json.dumps(RECORD))
-    assert read_record(path) == RunRecord(**RECORD)
-    path.write_text(json.dumps({**RECORD, **changed}))
-    with pytest.raises(DeltaflError, match=rf"r\.json is not the record of a run: {words}.*; delete it to run again"):
-        read_record(path)

@@ -132,8 +132,7 @@ def _print_ending(folder: Path, name: str) -> None:
     """Print how a run ended, if it diverged or looked wrong when it was over."""
     from ..simulation.directory import RunDirectory
 
-    directory = RunDirectory(folder)
-    ending = directory.divergence() or directory.suspect_end()
+    ending = RunDirectory(folder).ending()
     if ending is not None:
         typer.echo(f"{name}{ending} in {folder}", err=True)
 

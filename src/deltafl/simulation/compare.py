@@ -10,7 +10,6 @@
 
 import json
 from pathlib import Path
-from typing import NamedTuple
 
 from ..analysis.runs import Metric
 from ..analysis.summary import Summary
@@ -21,13 +20,8 @@ from .record import read_run
 from .settings import CompareSettings, make_settings, require_same_settings
 from .sweep import Job, OnProgress, Player, engine_for, play_jobs, side_by_side
 
-
-class _Facts(NamedTuple):
-    """What a comparison must know of its task."""
-
-    metric: Metric
-    num_clients: int
-    data: dict[str, str]
+#: What a comparison must know of its task: metric, number of clients, and names of its data.
+_Facts = tuple[Metric, int, dict[str, str]]
 
 
 def run_comparison(settings: CompareSettings, out: Path, on_progress: OnProgress, processes: int = 1) -> Summary:
@@ -37,7 +31,7 @@ def run_comparison(settings: CompareSettings, out: Path, on_progress: OnProgress
         settings: Resolved settings.
         out: The comparison's directory; runs that are recorded there continue from their checkpoints.
         on_progress: Called about once a second.
-        processes: Runs side by side, >= 1.
+        processes: Runs side by side, >= 1; with more than 1, this process does not load torch.
 
     Raises:
         DeltaflError: If another process is playing in the directory, or a run is impossible.
@@ -47,11 +41,10 @@ def run_comparison(settings: CompareSettings, out: Path, on_progress: OnProgress
     jobs = [Job("", settings.run(sampler, seed)) for seed in range(settings.seeds) for sampler in settings.samplers]
     with locked(out):
         with side_by_side(min(processes, len(jobs))) as pool:
-            # In another process if there are several: torch is not loaded here.
             facts: _Facts = _check(settings, out) if pool is None else result(pool.submit(_check, settings, out))
             recorded = recorded_settings(out)
             if recorded is None:
-                write_header(out, settings, facts.data)
+                write_header(out, settings, facts[2])
             else:
                 require_same_settings(make_settings(CompareSettings, recorded), settings)
             play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress)
@@ -75,7 +68,7 @@ def _check(settings: CompareSettings, out: Path) -> _Facts:
                 f"{task.name} has {task.num_clients} clients with seed 0 and {other} with seed {seed}; "
                 f"make as many with every seed, or write seeds = {seed}"
             )
-    return _Facts(task.metric, task.num_clients, task.data)
+    return task.metric, task.num_clients, task.data
 
 
 def _summarise(settings: CompareSettings, out: Path, facts: _Facts) -> Summary:
@@ -83,13 +76,14 @@ def _summarise(settings: CompareSettings, out: Path, facts: _Facts) -> Summary:
     from ..analysis.plots import draw_plots
     from ..analysis.summary import summarise, write_summary
 
+    metric, num_clients, known = facts
     runs, names = [], []
     for sampler in settings.samplers:
         for seed in range(settings.seeds):
             directory = RunDirectory(out / "runs" / Job("", settings.run(sampler, seed)).key)
-            runs.append(read_run(directory, sampler, seed, facts.metric, facts.num_clients))
-            names.append(str(directory.environment().get("data", facts.data["data"])))
-    data = "; ".join(dict.fromkeys([*names, facts.data["data"]]))
+            runs.append(read_run(directory, sampler, seed, metric, num_clients))
+            names.append(str(directory.environment().get("data", known["data"])))
+    data = "; ".join(dict.fromkeys([*names, known["data"]]))
     given = json.loads(settings.model_dump_json(exclude_none=True))
     summary = summarise(runs, settings.threshold, settings=given, environment={**environment(), "data": data})
     write_summary(summary, out / "summary.json")

@@ -79,9 +79,8 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise DeltaflError(
-            f"another process is playing the run in {folder}; wait for it, or choose another --out"
-        ) from None
+        cure = "wait for it, or choose another --out"
+        raise DeltaflError(f"another process is playing the run in {folder}; {cure}") from None
     try:
         yield
     finally:
@@ -142,12 +141,10 @@ class RunDirectory:
         Raises:
             DeltaflError: If it holds rounds without the settings that they were played with: nothing is erased.
         """
+        cure = "whose config.toml is missing; put that back, or choose another folder"
         for name in (*LINE_FILES, "checkpoint.json"):
             if self._size(name) > 0:
-                raise DeltaflError(
-                    f"{self.path / name} belongs to another run, whose config.toml is missing; put that back, or "
-                    "choose another folder"
-                )
+                raise DeltaflError(f"{self.path / name} belongs to another run, {cure}")
         self.path.mkdir(parents=True, exist_ok=True)
         for name in LINE_FILES:
             (self.path / name).touch()
@@ -177,14 +174,11 @@ class RunDirectory:
             return {}
         return lines[-1] if lines and len(lines) == len(timings) else {}
 
-    def divergence(self) -> DivergedError | None:
-        """How the run ended before its last round, if it did: its last line says so."""
+    def ending(self) -> str | None:
+        """How the run ended, if it diverged or looked wrong when it was over, as a sentence without its full stop."""
         last = self.last_line()
-        return DivergedError(last["round"], **last["diverged"]) if "diverged" in last else None
-
-    def suspect_end(self) -> str | None:
-        """What looked wrong when the run was over, as a sentence without its full stop; None if nothing did."""
-        last = self.last_line()
+        if "diverged" in last:
+            return str(DivergedError(last["round"], **last["diverged"]))
         if "doubt" not in last:
             return None
         ended = f"has a suspect end after {last['round']} rounds: {last['doubt']['why']}; the last good state"
@@ -212,10 +206,6 @@ class RunDirectory:
 
     def load(self, template: RoundState, group: ProcessGroup = ALONE) -> RoundState:
         """The state of the last checkpoint (the template itself if there is none); later lines are cut off.
-
-        Args:
-            template: A state of the same plan.
-            group: The processes of the run, which all get the state.
 
         Raises:
             DeltaflError: If a file is damaged, or the memory in its own folder is of a later round: another copy of

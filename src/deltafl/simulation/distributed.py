@@ -28,7 +28,7 @@ class ProcessGroup:
     Attributes:
         rank: Number of this process, from 0.
         count: Number of processes.
-        is_apart: Whether work is this process's own share already and is not divided again.
+        is_apart: Whether work is this process's own share already, and is not divided again.
     """
 
     rank = 0
@@ -69,11 +69,7 @@ ALONE = ProcessGroup()
 
 
 class _TorchProcessGroup(ProcessGroup):
-    """Several processes: torch.distributed with gloo, and with nccl between GPUs.
-
-    Raises:
-        DeltaflError: From all methods, if another process has ended.
-    """
+    """Several processes: torch.distributed with gloo, and with nccl between GPUs."""
 
     def __init__(self) -> None:
         require("torch", "sim")
@@ -135,17 +131,14 @@ class _TorchProcessGroup(ProcessGroup):
         try:
             exchange()
         except RuntimeError as error:
-            raise DeltaflError(self._reason()) from error
-
-    def _reason(self) -> str:
-        try:
-            self._notes.set_timeout(timedelta(seconds=3))
-            return str(self._notes.get(_FAILURE).decode())
-        except RuntimeError:
-            return (
+            reason = (
                 "another process of this run ended unexpectedly (killed, or its machine lost); "
                 "go on from the last checkpoint with --resume"
             )
+            with suppress(RuntimeError):  # it left no note
+                self._notes.set_timeout(timedelta(seconds=3))
+                reason = str(self._notes.get(_FAILURE).decode())
+            raise DeltaflError(reason) from error
 
 
 def _world_size() -> int:
@@ -178,10 +171,6 @@ def divided(costs: Sequence[float], count: int) -> list[list[int]]:
     """Places of jobs for each of ``count`` processes, balanced: the longest first, each to who has least to do.
 
     At most 4/3 of the best longest share (Graham 1969). Ties go to the first.
-
-    Example:
-        >>> divided([1.0, 5.0, 2.0, 2.0], 2)
-        [[1], [2, 3, 0]]
     """
     shares: list[list[int]] = [[] for _ in range(count)]
     load = np.zeros(count)

@@ -53,11 +53,8 @@ class Processes:
 
     After an error or Ctrl-C, calls under way are ended at once.
 
-    Args:
-        count: How many, >= 1.
-        start: What each process calls first, if anything.
-        arguments: For ``start``. Torch tensors in shared memory are passed without a copy, in memory without a name, so
-            that nothing is left behind.
+    Each first calls ``start`` with the arguments. Torch tensors in shared memory are passed without a copy, in memory
+    without a name, so that nothing is left behind.
     """
 
     def __init__(self, count: int, start: Callable[..., None] | None = None, *arguments: Any) -> None:
@@ -88,11 +85,7 @@ class Processes:
         self._listener.stop()
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call a function of a module in one of the processes; ``result`` gives what it returned or raised.
-
-        Raises:
-            DeltaflError: If a process has died, or the arguments of ``start`` cannot be sent.
-        """
+        """Call a function of a module in one of the processes; ``result`` gives what it returned or raised."""
         try:
             return self._pool.submit(_attempt, function, *arguments)
         except BrokenProcessPool:
@@ -105,12 +98,7 @@ class Processes:
 
 
 def result(future: Future[Any]) -> Any:
-    """What a call returned.
-
-    Raises:
-        DeltaflError: If the call raised one, or its process died.
-        JobError: If the call raised another error.
-    """
+    """What a call returned; a ``DeltaflError`` if it raised one or its process died, else a ``JobError``."""
     try:
         failure, found = future.result()
     except BrokenProcessPool:

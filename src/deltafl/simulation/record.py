@@ -15,10 +15,10 @@ import json
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from ..analysis.runs import Metric, Run
 from ..errors import DeltaflError
@@ -73,16 +73,6 @@ class RunRecord(BaseModel):
     diverged_why: str = ""
     probes: dict[str, Column] = {}
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if not self.round or not self.draws or not {"sampler", "seed"} <= self.settings.keys():
-            raise ValueError("it has no round or no client, or its settings lack sampler or seed")
-        probes = list(self.probes.values())
-        for columns in ([self.round, *(getattr(self, name) for name in _CURVES)], probes):
-            if len({len(column) for column in columns}) > 1:
-                raise ValueError("its columns are not as long as its rounds")
-        return self
-
     @property
     def sampler(self) -> str:
         """The label of the sampler."""
@@ -95,23 +85,15 @@ class RunRecord(BaseModel):
 
     def run(self) -> Run:
         """The run as a row of the run table."""
-        curves: dict[str, Any] = {f"{name}_r": _floats(getattr(self, name)) for name in _CURVES}
-        return Run(
-            sampler=self.sampler,
-            seed=self.seed,
-            metric=self.metric,
-            round_r=np.array(self.round, dtype=np.int64),
-            draws_m=np.array(self.draws, dtype=np.int64),
-            diverged=self.diverged,
-            part=self.part,
-            client_accuracy_r=_floats(self.client_accuracy) if self.client_accuracy else None,
-            probes={name: _floats(column) for name, column in self.probes.items()},
-            settings=self.settings,
-            data=self.data,
-            environment=self.environment,
-            diverged_why=self.diverged_why,
-            **curves,
-        )
+        same: dict[str, Any] = {name: getattr(self, name) for name in Run._fields if hasattr(self, name)}
+        same |= {f"{name}_r": _floats(getattr(self, name)) for name in _CURVES}
+        same |= {
+            "round_r": np.array(self.round, dtype=np.int64),
+            "draws_m": np.array(self.draws, dtype=np.int64),
+            "client_accuracy_r": _floats(self.client_accuracy) if self.client_accuracy else None,
+            "probes": {name: _floats(column) for name, column in self.probes.items()},
+        }
+        return Run(**same)
 
 
 def what_is_run(settings: RunSettings) -> dict[str, Any]:
@@ -180,17 +162,11 @@ def record_of(job: "Job", directory: RunDirectory, task: "Task") -> RunRecord:
 def write_record(record: RunRecord, path: Path) -> None:
     """Write a record; the file appears in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fields = _rounded_record(record).model_dump(mode="json")
-    lines = (f'"{name}": {json.dumps(value, separators=(",", ":"))}' for name, value in fields.items())
-    write_atomically(path, "{" + ",\n ".join(lines) + "}\n")
+    write_atomically(path, _line(record))
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read what ``write_record`` wrote.
-
-    Raises:
-        DeltaflError: If the file is missing or is no record.
-    """
+    """Read what ``write_record`` wrote."""
     return checked(RunRecord, read_json(path), f"{path} is not the record of a run", "delete it to run again")
 
 
@@ -234,8 +210,7 @@ class RunStore:
             loose = list((self.folder / "runs" / part).glob("*.json"))
             if not loose:
                 return
-            records = [_rounded_record(record).model_dump(mode="json") for record in self.records(part)]
-            lines = "".join(f"{json.dumps(record, separators=(',', ':'))}\n" for record in records)
+            lines = "".join(map(_line, self.records(part)))
             write_atomically(self._packed_file(part), gzip.compress(lines.encode(), mtime=0))
             for path in loose:
                 path.unlink()
@@ -289,11 +264,12 @@ def require_same(recorded: dict[str, Any], job: "Job", place: Path) -> None:
             )
 
 
-def _rounded_record(record: RunRecord) -> RunRecord:
-    names = ("accuracy", "client_accuracy", "loss", "seconds", "cpu_seconds")
-    columns = {name: _rounded(getattr(record, name), 6) for name in names}
-    probes = {name: _rounded(column, 5) for name, column in record.probes.items()}
-    return record.model_copy(update={**columns, "probes": probes})
+def _line(record: RunRecord) -> str:
+    fields = record.model_dump(mode="json")
+    for name in ("accuracy", "client_accuracy", "loss", "seconds", "cpu_seconds"):
+        fields[name] = _rounded(fields[name], 6)
+    fields["probes"] = {name: _rounded(column, 5) for name, column in fields["probes"].items()}
+    return json.dumps(fields, separators=(",", ":")) + "\n"
 
 
 def _rounded(column: list[float | None], digits: int) -> list[float | None]:

@@ -87,20 +87,16 @@ def run_experiment(
 ) -> RoundState:
     """Play the rounds that are not recorded yet.
 
+    Interrupt it at any moment: the next call goes on from the last checkpoint and ends in the same state and the same
+    ``rounds.jsonl``, bit for bit. No state becomes a checkpoint while the model looks wrong, not even the last one:
+    such a run has ``doubt`` in its last line and keeps its last good checkpoint, and its model beside it.
+
     Args:
         settings: Resolved settings.
         engine: ``engine_of(settings, workers)``; runs that differ in their sampler alone share it.
-        directory: Where the record is; started already. Rounds after its last checkpoint are played again.
+        directory: Where the record is; started already.
         on_round: Called after every round.
         group: The processes that play this run together (``distributed.py``).
-
-    Returns:
-        The state after the last round. Interrupt it at any moment: the next call goes on from the last checkpoint and
-        ends in the same state and the same ``rounds.jsonl``, bit for bit.
-
-    No state becomes a checkpoint while the model looks wrong, not even the last one: such a run has ``doubt`` in its
-    last line and keeps its last good checkpoint, and its model beside it. The next call plays the rounds after that
-    checkpoint again, to the same bits.
 
     Raises:
         DivergedError: If the model is lost (``divergence.py``). The last line of ``rounds.jsonl`` has the reason, the

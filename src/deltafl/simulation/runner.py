@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ from .training.route import (
     numbers_per_example,
     padded_width,
 )
-from .training.serial import Augmented, LocalResult, LocalWork, losses_of, train_serial
+from .training.serial import LocalResult, LocalWork, losses_of, train_serial
 
 _log = logging.getLogger(__name__)
 
@@ -41,14 +40,7 @@ _DEVICE_NUMBERS = 2**29
 
 
 class ClientRunner:
-    """Trains clients and evaluates models. All workers can share its arrays.
-
-    Args:
-        task: Data, clients, model and loss.
-        work: What each client does in a round.
-        seed: The experiment's seed.
-        model: The task's model, with any parameters; it is not kept.
-        route: Path, device and precision.
+    """Trains clients and evaluates models; ``model`` is the task's with any parameters, and is not kept.
 
     Attributes:
         group_size: Clients that one call of ``train`` trains best.
@@ -57,11 +49,15 @@ class ClientRunner:
 
     def __init__(self, task: Task, work: LocalWork, seed: int, model: torch.nn.Module, route: Route) -> None:
         data = task.dataset
-        self._stored = _Data(*(_tensor(part) for part in (data.train_x, data.train_y, data.test_x, data.test_y)))
+        # Copied only where they are read-only or not contiguous.
+        self._stored = [
+            torch.from_numpy(np.require(part, requirements=["C", "W"]))
+            for part in (data.train_x, data.train_y, data.test_x, data.test_y)
+        ]
         self._client_rows, self._noise_m = task.client_rows, task.gradient_noise_m
         self._make_model, self._loss, self._augment = task.make_model, task.loss, task.augment
         # All clients report mean squared losses or none does: a sampler compares them.
-        self._knows_squares = losses_of(task.loss, self._stored.train_y) is not None
+        self._knows_squares = losses_of(task.loss, self._stored[1]) is not None
         self._counts_hits, self._input_scale, self._tokens = task.metric == "accuracy", task.input_scale, task.tokens
         self._work, self._seed, self._route = work, seed, route
         self._model: torch.nn.Module | None = None
@@ -97,45 +93,36 @@ class ClientRunner:
     def train(self, sent: Broadcast, round: int, *clients: int, squares: bool = False) -> list[LocalResult]:
         """The local training of some clients in one round."""
         self._build()
+        jobs = [self._job(round, client) for client in clients]
         with exact_products(self._device):
-            if self._route.path == "loop":
-                return [self._train_one(sent, round, client, squares) for client in clients]
-            jobs = [
-                LocalJob(
-                    self._rows(client),
-                    stream(self._seed, "batches", round, client),
-                    self._noise(client),
-                    self._augmentation(round, client),
-                )
-                for client in clients
-            ]
-            return self._batched.train(jobs, sent.params_d, sent.drift_d, squares)
+            if self._route.path == "batched":
+                return self._batched.train(jobs, sent.params_d, sent.drift_d, squares)
+            results = []
+            for client, (rows, rng, noise, augment) in zip(clients, jobs, strict=True):
+                x, y = self._examples(rows)
+                with seeded(stream(self._seed, "dropout", round, client), self._device):
+                    trained = self._trainer(x, y, sent.params_d, self._work, rng, noise, sent.drift_d, augment, squares)
+                results.append(trained)
+            return results
 
     def train_with_squares(self, sent: Broadcast, round: int, *clients: int) -> list[LocalResult]:
         """The same, with mean squared losses if the losses of single examples are known."""
         return self.train(sent, round, *clients, squares=self._knows_squares)
 
-    def _train_one(self, sent: Broadcast, round: int, client: int, squares: bool) -> LocalResult:
-        x, y = self._client(client)
-        rng, noise = stream(self._seed, "batches", round, client), self._noise(client)
-        augment = self._augmentation(round, client)
-        with seeded(stream(self._seed, "dropout", round, client), self._device):
-            return self._trainer(x, y, sent.params_d, self._work, rng, noise, sent.drift_d, augment, squares)
-
-    def _noise(self, client: int) -> float:
-        return 0.0 if self._noise_m is None else float(self._noise_m[client])
-
-    def _augmentation(self, round: int, client: int) -> Augmented | None:
-        """The task's random variation of inputs with this client's generator; it varies inputs on the CPU."""
-        augment = self._augment
-        if augment is None:
-            return None
-        rng = stream(self._seed, "augment", round, client)
-        return lambda x: augment(x.cpu(), rng).to(self._device)
+    def _job(self, round: int, client: int) -> LocalJob:
+        rng, noise = stream(self._seed, "batches", round, client), 0.0
+        if self._noise_m is not None:
+            noise = float(self._noise_m[client])
+        if self._augment is None:
+            return LocalJob(self._rows(client), rng, noise)
+        augment, augment_rng = self._augment, stream(self._seed, "augment", round, client)
+        # Inputs are varied on the CPU.
+        return LocalJob(self._rows(client), rng, noise, lambda x: augment(x.cpu(), augment_rng).to(self._device))
 
     def loss(self, sent: Broadcast, client: int) -> float:
         """Mean loss of the model on the client's data."""
-        x, y = self._client(client)
+        self._build()
+        x, y = self._examples(self._rows(client))
         total, size = 0.0, self.evaluation_batch
         for x_batch, y_batch in zip(torch.split(x, size), torch.split(y, size), strict=True):
             total += self._score(sent.params_d, x_batch, y_batch)[0]
@@ -143,9 +130,9 @@ class ClientRunner:
 
     def test(self, sent: Broadcast, start: int) -> tuple[float, BoolArray]:
         """Sum of the losses, and which predictions are right, of ``evaluation_batch`` test examples."""
-        part = slice(start, start + self.evaluation_batch)
         self._build()
-        return self._score(sent.params_d, self._inputs(self._data.test_x[part]), self._data.test_y[part])
+        x, y = (part[start : start + self.evaluation_batch] for part in self._data[2:])
+        return self._score(sent.params_d, self._inputs(x), y)
 
     def _score(self, params_d: Params, x: torch.Tensor, y: torch.Tensor) -> tuple[float, BoolArray]:
         model = self._build()
@@ -159,13 +146,9 @@ class ClientRunner:
     def _rows(self, client: int) -> npt.NDArray[np.int64]:
         return np.asarray(self._client_rows[client], dtype=np.int64)
 
-    def _client(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
-        self._build()
-        return self._examples(torch.from_numpy(self._rows(client)).to(self._device))
-
-    def _examples(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        data = self._data
-        return self._inputs(data.train_x.index_select(0, rows)), data.train_y.index_select(0, rows)
+    def _examples(self, rows: npt.NDArray[np.int64] | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = (part.index_select(0, torch.as_tensor(rows).to(self._device)) for part in self._data[:2])
+        return self._inputs(x), y
 
     def _inputs(self, stored: torch.Tensor) -> torch.Tensor:
         if self._tokens:
@@ -176,29 +159,19 @@ class ClientRunner:
         """Make the model and its trainer, in the process that uses them."""
         if self._model is None:
             keep_freed_memory()
-            device, precision = self._device, self._route.precision
+            device = self._device
             model = new_model(self._make_model, self._seed).to(device)
-            self._data = _Data(*(part.to(device) for part in self._stored))
+            self._data = [part.to(device) for part in self._stored]
             if self._route.path == "loop":
-                loss = self._loss
-                self._trainer: Callable[..., LocalResult] = partial(train_serial, model, loss)
+                self._trainer: Callable[..., LocalResult] = partial(train_serial, model, self._loss)
                 if self._fast:
-                    self._trainer = FastTrainer(model, loss, device).train
+                    self._trainer = FastTrainer(model, self._loss, device).train
             else:
-                width, fetch = self._width, self._examples
-                self._batched = BatchedTrainer(model, self._loss, self._work, width, fetch, device, precision)
+                trained = model, self._loss, self._work, self._width, self._examples, device
+                self._batched = BatchedTrainer(*trained, self._route.precision)
             self._model = model.eval()
-            self._forward = choose_forward(model, self._data.test_x)
+            self._forward = choose_forward(model, self._data[2])
         return self._model
-
-
-class _Data(NamedTuple):
-    """A task's examples as tensors."""
-
-    train_x: torch.Tensor
-    train_y: torch.Tensor
-    test_x: torch.Tensor
-    test_y: torch.Tensor
 
 
 def new_model(make: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
@@ -211,8 +184,7 @@ def new_model(make: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module
 def seeded(rng: np.random.Generator, device: torch.device | None = None) -> Iterator[None]:
     """Seed torch's global generator and the device's, and restore them afterwards.
 
-    ``torch.manual_seed`` would seed all devices, and on a machine without GPUs format three tracebacks, which takes
-    half of the time of a small model.
+    ``torch.manual_seed`` would take half of the time of a small model.
     """
     generators = [torch.default_generator]
     if device is not None and device.type == "cuda":
@@ -226,8 +198,3 @@ def seeded(rng: np.random.Generator, device: torch.device | None = None) -> Iter
     finally:
         for generator, state in zip(generators, before, strict=True):
             generator.set_state(state)
-
-
-def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """The array as a tensor; copied only where it is read-only or not contiguous."""
-    return torch.from_numpy(np.require(array, requirements=["C", "W"]))

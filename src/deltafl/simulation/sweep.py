@@ -1,16 +1,11 @@
 """Playing many runs: side by side in processes of one thread each, resumable, nothing played twice.
 
-::
-
-    DIR.lock                              held by the process that plays the sweep
-    DIR/runs/PART/SAMPLER-seedN.json      the record of a finished run (record.py); a run that has one is skipped
-    DIR/unfinished/PART/SAMPLER-seedN/    the folder of a run that is not finished; continues from its checkpoint
-
-With ``keep_folders``, as ``deltafl compare`` has it, there are no records, and the folders stay in ``DIR/runs/``.
+A finished run has a record (``record.py``) and is skipped; others continue from the checkpoint in their folder. With
+``keep_folders``, as ``deltafl compare`` has it, there are no records, and the folders stay in ``DIR/runs/``.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -95,7 +90,7 @@ def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnP
     """Play those of the jobs that are not finished yet, in their order. Results do not depend on the processes.
 
     Args:
-        jobs: What to play; their data are at hand.
+        jobs: What to play.
         folder: Where the records are and go.
         processes: Runs side by side, >= 1; as many as there are cores is best. With 1 they are played in this process.
         on_progress: Called about once a second.
@@ -134,13 +129,24 @@ def side_by_side(count: int) -> Iterator[Processes | None]:
 def play_jobs(jobs: Sequence[Job], player: Player, pool: Processes | None, on_progress: OnProgress) -> None:
     """Play unfinished jobs in their order; one that fails ends the sweep, and what is finished stays finished."""
     waiting = [job for job in jobs if not player.is_done(job)]
-    monitor = _Monitor(jobs, waiting, player, on_progress)
-    monitor.report(())
+    planned = {job.key: job.settings.rounds or 0 for job in jobs}
+    done = planned.keys() - {job.key for job in waiting}
+    reported = -_POLL_SECONDS
+
+    def report(*running: str) -> None:
+        nonlocal reported
+        if running and time.monotonic() - reported < _POLL_SECONDS:
+            return
+        reported = time.monotonic()
+        played = [planned[job.key] if job.key in done else rounds_played(player.place(job)) for job in jobs]
+        on_progress(Progress(sum(played), sum(planned.values()), len(done), len(jobs), running))
+
+    report()
     if pool is None:
         for job in waiting:
-            player.play(job, lambda *_, key=job.key: monitor.report([key]))
-            monitor.done.add(job.key)
-            monitor.report(())
+            player.play(job, lambda *_, key=job.key: report(key))
+            done.add(job.key)
+            report()
         return
     running = dict[Future[Any], Job]()
     while waiting or running:
@@ -149,28 +155,8 @@ def play_jobs(jobs: Sequence[Job], player: Player, pool: Processes | None, on_pr
             running[pool.submit(player.play, job)] = job
         for future in wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
             result(future)
-            monitor.done.add(running.pop(future).key)
-        monitor.report([job.key for job in running.values()])
-
-
-class _Monitor:
-    """Reads how far runs are from their files; ``done`` has the keys of finished jobs."""
-
-    def __init__(self, jobs: Sequence[Job], waiting: Sequence[Job], player: Player, on_progress: OnProgress) -> None:
-        self._jobs, self._player, self._on_progress = jobs, player, on_progress
-        self.done = {job.key for job in jobs} - {job.key for job in waiting}
-        self._last = 0.0
-
-    def report(self, running: Collection[str]) -> None:
-        """Report the progress, while something runs at most once in a while."""
-        if running and time.monotonic() - self._last < _POLL_SECONDS:
-            return
-        self._last = time.monotonic()
-        planned = {job.key: job.settings.rounds or 0 for job in self._jobs}
-        rounds = sum(
-            planned[job.key] if job.key in self.done else rounds_played(self._player.place(job)) for job in self._jobs
-        )
-        self._on_progress(Progress(rounds, sum(planned.values()), len(self.done), len(planned), tuple(running)))
+            done.add(running.pop(future).key)
+        report(*(job.key for job in running.values()))
 
 
 def rounds_played(path: Path) -> int:

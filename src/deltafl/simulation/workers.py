@@ -1,7 +1,6 @@
 """Processes that train clients side by side; ``Workers(1)`` is this process itself.
 
-A runner is an object whose methods are pure functions of ``(sent, *numbers)``, so that it does not matter which process
-runs a job, or when.
+The jobs are methods of a runner, pure functions of ``(sent, *numbers)``: it does not matter which process runs which.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,16 +21,11 @@ class Workers:
     """Processes for local training. Use it in a ``with`` statement.
 
     Args:
-        count: Number of processes, >= 1; 1 runs everything in this process. As many as there are cores is best.
+        count: Number of processes, >= 1. As many as there are cores is best.
         group: The processes of the run (``distributed.py``): each does its share of the jobs, and all get all results.
 
     Raises:
         DeltaflError: If count is below 1.
-
-    Example:
-        >>> with Workers(1) as workers:
-        ...     workers.count
-        1
     """
 
     def __init__(self, count: int, group: ProcessGroup = ALONE) -> None:
@@ -57,17 +51,9 @@ class Workers:
     def map(
         self, runner: object, method: str, sent: Broadcast, jobs: Sequence[Job], costs: Sequence[float]
     ) -> list[Any]:
-        """``[runner.method(sent, *job) for job in jobs]``, side by side, the most costly jobs first.
+        """``[runner.method(sent, *job) for job in jobs]``, side by side, the jobs of the highest costs first.
 
-        Args:
-            runner: Goes to the processes when it is a new one; its torch tensors should be in shared memory then.
-            method: Name of one of its methods.
-            sent: What the server sends to all clients of the round.
-            jobs: The other arguments of each call.
-            costs: How long each job is, in any unit.
-
-        Returns:
-            The results in the order of ``jobs``.
+        The runner goes to the processes when it is a new one; its torch tensors should be in shared memory then.
 
         Raises:
             DeltaflError: If a process died, the runner cannot be sent, or a job raised one.
@@ -90,12 +76,11 @@ class Workers:
             self.__exit__(None)
             self._shared_2d = torch.empty(2, len(sent.params_d), dtype=torch.float32).share_memory_()  # type: ignore[no-untyped-call]
             self._pool, self._runner = Processes(self.count, _load, runner, self._shared_2d), runner
-        drifts = sent.drift_d is not None
         for shared_d, vector_d in zip(self._shared_2d, sent, strict=True):  # no process reads it between two calls
             if vector_d is not None:
                 shared_d.copy_(torch.from_numpy(vector_d))
         order = sorted(range(len(jobs)), key=lambda place: -costs[place])
-        futures = {place: self._pool.submit(_do, method, drifts, jobs[place]) for place in order}
+        futures = {place: self._pool.submit(_do, method, sent.drift_d is not None, jobs[place]) for place in order}
         return [result(futures[place]) for place in range(len(jobs))]
 
 
