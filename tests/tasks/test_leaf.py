@@ -68,7 +68,6 @@ def test_femnist_in_leafs_json(place: str, tmp_path: Path) -> None:
 GOOD = pixels(1)
 BROKEN: list[tuple[Users, dict[str, Any], str]] = [
     ({"f1": ([GOOD, GOOD[1:]], [1, 2])}, {}, "user 'f1': every x must be 784 numbers"),
-    ({"f1": ([GOOD, [*GOOD[1:], 1.1]], [1, 2])}, {}, "user 'f1': every x"),
     ({"f1": ([[*GOOD[1:], float("nan")]], [1])}, {}, "user 'f1': every x"),
     ({"f1": ([[*GOOD[1:], "a"]], [1])}, {}, "user 'f1': every x"),
     ({"f1": ([GOOD, [10**400, *GOOD[1:]]], [1, 2])}, {}, "user 'f1': every x"),
@@ -76,7 +75,6 @@ BROKEN: list[tuple[Users, dict[str, Any], str]] = [
     ({"f1": ([GOOD], ["A"])}, {}, "user 'f1': every y"),
     ({"f1": ([GOOD], [1, 2])}, {}, "user 'f1' needs lists x and y of the same length"),
     ({"f1": ([GOOD], [1])}, {"users": ["f7"]}, "user 'f7' needs lists x and y"),
-    ({"f1": ([GOOD], [1])}, {"users": 3}, "is not a file of LEAF: users: Input should be a valid list"),
     ({"f1": ([GOOD], [1])}, {"user_data": {"f1": {"x": []}}}, r"of LEAF: user_data\.f1\.y: Field required"),
 ]
 

@@ -1,7 +1,6 @@
 """Tables as tasks: every value arrives where it belongs, and a bad table is told by row and column."""
 
 import csv
-import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,19 +57,15 @@ def test_every_row_is_with_its_client_or_in_the_test_set(tmp_path: Path) -> None
 def test_sizes_of_the_test_set(tmp_path_factory: pytest.TempPathFactory, sizes: list[int], seed: int) -> None:
     path = tmp_path_factory.mktemp("t") / "t.csv"
     write(path, example((5, *sizes)))
-    task, again = (table_task(path, seed=seed, standardize=False) for _ in range(2))
+    task, other = (table_task(path, seed=number, standardize=False) for number in (seed, seed + 1))
     for client, size in enumerate((5, *sizes)):
         share = round(size / 10 + 1e-9)
         assert len(task.client_rows[client]) == size - share
         assert np.count_nonzero(task.dataset.test_x[:, 1] == client) == share
-    np.testing.assert_array_equal(task.dataset.train_x, again.dataset.train_x)
-
-
-def test_another_seed_is_another_test_set(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.csv", example((60, 60)))
-    first, second = (table_task(path, seed=seed, standardize=False).dataset.test_x for seed in (0, 1))
-    assert first.shape == second.shape
-    assert set(first[:, 0]) != set(second[:, 0])
+    if max(sizes) > 30:
+        again = table_task(path, seed=seed, standardize=False)
+        np.testing.assert_array_equal(task.dataset.train_x, again.dataset.train_x)
+        assert len({test.dataset.test_x.tobytes() for test in (task, other)}) == 2
 
 
 def test_features_are_standardized_by_the_training_rows(tmp_path: Path) -> None:
@@ -156,17 +151,13 @@ def changed(row: int, column: int, value: object) -> list[tuple[object, ...]]:
         (changed(4, 0, ""), "t.csv: row 5, column 'a' holds nan; it must be a real number"),
         (changed(0, 2, "many"), "t.csv: row 1, column 'b' holds 'many'"),
         (changed(6, 2, "nan"), "t.csv: row 7, column 'b' holds 'nan'"),
-        (changed(6, 0, "inf"), "t.csv: row 7, column 'a' holds"),
         (changed(6, 0, "1e300"), "t.csv: row 7, column 'a' holds"),
         (changed(34, 3, ""), "t.csv: row 35, column 'client' holds nan; it must be a whole number or a word"),
         ([(1, 2.5, 3, "x"), (1, 2, 3, "x")], "t.csv: row 1, column 'label' holds"),
         ([(1, "yes", 3, "x")] * 20, "t.csv: column 'label' holds a single class; two are needed"),
         ([(1, 0, 3), (1, 0, 3)], "t.csv: row 1, column 'client' holds nan"),
         ([(1, 0, 3, "x"), (1, 0, 3, "x", 5)], "t.csv cannot be read as a table: ParserError"),
-        (
-            [(1, 0, 3, "x")] * 2 + [(1, 1, 3, "y")] * 3,
-            "test share of 0.1; call table_task with a larger",
-        ),
+        ([(1, 0, 3, "x")] * 2 + [(1, 1, 3, "y")] * 3, "test share of 0.1; call table_task with"),
         ([], "t.csv needs one row"),
     ],
 )
@@ -214,15 +205,10 @@ def test_a_table_from_the_command_line(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     settings = json.loads((tmp_path / "out" / "summary.json").read_text())["settings"]
     assert (settings["task"], settings["label"], settings["column"]) == ("visits.csv", "outcome", "house")
-    done = deltafl("compare", "--task", "visits.csv", *more[:-1], "other", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "unknown column of visits.csv 'label'" in done.stderr
-    assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.CSV"])
-def test_a_table_is_a_task_by_its_name(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / name, example())
+def test_a_table_is_a_task_by_its_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.CSV", example())
     np.testing.assert_array_equal(load_own(str(path), 3).dataset.test_x, table_task(path, seed=3).dataset.test_x)
 
 
@@ -278,11 +264,7 @@ def test_mistakes_are_named() -> None:
         return from_huggingface(Columns(**(COLUMNS | changed)), label="kind", column="who", inputs="x", name="tiny")
 
     for changed, words in (
-        (
-            {"x": [[1, 2], [3], [4, 5], [6, 7]]},
-            "tiny's train part: column 'x' needs pictures of one size",
-        ),
-        ({"x": [[1, 2], [1, float("nan")], [4, 5], [6, 7]]}, "column 'x' needs"),
+        ({"x": [[1, 2], [3], [4, 5], [6, 7]]}, "tiny's train part: column 'x' needs pictures of one"),
         ({"x": [[1, 2], [1, -1e300], [4, 5], [6, 7]]}, "column 'x' needs"),
         ({"x": []}, "column 'x' needs"),
         ({"x": [np.zeros((2, 2, 2, 2))] * 4}, "column 'x' needs"),
@@ -295,22 +277,15 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(DeltaflError, match="unknown column of tiny's train part 'whom': did you mean 'who'"):
         from_huggingface(Columns(**COLUMNS), label="kind", column="whom", inputs="x", name="tiny")
     data: Any
+    gap = {**COLUMNS, "who": ["a", "b", None, "c"]}
     for data, words in (
         (None, "tiny's train part is NoneType; it must be a datasets.Dataset"),
         ({"train": Columns(**COLUMNS), "test": [1]}, "tiny's test part is list"),
+        ({"train": Columns(**COLUMNS), "test": Columns(**gap)}, "^tiny's test part: row 3, column 'who' holds"),
+        ({"test": Columns(**COLUMNS)}, "unknown part of the data set 'train'"),
     ):
         with pytest.raises(DeltaflError, match=words):
             from_huggingface(data, label="kind", column="who", inputs="x", name="tiny")
-    with pytest.raises(DeltaflError, match="unknown part of the data set 'train'"):
-        from_huggingface({"test": Columns(**COLUMNS)}, label="kind", column="who", inputs="x")
-
-
-@pytest.mark.parametrize("column", ["kind", "who"])
-def test_a_gap_in_the_test_part_is_located_by_its_row_there(column: str) -> None:
-    test = {**COLUMNS, column: ["a", "b", None, "c"]}
-    data = {"train": Columns(**COLUMNS), "test": Columns(**test)}
-    with pytest.raises(DeltaflError, match=f"^tiny's test part: row 3, column '{column}' holds"):
-        from_huggingface(data, label="kind", column="who", inputs="x", name="tiny")
 
 
 def test_the_example_is_a_real_datasets_object() -> None:
@@ -319,8 +294,3 @@ def test_the_example_is_a_real_datasets_object() -> None:
     assert task.num_clients == 25
     assert len(task.dataset.train_x) == 800
     assert task.dataset.test_x.shape == (200, 3)
-    module = importlib.import_module("own_huggingface")
-    train = module.make_data(0)["train"]
-    first = sorted({int(who.split()[1]) for who in train["person"]}, key=str)[0]
-    rows = [row for row, who in enumerate(train["person"]) if who == f"person {first}"]
-    assert task.client_rows[0].tolist() == rows
