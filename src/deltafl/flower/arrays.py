@@ -5,7 +5,7 @@ Buffers (floating point, by name) and counters (integers; booleans never change)
 sent), with h_i >= 0 and sum 1: running variances must stay >= 0, which no unbiased weighting guarantees.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, NamedTuple
@@ -53,21 +53,12 @@ class Layout(NamedTuple):
         """Names and shapes of the arrays that make up the flat vector, in order."""
         return {entry.name: entry.shape for entry in self.entries if entry.kind == "trained"}
 
-    @property
-    def num_params(self) -> int:
-        """The length d of the flat vector."""
-        return sum(map(prod, self.trained.values()))
-
     def flatten(self, arrays: Mapping[str, Array]) -> Params:
         """The trained arrays as one float32 vector (d,), each in C order."""
         return np.concatenate([arrays[name].astype(np.float32).ravel() for name in self.trained])
 
     def rebuild(self, params_d: Params, rest: Mapping[str, Array]) -> Arrays:
-        """The model as named arrays: trained ones from the flat vector, the others from ``rest``.
-
-        Values beyond the range of a narrow type such as float16 become its largest number: one infinite entry would
-        spoil every honest reply, and no reply could repair the model.
-        """
+        """The model as named arrays: trained ones from the flat vector, the others from ``rest``."""
         trained = split(params_d, self.trained)
         return {
             name: _narrowed(trained[name], dtype) if kind == "trained" else rest[name]
@@ -102,6 +93,7 @@ def split(flat_d: Params, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
 
 
 def _narrowed(array: Array, dtype: str) -> Array:
+    """Within the range of float16, say: one infinite entry would spoil every honest reply, and none could repair it."""
     bound = min(float(np.finfo(dtype).max), float(np.finfo(array.dtype).max))
     return array.clip(-bound, bound).astype(dtype)
 
@@ -115,9 +107,9 @@ def update_of(sent: Mapping[str, Array], received: Mapping[str, Array]) -> Param
     return np.concatenate(parts)
 
 
-def mean_rest(layout: Layout, sent: Arrays, received: Iterable[Mapping[str, Array]], coef_n: FloatArray) -> Arrays:
+def mean_rest(layout: Layout, sent: Arrays, replies: list[Arrays], coef_n: FloatArray) -> Arrays:
     """Buffers and counters after a round: sent + sum_i h_i (received_i - sent), h = coef / sum coef."""
-    rest, replies, total = layout.rest(sent), list(received), float(coef_n.sum())
+    rest, total = layout.rest(sent), float(coef_n.sum())
     for entry in layout.entries if total > 0 else ():
         if entry.kind != "trained" and entry.dtype != "bool":
             rest[entry.name] = _mean(sent[entry.name], [reply[entry.name] for reply in replies], coef_n / total)
@@ -143,9 +135,8 @@ def _value_fault(entry: Entry, array: Array) -> str | None:
     largest = min(LARGEST_ENTRY, float(np.finfo(entry.dtype).max))
     if not np.all(np.abs(array) <= largest):
         return f"NaN, or entries of a size above {largest:.3g}"
-    if any(fnmatchcase(entry.name, pattern) for pattern in _VARIANCES) and not np.all(array >= 0):
-        return "negative entries, impossible for a variance"
-    return None
+    is_variance = any(fnmatchcase(entry.name, pattern) for pattern in _VARIANCES)
+    return "negative entries, impossible for a variance" if is_variance and not np.all(array >= 0) else None
 
 
 def _mean(old: Array, replies: list[Array], share_n: FloatArray) -> Array:

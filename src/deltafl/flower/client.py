@@ -1,12 +1,7 @@
-"""The client's side: two lines in a ClientApp, and what a training loop may report beside its loss.
-
-::
-
-    app = ClientApp(mods=[delta_mod])                                # the client's memory, where the server asks for it
-    register(app, num_examples=lambda context: len(load(context)))   # who I am and how much data I hold
-"""
+"""The client's side: a mod, the registration, and what a training loop may report beside its loss."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,11 +20,9 @@ from .arrays import Arrays, split, update_of
 
 #: The record that the mod adds, and the action of the registration query (``query.deltafl``).
 RECORD = "deltafl"
-#: Names in that record and in the train message's config.
-TRAINED = "deltafl-trained"
 KIND, CLIENT_ID, NUM_EXAMPLES, AUX = "kind", "client-id", "num-examples", "aux"
-#: In the train message's config: the c_i that the server counts on. In a reply's metrics: the c_i subtracted.
-MEMORY_EXPECTED, MEMORY_SINCE = "deltafl-taken", "memory-since"
+#: In the train message's config: names, and the c_i that the server counts on. In a reply: the c_i subtracted.
+TRAINED, MEMORY_EXPECTED, MEMORY_SINCE = "deltafl-trained", "deltafl-taken", "memory-since"
 #: Names of the statistics in a client's metrics.
 LOSS, SQUARE_LOSS, STEP_VARIANCE, NUM_STEPS = "loss", "square-loss", "step-variance", "num-steps"
 
@@ -74,12 +67,10 @@ def register(
 
     Args:
         app: The app; it gets a query function for the action ``deltafl``.
-        num_examples: Context -> the number of examples that the client trains on. The weights depend on the sizes of
-            clients that are never selected, too.
+        num_examples: Context -> the number of examples that the client trains on.
         client_id: Context -> a text that survives restarts; None for ``client-id`` of the node's config
             (``flower-supernode --node-config 'client-id="hospital-a"'``), else its ``partition-id``.
-        aux: Context -> auxiliary variables that describe the client, such as the share of each label in its data; sent
-            only to servers that ask for them (``DeltaStrategy(aux=10)``).
+        aux: Context -> auxiliary variables, such as the share of each label in its data, for ``DeltaStrategy(aux=10)``.
     """
 
     @app.query(RECORD)
@@ -136,11 +127,11 @@ class LocalSteps:
 
         Args:
             loss: The minibatch's mean loss, before the step.
-            gradients: One array (NumPy, or a tensor of PyTorch or TensorFlow) per parameter, the same parameters in
-                every step (in PyTorch ``[p.grad for p in model.parameters()]``), None for one without a gradient. None
+            gradients: One array (NumPy, or a tensor of PyTorch or TensorFlow) per parameter, in PyTorch
+                ``[p.grad for p in model.parameters()]``, the same in every step; None for one without a gradient. None
                 for the list leaves the variance 0, "not measured".
-            example_losses: The losses whose mean ``loss`` is, one per example of the minibatch (in PyTorch
-                ``cross_entropy(output, y, reduction="none")``); None to report no ``square-loss``.
+            example_losses: The losses whose mean ``loss`` is, one per example of the minibatch; None to report no
+                ``square-loss``.
 
         Raises:
             DeltaflError: If the number of gradients differs from the first step's.
@@ -204,15 +195,13 @@ def _load_memory(context: Context, num_params: int) -> ClientMemory:
     """The client's memory; an empty one if it is lost, damaged or of another model."""
     memory = ClientMemory(num_params)
     path = context.node_config.get(_MEMORY_FILE)
-    try:
+    with suppress(FileNotFoundError, EOFError, KeyError, ValueError, BadZipFile):
         if path is not None:
             with np.load(Path(str(path)), allow_pickle=False) as file:
-                memory.restore({name: file[name] for name in file.files})
-        elif _MEMORY_RECORD in context.state.array_records:
+                memory.restore(dict(file))
+        else:
             record = context.state.array_records[_MEMORY_RECORD]
             memory.restore({name: array.numpy() for name, array in record.items()})
-    except (FileNotFoundError, EOFError, KeyError, ValueError, BadZipFile):
-        return ClientMemory(num_params)
     return memory
 
 

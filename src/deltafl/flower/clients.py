@@ -39,8 +39,7 @@ def resize_state(
     """The state for ``plan.population``: the clients kept from ``state`` in their order, then newcomers.
 
     An array whose name ends in ``_m``, ``_md``, ``_mq`` ... has one row per client. Newcomers start as everybody did,
-    with the mean score. Sums over clients are computed again with the new weights; where clients keep their own memory
-    and the sum cannot follow the weights, it is reset. ``kept_k`` None keeps all clients.
+    with the mean score. Sums over clients are computed again with the new weights, or reset where they cannot follow.
     """
     fresh = init_round(plan, state.params_d)
     resized: RoundState = _resized(state, fresh, kept_k, "state")

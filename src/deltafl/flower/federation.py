@@ -1,7 +1,6 @@
-"""Rounds over clients who come and go: what a federation needs beside ``open_round`` and ``close_round``.
+"""Rounds over clients who come and go, without Flower, so that all of it can be tested without messages.
 
-Knows no Flower, so that all of it can be tested without messages. A client is a *key*, a string that outlives
-connections and restarts.
+A client is a *key*, a string that outlives connections and restarts.
 """
 
 import secrets
@@ -24,9 +23,6 @@ from ..types import BoolArray, Cohort, FloatArray, IntArray, Params, Population,
 from .arrays import Arrays, Layout, mean_rest, update_of
 from .clients import CannotResizeError, ClientInfo, resize_state
 
-IDENTITIES = ("auto", "public-key", "name", "config")
-#: A whole cohort that stays silent with a smaller probability than this points to an outage.
-_OUTAGE_PROBABILITY = 1e-3
 _LOST_MEMORY = "the client does not have the memory that the server counts on"
 
 
@@ -34,8 +30,7 @@ _LOST_MEMORY = "the client does not have the memory that the server counts on"
 class WeightedClipping:
     """Clip each update, and add noise scaled to the largest weight of the round.
 
-    Flower's wrappers for differential privacy add noise for a plain mean, in which nobody counts more than 1 / n. Here
-    a reply counts coef_i, which may be much more::
+    A reply counts coef_i, which may be far above the 1 / n that Flower's own wrappers assume::
 
         u_i <- u_i min(1, C / norm(u_i))        hence norm(coef_i u_i) <= coef_max C
         D   <- sum_i coef_i u_i + N(0, (z coef_max C)^2)    in each coordinate
@@ -85,8 +80,8 @@ class Rules:
         """Refuse what no federation can do: later it would cost a round of the clients' work."""
         plan, sampler, memory, clipping = self.plan, self.plan.sampler, self.plan.memory, self.clipping
         name, estimator, control = type(sampler).__name__, plan.rule.name, plan.rule.control
-        if self.identity not in IDENTITIES:
-            raise unknown_name("identity", self.identity, IDENTITIES)
+        if self.identity not in (identities := ("auto", "public-key", "name", "config")):
+            raise unknown_name("identity", self.identity, identities)
         check_whole("seed", plan.seed, "at least 0", 0)
         if not isinstance(clipping, WeightedClipping | None):
             raise DeltaflError(f"clipping is {clipping!r}; write clipping=WeightedClipping(1.0) to clip to norm 1")
@@ -174,8 +169,7 @@ class Federation:
     @property
     def current(self) -> RoundState:
         """The state of the rounds, once there are clients."""
-        if self.state is None:
-            raise DeltaflError("no client has been admitted yet")
+        assert self.state is not None
         return self.state
 
     @property
@@ -188,11 +182,7 @@ class Federation:
         return self.layout.rebuild(self.params_d, self.rest)
 
     def admit(self, infos: Mapping[str, ClientInfo]) -> None:
-        """Let clients join, or change what they report; the weights follow.
-
-        Newcomers are left out, with one warning each, if the sampler's state cannot be resized, or if after the first
-        round there is no room to remember an update of each; before it, that is an error.
-        """
+        """Let clients join, or change what they report; newcomers for whom there is no room are left out."""
         known = {**self.clients, **{key: info for key, info in infos.items() if key in self.clients}}
         # Nodes connect in any order: sort newcomers, partition 10 after partition 9.
         newcomers = sorted(infos.keys() - known.keys(), key=lambda key: (len(key), key))
@@ -211,10 +201,6 @@ class Federation:
         if not kept_k:
             raise DeltaflError("every known client is to be forgotten; start with a new state_path instead")
         self._set_clients({key: info for key, info in self.clients.items() if key not in keys}, kept_k)
-
-    def restore(self, clients: dict[str, ClientInfo], state: RoundState, rest: Arrays) -> None:
-        """Resume from a saved state."""
-        self.clients, self.state, self.rest, self.plan = clients, state, rest, self.rules.plan_for(clients)
 
     def expected_memory(self, client: int) -> int | None:
         """The name of the c_i that a client is to subtract; None if clients keep no memory."""
@@ -266,7 +252,12 @@ class Federation:
             state = init_round(plan, self._initial_d)
         else:
             state = resize_state(plan, self.state, self.plan.population.weight_m, kept_k)
-            if _num_remembering(self.state.control) > 0 == _num_remembering(state.control):
+            old, new = self.state.control, state.control
+            if (
+                isinstance(new, RemoteControlState)
+                and (new.taken_m == NOTHING).all()
+                and (old.taken_m != NOTHING).any()
+            ):
                 self.warnings.append("the weights of known clients changed: the memories of all clients are reset")
         self.clients, self.state, self.plan = clients, state, plan
 
@@ -276,9 +267,9 @@ class Federation:
         rows = plan.memory
         if not plan.rule.control.remembers:
             return
-        size = memory_size(rows, (num_clients, self.layout.num_params), None if folder is None else plan.n)
+        size = memory_size(rows, (num_clients, len(self._initial_d)), None if folder is None else plan.n)
         num_held = 0 if self.state is None or rows.folder else int(np.count_nonzero(self.state.responded_m))
-        held = num_held * self.layout.num_params * DTYPES[rows.dtype].itemsize
+        held = num_held * len(self._initial_d) * DTYPES[rows.dtype].itemsize
         try:
             require_room(size, rows, folder, "a lower n", "state_path", held)
         except DeltaflError as error:
@@ -289,11 +280,7 @@ class Federation:
     def _without_shared_failures(
         self, following: RoundState, cohort: Cohort, lost_n: BoolArray, any_used: bool
     ) -> RoundState:
-        """The state after a round, without what was not a client's own failure.
-
-        A client that lost its part of a memory is not to blame, and all memories are reset. If nobody answered for that
-        reason, or in an outage, the round did not happen: no step, nothing learnt.
-        """
+        """The state after a round: lost memories reset all and lower no rate; in an outage the round did not happen."""
         before, any_lost = self.current, bool(lost_n.any())
         if not any_used and (any_lost or looks_like_outage(before, cohort.client_n)):
             following = before._replace(round=following.round)
@@ -303,7 +290,7 @@ class Federation:
             following = following._replace(selected_m=before.selected_m.plus_one(cohort.client_n[~lost_n]))
         if not any_lost:
             return following
-        lost = ", ".join(self.keys[client] for client in cohort.client_n[lost_n].tolist())
+        lost = ", ".join(np.array(self.keys)[cohort.client_n[lost_n]])
         self.warnings.append(f"{lost} lost the memory that the server counts on: the memories of all clients are reset")
         return following._replace(control=begin_anew(following.control))
 
@@ -332,13 +319,8 @@ class Federation:
         if self.rules.clipping is None:
             return self.plan
         largest = float(self.plan.collect_replies(self.current, cohort).coef_n.max(initial=0.0))
-        noise_d = self.rules.clipping.noise(largest, self.layout.num_params)
+        noise_d = self.rules.clipping.noise(largest, len(self._initial_d))
         return replace(self.plan, server_optimizer=_NoisyOptimizer(self.plan.server_optimizer, noise_d))
-
-
-def _num_remembering(control: Any) -> int:
-    """How many clients have a memory of their own that the server counts on."""
-    return int(np.sum(control.taken_m != NOTHING)) if isinstance(control, RemoteControlState) else 0
 
 
 @dataclass(frozen=True)
@@ -358,14 +340,13 @@ class _NoisyOptimizer:
 def looks_like_outage(state: RoundState, client_n: IntArray) -> bool:
     """Whether these clients are unlikely to have failed independently: prod_i (1 - r_i) < 0.001.
 
-    An outage of the server's network, counted as a failure of each client, would inflate their weights for as long
-    again as it lasted. r_i = (responded_i + 2 r) / (selected_i + 2), with r = (responded + 1) / (selected + 2) over all
-    clients: the mean of a beta distribution, so that rarely selected clients count like the others. A single silent
-    client proves nothing.
+    An outage of the server's network, counted as a failure of each client, would inflate their weights for long.
+    r_i = (responded_i + 2 r) / (selected_i + 2), with r = (responded + 1) / (selected + 2) over all clients: the mean
+    of a beta distribution, so that rarely selected clients count like the others. One silent client proves nothing.
     """
     if len(client_n) < 2:
         return False
     responded_m, selected_m = np.asarray(state.responded_m, dtype=float), np.asarray(state.selected_m, dtype=float)
     overall = (responded_m.sum() + 1) / (selected_m.sum() + 2)
     rate_n = (responded_m[client_n] + 2 * overall) / (selected_m[client_n] + 2)
-    return bool(np.prod(1 - rate_n) < _OUTAGE_PROBABILITY)
+    return bool(np.prod(1 - rate_n) < 1e-3)

@@ -19,10 +19,7 @@ LOSS_NAMES = (client.LOSS, "train_loss", "train-loss")
 
 
 def by_recipient(sent: Iterable[tuple[Key, Message]], replies: Iterable[Message]) -> dict[Key, Message]:
-    """The first reply to each message, by whom the message was for; replies to other messages are dropped.
-
-    The sender of a reply does not count: for a dead node the SuperLink answers.
-    """
+    """The first reply to each message, by whom the message was for: for a dead node the SuperLink answers."""
     first: dict[str, Message] = {}
     for reply in replies:
         first.setdefault(reply.metadata.reply_to_message_id, reply)

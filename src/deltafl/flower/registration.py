@@ -1,8 +1,7 @@
 """The server's side of registration: which nodes are connected, and which client each of them is.
 
-A node id says nothing about a client, for it changes between runs. A client has a key instead: ``partition:`` in a
-simulation, ``key:`` (fingerprint of the node's public key), ``name:`` (registered with the SuperLink) or ``client:``
-(self-reported). docs/flower.md says who vouches for which.
+Node ids change between runs, so a client has a key: ``partition:`` in a simulation, ``key:`` (fingerprint of the node's
+public key), ``name:`` (registered with the SuperLink) or ``client:`` (self-reported). See docs/flower.md.
 """
 
 import hashlib
@@ -50,10 +49,7 @@ class Directory:
         self._warned: set[str] = set()
 
     def refresh(self, grid: Grid) -> dict[str, ClientInfo]:
-        """Look who is connected, read the answers that came, query new nodes; returns all registered clients by key.
-
-        Never waits: a node that answers slowly, or not at all, holds nobody up.
-        """
+        """Query new nodes and read the answers that came, without waiting; returns all registered clients by key."""
         nodes = {node.node_id: node for node in grid.get_nodes()}
         self._registered = {node_id: entry for node_id, entry in self._registered.items() if node_id in nodes}
         self._queries = {node_id: query for node_id, query in self._queries.items() if node_id in nodes}
@@ -88,10 +84,7 @@ class Directory:
         settle: bool,
         admit: Callable[[dict[str, ClientInfo]], dict[str, ClientInfo]],
     ) -> dict[str, ClientInfo]:
-        """Refresh until ``admit``, which lets clients join, returns enough that can be selected.
-
-        ``settle``: also until no more clients come and all nodes have answered, as at the start, when all connect.
-        """
+        """Refresh until ``admit`` lets enough clients in; with ``settle`` also until all nodes have answered."""
         end = time.monotonic() + seconds
         before = -1
         while True:
@@ -103,13 +96,12 @@ class Directory:
                 if len(able) >= min_nodes:
                     return able
             if over:
-                text = f"{len(able)} clients are registered and connected after {seconds:g} s, {min_nodes} are needed; "
-                text += "start more SuperNodes, lower min_nodes, or raise wait_for_nodes"
-                if self._queries:
-                    why = self._last_fault or "no answer yet"
-                    text += f". {len(self._queries)} connected nodes did not register (last reason: {why}); does their "
-                    text += "ClientApp call deltafl.flower.register(app, ...)?"
-                raise DeltaflError(text)
+                raise DeltaflError(
+                    f"{len(able)} clients are registered and connected after {seconds:g} s, {min_nodes} are needed; "
+                    "start more SuperNodes, lower min_nodes, or raise wait_for_nodes. "
+                    f"{len(self._queries)} more did not register ({self._last_fault or 'no answer yet'}); does their "
+                    "ClientApp call deltafl.flower.register(app, ...)?"
+                )
             if len(able) < min_nodes and len(present) != before:
                 log(INFO, "Waiting for clients: %d registered, %d needed", len(able), min_nodes)
             before = len(present)

@@ -1,14 +1,8 @@
-"""The state of a federation on disk: never seen half written, so that a killed server resumes from it.
-
-::
-
-    DIR/federation.safetensors   model, scores, control variates, counts, buffers; in its header, as JSON, the round,
-                                 the clients (keys, sizes), the model's layout and the settings
-    DIR/federation.lock          held by the server that writes here, and released however it ends
+"""The state of a federation on disk: one safetensors file, never seen half written, and the lock of its server.
 
 With ``memory_path`` the clients' updates are in a file of their own, in a folder that the header names, and the state
-holds only those of the last round. A file and a state that do not belong together (an old copy of one was put back)
-would make the estimate count updates that nobody sent, so both record their round.
+holds only those of the last round. Both record their round: where an old copy of one was put back, the estimate would
+count updates that nobody sent.
 """
 
 import json
@@ -100,9 +94,9 @@ def _restore(folder: Path, federation: Federation, header: dict[str, Any], array
         _find_memory(folder, federation, header["memory"], header["round"])
     clients = {entry["key"]: ClientInfo(entry["num_examples"], tuple(entry["aux"])) for entry in header["clients"]}
     federation.require_room(len(clients))
-    template = init_round(federation.rules.plan_for(clients), federation.params_d)
-    rest = {name: arrays[_REST + name] for name in federation.rest}
-    federation.restore(clients, unflatten(template, arrays), rest)
+    federation.clients, federation.plan = clients, federation.rules.plan_for(clients)
+    federation.rest = {name: arrays[_REST + name] for name in federation.rest}
+    federation.state = unflatten(init_round(federation.plan, federation.params_d), arrays)
 
 
 def _find_memory(folder: Path, federation: Federation, memory: dict[str, Any], round: int) -> None:

@@ -30,9 +30,8 @@ from .saved import load, save, sole_owner
 _TTL_GRACE = 10.0
 
 _FOREIGN_PRIVACY = (
-    "DeltaStrategy was called by another strategy, not started. Flower's wrappers for differential privacy assume that "
-    "every reply counts 1 / n; importance weights count some far more, which voids their guarantee. Call "
-    "DeltaStrategy.start, and write clipping=WeightedClipping(norm, noise_multiplier) to clip and add noise instead"
+    "Flower's wrappers for differential privacy assume that every reply counts 1 / n; importance weights count some "
+    "more, which voids their guarantee: call DeltaStrategy.start with clipping=WeightedClipping(norm, noise_multiplier)"
 )
 
 
@@ -56,19 +55,15 @@ class DeltaStrategy(Strategy):
         identity: How clients are identified across restarts: ``"auto"``, ``"public-key"``, ``"name"`` or ``"config"``.
         buffers: Name patterns of floating-point arrays that are not trained.
         response_floor: Smallest response rate assumed of a client, in (0, 1].
-        norm_guard: A factor above 1, such as 3: no step is longer than that many times the median of the last 20.
-            Biased; None for no guard. Not with noise.
+        norm_guard: A factor above 1: no step is longer than that many times the median of the last 20. Biased; or None.
         clipping: Clip updates and add noise, see ``WeightedClipping``.
-        aux: Number of auxiliary variables that every client must send when it registers, such as its shares of 10
-            labels, for ``balanced`` (``register(app, ..., aux=...)``); 0 for none. They are the client's claim.
+        aux: Number of auxiliary variables that every client must send when it registers (``register(..., aux=...)``),
+            such as its shares of 10 labels, for ``balanced``.
         memory_dtype: ``"float32"`` or ``"bfloat16"``, for the updates that the server remembers, one per client.
         memory_path: Folder on a disk for them, with ``state_path``; None for RAM.
         evaluate: Whether all connected clients evaluate the model after every round.
         forget: Keys of clients (as in the log) to drop from the saved state, with everything remembered about them;
             they are never selected again.
-
-    Attributes:
-        history: The statistics of every round, for callers who want more than Flower's metrics.
 
     Raises:
         DeltaflError: If the sampler needs every update before the draw, or an argument is out of range.
@@ -124,6 +119,7 @@ class DeltaStrategy(Strategy):
         self.rules = Rules(plan, weights, clipping, aux, self.state_path, identity)
         self.directory = Directory(identity, registration_timeout, aux, check_texts("forget", forget))
         self.federation: Federation | None = None
+        #: The statistics of every round, for callers who want more than Flower's metrics.
         self.history: list[RoundInfo] = []
         self._timeout = 3600.0
         #: The last round's cohort, and the messages to its clients.
@@ -253,8 +249,7 @@ class DeltaStrategy(Strategy):
         _log_warnings(federation)
         if federation.clients is not before:
             keys, weight_m = federation.keys, federation.plan.population.weight_m
-            text = "%d clients joined, %d are known; %s counts most, %.1f %% of all"
-            heaviest = keys[int(weight_m.argmax())]
+            text, heaviest = "%d clients joined, %d are known; %s counts most, %.1f %% of all", keys[weight_m.argmax()]
             log(INFO, text, len(keys) - len(before), len(keys), heaviest, 100 * weight_m.max())
         return {key: info for key, info in present.items() if key in federation.clients}
 
@@ -274,8 +269,7 @@ def log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int]) -> No
     text = "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f"
     log(INFO, text, info.num_responded, info.num_selected, info.sum_of_weights, info.largest_weight, size)
     if info.clip_factor < 1:
-        text = "\tthe norm guard scaled the step by %.3g: the estimate of this round is biased"
-        log(WARNING, text, info.clip_factor)
+        log(WARNING, "\tthe norm guard scaled the step by %.3g: the estimate of this round is biased", info.clip_factor)
 
 
 def _log_warnings(federation: Federation) -> None:
