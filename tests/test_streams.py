@@ -1,7 +1,5 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from deltafl import DeltaflError, stream
 from deltafl.streams import PURPOSES
@@ -38,27 +36,12 @@ def test_all_streams_are_distinct() -> None:
     assert len({first(*key) for key in keys}) == len(keys)
 
 
-def test_streams_do_not_depend_on_the_order_of_calls() -> None:
-    """Client 17 sees the same numbers whoever was asked before, and however much they drew."""
-    alone = stream(3, "batches", 5, 17).permutation(20)
-    for client in range(30):
-        generator = stream(3, "batches", 5, client)
-        if client == 17:
-            assert np.array_equal(generator.permutation(20), alone)
-        generator.random(client)
-
-
 def test_global_generator_is_left_alone() -> None:
     np.random.seed(0)  # noqa: NPY002 - the global generator, to prove that nobody touches it
     expected = np.random.random()  # noqa: NPY002
     np.random.seed(0)  # noqa: NPY002
     stream(0, "draw").random(10)
     assert np.random.random() == expected  # noqa: NPY002
-
-
-@given(st.integers(0, 2**70), st.sampled_from(sorted(PURPOSES)), st.integers(0, 2**20), st.integers(0, 2**20))
-def test_repeatable(seed: int, purpose: str, round: int, client: int) -> None:
-    assert first(seed, purpose, round, client) == first(seed, purpose, round, client)
 
 
 def test_neighbouring_streams_are_uncorrelated() -> None:

@@ -203,16 +203,14 @@ def import_file(path: Path, form: str) -> ModuleType:
     if not path.is_file():
         raise DeltaflError(f"there is no file {path}; write {form}")
     path = path.resolve()
-    if not path.stem.isidentifier() or path.stem.startswith("__"):
-        raise DeltaflError(f"{path.name} cannot be imported under this name; rename it, for instance to my_task.py")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     importlib.invalidate_caches()
-    spec = importlib.util.find_spec(path.stem)
-    if spec is None or spec.origin is None or Path(spec.origin).resolve() != path:
-        raise DeltaflError(
-            f"another module is called {path.stem!r} too; rename {path.name}, for instance to my_task.py"
-        )
+    usable = path.stem.isidentifier() and not path.stem.startswith("__")
+    spec = importlib.util.find_spec(path.stem) if usable else None
+    if spec is None or Path(str(spec.origin)).resolve() != path:
+        why = "another module has this name" if spec else "this is no name of a module"
+        raise DeltaflError(f"{path.name} cannot be imported: {why}; rename it, for instance to my_task.py")
     try:
         return importlib.import_module(path.stem)
     except DeltaflError:

@@ -75,10 +75,8 @@ class Plan:
         check_cohort_size(self.n, self.population.num_clients)
         self.population.check()
         if isinstance(self.rule.control, RemoteControl) and self.sampler.output_bias_size > 0:
-            raise DeltaflError(
-                f"{type(self.sampler).__name__} looks at the last entries of updates, which clients that keep their "
-                "memory do not send; write the estimator without '-remote'"
-            )
+            name = type(self.sampler).__name__
+            raise DeltaflError(f"{name} looks at the last entries of updates; write the estimator without '-remote'")
         check_ranges(self, {"response_floor": "(0, 1]", "mime": "[0, 1)", "norm_guard": "(1, inf)"})
 
     @property
@@ -203,12 +201,8 @@ def open_round(
 ) -> Cohort:
     """Select the clients of this round; nothing is changed, so that it may be opened again with the same result.
 
-    Args:
-        plan: The plan.
-        state: The state.
-        available_m: bool (m,), which clients can be selected; None for all. The estimate then targets the sum over
-            available clients; with a control variate the others count with their c_i.
-        oracle: Every client's update of this round, for the theoretical samplers; only simulators have one.
+    ``available_m``, bool (m,), says which clients can be selected: the estimate targets the sum over these; with a
+    control variate the others count with their c_i. The ``oracle`` of theoretical samplers is for simulators alone.
 
     Raises:
         DeltaflError: If the sampler needs an oracle and there is none, nobody is available, or ``available_m`` is no
@@ -240,14 +234,9 @@ def close_round(
 ) -> tuple[RoundState, RoundInfo]:
     """Turn the replies into an estimate of the full-participation update, move the model, let the sampler learn.
 
-    Args:
-        plan: The plan.
-        state: The state the round was opened with.
-        cohort: What ``open_round`` returned.
-        updates: One update u_i = x_K - x_0 a client, in the cohort's order; None where no reply came. (n, d) or a list;
-            with a ``-remote`` estimator a list of ``RemoteReply``. One that is not finite, out of range or of the wrong
-            length counts as no reply and is named in ``info.rejected``.
-        reports: What the clients reported of their work; None for nothing.
+    ``updates`` has one update u_i = x_K - x_0 a client in the cohort's order, (n, d) or a list with None where no reply
+    came; with a ``-remote`` estimator a list of ``RemoteReply``. One that is not finite, out of range or of the wrong
+    length counts as no reply and is named in ``info.rejected``. ``reports`` is what the clients reported of their work.
 
     Raises:
         DeltaflError: If the numbers of updates or report rows differ from the cohort's, or updates and ``RemoteReply``

@@ -119,19 +119,12 @@ class Cohort(NamedTuple):
 
 
 class Replies(NamedTuple):
-    """The usable replies of a round, and what each counts.
+    """The usable replies of a round, and what each counts."""
 
-    Attributes:
-        cohort: The clients that replied, (n,).
-        selected: All selected clients, these included.
-        coef_n: float64 (n,), coefficient of each reply in the estimate.
-        response_n: float64 (n,), response rates q_i in (0, 1] of these clients, as assumed before the round.
-    """
-
-    cohort: Cohort
-    selected: Cohort
-    coef_n: FloatArray
-    response_n: FloatArray
+    cohort: Cohort  # the clients that replied
+    selected: Cohort  # all selected clients, these included
+    coef_n: FloatArray  # coefficient of each reply in the estimate
+    response_n: FloatArray  # their response rates q_i in (0, 1], as assumed before the round
 
     @property
     def client_n(self) -> IntArray:
