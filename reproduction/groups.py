@@ -5,26 +5,8 @@ from typing import NamedTuple
 
 from deltafl.analysis import DIVERGED, Run
 
-from .spec import Reported, Sweep
+from .spec import TEXTS, Reported, Sweep
 
-#: Names of the samplers as the literature writes them.
-NAMES = {
-    "full": "Full participation",
-    "fedavg": "FedAvg",
-    "uniform": "Uniform",
-    "md": "MD",
-    "md-fixed": "MD of fixed size",
-    "fedis": "FedIS",
-    "fedpracis": "FedPracIS",
-    "delta": "FedDELTA",
-    "pracdelta": "FedPracDELTA",
-    "cluster-is": "Cluster-based IS",
-    "cluster-is-oracle": "Cluster-based IS (theoretical)",
-    "power-of-choice": "Power-of-Choice",
-    "delta-centred": "DELTA, centred",
-    "innovation": "Innovation",
-    "fedvarp": "FedVARP",
-}
 #: Tasks whose data stand in for those of the paper: what a title calls the paper's, and what is really read.
 STAND_INS = {
     "unipen62": ("FEMNIST", "UNIPEN-62"),
@@ -83,7 +65,7 @@ def readable(label: str, *more: str) -> str:
     parts = [f"{rest[0]} draws"] if rest and rest[0] else []
     parts += [part.replace("-", " ") for part in rest[1:]]
     suffix = ", ".join([*parts, *more])
-    return NAMES.get(name, name) + (f" ({suffix})" if suffix else "")
+    return TEXTS["names"].get(name, name) + (f" ({suffix})" if suffix else "")
 
 
 def gather(sweep: Sweep, runs: Sequence[Run]) -> list[Group]:

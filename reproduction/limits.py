@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deltafl import Population, close_round, init_round, make_plan, open_round, stream
-from deltafl.analysis import Band, Cells, Line, draw_panels, looks, markdown, mean_interval
+from deltafl.analysis import Band, Line, Look, draw_panels, looks, markdown, mean_interval
 from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray, Params
 
@@ -104,9 +104,9 @@ def updates(settings: dict[str, Any], point: Point, seed: int, rounds: int) -> I
     """float32 (m, d) for each round."""
     rng = stream(seed, "data", client=point.clients)
     m, d, groups = point.clients, settings["dimensions"], settings["groups"]
-    scale_m, group_m = _norms(rng, m, point.spread), np.arange(m) % groups
-    common_d = np.zeros(d)
-    common_d[0] = settings["common"]
+    scale_m = np.exp(sqrt(log(1 + point.spread**2)) * rng.standard_normal(m))
+    scale_m /= np.sqrt(np.mean(scale_m**2))
+    common_d, group_m = settings["common"] * np.eye(d)[0], np.arange(m) % groups
     own_md, shared_kd = _noise(rng, m, d), _noise(rng, groups, d)
     for _ in range(rounds):
         apart_md = sqrt(point.grouped) * shared_kd[group_m] + sqrt(1 - point.grouped) * own_md
@@ -117,14 +117,6 @@ def updates(settings: dict[str, Any], point: Point, seed: int, rounds: int) -> I
 
 def _noise(rng: np.random.Generator, rows: int, d: int) -> FloatArray:
     return rng.standard_normal((rows, d)) / sqrt(d)
-
-
-def _norms(rng: np.random.Generator, m: int, spread: float) -> FloatArray:
-    """s_i, lognormal with coefficient of variation ``spread``, scaled to a mean square of 1."""
-    variance = log(1 + spread**2)
-    scale_m = np.exp(sqrt(variance) * rng.standard_normal(m))
-    scaled_m: FloatArray = scale_m / np.sqrt(np.mean(scale_m**2))
-    return scaled_m
 
 
 class _Measured(NamedTuple):
@@ -142,32 +134,28 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     found = [_measured(row) for row in rows]
     if {row.point for row in found} != set(points_of(settings)):
         raise DeltaflError(f"{folder} does not have every point; leave out --only-page to run it")
+    methods = [method for method in settings["methods"] if method != "uniform"]
     panels = _panels(settings, found)
-    look_of = looks([method for method in settings["methods"] if method != "uniform"])
-    lines = [
-        [Line(method, look, _band(own)) for method, look in look_of.items() if (own := _of(panel, method))]
-        for panel in panels.values()
-    ]
-    captions = [f"{title}; x: {_AXES[panel[0].point.picture]}" for title, panel in panels.items()]
-    note = TEXTS["limits"]["picture"]
-    draw_panels(lines, captions, 2, note, folder / "limits.png", goals=[1.0] * len(panels), x_label="")
+    _draw(panels, looks(methods), folder / "limits.png")
     tables = [f"### {title}\n\n{_table(panel)}" for title, panel in panels.items()]
     blocks = [TEXTS["limits"]["head"].format(**settings), "![relative errors](limits.png)", *tables]
-    return OwnPage(_measured_text(settings, found), "not a claim of the paper", blocks, _cells(rows))
+    texts = []
+    for method in methods:
+        own = [row for row in found if row.method == method]
+        better, worse = sum(row.high < 1 for row in own), sum(row.low > 1 for row in own)
+        texts.append(f"`{method}` at {better} of {len(own)} points (larger at {worse})")
+    cells = [
+        {name: row[name] for name in (*Point._fields, "method")} | {"seed": seed, "relative_error": f"{error:.6g}"}
+        for row in rows
+        for seed, error in enumerate(row["error"])
+    ]
+    measured = f"Smaller error than uniform draws: {', '.join(texts)}."
+    return OwnPage(measured, "not a claim of the paper", blocks, cells)
 
 
 def _measured(row: Row) -> _Measured:
     mean, low, high = mean_interval(np.array(row["error"]))
     return _Measured(_point(row), row["method"], mean, mean if low is None else low, mean if high is None else high)
-
-
-def _measured_text(settings: dict[str, Any], found: Sequence[_Measured]) -> str:
-    texts = []
-    for method in settings["methods"]:
-        own = _of(found, method)
-        better, worse = sum(row.high < 1 for row in own), sum(row.low > 1 for row in own)
-        texts += [] if method == "uniform" else [f"`{method}` at {better} of {len(own)} points (larger at {worse})"]
-    return f"Smaller error than uniform draws: {', '.join(texts)}."
 
 
 def _panels(settings: dict[str, Any], found: Sequence[_Measured]) -> dict[str, list[_Measured]]:
@@ -182,28 +170,24 @@ def _panels(settings: dict[str, Any], found: Sequence[_Measured]) -> dict[str, l
     }
 
 
-def _of(rows: Sequence[_Measured], method: str) -> list[_Measured]:
-    return [row for row in rows if row.method == method]
-
-
-def _band(rows: Sequence[_Measured]) -> Band:
-    x, mean, low, high = np.array([[row.point.x, row.mean, row.low, row.high] for row in rows]).T
-    return Band(x, mean, low, high)
-
-
 def _table(rows: Sequence[_Measured]) -> str:
     heads = [_AXES[rows[0].point.picture], *(f"{x:g}" for x in dict.fromkeys(row.point.x for row in rows))]
-    methods = dict.fromkeys(row.method for row in rows)
-    return markdown(heads, [[method, *map(_cell, _of(rows, method))] for method in methods])
+    lines: dict[str, list[str]] = {}
+    for row in rows:
+        interval = ends(row.low, row.high, ".3f") if row.high > row.low else ""
+        lines.setdefault(row.method, [row.method]).append(f"{row.mean:.3f}{interval}")
+    return markdown(heads, lines.values())
 
 
-def _cell(row: _Measured) -> str:
-    return f"{row.mean:.3f}{ends(row.low, row.high, '.3f')}" if row.high > row.low else f"{row.mean:.3f}"
-
-
-def _cells(rows: Rows) -> Cells:
-    return [
-        {name: row[name] for name in (*Point._fields, "method")} | {"seed": seed, "relative_error": f"{error:.6g}"}
-        for row in rows
-        for seed, error in enumerate(row["error"])
-    ]
+def _draw(panels: dict[str, list[_Measured]], look_of: dict[str, Look], path: Path) -> None:
+    lines = []
+    for panel in panels.values():
+        curves = {method: [row for row in panel if row.method == method] for method in look_of}
+        bands = {
+            method: Band(*np.array([[row.point.x, row.mean, row.low, row.high] for row in own]).T)
+            for method, own in curves.items()
+            if own
+        }
+        lines.append([Line(method, look_of[method], band) for method, band in bands.items()])
+    captions = [f"{title}; x: {_AXES[panel[0].point.picture]}" for title, panel in panels.items()]
+    draw_panels(lines, captions, 2, TEXTS["limits"]["picture"], path, goals=[1.0] * len(panels), x_label="")

@@ -6,6 +6,7 @@ counts as its T rounds, a lower bound that decides nothing in favour of its meth
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -223,10 +224,12 @@ class Judgement(NamedTuple):
     gap: Gap = NO_GAP
     #: Why there is no gap; None while uniform sampling or full participation has no run.
     no_gap: str | None = None
-    #: The best method against rivals whose intervals are better, contain no difference, are worse.
-    ahead: tuple[Statement, ...] = ()
-    level: tuple[Statement, ...] = ()
-    behind: tuple[Statement, ...] = ()
+    #: The best method against its rivals.
+    pairs: tuple[Statement, ...] = ()
+
+    @property
+    def ahead(self) -> list[Statement]:
+        return [pair for pair in self.pairs if pair.status == "contradicted"]
 
     @property
     def ratio(self) -> float:
@@ -250,13 +253,7 @@ def judge(result: Result, informed: bool = False) -> Judgement:
     gap = gap_of(result, found.best, measures(result.part)[0])
     rivals = [method.label for method in result.shown if _is_rival(method.label, informed)]
     pairs = [pair for rival in rivals if (pair := _duel(result, found.best, rival)) is not None]
-    return found._replace(
-        status=_status(gap, why),
-        gap=gap,
-        ahead=tuple(pair for pair in pairs if pair.status == "contradicted"),
-        level=tuple(pair for pair in pairs if pair.status in ("open", "no interval")),
-        behind=tuple(pair for pair in pairs if pair.status == "shown"),
-    )
+    return found._replace(status=_status(gap, why), gap=gap, pairs=tuple(pairs))
 
 
 def ours_by_score(result: Result, informed: bool) -> list[Method]:
@@ -286,16 +283,12 @@ def headline(judgements: Sequence[Judgement]) -> str:
 
 def _sum_up(judgements: list[Judgement]) -> str:
     """The verdict on the target in a few words; a part with a rival ahead counts as missed."""
-    counted = [j for j in judgements if j.ratio <= LARGEST_RATIO and j.status in ("reached", "missed", "open")]
-    bad = sum(j.status == "missed" or bool(j.ahead) for j in counted)
-    good = sum(j.status == "reached" and not j.ahead for j in counted)
-    counts = {"reached": good, "missed": bad, "open": len(counted) - good - bad}
-    if counts["open"] == len(counted):
+    near = [j for j in judgements if j.ratio <= LARGEST_RATIO and j.status in ("reached", "missed", "open")]
+    found = Counter("missed" if j.ahead else j.status for j in near)
+    if found["open"] == len(near):
         return "is not decided"
-    *first, last = (f"{word} on {number}" for word, number in counts.items() if number)
-    if not first:
-        return f"is {last.split()[0]}"
-    return f"is {', '.join(first)} and {last} of {len(counted)} tasks"
+    *first, last = (f"{word} on {found[word]}" for word in ("reached", "missed", "open") if found[word])
+    return f"is {', '.join(first)} and {last} of {len(near)} tasks" if first else f"is {last.split()[0]}"
 
 
 def sentence(judgement: Judgement) -> str:
@@ -306,10 +299,9 @@ def sentence(judgement: Judgement) -> str:
         return f"{title}: not measured yet (needs {FULL}, {BASELINE} and a method of ours)."
     goal = judgement.no_gap if judgement.gap.value is None else _goal_text(judgement, best)
     missing = sum(judgement.result.find(name) is None for name in SAMPLERS if _is_rival(name, judgement.informed))
-    not_run = f", {missing} not run" if missing else ""
-    others = f"no rival is ahead ({len(judgement.behind)} behind, {len(judgement.level)} not told apart{not_run})"
-    if judgement.ahead:
-        others = f"ahead of it: {_ahead_text(judgement)}"
+    behind = sum(pair.status == "shown" for pair in judgement.pairs)
+    counts = f"{behind} behind, {len(judgement.pairs) - behind} not told apart" + f", {missing} not run" * bool(missing)
+    others = f"ahead of it: {_ahead_text(judgement)}" if judgement.ahead else f"no rival is ahead ({counts})"
     if judgement.ratio > LARGEST_RATIO:
         title += f" (m / n = {judgement.ratio:.3g}, beyond the range of the target)"
     return f"{title}: {goal}; {others}."
@@ -328,13 +320,14 @@ def _goal_text(judgement: Judgement, best: str) -> str:
 
 
 def _ahead_text(judgement: Judgement) -> str:
-    every = [*judgement.ahead, *judgement.level, *judgement.behind]
+    decided = ("shown", "contradicted")
     # What is not told apart counts as 1: beside runs that never reached the threshold its p-value is worth nothing.
-    p_values = holm([1.0 if pair in judgement.level else p_value(pair) for pair in every])
+    p_values = holm([p_value(pair) if pair.status in decided else 1.0 for pair in judgement.pairs])
     return ", ".join(
-        f"{pair.second} (×{1 / (pair.estimate or 1):.2f} fewer by its own interval; corrected for {len(every)} rivals "
-        f"p = {p:.2g})"
-        for pair, p in zip(judgement.ahead, p_values, strict=False)
+        f"{pair.second} (×{1 / (pair.estimate or 1):.2f} fewer by its own interval; corrected for {len(p_values)} "
+        f"rivals p = {p:.2g})"
+        for pair, p in zip(judgement.pairs, p_values, strict=True)
+        if pair.status == "contradicted"
     )
 
 

@@ -22,17 +22,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from deltafl.tasks import (
-    Dataset,
-    TaskSpec,
-    celeba_cnn,
-    crop_and_flip,
-    femnist_cnn,
-    known_tasks,
-    next_token_lstm,
-    register,
-    resnet18,
-)
+from deltafl import tasks
 
 from .archives import (
     TINY_ALPHABET,
@@ -43,20 +33,20 @@ from .archives import (
     load_unipen62,
 )
 
-_mnist = known_tasks()["mnist"]
+_mnist = tasks.known_tasks()["mnist"]
 
 
-def load_mnist(data_dir: Path | None = None) -> Dataset:
+def load_mnist(data_dir: Path | None = None) -> tasks.Dataset:
     """MNIST with its writers where they are found, else as the package reads it."""
     assert _mnist.load is not None
     return load_mnist_writers(data_dir) or _mnist.load(data_dir)
 
 
-register(
+tasks.register(
     replace(_mnist, summary="28 x 28 images of digits; by writer where mnist_writers.npz is found", load=load_mnist)
 )
-register(
-    TaskSpec(
+tasks.register(
+    tasks.TaskSpec(
         name="unipen62",
         summary="28 x 28 images of digits and letters, 62 classes, by writer; unipen62_writers.npz",
         needs=("torch", "archive"),
@@ -65,13 +55,13 @@ register(
         local_epochs=1,
         local_lr=0.1,
         load=load_unipen62,
-        make_model=partial(femnist_cnn, 62),
+        make_model=partial(tasks.femnist_cnn, 62),
         partition="natural",
         threshold=0.70,
     )
 )
-register(
-    TaskSpec(
+tasks.register(
+    tasks.TaskSpec(
         name="cifar10-jpeg",
         summary="CIFAR-10 recompressed as JPEG, 32 x 32 in colour, cropped and flipped; cifar10_jpeg.npz",
         needs=("torch", "pillow", "archive"),
@@ -80,15 +70,15 @@ register(
         local_epochs=5,
         local_lr=0.01,
         load=load_cifar10_jpeg,
-        make_model=partial(resnet18, 10),
+        make_model=partial(tasks.resnet18, 10),
         partition="hsu2019",
         alpha=0.5,
         threshold=0.54,
-        augment=crop_and_flip,
+        augment=tasks.crop_and_flip,
     )
 )
-register(
-    TaskSpec(
+tasks.register(
+    tasks.TaskSpec(
         name="celeba-subset",
         summary="84 x 84 faces of celebrities, smiling or not, by celebrity; celeba_smiling_84.npz",
         needs=("torch", "pillow", "archive"),
@@ -100,13 +90,13 @@ register(
         # on the pooled data falls steadily with 0.003. Not settled.
         local_lr=0.1,
         load=load_celeba_subset,
-        make_model=partial(celeba_cnn, 2),
+        make_model=partial(tasks.celeba_cnn, 2),
         partition="natural",
         threshold=0.85,
     )
 )
-register(
-    TaskSpec(
+tasks.register(
+    tasks.TaskSpec(
         name="tinyshakespeare",
         summary="a part of Shakespeare, the next character after 80, by role; tinyshakespeare_roles.npz",
         needs=("torch", "archive"),
@@ -115,7 +105,7 @@ register(
         local_steps=20,
         local_lr=1.0,
         load=load_tinyshakespeare,
-        make_model=partial(next_token_lstm, len(TINY_ALPHABET)),
+        make_model=partial(tasks.next_token_lstm, len(TINY_ALPHABET)),
         partition="natural",
         threshold=0.40,
         tokens=True,

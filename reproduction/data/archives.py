@@ -9,18 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from deltafl import DeltaflError
+from deltafl import DeltaflError, tasks
 from deltafl.errors import require
-from deltafl.tasks import (
-    Dataset,
-    cache_folder,
-    cached_images,
-    data_folders,
-    encode_text,
-    hold_out_by_owner,
-    idx_dataset,
-    read_arrays,
-)
+from deltafl.io import read_toml
 from deltafl.types import IntArray
 
 #: ``unipen62``: writers with fewer examples are left out, and of one with more only the first ones are used.
@@ -40,29 +31,7 @@ MNIST_ARRAYS = {
     "t10k-images-idx3-ubyte": "test_x",
     "t10k-labels-idx1-ubyte": "test_y",
 }
-#: By data set: the file, the title in reports, the SHA-256 of the one that recorded runs read.
-ARCHIVES = {
-    "tinyshakespeare": (
-        "tinyshakespeare_roles.npz",
-        "tiny Shakespeare by role",
-        "97caf919c2a2333011dffc7a41531a7416869333aafbcee81d44d936f6db6c3a",
-    ),
-    "unipen62": (
-        "unipen62_writers.npz",
-        "UNIPEN-62 by writer",
-        "b968e5e2c291aa0230d3ea7fd8214f6d65d41e4640bb0dbc3a3287baf2b99818",
-    ),
-    "cifar10-jpeg": (
-        "cifar10_jpeg.npz",
-        "CIFAR-10 recompressed as JPEG",
-        "5807fcc6606286c85a04b70371a321db6d71a725399b9c318e1c4eadf6f1d09b",
-    ),
-    "celeba-subset": (
-        "celeba_smiling_84.npz",
-        "subset of CelebA by celebrity",
-        "57ccb92a5a88b2337bfb147e69585fa88432554d1df312070e7c57b89cc330c6",
-    ),
-}
+ARCHIVES: dict[str, dict[str, str]] = read_toml(Path(__file__).with_name("archives.toml"))
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -75,13 +44,13 @@ class _Found(NamedTuple):
     title: str
 
     def arrays(self, *keys: str) -> list[npt.NDArray[Any]]:
-        arrays = read_arrays(self.path, keys)
+        arrays = tasks.read_arrays(self.path, keys)
         return [arrays[key] for key in keys]
 
 
 def _find(name: str, data_dir: Path | None) -> _Found:
-    file, title, known = ARCHIVES[name]
-    folders = data_folders(name, data_dir)
+    file, title, known = ARCHIVES[name].values()
+    folders = tasks.data_folders(name, data_dir)
     path = next((folder / file for folder in folders if (folder / file).is_file()), None)
     if path is None:
         raise DeltaflError(
@@ -93,7 +62,7 @@ def _find(name: str, data_dir: Path | None) -> _Found:
     return _Found(name, path, digest, title if digest == known else f"{title} (other content than known: {path})")
 
 
-def load_unipen62(data_dir: Path | None = None) -> Dataset:
+def load_unipen62(data_dir: Path | None = None) -> tasks.Dataset:
     """Handwriting by writer; the column of owners is ``writer``."""
     found = _find("unipen62", data_dir)
     image, label, writer = found.arrays("x", "y", "writer")
@@ -103,7 +72,7 @@ def load_unipen62(data_dir: Path | None = None) -> Dataset:
     return _by_owner(found, image[:, np.newaxis], label, 62, "writer", owner, FEWEST_OF_WRITER, MOST_OF_WRITER)
 
 
-def load_celeba_subset(data_dir: Path | None = None) -> Dataset:
+def load_celeba_subset(data_dir: Path | None = None) -> tasks.Dataset:
     """Faces by celebrity; the column of owners is ``celeb``, and Pillow decodes them."""
     found = _find("celeba-subset", data_dir)
     label, celeb = found.arrays("y", "celeb")
@@ -113,17 +82,17 @@ def load_celeba_subset(data_dir: Path | None = None) -> Dataset:
 
 def _by_owner(
     found: _Found, image: Bytes, label: npt.NDArray[Any], classes: int, column: str, owner: IntArray, *limits: int
-) -> Dataset:
+) -> tasks.Dataset:
     label = _labels(found.path, label, len(image), classes)
-    whole = Dataset(found.title, image, label, image[:0], label[:0], num_classes=classes)
-    return hold_out_by_owner(whole, column, owner, *limits)
+    whole = tasks.Dataset(found.title, image, label, image[:0], label[:0], num_classes=classes)
+    return tasks.hold_out_by_owner(whole, column, owner, *limits)
 
 
-def load_cifar10_jpeg(data_dir: Path | None = None) -> Dataset:
+def load_cifar10_jpeg(data_dir: Path | None = None) -> tasks.Dataset:
     found = _find("cifar10-jpeg", data_dir)
     train_y, test_y = (_labels(found.path, label, label.size, 10) for label in found.arrays("train_y", "test_y"))
     train_x, test_x = _unpack(found, "train_", len(train_y), 32), _unpack(found, "test_", len(test_y), 32)
-    return Dataset(found.title, train_x, train_y, test_x, test_y, num_classes=10)
+    return tasks.Dataset(found.title, train_x, train_y, test_x, test_y, num_classes=10)
 
 
 def _unpack(found: _Found, prefix: str, num_images: int, side: int) -> Bytes:
@@ -133,7 +102,7 @@ def _unpack(found: _Found, prefix: str, num_images: int, side: int) -> Bytes:
         return _decode(found.path, shape, *found.arrays("header", f"{prefix}scan", f"{prefix}offsets"))
 
     # The checksum in the name: images of another archive are never taken for these.
-    return cached_images(cache_folder() / found.name / f"{prefix}{found.sha256[:16]}.npy", shape, unpack)
+    return tasks.cached_images(tasks.cache_folder() / found.name / f"{prefix}{found.sha256[:16]}.npy", shape, unpack)
 
 
 def _decode(
@@ -180,7 +149,7 @@ def _owners(path: Path, owner: npt.NDArray[Any], num_examples: int) -> IntArray:
     return owner.astype(np.int64)
 
 
-def load_tinyshakespeare(data_dir: Path | None = None) -> Dataset:
+def load_tinyshakespeare(data_dir: Path | None = None) -> tasks.Dataset:
     """Roles cut in time: 80 % for training, the rest for the test, both in windows of 80 characters, 10 apart.
 
     The column of owners is ``role``, the number of the role in the archive.
@@ -190,21 +159,21 @@ def load_tinyshakespeare(data_dir: Path | None = None) -> Dataset:
     if text.dtype != np.uint8 or text.ndim != 1:
         raise DeltaflError(f"{found.path}: needs text uint8 (characters,)")
     _check_offsets(found.path, offset, len(name), len(text))
-    tokens = encode_text(text, TINY_ALPHABET)
+    tokens = tasks.encode_text(text, TINY_ALPHABET)
     pieces: list[list[Any]] = [[], [], [], [], [], []]
     for role, (first, last) in enumerate(pairwise(offset)):
         if last - first >= FEWEST_OF_ROLE:
             cut = first + int(TRAIN_SHARE * (last - first))
             train, test = windows(tokens[first:cut]), windows(tokens[cut:last])
-            owners = [np.full(len(y), role) for _, y in (train, test)]
-            for column, piece in zip(pieces, (*train, *test, *owners), strict=True):
+            roles = [np.full(len(y), role) for _, y in (train, test)]
+            for column, piece in zip(pieces, (*train, *test, *roles), strict=True):
                 column.append(piece)
     if not pieces[0]:
         raise DeltaflError(f"{found.path}: no role has {FEWEST_OF_ROLE} characters or more")
     train_x, train_y, test_x, test_y, role_e, test_role_e = map(np.concatenate, pieces)
-    columns, test_columns = {"role": role_e}, {"role": test_role_e}
-    classes = len(TINY_ALPHABET)
-    return Dataset(found.title, train_x, train_y, test_x, test_y, classes, columns=columns, test_columns=test_columns)
+    owners, test_owners = {"role": role_e}, {"role": test_role_e}
+    parts = (train_x, train_y, test_x, test_y, len(TINY_ALPHABET))
+    return tasks.Dataset(found.title, *parts, columns=owners, test_columns=test_owners)
 
 
 def windows(token_k: Bytes) -> tuple[Bytes, IntArray]:
@@ -215,13 +184,13 @@ def windows(token_k: Bytes) -> tuple[Bytes, IntArray]:
     return piece[:, :WINDOW].copy(), piece[:, WINDOW].astype(np.int64)
 
 
-def load_mnist_writers(data_dir: Path | None = None) -> Dataset | None:
+def load_mnist_writers(data_dir: Path | None = None) -> tasks.Dataset | None:
     """MNIST with the column ``writer``; None if no folder holds ``mnist_writers.npz``."""
-    paths = (folder / "mnist_writers.npz" for folder in data_folders("mnist", data_dir))
+    paths = (folder / "mnist_writers.npz" for folder in tasks.data_folders("mnist", data_dir))
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         return None
-    found = read_arrays(path, (*MNIST_ARRAYS.values(), "train_writer"))
+    found = tasks.read_arrays(path, (*MNIST_ARRAYS.values(), "train_writer"))
     for key in MNIST_ARRAYS.values():
         axes = 3 if key.endswith("x") else 1
         if found[key].dtype != np.uint8 or found[key].ndim != axes:
@@ -229,4 +198,6 @@ def load_mnist_writers(data_dir: Path | None = None) -> Dataset | None:
                 f"{path}: {key} is {found[key].dtype} with {found[key].ndim} axes, needs uint8 with {axes}"
             )
     writer = _owners(path, found["train_writer"], len(found["train_y"]))
-    return idx_dataset("mnist", {file: found[key] for file, key in MNIST_ARRAYS.items()}, path, {"writer": writer})
+    return tasks.idx_dataset(
+        "mnist", {file: found[key] for file, key in MNIST_ARRAYS.items()}, path, {"writer": writer}
+    )

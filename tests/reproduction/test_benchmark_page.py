@@ -12,39 +12,13 @@ from scipy import stats
 
 from deltafl.analysis import compare
 from deltafl.errors import DeltaflError
-from deltafl.samplers import SAMPLERS, is_unbiased
+from deltafl.samplers import SAMPLERS
 from deltafl.simulation.settings import RunSettings, make_settings
-from reproduction.benchmark.judge import closed, holm, is_ours, last_accuracy, measures, no_gap, p_value, rounds_at
+from reproduction.benchmark.judge import closed, holm, last_accuracy, measures, no_gap, p_value, rounds_at
 from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.runs import rounds_to_threshold
 from reproduction.benchmark.tables import num_params_of, server_memory
 from reproduction.spec import SCALES, load_experiment
-
-# Gaps closed
-
-
-# One number of one run
-
-
-# The file
-
-
-def test_later_settings_win() -> None:
-    experiment = tiny({"a": {"tier": "all", "rounds": 5}, "b": {"tier": "all", "rounds_of": {"full": 2}}})
-    a, b = parts_of(experiment, "smoke")
-    assert (a.rounds("full"), a.horizon, b.rounds("full"), b.rounds("uniform"), b.horizon) == (5, 5, 2, 4, 2)
-    assert b.test_job("full", 0.1, 0).settings.rounds == 2
-    a, b = parts_of(experiment, "cpu", seeds=7)
-    assert (a.rounds("uniform"), a.seeds) == (6, 7)
-    assert a.title == "a"
-
-
-def test_only_the_first_seed_has_probes_and_full_participation_has_none() -> None:
-    part = part_of(probe_every=2)
-    assert part.test_job("uniform", 0.1, 0).settings.probe_every == 2
-    assert part.test_job("uniform", 0.1, 1).settings.probe_every is None
-    assert part.test_job("full", 0.1, 0).settings.probe_every is None
-    assert part.tuning_job("uniform", 0.1, 0).settings.probe_every is None
 
 
 @pytest.mark.parametrize(
@@ -63,39 +37,12 @@ def test_impossible_settings_are_refused(changes: dict[str, Any], sentence: str)
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_real_file(scale: str) -> None:
-    experiment = load_experiment("benchmark")
-    for part in parts_of(experiment, scale):
+    for part in parts_of(load_experiment("benchmark"), scale):
         assert {"full", "uniform"} <= set(part.methods)
-        assert part.common.threshold
-        m, n = part.common.clients or 0, part.common.sample or 1
-        assert m / n <= 20
-        assert not set(part.tuning_seeds) & set(range(part.seeds))
-        if scale == "smoke":
-            assert part.name == "digits"
-            assert (part.common.rounds or 0) <= 20
-    if scale == "cpu":
-        every = [part for part in parts_of(experiment, scale) if part.tier == "every"]
-        core = [part for part in parts_of(experiment, scale) if part.tier == "core"]
-        assert len(every) == 5
-        assert len(core) == 3
-        assert all(set(SAMPLERS) <= set(part.methods) and part.seeds >= 10 for part in every)
-        assert all(set(experiment.view.core) == set(part.methods) and part.seeds >= 5 for part in core)
-
-
-# What the server keeps
-
-
-def test_labels_know_whether_they_are_unbiased() -> None:
-    assert is_unbiased("uniform")
-    assert is_unbiased("innovation@pivotal")
-    assert not is_unbiased("fedavg")
-    assert not is_unbiased("pracdelta@successive")
-    assert not is_unbiased("oort")
-    assert is_ours("innovation")
-    assert not is_ours("fedvarp")
-
-
-# Pages of made-up runs
+        assert part.tier == "core" or set(SAMPLERS) <= set(part.methods) or scale == "smoke"
+        assert (part.common.clients or 0) / (part.common.sample or 1) <= 20
+        assert part.threshold
+        assert scale != "smoke" or (part.common.rounds or 0) <= 20
 
 
 def test_the_page_judges_the_target_from_intervals(tmp_path: Path) -> None:
@@ -191,8 +138,6 @@ def test_runs_that_never_reach_are_marked_and_decide_nothing_in_their_favour(tmp
     ("changes", "said"),
     [
         ({"delta-centred": [8, 9, 7, 9, 99]}, "no rival is ahead (0 behind, 2 not told apart"),  # ours: behind is open
-        ({"pracdelta": [24, 29, 99, 27, 28]}, "no rival is ahead (2 behind, 0 not told apart"),
-        ({"delta-centred": [32, 33, 31, 34, 33], "pracdelta": [9, 8, 9, 9, 8]}, "ahead of it: pracdelta"),
         ({"delta-centred": [32, 33, 31, 34, 33], "pracdelta": [9, 8, 9, 9, 99]}, "no rival is ahead (0 behind, 2 not"),
         ({"delta-centred": [32, 33, 31, 34, 99], "pracdelta": [9, 8, 9, 9, 8]}, "ahead of it: pracdelta"),
     ],
@@ -218,14 +163,6 @@ def test_speed_ups_beside_runs_that_never_reach_are_marked(tmp_path: Path) -> No
     assert (found["delta-centred"], found["pracdelta"], found["uniform"]) == ("≥≤ ×2.25", "≥ ×1.28", "baseline")
 
 
-def test_without_a_gap_the_page_gives_no_number(tmp_path: Path) -> None:
-    write_runs(tmp_path, made_up(), MADE_UP | {"uniform": [6, 5, 6, 7, 6]})
-    page = shown(tmp_path, made_up())
-    assert "no gap to close: uniform needs only 3 % more rounds than full participation" in page
-    assert "**The target is not decided.**" in page
-    assert "| – | " in page.split("## digits")[1]
-
-
 def test_a_page_of_unfinished_runs_says_what_is_missing(tmp_path: Path) -> None:
     experiment = made_up()
     write_runs(tmp_path, experiment, {"full": [5, 6], "uniform": [30, 34], "delta-centred": [8, 9]})
@@ -235,12 +172,6 @@ def test_a_page_of_unfinished_runs_says_what_is_missing(tmp_path: Path) -> None:
     assert "- digits, `pracdelta`: 0 of 5 test runs" in page
     with pytest.raises(DeltaflError, match="leave out --only-page"):
         shown(tmp_path / "nothing", experiment)
-
-
-def test_records_of_other_settings_are_refused(tmp_path: Path) -> None:
-    write_runs(tmp_path, made_up(), MADE_UP)
-    with pytest.raises(DeltaflError, match="was run with threshold"):
-        shown(tmp_path, made_up(threshold=0.55))
 
 
 def test_without_a_gap_there_is_no_number() -> None:

@@ -62,24 +62,12 @@ def test_the_grid_grows_where_the_best_rate_is_at_its_edge(
     assert found.edge == edge
 
 
-def test_no_rate_is_chosen_while_runs_of_the_grid_are_missing() -> None:
-    found = searched((0.1, 0.2), 3, ("one",), lambda _, rate: Score(-rate, 0.0) if rate < 0.3 else None)
-    assert found == {"one": ((0.1, 0.2, 0.4), (0.1, 0.2, 0.4), None, "", None)}
-
-
 def test_all_methods_search_the_same_grid() -> None:
     """One method prefers a higher rate, another a lower one: the third has all of them to choose from."""
     found = searched((0.1, 0.2, 0.4), 3, ("a", "b", "c"), best_at(a=0.4, b=0.05, c=0.2))
     assert {search.rates for search in found.values()} == {(0.025, 0.05, 0.1, 0.2, 0.4, 0.8)}
     assert [found[label].best for label in "abc"] == [0.4, 0.05, 0.2]
     assert {search.edge for search in found.values()} == {""}
-
-
-def test_a_method_whose_runs_are_missing_does_not_hold_up_the_others() -> None:
-    best = best_at(a=0.8, b=0.2)
-    found = searched((0.1, 0.2, 0.4), 3, ("a", "b"), lambda label, rate: best(label, rate) if label == "a" else None)
-    assert (found["a"].best, found["b"].best) == (0.8, None)
-    assert found["b"].rates == found["a"].rates
 
 
 def test_only_the_best_rates_of_the_first_seed_are_finalists() -> None:
@@ -114,13 +102,6 @@ def test_who_was_a_finalist_before_the_grid_grew_stays_one() -> None:
     )
     assert found["one"][:3] == ((0.1, 0.2, 0.4, 0.8), (0.2, 0.4, 0.8), 0.2)
     assert (found["other"].finalists, found["other"].best, found["other"].edge) == ((0.2, 0.4, 0.8), 0.4, "")
-
-
-def test_tuning_runs_can_be_shorter() -> None:
-    part = part_of(tuning_rounds=3, rounds_of={"full": 2})
-    rounds = [part.tuning_job(label, 0.1, 1000).settings.rounds for label in ("uniform", "full")]
-    assert rounds == [3, 2]
-    assert (part.tuning_horizon, part.horizon, part.test_job("uniform", 0.1, 0).settings.rounds) == (2, 2, 4)
 
 
 def test_a_rate_that_never_reaches_counts_twice_its_rounds_and_ties_go_to_accuracy() -> None:

@@ -50,14 +50,6 @@ def test_the_toy_leaves_a_page_a_table_a_picture_and_a_line_of_the_index(tmp_pat
     assert write_index(tmp_path).encode() == again
 
 
-def test_an_index_overwrites_no_page_of_another_kind(tmp_path: Path) -> None:
-    told("toy", "--out", str(tmp_path / "toy"))
-    (tmp_path / "README.md").write_text("# My thesis\n")
-    with pytest.raises(DeltaflError, match="is no index of results: move it away first"):
-        told("--index", str(tmp_path))
-    assert (tmp_path / "README.md").read_text() == "# My thesis\n"
-
-
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -148,10 +140,3 @@ def test_all_goes_through_every_experiment_names_what_cannot_run_and_writes_the_
     index = (tmp_path / "out" / "README.md").read_text()
     assert "(toy/README.md)" in index
     assert "`table-7`" in index.partition("Without a page: ")[2]
-
-
-def test_all_refuses_at_once_where_its_index_would_overwrite_a_page(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("# My own\n")
-    with pytest.raises(DeltaflError, match="is no index of results: move it away first"):
-        told("all", "--out", str(tmp_path))
-    assert contents(tmp_path) == {tmp_path / "README.md": b"# My own\n"}

@@ -1,8 +1,5 @@
 """Pages of experiments, made from synthetic runs whose numbers are known."""
 
-import csv
-import json
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +9,8 @@ from PIL import Image
 
 from deltafl import DeltaflError
 from deltafl.analysis import Run, curve_band, looks
-from reproduction.groups import gather, readable
-from reproduction.page import Finding, write_index, write_page, write_verdict
+from reproduction.groups import gather
+from reproduction.page import Finding, read_verdict, write_index, write_page, write_verdict
 from reproduction.spec import Sweep
 from tools.sweeps import REACHES, runs_of_sweep, sweep_of
 
@@ -31,14 +28,8 @@ def rows_of(page: str, name: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def table_csv(folder: Path) -> list[dict[str, str]]:
-    with (folder / "table.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def finding(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "verdict.json").read_text())
-    return content
+def finding(folder: Path) -> Finding:
+    return read_verdict(folder / "verdict.json")
 
 
 def test_a_table_has_the_papers_form_and_its_numbers(tmp_path: Path) -> None:
@@ -57,9 +48,6 @@ def test_a_table_has_the_papers_form_and_its_numbers(tmp_path: Path) -> None:
     assert delta[6:9] == ["140", "31", "–"]
     assert delta[9].startswith("2.00")
     assert delta[10] == "1.32"
-    first = table_csv(tmp_path)[1]
-    assert (first["part"], first["sampler"], first["rounds"], first["speedup"]) == ("one", "pracdelta", "15.5", "2.0")
-    assert float(first["paper_speedup"]) == pytest.approx(426 / 322, rel=1e-5)
 
 
 def test_a_page_states_what_was_run(tmp_path: Path) -> None:
@@ -89,19 +77,11 @@ def test_titles_and_the_page_name_the_data_that_stand_in(tmp_path: Path) -> None
     page = written(sweep, tmp_path)
     assert "## UNIPEN-62 (for FEMNIST), Adam" in page
     assert "**Data:** UNIPEN-62 stands in for FEMNIST. A subset of CelebA stands in for CelebA." in page
-    assert "UNIPEN-62 stands in for FEMNIST." in finding(tmp_path)["measured"]
+    assert "UNIPEN-62 stands in for FEMNIST." in finding(tmp_path).measured
     full = Sweep(sweep.experiment, "paper", {"one": sweep.experiment.comparison("one", "paper")})
     page = written(full, tmp_path / "paper")
     assert "## FEMNIST, Adam" in page
     assert "UNIPEN" not in page
-
-
-def test_every_environment_is_named(tmp_path: Path) -> None:
-    runs = runs_of_sweep(sweep_of())
-    runs[-1] = runs[-1]._replace(environment={"device": "Some GPU", "processor": "B", "torch": "2.8"})
-    page = written(sweep_of(), tmp_path, runs)
-    assert "- Some CPU, 2 cores; python 3.12, torch 2.9 (7 runs)" in page
-    assert "- Some GPU, B; torch 2.8 (1 run)" in page
 
 
 def test_unfinished_sweeps_say_so(tmp_path: Path) -> None:
@@ -116,7 +96,7 @@ def test_unfinished_sweeps_say_so(tmp_path: Path) -> None:
         "no interval",
     ):
         assert text in page
-    assert finding(tmp_path)["done"] == 3
+    assert finding(tmp_path).done == 3
     with pytest.raises(DeltaflError, match="no run is finished"):
         written(sweep, tmp_path, [])
 
@@ -145,82 +125,23 @@ def test_variants_stand_in_the_table_of_their_host(tmp_path: Path) -> None:
     assert rows_of(others, "FedPracDELTA (Second) against FedPracDELTA")[0][4] == "open"
 
 
-def test_delta_is_compared_with_uniform_draws_and_with_its_rival(tmp_path: Path) -> None:
-    samplers = ["fedavg", "uniform", "fedis", "delta", "delta@pivotal", "fedis@pivotal"]
-    settings = {"task": "digits", "samplers": samplers, "seeds": 2, "rounds": 50, "threshold": 0.7}
-    sweep = sweep_of(settings=settings, parts={"one": {"title": "First"}}, order=["delta", "fedis", "fedavg"])
-    others = written(sweep, tmp_path).partition("Comparisons outside the paper's ordering")[2]
-    assert rows_of(others, "FedDELTA against Uniform")[0][2].startswith("speed-up ×2.71 [")
-    assert not rows_of(others, "FedDELTA against FedIS")  # a pair of the paper's ordering
-    assert rows_of(others, "FedDELTA (pivotal draws) against FedIS (pivotal draws)")[0][2].startswith("speed-up ×1.95")
-
-
-def test_other_thresholds_of_the_same_runs(tmp_path: Path) -> None:
-    page = written(sweep_of(view={"thresholds": {"two": 0.83}}), tmp_path)
-    assert "## First" not in page
-    assert "rounds to 83 %" in page
-    assert rows_of(page, "FedAvg")[0][2] == "never (2 of 2 seeds)"
-    assert rows_of(page, "FedPracDELTA")[0][2] == "15.5"
-
-
-def test_curves_of_losses(tmp_path: Path) -> None:
-    settings = {"task": "digits", "samplers": ["fedavg", "pracdelta"], "seeds": 2, "rounds": 50}
-    page = written(sweep_of("curves", view={"y": ["log10-loss", "accuracy"]}, settings=settings), tmp_path)
-    expected = np.mean([-r / 50 - 0.84 for r in range(46, 51)])
-    rows = {(row["part"], row["sampler"], row["value"]): row for row in table_csv(tmp_path)}
-    assert float(rows["one", "pracdelta", "log10 loss"]["mean"]) == pytest.approx(expected, abs=1e-5)
-    assert float(rows["one", "pracdelta", "accuracy"]["mean"]) == pytest.approx(83.95)
-    assert "lower by 0.061 [" in rows_of(page, "FedPracDELTA")[0][2]
-
-
-def test_best_accuracies(tmp_path: Path) -> None:
-    page = written(sweep_of("best-accuracies", view={"rounds": [20, 40, 100], "best": 4}), tmp_path)
-    assert "best 4 of 20 rounds, %" in page
-    assert "best 4 of 100 rounds" not in page
-    assert rows_of(page, "FedAvg")[0][1:] == ["10.00 ± 0.00", "79.95 ± 0.07"]
-    assert rows_of(page, "FedPracDELTA")[0][1:] == ["83.95 ± 0.07", "83.95 ± 0.07"]
-    assert (tmp_path / "best.png").stat().st_size < 150_000
-
-
-def probed(sweep: Sweep) -> list[Run]:
-    """Runs with probes: norms of 1 and 4 for fedavg, twice that for pracdelta."""
-    runs = []
-    for run in runs_of_sweep(sweep):
-        factor = (2.0 if run.sampler == "pracdelta" else 1.0) * (1 + 0.1 * run.seed * (run.sampler == "fedavg"))
-        low_r, high_r = np.array([9.0, 9.0, 1.0, 1.0]), np.array([9.0, 9.0, 2.0, 8.0])
-        runs.append(run._replace(probes={"round": np.arange(1.0, 5), "low": factor * low_r, "high": factor * high_r}))
-    return runs
-
-
-def test_probes(tmp_path: Path) -> None:
-    view = {"columns": {"largest": "high", "least": "low"}, "ratio": ["high", "low"]}
-    sweep = sweep_of("probes", view={**view, "bounds": {"low": [1.5, float("inf")]}})
-    page = written(sweep, tmp_path, probed(sweep))
-    rows = {(row["part"], row["sampler"], row["value"]): row for row in table_csv(tmp_path)}
-    assert float(rows["one", "pracdelta", "largest"]["mean"]) == pytest.approx(8)
-    assert float(rows["one", "fedavg", "largest"]["mean"]) == pytest.approx(4 * 1.05)
-    assert float(rows["one", "fedavg", "largest / least"]["mean"]) == pytest.approx(4)
-    assert rows_of(page, "FedAvg")[1][5:] == ["1.5 to inf", "4 of 8"]
-    assert "FedPracDELTA before FedAvg" in page
-
-
 @pytest.mark.parametrize(
     ("low", "verdict"), [(0.5, "the bounds hold"), (1.05, "the bounds hold on First, and do not on Second")]
 )
 def test_probes_without_an_order_judge_the_bounds(low: float, verdict: str, tmp_path: Path) -> None:
     sweep = sweep_of("probes", view={"columns": {"least": "low"}, "bounds": {"low": [low, 100.0]}}, order=[])
-    runs = [
-        run._replace(probes={**run.probes, "low": run.probes["low"] + (run.part == "one")}) for run in probed(sweep)
-    ]
+    runs = []
+    for run in runs_of_sweep(sweep):
+        least_r = (1.0 + (run.part == "one")) * np.array([9.0, 9.0, 1.0, 1.0])
+        runs.append(run._replace(probes={"round": np.arange(1.0, 5), "low": least_r}))
     page = written(sweep, tmp_path, runs)
-    assert finding(tmp_path)["verdict"] == verdict
+    assert finding(tmp_path).verdict == verdict
     assert f"**{verdict[:1].upper()}{verdict[1:]}.**" in page
 
 
 def test_pictures_of_long_runs_stay_small_and_keep_the_colours(tmp_path: Path) -> None:
-    settings = {"task": "digits", "samplers": list(REACHES), "seeds": 3, "rounds": 2000}
-    parts = {f"nu-{i}": {"title": f"nu = {i}"} for i in range(3)}
-    sweep = sweep_of("curves", view={"y": ["log10-loss"]}, settings=settings, parts=parts)
+    settings = {"task": "digits", "samplers": list(REACHES), "seeds": 2, "rounds": 2000}
+    sweep = sweep_of("curves", view={"y": ["log10-loss"]}, settings=settings)
     rng = np.random.default_rng(5)
     runs = [run._replace(loss_r=np.exp(0.3 * rng.standard_normal(2000))) for run in runs_of_sweep(sweep)]
     written(sweep, tmp_path, runs)
@@ -232,22 +153,10 @@ def test_pictures_of_long_runs_stay_small_and_keep_the_colours(tmp_path: Path) -
         assert np.abs(pixels - wanted).max(axis=1).min() < 20, label
 
 
-def test_same_runs_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        written(sweep_of(), tmp_path / name)
-    for path in (tmp_path / "a").iterdir():
-        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
-
-
 def test_smoothing_is_a_moving_average() -> None:
     loss_r = np.arange(50.0) % 7
     band = curve_band([runs_of_sweep(sweep_of())[0]._replace(loss_r=loss_r)], "loss", 4)
     assert band.mean_r == pytest.approx([np.mean(loss_r[max(0, i - 3) : i + 1]) for i in range(50)])
-
-
-def test_readable_names() -> None:
-    assert readable("pracdelta") == "FedPracDELTA"
-    assert readable("pracdelta@successive@plain-mean") == "FedPracDELTA (successive draws, plain mean)"
 
 
 @pytest.mark.parametrize(
@@ -274,21 +183,9 @@ def test_the_index_has_a_line_for_each_page(tmp_path: Path) -> None:
     lines = [line for line in text.splitlines() if line.startswith("| [")]
     assert lines[0] == "| [The toy](toy/README.md) | **holds** | 1 of 1, scale cpu |"
     assert len(lines) == 2
-    for part in (
-        "First: FedPracDELTA against FedAvg: rounds to 70 % speed-up ×2.00",
-        "[How fast it is](speed/README.md)",
-    ):
-        assert part in text
+    assert "First: FedPracDELTA against FedAvg: rounds to 70 % speed-up ×2.00" in text
+    assert "[How fast it is](speed/README.md)" in text
     assert "Without a page: `limits`, `stability`" in text
     assert "`toy`" not in text
     with pytest.raises(DeltaflError, match=r"no folder with a verdict\.json"):
         write_index(tmp_path / "nowhere")
-
-
-def test_groups_keep_the_order_of_the_settings() -> None:
-    settings = {"task": "digits", "samplers": ["pracdelta", "fedavg"], "seeds": 2, "rounds": 50}
-    sweep = sweep_of(settings=settings)
-    groups = gather(sweep, list(reversed(runs_of_sweep(sweep))))
-    found = [(group.part, label) for group in groups for label in group.labels]
-    assert found == list(product(["one", "two"], ["pracdelta", "fedavg"]))
-    assert all(list(row.runs) == [0, 1] for group in groups for row in group.rows)

@@ -152,19 +152,6 @@ def test_verdicts(measured: tuple[float, float, float], claimed: float, said: st
     assert verdict(row) == said
 
 
-def test_heterogeneity_alone_costs_more_than_the_theorem_says() -> None:
-    """No noise, from the minimum of f: full participation decays as 1 / T, DELTA clearly slower."""
-    settings = {"sample": 2, "local_steps": 2}
-    problem = make_problem("quadratics-from-optimum", 8, 3, 1.0)
-    horizons = [25, 200]
-    orders = {}
-    for label in ("full", "delta@multinomial"):
-        mean_ts = np.array([[run_cell(settings, problem, label, s, t)[1] for s in range(3)] for t in horizons])
-        orders[label] = slope(mean_ts, horizons) or (0.0, None, None)
-    assert (orders["full"][2] or 0.0) < -0.85
-    assert (orders["delta@multinomial"][1] or -1.0) > -0.85
-
-
 def test_the_counter_example_does_not_depend_on_the_seed() -> None:
     assert {counter_example("delta", 60, seed)[1] for seed in range(5)} == {1.0}
 
@@ -178,16 +165,8 @@ def test_only_missing_cells_are_run() -> None:
     assert len(rows_of(whole, horizons=[8, 16, 32])) == 16
 
 
-def test_page_table_and_picture(tmp_path: Path) -> None:
+def test_a_page_needs_every_cell(tmp_path: Path) -> None:
     rows = rows_of()
-    shown = rates.show(SMALL, rows, tmp_path)
-    text = "\n".join(shown.blocks)
-    assert "### quadratics-from-optimum" in text
-    assert "| delta@multinomial | 20 | 9.77e-04 | 1 | 1.00e-01 (broken) |" in text
-    assert len(shown.cells) == 2 * 4
-    assert list(shown.cells[0])[:3] == ["problem", "method", "horizon"]
-    assert "keeps norm(grad f)^2 at 1; theorem 2 claims 0.1" in shown.measured
-    assert "contradicted" in shown.verdict
-    assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
+    assert len(rates.show(SMALL, rows, tmp_path).cells) == 2 * 4
     with pytest.raises(DeltaflError, match="missing"):
         rates.show({**SMALL, "seeds": 3}, rows, tmp_path)
