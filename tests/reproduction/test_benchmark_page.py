@@ -209,6 +209,6 @@ def test_server_memory_counts_models_and_numbers() -> None:
     assert num_params_of("digits") == 64 * 10 + 10
     _, numbers, megabytes = memory("uniform")
     assert megabytes == pytest.approx((4 * 650 + 8 * 100 * numbers) / 1e6)
-    table = csv.DictReader((Path(__file__).parents[2] / "results" / "benchmark" / "table.csv").open())
+    table = csv.DictReader((Path(__file__).parents[2] / "results/benchmark/table.csv").read_text().splitlines())
     published = {row["method"]: float(row["numbers_a_client"]) for row in table if row["part"] == "digits"}
     assert {label: memory(label)[1] for label in published} == pytest.approx(published)
