@@ -1,6 +1,5 @@
 """One process plays in a folder: the others are refused, a killed one holds nothing, and nothing is left behind."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from deltafl.errors import DeltaflError
 from deltafl.simulation.compare import run_comparison
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
+from tools.cli import deltafl
 
 TINY = {"task": "toy", "rounds": 2}
 
@@ -56,16 +56,8 @@ def test_a_comparison_is_locked(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.lock"))
 
 
-@pytest.mark.parametrize("command", ["run", "compare"])
-def test_the_command_line_refuses_a_folder_in_use(tmp_path: Path, command: str) -> None:
+def test_the_command_line_refuses_a_folder_in_use(tmp_path: Path) -> None:
     with another_process(tmp_path / "out"):
-        done = subprocess.run(
-            [sys.executable, "-m", "deltafl", command, "--task", "toy", "--resume", "--out", "out"],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = deltafl("run", "--task", "toy", "--resume", "--out", "out", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "deltafl: another process is playing the run in out; wait for it, or choose another --out\n"

@@ -1,12 +1,11 @@
 """Experiments: the same bits whatever interrupts them, common random numbers, traffic, bad clients."""
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -77,38 +76,26 @@ def test_an_interrupted_run_ends_like_an_unbroken_one(tmp_path: Path, stop_after
 
 
 def test_killed_at_random_moments_it_still_ends_in_the_same_bits(tmp_path: Path) -> None:
-    """kill -9 (and sometimes Ctrl-C) at 20 random moments over the life of one run, from start-up to the last round."""
-    options = [
-        "--task",
-        "digits",
-        "--clients",
-        "40",
-        "--sample",
-        "10",
-        "--rounds",
-        "120",
-        "--set",
-        "checkpoint_every=3",
-    ]
-    command = [sys.executable, "-m", "deltafl", "run", *options, "--resume", "--out"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    """kill -9 (and sometimes Ctrl-C) at random moments over the life of one run."""
+    processes = multiprocessing.get_context("forkserver")
+    given, moments = {"clients": 40, "rounds": 120, "checkpoint_every": 3}, random.Random(0)
+
+    def play(name: str, seconds: float | None = None, by: int = signal.SIGKILL) -> int | None:
+        process = processes.Process(target=run, args=(tmp_path / name,), kwargs=given)
+        process.start()
+        process.join(seconds)
+        if process.exitcode is None:
+            os.kill(process.pid or 0, by)
+        process.join()
+        return process.exitcode
+
+    play("first")  # starts the server
     began = time.perf_counter()
-    subprocess.run([*command, str(tmp_path / "unbroken")], check=True, capture_output=True, env=environment)
+    play("unbroken")
     whole = time.perf_counter() - began
-    moments, kills = random.Random(0), 0
-    while True:
-        process = subprocess.Popen(
-            [*command, str(tmp_path / "broken")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-        )
-        try:
-            process.wait(timeout=moments.uniform(0.1, 1.0) * whole if kills < 20 else None)
-            if kills >= 20:
-                break
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT if kills % 5 == 4 else signal.SIGKILL)
-            process.wait()
-        kills += 1
-    assert process.returncode == 0
+    for kill in range(12):
+        play("broken", moments.uniform(0.1, 1.0) * whole, signal.SIGINT if kill % 5 == 4 else signal.SIGKILL)
+    assert play("broken") == 0
     assert result_of(tmp_path / "broken") == result_of(tmp_path / "unbroken")
     assert not list((tmp_path / "broken").glob("*.part"))
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.directory import RunDirectory, locked
+from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.record import UNFINISHED, RunRecord, RunStore, read_record, record_of, write_record
 from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.setup import engine_of
-from deltafl.simulation.sweep import Progress, rounds_played, run_job
+from deltafl.simulation.setup import engine_of, task_of
+from deltafl.simulation.sweep import Job, Progress, rounds_played, run_job
 from reproduction.reproduce import make_sweep, records_of, run_sweep
 from reproduction.spec import Experiment, parse_experiment
 
@@ -38,7 +38,7 @@ def experiment(**changes: Any) -> Experiment:
     return parse_experiment("table-99", {**content, **changes})
 
 
-def quietly(progress: Progress) -> None:
+def quietly(*_: object) -> None:
     pass
 
 
@@ -64,10 +64,18 @@ def test_a_file_with_a_wrong_word_is_answered_in_a_sentence() -> None:
         experiment(settings={**SETTINGS, "round": 3}).comparison("a", "smoke")
 
 
-def test_jobs_come_seed_by_seed() -> None:
-    keys = [job.key for job in make_sweep(experiment(), "smoke").jobs()]
-    assert keys[:4] == ["a/uniform-seed0", "a/pracdelta-seed0", "b/uniform-seed0", "b/pracdelta-seed0"]
-    assert len(keys) == 8
+@pytest.fixture
+def job() -> Job:
+    return next(make_sweep(experiment(), "smoke", ["a"]).jobs())
+
+
+def run_in(folder: Path, job: Job) -> RunDirectory:
+    """The unfinished run of a job, played to its end but not recorded."""
+    directory = RunDirectory(folder)
+    engine = engine_of(job.settings)
+    directory.start(job.settings, engine.task.data)
+    run_experiment(job.settings, engine, directory, quietly)
+    return directory
 
 
 def test_a_sweep_in_two_processes_records_what_single_runs_give_and_skips_it_the_next_time(tmp_path: Path) -> None:
@@ -83,14 +91,10 @@ def test_a_sweep_in_two_processes_records_what_single_runs_give_and_skips_it_the
     ]
     assert told[-1] == Progress(12, 12, 4, 4, ())
     assert not (tmp_path / UNFINISHED).exists()
-    settings = sweep.comparisons["a"].run("pracdelta", 1)
-    directory = RunDirectory(tmp_path / "alone")
-    directory.start(settings)
-    engine = engine_of(settings)
-    run_experiment(settings, engine, directory, lambda *_: None)
+    directory = run_in(tmp_path / "alone", list(sweep.jobs())[3])
     losses = [line["test"]["loss"] for line in directory.lines("rounds.jsonl")[1:]]
     np.testing.assert_allclose(records[3].run().loss_r, losses, rtol=1e-5)
-    assert records[3].data == engine.task.dataset.name
+    assert records[3].data == "digits"
     assert sum(records[3].draws) == 6
     assert records[0].environment == records[2].environment  # of machine and versions, nothing of a seed's data
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("runs/*/*.json")}
@@ -98,8 +102,7 @@ def test_a_sweep_in_two_processes_records_what_single_runs_give_and_skips_it_the
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("runs/*/*.json")}
 
 
-def test_an_interrupted_run_goes_on_and_ends_in_the_same_record(tmp_path: Path) -> None:
-    job = next(make_sweep(experiment(), "smoke", ["a"]).jobs())
+def test_an_interrupted_run_goes_on_and_ends_in_the_same_record(job: Job, tmp_path: Path) -> None:
     job = job._replace(settings=job.settings.model_copy(update={"checkpoint_every": 1}))
     run_job(job, tmp_path / "whole")
 
@@ -123,8 +126,7 @@ def test_an_interrupted_run_goes_on_and_ends_in_the_same_record(tmp_path: Path) 
     assert not directory.path.exists()
 
 
-def test_an_interrupted_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
-    job = next(make_sweep(experiment(), "smoke", ["a"]).jobs())
+def test_an_interrupted_run_does_not_go_on_with_other_data(job: Job, tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / UNFINISHED / job.key)
     directory.start(job.settings, {**engine_of(job.settings).task.data, "data_crc32": "01234567"})
     with pytest.raises(DeltaflError, match=r"are not those it began with \(checksum 01234567, now [0-9a-f]{8}\)"):
@@ -132,56 +134,40 @@ def test_an_interrupted_run_does_not_go_on_with_other_data(tmp_path: Path) -> No
     assert not RunStore(tmp_path).path(job).exists()
 
 
-def test_a_folder_with_other_settings_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    job = next(make_sweep(experiment(), "smoke", ["a"]).jobs())
-    run_job(job, tmp_path)
-    other = make_sweep(experiment(settings={**SETTINGS, "rounds": 4, "samplers": ["uniform"]}), "smoke", ["a"])
-    before = RunStore(tmp_path).path(job).read_bytes()
-    with pytest.raises(DeltaflError, match=r"was run with rounds = 3, not 4: choose another --out"):
-        run_sweep(other, tmp_path, 1, quietly)
-    assert RunStore(tmp_path).path(job).read_bytes() == before
-
-
-def test_a_record_from_before_a_setting_existed_counts_as_run_with_its_default(tmp_path: Path) -> None:
-    sweep = make_sweep(experiment(), "smoke", ["a"])
-    job = next(sweep.jobs())
-    run_job(job, tmp_path)
-    path = RunStore(tmp_path).path(job)
+def change(path: Path, **settings: object) -> None:
+    """Write other settings into a record; None takes one out."""
     content = json.loads(path.read_text())
-    assert content["settings"].pop("proximal") == 0.0
+    content["settings"] = {k: v for k, v in (content["settings"] | settings).items() if v is not None}
     path.write_text(json.dumps(content))
-    assert len(records_of(sweep, tmp_path)) == 1
-    content["settings"]["proximal"] = 0.1
-    path.write_text(json.dumps(content))
-    with pytest.raises(DeltaflError, match=r"proximal = 0\.1, not 0\.0"):
-        records_of(sweep, tmp_path)
 
 
-def test_a_run_counts_on_whatever_device_it_was_made(tmp_path: Path) -> None:
-    """Sweeps go on on another machine: with a GPU, or without one."""
-    job = next(make_sweep(experiment(), "smoke", ["a"], seeds=1).jobs())
+def test_a_record_counts_for_the_same_settings_alone(job: Job, tmp_path: Path) -> None:
+    """On whatever device it was made, and if it is older than a setting; others are refused and left as they are."""
     run_job(job, tmp_path)
-    assert (
-        RunStore(tmp_path).get(next(make_sweep(experiment(), "smoke", ["a"], seeds=1, device="auto").jobs()))
-        is not None
-    )
-    assert "device" not in read_record(RunStore(tmp_path).path(job)).settings
+    store, path = RunStore(tmp_path), RunStore(tmp_path).path(job)
 
+    def get(**changes: object) -> RunRecord | None:
+        return store.get(job._replace(settings=job.settings.model_copy(update=changes)))
 
-def test_a_record_of_impossible_settings_is_named(tmp_path: Path) -> None:
-    sweep = make_sweep(experiment(), "smoke", ["a"], seeds=1)
-    run_job(next(sweep.jobs()), tmp_path)
-    path = RunStore(tmp_path).path(next(sweep.jobs()))
-    for changed, words in (({"rounds": "many"}, "rounds: Input should be"), ({"no_such": 1}, "no_such: Extra inputs")):
-        content = json.loads(path.read_text())
-        content["settings"] |= changed
-        path.write_text(json.dumps(content))
-        with pytest.raises(
-            DeltaflError, match=rf"{path.name} has impossible settings: {words}.*delete it to run it again"
-        ):
-            records_of(sweep, tmp_path)
-        content["settings"].pop(next(iter(changed)))
-        path.write_text(json.dumps(content))
+    assert "device" not in read_record(path).settings
+    assert get(device="auto") is not None
+    with pytest.raises(DeltaflError, match=r"was run with rounds = 3, not 4: choose another --out"):
+        get(rounds=4)
+    change(path, proximal=None)
+    assert get() is not None
+    for wrong, words in (
+        ({"proximal": 0.1}, r"proximal = 0\.1, not 0\.0"),
+        (
+            {"rounds": "many"},
+            f"{path.name} has impossible settings: rounds: Input should be.*delete it to run",
+        ),
+        ({"rounds": 3, "no_such": 1}, "no_such: Extra inputs"),
+    ):
+        change(path, **wrong)
+        before = path.read_bytes()
+        with pytest.raises(DeltaflError, match=words):
+            get()
+        assert path.read_bytes() == before
 
 
 def test_parts_without_data_are_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,25 +238,13 @@ def wait_for(reached: Callable[[], bool], pause: float = 0.05) -> None:
         time.sleep(pause)
 
 
-def test_a_second_sweep_on_the_same_folder_is_refused(tmp_path: Path) -> None:
-    sweep = make_sweep(experiment(), "smoke", ["a"], seeds=1)
-    with locked(tmp_path / "out"), pytest.raises(DeltaflError, match="another process is playing"):
-        run_sweep(sweep, tmp_path / "out", 1, quietly)
-    run_sweep(sweep, tmp_path / "out", 1, quietly)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_a_run_that_two_processes_played_never_becomes_a_record(tmp_path: Path) -> None:
-    job = next(make_sweep(experiment(), "smoke", ["a"]).jobs())
-    directory = RunDirectory(tmp_path / UNFINISHED / job.key)
-    directory.start(job.settings)
-    engine = engine_of(job.settings)
-    run_experiment(job.settings, engine, directory, lambda *_: None)
+def test_a_run_that_two_processes_played_never_becomes_a_record(job: Job, tmp_path: Path) -> None:
+    directory = run_in(tmp_path, job)
     for name in ("rounds.jsonl", "timings.jsonl"):
         lines = (directory.path / name).read_text().splitlines(keepends=True)
         (directory.path / name).write_text("".join([*lines[:3], *lines[2:]]))
     with pytest.raises(DeltaflError, match="does not hold every round once and in order"):
-        record_of(job, directory, engine.task)
+        record_of(job, directory, task_of(job.settings))
 
 
 def test_packed_records_are_found_and_a_loose_one_wins(tmp_path: Path) -> None:
