@@ -11,10 +11,9 @@ A run has diverged when
   share of the commonest test label; it is lost if it is at most 0.02 after it had been at least 0.25 and the loss is at
   least -log(chance), which no constant answer undercuts. A network all of whose units are dead looks like that.
 
-Noisy runs of the paper's experiments stay below 1.7 times the smallest loss so far. A linear model with a far too high
-local rate reaches 170 times the loss at the start and recovers (digits, local_lr 100), so a high loss must stay high.
-Other losses than log losses have no unit to compare with. A run that is over before a high loss or lost skill has
-lasted for 20 evaluations has not diverged, but its end is *suspect*.
+A linear model with a far too high local rate reaches 170 times the loss at the start and recovers (digits, local_lr
+100), so a high loss must stay high. Losses other than log losses have no unit to compare with. A run that is over
+before a high loss or lost skill has lasted for 20 evaluations has not diverged, but its end is *suspect*.
 """
 
 from collections import deque
@@ -63,10 +62,7 @@ class DivergedError(DeltaflError):
 
 
 class Watch:
-    """Looks at one run, round by round, from the evaluation of its initial model on.
-
-    ``log_loss`` is whether the metric is accuracy; no skill is looked for where ``chance`` is 1 or NaN.
-    """
+    """Looks at one run, round by round; ``log_loss``: the metric is accuracy; no skill where ``chance`` is 1 or NaN."""
 
     def __init__(
         self, first_loss: float, log_loss: bool, chance: float = np.nan, first_accuracy: float = np.nan

@@ -63,13 +63,8 @@ class Evaluation(NamedTuple):
 class Engine:
     """Trains and evaluates one task.
 
-    Args:
-        task: Data, clients, model and loss.
-        work: What each client does in a round.
-        seed: The experiment's seed, >= 0: initial model, minibatches, noise, random layers.
-        workers: Processes to train with; None for this process. Engines may share them; they are not closed here.
-        how: Device, precision and engine; the best on CPUs if omitted.
-        kept: The route of the run so far; None to choose one.
+    ``seed`` fixes initial model, minibatches, noise and random layers. Engines may share ``workers``, which are not
+    closed here; ``kept`` is the route of the run so far.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from ..round import Plan, RoundState
 from .engine import Training
 from .oracle import SimulatedOracle
 
-#: Columns of the selected clients, measured in every round of a run with probes.
+#: Columns of the selected clients, in every round of a run with probes.
 SELECTED = ("selected_norm_mean", "selected_norm_min")
 #: Columns of all clients and of the estimate, measured in the first round and every ``probe_every`` rounds.
 EVERYONE = (
@@ -44,10 +44,9 @@ def probe_everyone(plan: Plan, state: RoundState, oracle: SimulatedOracle, lr: f
     """Norms and diversities of all clients, and how good the estimate of a round is in expectation over its draws.
 
     Returns:
-        The columns ``EVERYONE``. ``error`` is E norm(D - ubar)^2 / norm(ubar)^2 of the method's estimate D and
-        ``bias`` norm(E D - ubar) / norm(ubar), both over ``DRAWS`` cohorts (all of them for few clients);
-        ``least_error`` is a lower bound of the error of all unbiased linear schemes that select n clients (see
-        ``audit.least_mse``). All are NaN if an update is not finite.
+        The columns ``EVERYONE``, NaN if an update is not finite. ``error`` is E norm(D - ubar)^2 / norm(ubar)^2 of the
+        method's estimate D and ``bias`` norm(E D - ubar) / norm(ubar), both over ``DRAWS`` cohorts (all of them for few
+        clients); ``least_error`` is ``audit.least_mse``, a lower bound for unbiased linear schemes of n clients.
     """
     reports = oracle.reports()
     if not reports.responded_n.all():

@@ -73,16 +73,13 @@ def engine_of(settings: RunSettings, workers: Workers | None = None, route: Rout
 def plan_of(
     settings: RunSettings, population: Population, task: Task | None = None, folder: Path | None = None
 ) -> Plan:
-    """Population, sampler, estimator and server optimizer of a run.
+    """Population, sampler, estimator and server optimizer of a run; a ``DeltaflError`` if they do not fit together.
 
     Args:
         settings: Resolved settings.
         population: The task's clients.
         task: For samplers that look at labels; they take it for one of 10 classes if it is left out.
         folder: Where the memory of one update a client goes; RAM if it is left out.
-
-    Raises:
-        DeltaflError: If the sampler does not fit the task.
     """
     name, label = settings.sampler, parse_label(settings.sampler)
     if label.estimator in REMOTE_ESTIMATORS:

@@ -1,7 +1,6 @@
 """Local training of a cohort at once: each step is one vectorized pass of all its clients' models.
 
-The steps are those of ``serial.train_serial``, equal within float32 rounding; parameters are (n, D), minibatches
-(n, B, ...). One small model is too little work for torch's calls on a CPU, and for kernels on a GPU.
+One small model is too little work for torch's calls. Here parameters are (n, D), minibatches (n, B, ...).
 
 - On a CPU, dense models have the same bits in any cohort: minibatches are padded with examples of weight 0 to one width
   for all clients of the task (``route.padded_width``), and parameters start at multiples of 64 bytes, so that vector
