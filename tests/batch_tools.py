@@ -13,6 +13,7 @@ from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.models import cross_entropy, mlp, next_token_lstm, two_layer_cnn
 from deltafl.tasks.modules import ResidualBlock
+from deltafl.types import Params
 
 SIZES = (9, 40, 21, 33, 5, 16)
 CLASSES = 5
@@ -79,10 +80,19 @@ def task_of(name: str = "two-layer cnn", **changes: object) -> Task:
     return Task(**(parts | changes))  # type: ignore[arg-type]
 
 
-def drift_of(engine: Engine, work: LocalWork) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
+def drift_of(num_params: int, work: LocalWork) -> Params | None:
+    """What a server would send beside the model: noise of about the size of an update."""
     if work.mime == 0:
         return None
-    return (0.01 * np.random.default_rng(3).normal(size=engine.num_params)).astype(np.float32)
+    return (0.01 * np.random.default_rng(3).normal(size=num_params)).astype(np.float32)
+
+
+def assert_near(result: LocalResult, twin: LocalResult, tolerance: float = 1e-5) -> None:
+    """Equal within float32 rounding over some tens of steps."""
+    scale = float(np.abs(twin.update_d).max())
+    assert scale > 0
+    np.testing.assert_allclose(result.update_d, twin.update_d, rtol=0, atol=tolerance * scale)
+    assert result[1:] == pytest.approx(twin[1:], rel=10 * tolerance, abs=1e-9, nan_ok=True)
 
 
 def twin_of(engine: Engine, work: LocalWork, client: int, round: int = 2) -> LocalResult:
@@ -97,16 +107,6 @@ def twin_of(engine: Engine, work: LocalWork, client: int, round: int = 2) -> Loc
     noise = 0.0 if task.gradient_noise_m is None else float(task.gradient_noise_m[client])
     augment, rng = task.augment, stream(0, "augment", round, client)
     vary = None if augment is None else lambda inputs: augment(inputs, rng)
-    return train_serial(
-        task.make_model(),
-        task.loss,
-        x,
-        y,
-        engine.initial_params(),
-        work,
-        stream(0, "batches", round, client),
-        noise,
-        drift_of(engine, work),
-        vary,
-        squares=True,
-    )
+    drift_d, rng = drift_of(engine.num_params, work), stream(0, "batches", round, client)
+    model, start_d = task.make_model(), engine.initial_params()
+    return train_serial(model, task.loss, x, y, start_d, work, rng, noise, drift_d, vary, squares=True)

@@ -87,8 +87,7 @@ def stop_after_two(done: int, total: int, test: Evaluation) -> None:
         raise KeyboardInterrupt
 
 
-def quiet(*_: object) -> None:
-    pass
+def quiet(*_: object) -> None: ...
 
 
 def started(folder: Path, settings: RunSettings) -> RunDirectory:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from deltafl.errors import DeltaflError
 from deltafl.round import Broadcast
-from deltafl.simulation.engine import Engine, Training
+from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.simulation.workers import Workers
 from deltafl.tasks.base import Dataset, Task
@@ -56,28 +57,13 @@ def failing_loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     raise ZeroDivisionError("no loss")
 
 
-def images(n: int, seed: int) -> tuple[npt.NDArray[np.uint8], IntArray]:
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, 256, (n, 1, 12, 12), dtype=np.uint8), rng.integers(0, 3, n)
-
-
 def make_task(make_model: object = cnn, data_seed: int = 0, **changes: object) -> Task:
-    x, y = images(sum(SIZES), data_seed)
-    test_x, test_y = images(1203, data_seed + 100)
-    rows = np.split(np.random.default_rng(1).permutation(len(x)), np.cumsum(SIZES)[:-1])
-    parts: dict[str, object] = {
-        "name": "tiny",
-        "dataset": Dataset("random", x, y, test_x, test_y, 3),
-        "client_rows": rows,
-        "make_model": make_model,
-        "loss": cross_entropy,
-    }
-    return Task(**(parts | changes))  # type: ignore[arg-type]
-
-
-def assert_same(one: Training, two: Training) -> None:
-    for a, b in zip(one, two, strict=True):
-        np.testing.assert_array_equal(a, b)
+    rng, m = np.random.default_rng(data_seed), sum(SIZES)
+    x, y = rng.integers(0, 256, (m + 1203, 1, 12, 12), dtype=np.uint8), rng.integers(0, 3, m + 1203)
+    rows = np.split(np.random.default_rng(1).permutation(m), np.cumsum(SIZES)[:-1])
+    data = Dataset("random", x[:m], y[:m], x[m:], y[m:], 3)
+    parts = {"dataset": data, "client_rows": rows, "make_model": make_model, "loss": cross_entropy}
+    return Task(**({"name": "tiny"} | parts | changes))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +78,13 @@ def test_one_and_two_workers_agree_to_the_last_bit(make_model: object, two: Work
     alone, pair = Engine(task, WORK, 3), Engine(task, WORK, 3, two)
     params_d, clients = alone.initial_params(), np.arange(6)
     np.testing.assert_array_equal(params_d, pair.initial_params())
-    first = alone.train(params_d, 2, clients)
-    assert_same(first, pair.train(params_d, 2, clients))
+    first = alone.train(params_d, 2, clients, squares=True)
+    np.testing.assert_equal(first, pair.train(params_d, 2, clients, squares=True))
     moved_d = params_d + first.update_nd.mean(axis=0)
-    assert_same(alone.train(moved_d, 3, clients), pair.train(moved_d, 3, clients))
+    np.testing.assert_equal(alone.train(moved_d, 3, clients), pair.train(moved_d, 3, clients))
     drift_d = first.update_nd[0]
     drifting = alone.train(moved_d, 3, clients, drift_d)
-    assert_same(drifting, pair.train(moved_d, 3, clients, drift_d))
+    np.testing.assert_equal(drifting, pair.train(moved_d, 3, clients, drift_d))
     assert not np.array_equal(drifting.update_nd, alone.train(moved_d, 3, clients).update_nd)
     np.testing.assert_array_equal(alone.losses(moved_d, clients), pair.losses(moved_d, clients))
     assert alone.evaluate(moved_d) == pair.evaluate(moved_d)
@@ -110,11 +96,8 @@ def test_a_client_does_the_same_in_every_cohort(make_model: object) -> None:
     params_d = engine.initial_params()
     whole = engine.train(params_d, 1, np.arange(6))
     for cohort in ([4], [5, 4], [0, 4, 1], [4, 3, 2, 1, 0]):
-        part = engine.train(params_d, 1, np.array(cohort))
-        for own, everyone in zip(part, whole, strict=True):
-            np.testing.assert_array_equal(own, np.asarray(everyone)[cohort])
-    other_round = engine.train(params_d, 2, np.arange(6))
-    assert not np.array_equal(whole.update_nd, other_round.update_nd)
+        np.testing.assert_equal(engine.train(params_d, 1, np.array(cohort)), whole.of(np.array(cohort)))
+    assert not np.array_equal(whole.update_nd, engine.train(params_d, 2, np.arange(6)).update_nd)
 
 
 def test_types_and_shapes() -> None:
@@ -159,13 +142,11 @@ def test_evaluation_is_the_mean_over_all_examples_of_the_model_without_dropout()
 
 def test_a_task_without_classes_has_no_accuracy() -> None:
     data = make_task().dataset
-    targets = [y.astype(np.float32) for y in (data.train_y, data.test_y)]
-    dataset = Dataset("numbers", data.train_x, targets[0], data.test_x, targets[1], 0)
-    task = make_task(regression_net, dataset=dataset, loss=mse_loss, metric="loss")
-    engine = Engine(task, WORK, 0)
+    train_y, test_y = (y.astype(np.float32) for y in (data.train_y, data.test_y))
+    dataset = replace(data, train_y=train_y, test_y=test_y, num_classes=0)
+    engine = Engine(make_task(regression_net, dataset=dataset, loss=mse_loss, metric="loss"), WORK, 0)
     evaluation = engine.evaluate(np.zeros(engine.num_params, dtype=np.float32))
-    assert evaluation.loss == pytest.approx(float(np.mean(targets[1] ** 2)), rel=1e-6)
-    assert math.isnan(evaluation.accuracy)
+    assert evaluation[:2] == pytest.approx((np.mean(test_y**2), math.nan), rel=1e-6, nan_ok=True)
 
 
 def test_initial_parameters_depend_on_the_seed_alone() -> None:
@@ -199,9 +180,8 @@ def test_gradient_noise_has_the_standard_deviation_of_its_client() -> None:
     np.testing.assert_allclose(measured_m, 0.5 * noise_m * 3, rtol=0.05)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_diverging_clients_are_returned_as_they_are(count: int, two: Workers) -> None:
-    engine = Engine(make_task(), LocalWork(lr=1e38, epochs=3), 0, two if count == 2 else None)
+def test_diverging_clients_are_returned_as_they_are(two: Workers) -> None:
+    engine = Engine(make_task(), LocalWork(lr=1e38, epochs=3), 0, two)
     training = engine.train(engine.initial_params(), 0, np.arange(6))
     assert np.isnan(training.update_nd[1]).any()
     assert math.isnan(engine.evaluate(training.update_nd[1]).loss)
@@ -234,14 +214,6 @@ def test_results_come_in_the_order_of_the_jobs(two: Workers) -> None:
     costs = [float(i * j % 7) for i, j in jobs]
     assert two.map(NAMES, "echo", sent(1, 2), jobs, costs) == [(3.0, 10 * i + j) for i, j in jobs]
     assert two.map(NAMES, "echo", sent(1, 2), [], []) == []
-
-
-def test_workers_take_a_new_task(two: Workers) -> None:
-    for seed in (0, 1):
-        engine = Engine(make_task(data_seed=seed), WORK, seed, two)
-        alone = Engine(make_task(data_seed=seed), WORK, seed)
-        params_d = engine.initial_params()
-        assert_same(engine.train(params_d, 0, np.arange(6)), alone.train(params_d, 0, np.arange(6)))
 
 
 def test_workers_leave_interrupts_to_the_parent(two: Workers) -> None:
@@ -292,9 +264,8 @@ if __name__ == "__main__":
 
 def is_alive(pid: int) -> bool:
     """Whether the process runs; one that ended and waits for its parent does not."""
-    status = Path(f"/proc/{pid}/stat")
     try:
-        return status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
 

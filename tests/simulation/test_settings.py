@@ -61,6 +61,12 @@ def test_every_setting_survives_a_record_of_itself() -> None:
         ({"mime": 1.0}, ["mime", "1.0", "less than 1"]),
         ({"weights": "sizes"}, ["weights", "'data'", "'uniform'"]),
         ({"rounds": "ten"}, ["rounds", "ten", "integer"]),
+        ({"device": "gpu"}, ["device", "'gpu'", "cpu|cuda|", "auto"]),
+        ({"device": "cuda:x"}, ["device", "'cuda:x'"]),
+        ({"device": "cuda", "workers": 2}, ["workers is 2", "'cuda'", "workers = 1"]),
+        ({"engine": "batched", "workers": 2}, ["workers is 2", "'batched'", "workers = 1"]),
+        ({"precision": "bfloat16", "workers": 2}, ["workers is 2", "'bfloat16'", "workers = 1"]),
+        ({"engine": "fast"}, ["engine", "'loop'", "'batched'"]),
     ],
 )
 def test_mistakes_end_in_one_sentence(given: dict[str, object], words: list[str]) -> None:

@@ -17,9 +17,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
+from batch_tools import assert_near, drift_of
 from deltafl.simulation.training.fast import FastTrainer, channels_last, choose_forward
 from deltafl.simulation.training.route import incompatibility
-from deltafl.simulation.training.serial import LocalResult, LocalWork, minibatches, train_serial
+from deltafl.simulation.training.serial import LocalWork, minibatches, train_serial
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray, Params
 
@@ -39,24 +40,8 @@ class ViewNet(nn.Module):
         return torch.as_tensor(self.linear(features.view(len(x), -1)))
 
 
-class UnusedNet(nn.Module):
-    """Has a layer that the output does not depend on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used = nn.Linear(144, NUM_CLASSES)
-        self.unused = nn.Linear(2, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.as_tensor(self.used(x.flatten(1)))
-
-
 def softmax_net() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(144, NUM_CLASSES))
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(144, 16), nn.Tanh(), nn.Linear(16, NUM_CLASSES))
 
 
 def cnn() -> nn.Module:
@@ -90,17 +75,6 @@ def seeded(make: Callable[[], nn.Module]) -> tuple[nn.Module, Params]:
     return model, params_d
 
 
-def assert_equal_results(one: LocalResult, two: LocalResult) -> None:
-    """Within float32 rounding over some tens of steps: 1e-5 of the largest entry, 1e-4 of the variance."""
-    scale = float(np.abs(two.update_d).max())
-    assert scale > 0
-    np.testing.assert_allclose(one.update_d, two.update_d, rtol=0, atol=1e-5 * scale)
-    assert one.loss == pytest.approx(two.loss, rel=1e-5)
-    assert one.square_loss == pytest.approx(two.square_loss, rel=1e-5, nan_ok=True)
-    assert one.step_variance == pytest.approx(two.step_variance, rel=1e-4, abs=1e-12)
-    assert one.num_steps == two.num_steps
-
-
 WORKS = {
     "epochs, short last batch": LocalWork(lr=0.05, epochs=3, batch_size=8),
     "steps across passes": LocalWork(lr=0.05, steps=7, batch_size=8),
@@ -115,25 +89,18 @@ WORKS = {
 }
 
 
-def drift_for(params_d: Params, work: LocalWork) -> Params | None:
-    """What a server would send beside the model: noise of about the size of an update."""
-    if work.mime == 0:
-        return None
-    return (0.01 * np.random.default_rng(3).normal(size=len(params_d))).astype(np.float32)
-
-
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
-@pytest.mark.parametrize("make", [softmax_net, mlp, cnn, odd_cnn, group_norm_cnn, ViewNet, UnusedNet])
+@pytest.mark.parametrize("make", [softmax_net, cnn, odd_cnn, group_norm_cnn, ViewNet])
 def test_fast_equals_the_reference(make: Callable[[], nn.Module], work: LocalWork) -> None:
     x, y = examples(21)
     model, params_d = seeded(make)
     fast, serial = FastTrainer(model, cross_entropy).train, functools.partial(train_serial, model, cross_entropy)
     for noise in (0.0, 0.1):
         own, twin = (
-            train(x, y, params_d, work, stream(0, "batches"), noise, drift_for(params_d, work), squares=True)
+            train(x, y, params_d, work, stream(0, "batches"), noise, drift_of(len(params_d), work), squares=True)
             for train in (fast, serial)
         )
-        assert_equal_results(own, twin)
+        assert_near(own, twin)
 
 
 def softmax_by_hand(
@@ -164,7 +131,7 @@ def softmax_by_hand(
 def test_the_reference_equals_gradients_written_by_hand(name: str) -> None:
     x, y = examples(21)
     model, params_d = seeded(softmax_net)
-    work, drift_d = WORKS[name], drift_for(params_d, WORKS[name])
+    work, drift_d = WORKS[name], drift_of(len(params_d), WORKS[name])
     result = train_serial(model, cross_entropy, x, y, params_d, work, stream(0, "batches"), 0, drift_d, squares=True)
     wide_x, wide_d = x.numpy().reshape(21, -1).astype(np.float64), params_d.astype(np.float64)
     wide_drift_d = np.zeros(len(params_d)) if drift_d is None else drift_d.astype(np.float64)
@@ -189,32 +156,22 @@ def test_without_momentum_the_noise_adds_its_variance_to_a_step() -> None:
 
 
 @pytest.mark.parametrize("make", [softmax_net, cnn])
-def test_a_client_does_not_depend_on_the_one_before(make: Callable[[], nn.Module]) -> None:
+def test_a_client_does_not_depend_on_the_one_before_and_changes_nothing(make: Callable[[], nn.Module]) -> None:
     model, params_d = seeded(make)
-    trainer = FastTrainer(model, cross_entropy)
-    work = WORKS["both"]
+    before, kept_d = copy.deepcopy(model.state_dict()), params_d.copy()
+    trainer, work = FastTrainer(model, cross_entropy), WORKS["both"]
     alone = trainer.train(*examples(21), params_d, work, stream(0, "batches"))
     trainer.train(*examples(13, seed=5), params_d + np.float32(1), work, stream(0, "batches", 3))
-    again = trainer.train(*examples(21), params_d, work, stream(0, "batches"))
-    for one, two in zip(alone, again, strict=True):
-        np.testing.assert_array_equal(one, two)
-
-
-def test_the_given_model_and_parameters_stay_as_they_were() -> None:
-    model, params_d = seeded(cnn)
-    before, given = copy.deepcopy(model.state_dict()), params_d + np.float32(0.5)
-    kept = given.copy()
-    own = FastTrainer(model, cross_entropy).train(*examples(9), given, WORKS["one step"], stream(0, "batches"))
-    assert own.step_variance == 0  # of one step
-    train_serial(model, cross_entropy, *examples(9), given, WORKS["one step"], stream(0, "batches"))
+    np.testing.assert_equal(alone, trainer.train(*examples(21), params_d, work, stream(0, "batches")))
+    one = train_serial(model, cross_entropy, *examples(9), params_d, WORKS["one step"], stream(0, "batches"))
+    assert one.step_variance == 0
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    np.testing.assert_array_equal(given, kept)
+    np.testing.assert_array_equal(params_d, kept_d)
 
 
-@pytest.mark.parametrize("make", [mlp, cnn])
 @pytest.mark.parametrize("fast", [True, False])
-def test_training_that_diverges_raises_nothing(fast: bool, make: Callable[[], nn.Module]) -> None:
-    model, params_d = seeded(make)
+def test_training_that_diverges_raises_nothing(fast: bool) -> None:
+    model, params_d = seeded(cnn)
     train = FastTrainer(model, cross_entropy).train if fast else functools.partial(train_serial, model, cross_entropy)
     result = train(*examples(12), params_d, LocalWork(lr=1e38, steps=30, batch_size=4), stream(0, "batches"))
     assert np.isnan(result.update_d).any()
@@ -229,13 +186,13 @@ def tied() -> nn.Module:
 
 
 def frozen() -> nn.Module:
-    model = mlp()
+    model = softmax_net()
     next(model.parameters()).requires_grad_(False)
     return model
 
 
 class FunctionalDropout(nn.Linear):
-    """Draws without a layer that says so."""
+    """Draws by a function."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(super().forward(x), 0.5, self.training)
@@ -251,7 +208,7 @@ class FunctionalDropout(nn.Linear):
         (lambda: FunctionalDropout(3, 3), (1, 3), "random"),
         (tied, (1, 4), "shared"),
         (frozen, (1, 144), "frozen"),
-        (lambda: mlp().double(), (1, 144), "float32"),
+        (lambda: softmax_net().double(), (1, 144), "float32"),
         (ViewNet, (1, 1, 12, 12), "None"),
         (lambda: nn.LSTM(3, 3), (1, 2, 3), "None"),
     ],
@@ -324,7 +281,7 @@ def test_ties_in_a_pool_give_the_gradient_to_the_same_place(make: Callable[[], n
     x, (_, y) = torch.from_numpy(images), examples(21)
     model, params_d = seeded(make)
     own = FastTrainer(model, cross_entropy).train(x, y, params_d, WORKS["both"], stream(0, "batches"))
-    assert_equal_results(own, train_serial(model, cross_entropy, x, y, params_d, WORKS["both"], stream(0, "batches")))
+    assert_near(own, train_serial(model, cross_entropy, x, y, params_d, WORKS["both"], stream(0, "batches")))
 
 
 @given(st.integers(1, 50), st.integers(1, 60) | st.none(), st.integers(1, 4))
