@@ -90,19 +90,15 @@ class NoControl(ControlVariate):
     """c = 0: the plain estimators."""
 
     def init(self, population: Population, num_params: int) -> NoControlState:
-        """Nothing but d."""
         return NoControlState(np.zeros(num_params))
 
     def value(self, state: NoControlState, client_n: IntArray) -> ControlValue:
-        """Zero."""
         return ControlValue(state.zero_d, state.zero_d[None])
 
     def update(self, state: NoControlState, *_: object) -> NoControlState:
-        """The same state."""
         return state
 
     def update_from_sum(self, state: NoControlState, *_: object) -> NoControlState:
-        """The same state."""
         return state
 
 
@@ -120,7 +116,6 @@ class CommonControl(ControlVariate):
     ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
 
     def init(self, population: Population, num_params: int) -> CommonControlState:
-        """Before the first replies, c = 0."""
         return CommonControlState(np.zeros(num_params))
 
     def value(self, state: CommonControlState, client_n: IntArray) -> ControlValue:
@@ -169,21 +164,17 @@ class OwnControl(ControlVariate):
     remembers = True
 
     def with_rows(self, rows: RowFormat) -> Self:
-        """The same with another format."""
         return replace(self, rows=rows)
 
     def init(self, population: Population, num_params: int) -> OwnControlState:
-        """All c_i = 0."""
         return OwnControlState(self.rows.zeros(population.num_clients, num_params), np.zeros(num_params))
 
     def value(self, state: OwnControlState, client_n: IntArray) -> ControlValue:
-        """Each client's last update."""
         return ControlValue(state.total_d, read_rows(state.control_md, client_n, len(state.total_d)))
 
     def update(
         self, state: OwnControlState, population: Population, replies: Replies, update_nd: Params
     ) -> OwnControlState:
-        """Store the replies."""
         client_n = replies.client_n
         rows = replace_rows(state.control_md, client_n, update_nd)
         changes = (wide_row(rows[client]) - wide_row(state.control_md[client]) for client in client_n)
@@ -222,11 +213,9 @@ class InnovationControl(ControlVariate):
     remembers = True
 
     def with_rows(self, rows: RowFormat) -> Self:
-        """The same with another format."""
         return replace(self, own=self.own.with_rows(rows))
 
     def init(self, population: Population, num_params: int) -> InnovationControlState:
-        """No client has replied, c = 0."""
         return InnovationControlState(
             own=self.own.init(population, num_params),
             common=CommonControlState(np.zeros(num_params)),
@@ -235,7 +224,6 @@ class InnovationControl(ControlVariate):
         )
 
     def value(self, state: InnovationControlState, client_n: IntArray) -> ControlValue:
-        """Each client's last update, or the common c."""
         total_d, control_nd = self.own.value(state.own, client_n)
         common_d = state.common.control_d
         control_nd[state.unseen_m[client_n]] = common_d
@@ -244,7 +232,6 @@ class InnovationControl(ControlVariate):
     def update(
         self, state: InnovationControlState, population: Population, replies: Replies, update_nd: Params
     ) -> InnovationControlState:
-        """Store the replies, and follow the estimate."""
         value = self.value(state, replies.client_n)
         common_d = follow_estimate(state.common.control_d, self.memory, value, update_nd, replies.coef_n)
         own = self.own.update(state.own, population, replies, update_nd)
@@ -300,7 +287,6 @@ class RegressionControl(ControlVariate):
     uses_aux = True
 
     def init(self, population: Population, num_params: int) -> RegressionControlState:
-        """B = 0."""
         aux_mq = population.design_mq()
         return RegressionControlState(aux_mq, population.weight_m, np.zeros((aux_mq.shape[1], num_params)))
 
@@ -313,7 +299,6 @@ class RegressionControl(ControlVariate):
     def update(
         self, state: RegressionControlState, population: Population, replies: Replies, update_nd: Params
     ) -> RegressionControlState:
-        """Move towards the regression of the replies."""
         total = replies.coef_n.sum()
         if total <= 0:
             return state

@@ -44,19 +44,15 @@ class FixedCoefficient(_Scaled):
     ranges: ClassVar[Mapping[str, str]] = {"beta": "[0, 1]"}
 
     def coefficient(self, state: Any) -> float:
-        """Beta."""
         return self.beta
 
     def init(self, population: Population, num_params: int) -> Any:
-        """The state of the inner control variate."""
         return self.control.init(population, num_params)
 
     def value(self, state: Any, client_n: IntArray) -> ControlValue:
-        """Everything times beta."""
         return _times(self.control.value(state, client_n), self.beta)
 
     def update(self, state: Any, population: Population, replies: Replies, update_nd: Params) -> Any:
-        """The inner control variate learns."""
         return self.control.update(state, population, replies, update_nd)
 
 
@@ -90,7 +86,6 @@ class LearnedCoefficient(_Scaled):
     ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
 
     def init(self, population: Population, num_params: int) -> LearnedCoefficientState:
-        """Beta = 1."""
         return LearnedCoefficientState(self.control.init(population, num_params), np.zeros(()), np.zeros(()))
 
     def coefficient(self, state: LearnedCoefficientState) -> float:
@@ -98,7 +93,6 @@ class LearnedCoefficient(_Scaled):
         return float(np.clip(state.cross / state.square, 0.0, 1.0)) if state.square > 0 else 1.0
 
     def value(self, state: LearnedCoefficientState, client_n: IntArray) -> ControlValue:
-        """Everything times beta."""
         return _times(self.control.value(state.control, client_n), self.coefficient(state))
 
     def update(

@@ -49,7 +49,6 @@ class Sgd(_Rule):
     ranges: ClassVar[Mapping[str, str]] = {"lr": "[0, inf)"}
 
     def init(self, num_params: int) -> Nothing:
-        """No memory."""
         return Nothing()
 
     def _change(self, delta_d: FloatArray, state: Nothing) -> tuple[FloatArray, Nothing]:
@@ -74,7 +73,6 @@ class Momentum(_Rule):
     ranges: ClassVar[Mapping[str, str]] = {"lr": "[0, inf)", "beta": "[0, 1)"}
 
     def init(self, num_params: int) -> MomentumState:
-        """Before the first round, v = 0."""
         return MomentumState(np.zeros(num_params))
 
     def _change(self, delta_d: FloatArray, state: MomentumState) -> tuple[FloatArray, MomentumState]:
