@@ -48,7 +48,6 @@ from deltafl.estimators.control_variates import CommonControlState, OwnControlSt
 from deltafl.estimators.table import find_estimator, hajek, horvitz_thompson, plain_mean
 from deltafl.samplers import parse_label
 from deltafl.scale.persistent_array import PersistentArray
-from deltafl.scale.rows import weighted_sum
 
 SIZES = [10, 15, 20, 25, 30]
 EQUAL_SCORES = {"fedavg", "uniform"}  # only these can use simple random sampling
@@ -157,15 +156,6 @@ def test_any_control_is_unbiased(seed: int, name: str) -> None:
         assert np.abs(error_d).max() < 1e-12 * 100
 
 
-def test_perfect_controls_leave_no_variance() -> None:
-    problem = make_problem(SIZES)
-    plan = make_plan("uniform", None, "difference-own", problem.population)
-    state = init_round(plan, np.zeros(3))._replace(control=OwnControlState(problem.update_md, problem.ubar_d))
-    for _, cohort in all_cohorts(plan, state, None):
-        delta_d = estimate(plan, state, cohort, list(problem.update_md[cohort.client_n]))
-        np.testing.assert_allclose(delta_d, problem.ubar_d, rtol=1e-12)
-
-
 def test_own_control_remembers_each_client() -> None:
     """After everybody was seen once with the same update, D is ubar whoever is asked."""
     problem = make_problem(SIZES)
@@ -207,6 +197,7 @@ def test_failures_of_known_rate_leave_no_bias(name: str, estimator: str) -> None
     state = play(plan, init_round(plan, np.zeros(3)), [make_problem(SIZES, seed=s) for s in range(3)])
     state = known_rates(state)
     np.testing.assert_allclose(plan.response_rates(state), [1, 0.8, 0.5, 0.3, 0.1])
+    np.testing.assert_allclose(replace(plan, response_floor=0.25).response_rates(state), [1, 0.8, 0.5, 0.3, 0.25])
     assert relative_bias(plan, state, make_problem(SIZES, seed=9), failures=True) < 1e-12
 
 
@@ -246,12 +237,6 @@ def test_estimated_rates_converge_and_the_bias_vanishes() -> None:
     selected_m = state.selected_m
     assert np.all(np.abs(rate_m - true_m) < 4 * np.sqrt(true_m * (1 - true_m) / selected_m) + 1 / selected_m)
     assert np.abs(total_d / late - problem.ubar_d).max() < 0.1 * np.abs(problem.ubar_d).max()
-
-
-def test_response_floor_bounds_the_correction() -> None:
-    plan = Plan(Population.from_sizes(SIZES), Fixed(), 2, response_floor=0.25)
-    state = known_rates(init_round(plan, np.zeros(3)))
-    np.testing.assert_allclose(plan.response_rates(state), [1, 0.8, 0.5, 0.3, 0.25])
 
 
 @pytest.mark.parametrize(("floor", "starved"), [(0.0, True), (0.1, False)])
@@ -302,17 +287,6 @@ def test_fedvarp_is_the_average_of_everybodys_last_update() -> None:
         state, _ = close_round(plan, state, cohort, problem.update_md[cohort.client_n], reports_of(problem, cohort))
         np.testing.assert_allclose(state.optimizer.delta_d, plan.population.weight_m @ last_md, rtol=1e-12)
         np.testing.assert_array_equal(state.control.control_md, last_md.astype(np.float32))
-
-
-def test_fedvarp_lags_by_as_much_as_it_says() -> None:
-    """E[D] = sum_j w_j ((1 - pi_j) c_j + pi_j u_j), by enumeration."""
-    plan = make_plan("md-fixed", None, "fedvarp", Population.from_sizes(SIZES))
-    problem, old = make_problem(SIZES, seed=1), make_problem(SIZES, seed=2)
-    c_md = old.update_md.astype(np.float64)
-    state = init_round(plan, np.zeros(3))._replace(control=OwnControlState(old.update_md, old.ubar_d))
-    pi_m = 2 * np.array(SIZES) / 100
-    expected = plan.population.weight_m @ ((1 - pi_m)[:, None] * c_md + pi_m[:, None] * problem.update_md)
-    np.testing.assert_allclose(mean_estimate(plan, state, problem), expected, rtol=1e-12)
 
 
 def test_own_controls_share_the_rows_that_stay() -> None:
@@ -377,56 +351,20 @@ def test_aliases_and_unknown_names() -> None:
         find_estimator("diference")
 
 
-@given(st.integers(0, 6), st.integers(0, 100))
-def test_weighted_sum_against_a_loop(n: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    coef_n, row_nd = rng.normal(size=n), rng.normal(size=(n, 4)).astype(np.float32)
-    slow = [sum(float(coef_n[i]) * float(row_nd[i, j]) for i in range(n)) for j in range(4)]
-    np.testing.assert_allclose(weighted_sum(coef_n, row_nd, 4), slow, rtol=1e-13, atol=1e-15)
-
-
-OWN_CONTROL = '''
-from dataclasses import dataclass
-from typing import NamedTuple
-import numpy as np
-from deltafl import ControlValue, ControlVariate
-
-class Mean(NamedTuple):
-    mean_d: np.ndarray
-
-@dataclass(frozen=True)
-class Constant(ControlVariate):
-    """c = power for everyone, then the plain mean of the last replies."""
-    power: float = 1.0
-
-    def init(self, population, num_params):
-        return Mean(np.full(num_params, self.power))
-
-    def value(self, state, client_n):
-        return ControlValue(state.mean_d, state.mean_d[None])
-
-    def update(self, state, population, replies, update_nd):
-        return Mean(update_nd.mean(axis=0, dtype=np.float64))
-'''
-
-
-def test_a_control_variate_of_ones_own_is_used_by_file_and_class(tmp_path: Path) -> None:
-    file = tmp_path / "my_control_variate.py"
-    file.write_text(OWN_CONTROL)
-    problem = make_problem(SIZES)
-    plan = label_plan(
-        f"uniform@systematic@{file}:Constant(power=3)", problem.population, 2, server_optimizer=Recorder()
-    )
+def test_a_control_variate_of_ones_own_is_used_by_file_and_class() -> None:
+    file, problem = Path(__file__).parents[2] / "examples" / "own_control.py", make_problem(SIZES)
+    label = f"uniform@systematic@{file}:LastUpdate(shrink=0.5)"
+    plan = label_plan(label, problem.population, 2, server_optimizer=Recorder())
     state = init_round(plan, np.zeros(3))
-    assert state.control.mean_d.tolist() == [3, 3, 3]
-    for _ in range(2):
+    for _ in range(3):
         assert relative_bias(plan, state, problem) < 1e-12
         state = play(plan, state, [problem])
+    assert state.control.control_md.any()
     instance = replace(plan, estimator=plan.rule.control)
     cohort = open_round(plan, state)
     updates = list(problem.update_md[cohort.client_n])
     assert estimate(instance, state, cohort, updates).tolist() == estimate(plan, state, cohort, updates).tolist()
-    for wrong, words in (("Constnat", "has no class 'Constnat'"), ("Constant(pwer=1)", "did you mean 'power'")):
+    for wrong, words in (("LastUpdat", "has no class 'LastUpdat'"), ("LastUpdate(shrnk=1)", "did you mean 'shrink'")):
         with pytest.raises(DeltaflError, match=words):
             find_estimator(f"{file}:{wrong}")
 

@@ -1,23 +1,18 @@
-"""Control coefficients: the learnt beta is the one that minimises the variance, and never biases."""
+"""Control coefficients: the learned beta is the one that minimises the variance, and never biases."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import product
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import Problem, Recorder, all_replies, make_problem, mean_estimate, replies_of
-from deltafl import DeltaflError, Fixed, Plan, Population, close_round, init_round, open_round, stream
-from deltafl.designs.exact import every_cohort
+from conftest import Problem, Recorder, all_cohorts, all_replies, make_problem, mean_estimate, mean_square, replies_of
+from deltafl import Fixed, Plan, Population, close_round, init_round, open_round, stream
 from deltafl.estimators.control_variates import CommonControl, InnovationControl, OwnControl, OwnControlState
 from deltafl.estimators.learned_coefficient import FixedCoefficient, LearnedCoefficient, LearnedCoefficientState
-from deltafl.estimators.table import find_estimator
 from deltafl.types import Cohort, FloatArray, Params
-
-SIZES = [10, 15, 20, 25, 30, 12, 9]
 
 
 def remembered(problem: Problem, control_md: FloatArray, cross: float, square: float) -> LearnedCoefficientState:
@@ -27,60 +22,29 @@ def remembered(problem: Problem, control_md: FloatArray, cross: float, square: f
     return LearnedCoefficientState(own, np.asarray(cross), np.asarray(square))
 
 
-def variance(problem: Problem, residual_md: FloatArray, pi_m: FloatArray) -> float:
-    """sum_i w_i^2 (1 - pi_i) / pi_i norm(residual_i)^2: independent draws."""
-    g_m = problem.population.weight_m**2 * (1 - pi_m) / pi_m
-    return float(g_m @ np.sum(residual_md**2, axis=1))
-
-
-@pytest.mark.parametrize("usefulness", [0.0, 0.4, 1.0])
-def test_poisson_draws_learn_the_beta_of_least_variance(usefulness: float) -> None:
-    """The expectation of A / B's parts over all cohorts gives the minimum of V(beta), found here by a grid."""
-    problem = make_problem(SIZES, seed=3)
-    rng = np.random.default_rng(1)
-    control_md = 2 * (usefulness * problem.update_md + (1 - usefulness) * rng.normal(size=(7, 3)))
-    control = LearnedCoefficient(OwnControl(), memory=0.0)
-    state = remembered(problem, control_md, 0.0, 0.0)
-    cross = square = 0.0
-    sampler = Fixed("poisson", by_weight=True)
-    everyone = np.ones(7, dtype=np.bool_)
-    for chance, cohort in every_cohort(lambda rng: sampler.open(sampler.init(problem.population), everyone, 3, rng)):
-        coef_n = problem.population.weight_m[cohort.client_n] / cohort.expected_n
-        update_nd = problem.update_md[cohort.client_n]
-        after = control.update(state, problem.population, all_replies(cohort, coef_n), update_nd)
+@pytest.mark.parametrize(
+    ("design", "by_weight"), [("poisson", True), ("multinomial", True), ("simple-random", False), ("poisson", False)]
+)
+def test_the_expected_sums_give_the_beta_of_least_variance(design: str, by_weight: bool) -> None:
+    """Over all cohorts: A / B is the minimum of the mean square, a parabola through beta = 0, 1/2 and 1."""
+    problem = make_problem([12, 9, 12, 14, 10] if by_weight else [1] * 5, seed=5)
+    control_md = 0.7 * problem.update_md + np.random.default_rng(2).normal(size=(5, 3))
+    sampler = Fixed(design, by_weight=by_weight)
+    plan = Plan(problem.population, sampler, 3, "difference-own-damped", Recorder())
+    start = init_round(plan, np.zeros(3))
+    control, cross, square = LearnedCoefficient(OwnControl(), memory=0.0), 0.0, 0.0
+    for chance, cohort in all_cohorts(plan, start, None):
+        replies = all_replies(cohort, plan.collect_replies(start, cohort).coef_n)
+        state, update_nd = remembered(problem, control_md, 0.0, 0.0), problem.update_md[cohort.client_n]
+        after = control.update(state, problem.population, replies, update_nd)
         cross, square = cross + chance * float(after.cross), square + chance * float(after.square)
-    pi_m = 3 * problem.population.weight_m
-    grid = np.linspace(0, 1, 1001)
-    costs = [variance(problem, problem.update_md - beta * state.control.control_md, pi_m) for beta in grid]
-    learnt = control.coefficient(remembered(problem, control_md, cross, square))
-    assert learnt == pytest.approx(grid[int(np.argmin(costs))], abs=1e-3)
-
-
-def test_draws_with_replacement_learn_the_beta_of_least_variance() -> None:
-    """n V(beta) = sum_i norm(w_i l_i)^2 / p_i - norm(sum_i w_i l_i)^2, l = u - beta c: nobody is certain."""
-    problem = make_problem([50, 9, 12, 14], seed=5)
-    weight_m = problem.population.weight_m
-    control_md = 0.7 * problem.update_md + np.random.default_rng(2).normal(size=(4, 3))
-    control, state = LearnedCoefficient(OwnControl(), memory=0.0), remembered(problem, control_md, 0.0, 0.0)
-    control_md = state.control.control_md.astype(np.float64)  # as it is remembered, in float32
-    p_m, n = weight_m, 3
-    assert n * p_m[0] > 1
-    cross = square = 0.0
-    for draws in product(range(4), repeat=n):
-        client_n, count_n = np.unique(draws, return_counts=True)
-        cohort = Cohort(client_n, count_n, n * p_m[client_n], "replacement")
-        coef_n = count_n * weight_m[client_n] / (n * p_m[client_n])
-        after = control.update(state, problem.population, all_replies(cohort, coef_n), problem.update_md[client_n])
-        chance = float(np.prod(p_m[list(draws)]))
-        cross, square = cross + chance * float(after.cross), square + chance * float(after.square)
-
-    def part(one_md: FloatArray, other_md: FloatArray) -> float:
-        one_md, other_md = weight_m[:, None] * one_md, weight_m[:, None] * other_md
-        return float((one_md * other_md).sum(axis=1) @ (1 / p_m) - one_md.sum(axis=0) @ other_md.sum(axis=0))
-
-    best = part(problem.update_md.astype(np.float64), control_md) / part(control_md, control_md)
-    assert 0.1 < best < 0.9
-    assert cross / square == pytest.approx(best, rel=1e-6)
+    none, half, whole = (
+        mean_square(plan, start._replace(control=remembered(problem, control_md, beta, 1.0)), problem)
+        for beta in (0.0, 0.5, 1.0)
+    )
+    best = (3 * none - 4 * half + whole) / (4 * (none - 2 * half + whole))
+    assert 0.1 < best < 0.95
+    assert cross / square == pytest.approx(best, rel=1e-5)
 
 
 def test_by_hand() -> None:
@@ -90,9 +54,8 @@ def test_by_hand() -> None:
     own = OwnControlState(np.array([[2.0], [0.0], [0.0], [0.0]], dtype=np.float32), np.array([0.5]))
     state = LearnedCoefficientState(own, np.asarray(4.0), np.asarray(8.0))
     assert control.coefficient(state) == 0.5
-    guess = control.value(state, np.array([0, 1]))
-    assert guess.total_d.tolist() == [0.25]
-    assert guess.control_nd.tolist() == [[1.0], [0.0]]
+    value = control.value(state, np.array([0, 1]))
+    assert (value.total_d.tolist(), value.control_nd.tolist()) == ([0.25], [[1.0], [0.0]])
     update_nd = np.array([[2.0], [4.0]], dtype=np.float32)
     after = control.update(state, population, replies_of([0, 1], [0.5, 0.5]), update_nd)
     # masses 1/2: cross = (1 - 1.5)(1 - .5)/2 + (2 - 1.5)(0 - .5)/2 = -.25, square = .25
@@ -102,24 +65,20 @@ def test_by_hand() -> None:
     assert (float(after.cross), float(after.square)) == (2.0 + 0.5, 4.0 + 0.5)
 
 
-def test_who_is_always_asked_has_no_say() -> None:
-    population = Population.from_sizes([1, 1])
-    control = LearnedCoefficient(OwnControl())
-    for kind in ("fixed-size", "poisson"):
-        state = control.init(population, 2)
-        for _ in range(3):
-            heard = replies_of([0, 1], [0.5, 0.5], kind)
-            state = control.update(state, population, heard, np.ones((2, 2), dtype=np.float32))
-        assert control.coefficient(state) == 1.0
-        assert float(state.square) == 0.0
+@pytest.mark.parametrize("kind", ["fixed-size", "poisson"])
+def test_clients_that_are_always_selected_and_empty_rounds_say_nothing(kind: str) -> None:
+    population, control = Population.from_sizes([1, 1]), LearnedCoefficient(OwnControl())
+    state = control.init(population, 2)
+    for clients in ([0, 1], [0, 1], [], [0, 1]):
+        update_nd = np.ones((len(clients), 2), dtype=np.float32)
+        state = control.update(state, population, replies_of(clients, [0.5] * len(clients), kind), update_nd)
+    assert (control.coefficient(state), float(state.square)) == (1.0, 0.0)
 
 
-def test_what_all_guesses_have_in_common_says_nothing_where_the_size_is_fixed() -> None:
-    """Equal weights, simple random draws: a common guess cancels, so B stays 0 and beta 1."""
-    control = LearnedCoefficient(CommonControl())
-    population = Population.from_sizes([1] * 6)
-    state = control.init(population, 3)
-    rng = np.random.default_rng(0)
+def test_what_all_values_have_in_common_says_nothing_where_the_size_is_fixed() -> None:
+    """Equal weights, simple random draws: a common value cancels, so B stays 0 and beta 1."""
+    control, population = LearnedCoefficient(CommonControl()), Population.from_sizes([1] * 6)
+    state, rng = control.init(population, 3), np.random.default_rng(0)
     for _ in range(5):
         update_nd = rng.normal(size=(3, 3)).astype(np.float32) + 5
         state = control.update(state, population, replies_of([0, 2, 3], [1 / 3] * 3), update_nd)
@@ -127,133 +86,98 @@ def test_what_all_guesses_have_in_common_says_nothing_where_the_size_is_fixed() 
     assert control.coefficient(state) == 1.0
 
 
-@given(st.integers(0, 10**6), st.floats(-3, 3), st.sampled_from(["uniform", "md-fixed"]))
-def test_any_beta_is_unbiased(seed: int, ratio: float, name: str) -> None:
-    problem = make_problem(SIZES[:5], seed=seed)
+@given(st.integers(0, 10**6), st.floats(-3, 3), st.booleans())
+def test_any_beta_is_unbiased(seed: int, ratio: float, by_weight: bool) -> None:
+    problem = make_problem([10, 15, 20, 25, 30], seed=seed)
     control_md = 10 * np.random.default_rng(seed).normal(size=(5, 3))
-    plan = Plan(problem.population, Fixed(by_weight=name == "md-fixed"), 2, "difference-own-damped", Recorder(), seed)
+    plan = Plan(problem.population, Fixed(by_weight=by_weight), 2, "difference-own-damped", Recorder(), seed)
     state = init_round(plan, np.zeros(3))._replace(control=remembered(problem, control_md, ratio, 1.0))
     assert np.abs(mean_estimate(plan, state, problem) - problem.ubar_d).max() < 1e-12 * 100
 
 
 def rounds(
-    estimator: str, updates: Callable[[int], Params], m: int, n: int, design: str = "systematic"
+    estimator: str, updates: Callable[[int], Params], n: int = 6, design: str = "systematic", rate: float = 1.0
 ) -> tuple[float, float]:
-    """Mean squared error over the later of 60 rounds, and the last beta (1 if there is none)."""
-    plan = Plan(Population.from_sizes([1] * m), Fixed(design=design), n, estimator, Recorder())
-    state, errors = init_round(plan, np.zeros(20)), []
-    for round in range(60):
-        update_md = updates(round)
-        cohort = open_round(plan, state)
-        state, info = close_round(plan, state, cohort, update_md[cohort.client_n])
+    """Mean squared error and mean beta over the later half of 120 rounds in which clients reply with a rate."""
+    m = len(updates(0))
+    plan = Plan(Population.from_sizes([1] * m), Fixed(design, by_weight=True), n, estimator, Recorder())
+    state, errors, betas = init_round(plan, np.zeros(20)), [], []
+    for round in range(120):
+        update_md, cohort = updates(round), open_round(plan, state)
+        responded_n = stream(6, "audit", round).random(len(cohort.client_n)) < rate
+        replies = [update_md[i] if here else None for i, here in zip(cohort.client_n, responded_n, strict=True)]
+        state, info = close_round(plan, state, cohort, replies)
         errors.append(np.sum((state.optimizer.delta_d - update_md.mean(axis=0)) ** 2))
-    return float(np.mean(errors[20:])), info.control_coefficient
+        betas.append(info.control_coefficient)
+    return float(np.mean(errors[60:])), float(np.mean(betas[60:]))
+
+
+def noisy(round: int, m: int = 30, shift: float = 3.0, spread: float = 1.0, lasting: float = 0.0) -> Params:
+    """Updates with a common part, a part of each client that lasts, and noise."""
+    own_md = lasting * np.random.default_rng(0).normal(size=(m, 20))
+    return (shift + own_md + spread * stream(1, "audit", round).normal(size=(m, 20))).astype(np.float32)
 
 
 @pytest.mark.parametrize(
-    ("name", "rate", "beta"),
+    ("design", "rate", "beta"),
     [
-        ("fixed-size", 1.0, (0.0, 0.1)),
-        ("fixed-size", 0.9, (0.8, 1.0)),
+        ("systematic", 1.0, (0.0, 0.15)),
+        ("systematic", 0.9, (0.8, 1.0)),
         ("poisson", 1.0, (0.9, 1.0)),
         ("poisson", 0.8, (0.9, 1.0)),
     ],
 )
 def test_what_is_common_is_worth_a_memory_where_it_does_not_cancel(
-    name: str, rate: float, beta: tuple[float, float]
+    design: str, rate: float, beta: tuple[float, float]
 ) -> None:
     """Updates v + noise that no memory knows: v cancels in draws of fixed size, not where clients fail or n varies."""
-    rng = np.random.default_rng(0)
-    v_d = 3 * rng.normal(size=20)
-    plan = Plan(
-        Population.from_sizes([1] * 60), Fixed("poisson" if name == "poisson" else "systematic", by_weight=True), 6
-    )
-    errors = {}
-    for estimator in ("difference-own", "difference-own-damped"):
-        own = replace(plan, estimator=estimator, server_optimizer=Recorder())
-        state, squares, betas = init_round(own, np.zeros(20)), [], []
-        for round in range(300):
-            noise = stream(5, "audit", round)
-            update_md = (v_d + 0.3 * noise.normal(size=(60, 20))).astype(np.float32)
-            cohort = open_round(own, state)
-            answers_n = noise.random(len(cohort.client_n)) < rate
-            updates = [update_md[i] if here else None for i, here in zip(cohort.client_n, answers_n, strict=True)]
-            state, info = close_round(own, state, cohort, updates)
-            squares.append(np.sum((state.optimizer.delta_d - update_md.mean(axis=0)) ** 2))
-            betas.append(info.control_coefficient)
-        errors[estimator] = np.mean(squares[150:])
-    assert beta[0] <= np.mean(betas[150:]) <= beta[1]
-    assert errors["difference-own-damped"] < 1.1 * errors["difference-own"]
+    updates = partial(noisy, spread=0.3)
+    error, mean_beta = rounds("difference-own-damped", updates, design=design, rate=rate)
+    assert beta[0] <= mean_beta <= beta[1]
+    assert error < 1.1 * rounds("difference-own", updates, design=design, rate=rate)[0]
 
 
 def test_useless_memory_falls_back_to_horvitz_thompson_and_a_good_one_is_kept() -> None:
     """Updates without memory: beta near 0, error that of Horvitz-Thompson, half that of beta = 1. With one: kept."""
-    fixed_md = np.random.default_rng(0).normal(size=(30, 20))
-
-    def fresh(round: int) -> Params:
-        return (stream(1, "audit", round).normal(size=(30, 20)) + 3).astype(np.float32)
-
-    def lasting(round: int) -> Params:
-        return (fixed_md + 0.1 * stream(1, "audit", round).normal(size=(30, 20))).astype(np.float32)
-
-    plain, _ = rounds("horvitz-thompson", fresh, 30, 6)
-    full, _ = rounds("difference-own", fresh, 30, 6)
-    damped, beta = rounds("innovation-damped", fresh, 30, 6)
+    plain = rounds("horvitz-thompson", noisy)[0]
+    damped, beta = rounds("innovation-damped", noisy)
     assert beta < 0.2
     assert damped < 1.15 * plain
-    assert full > 1.6 * plain
-    kept, beta = rounds("difference-own-damped", lasting, 30, 6)
+    assert rounds("difference-own", noisy)[0] > 1.6 * plain
+    lasting = partial(noisy, shift=0.0, spread=0.1, lasting=1.0)
+    kept, beta = rounds("difference-own-damped", lasting)
     assert beta > 0.9
-    assert kept < 0.1 * rounds("horvitz-thompson", lasting, 30, 6)[0]
+    assert kept < 0.1 * rounds("horvitz-thompson", lasting)[0]
 
 
 @pytest.mark.parametrize("design", ["systematic", "multinomial"])
 def test_one_reply_a_round_is_enough_to_distrust_a_useless_memory(design: str) -> None:
     """n = 1: nothing to be centred about. Beta stayed 1 there, and the error twice that of Horvitz-Thompson."""
-
-    def fresh(round: int) -> Params:
-        return stream(1, "audit", round).normal(size=(20, 20)).astype(np.float32)
-
-    plain, _ = rounds("horvitz-thompson", fresh, 20, 1, design)
-    full, _ = rounds("difference-own", fresh, 20, 1, design)
-    damped, beta = rounds("innovation-damped", fresh, 20, 1, design)
+    updates = partial(noisy, m=20, shift=0.0)
+    plain = rounds("horvitz-thompson", updates, 1, design)[0]
+    damped, beta = rounds("innovation-damped", updates, 1, design)
     assert beta < 0.3
     assert damped < 1.15 * plain
-    assert full > 1.5 * plain
+    assert rounds("difference-own", updates, 1, design)[0] > 1.5 * plain
 
 
 def test_of_a_cohort_with_one_open_place_the_certain_have_no_say() -> None:
     """Clients 0 and 1 are certain, 2 is not: beta is that of 2 alone, uncentred."""
-    population = Population.from_sizes([1, 1, 1, 1])
     control = LearnedCoefficient(OwnControl(), memory=0.0)
     memory = OwnControlState(np.array([[9.0], [9.0], [2.0], [0.0]], dtype=np.float32), np.zeros(1))
     cohort = Cohort(np.array([0, 1, 2]), np.ones(3, dtype=np.int64), np.array([1.0, 1.0, 0.5]), "fixed-size")
-    heard = all_replies(cohort, 0.25 / cohort.expected_n)
     state = LearnedCoefficientState(memory, np.zeros(()), np.zeros(()))
-    after = control.update(state, population, heard, np.array([[-5.0], [7.0], [1.0]], dtype=np.float32))
+    update_nd = np.array([[-5.0], [7.0], [1.0]], dtype=np.float32)
+    replies = all_replies(cohort, 0.25 / cohort.expected_n)
+    after = control.update(state, Population.from_sizes([1] * 4), replies, update_nd)
     assert (float(after.cross), float(after.square)) == pytest.approx((0.5 * 0.5 * 1, 0.5 * 0.5 * 2 * 1))
     assert control.coefficient(after) == pytest.approx(0.5)
 
 
 def test_a_fixed_beta() -> None:
-    population = Population.from_sizes([1, 3])
-    control = FixedCoefficient(InnovationControl(), 0.25)
+    population, control = Population.from_sizes([1, 3]), FixedCoefficient(InnovationControl(), 0.25)
     state = control.init(population, 1)
     state = control.update(state, population, replies_of([0], [1.0]), np.array([[8.0]], dtype=np.float32))
-    guess = control.value(state, np.array([0]))
-    plain = InnovationControl().value(state, np.array([0]))
-    assert guess.control_nd.tolist() == [[2.0]]
-    np.testing.assert_array_equal(guess.total_d, 0.25 * plain.total_d)
-
-
-def test_refusals_and_names() -> None:
-    with pytest.raises(DeltaflError, match=r"beta is 1\.5"):
-        FixedCoefficient(OwnControl(), 1.5)
-    with pytest.raises(DeltaflError, match="memory is 1"):
-        LearnedCoefficient(OwnControl(), memory=1.0)
-    assert find_estimator("difference-damped").unbiased
-    control = LearnedCoefficient(OwnControl())
-    state = control.init(Population.from_sizes([1, 1]), 2)
-    nobody = replies_of([], [], "poisson")
-    after = control.update(state, Population.from_sizes([1, 1]), nobody, np.zeros((0, 2), dtype=np.float32))
-    assert control.coefficient(after) == 1.0
+    value = control.value(state, np.array([0]))
+    assert value.control_nd.tolist() == [[2.0]]
+    np.testing.assert_array_equal(value.total_d, 0.25 * InnovationControl().value(state, np.array([0])).total_d)
