@@ -7,6 +7,7 @@ import pytest
 
 from deltafl.errors import DeltaflError
 from deltafl.estimators import sketch
+from deltafl.estimators.control_variates import CommonControlState
 from deltafl.estimators.sketch import count_sketch
 from deltafl.round import Plan, close_round, init_round, open_round
 from deltafl.samplers.fixed import Fixed
@@ -73,20 +74,12 @@ class _Watching(Fixed):
 
 
 def test_a_round_measures_what_the_control_leaves() -> None:
-    population = Population.from_sizes([1, 2, 3, 4])
     sampler = _Watching()
-    plan = Plan(population, sampler, 3, estimator="difference", seed=5)
-    state = init_round(plan, np.zeros(20))
-    rng = np.random.default_rng(0)
-    for _ in range(2):
-        update_md = rng.standard_normal((4, 20)).astype(np.float32)
-        cohort = open_round(plan, state)
-        control_d = state.control.control_d
-        updates = [None if i == cohort.client_n[1] else update_md[i] for i in cohort.client_n]
-        state, _ = close_round(plan, state, cohort, updates)
-        residual_nd = update_md[cohort.client_n].astype(np.float64) - control_d
-        residual_nd[1] = 0
-        reports = sampler.seen[-1]
-        np.testing.assert_allclose(reports.squared_residual_n, (residual_nd**2).sum(axis=1))
-        np.testing.assert_allclose(reports.sketch_nq, count_sketch(residual_nd, 4, 5))
-    assert state.control.control_d.any()
+    plan = Plan(Population.from_sizes([1, 2, 3, 4]), sampler, 3, estimator="difference", seed=5)
+    state = init_round(plan, np.zeros(20))._replace(control=CommonControlState(np.arange(20.0)))
+    update_nd = np.random.default_rng(0).standard_normal((3, 20)).astype(np.float32)
+    close_round(plan, state, open_round(plan, state), [update_nd[0], None, update_nd[2]])
+    residual_nd = (update_nd.astype(np.float64) - np.arange(20)) * np.array([1, 0, 1])[:, None]
+    (reports,) = sampler.seen
+    np.testing.assert_allclose(reports.squared_residual_n, (residual_nd**2).sum(axis=1))
+    np.testing.assert_allclose(reports.sketch_nq, count_sketch(residual_nd, 4, 5))
