@@ -1,5 +1,7 @@
 """Every rule against a slow scalar twin written from Reddi et al. 2021, algorithm 2, and first steps by hand."""
 
+import re
+from collections.abc import Callable
 from math import sqrt
 
 import numpy as np
@@ -66,30 +68,6 @@ def test_first_step_by_hand(optimizer: ServerOptimizer, step: float) -> None:
     assert params_d[0] == pytest.approx(1 + step, rel=1e-6)
 
 
-def test_second_step_of_momentum_by_hand() -> None:
-    optimizer = Momentum(lr=0.5, beta=0.8)
-    params_d, state = optimizer.step(np.zeros(1, dtype=np.float32), np.array([1.0]), optimizer.init(1))
-    params_d, state = optimizer.step(params_d, np.array([1.0]), state)
-    assert params_d[0] == pytest.approx(0.5 * 1 + 0.5 * 1.8)
-    assert state.velocity_d == pytest.approx([1.8])
-
-
-def test_the_square_of_yogi_falls_slowly_and_that_of_adam_fast() -> None:
-    """After a large D and then small ones, yogi's v shrinks by (1 - b2) D^2 a step, adam's by a factor."""
-    squares = {}
-    for rule in ("adam", "yogi"):
-        optimizer = Adaptive(rule, tau=1.0, beta2=0.9)
-        params_d, state = optimizer.step(np.zeros(1, dtype=np.float32), np.array([10.0]), optimizer.init(1))
-        path = [state.square_d[0]]
-        for _ in range(5):
-            params_d, state = optimizer.step(params_d, np.array([0.1]), state)
-            path.append(state.square_d[0])
-        squares[rule] = np.array(path)
-    np.testing.assert_allclose(np.diff(squares["yogi"]), -0.1 * 0.1**2, rtol=1e-9)
-    assert squares["yogi"][0] == pytest.approx(1 + 0.1 * 100)
-    assert squares["adam"][5] == pytest.approx(10.9 * 0.9**5 + 0.01 * (1 - 0.9**5))
-
-
 @pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
 def test_arguments_are_left_as_they_are(name: str) -> None:
     optimizer = make_server_optimizer(name)
@@ -101,49 +79,28 @@ def test_arguments_are_left_as_they_are(name: str) -> None:
     assert type(later) is type(state)
 
 
-@pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
-def test_a_zero_estimate_at_the_start_moves_nothing(name: str) -> None:
-    optimizer = make_server_optimizer(name)
-    params_d, _ = optimizer.step(np.ones(2, dtype=np.float32), np.zeros(2), optimizer.init(2))
-    assert params_d.tolist() == [1, 1]
-
-
 def test_names_and_default_rates() -> None:
     assert make_server_optimizer("sgd") == Sgd(1.0)
     assert make_server_optimizer("momentum", 0.3) == Momentum(0.3, 0.9)
     assert make_server_optimizer("adam") == Adaptive("adam", 0.01, 0.9, 0.99, 1e-3)
-    assert make_server_optimizer("momentum", momentum=0.5) == Momentum(1.0, 0.5)
     assert make_server_optimizer("momentum", momentum=0.0) == Momentum(1.0, 0.0)
-    with pytest.raises(DeltaflError, match="did you mean 'adam'"):
-        make_server_optimizer("adm")
-    with pytest.raises(DeltaflError, match="did you mean 'yogi'"):
-        Adaptive("yogy")
-
-
-@pytest.mark.parametrize("name", [name for name in SERVER_OPTIMIZERS if name != "momentum"])
-def test_only_momentum_takes_a_momentum(name: str) -> None:
-    with pytest.raises(DeltaflError, match="choose the server optimizer 'momentum'"):
-        make_server_optimizer(name, momentum=0.9)
-
-
-@pytest.mark.parametrize("beta", [1.0, -0.1, float("nan")])
-def test_impossible_momenta(beta: float) -> None:
-    with pytest.raises(DeltaflError, match="it must be in"):
-        Momentum(1.0, beta)
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "words"),
     [
-        lambda: Sgd(float("nan")),
-        lambda: Sgd(-1.0),
-        lambda: Momentum(float("inf")),
-        lambda: Adaptive("adam", beta1=1.5),
-        lambda: Adaptive("adam", beta2=-1.0),
-        lambda: Adaptive("yogi", tau=0.0),
-        lambda: make_server_optimizer("adagrad", lr=-0.1),
+        (lambda: make_server_optimizer("adm"), "did you mean 'adam'"),
+        (lambda: make_server_optimizer("adagrad", lr=-0.1), "lr is -0.1; it must be in"),
+        (lambda: make_server_optimizer("yogi", momentum=0.9), "choose the server optimizer 'momentum'"),
+        (lambda: Adaptive("yogy"), "did you mean 'yogi'"),
+        (lambda: Sgd(float("nan")), "lr is nan; it must be in"),
+        (lambda: Momentum(float("inf")), "lr is inf; it must be in"),
+        (lambda: Momentum(1.0, 1.0), "beta is 1.0; it must be in"),
+        (lambda: Adaptive("adam", beta1=1.5), "beta1 is 1.5; it must be in"),
+        (lambda: Adaptive("adam", beta2=-1.0), "beta2 is -1.0; it must be in"),
+        (lambda: Adaptive("yogi", tau=0.0), "tau is 0.0; it must be in"),
     ],
 )
-def test_server_optimizers_that_cannot_be_are_refused(make: object) -> None:
-    with pytest.raises(DeltaflError, match="it must be in"):
-        make()  # type: ignore[operator]
+def test_server_optimizers_that_cannot_be_are_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(DeltaflError, match=re.escape(words)):
+        make()
