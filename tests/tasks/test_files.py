@@ -2,9 +2,7 @@
 
 import gzip
 import hashlib
-import io
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,43 +48,31 @@ def make_handler(behaviour: Behaviour) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-Serve = Callable[[Behaviour], str]
+Publish = Callable[..., Behaviour]
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Start a server with a behaviour; gives its address."""
+def publish(monkeypatch: pytest.MonkeyPatch) -> Iterator[Publish]:
+    """Make ``tiny`` a data set that is published on a server with this behaviour."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr("time.sleep", lambda _: None)
     servers: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
 
-    def start(behaviour: Behaviour) -> str:
+    def start(behaviour: Behaviour, gzipped: bool = True) -> Behaviour:
         server = ThreadingHTTPServer(("127.0.0.1", 0), make_handler(behaviour))
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         servers.append((server, thread))
-        return f"http://127.0.0.1:{server.server_address[1]}/"
+        checksum = hashlib.sha256(CONTENT).hexdigest() if gzipped else f"md5:{hashlib.md5(CONTENT).hexdigest()}"
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        monkeypatch.setitem(SOURCES, "tiny", Source(url, {"numbers": checksum}, gzipped))
+        return behaviour
 
     yield start
     for server, thread in servers:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-@pytest.fixture
-def publish(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Behaviour]:
-    """Make ``tiny`` a data set that is published on a server with this behaviour."""
-
-    def start(behaviour: Behaviour, gzipped: bool = True) -> Behaviour:
-        checksum = hashlib.sha256(CONTENT).hexdigest() if gzipped else f"md5:{hashlib.md5(CONTENT).hexdigest()}"
-        monkeypatch.setitem(SOURCES, "tiny", Source(serve(behaviour), {"numbers": checksum}, gzipped))
-        return behaviour
-
-    return start
-
-
-Publish = Callable[..., Behaviour]
 
 
 def packed(content: bytes = CONTENT) -> dict[str, bytes]:
@@ -180,35 +166,18 @@ def test_folders_are_searched_in_this_order(tmp_path: Path, monkeypatch: pytest.
     assert data_folders("tiny", given) == [*own, Path("/system"), tmp_path / "cache" / "deltafl" / "tiny"]
 
 
-def npz(shape: str) -> bytes:
-    """An archive whose array ``x`` has a header of its own."""
-    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
-    header += b" " * (63 - (10 + len(header)) % 64) + b"\n"
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"abc")
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(npz(f"({10**15},)"), "Unable to allocate 909"), (npz("('"), ""), (npz("(3,)")[:-100], ""), (b"PK no zip", "")],
-)
-def test_broken_archives_of_arrays_are_one_sentence(content: bytes, words: str, tmp_path: Path) -> None:
+def test_broken_archives_of_arrays_are_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
-    path.write_bytes(npz("(3,)"))
-    assert read_arrays(path)["x"].tobytes() == b"abc"
-    path.write_bytes(content)
-    with pytest.raises(DeltaflError, match=rf"x\.npz is not an NPZ file of plain arrays: .*{words}"):
-        read_arrays(path)
-
-
-def test_archives_without_an_array_or_with_pickles(tmp_path: Path) -> None:
-    path = tmp_path / "x.npz"
-    for arrays in ({"y": np.zeros(1)}, {"x": np.array([None])}):
-        np.savez(path, **arrays)
-        with pytest.raises(DeltaflError, match="is not an archive with the arrays x"):
-            read_arrays(path, ("x",))
+    np.savez(path, x=np.arange(3), y=np.array([None]))
+    whole = path.read_bytes()
+    assert read_arrays(path, ("x",))["x"].tolist() == [0, 1, 2]
+    for keys in (("y",), ("z",)):  # a pickle, and one that is not there
+        with pytest.raises(DeltaflError, match=f"is not an archive with the arrays {keys[0]}"):
+            read_arrays(path, keys)
+    for content in (whole[:-100], b"PK no zip", b""):
+        path.write_bytes(content)
+        with pytest.raises(DeltaflError, match=r"x\.npz is not an NPZ file of plain arrays: "):
+            read_arrays(path)
 
 
 def test_images_are_decoded_once_and_a_broken_cache_is_replaced(

@@ -274,13 +274,13 @@ def test_mistakes_are_named() -> None:
     ):
         with pytest.raises(DeltaflError, match=words):
             make(**changed)
-    with pytest.raises(DeltaflError, match="unknown column of tiny's train part 'whom': did you mean 'who'"):
+    with pytest.raises(DeltaflError, match=r"unknown column of tiny's train part .Columns. 'whom': did you mean 'who'"):
         from_huggingface(Columns(**COLUMNS), label="kind", column="whom", inputs="x", name="tiny")
     data: Any
     gap = {**COLUMNS, "who": ["a", "b", None, "c"]}
     for data, words in (
-        (None, "tiny's train part is NoneType; it must be a datasets.Dataset"),
-        ({"train": Columns(**COLUMNS), "test": [1]}, "tiny's test part is list"),
+        (None, "unknown column of tiny's train part .NoneType"),
+        ({"train": Columns(**COLUMNS), "test": [1]}, "unknown column of tiny's test part .list"),
         ({"train": Columns(**COLUMNS), "test": Columns(**gap)}, "^tiny's test part: row 3, column 'who' holds"),
         ({"test": Columns(**COLUMNS)}, "unknown part of the data set 'train'"),
     ):

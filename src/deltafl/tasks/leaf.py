@@ -16,6 +16,7 @@ Source: Caldas et al., "LEAF: a benchmark for federated settings", arXiv:1812.01
 import hashlib
 import importlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,14 +72,6 @@ class Share(NamedTuple):
         return DeltaflError(f"{self.path}: user {self.user!r}: {problem}")
 
 
-class Owned(NamedTuple):
-    """Examples with their owners: inputs, labels int64, owners' names, all of the same length."""
-
-    x: Array
-    y: IntArray
-    owner: list[str]
-
-
 def find_leaf(name: str, needed: str, data_dir: Path | None) -> Path:
     """The folder with ``train`` and ``test`` of a data set of LEAF."""
 
@@ -110,29 +103,27 @@ def _labels(share: Share, classes: int) -> IntArray:
     return label.astype(np.int64)
 
 
-def _owned(shares: Iterable[Share], inputs_of: Callable[[Share], Array], classes: int) -> Owned:
-    """The examples of all users."""
-    parts = [(inputs_of(share), _labels(share, classes), share.user) for share in shares]
-    if not parts:
-        return Owned(np.arange(0), np.arange(0), [])
-    x, y, _ = zip(*parts, strict=True)
-    return Owned(np.concatenate(x), np.concatenate(y), [user for _, label, user in parts for _ in label])
-
-
-def dataset_by_user(title: str, column: str, parts: Iterable[Owned], classes: int) -> Dataset:
-    """A data set of its train and its test part; owners are numbered in the order of their names, over both parts.
+def _dataset(
+    title: str, column: str, parts: Iterable[Iterable[Share]], inputs_of: Callable[[Share], Array], classes: int
+) -> Dataset:
+    """A data set of the shares of its two parts; owners are numbered in the order of their names, over both parts.
 
     Users of the test part who hold no training examples are no clients; their examples are in the pooled test set only.
     """
-    train, test = parts
-    for name, part in zip(PARTS, (train, test), strict=True):
-        if len(part.y) == 0:
-            raise DeltaflError(f"{title}: there is no {name} example")
-    number = {user: index for index, user in enumerate(sorted({*train.owner, *test.owner}))}
-    owner, test_owner = (np.array([number[user] for user in part.owner]) for part in (train, test))
-    title = f"{title}, {len(set(train.owner))} clients"
+    arrays, owners = [], []
+    for part, shares in zip(PARTS, parts, strict=True):
+        found = [(inputs_of(share), _labels(share, classes), share.user) for share in shares]
+        if not found:
+            raise DeltaflError(f"{title}: there is no {part} example")
+        x, y, users = zip(*found, strict=True)
+        arrays.append((np.concatenate(x), np.concatenate(y)))
+        owners.append(np.repeat(users, [len(label) for label in y]))
+    number = np.unique(np.concatenate(owners), return_inverse=True)[1].astype(np.int64)
+    owner, test_owner = np.split(number, [len(owners[0])])
+    title = f"{title}, {len(np.unique(owner))} clients"
+    (train_x, train_y), (test_x, test_y) = arrays
     columns, test_columns = {column: owner}, {column: test_owner}
-    return Dataset(title, train.x, train.y, test.x, test.y, classes, columns=columns, test_columns=test_columns)
+    return Dataset(title, train_x, train_y, test_x, test_y, classes, columns, test_columns)
 
 
 def load_femnist(data_dir: Path | None = None) -> Dataset:
@@ -149,8 +140,7 @@ def load_femnist(data_dir: Path | None = None) -> Dataset:
     else:
         root = find_leaf("femnist", f"{NEEDED}, or {' with '.join(H5_FILES)}", data_dir)
         title, parts = "FEMNIST (LEAF's JSON)", [read_shares(root, part) for part in PARTS]
-    owned = (_owned(shares, _handwriting, FEMNIST_CLASSES) for shares in parts)
-    return dataset_by_user(title, "writer", owned, FEMNIST_CLASSES)
+    return _dataset(title, "writer", parts, _handwriting, FEMNIST_CLASSES)
 
 
 def _read_h5(path: Path) -> Iterator[Share]:
@@ -189,47 +179,42 @@ def load_celeba(data_dir: Path | None = None) -> Dataset:
     """
     root = find_leaf("celeba", f"{NEEDED}, with the pictures in data/raw/img_align_celeba/", data_dir)
     require("PIL", "sim")
-    return dataset_by_user("CelebA (LEAF's JSON)", "celebrity", (_faces(root, part) for part in PARTS), classes=2)
-
-
-def _faces(root: Path, part: str) -> Owned:
-    """The names of the pictures first, so that the cache is found by what they are; then the pictures."""
-    shares = list(read_shares(root, part))
     folder = root / "raw" / "img_align_celeba"
-    names = _owned(shares, lambda share: np.array([_picture(share, name, folder) for name in share.x]), 2)
-    shape = (len(names.y), 3, CELEBA_SIDE, CELEBA_SIDE)
+    shares = (read_shares(root, part) for part in PARTS)
+    data = _dataset("CelebA (LEAF's JSON)", "celebrity", shares, lambda share: _names(share, folder), 2)
+    train_x, test_x = _faces(folder, "train", data.train_x), _faces(folder, "test", data.test_x)
+    return replace(data, train_x=train_x, test_x=test_x)
+
+
+def _names(share: Share, folder: Path) -> Array:
+    for name in share.x:
+        if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
+            raise share.error(f"x is {name!r}, which is not the name of a picture in {folder}")
+    return np.array(share.x)
+
+
+def _faces(folder: Path, part: str, name_e: Array) -> npt.NDArray[np.uint8]:
+    shape = (len(name_e), 3, CELEBA_SIDE, CELEBA_SIDE)
     digest = hashlib.sha256()
-    for name in names.x:
+    for name in name_e:
         found = (folder / name).stat()
         digest.update(f"{name} {found.st_size} {found.st_mtime_ns}\n".encode())
 
     def decode() -> npt.NDArray[np.uint8]:
+        from PIL import Image
+
         image = np.empty(shape, np.uint8)
-        rows = [(share, folder / name) for share in shares for name in share.x]
-        for number, (share, path) in enumerate(rows):
-            image[number] = _decoded(share, path)
+        for number, name in enumerate(name_e):
+            try:
+                # For other formats Pillow runs Ghostscript.
+                with Image.open(folder / name, formats=["JPEG", "PNG"]) as opened:
+                    face = opened.resize((CELEBA_SIDE, CELEBA_SIDE)).convert("RGB")
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                raise DeltaflError(f"the picture {folder / name} cannot be decoded: {error}") from error
+            image[number] = np.asarray(face).transpose(2, 0, 1)
         return image
 
-    file = cache_folder() / "celeba" / f"{part}_{digest.hexdigest()[:16]}.npy"
-    return names._replace(x=cached_images(file, shape, decode))
-
-
-def _picture(share: Share, name: Any, folder: Path) -> str:
-    if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
-        raise share.error(f"x is {name!r}, which is not the name of a picture in {folder}")
-    return name
-
-
-def _decoded(share: Share, path: Path) -> npt.NDArray[np.uint8]:
-    from PIL import Image
-
-    try:
-        # For other formats Pillow runs Ghostscript.
-        with Image.open(path, formats=["JPEG", "PNG"]) as opened:
-            image = opened.resize((CELEBA_SIDE, CELEBA_SIDE)).convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise share.error(f"the picture {path.name} cannot be decoded: {error}") from error
-    return np.asarray(image).transpose(2, 0, 1)
+    return cached_images(cache_folder() / "celeba" / f"{part}_{digest.hexdigest()[:16]}.npy", shape, decode)
 
 
 def load_shakespeare(data_dir: Path | None = None) -> Dataset:
@@ -238,11 +223,8 @@ def load_shakespeare(data_dir: Path | None = None) -> Dataset:
     LEAF's windows start 1 character apart, and lines are padded with spaces in front.
     """
     root = find_leaf("shakespeare", NEEDED, data_dir)
-    classes = len(LEAF_ALPHABET)
-    parts = (
-        _owned(map(_encoded, read_shares(root, part)), lambda share: np.asarray(share.x), classes) for part in PARTS
-    )
-    return dataset_by_user("Shakespeare (LEAF's JSON)", "role", parts, classes)
+    shares = (map(_encoded, read_shares(root, part)) for part in PARTS)
+    return _dataset("Shakespeare (LEAF's JSON)", "role", shares, lambda share: np.asarray(share.x), len(LEAF_ALPHABET))
 
 
 def _encoded(share: Share) -> Share:

@@ -127,18 +127,15 @@ def from_huggingface(
         raise unknown_name("part of the data set", "train", parts)
     used = {f"{name}'s {part} part": parts[part] for part in ("train", "test") if part in parts}
     for where, part in used.items():
-        names = getattr(part, "column_names", None)
-        if names is None:
-            raise DeltaflError(f"{where} is {type(part).__name__}; it must be a datasets.Dataset")
-        for needed in (label, column, inputs):
-            if needed not in names:
-                raise unknown_name(f"column of {where}", needed, names)
+        names = getattr(part, "column_names", ())
+        missing = next((needed for needed in (label, column, inputs) if needed not in names), None)
+        if missing is not None:
+            raise unknown_name(f"column of {where} ({type(part).__name__})", missing, names)
     x = [_inputs(where, inputs, part[inputs]) for where, part in used.items()]
     y, num_classes = _joint_codes(used, label)
     owner, _ = _joint_codes(used, column)
     if len(used) == 2:
-        columns, test_columns = {column: owner[0]}, {column: owner[1]}
-        dataset = Dataset(name, x[0], y[0], x[1], y[1], num_classes, columns=columns, test_columns=test_columns)
+        dataset = Dataset(name, x[0], y[0], x[1], y[1], num_classes, {column: owner[0]}, {column: owner[1]})
     else:
         dataset = hold_out_by_owner(Dataset(name, x[0], y[0], x[0][:0], y[0][:0], num_classes), column, owner[0])
     owner_e = dataset.columns[column]
