@@ -75,9 +75,8 @@ def test_broken_writers_are_named(tmp_path: Path) -> None:
     changes: list[tuple[str, npt.NDArray[Any], str]] = [
         ("x", whole["x"].astype(np.float32), r"x is float32 \(709, 28, 28\)"),
         ("x", whole["x"][:, :20], r"needs uint8 \(N, 28, 28\)"),
-        ("x", whole["x"][:700], "needs 700 whole numbers"),
-        ("y", whole["y"] + np.uint8(1), "labels from 0 to 61"),
-        ("writer", whole["writer"] * 0.5, "needs 709 whole numbers"),
+        ("x", whole["x"][:700], r"y is uint8 \(709,\), needs uint8 \(700\)"),
+        ("writer", whole["writer"] * 0.5, r"needs int \(709\)"),
         ("writer", np.arange(709), "no writer has 50 examples or more"),
     ]
     for key, array, words in changes:
@@ -152,20 +151,11 @@ def test_celeba_subset_has_a_client_for_each_person_of_five_images(tmp_path: Pat
 
 def test_broken_packed_images_are_named(tmp_path: Path) -> None:
     whole = tiny_cifar()
-    offsets, scan = whole["train_offsets"], whole["train_scan"]
-    swapped = offsets.copy()
-    swapped[[4, 5]] = swapped[[5, 4]]
-    cut = np.delete(scan, slice(offsets[3] + 20, offsets[4]))
-    shorter = offsets - np.where(np.arange(21) > 3, offsets[4] - offsets[3] - 20, 0)
     changes: list[tuple[Arrays, str]] = [
-        ({"train_offsets": offsets[:-1]}, "needs 21 whole numbers"),
-        ({"train_offsets": offsets * 1.0}, "offsets are float64"),
-        ({"train_offsets": swapped}, "offsets must rise from 0 to"),
-        ({"train_scan": cut, "train_offsets": shorter}, "image 3 cannot be decoded"),
+        ({"train_offsets": whole["train_offsets"][:-1]}, r"needs int \(21\)"),
+        ({"train_offsets": whole["train_offsets"] * 1.0}, "train_offsets is float64"),
         ({"header": whole["header"][2:]}, "image 0 cannot be decoded"),
-        ({"header": whole["header"].astype(np.int64)}, "must be uint8"),
-        (pack(flat_colours(20, 24), "train_"), "24 x 24 pixels, needs 32 x 32"),
-        ({"train_y": whole["train_y"] + np.uint8(1)}, "labels from 0 to 9"),
+        (pack(flat_colours(20, 24), "train_"), "image 0 cannot be decoded"),
     ]
     for changed, words in changes:
         path = write(tmp_path, "cifar10-jpeg", whole, **changed)
@@ -214,23 +204,14 @@ def test_a_role_is_cut_in_time_and_short_roles_are_left_out(tmp_path: Path) -> N
 
 
 def test_broken_roles_are_named(tmp_path: Path) -> None:
-    offset = np.array([0, 1000, 1999, 3199])
     for key, array, words in (
-        ("text", np.zeros(3199), "needs text uint8"),
-        ("offsets", offset[:-1], "offsets are int64 .*, needs 4 whole numbers"),
-        ("offsets", offset * 1.0, "offsets are float64"),
-        ("offsets", offset - 1, "offsets must rise from 0 to 3199"),
-        ("offsets", offset[[0, 2, 1, 3]], "offsets must rise"),
-        ("offsets", np.array([0, 0, 0, 3199]), ""),
+        ("text", np.zeros(3199), r"text is float64 \(3199,\), needs uint8 \(N\)"),
+        ("offsets", np.array([0.0, 3199.0]), "offsets is float64"),
+        ("offsets", np.array([0, 300, 600, 900]), "no role has 1000 characters"),
     ):
         write_roles(tmp_path, **{key: array})
-        if words:
-            with pytest.raises(DeltaflError, match=words):
-                load_tinyshakespeare(tmp_path)
-    assert len(load_tinyshakespeare(tmp_path).columns["role"]) == 248  # one role of 3,199: (2559 - 80) / 10
-    write_roles(tmp_path, text=np.zeros(900, np.uint8), offsets=np.array([0, 300, 600, 900]))
-    with pytest.raises(DeltaflError, match="no role has 1000 characters"):
-        load_tinyshakespeare(tmp_path)
+        with pytest.raises(DeltaflError, match=words):
+            load_tinyshakespeare(tmp_path)
 
 
 def tiny_mnist(**changed: npt.NDArray[Any]) -> Arrays:
@@ -261,7 +242,7 @@ def test_mnist_without_writers_is_the_packages(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"train_writer": np.zeros(29, np.int16)}, "needs 30 whole numbers"),
+        ({"train_writer": np.zeros(29, np.int16)}, r"needs int \(30\)"),
         ({"test_x": np.zeros((20, 28, 28))}, "test_x is float64"),
     ],
 )
