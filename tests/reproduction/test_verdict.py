@@ -128,9 +128,9 @@ def test_every_pair_that_the_paper_orders_is_stated_once_for_each_measure() -> N
     rows = [climbs(name, {0: 20, 1: 22}) for name in ("fedavg", "fedpracis", "pracdelta", "uniform")]
     measures = [rounds_to(0.7, "accuracy"), accuracy(5)]
     found = ordered(group(rows, ("pracdelta", "fedpracis", "fedavg")), measures)
-    assert len(found) == 6
-    pairs = {("PRACDELTA", "FEDPRACIS"), ("PRACDELTA", "FEDAVG"), ("FEDPRACIS", "FEDAVG")}
-    assert {(s.first, s.second) for s in found} == pairs
+    pairs = [("PRACDELTA", "FEDPRACIS"), ("PRACDELTA", "FEDAVG"), ("FEDPRACIS", "FEDAVG")]
+    assert [(s.first, s.second) for s in found[::2]] == pairs
+    assert [(s.first, s.second) for s in found[1::2]] == pairs
     tied = group(rows, ())._replace(ranks=(("pracdelta",), ("fedpracis", "fedavg")))
     assert [s.second for s in ordered(tied, measures[:1])] == ["FEDPRACIS", "FEDAVG"]
 
@@ -154,27 +154,17 @@ def test_the_paragraph_states_the_result_and_what_failed() -> None:
     )
 
 
-@pytest.mark.parametrize("column", ["loss", "probe"])
-def test_a_lower_number_is_called_lower(column: str) -> None:
+def test_a_lower_number_is_called_lower() -> None:
     levels = {"fedavg": (1.0, 1.1, 1.2), "delta": (0.1, 0.11, 0.13)}
     rows = [
-        Row(
-            name,
-            name,
-            {
-                seed: run_of(name, seed, loss_r=[x] * 10, probes={"round": np.arange(2.0), "norm": np.full(2, x)})
-                for seed, x in enumerate(numbers)
-            },
-        )
+        Row(name, name, {seed: run_of(name, seed, loss_r=[x] * 10) for seed, x in enumerate(numbers)})
         for name, numbers in levels.items()
     ]
-    measure = late_loss(True) if column == "loss" else late_probe("norm", "norm", False)
-    text = "log10 loss | lower by 0.98" if column == "loss" else "norm | smaller ×9.7"
-    shown = group(rows, ("delta", "fedavg"), threshold=None)
-    assert paragraph([shown], {"one": [measure]}).startswith("**The paper's ordering holds.**")
-    assert f"| delta before fedavg | {text}" in pairs_table([shown], {"one": [measure]})
-    turned = paragraph([group(rows, ("fedavg", "delta"), threshold=None)], {"one": [measure]})
-    assert turned.startswith("**The paper's ordering is contradicted.**")
+    measures = {"one": [late_loss(True)]}
+    shown, turned = (group(rows, order, threshold=None) for order in (("delta", "fedavg"), ("fedavg", "delta")))
+    assert paragraph([shown], measures).startswith("**The paper's ordering holds.**")
+    assert "| delta before fedavg | log10 loss | lower by 0.98" in pairs_table([shown], measures)
+    assert paragraph([turned], measures).startswith("**The paper's ordering is contradicted.**")
 
 
 def test_measures_by_hand() -> None:
@@ -194,5 +184,4 @@ def test_losses_and_probes_by_hand() -> None:
     assert late_loss(True).value(run) == pytest.approx((3 + 0 + 1 + 2 + 1 + 0) / 8)  # the last 8 of 200 rounds
     assert late_loss(False).value(run_of("fedavg", 0, loss_r=[1.0] * 9 + [math.inf])) is None
     probes = {"round": np.arange(0.0, 50, 10), "norm": np.array([9.0, 9.0, 1.0, np.nan, 4.0])}
-    probed = run_of("fedavg", 0, loss_r=[1.0], probes=probes)
-    assert late_probe("norm", "norm", True).value(probed) == pytest.approx(2.0)
+    assert late_probe("norm", "norm", True).value(run._replace(probes=probes)) == pytest.approx(2.0)
