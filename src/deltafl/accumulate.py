@@ -99,15 +99,10 @@ class Accumulator:
     def add(
         self, client: int, update: npt.ArrayLike | RemoteReply | None, **columns: float | None
     ) -> RejectedReply | None:
-        """Take in the reply of one client of the cohort, in any order, once each.
+        """Take in the reply of a client of the cohort, in any order, once each; why, if it is rejected.
 
-        Args:
-            client: Its index.
-            update: (d,), u_i = x_K - x_0, or None; with a ``-remote`` estimator what ``ClientMemory.reply`` returned.
-            **columns: What it reported: ``loss``, ``square_loss``, ``step_variance``, ``num_steps``; see ``Reports``.
-
-        Returns:
-            None; or why the reply was rejected, which then counts as non-response.
+        ``update`` is u_i = x_K - x_0, (d,), or with a ``-remote`` estimator what ``ClientMemory.reply`` returned;
+        ``columns`` what was reported: ``loss``, ``square_loss``, ``step_variance``, ``num_steps``, see ``Reports``.
         """
         place_1 = np.flatnonzero(self.cohort.client_n == client)
         if len(place_1) == 0:
@@ -140,10 +135,7 @@ class Accumulator:
 
         Plan, state and cohort are the same in all; each row of the cohort is in one. One sum over all processes has the
         estimate, the plain sum of the updates and the columns of the reports; a second, small one the squared distances
-        from the first one's means.
-
-        Raises:
-            DeltaflError: If the control variate does not have ``learns_from_sums``, or the processes differ.
+        from the first one's means. The control variate must have ``learns_from_sums``.
         """
         if not self._control.learns_from_sums:
             raise DeltaflError(

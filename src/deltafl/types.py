@@ -14,8 +14,7 @@ p_i    probability of client i in one draw, p_i = pi_i / n for designs with repl
 zeta_i norm(u_i - ubar), the diversity of client i
 ====== =====================================================================================================
 
-Everything is in *update units*: norms are norms of u_i, and ``step_variance`` is the variance of one local step, which
-for plain SGD is local_lr^2 times the variance of a minibatch gradient. So the learning rate cancels in every score.
+Everything is in *update units*: norms are norms of u_i, so that the learning rate cancels in every score.
 """
 
 from collections.abc import Sequence
@@ -99,19 +98,12 @@ class Cohort(NamedTuple):
     """The clients selected in one round, how often each was drawn, and the expectation it was drawn with.
 
     ``count / expected`` has mean 1 for every exact design: this one number is what makes an estimate unbiased.
-
-    Attributes:
-        client_n: int64 (n,), distinct client indices in increasing order.
-        count_n: int64 (n,), >= 1; above 1 only in designs with replacement.
-        expected_n: float64 (n,), > 0, the expectation of the count before the draw; NaN if unknown.
-        kind: ``"fixed-size"``, ``"poisson"``, ``"replacement"`` or ``"unknown"``: how it was drawn, for
-            variance estimates.
     """
 
-    client_n: IntArray
-    count_n: IntArray
-    expected_n: FloatArray
-    kind: str = "unknown"
+    client_n: IntArray  # distinct client indices in increasing order
+    count_n: IntArray  # >= 1; above 1 only in designs with replacement
+    expected_n: FloatArray  # > 0, the expectation of the count before the draw; NaN if unknown
+    kind: str = "unknown"  # or "fixed-size", "poisson", "replacement": how it was drawn, for variance estimates
 
     def part(self, which_n: Any) -> "Cohort":
         """The rows that an index or a mask names, such as those of the clients that replied."""
@@ -135,39 +127,21 @@ class Replies(NamedTuple):
 class Reports(NamedTuple):
     """What the clients of a cohort sent beside their updates; all columns are aligned with ``cohort.client_n``.
 
-    The last five are filled by ``close_round`` from the updates.
-
-    Attributes:
-        responded_n: bool (n,), False for a client whose reply is missing or was refused.
-        loss_n: float64 (n,), mean training loss over the local work; NaN for a reply without one.
-        has_loss_n: bool (n,), True where a loss was reported; a reported NaN rejects the reply.
-        square_loss_n: float64 (n,), >= loss_n^2: mean of the squared losses of single examples over the local work; NaN
-            for a reply without one.
-        step_variance_n: float64 (n,), >= 0: variance of one local step around the mean of the client's steps,
-            summed over coordinates (local_lr^2 sigma_i^2 for SGD); 0 where it is not measured.
-        num_steps_n: int64 (n,), >= 1: local steps K_i.
-        squared_norm_n: float64 (n,), norm(u_i)^2.
-        squared_deviation_n: float64 (n,), norm(u_i - mean)^2, the practical zeta_i^2, about the plain mean of the
-            responding cohort; about ubar where all clients report to an oracle.
-        squared_residual_n: float64 (n,), norm(u_i - c_i)^2 with the estimator's control c_i of this round: what is left
-            for the draw to get wrong; 0 where clients report to an oracle.
-        sketch_nq: float64 (n, q), ``sketch.count_sketch`` of u_i - c_i, q the sampler's ``sketch_size``.
-        output_bias_nk: float64 (n, k), the last k entries of u_i (less the drift that all were sent), k the sampler's
-            ``output_bias_size``. In models that end in a linear layer with a bias: the update of that bias, one number
-            a class.
+    The last five are filled by ``close_round``: ``squared_deviation_n``, zeta_i^2 in practice, with distances from the
+    plain mean of the replies, or from ubar where all clients report to an oracle.
     """
 
-    responded_n: BoolArray
-    loss_n: FloatArray
-    has_loss_n: BoolArray
-    square_loss_n: FloatArray
-    step_variance_n: FloatArray
-    num_steps_n: IntArray
-    squared_norm_n: FloatArray
-    squared_deviation_n: FloatArray
-    squared_residual_n: FloatArray
-    sketch_nq: FloatArray
-    output_bias_nk: FloatArray
+    responded_n: BoolArray  # False for a client whose reply is missing or was refused
+    loss_n: FloatArray  # mean training loss over the local work; NaN for a reply without one
+    has_loss_n: BoolArray  # True where a loss was reported; a reported NaN rejects the reply
+    square_loss_n: FloatArray  # mean of the squared losses of single examples, >= loss_n^2; NaN for a reply without one
+    step_variance_n: FloatArray  # variance of a local step (local_lr^2 sigma_i^2 for SGD); 0 if not measured
+    num_steps_n: IntArray  # local steps K_i >= 1
+    squared_norm_n: FloatArray  # norm(u_i)^2
+    squared_deviation_n: FloatArray  # norm(u_i - mean)^2
+    squared_residual_n: FloatArray  # norm(u_i - c_i)^2, c_i the control variate; 0 where clients report to an oracle
+    sketch_nq: FloatArray  # ``count_sketch`` of u_i - c_i, q the sampler's ``sketch_size``
+    output_bias_nk: FloatArray  # the last k entries of u_i, k the sampler's ``output_bias_size``: one number a class
 
     @classmethod
     def make(

@@ -86,8 +86,7 @@ def note_round(folder: Path, round: int) -> None:
 
 def noted_round(folder: Path) -> int | None:
     """The round that was noted last; None if none was."""
-    note = folder / "round"
-    round: int | None = read_json(note) if note.is_file() else None
+    round: int | None = read_json(folder / "round") if (folder / "round").is_file() else None
     return round
 
 
@@ -118,16 +117,11 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
     """
     arrays, texts = read_tensors(Path(path), "write it anew")
     if texts.get(_MARK) != _VERSION:
-        raise DeltaflError(
-            f"{path} does not say which clients and plan its state belongs to, as files of other programs and of other "
-            "versions of deltafl do not; save the state anew with save_state(path, state, plan)"
-        )
+        raise DeltaflError(f"{path} does not say which clients and plan its state belongs to; write it with save_state")
     for name, value in owner(plan).items():
         if texts.get(name) != value:
-            raise DeltaflError(
-                f"the state in {path} belongs to a plan with {name} = {texts.get(name)}, and this plan has {value}; "
-                "load it with the plan it was saved with"
-            )
+            other = f"a plan with {name} = {texts.get(name)}, and this plan has {value}"
+            raise DeltaflError(f"the state in {path} belongs to {other}; load it with the plan it was saved with")
     # The form of the state, that of one client: m numbers need not be made.
     aux_mq, params_d = plan.population.aux_mq, arrays.get("state.params_d", np.zeros(0))
     one = replace(plan, population=Population.from_sizes([1], aux=None if aux_mq is None else aux_mq[:1]), n=1)
