@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from conftest import all_replies, same_tree
 from deltafl import DESIGNS, Cohort, DeltaflError, draw_cohort, inclusion_probabilities, stream
 from deltafl.designs import balanced
-from deltafl.designs.exact import Support, every_cohort, every_path, joint_expectations, support
+from deltafl.designs.exact import Support, every_path, joint_expectations, support
 from deltafl.estimators.variance import estimate_variance
 from deltafl.types import FloatArray
 
@@ -97,16 +97,6 @@ def test_drawn_inclusion_probabilities(name: str, cell_size: int, monkeypatch: p
     assert np.sqrt(np.mean(z_m**2)) < 1.5
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_samplers_own_code_is_enumerated_with_its_values(name: str) -> None:
-    score_m, value_mq = np.array([1.0, 2, 2, 3]), np.array([[1.0, 0], [1, 0], [0, 1], [-1, 0]])
-    available_m = np.array([True, True, False, True])
-    mean_m = np.zeros(4)
-    for p, cohort in every_cohort(lambda rng: draw_cohort(score_m, 2, name, rng, available_m, value_mq)):
-        mean_m[cohort.client_n] += p
-    np.testing.assert_allclose(mean_m[available_m], inclusion_probabilities(score_m[available_m], 2), atol=1e-13)
-
-
 # --- spread and balance -----------------------------------------------------------------------------------------------
 
 
@@ -170,19 +160,6 @@ def test_cube_errs_by_its_landing_alone(window: int, q: int, monkeypatch: pytest
     assert guess_t.mean() > 2 * squared  # the fixed-size formula over-estimates
 
 
-@pytest.mark.parametrize("cell_size", [256, 32])
-def test_local_pivotal_errs_less_for_smooth_totals(cell_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A duel adds at most a quarter of the squared difference of its two; neighbours in the plane differ little."""
-    monkeypatch.setattr(balanced, "CELL_SIZE", cell_size)
-    rng, m, n, draws = stream(7, "audit"), 200, 50, 80
-    pi_m, place_mq = np.full(m, n / m), rng.uniform(-1, 1, size=(m, 2))
-    local_tq, guess_t = total_errors("local-pivotal", pi_m, place_mq * pi_m[:, None], draws)
-    plain_tq, _ = total_errors("pivotal", pi_m, place_mq * pi_m[:, None], draws)
-    squared = np.sum(local_tq**2, axis=1).mean()
-    assert squared < 0.25 * np.sum(plain_tq**2, axis=1).mean()
-    assert guess_t.mean() > 2 * squared
-
-
 # --- invariants, and what is not a number -----------------------------------------------------------------------------
 
 
@@ -218,18 +195,6 @@ def test_every_single_draw_is_well_formed(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_thousands_of_clients_in_an_exact_size(name: str) -> None:
-    """Real cells and windows, all places alike in one coordinate, some twice; rounding must not lose a draw."""
-    rng, m = stream(8, "audit"), 3000
-    score_m, value_mq = rng.lognormal(sigma=2, size=m), rng.normal(size=(m, 3))
-    value_mq[:, 1] = 5.0
-    value_mq[::7] = 0.0
-    for n in (1, 300, 2999):
-        cohort = draw_cohort(score_m, n, name, rng, value_mq=value_mq)
-        assert len(cohort.client_n) == cohort.count_n.sum() == n
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_without_values_both_are_pivotal_draws(name: str) -> None:
     score_m = np.arange(1.0, 9.0)
     plain = draw_cohort(score_m, 3, "pivotal", stream(9, "draw"))
@@ -238,15 +203,6 @@ def test_without_values_both_are_pivotal_draws(name: str) -> None:
     assert support(name, inclusion_probabilities(score_m[:5], 2)) == support(
         "pivotal", inclusion_probabilities(score_m[:5], 2)
     )
-
-
-def test_other_designs_ignore_values() -> None:
-    assert {name for name, design in DESIGNS.items() if design.uses_values} == set(NAMES)
-    for name in set(DESIGNS) - set(NAMES):
-        with_them, without = (
-            draw_cohort(np.ones(5), 2, name, stream(9, "draw"), value_mq=v) for v in (np.full((5, 1), np.nan), None)
-        )
-        assert same_tree(with_them, without)
 
 
 @pytest.mark.parametrize("name", NAMES)

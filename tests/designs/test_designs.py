@@ -114,23 +114,6 @@ def test_fewer_available_than_wanted() -> None:
     assert cohort.expected_n.tolist() == [1, 1]
 
 
-def test_poisson_sizes_vary_around_n_and_may_be_zero() -> None:
-    count_tm, _ = draw_counts("poisson", np.ones(10), 2, 4000)
-    size_t = count_tm.sum(axis=1)
-    assert size_t.min() == 0
-    assert size_t.var() == pytest.approx(10 * 0.2 * 0.8, rel=0.1)
-    assert size_t.mean() == pytest.approx(2, abs=4 * np.sqrt(1.6 / 4000))
-
-
-def test_ties_do_not_follow_the_order_of_clients() -> None:
-    """Neighbours with equal scores are drawn together as often as strangers: the order is random."""
-    for design in ("systematic", "pivotal"):
-        count_tm, _ = draw_counts(design, np.ones(6), 2, 6000)
-        joint_mm = count_tm.T @ count_tm / 6000
-        pair = joint_mm[np.triu_indices(6, 1)]
-        assert np.all(np.abs(pair - 1 / 15) < 4.5 * np.sqrt(1 / 15 / 6000))
-
-
 @pytest.mark.parametrize(
     ("score", "n", "design", "part"),
     [

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import Recorder, assert_frequencies, frequencies, make_problem, mean_estimate
+from conftest import Recorder, assert_frequencies, frequencies
 from deltafl import Cohort, DeltaflError, Plan, Population, Reports, close_round, init_round, make_sampler, open_round
 from deltafl.designs.exact import every_cohort
-from deltafl.estimators.table import weighted_mean
 from deltafl.samplers.balanced import Balanced
 from deltafl.samplers.fed_cbs import FedCBS, imbalance
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -67,32 +66,7 @@ def test_with_nothing_known_it_draws_by_weight() -> None:
         assert drawn[0].client_n.tolist() == drawn[1].client_n.tolist()
 
 
-@pytest.mark.parametrize("estimator", ["regression-damped", "regression", "horvitz-thompson"])
-def test_unbiased_while_it_learns(estimator: str) -> None:
-    """E[D] = ubar in the state after each of five rounds, by enumeration."""
-    problem = make_problem([10, 15, 20, 25, 30])
-    plan = Plan(problem.population, Balanced(), 2, estimator, Recorder())
-    state = init_round(plan, np.zeros(3))
-    for _ in range(5):
-        np.testing.assert_allclose(mean_estimate(plan, state, problem), problem.ubar_d, rtol=1e-12)
-        cohort = open_round(plan, state)
-        state, _ = close_round(plan, state, cohort, problem.update_md[cohort.client_n])
-
-
 # What is known
-
-
-@pytest.mark.parametrize(
-    ("known", "part"),
-    [
-        ([[1.0], [2.0]], "one row of numbers, all of one length, for each of 3 clients"),
-        ([1.0, 2.0, 3.0], "one row of numbers"),
-        ([[1], [np.nan], [2]], "client 1"),
-    ],
-)
-def test_what_is_known_must_be_a_row_of_numbers_for_each_client(known: Any, part: str) -> None:
-    with pytest.raises(DeltaflError, match=part):
-        Population.from_sizes([1, 2, 3], aux=known)
 
 
 def test_tasks_tell_the_shares_of_the_labels() -> None:
@@ -158,9 +132,3 @@ def test_fed_cbs_counts_who_was_asked_and_asks_those_that_are_there() -> None:
 def test_fed_cbs_needs_labels(known: Any) -> None:
     with pytest.raises(DeltaflError, match="needs the labels of every client"):
         FedCBS().init(Population.from_sizes([1, 2, 3, 4], aux=known))
-
-
-def test_the_weighted_mean_by_hand() -> None:
-    cohort = Cohort(np.array([0, 3]), np.array([1, 2]), np.full(2, np.nan))
-    np.testing.assert_allclose(weighted_mean(cohort, np.array([0.2, 0.1]), np.ones(2)), [0.5, 0.5])
-    assert weighted_mean(cohort, np.zeros(2), np.ones(2)).tolist() == [0.0, 0.0]

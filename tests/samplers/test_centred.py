@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from deltafl import (
     Centred,
@@ -76,11 +74,6 @@ def test_innovation_by_hand(ageing: float) -> None:
     np.testing.assert_allclose(expectations(sampler, state), inclusion_probabilities(score_m, 2))
 
 
-def test_before_the_first_reply_weights_alone_count() -> None:
-    for sampler in (Centred(floor=0.0), Centred(own_memory=True, floor=0.0, explore=3.0)):
-        np.testing.assert_allclose(expectations(sampler, sampler.init(POPULATION)), 2 * POPULATION.weight_m)
-
-
 def test_clients_that_stand_still_are_estimated_exactly_once_all_were_seen() -> None:
     """u_i does not change: after everybody's first visit innovation has no error at all; importance sampling has."""
     rng = np.random.default_rng(0)
@@ -100,20 +93,3 @@ def test_clients_that_stand_still_are_estimated_exactly_once_all_were_seen() -> 
     after, info = close_round(plan, state, drawn, update_md[drawn.client_n])
     np.testing.assert_allclose(after.params_d - state.params_d, ubar_d, atol=1e-5)
     assert info.variance < 1e-10
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    residual=st.lists(st.floats(0, 1e12), min_size=4, max_size=4),
-    own=st.booleans(),
-    floor=st.floats(0, 1),
-    shrink=st.floats(0, 1),
-)
-def test_scores_are_finite_whatever_was_left(residual: list[float], own: bool, floor: float, shrink: float) -> None:
-    sampler = Centred(own_memory=own, floor=floor, shrink=shrink)
-    state = sampler.init(POPULATION)
-    for clients in ((0, 1), (1, 2)):
-        state = sampler.update(state, cohort(*clients), report(residual[: len(clients)]))
-        drawn = sampler.open(state, EVERYONE, 2, np.random.default_rng(0))
-        assert np.isfinite(drawn.expected_n).all()
-        assert (drawn.expected_n > 0).all()

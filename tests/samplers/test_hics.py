@@ -1,6 +1,6 @@
 """HiCS-FL against its paper's equations (7), (9) and (10), and the column of reports that it needs."""
 
-from math import exp, log, pi
+from math import exp, log
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ import pytest
 from conftest import assert_frequencies, frequencies, make_problem
 from deltafl import DeltaflError, Plan, close_round, init_round, open_round
 from deltafl.samplers.hics import HicsFL, HicsState, entropies, ward
-from deltafl.samplers.urns import angles
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of, task_of
 
@@ -18,18 +17,6 @@ def test_entropies_by_hand() -> None:
     bias_kc = np.array([[0.2, 0.2], [log(3) * 0.01, 0.0], [1e6, 0.0]])
     expected_k = np.array([log(2), -(0.75 * log(0.75) + 0.25 * log(0.25)), 0.0])
     np.testing.assert_allclose(entropies(bias_kc, 0.01), expected_k, atol=1e-12)
-
-
-def test_angles_by_hand() -> None:
-    bias_kc = np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
-    expected = [
-        [0, pi / 2, pi, pi / 4, pi / 2],
-        [pi / 2, 0, pi / 2, pi / 4, pi / 2],
-        [pi, pi / 2, 0, 3 * pi / 4, pi / 2],
-        [pi / 4, pi / 4, 3 * pi / 4, 0, pi / 2],
-        [pi / 2] * 5,
-    ]
-    np.testing.assert_allclose(angles(bias_kc), np.array(expected, dtype=np.float64), atol=1e-7)
 
 
 #: Two balanced clients and three of one class, T = 1: entropies ln 2 and H(e / (e + 1)).
@@ -73,14 +60,6 @@ def test_groups_of_weight_zero_and_of_one_client() -> None:
     assert ward(np.zeros((1, 1)), 1).tolist() == [0]
 
 
-def test_hics_clusters_by_angle_where_entropies_agree() -> None:
-    """lambda does not matter then: opposite updates of one entropy fall into two groups."""
-    state = seen([[1.0, 0.0], [1.1, 0.1], [0.0, 1.0], [0.1, 1.1]])
-    sampler = HicsFL(classes=2, temperature=0.5)
-    assert ward(angles(state.bias_mc), 2).tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
-    np.testing.assert_allclose(sampler.probabilities(state, np.arange(4), 2), 0.25)
-
-
 def test_the_last_entries_of_updates_are_remembered() -> None:
     """Of the updates themselves, not of what the control leaves; nothing of those who did not reply."""
     problem = make_problem([1, 1, 1, 1], d=6)
@@ -121,11 +100,3 @@ def test_tasks_without_a_fitting_output_layer_are_refused(given: dict[str, objec
     task = task_of(settings)
     with pytest.raises(DeltaflError, match=message):
         plan_of(settings, task.population("data"), task)
-
-
-def test_classes_temperature_and_rounds_come_from_the_run() -> None:
-    given = {"sampler": "hics-fl", "clients": 6, "sample": 2, "rounds": 7, "local_lr": 0.02}
-    settings = make_settings(RunSettings, given)
-    task = task_of(settings)
-    sampler = plan_of(settings, task.population("data"), task).sampler
-    assert sampler == HicsFL(classes=10, temperature=0.05, rounds=7)

@@ -16,7 +16,6 @@ from deltafl.samplers.urns import (
     ClusteredBySimilarity,
     ClusteredBySize,
     TreeState,
-    cut_by_mass,
     distances,
     urns_by_cluster,
     urns_by_size,
@@ -29,21 +28,6 @@ from tools.samplers import SIX, cohort_of, counts, mean_counts
 # --- clustered sampling -----------------------------------------------------------------------------------------------
 
 
-def fill_by_the_book(mass: list[float], n: int) -> FloatArray:
-    """Algorithm 1 as it is printed: pour one client after the other, in whole numbers of 1 / 10^6."""
-    unit = 10**6
-    urn_nm, k, room = np.zeros((n, len(mass))), 0, unit
-    for i, share in enumerate(mass):
-        left = round(share * unit)
-        while left > 0:
-            part = min(left, room)
-            urn_nm[k, i] += part / unit
-            left, room = left - part, room - part
-            if room == 0:
-                k, room = k + 1, unit
-    return urn_nm
-
-
 def test_urns_by_size_by_hand() -> None:
     """Weights .06 .10 .14 .20 .20 .30 and n = 3: masses, by size, .90 .60 .60 .42 .30 .18 laid over three urns."""
     urn_nm = urns_by_size(SIX.weight_m, 3)
@@ -52,19 +36,6 @@ def test_urns_by_size_by_hand() -> None:
         [[0, 0, 0, 0.1, 0, 0.9], [0, 0, 0, 0.5, 0.5, 0], [0.18, 0.30, 0.42, 0, 0.1, 0]],
         atol=1e-12,
     )
-
-
-@given(st.lists(st.integers(1, 50), min_size=2, max_size=9), st.integers(1, 9))
-def test_urns_by_size_against_the_slow_twin(sizes: list[int], n: int) -> None:
-    n = min(n, len(sizes))
-    unit = 10**6
-    whole = np.array(sizes) * n * unit // sum(sizes)  # multiples of 1 / unit, sum n exactly
-    whole[0] += n * unit - whole.sum()
-    order = np.argsort(-whole, kind="stable")
-    urn_nm = urns_by_size(whole / unit, n)
-    np.testing.assert_allclose(urn_nm[:, order], fill_by_the_book((whole[order] / unit).tolist(), n), atol=1e-9)
-    np.testing.assert_allclose(urn_nm.sum(axis=1), 1, atol=1e-9)
-    np.testing.assert_allclose(urn_nm.sum(axis=0), whole / unit, atol=1e-9)
 
 
 def tree_of(*rows: list[float]) -> IntArray:
@@ -109,14 +80,6 @@ def test_urns_keep_their_promise(weight_m: FloatArray, n: int, seed: int, simila
         assert urn_nm.min() >= 0
         np.testing.assert_allclose(urn_nm.sum(axis=1), 1, atol=1e-9)
         np.testing.assert_allclose(urn_nm.sum(axis=0), size * w_m / w_m.sum(), atol=1e-9)
-
-
-def test_the_tree_is_cut_where_clusters_become_too_heavy() -> None:
-    """Chain ((((0 1) 2) 3) 4) with masses .3 each: three fit, four do not."""
-    merge = np.array([[0, 1], [5, 2], [6, 3], [7, 4]])
-    label = cut_by_mass(np.full(5, 0.3), merge)
-    assert label[0] == label[1] == label[2]
-    assert len({int(label[0]), int(label[3]), int(label[4])}) == 3
 
 
 def test_distances_of_clients() -> None:
