@@ -74,6 +74,7 @@ def locked(folder: Path) -> Iterator[None]:
         DeltaflError: If another process holds it.
     """
     place = folder.resolve()
+    is_new = not place.parent.exists()
     place.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{place}.lock")
     try:
@@ -87,6 +88,9 @@ def locked(folder: Path) -> Iterator[None]:
         with suppress(OSError):  # Windows deletes no open file: it stays and locks nothing
             Path(lock.lock_file).unlink()
         lock.release()
+        if is_new:
+            with suppress(OSError):  # it is in use now
+                place.parent.rmdir()
 
 
 def environment() -> dict[str, str | int]:
