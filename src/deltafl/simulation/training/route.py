@@ -20,8 +20,8 @@ from pydantic import Field
 from ...errors import DeltaflError
 from ...io import checked, read_json, write_atomically
 from ...types import IntArray
+from .batched import own_form, vectorized_forward
 from .serial import LocalWork, is_cross_entropy, losses_of
-from .vectorized import own_form, vectorized_forward
 
 if TYPE_CHECKING:
     from ...tasks.base import Task
