@@ -66,13 +66,7 @@ class Checkpoint(NamedTuple):
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from playing in the folder of a run or a comparison; the lock is the file ``FOLDER.lock``.
-
-    The operating system releases the lock of a process that is killed.
-
-    Raises:
-        DeltaflError: If another process holds it.
-    """
+    """Keep other processes from playing in a folder; the system releases the lock of a process that is killed."""
     place = folder.resolve()
     is_new = not place.parent.exists()
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -140,11 +134,7 @@ class RunDirectory:
         self.path = path
 
     def start(self, settings: Settings, data: Mapping[str, str] | None = None) -> None:
-        """Make the folder and write what is known before the first round; ``data`` is ``Task.data``.
-
-        Raises:
-            DeltaflError: If it holds rounds without the settings that they were played with: nothing is erased.
-        """
+        """Write what is known before the first round, unless the folder holds rounds: nothing is erased."""
         cure = "whose config.toml is missing; put that back, or choose another folder"
         for name in (*LINE_FILES, "checkpoint.json"):
             if self._size(name) > 0:
@@ -211,9 +201,7 @@ class RunDirectory:
     def load(self, template: RoundState, group: ProcessGroup = ALONE) -> RoundState:
         """The state of the last checkpoint (the template itself if there is none); later lines are cut off.
 
-        Raises:
-            DeltaflError: If a file is damaged, or the memory in its own folder is of a later round: another copy of
-                this folder has gone on with it. Then nothing is cut off.
+        After an error nothing is cut off.
         """
         arrays = group.from_first(self._cut_off_and_read)
         return template if arrays is None else self._settled(unflatten(template, arrays))
@@ -221,20 +209,21 @@ class RunDirectory:
     def _cut_off_and_read(self) -> dict[str, Any] | None:
         mark, arrays = self._mark(), None
         folder = self._memory()
-        ahead = None if folder is None else noted_round(folder)
-        if ahead is not None and ahead > (mark.round if mark else 0):
+        ahead = (folder and noted_round(folder)) or 0
+        if ahead > (mark.round if mark else 0):
             raise DeltaflError(
                 f"the memory in {folder} is of round {ahead}, later than the last checkpoint of {self.path}: a copy of "
                 "this folder has gone on with it; continue that one, or run this one again in another folder"
             )
+        lengths = mark.lengths if mark else dict.fromkeys(LINE_FILES, 0)
+        for name in LINE_FILES:
+            if self._size(name) < lengths[name]:
+                raise DeltaflError(f"{self.path / name} is shorter than at the last checkpoint; {CURE}")
         if mark is not None:
-            for name in LINE_FILES:
-                if self._size(name) < mark.lengths[name]:
-                    raise DeltaflError(f"{self.path / name} is shorter than at the last checkpoint; {CURE}")
             arrays = read_tensors(self.path / mark.tensors, CURE, mark.crc32)[0]
         for name in LINE_FILES:
             (self.path / name).touch()
-            os.truncate(self.path / name, mark.lengths[name] if mark else 0)
+            os.truncate(self.path / name, lengths[name])
         return arrays
 
     def memory_folder(self, memory_path: str | None) -> Path | None:

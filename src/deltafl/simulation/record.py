@@ -6,8 +6,7 @@
     DIR/runs/PART.jsonl.gz               many of them, one a line; a loose record wins over a packed one
     DIR/unfinished/PART/SAMPLER-seedN/   the folder of a run that is not finished (``sweep.py``)
 
-A run's own folder takes megabytes and is deleted when the run is finished; its record stays and lets a sweep continue
-on another machine. Numbers are rounded to the digits that a reader can use.
+A run's own folder takes megabytes and is deleted when the run is finished; its record stays.
 """
 
 import gzip
@@ -102,18 +101,14 @@ def what_is_run(settings: RunSettings) -> dict[str, Any]:
 
 
 def read_run(directory: RunDirectory, sampler: str, seed: int, metric: Metric, num_clients: int) -> Run:
-    """The curves of a run in its folder.
-
-    Raises:
-        DeltaflError: If its files are damaged, or do not hold every round once, which two processes leave.
-    """
+    """The curves of a run in its folder; an error if that does not hold every round once, which two processes leave."""
     lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
     if not [line["round"] for line in lines] == [line["round"] for line in timings] == list(range(len(lines))):
         raise DeltaflError(f"{directory.path} does not hold every round once and in order; {CURE}")
     at_r = np.array([line["round"] for line in lines[1:] if "test" in line], dtype=np.int64)
     tests = [lines[at]["test"] for at in at_r]
     clients, counts = ([number for line in lines for number in line.get(key, ())] for key in ("cohort", "counts"))
-    last = lines[-1].get("diverged")
+    diverged = lines[-1].get("diverged")
     return Run(
         sampler=sampler,
         seed=seed,
@@ -126,8 +121,8 @@ def read_run(directory: RunDirectory, sampler: str, seed: int, metric: Metric, n
         bytes_r=np.cumsum([float(line.get("bytes_down", 0) + line.get("bytes_up", 0)) for line in lines])[at_r],
         client_accuracy_r=_floats([test.get("client_accuracy") for test in tests]),
         draws_m=np.bincount(np.array(clients, dtype=np.int64), counts, num_clients).astype(np.int64),
-        diverged=None if last is None else lines[-1]["round"],
-        diverged_why="" if last is None else last["why"],
+        diverged=lines[-1]["round"] if diverged else None,
+        diverged_why=diverged["why"] if diverged else "",
     )
 
 
@@ -181,11 +176,7 @@ class RunStore:
         return self.folder / "runs" / f"{job.key}.json"
 
     def get(self, job: "Job") -> RunRecord | None:
-        """The record of a job; None if it is not finished.
-
-        Raises:
-            DeltaflError: If there is a record or an unfinished run of other settings in its place.
-        """
+        """The record of a job; None if it is not finished. A record or run of other settings there is an error."""
         path, unfinished = self.path(job), self.folder / UNFINISHED / job.key
         record = read_record(path) if path.exists() else _read_packed(self._packed_file(job.part)).get(path.stem)
         if record is not None:
@@ -249,11 +240,7 @@ def _lines_of(path: Path, stamp: tuple[int, int]) -> dict[str, RunRecord]:
 
 
 def require_same(recorded: dict[str, Any], job: "Job", place: Path) -> None:
-    """Refuse recorded settings that differ from the job's; a setting that is not recorded had its default.
-
-    Raises:
-        DeltaflError: If one differs; it names the setting.
-    """
+    """Refuse recorded settings that differ from the job's; a setting that is not recorded had its default."""
     cure = "delete it to run it again"
     before = what_is_run(checked(RunSettings, recorded, f"{place} has impossible settings", cure))
     now = what_is_run(job.settings)

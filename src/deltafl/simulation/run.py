@@ -4,7 +4,6 @@ The simulator is a host of ``open_round`` and ``close_round`` (see ``round.py``)
 theoretical samplers it acts as the oracle, which trains all clients.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -32,8 +31,6 @@ from .setup import check_memory, engine_of, filled_in, plan_of
 from .training.route import keep_route, kept_route
 from .workers import Workers
 
-_log = logging.getLogger(__name__)
-
 #: Called after every round: rounds done, rounds in all, the last evaluation.
 OnRound = Callable[[int, int, Evaluation], None]
 
@@ -45,9 +42,7 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: Pr
         DeltaflError: If another process is playing in the folder, or the run is impossible.
     """
     if group.count > 1 and settings.memory_path is not None:
-        raise DeltaflError(
-            "memory_path is a file of one process and this run has several; leave it out, or start one process"
-        )
+        raise DeltaflError("memory_path is for one process and this run has several; leave it out, or start one")
     group.use(settings.device)
     directory = RunDirectory(folder)
     with ExitStack() as stack:
@@ -62,24 +57,19 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: Pr
 
 
 def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
-    """Start a run's folder, or check that settings and data are those that the run began with.
-
-    Raises:
-        DeltaflError: If a setting, the examples, or who holds them, differ. Another name of the data is a warning.
-    """
+    """Start a run's folder, or check that settings, examples and who holds them are those that the run began with."""
     recorded = recorded_settings(directory.path)
     if recorded is None:
         directory.start(settings, task.data)
         return
     require_same_settings(make_settings(RunSettings, recorded), settings)
-    before: dict[str, str] = {**task.data, **directory.environment()}
-    if before["data_crc32"] != task.data["data_crc32"]:
+    now = task.data["data_crc32"]
+    before = directory.environment().get("data_crc32", now)
+    if before != now:
         raise DeltaflError(
-            f"the data of {directory.path} are not those it began with (checksum {before['data_crc32']}, now "
-            f"{task.data['data_crc32']}): put the old ones back, or run it again in another folder"
+            f"the data of {directory.path} are not those it began with (checksum {before}, now {now}): put the old "
+            "ones back, or run it again in another folder"
         )
-    if before["data"] != task.data["data"]:
-        _log.warning("this run began on the data %s and goes on with %s", before["data"], task.data["data"])
 
 
 def run_experiment(

@@ -63,7 +63,7 @@ class Player(NamedTuple):
         return self.folder / ("runs" if self.keep_folders else UNFINISHED) / job.key
 
     def is_done(self, job: Job) -> bool:
-        """Whether a job is finished; a record or a run of other settings in its place is an error."""
+        """Whether a job is finished."""
         if self.keep_folders:
             return RunDirectory(self.place(job)).is_finished(job.settings.rounds or 0)
         return RunStore(self.folder).get(job) is not None
@@ -168,11 +168,7 @@ def rounds_played(path: Path) -> int:
 
 
 def require_devices(names: Iterable[str]) -> None:
-    """Refuse, before anything is written, devices that are not here.
-
-    Raises:
-        DeltaflError: If this machine, or this PyTorch, does not have one.
-    """
+    """Refuse, before anything is written, devices that this machine or this PyTorch does not have."""
     from .training.route import find_device
 
     for name in dict.fromkeys(names):
