@@ -30,10 +30,6 @@ def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> Generato
 
     Raises:
         DeltaflError: If the purpose is unknown or a number is negative.
-
-    Example:
-        >>> bool(stream(0, "draw", round=3).random() == stream(0, "draw", round=3).random())
-        True
     """
     if purpose not in PURPOSES:
         raise unknown_name("purpose of randomness", purpose, PURPOSES)

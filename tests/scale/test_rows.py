@@ -1,12 +1,7 @@
-"""The memory of one update a client: formats, files that survive kill -9, and memories that do not fit."""
+"""The memory of one update a client: formats, files that survive a crash, and memories that do not fit."""
 
 import logging
-import os
-import random
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -179,50 +174,6 @@ def test_a_lost_file_is_reported(tmp_path: Path, directory: RunDirectory) -> Non
     (tmp_path / "rows" / "rows.bin").write_bytes(b"short")
     with pytest.raises(DeltaflError, match="put the file back, or start anew"):
         directory.load(init_round(plan, np.zeros(D)))
-
-
-PLAY = """
-import sys, numpy as np
-from pathlib import Path
-from deltafl import Fixed, Plan, Population, close_round, init_round, open_round, stream
-from deltafl.scale.rows import RowFormat
-from deltafl.simulation.settings import RunSettings
-from deltafl.simulation.directory import RunDirectory, recorded_settings
-out, rounds = Path(sys.argv[1]), int(sys.argv[2])
-plan = Plan(Population.from_sizes([1] * 60), Fixed(), 6, "innovation", memory=RowFormat("bfloat16", str(out / "rows")))
-directory = RunDirectory(out)
-if recorded_settings(out) is None:
-    directory.start(RunSettings())
-state = directory.load(init_round(plan, np.zeros(3000)))
-print("begun", flush=True)
-while state.round < rounds:
-    cohort = open_round(plan, state)
-    updates = [stream(1, "audit", state.round, int(i)).normal(size=3000) for i in cohort.client_n]
-    state, _ = close_round(plan, state, cohort, updates)
-    if state.round % 2 == 0:
-        state = directory.save(state)
-"""
-
-
-def test_killed_at_random_moments_it_ends_in_the_same_bits(tmp_path: Path) -> None:
-    def play(folder: str, kill_after: float | None) -> bool:
-        command = [sys.executable, "-c", PLAY, str(tmp_path / folder), "80"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            try:
-                process.wait(timeout=kill_after)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        return process.returncode == -signal.SIGKILL
-
-    play("whole", None)
-    moments = random.Random(1)
-    assert sum(play("broken", moments.uniform(0.01, 0.15)) for _ in range(4)) >= 2
-    assert not play("broken", None)
-    for name in ("rows/rows.bin", "checkpoint-80.safetensors"):
-        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_a_run_with_its_memory_in_a_file_is_the_same_run(tmp_path: Path) -> None:

@@ -204,10 +204,6 @@ def test_a_loaded_million_is_not_read_by_a_round(tmp_path: Path, monkeypatch: py
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     plan, path = plan_of(300), tmp_path / "state.safetensors"
     save_state(path, init_round(plan, np.zeros(D)), plan)
-    with pytest.raises(DeltaflError, match=r"a plan with clients = 300, and this plan has 299; load it with"):
-        load_state(path, plan_of(299))
-    with pytest.raises(DeltaflError, match=r"sampler = PracDelta\(.*, and this plan has Fixed\("):
-        load_state(path, plan_of(300, "uniform"))
     content = path.read_bytes()
     for bad in (b"", b"abc", content[:100], content[:-8], b"\xff" * 400):
         path.write_bytes(bad)
@@ -228,6 +224,7 @@ OTHER_SIZES = Population.from_sizes(1 + np.arange(30) % 5)
 @pytest.mark.parametrize(
     ("name", "change"),
     [
+        ("clients", {"population": plan_of(31, n=5).population}),
         ("weight_m", {"population": OTHER_SIZES}),
         ("num_examples_m", {"population": OTHER_SIZES._replace(weight_m=plan_of(30, n=5).population.weight_m)}),
         ("aux_mq", {"population": plan_of(30, n=5).population._replace(aux_mq=np.ones((30, 2)))}),
@@ -251,19 +248,16 @@ def test_a_state_of_other_clients_or_another_plan_is_refused(tmp_path: Path, nam
     assert same(load_state(path, replace(plan, population=again, n=7, response_floor=0.5)), state)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint32", "uint64", "float16", "bool"])
-def test_arrays_of_any_plain_type_are_saved(tmp_path: Path, dtype: str) -> None:
-    array = np.arange(5).astype(dtype)
-    write_tensors(tmp_path / "file", {"a": array, "b": np.arange(3.0)})
+def test_arrays_of_any_plain_type_are_saved(tmp_path: Path) -> None:
+    given = {name: np.arange(5).astype(name) for name in ("uint8", "int8", "uint32", "uint64", "float16", "bool")}
+    write_tensors(tmp_path / "file", given)
     arrays, _ = read_tensors(tmp_path / "file", "")
-    assert (arrays["a"].dtype, arrays["a"].tolist(), arrays["b"].tolist()) == (dtype, array.tolist(), [0, 1, 2])
-
-
-@pytest.mark.parametrize("dtype", ["complex128", "datetime64[s]"])
-def test_arrays_of_other_types_are_refused(tmp_path: Path, dtype: str) -> None:
-    with pytest.raises(DeltaflError, match=r"a has type .*, which a state file does not hold"):
-        write_tensors(tmp_path / "file", {"a": np.arange(5).astype(dtype)})
-    assert list(tmp_path.iterdir()) == []
+    assert {name: (array.dtype, array.tolist()) for name, array in arrays.items()} == {
+        name: (array.dtype, array.tolist()) for name, array in given.items()
+    }
+    with pytest.raises(DeltaflError, match=r"a has type complex128, which a state file does not hold"):
+        write_tensors(tmp_path / "other", {"a": np.zeros(5, dtype=complex)})
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
