@@ -122,7 +122,7 @@ LABELS, IMAGES = idx(tiny_arrays()[TRAIN_LABELS]), idx(tiny_arrays()[TRAIN_IMAGE
     [
         (TRAIN_LABELS, b"", "is no whole IDX file"),
         (TRAIN_LABELS, b"<html>no such page</html>", "is no whole IDX file"),
-        (TRAIN_LABELS, b"\0\0\x0d" + LABELS[3:], "starts with '00000d01'"),
+        (TRAIN_LABELS, b"\0\0\x0d" + LABELS[3:], "starts with '00000d'"),
         (TRAIN_LABELS, LABELS + b"0", "is no whole IDX file"),
         (TRAIN_LABELS, gzip.compress(LABELS, mtime=0)[:-6], "is no whole IDX file"),
         (TRAIN_LABELS, idx(np.zeros(29, np.uint8)), r"shape \(30, 28, 28\) and .* \(29,\)"),

@@ -35,6 +35,9 @@ TEST_LABELS = "t10k-labels-idx1-ubyte"
 DIGITS_TRAIN = 1500
 DIGITS_FILE = "sklearn/datasets/data/digits.csv.gz"
 
+#: An IDX file of unsigned bytes starts with these, the number of its axes and their lengths.
+IDX_BYTES = bytes([0, 0, 8])
+
 #: The files of CIFAR-10; the last one is the test set. An image is a label and 3,072 bytes: red, green, blue planes.
 CIFAR_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
@@ -320,23 +323,17 @@ def read_idx(path: Path) -> Bytes:
     try:
         with unpacked(path) as file:
             content = file.read()
+        if content[:3] != IDX_BYTES:
+            raise ValueError(f"it starts with {content[:3].hex()!r}")
         shape = struct.unpack_from(f">{content[3]}I", content, 4)
-        array = np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
     except (OSError, EOFError, zlib.error, IndexError, struct.error, ValueError) as error:
         raise DeltaflError(f"{path} is no whole IDX file of bytes: {error}; remove it and fetch it again") from error
-    if content[:4] != _idx_header(array)[:4]:
-        raise DeltaflError(f"{path} is no IDX file of bytes: it starts with {content[:4].hex()!r}")
-    return array
-
-
-def _idx_header(array: Bytes) -> bytes:
-    """Two zero bytes, 8 for unsigned bytes, the number of axes, and their lengths."""
-    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
 
 
 def idx_sha256(array: Bytes) -> str:
     """The SHA-256 of the unpacked IDX file that holds the array."""
-    digest = hashlib.sha256(_idx_header(array))
+    digest = hashlib.sha256(IDX_BYTES + struct.pack(f">B{array.ndim}I", array.ndim, *array.shape))
     digest.update(np.ascontiguousarray(array).data.cast("B"))
     return digest.hexdigest()
 
@@ -351,7 +348,12 @@ def load_cifar10(data_dir: Path | None = None) -> Dataset:
     """
     needed = f"{CIFAR_ARCHIVE}, which 'deltafl data fetch cifar10' gets"
     path = find("cifar10", data_dir, needed, lambda folder: find_file(folder, CIFAR_ARCHIVE))
-    files = _read_tar(path)
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            members = [member for member in archive if member.isfile()]
+            files = {Path(member.name).name: cast(IO[bytes], archive.extractfile(member)).read() for member in members}
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise DeltaflError(f"{path} is not a whole tar archive: {error}") from error
     batches = []
     for name in CIFAR_FILES:
         content = np.frombuffer(files.get(name, b""), np.uint8)
@@ -365,17 +367,3 @@ def load_cifar10(data_dir: Path | None = None) -> Dataset:
     is_published = matches(path, SOURCES["cifar10"].checksums[CIFAR_ARCHIVE])
     title = "CIFAR-10" if is_published else f"CIFAR-10 (other content than published: {path})"
     return Dataset(title, train_x, train_y, test_x, test_y, num_classes=10)
-
-
-def _read_tar(path: Path) -> dict[str, bytes]:
-    """The files of a tar archive by their last name; nothing is written."""
-    found = {}
-    try:
-        with tarfile.open(path, "r:gz") as archive:
-            for member in archive:
-                content = archive.extractfile(member) if member.isfile() else None
-                if content is not None:
-                    found[Path(member.name).name] = content.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DeltaflError(f"{path} is not a whole tar archive: {error}") from error
-    return found

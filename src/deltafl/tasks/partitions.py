@@ -7,6 +7,7 @@ suffix ``_e`` stands for examples, ``_c`` for classes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -155,14 +156,11 @@ class Partition:
     column: str | None = None
 
 
+_dirichlet = partial(Partition, uses_labels=True, uses_alpha=True)
 PARTITIONS: dict[str, Partition] = {
     "iid": Partition("examples dealt at random, equal sizes", iid),
-    "hsu2019": Partition(
-        "labels of a client ~ Dir(alpha * prior); equal sizes", hsu2019, uses_labels=True, uses_alpha=True
-    ),
-    "yurochkin2019": Partition(
-        "each label cut by Dir(alpha * 1); unequal sizes", yurochkin2019, uses_labels=True, uses_alpha=True
-    ),
+    "hsu2019": _dirichlet("labels of a client ~ Dir(alpha * prior); equal sizes", hsu2019),
+    "yurochkin2019": _dirichlet("each label cut by Dir(alpha * 1); unequal sizes", yurochkin2019),
     "shards": Partition("sorted by label, cut into equal shards, two dealt to each client", shards, uses_labels=True),
     "split": Partition("one label a client, one of them cut into many small clients", split, uses_labels=True),
     "quantity": Partition("labels at random; 10 % of the clients own 90 % of the data", quantity),

@@ -74,11 +74,11 @@ def table_task(
     features = table.drop(columns=[label, client])
     if label == client or features.empty:
         raise DeltaflError(f"{path.name} needs one row and three columns or more: a label, a client and a feature")
-    y, num_classes = codes(path.name, table[label])
-    owner, _ = codes(path.name, table[client])
+    y, num_classes = codes(table[label])
+    owner, _ = codes(table[client])
     if num_classes < 2:
         raise DeltaflError(f"{path.name}: column {label!r} holds a single class; two are needed")
-    x = np.column_stack([_numbers(path.name, features[name]) for name in features])
+    x = np.column_stack([_numbers(features[name]) for name in features])
     test = _test_rows(owner, seed, test_share)
     if not test.any():
         raise DeltaflError(
@@ -122,6 +122,8 @@ def from_huggingface(
         DeltaflError: If a column is missing or cannot be used.
     """
     require("pandas", "sim")
+    import pandas as pd
+
     parts = dict(data) if isinstance(data, Mapping) else {"train": data}
     if "train" not in parts:
         raise unknown_name("part of the data set", "train", parts)
@@ -132,12 +134,14 @@ def from_huggingface(
         if missing is not None:
             raise unknown_name(f"column of {where} ({type(part).__name__})", missing, names)
     x = [_inputs(where, inputs, part[inputs]) for where, part in used.items()]
-    y, num_classes = _joint_codes(used, label)
-    owner, _ = _joint_codes(used, column)
-    if len(used) == 2:
-        dataset = Dataset(name, x[0], y[0], x[1], y[1], num_classes, {column: owner[0]}, {column: owner[1]})
-    else:
-        dataset = hold_out_by_owner(Dataset(name, x[0], y[0], x[0][:0], y[0][:0], num_classes), column, owner[0])
+    keys = [pd.DataFrame({label: list(part[label]), column: list(part[column])}) for part in used.values()]
+    both = pd.concat(keys, keys=used)
+    (y_e, num_classes), (code_e, _) = codes(both[label]), codes(both[column])
+    (y, test_y), (owner, test_owner) = (np.split(each_e, [len(x[0])]) for each_e in (y_e, code_e))
+    test_x = x[1] if len(x) == 2 else x[0][:0]
+    dataset = Dataset(name, x[0], y, test_x, test_y, num_classes, {column: owner}, {column: test_owner})
+    if len(x) == 1:
+        dataset = hold_out_by_owner(dataset, column, owner)
     owner_e = dataset.columns[column]
     rows = rows_by_key(owner_e)
     return Task(
@@ -150,30 +154,19 @@ def from_huggingface(
     )
 
 
-def codes(source: str, values: "pd.Series[Any]") -> tuple[IntArray, int]:
+def codes(values: "pd.Series[Any]") -> tuple[IntArray, int]:
     """Whole numbers (texts, too) or words as 0, 1, ... in sorted order; and how many different ones there are."""
     known = ~values.isna().to_numpy()
     if values.dtype.kind == "f":
-        _require_all(source, values, known & (values % 1 == 0), "a whole number or a word")
+        _require_all(values, known & (values % 1 == 0), "a whole number or a word")
     elif values.dtype.kind not in "biu":
         is_word = values.map(lambda value: isinstance(value, str | int) and str(value).strip() != "").to_numpy(np.bool_)
-        _require_all(source, values, known & is_word, "a whole number or a word")
+        _require_all(values, known & is_word, "a whole number or a word")
         values = values.astype(str).str.strip()
         if values.str.fullmatch(r"[+-]?\d+").all():
             values = values.map(int)
     code, names = values.factorize(sort=True)
     return code.astype(np.int64), len(names)
-
-
-def _joint_codes(parts: Mapping[str, Any], column: str) -> tuple[list[IntArray], int]:
-    """The column of all parts as 0, 1, ..., and how many different values there are."""
-    import pandas as pd
-
-    values = [pd.Series(list(part[column]), name=column) for part in parts.values()]
-    for where, one in zip(parts, values, strict=True):
-        codes(where, one)  # alone first, so that a mistake is located in its part
-    code, count = codes("", pd.concat(values, ignore_index=True))
-    return np.split(code, np.cumsum([len(one) for one in values])[:-1]), count
 
 
 def _test_rows(owner: IntArray, seed: int, share: float) -> BoolArray:
@@ -184,24 +177,24 @@ def _test_rows(owner: IntArray, seed: int, share: float) -> BoolArray:
     return test
 
 
-def _numbers(source: str, values: "pd.Series[Any]") -> FloatArray:
+def _numbers(values: "pd.Series[Any]") -> FloatArray:
     """A column of features."""
     import pandas as pd
 
     # Dates and complex numbers as text are no numbers either.
     plain = values if values.dtype.kind in "biuf" else values.astype(str)
     number: FloatArray = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64)
-    _require_all(source, values, np.abs(number) <= LARGEST, "a real number in the range of float32")
+    _require_all(values, np.abs(number) <= LARGEST, "a real number in the range of float32")
     return number
 
 
-def _require_all(source: str, values: "pd.Series[Any]", good_e: Any, needed: str) -> None:
-    """Refuse the first value that is not good."""
+def _require_all(values: "pd.Series[Any]", good_e: Any, needed: str) -> None:
+    """Refuse the first value that is not good; the index holds table and row."""
     if not np.all(good_e):
-        row = int(np.argmin(good_e))
-        raise DeltaflError(
-            f"{source}: row {row + 1}, column {values.name!r} holds {shown(values.tolist()[row])}; it must be {needed}"
-        )
+        bad = int(np.argmin(good_e))
+        source, row = values.index[bad]
+        held = shown(values.tolist()[bad])
+        raise DeltaflError(f"{source}: row {row + 1}, column {values.name!r} holds {held}; it must be {needed}")
 
 
 def _read(path: Path) -> "pd.DataFrame":
@@ -218,16 +211,18 @@ def _read(path: Path) -> "pd.DataFrame":
         require("pyarrow", "data")
     try:
         if suffix == ".parquet":
-            return pd.read_parquet(path)
-        if suffix == ".csv":
-            return pd.read_csv(path, encoding="utf-8-sig", index_col=False, keep_default_na=False, na_values=[""])
-        columns: dict[str, npt.NDArray[Any]] = {}
-        for name, array in arrays.items():
-            wide = array.ndim > 1
-            columns |= {f"{name}[{k}]" if wide else name: one for k, one in enumerate(array.reshape(len(array), -1).T)}
-        return pd.DataFrame(columns)
+            table = pd.read_parquet(path)
+        elif suffix == ".csv":
+            table = pd.read_csv(path, encoding="utf-8-sig", index_col=False, keep_default_na=False, na_values=[""])
+        else:
+            columns: dict[str, npt.NDArray[Any]] = {}
+            for name, array in arrays.items():
+                names = [name] if array.ndim == 1 else [f"{name}[{k}]" for k in range(int(np.prod(array.shape[1:])))]
+                columns |= zip(names, array.reshape(len(array), -1).T, strict=True)
+            table = pd.DataFrame(columns)
     except (ValueError, TypeError, OSError, NotImplementedError) as error:  # pyarrow's errors are of these kinds, too
         raise DeltaflError(f"{path.name} cannot be read as a table: {in_one_line(error)}") from error
+    return pd.concat([table.reset_index(drop=True)], keys=[path.name])
 
 
 def _inputs(where: str, column: str, values: Any) -> npt.NDArray[Any]:
