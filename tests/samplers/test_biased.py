@@ -8,7 +8,6 @@ import pytest
 
 from conftest import DRAWS, assert_frequencies, frequencies, make_problem
 from deltafl import (
-    Accumulator,
     DeltaflError,
     Plan,
     Population,
@@ -153,20 +152,12 @@ def test_oort_utility_of_unequal_losses_by_hand() -> None:
     assert (state.last_m.tolist(), int(state.rounds)) == ([1, 2, 1], 2)
 
 
-@pytest.mark.parametrize("one_by_one", [False, True])
-def test_oort_learns_squares_through_a_round(one_by_one: bool) -> None:
+def test_oort_learns_squares_through_a_round() -> None:
     """sqrt(n_i^2 mean loss^2) of the replies that were used; a mean square that is none costs the reply."""
     plan = Plan(Population.from_sizes([1, 2, 3, 4]), Oort(), n=4, estimator="plain-mean")
     state = init_round(plan, np.zeros(1))
-    cohort, loss, square = open_round(plan, state), [1.0, 1.0, 1.0, 1.0], [4.0, None, 9.0, 0.5]
-    if one_by_one:
-        aggregation = Accumulator(plan, state, cohort)
-        for client in range(4):
-            aggregation.add(client, np.ones(1), loss=loss[client], square_loss=square[client])
-        following, info = aggregation.close()
-    else:
-        reports = Reports.make(4, loss=loss, square_loss=square)
-        following, info = close_round(plan, state, cohort, np.ones((4, 1)), reports)
+    reports = Reports.make(4, loss=[1.0, 1.0, 1.0, 1.0], square_loss=[4.0, None, 9.0, 0.5])
+    following, info = close_round(plan, state, open_round(plan, state), np.ones((4, 1)), reports)
     np.testing.assert_array_equal(following.sampler.utility_m, [2.0, 2.0, 9.0, np.nan])
     assert [(reply.client, reply.reason[:23]) for reply in info.rejected] == [(3, "mean squared loss is 0.")]
 

@@ -10,7 +10,6 @@ from deltafl import (
     Delta,
     DeltaflError,
     FedIS,
-    FedPracIS,
     Fixed,
     Plan,
     Population,
@@ -24,7 +23,6 @@ from deltafl.samplers import Label, bias_of, file_name, is_unbiased, parse_label
 from deltafl.samplers.active_fl import ActiveFL
 from deltafl.samplers.cluster import ClusterIS, ClusterISOracle
 from deltafl.samplers.hics import HicsFL
-from deltafl.samplers.ocs import ApproximateOCS
 from deltafl.samplers.online import MirrorDescent, VarianceBandit
 from deltafl.samplers.urns import ClusteredBySimilarity
 from deltafl.simulation.settings import CompareSettings, make_settings
@@ -39,18 +37,12 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_sampler.py"
         ("uniform", Fixed("systematic")),
         ("md", Fixed("multinomial", by_weight=True)),
         ("fedis@pivotal@difference", FedIS("pivotal", 0.0)),
-        ("fedpracis", FedPracIS("systematic", 0.1)),
-        ("cluster-is", ClusterIS(5, "systematic", 0.1)),
         ("cluster-is-oracle", ClusterISOracle(5, "systematic", 0.0)),
         ("delta(floor=0.3, alpha=(1.0, 2.0), sigma_scale=update)@poisson", Delta("poisson", 0.3, (1.0, 2.0), "update")),
         ("cluster-is(clusters=7,drop_small_after=3)", ClusterIS(7, "systematic", 0.1, 3)),
-        ("power-of-choice(candidates=9)", PowerOfChoice(9)),
         ("power-of-choice(candidates=None)", PowerOfChoice()),
-        ("aocs(rescalings=0)", ApproximateOCS(0)),
-        ("clustered-sampling-2(similarity=l2)", ClusteredBySimilarity("l2")),
         ("clustered-sampling-2(similarity='l2')", ClusteredBySimilarity("l2")),
         ("vrb(mixing=0.25,horizon=77)@systematic", VarianceBandit("systematic", 0.25, 77)),
-        ("osmd", MirrorDescent("multinomial", 0.4)),
         ("osmd(mixing=0.3)@poisson", MirrorDescent("poisson", 0.3)),
         ("active-fl(alpha1=0.5,alpha2=1,alpha3=0)", ActiveFL(0.5, 1, 0)),
     ],

@@ -6,8 +6,6 @@ import pytest
 from conftest import Recorder, make_problem
 from deltafl import (
     ESTIMATORS,
-    DeltaflError,
-    Fixed,
     Plan,
     Population,
     close_round,
@@ -15,7 +13,6 @@ from deltafl import (
     make_sampler,
     open_round,
 )
-from deltafl.estimators.learned_coefficient import FixedCoefficient
 from deltafl.estimators.table import find_estimator
 from deltafl.samplers import parse_label
 from deltafl.samplers.mifa import NewFirst
@@ -74,18 +71,3 @@ def test_mifa_is_the_average_of_latest_updates() -> None:
         np.testing.assert_allclose(state.optimizer.delta_d, expected_d, rtol=1e-12)
     assert newest_md.all()
     assert find_estimator("mifa") is ESTIMATORS["fedvarp"]
-
-
-@pytest.mark.parametrize("name", ["fedstale(beta=1.5)", "fedstale(beta=-0.1)", "fedstale(beta=half)"])
-def test_an_impossible_coefficient_is_refused(name: str) -> None:
-    with pytest.raises(DeltaflError, match="beta"):
-        find_estimator(name)
-
-
-def test_a_coefficient_is_part_of_the_name() -> None:
-    assert parse_label("uniform@@fedstale(beta=0.8)").estimator == "fedstale(beta=0.8)"
-    control = find_estimator("fedstale(beta=0.8)").control
-    assert isinstance(control, FixedCoefficient)
-    assert control.beta == 0.8
-    with pytest.raises(DeltaflError, match="did you mean 'fedstale'"):
-        Plan(Population.from_sizes([1, 1]), Fixed(), 1, "fedstal")

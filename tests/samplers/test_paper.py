@@ -262,8 +262,6 @@ def test_power_of_choice_takes_the_largest_losses() -> None:
         asked[cohort.client_n] += 1 / 600
     # Of 4 candidates the 2 largest: NaN first (a candidate with 2/3), then 1; the two smallest are never asked.
     np.testing.assert_allclose(asked[[4, 0, 5]], [2 / 3, 0, 0], atol=4 * np.sqrt(2 / 9 / 600))
-    with pytest.raises(DeltaflError, match="candidates is 1"):
-        PowerOfChoice(1).open(all_six.init(even), everyone, 2, stream(0, "draw"), oracle)
 
 
 def test_too_few_candidates_are_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from conftest import all_replies
-from deltafl import Cohort, DeltaflError, Plan, Population, Reports, Sampler, close_round, init_round
+from deltafl import Cohort, DeltaflError, Plan, Population, Reports, Sampler, init_round
 from deltafl import make_sampler as make
 from deltafl.designs.exact import every_cohort
 from deltafl.estimators.variance import estimate_variance
@@ -15,7 +15,6 @@ from deltafl.samplers.base import State
 from deltafl.samplers.urns import (
     ClusteredBySimilarity,
     ClusteredBySize,
-    TreeState,
     distances,
     urns_by_cluster,
     urns_by_size,
@@ -23,7 +22,7 @@ from deltafl.samplers.urns import (
 )
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray
-from tools.samplers import SIX, cohort_of, counts, mean_counts
+from tools.samplers import SIX, counts, mean_counts
 
 # --- clustered sampling -----------------------------------------------------------------------------------------------
 
@@ -143,20 +142,6 @@ def test_clustered_sampling_with_clients_away(sampler: Sampler) -> None:
         mean_m[cohort.client_n] += probability * cohort.count_n
     weight_m = np.where(available_m, SIX.weight_m, 0)
     np.testing.assert_allclose(mean_m, 2 * weight_m / weight_m.sum(), atol=1e-9)
-
-
-def test_clients_whose_updates_point_the_same_way_are_not_asked_together() -> None:
-    """Two groups of three equal clients, n = 2: after a look at everybody, each cohort has one client of each."""
-    population = Population.from_sizes([1] * 6)
-    direction = np.array([[1.0, 0, 0]] * 3 + [[0, 1.0, 0]] * 3)[[0, 3, 1, 4, 2, 5]]
-    plan = Plan(population, ClusteredBySimilarity(), 6)
-    state = init_round(plan, np.zeros(3))
-    everyone = cohort_of(list(range(6)), [1] * 6, [1.0] * 6)
-    state, _ = close_round(plan, state, everyone, direction * np.arange(1, 7)[:, None])
-    assert isinstance(state.sampler, TreeState)
-    for probability, count_m, _ in counts(plan.sampler, state.sampler, 2, 6):
-        if probability > 0:
-            assert (count_m @ direction).tolist() == [1, 1, 0]
 
 
 def test_what_clustered_sampling_refuses() -> None:
