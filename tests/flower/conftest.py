@@ -1,13 +1,16 @@
 """Fixtures for tests of the Flower adapter."""
 
 import logging
+from importlib.util import find_spec
 
 import pytest
+
+if find_spec("flwr") is None:
+    collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("flwr")
     monkeypatch.setattr("deltafl.flower.registration.time.sleep", lambda seconds: None)
 
 

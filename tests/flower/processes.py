@@ -71,23 +71,23 @@ for name, function in list(app._registered_funcs.items()):
 """
 
 
+def make_certificate(folder: Path) -> Path:
+    """server.crt, which vouches for itself, and server.key in a folder."""
+    folder.mkdir()
+    options = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:secp384r1 -nodes -days 1 -subj /CN=localhost"
+    names = ["-keyout", "server.key", "-out", "server.crt", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run(["openssl", "req", *options.split(), *names], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
 def free_port() -> int:
-    """A port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def _command(pid: int) -> str:
-    try:
-        return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait for something, or fail with what it was."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited {seconds:g} s for {what}"
@@ -150,15 +150,12 @@ class Processes:
     def stop(self, name: str, by: int = signal.SIGTERM) -> None:
         """Stop a program and what it has started."""
         process = self.running.pop(name)
-        for signal_number in (by, signal.SIGKILL):
-            try:
-                os.killpg(process.pid, signal_number)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, by)
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=15)
-                break
-            except subprocess.TimeoutExpired:
-                continue
-            except ProcessLookupError:
-                break
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=15)
 
     def superlink(self, *options: str) -> None:
         """Start the SuperLink and wait until it listens."""
@@ -176,7 +173,6 @@ class Processes:
         wait_until(self._listens, 60, "the SuperLink")
 
     def supernode(self, name: str, partition: int, *options: str, partitions: int = 3) -> None:
-        """Start a SuperNode that holds a partition."""
         config = f'client-id="{name}" partition-id={partition} num-partitions={partitions} '
         config += f'fault="{self.folder / f"fault-{name}"}"'
         security = "--insecure" if self.tls is None else f"--root-certificates {self.tls / 'server.crt'}"
@@ -192,7 +188,6 @@ class Processes:
         return self.flwr("run", str(self.app), "here", "--run-config", config, *options)
 
     def flwr(self, *arguments: str) -> str:
-        """A command of Flower's own."""
         where: dict[str, Any] = {"env": self.environment, "cwd": self.folder, "timeout": 120}
         done: subprocess.CompletedProcess[str] = subprocess.run(
             ["flwr", *arguments], capture_output=True, text=True, check=False, **where
@@ -202,29 +197,21 @@ class Processes:
 
     def descendants(self, name: str, word: str) -> list[int]:
         """Ids of the processes that a program has started, at any depth, whose command holds a word."""
-        parent_of: dict[int, int] = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    # pid (command) state parent ...; a command may hold blanks.
-                    parent_of[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        found, wave = [], {self.running[name].pid}
-        while wave:
-            wave = {pid for pid, parent in parent_of.items() if parent in wave}
-            found += sorted(wave)
-        return [pid for pid in found if word in _command(pid)]
+        lines = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+        table = [line.split(maxsplit=2) for line in lines.splitlines()]
+        found = {self.running[name].pid}
+        for _ in range(8):
+            found |= {int(pid) for pid, parent, _ in table if int(parent) in found}
+        return [int(pid) for pid, _, command in table if int(pid) in found and word in command]
 
     def model(self, server_round: int) -> np.ndarray:
-        """The model that the server had after a round."""
         model: np.ndarray = np.load(self.folder / "trace" / f"round-{server_round}.npy")
         return model
 
     def reached(self, server_round: int) -> bool:
-        """Whether the server has come to the end of a round."""
         return (self.folder / "trace" / f"round-{server_round}.npy").exists()
 
     def done(self) -> bool:
-        """Whether the server has finished."""
         return (self.folder / "trace" / "done").exists()
 
     def _listens(self) -> bool:

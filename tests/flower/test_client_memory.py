@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr")
-
 from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
@@ -121,15 +118,6 @@ def test_clients_go_back_one_round_with_the_server(tmp_path: Path) -> None:
     members.play(8)
     assert members.fed.warnings == []
     members.check()
-
-
-def test_replies_that_do_not_name_their_memory_are_not_used() -> None:
-    fed, ones = Members().fed, {"x": np.ones(D, np.float32)}
-    info = play_once(fed, lambda client: ClientReply(ones))
-    assert info.num_responded == 0
-    assert all("add delta_mod to the ClientApp's mods" in rejected for _, rejected in info.rejected)
-    assert not fed.params_d.any()
-    assert fed.warnings == []
 
 
 # Over messages.

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr")
-
 from deltafl import ESTIMATORS, SAMPLERS, DeltaflError, Fixed, Plan, Population, init_round
 from deltafl.estimators.table import find_estimator
 from deltafl.flower.clients import resize_state
@@ -54,15 +52,6 @@ def test_newcomers_get_the_mean_of_cumulative_scores(label: str) -> None:
     admit(fed, sizes_of(8, start=6))
     assert fed.current.sampler.total_m[6:] == pytest.approx([np.mean(before_m)] * 2)
     assert np.mean(before_m) > 0
-
-
-def test_values_learned_from_replies_are_kept() -> None:
-    fed = federation("oort", m=5)
-    play(fed, 4)
-    before_m = fed.current.sampler.utility_m
-    assert not np.isnan(before_m).all()
-    admit(fed, sizes_of(7, start=5))
-    assert np.array_equal(fed.current.sampler.utility_m, [*before_m, np.nan, np.nan], equal_nan=True)
 
 
 @pytest.mark.parametrize("label", ["pracdelta@systematic@difference-own", "innovation", "cluster-is", "balanced"])
@@ -132,15 +121,6 @@ def test_an_array_per_client_under_another_name_is_refused() -> None:
     two, three = (Plan(Population.from_sizes([1] * m), Counting(), 1) for m in (2, 3))
     with pytest.raises(DeltaflError, match="'counts' has shape"):
         resize_state(three, init_round(two, np.zeros(2)), two.population.weight_m)
-
-
-def test_absent_clients_keep_their_probabilities() -> None:
-    fed = federation("pracdelta", n=2, m=6)
-    play(fed, 3)
-    kept_m = fed.current.sampler.p_m[3:]
-    play(fed, 5, present={"client:0", "client:1", "client:2"})
-    assert fed.current.sampler.p_m[3:] == pytest.approx(kept_m)
-    assert fed.current.selected_m[:3].sum() >= 10
 
 
 @pytest.mark.parametrize("label", ["pracdelta", "innovation@systematic@innovation", "fedavg", "cluster-is", "k-vib"])

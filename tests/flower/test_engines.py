@@ -3,12 +3,13 @@
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr")
 pytest.importorskip("torch")
 
 from deltafl import Plan, Population, Reports, close_round, init_round, make_sampler, open_round
@@ -18,7 +19,7 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.registry import make_task
 
-from .processes import Processes, wait_until
+from .processes import Processes, make_certificate, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -45,10 +46,9 @@ def simulated(label: str, clients: int, n: int, rounds: int) -> list[np.ndarray]
     return models
 
 
-def header_of(state: Path) -> dict[str, object]:
+def header_of(state: Path) -> dict[str, Any]:
     """What a saved state says of itself."""
-    texts = read_tensors(state / "federation.safetensors", "")[1]
-    header: dict[str, object] = json.loads(texts["deltafl-federation"])
+    header: dict[str, Any] = json.loads(read_tensors(state / "federation.safetensors", "")[1]["deltafl-federation"])
     return header
 
 
@@ -73,10 +73,6 @@ def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, tmp
 
 def test_a_deployment_outlives_its_crashes(tmp_path: Path) -> None:
     state = tmp_path / "state"
-
-    def mark() -> dict[str, object]:
-        return header_of(state)
-
     with Processes(tmp_path) as flower:
         flower.superlink()
         for partition, name in enumerate("abc"):
@@ -84,48 +80,39 @@ def test_a_deployment_outlives_its_crashes(tmp_path: Path) -> None:
         settings = {"n": 2, "rounds": 6, "timeout": 45.0, "state_path": str(state), "pause": 1.0, "min_nodes": 2}
         flower.run(**settings)
         wait_until(lambda: flower.reached(1), 150, "the first round")
-        assert np.linalg.norm(flower.model(1)) > 0.01
         (tmp_path / "fault-a").touch()
         wait_until(lambda: flower.reached(2), 90, "a round with a client that raises")
         (tmp_path / "fault-a").unlink()
         flower.stop("b", signal.SIGKILL)
         wait_until(lambda: flower.reached(3), 90, "a round with a killed node")
         servers = flower.descendants("superlink", "flwr-serverapp")
-        assert servers, flower.descendants("superlink", "")
+        assert servers
         for server in servers:
             os.kill(server, signal.SIGKILL)
-        done = mark()["round"]
-        assert isinstance(done, int)
-        assert 3 <= done < 6
+        assert 3 <= header_of(state)["round"] < 6
         kept = flower.model(3).copy()
         flower.supernode("b", 1)
         flower.run(**settings)
         wait_until(flower.done, 300, "the rest of the rounds")
-        assert mark()["round"] == 6
-        clients = mark()["clients"]
-        assert isinstance(clients, list)
-        assert sorted(client["key"] for client in clients) == ["client:a", "client:b", "client:c"]
+        assert header_of(state)["round"] == 6
+        assert sorted(client["key"] for client in header_of(state)["clients"]) == ["client:a", "client:b", "client:c"]
         assert np.array_equal(flower.model(3), kept)  # nothing was played twice
         assert not np.array_equal(flower.model(6), kept)
         tensors = read_tensors(state / "federation.safetensors", "")[0]
-        selected_m, responded_m = tensors["state.selected_m"], tensors["state.responded_m"]
-        assert selected_m.sum() == 12  # two a round, over both lives of the server
-        assert 6 <= responded_m.sum() < 12
+        assert tensors["state.selected_m"].sum() == 12  # two a round, over both lives of the server
+        assert 6 <= tensors["state.responded_m"].sum() < 12
 
 
 def test_tls_and_node_authentication(tmp_path: Path) -> None:
-    from .certificates import make_certificate, make_node_key
-
     with Processes(tmp_path) as flower:
         flower.tls = make_certificate(tmp_path / "tls")
         flower.superlink("--enable-supernode-auth")
         for partition, name in enumerate("ab"):
-            private, public = make_node_key(tmp_path / "tls", name)
-            flower.flwr("supernode", "register", str(public), "here")
-            flower.supernode(name, partition, "--auth-supernode-private-key", str(private), partitions=2)
+            key = tmp_path / "tls" / name
+            subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key)], check=True)
+            flower.flwr("supernode", "register", f"{key}.pub", "here")
+            flower.supernode(name, partition, "--auth-supernode-private-key", str(key), partitions=2)
         flower.run(n=2, rounds=2, timeout=20.0, identity="public-key", state_path=str(tmp_path / "state"))
         wait_until(flower.done, 120, "two rounds over TLS")
-        clients = header_of(tmp_path / "state")["clients"]
-        assert isinstance(clients, list)
-        assert len(clients) == 2
-        assert all(client["key"].startswith("key:") for client in clients)
+        keys = [client["key"] for client in header_of(tmp_path / "state")["clients"]]
+        assert [key[:4] for key in keys] == ["key:"] * 2

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr")
-
-from deltafl import DeltaflError, stream
+from deltafl import stream
 from deltafl.flower import LocalSteps
 
 
@@ -18,15 +16,6 @@ def test_the_step_variance_is_the_textbooks() -> None:
     assert metrics["loss"] == 3.0
     assert metrics["num-steps"] == 7
     assert metrics["step-variance"] == pytest.approx(0.09 * gradient_kd.var(axis=0).sum())
-
-
-def test_steps_without_gradients_measure_no_variance() -> None:
-    steps = LocalSteps(lr=1.0)
-    steps.add(2.0)
-    steps.add(4.0)
-    assert steps.metrics() == {"loss": 3.0, "step-variance": 0.0, "num-steps": 2}
-    with pytest.raises(DeltaflError, match="no local step"):
-        LocalSteps(lr=1.0).metrics()
 
 
 def test_the_mean_square_of_example_losses() -> None:

@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr")
-
 from deltafl import DeltaflError
 from deltafl.flower import saved as saved_module
 from deltafl.flower.federation import Federation
 from deltafl.flower.saved import load, save
-from deltafl.io import read_tensors
 from deltafl.scale import memory_budget as budget_module
 from deltafl.scale.rows import MappedRows
 from deltafl.scale.state_file import flatten
@@ -82,14 +79,6 @@ def test_a_file_gives_the_bits_of_ram_over_joins_departures_and_restarts(tmp_pat
     assert all(other == seen[0] for other in seen[1:])
 
 
-def test_the_saved_state_holds_only_the_rows_of_a_round(tmp_path: Path) -> None:
-    for m in (10, 100):
-        state = tmp_path / str(m) / "state"
-        play(make(tmp_path / str(m), mapped=True, m=m), 2, save_to=state)
-        arrays, _ = read_tensors(state / "federation.safetensors", "")
-        assert arrays["state.control.control.own.control_md.row_kd"].shape == (3, D)
-
-
 @pytest.mark.parametrize("crash", ["write_tensors", "settled", "note_round", "join", "forget"])
 def test_a_server_killed_anywhere_resumes_to_the_same_bits(
     tmp_path: Path, crash: str, monkeypatch: pytest.MonkeyPatch
@@ -148,48 +137,31 @@ def test_a_state_and_a_file_that_do_not_belong_together_are_refused(tmp_path: Pa
     assert resumed(fed, tmp_path).current.round == 2
 
 
-def test_a_state_of_another_memory_is_refused(tmp_path: Path) -> None:
-    play(make(tmp_path, m=4), 1, save_to=tmp_path / "state")
-    with pytest.raises(DeltaflError, match="memory_dtype = float32, now it is bfloat16; write it as it was"):
-        load(tmp_path / "state", make(tmp_path, "bfloat16"))
-    with pytest.raises(DeltaflError, match=r"memory_path = None, now it is .*disk"):
-        load(tmp_path / "state", make(tmp_path, mapped=True))
-
-
 # Does it fit?
 
 
 def test_what_does_not_fit_is_refused_before_the_first_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five numbers per client in float32, four copies while they are saved: 80 bytes; in a file, only those of n."""
     monkeypatch.setattr(budget_module, "free_ram", lambda: 800)
-    unsaved = federation("innovation", MODEL, 40)
-    half, mapped = make(tmp_path, "bfloat16", m=20), make(tmp_path, mapped=True, n=11)
     make(tmp_path, mapped=True, n=10, m=500)
     for fed, m, message in (
         (make(tmp_path, m=10), 11, r"up to 880 B of RAM and 800 B are free: set memory_path .*, memory_dtype"),
-        (half, 21, r"set memory_path \(a folder on a disk\), or an estimator that keeps one"),
-        (mapped, 500, "880 B of RAM and 800 B are free: set a lower n, memory_dtype"),
-        (unsaved, 41, "up to 820 B of RAM"),
+        (make(tmp_path, mapped=True, n=11), 500, "880 B of RAM and 800 B are free: set a lower n, memory_dtype"),
+        (federation("innovation", MODEL, 40), 41, "up to 820 B of RAM"),
     ):
         with pytest.raises(DeltaflError, match=message):
             admit(fed, sizes_of(m))
     monkeypatch.setattr(budget_module, "free_ram", lambda: 0)
-    for estimator in ("horvitz-thompson", "difference", "innovation-remote"):
+    for estimator in ("difference", "innovation-remote"):
         federation("uniform", MODEL, 5, estimator=estimator)
 
 
 def test_later_only_newcomers_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = make(tmp_path, m=10)
     play(fed, 1, save_to=tmp_path / "state")
-    monkeypatch.setattr(budget_module, "free_ram", lambda: 799)
-    with pytest.raises(DeltaflError, match="takes up to 800 B of RAM and 799 B are free"):
-        resumed(fed, tmp_path)  # after a restart, all of it must fit
     monkeypatch.setattr(budget_module, "free_ram", lambda: 11 * 80 - 3 * 20)  # three rows of 20 bytes are there already
+    admit(fed, sizes_of(12))
+    assert len(fed.keys) == 10
+    assert re.match(r"client:10, client:11 cannot join: the memory of one update .* up to 960 B ", fed.warnings[0])
     admit(fed, sizes_of(11))
-    monkeypatch.setattr(budget_module, "free_ram", lambda: 12 * 80 - 3 * 20 - 1)
-    admit(fed, sizes_of(12))
     assert len(fed.keys) == 11
-    assert re.match(r"client:11 cannot join: the memory of one update .* up to 960 B ", fed.warnings[0])
-    play(fed, 3)
-    admit(fed, sizes_of(12))
-    assert len(fed.keys) == 12  # by then more rows are there, and need nothing more

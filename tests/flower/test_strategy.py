@@ -6,36 +6,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr")
-
 from filelock import FileLock
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp.strategy import (
-    DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideFixedClipping,
-    FedAvg,
 )
 
 from conftest import same_tree
 from deltafl import (
     DeltaflError,
-    Plan,
     Population,
-    PracDelta,
     Reports,
     close_round,
     init_round,
-    make_sampler,
+    make_plan,
     make_server_optimizer,
     open_round,
 )
 from deltafl.flower import DeltaStrategy, WeightedClipping, delta_mod, register
 from deltafl.flower.messages import mean_metrics
-from deltafl.flower.strategy import log_round
-from deltafl.types import RoundInfo
 
 from .grid import FakeGrid, configs, linear_app, model, played, running, start
 from .hosts import rates_of
@@ -62,9 +53,7 @@ def test_rounds_are_those_of_the_core(label: str) -> None:
     federation = played(strategy, FakeGrid(linear_app(), configs(7)), 5)
 
     population = Population.from_sizes([10 + 10 * i for i in range(7)], aux=known)
-    plan = Plan(
-        population, make_sampler(label), 3, strategy.rules.plan.estimator, make_server_optimizer("momentum"), seed=4
-    )
+    plan = make_plan(label, population, 3, server_optimizer=make_server_optimizer("momentum"), seed=4)
     state = init_round(plan, np.zeros(3))
     for info in strategy.history:
         cohort = open_round(plan, state)
@@ -107,13 +96,6 @@ def test_a_client_counts_once_in_a_mean_of_metrics() -> None:
             for value, copies in ((1.0, 1), (9.0, 50))
         )
     assert mean_metrics([(0.5, honest), (0.5, loud)]) == {"loss": 5.0}
-
-
-def test_clients_with_the_mod_still_serve_fedavg() -> None:
-    grid = FakeGrid(linear_app(), configs(4))
-    with running():
-        result = FedAvg(fraction_evaluate=0.0, min_available_nodes=2).start(grid, model(), num_rounds=1, timeout=5)
-    assert np.allclose(result.arrays["x"].numpy(), np.mean([local_update(np.zeros(3), i)[0] for i in range(4)], axis=0))
 
 
 def test_train_messages_hold_the_users_config_and_live_about_as_long_as_the_round() -> None:
@@ -159,7 +141,6 @@ FAILURES = {
     "nan steps": (lying(metrics={"num-steps": float("nan")}), "local steps"),
     "list of steps": (lying(metrics={"num-steps": [1] * 10**5}), "local steps"),
     "two records": (lying(second=True), "2 array records"),
-    "garbage": (lying(data=b"\x93NUMPY garbage"), "cannot be read"),
     "pickle": (lying(data=b"cos\nsystem\n(S'exit'\ntR."), "cannot be read"),
     "empty": (lying(data=b""), "cannot be read"),
 }
@@ -179,11 +160,8 @@ def test_failures_are_non_response_of_the_right_client(kind: str) -> None:
     assert [rate for key, rate in rates_of(federation).items() if key != "client:hospital-2"] == [1.0] * 3
 
 
-def plain_app(reported: dict[int, dict[str, Any]], mods: list[Any], second: bool = False) -> ClientApp:
-    """Clients that return the model plus one, and report what ``reported`` has for their target.
-
-    ``second``: beside another record of metrics, so that the mod makes its own.
-    """
+def plain_app(reported: dict[int, dict[str, Any]], mods: list[Any]) -> ClientApp:
+    """Clients that return the model plus one, and report what ``reported`` has for their target."""
     app = ClientApp(mods=mods)
     register(app, num_examples=lambda context: 10)
 
@@ -192,15 +170,11 @@ def plain_app(reported: dict[int, dict[str, Any]], mods: list[Any], second: bool
         arrays = message.content.array_records["arrays"]
         moved = {"x": Array(arrays["x"].numpy() + np.float32(1)), "steps": arrays["steps"]}
         metrics = MetricRecord({"num-examples": 10, **reported.get(int(context.node_config["target"]), {})})
-        content = RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics})
-        if second:
-            content["second"] = MetricRecord({"accuracy": 0.5})
-        return Message(content, reply_to=message)
+        return Message(RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message)
 
     return app
 
 
-@pytest.mark.parametrize("mods", [[], [delta_mod]], ids=["register alone", "delta_mod"])
 @pytest.mark.parametrize(
     ("reported", "loss"),
     [
@@ -208,37 +182,23 @@ def plain_app(reported: dict[int, dict[str, Any]], mods: list[Any], second: bool
         ({key: {"train-loss": 2.5, "loss": 1.0} for key in range(4)}, 1.0),
         ({key: {"train_loss": [2.5, 1.0]} for key in range(4)}, None),
         ({0: {"loss": 10.0}, 3: {"train_loss": 4.0}}, 7.0),
-        ({}, None),
     ],
 )
-def test_the_loss_is_the_mean_over_the_replies_that_report_one(
-    mods: list[Any], reported: Any, loss: float | None
-) -> None:
+def test_the_loss_is_the_mean_over_the_replies_that_report_one(reported: Any, loss: float | None) -> None:
     strategy = DeltaStrategy("uniform", n=4)
-    result = start(strategy, FakeGrid(plain_app(reported, mods), configs(4)), rounds=1)
+    result = start(strategy, FakeGrid(plain_app(reported, []), configs(4)), rounds=1)
     assert strategy.history[0].num_responded == 4
-    metrics = result.train_metrics_clientapp[1]
-    assert metrics.get("loss") == (None if loss is None else pytest.approx(loss))
-
-
-@pytest.mark.parametrize("label", ["oort", "active-fl"])
-def test_samplers_that_go_by_losses_take_no_reply_without_one(label: str) -> None:
-    strategy = DeltaStrategy(label, n=4)
-    start(strategy, FakeGrid(plain_app({0: {"train_loss": 1.0}, 1: {"loss": 2.0}}, []), configs(4)), rounds=1)
-    assert strategy.history[0].num_responded == 2
-    assert [client for client, _ in strategy.history[0].rejected] == [2, 3]
-    assert "no loss" in strategy.history[0].rejected[0].reason
+    assert result.train_metrics_clientapp[1].get("loss") == (None if loss is None else pytest.approx(loss))
 
 
 @pytest.mark.parametrize("mods", [[], [delta_mod]], ids=["register alone", "delta_mod"])
-@pytest.mark.parametrize("second", [False, True])
-def test_oort_learns_square_losses_and_does_without(mods: list[Any], second: bool) -> None:
-    """U_i = 10 sqrt(mean square), or 10 |mean loss| of those who say no square."""
+def test_oort_learns_square_losses_and_does_without(mods: list[Any]) -> None:
+    """U_i = 10 sqrt(mean square), or 10 |mean loss| of those who report no square; without any, no reply."""
     reported = {0: {"loss": 1.0, "square-loss": 4.0}, 1: {"train_loss": 3.0}, 2: {"train_loss": 1.0, "square-loss": 1}}
-    strategy = DeltaStrategy("oort", n=3)
-    federation = played(strategy, FakeGrid(plain_app(reported, mods, second), configs(3)), 1)
-    assert strategy.history[0].num_responded == 3
-    assert federation.current.sampler.utility_m.tolist() == [20.0, 30.0, 10.0]
+    strategy = DeltaStrategy("oort", n=4)
+    federation = played(strategy, FakeGrid(plain_app(reported, mods), configs(4)), 1)
+    assert [client for client, _ in strategy.history[0].rejected] == [3]
+    assert federation.current.sampler.utility_m.tolist() == pytest.approx([20.0, 30.0, 10.0, np.nan], nan_ok=True)
 
 
 def test_silence_and_foreign_replies_are_non_response(flower_log: pytest.LogCaptureFixture) -> None:
@@ -256,13 +216,6 @@ def test_silence_and_foreign_replies_are_non_response(flower_log: pytest.LogCapt
     assert [info.num_responded for info in strategy.history] == [1, 1]
     assert strategy.history[0].rejected == []
     assert "no reply in time: client:hospital-0, client:hospital-1" in flower_log.text
-
-
-def test_the_log_says_that_a_clipped_step_is_biased(flower_log: pytest.LogCaptureFixture) -> None:
-    for clip_factor in (1.0, 0.25):
-        log_round(RoundInfo(0, 3, 3, [], 1.0, 0.1, 3.0, 0.1, 1.0, 0.5, 1.0, clip_factor=clip_factor), [], [])
-    warnings = [record.getMessage().strip() for record in flower_log.records if record.levelname == "WARNING"]
-    assert warnings == ["the norm guard scaled the step by 0.25: the estimate of this round is biased"]
 
 
 def test_a_killed_server_resumes(tmp_path: Path) -> None:
@@ -303,9 +256,7 @@ def test_a_state_belongs_to_one_server(tmp_path: Path) -> None:
         start(DeltaStrategy("uniform", 2, state_path=tmp_path / "file"), grid)
 
 
-@pytest.mark.parametrize(
-    "wrapper", [DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping, None]
-)
+@pytest.mark.parametrize("wrapper", [DifferentialPrivacyServerSideFixedClipping, None])
 def test_foreign_differential_privacy_is_refused(wrapper: Any) -> None:
     """Flower's wrappers, and the clipping norm that Flower's client-side mod reads from the config."""
     strategy, grid = DeltaStrategy("pracdelta", n=2), FakeGrid(linear_app(), configs(3))
@@ -321,35 +272,22 @@ def test_foreign_differential_privacy_is_refused(wrapper: Any) -> None:
         ({"sampler": "balanced"}, "write aux=10 if each has 10"),
         ({"sampler": "pracdeltta"}, "did you mean 'pracdelta'"),
         ({"n": 0}, "whole number, at least 1"),
-        ({"n": 10.0}, r"n is 10.0; it must be a whole number, at least 1"),
         ({"n": True}, "n is True; it must be a whole number"),
         ({"seed": -1}, "seed is -1; .* at least 0"),
         ({"min_nodes": 0}, "min_nodes is 0; .* at least 1, or None for n"),
         ({"clipping": 3.0}, r"clipping is 3.0; .*write clipping=WeightedClipping\(1.0\)"),
         ({"forget": "client:a"}, r"forget is 'client:a'; it must be a list of texts"),
         ({"sampler": None}, "sampler is None; write"),
-        ({"sampler": PracDelta}, "sampler is <class .*; write"),
         ({"server_optimizer": 0.1}, "server_optimizer is 0.1; write"),
         ({"aux": -1}, "0 for none"),
         ({"sampler": "delta"}, "practical sampler"),
         ({"estimator": "hajek", "clipping": WeightedClipping(1.0, 1.0)}, "largest weight"),
         ({"norm_guard": 3.0, "clipping": WeightedClipping(1.0, 0.5)}, r"norm_guard is 3\.0 and noise is added"),
         ({"estimator": "innovation-remote", "clipping": WeightedClipping(1.0)}, "clients remember what they sent"),
-        ({"estimator": "hayek"}, "did you mean 'hajek'"),
-        ({"server_optimizer": "adm"}, "did you mean 'adam'"),
-        ({"weights": "size"}, "'data'"),
         ({"identity": "node"}, "identity"),
-        ({"response_floor": 0.0}, "response_floor"),
-        ({"norm_guard": 1.0}, "norm_guard is 1.0; it must be in"),
-        ({"memory_dtype": "float16"}, "memory_dtype is 'float16'; write 'float32' or 'bfloat16'"),
         ({"sampler": "innovation", "memory_path": "rows"}, "there is no state_path: write both"),
     ],
 )
 def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(DeltaflError, match=message):
         DeltaStrategy(**settings)
-
-
-def test_the_largest_settings_are_taken() -> None:
-    DeltaStrategy("uniform", norm_guard=3.0, clipping=WeightedClipping(1.0))
-    start(DeltaStrategy("pracdelta", n=1, min_nodes=1, seed=2**80), FakeGrid(linear_app(), configs(1)), 2)
