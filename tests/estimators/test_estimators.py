@@ -4,11 +4,9 @@ One test holds every (sampler, design, estimator) against what it says of itself
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,10 +42,10 @@ from deltafl import (
     stream,
 )
 from deltafl import make_plan as label_plan
-from deltafl.estimators.control_variates import CommonControlState, OwnControlState
 from deltafl.estimators.table import find_estimator, hajek, horvitz_thompson, plain_mean
 from deltafl.samplers import parse_label
 from deltafl.scale.persistent_array import PersistentArray
+from deltafl.scale.state_file import flatten
 
 SIZES = [10, 15, 20, 25, 30]
 EQUAL_SCORES = {"fedavg", "uniform"}  # only these can use simple random sampling
@@ -138,24 +136,6 @@ def test_any_weights_and_any_updates(sizes: list[int], name: str, design: str, d
     assert relative_bias(plan, init_round(plan, np.zeros(3)), problem) < 1e-12
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from(["uniform", "md", "pracdelta"]))
-def test_any_control_is_unbiased(seed: int, name: str) -> None:
-    """However bad the control: D = sum w c + sum coef (u - c)."""
-    rng = np.random.default_rng(seed)
-    problem = make_problem(SIZES, seed=seed)
-    control_md = (100 * rng.normal(size=(5, 3))).astype(np.float32)
-    total_d = problem.population.weight_m @ control_md.astype(np.float64)
-    for estimator, control in (
-        ("difference", CommonControlState(100 * rng.normal(size=3))),
-        ("difference-own", OwnControlState(control_md, total_d)),
-    ):
-        plan = make_plan(name, None, estimator, problem.population)
-        state = init_round(plan, np.zeros(3))._replace(control=control)
-        error_d = mean_estimate(plan, state, problem) - problem.ubar_d
-        assert np.abs(error_d).max() < 1e-12 * 100
-
-
 def test_own_control_remembers_each_client() -> None:
     """After everybody was seen once with the same update, D is ubar whoever is asked."""
     problem = make_problem(SIZES)
@@ -208,35 +188,20 @@ def test_dividing_by_the_replies_is_biased() -> None:
     assert relative_bias(plan, known_rates(state), make_problem([1] * 5, seed=9), failures=True) > 0.01
 
 
-def test_clients_that_always_answer_have_rate_one() -> None:
-    problem = make_problem(SIZES)
-    plan = make_plan("uniform", None, "horvitz-thompson", problem.population)
-    fresh = init_round(plan, np.zeros(3))
-    old = play(plan, fresh, [problem] * 30)
-    assert np.array_equal(plan.response_rates(old), np.ones(5))
-    cohort = open_round(plan, fresh)
-    updates = list(problem.update_md[cohort.client_n])
-    assert np.array_equal(estimate(plan, fresh, cohort, updates), estimate(plan, old, cohort, updates))
-
-
 def test_estimated_rates_converge_and_the_bias_vanishes() -> None:
-    """Clients answer with unknown rates; the server estimates them from earlier rounds only."""
-    true_m = np.array([1.0, 0.9, 0.7, 0.5, 0.3])
-    problem = make_problem(SIZES)
+    """Clients reply with unknown rates; the server estimates them from earlier rounds only."""
+    true_m, problem = np.array([1.0, 0.9, 0.7, 0.5, 0.3]), make_problem(SIZES)
     plan = make_plan("uniform", None, "horvitz-thompson", problem.population, n=3)
-    state = init_round(plan, np.zeros(3))
-    total_d, late = np.zeros(3), 0
-    for round in range(3000):
-        answers_m = stream(0, "audit", round).random(5) < true_m
-        cohort = open_round(plan, state)
-        updates = [problem.update_md[i] if answers_m[i] else None for i in cohort.client_n]
+    state, late = init_round(plan, np.zeros(3)), []
+    for round in range(2000):
+        responded_m, cohort = stream(0, "audit", round).random(5) < true_m, open_round(plan, state)
+        updates = [problem.update_md[i] if responded_m[i] else None for i in cohort.client_n]
         state, _ = close_round(plan, state, cohort, updates)
-        if round >= 1000:
-            total_d, late = total_d + state.optimizer.delta_d, late + 1
-    rate_m = plan.response_rates(state)
-    selected_m = state.selected_m
+        late.append(state.optimizer.delta_d)
+    rate_m, selected_m = plan.response_rates(state), state.selected_m
+    assert rate_m[0] == 1
     assert np.all(np.abs(rate_m - true_m) < 4 * np.sqrt(true_m * (1 - true_m) / selected_m) + 1 / selected_m)
-    assert np.abs(total_d / late - problem.ubar_d).max() < 0.1 * np.abs(problem.ubar_d).max()
+    assert np.abs(np.mean(late[500:], axis=0) - problem.ubar_d).max() < 0.1 * np.abs(problem.ubar_d).max()
 
 
 @pytest.mark.parametrize(("floor", "starved"), [(0.0, True), (0.1, False)])
@@ -298,9 +263,8 @@ def test_own_controls_share_the_rows_that_stay() -> None:
     cohort = Cohort(np.array([1, 3]), np.ones(2, dtype=np.int64), np.full(2, 0.4), "fixed-size")
     after, _ = close_round(plan, before, cohort, given)
     given += 1
-    assert [a is b for a, b in zip(before.control.control_md, after.control.control_md, strict=True)] == [
-        True, False, True, False, True,
-    ]  # fmt: skip
+    shared = [a is b for a, b in zip(before.control.control_md, after.control.control_md, strict=True)]
+    assert shared == [True, False, True, False, True]
     assert not np.any(before.control.control_md)
     np.testing.assert_array_equal(after.control.control_md[1], problem.update_md[1])
 
@@ -311,12 +275,6 @@ def test_fedavg_by_hand() -> None:
     state = init_round(plan, np.zeros(1))
     cohort = Cohort(np.array([0, 1]), np.array([1, 1]), np.full(2, 2 / 3), "fixed-size")
     assert estimate(plan, state, cohort, [np.array([4.0]), np.array([8.0])]) == pytest.approx([(4 + 3 * 8) / 4])
-
-
-def leaves(state: Any) -> Iterator[Any]:
-    """The arrays of nested tuples."""
-    for part in state:
-        yield from leaves(part) if isinstance(part, tuple) else (part,)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -331,7 +289,7 @@ def test_nobody_and_clients_that_count_nothing(estimator: str) -> None:
     following, _ = close_round(plan, state, weightless, [np.array([4.0]), np.array([8.0])])
     expected = 6 if estimator == "plain-mean" else 0
     assert following.optimizer.delta_d.tolist() == [expected]
-    assert all(np.all(np.isfinite(part)) for part in leaves(following.control))
+    assert all(np.all(np.isfinite(array)) for _, array in flatten(following.control))
 
 
 @pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if ESTIMATORS[name].needs_expected])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conftest import Problem, Recorder, all_cohorts, all_replies, make_problem, mean_estimate, mean_square, replies_of
 from deltafl import Fixed, Plan, Population, close_round, init_round, open_round, stream
-from deltafl.estimators.control_variates import CommonControl, InnovationControl, OwnControl, OwnControlState
+from deltafl.estimators.control_variates import InnovationControl, OwnControl, OwnControlState
 from deltafl.estimators.learned_coefficient import FixedCoefficient, LearnedCoefficient, LearnedCoefficientState
 from deltafl.types import Cohort, FloatArray, Params
 
@@ -73,17 +73,6 @@ def test_clients_that_are_always_selected_and_empty_rounds_say_nothing(kind: str
         update_nd = np.ones((len(clients), 2), dtype=np.float32)
         state = control.update(state, population, replies_of(clients, [0.5] * len(clients), kind), update_nd)
     assert (control.coefficient(state), float(state.square)) == (1.0, 0.0)
-
-
-def test_what_all_values_have_in_common_says_nothing_where_the_size_is_fixed() -> None:
-    """Equal weights, simple random draws: a common value cancels, so B stays 0 and beta 1."""
-    control, population = LearnedCoefficient(CommonControl()), Population.from_sizes([1] * 6)
-    state, rng = control.init(population, 3), np.random.default_rng(0)
-    for _ in range(5):
-        update_nd = rng.normal(size=(3, 3)).astype(np.float32) + 5
-        state = control.update(state, population, replies_of([0, 2, 3], [1 / 3] * 3), update_nd)
-    assert state.control.control_d.any()
-    assert control.coefficient(state) == 1.0
 
 
 @given(st.integers(0, 10**6), st.floats(-3, 3), st.booleans())

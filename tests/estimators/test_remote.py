@@ -25,7 +25,7 @@ from deltafl import (
     open_round,
     stream,
 )
-from deltafl.estimators.remote import begin_anew
+from deltafl.estimators.remote import NOTHING, begin_anew
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of
 from deltafl.types import FloatArray, Params
@@ -125,6 +125,25 @@ def test_the_sum_is_that_of_the_clients_memories(form: str) -> None:
         state = state._replace(control=begin_anew(state.control), round=0)
 
 
+def test_a_client_that_lost_its_memory_is_refused_until_the_server_begins_anew() -> None:
+    plan = Plan(POPULATION, Fixed(), N, "innovation-remote", Recorder())
+    state, clients = init_round(plan, np.zeros(D)), Clients()
+    for _ in range(6):
+        state = clients.play(plan, state, smooth, failing=False)
+    ids, taken_m = open_round(plan, state).client_n.tolist(), state.control.taken_m
+    client = next(i for i in ids if taken_m[i] != NOTHING)
+    clients.memories[client] = ClientMemory(D)
+    update_d = np.ones(D, dtype=np.float32)
+    replies = [clients.memories[i].reply(update_d, -1 if i == client else int(taken_m[i])) for i in ids]
+    after, info = close_round(plan, state, open_round(plan, state), replies)
+    assert [(reply.client, "lost its memory" in reply.reason) for reply in info.rejected] == [(client, True)]
+    assert info.num_responded == len(ids) - 1
+    state = after._replace(control=begin_anew(after.control))
+    for _ in range(30):
+        state = clients.play(plan, state, smooth)
+    np.testing.assert_allclose(state.control.total_d, POPULATION.weight_m @ clients.settle(state), rtol=1e-10)
+
+
 class Server:
     """The names that a server gives to the memory of one client, whose replies it sees as they are sent."""
 
@@ -204,27 +223,6 @@ def test_a_memory_goes_on_from_its_arrays(size: int) -> None:
     assert again.follows(server.taken) == (size == 1)
     if size == 1:
         assert again.reply(one(5.0), server.taken).difference_d == 3.0
-
-
-def test_a_client_that_lost_its_memory_is_refused_until_the_server_begins_anew() -> None:
-    plan = Plan(POPULATION, Fixed(), N, "innovation-remote", Recorder())
-    state, clients = init_round(plan, np.zeros(D)), Clients()
-    for _ in range(6):
-        state = clients.play(plan, state, smooth, failing=False)
-    cohort = open_round(plan, state)
-    client = next(i for i in cohort.client_n.tolist() if not state.control.unseen_m[i])
-    clients.memories[client] = ClientMemory(D)
-    update_d, sent = np.ones(D, dtype=np.float32), state.control.taken_m
-    replies = [
-        clients.memories[i].reply(update_d, -1 if i == client else int(sent[i])) for i in cohort.client_n.tolist()
-    ]
-    after, info = close_round(plan, state, cohort, replies)
-    assert [(reply.client, "lost its memory" in reply.reason) for reply in info.rejected] == [(client, True)]
-    assert info.num_responded == len(cohort.client_n) - 1
-    state = after._replace(control=begin_anew(after.control))
-    for _ in range(30):
-        state = clients.play(plan, state, smooth)
-    np.testing.assert_allclose(state.control.total_d, POPULATION.weight_m @ clients.settle(state), rtol=1e-10)
 
 
 def test_replies_of_the_wrong_kind_are_an_error_of_the_host() -> None:

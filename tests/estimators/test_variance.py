@@ -18,6 +18,7 @@ from deltafl import (
 )
 from deltafl.estimators.control_variates import OwnControlState
 from deltafl.estimators.variance import effective_sample_size, estimate_variance
+from deltafl.scale.persistent_array import PersistentArray
 
 SIZES = [10, 12, 14, 16, 18, 20]
 
@@ -69,9 +70,8 @@ def test_by_hand() -> None:
 
 def test_where_one_cohort_cannot_tell() -> None:
     y_nd, one = np.ones((1, 2)), np.ones(1, dtype=np.int64)
-    for kind in ("fixed-size", "replacement"):
-        assert np.isnan(estimate_variance(all_replies(Cohort(np.array([3]), one, np.array([0.4]), kind)), y_nd))
-    assert np.isnan(estimate_variance(all_replies(Cohort(np.array([3]), one, np.array([np.nan]))), y_nd))
+    for kind, expected in (("fixed-size", 0.4), ("replacement", 0.4), ("unknown", np.nan)):
+        assert np.isnan(estimate_variance(all_replies(Cohort(np.array([3]), one, np.array([expected]), kind)), y_nd))
     nobody = Cohort(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), "poisson")
     assert estimate_variance(all_replies(nobody), np.zeros((0, 2))) == 0
 
@@ -149,14 +149,12 @@ def test_the_variance_is_that_of_the_estimate_whatever_makes_it(
     update_md = (rng.normal(size=(m, 5)) + 3).astype(np.float32)
     population = Population.from_sizes(rng.integers(1, 60, size=m))
     plan = Plan(population, make_sampler(label), n, estimator, Recorder(), seed=1, response_floor=0.01)
-    state = init_round(plan, np.zeros(5))
-    if rate < 1:
-        everyone, asked = np.arange(m), 999
-        state = state._replace(
-            selected_m=state.selected_m.replaced(everyone, np.full(m, asked)),
-            responded_m=state.responded_m.replaced(everyone, np.full(m, int(rate * (asked + 1)) - 1)),
-        )
-    estimates, guesses = [], []
+    counts = {
+        "selected_m": PersistentArray(np.full(m, 999)),
+        "responded_m": PersistentArray(np.full(m, int(1000 * rate) - 1)),
+    }
+    state = init_round(plan, np.zeros(5))._replace(**counts)
+    estimates, variances = [], []
     for round in range(3000):
         now = state._replace(round=round)
         cohort = open_round(plan, now)
@@ -164,9 +162,9 @@ def test_the_variance_is_that_of_the_estimate_whatever_makes_it(
         updates = [update_md[i] if here else None for i, here in zip(cohort.client_n, answers_n, strict=True)]
         after, info = close_round(plan, now, cohort, updates)
         estimates.append(after.optimizer.delta_d)
-        guesses.append(info.variance)
+        variances.append(info.variance)
     true = np.var(np.array(estimates), axis=0).sum()
-    assert np.nanmean(guesses) == pytest.approx(true, rel=tolerance)
+    assert np.nanmean(variances) == pytest.approx(true, rel=tolerance)
 
 
 def test_weights_are_reported() -> None:
