@@ -149,11 +149,8 @@ def test_the_variance_is_that_of_the_estimate_whatever_makes_it(
     update_md = (rng.normal(size=(m, 5)) + 3).astype(np.float32)
     population = Population.from_sizes(rng.integers(1, 60, size=m))
     plan = Plan(population, make_sampler(label), n, estimator, Recorder(), seed=1, response_floor=0.01)
-    counts = {
-        "selected_m": PersistentArray(np.full(m, 999)),
-        "responded_m": PersistentArray(np.full(m, int(1000 * rate) - 1)),
-    }
-    state = init_round(plan, np.zeros(5))._replace(**counts)
+    selected_m, responded_m = (PersistentArray(np.full(m, count)) for count in (999, int(1000 * rate) - 1))
+    state = init_round(plan, np.zeros(5))._replace(selected_m=selected_m, responded_m=responded_m)
     estimates, variances = [], []
     for round in range(3000):
         now = state._replace(round=round)
