@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.runner import Workers
 from deltafl.simulation.training.fast import keep_freed_memory
 from deltafl.simulation.training.serial import LocalWork, train_serial
-from deltafl.simulation.workers import Workers
 from deltafl.streams import stream
 from deltafl.tasks import make_task
 from deltafl.tasks.base import Dataset, Task

@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 from deltafl.errors import DeltaflError
 from deltafl.round import Broadcast
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.runner import Workers
 from deltafl.simulation.training.serial import LocalWork
-from deltafl.simulation.workers import Workers
 from deltafl.tasks.base import Dataset, Task
 from deltafl.types import IntArray
 

@@ -1,11 +1,7 @@
 """Comparing samplers on one task, seed by seed, under the same split, initial model and minibatches.
 
-::
-
-    DIR/config.toml  DIR/environment.json
-    DIR/runs/SAMPLER-seedN/      one run directory each (see directory.py)
-    DIR/summary.json             the comparison (schema: docs/summary-schema.md)
-    DIR/accuracy.png  DIR/loss.png  DIR/selections.png
+The folder has settings and environment, a run directory for each run, ``summary.json`` (docs/summary-schema.md) and
+three pictures.
 """
 
 import json

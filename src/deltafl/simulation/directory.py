@@ -106,11 +106,10 @@ def environment() -> dict[str, str | int]:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
+    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown")
 
 
 def write_header(path: Path, settings: Settings, data: Mapping[str, str] | None = None) -> None:

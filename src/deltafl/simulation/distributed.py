@@ -17,7 +17,7 @@ from ..errors import DeltaflError, FirstProcessError, require
 from ..types import FloatArray
 
 T = TypeVar("T")
-#: A process that waits so long for another gives up: longer than any share of a round should take.
+#: After waiting so long for another, a process gives up.
 PATIENCE = timedelta(minutes=30)
 _FAILURE = "failure"
 
@@ -142,7 +142,6 @@ class _TorchProcessGroup(ProcessGroup):
 
 
 def _world_size() -> int:
-    """The number of processes that torchrun started, this one included."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 

@@ -17,11 +17,10 @@ from ..errors import DeltaflError
 from ..round import Broadcast
 from ..tasks.base import Task
 from ..types import BoolArray, FloatArray, IntArray, Params, Reports
-from .runner import ClientRunner, new_model
+from .runner import ClientRunner, Job, Workers, new_model
 from .training import torch
 from .training.route import Computation, Route, choose_route
 from .training.serial import LocalResult, LocalWork
-from .workers import Job, Workers
 
 
 class Training(NamedTuple):

@@ -26,10 +26,10 @@ from .divergence import DivergedError, Watch, likely_cause
 from .engine import Engine, Evaluation, reports_of
 from .oracle import BYTES_PER_PARAMETER, SimulatedOracle, bytes_of, bytes_of_statistics
 from .probes import probe_everyone, probe_selected
+from .runner import Workers
 from .settings import RunSettings, make_settings, require_same_settings
 from .setup import check_memory, engine_of, filled_in, plan_of
 from .training.route import keep_route, kept_route
-from .workers import Workers
 
 #: Called after every round: rounds done, rounds in all, the last evaluation.
 OnRound = Callable[[int, int, Evaluation], None]

@@ -1,18 +1,26 @@
-"""What a process that trains holds of a task, and its jobs: train clients, evaluate on their data, on test data."""
+"""What a process that trains holds of a task, its jobs, and the processes that do them side by side.
+
+The jobs train clients and evaluate models. They are pure functions, so it does not matter which process runs which.
+"""
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import DeltaflError
 from ..round import Broadcast
 from ..streams import stream
 from ..tasks.base import Task
 from ..types import BoolArray, Params
+from .distributed import ALONE, ProcessGroup, divided
+from .processes import Processes, result
 from .training import torch
 from .training.batched import BatchedTrainer, LocalJob
 from .training.fast import FastTrainer, choose_forward, keep_freed_memory
@@ -198,3 +206,101 @@ def seeded(rng: np.random.Generator, device: torch.device | None = None) -> Iter
     finally:
         for generator, state in zip(generators, before, strict=True):
             generator.set_state(state)
+
+
+Job = tuple[int, ...]
+
+
+class Workers:
+    """Processes for local training; ``Workers(1)`` is this process itself. Use it in a ``with`` statement.
+
+    Args:
+        count: Number of processes, >= 1. As many as there are cores is best.
+        group: The processes of the run (``distributed.py``): each does its share of the jobs, and all get all results.
+
+    Raises:
+        DeltaflError: If count is below 1.
+    """
+
+    def __init__(self, count: int, group: ProcessGroup = ALONE) -> None:
+        if count < 1:
+            raise DeltaflError(f"workers is {count}; write a whole number >= 1, best the number of cores")
+        self.count, self._group = count, group
+        self._pool: Processes | None = None
+        self._runner: object = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.__exit__(kind)
+        self._pool = self._runner = None
+
+    @property
+    def width(self) -> int:
+        """How many jobs run at the same time."""
+        return self.count * (1 if self._group.is_apart else self._group.count)
+
+    def map(
+        self, runner: object, method: str, sent: Broadcast, jobs: Sequence[Job], costs: Sequence[float]
+    ) -> list[Any]:
+        """``[runner.method(sent, *job) for job in jobs]``, side by side, the jobs of the highest costs first.
+
+        The runner goes to the processes when it is a new one; its torch tensors should be in shared memory then.
+
+        Raises:
+            DeltaflError: If a process died, the runner cannot be sent, or a job raised one.
+            JobError: If a job raised another error in a process.
+        """
+        is_alone = self._group.is_apart or self._group.count == 1
+        mine = list(range(len(jobs))) if is_alone else divided(costs, self._group.count)[self._group.rank]
+        if self.count == 1:
+            with one_thread():
+                found = [getattr(runner, method)(sent, *jobs[place]) for place in mine]
+        else:
+            pool, drifts = self._loaded_pool(runner, sent), sent.drift_d is not None
+            order = sorted(mine, key=lambda place: -costs[place])
+            futures = {place: pool.submit(_do, method, drifts, jobs[place]) for place in order}
+            found = [result(futures[place]) for place in mine]
+        if is_alone:
+            return found
+        results = dict(chain.from_iterable(self._group.gathered(list(zip(mine, found, strict=True)))))
+        return [results[place] for place in range(len(jobs))]
+
+    def _loaded_pool(self, runner: object, sent: Broadcast) -> Processes:
+        """Processes that have the runner, and what is sent in shared memory, which none reads between two maps."""
+        if self._pool is None or runner is not self._runner:
+            self.__exit__(None)
+            self._shared_2d = torch.empty(2, len(sent.params_d), dtype=torch.float32).share_memory_()  # type: ignore[no-untyped-call]
+            self._pool, self._runner = Processes(self.count, _load, runner, self._shared_2d), runner
+        for shared_d, vector_d in zip(self._shared_2d, sent, strict=True):
+            if vector_d is not None:
+                shared_d.copy_(torch.from_numpy(vector_d))
+        return self._pool
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch with one thread, as the workers do: sums of several threads would differ in their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+#: In a worker process: its runner, and the vectors of what the server sends.
+_loaded: list[Any] = []
+
+
+def _load(runner: Any, shared_2d: torch.Tensor) -> None:
+    torch.set_num_threads(1)
+    _loaded[:] = runner, shared_2d
+
+
+def _do(method: str, drifts: bool, job: Job) -> Any:
+    runner, shared_2d = _loaded
+    params_d, drift_d = shared_2d.numpy()
+    return getattr(runner, method)(Broadcast(params_d, drift_d if drifts else None), *job)

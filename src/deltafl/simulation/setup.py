@@ -20,10 +20,10 @@ from ..tasks.own import is_own
 from ..types import Population
 from .engine import Engine
 from .oracle import BYTES_PER_PARAMETER
+from .runner import Workers
 from .settings import RunSettings
 from .training.route import Computation, Route
 from .training.serial import LocalWork
-from .workers import Workers
 
 T = TypeVar("T")
 

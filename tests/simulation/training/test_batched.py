@@ -13,10 +13,10 @@ from torch.nn.utils import parameters_to_vector
 
 from batch_tools import CLASSES, DEVICES, MODELS, SIZES, WORKS, assert_near, drift_of, task_of, twin_of
 from deltafl.simulation.engine import Engine, Training
+from deltafl.simulation.runner import one_thread
 from deltafl.simulation.training.batched import BatchedTrainer, LocalJob
 from deltafl.simulation.training.route import Computation, padded_width
 from deltafl.simulation.training.serial import LocalResult, LocalWork, train_serial
-from deltafl.simulation.workers import one_thread
 from deltafl.streams import stream
 from deltafl.tasks import crop_and_flip
 from deltafl.tasks.models import cross_entropy, mlp, softmax_regression

@@ -16,6 +16,7 @@ from batch_tools import CLASSES, MODELS, WORKS, task_of
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.run import run_single
+from deltafl.simulation.runner import one_thread
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training.route import (
     Computation,
@@ -27,7 +28,6 @@ from deltafl.simulation.training.route import (
     vectorized_incompatibility,
 )
 from deltafl.simulation.training.serial import LocalWork
-from deltafl.simulation.workers import one_thread
 from deltafl.tasks.models import mlp, softmax_regression
 from deltafl.tasks.synthetic import make_log_model, make_synthetic_task, make_toy_task
 

@@ -18,11 +18,11 @@ from batch_tools import CLASSES, DEVICES, SIZES, WORKS, task_of
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.run import run_experiment
+from deltafl.simulation.runner import one_thread
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.training.route import Computation
 from deltafl.simulation.training.serial import LocalWork, minibatches
-from deltafl.simulation.workers import one_thread
 from deltafl.streams import stream
 from deltafl.tasks.base import Task
 from deltafl.tasks.models import cross_entropy, squared_error
