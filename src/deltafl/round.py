@@ -158,10 +158,9 @@ class RoundState(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """What the server sends to every selected client: the global model x_0, float32 (d,), and the momentum's drift.
+    """What the server sends to every selected client: the global model, and the momentum's drift beta S (``mime.py``).
 
-    ``drift_d`` is beta S of ``mime.py``: each client adds drift_d / K_i in each of its K_i local steps, and takes
-    (1 - beta) times its usual steps. None without such a momentum.
+    Each client adds drift_d / K_i in each of its K_i local steps, and takes (1 - beta) times its usual steps.
     """
 
     params_d: Params

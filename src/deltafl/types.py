@@ -37,18 +37,15 @@ LARGEST_AUX = 1e100
 
 
 class Population(NamedTuple):
-    """Who takes part, and how much each client counts in the target.
+    """Who takes part, and how much each client counts in the target ``f = sum_i weight_m[i] F_i``.
 
-    Attributes:
-        weight_m: float64 (m,), >= 0, sum 1. ``f = sum_i weight_m[i] F_i`` is what is minimised.
-        num_examples_m: int64 (m,), >= 1. Sizes of the clients' data; samplers by size use them.
-        aux_mq: float64 (m, q), what else is known of the clients before the first round, such as the shares of each
-            label in their data; None for nothing. A column counts as much as its numbers are large.
+    Auxiliary variables are what else is known of the clients before the first round, such as the shares of each label
+    in their data. A column counts as much as its numbers are large.
     """
 
-    weight_m: FloatArray
-    num_examples_m: IntArray
-    aux_mq: FloatArray | None = None
+    weight_m: FloatArray  # >= 0, sum 1
+    num_examples_m: IntArray  # >= 1, sizes of the clients' data
+    aux_mq: FloatArray | None = None  # auxiliary variables
 
     @property
     def num_clients(self) -> int:

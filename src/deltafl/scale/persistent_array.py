@@ -40,10 +40,8 @@ class Buffer:
 class PersistentArray(NDArrayOperatorsMixin):
     """A one-dimensional array that is never changed: ``replaced`` makes another one, in O(k) for k entries.
 
-    In arithmetic and NumPy functions it is the array it stands for; those read all of it. What is read is a copy.
-
-    Args:
-        array_m: The entries; they belong to this object from now on.
+    In arithmetic and NumPy functions it is the array it stands for; those read all of it. What is read is a copy. The
+    array that it is made of belongs to it from now on.
     """
 
     def __init__(self, array_m: Array) -> None:

@@ -29,15 +29,10 @@ LOST = 2.0**-20
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How rows are kept.
+    """How rows are kept."""
 
-    Attributes:
-        dtype: ``"float32"`` or ``"bfloat16"``.
-        folder: Where the file goes, a folder of this run alone; None for RAM.
-    """
-
-    dtype: str = "float32"
-    folder: str | None = None
+    dtype: str = "float32"  # or "bfloat16"
+    folder: str | None = None  # where the file goes, a folder of this run alone; None for RAM
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

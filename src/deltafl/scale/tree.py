@@ -75,11 +75,9 @@ class TreeBuffer(Buffer):
 
 
 class SumTree(PersistentArray):
-    """Scores >= 0 of m clients as a ``PersistentArray`` with sums: others are made in O(n log m).
+    """Finite scores >= 0 of m clients, float32 or float64, as a ``PersistentArray`` with their sums.
 
-    Args:
-        score_m: float32 or float64 (m,), finite and >= 0; they belong to this object from now on.
-        inner: The sums, as a tree's buffer has them, for one that is read from a file.
+    Both belong to this object from now on; ``inner`` are the sums of a tree that is read from a file.
     """
 
     def __init__(self, score_m: Array, inner: FloatArray | None = None) -> None:
