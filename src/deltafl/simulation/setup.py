@@ -116,34 +116,27 @@ def plan_of(
 
 def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool = False) -> None:
     """Refuse rounds and memories for which there is no room; ``divided``: several processes share a round."""
-    label, sample = parse_label(settings.sampler), filled_in(settings.sample)
-    if not divided:
-        _check_rounds(settings, engine, label.name == "full")
-    if find_estimator(label.estimator).control.remembers:
-        rows = RowFormat(settings.memory_dtype, settings.memory_path)
-        shape = engine.task.num_clients, engine.num_params
-        size = memory_size(rows, shape, sample * settings.checkpoint_every)
-        words = memory_words(rows, shape, size, f"in {rows.folder or out}")
-        logging.getLogger("deltafl").info(f"{settings.sampler} {words}")
-        require_room(size, rows, out)
-
-
-def _check_rounds(settings: RunSettings, engine: Engine, full: bool) -> None:
-    """Refuse cohorts and probes whose updates do not fit into RAM."""
-    m, ram = engine.task.num_clients, free_ram()
-    selected = m if full else filled_in(settings.sample)
+    m, label, ram = engine.task.num_clients, parse_label(settings.sampler), None if divided else free_ram()
+    full, sample = label.name == "full", filled_in(settings.sample)
+    selected = m if full else sample
     copies = COPIES_OF_CERTAIN if selected == m else COPIES_OF_DRAWN
     cure = "choose a sampler that selects fewer, such as 'uniform'" if full else "lower 'sample'"
     needs = [("a round", selected, copies, cure)]
     if settings.probe_every is not None:
         needs.append(("a probe", m, COPIES_OF_PROBED, "leave out 'probe_every'"))
     for what, clients, times, instead in needs:
-        size = times * clients * engine.num_params * BYTES_PER_PARAMETER
-        if ram is not None and size > ram:
+        needed = times * clients * engine.num_params * BYTES_PER_PARAMETER
+        if ram is not None and needed > ram:
             raise DeltaflError(
-                f"{what} of {clients:,} clients with {engine.num_params:,} parameters takes about {human(size)} of RAM "
+                f"{what} of {clients:,} clients with {engine.num_params:,} parameters takes about {human(needed)} of RAM "
                 f"and {human(ram)} are free: {instead}, or take a smaller model"
             )
+    if find_estimator(label.estimator).control.remembers:
+        rows, shape = RowFormat(settings.memory_dtype, settings.memory_path), (m, engine.num_params)
+        size = memory_size(rows, shape, sample * settings.checkpoint_every)
+        words = memory_words(rows, shape, size, f"in {rows.folder or out}")
+        logging.getLogger("deltafl").info(f"{settings.sampler} {words}")
+        require_room(size, rows, out)
 
 
 def filled_in(value: T | None) -> T:
