@@ -128,8 +128,8 @@ def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool
         needed = times * clients * engine.num_params * BYTES_PER_PARAMETER
         if ram is not None and needed > ram:
             raise DeltaflError(
-                f"{what} of {clients:,} clients with {engine.num_params:,} parameters takes about {human(needed)} of RAM "
-                f"and {human(ram)} are free: {instead}, or take a smaller model"
+                f"{what} of {clients:,} clients with {engine.num_params:,} parameters takes about {human(needed)} of "
+                f"RAM and {human(ram)} are free: {instead}, or take a smaller model"
             )
     if find_estimator(label.estimator).control.remembers:
         rows, shape = RowFormat(settings.memory_dtype, settings.memory_path), (m, engine.num_params)
