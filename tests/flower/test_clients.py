@@ -1,18 +1,15 @@
 """Clients join, change and are forgotten: the registry, and states for another population."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from deltafl import ESTIMATORS, SAMPLERS, DeltaflError, Fixed, Plan, Population, init_round
+from deltafl import ESTIMATORS, SAMPLERS, DeltaflError, init_round
 from deltafl.estimators.table import find_estimator
-from deltafl.flower.clients import resize_state
 from deltafl.flower.federation import Federation
 from deltafl.flower.saved import load, save
 from deltafl.scale.state_file import flatten
-from deltafl.types import FloatArray
 
 from .hosts import admit, federation, play, sizes_of
 
@@ -104,23 +101,6 @@ def test_samplers_that_cannot_be_resized_leave_newcomers_out_and_forget_nobody(l
         fed.forget(["client:4", "client:2", "client:77"])
     fed.forget(["client:77"])
     assert len(fed.keys) == 5
-
-
-class Tally(NamedTuple):
-    counts: FloatArray
-
-
-class Counting(Fixed):
-    """A sampler with one number per client, under a name that does not say so."""
-
-    def init(self, population: Population) -> Any:
-        return Tally(np.zeros(population.num_clients))
-
-
-def test_an_array_per_client_under_another_name_is_refused() -> None:
-    two, three = (Plan(Population.from_sizes([1] * m), Counting(), 1) for m in (2, 3))
-    with pytest.raises(DeltaflError, match="'counts' has shape"):
-        resize_state(three, init_round(two, np.zeros(2)), two.population.weight_m)
 
 
 @pytest.mark.parametrize("label", ["pracdelta", "innovation@systematic@innovation", "fedavg", "cluster-is", "k-vib"])
