@@ -53,8 +53,7 @@ class Processes:
 
     After an error or Ctrl-C, calls under way are ended at once.
 
-    Each first calls ``start`` with the arguments. Torch tensors in shared memory are passed without a copy, in memory
-    without a name, so that nothing is left behind.
+    Each first calls ``start`` with the arguments; torch tensors in shared memory are passed without a copy.
     """
 
     def __init__(self, count: int, start: Callable[..., None] | None = None, *arguments: Any) -> None:

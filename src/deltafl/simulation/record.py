@@ -48,7 +48,6 @@ class RunRecord(BaseModel):
         settings: Every setting that decides the result (``what_is_run``), sampler and seed included.
         client_accuracy: Mean over clients of their own test accuracy; empty if not measured.
         refused: Replies that were refused and counted as missing.
-        diverged: The round in which the run diverged and was ended; null if it was not.
         probes: What else was measured, column by column, with its own ``round``; empty if nothing.
     """
 

@@ -81,12 +81,7 @@ def run_experiment(
     ``rounds.jsonl``, bit for bit. No state becomes a checkpoint while the model looks wrong, not even the last one:
     such a run has ``doubt`` in its last line and keeps its last good checkpoint, and its model beside it.
 
-    Args:
-        settings: Resolved settings.
-        engine: ``engine_of(settings, workers)``; runs that differ in their sampler alone share it.
-        directory: Where the record is; started already.
-        on_round: Called after every round.
-        group: The processes that play this run together (``distributed.py``).
+    ``engine`` is ``engine_of(settings)``, shared by runs that differ in their sampler alone; ``directory`` is started.
 
     Raises:
         DivergedError: If the model is lost (``divergence.py``). The last line of ``rounds.jsonl`` has the reason, the

@@ -214,12 +214,7 @@ Job = tuple[int, ...]
 class Workers:
     """Processes for local training; ``Workers(1)`` is this process itself. Use it in a ``with`` statement.
 
-    Args:
-        count: Number of processes, >= 1. As many as there are cores is best.
-        group: The processes of the run (``distributed.py``): each does its share of the jobs, and all get all results.
-
-    Raises:
-        DeltaflError: If count is below 1.
+    Each process of ``group`` (``distributed.py``) does its share of the jobs, and all get all results.
     """
 
     def __init__(self, count: int, group: ProcessGroup = ALONE) -> None:
@@ -248,10 +243,6 @@ class Workers:
         """``[runner.method(sent, *job) for job in jobs]``, side by side, the jobs of the highest costs first.
 
         The runner goes to the processes when it is a new one; its torch tensors should be in shared memory then.
-
-        Raises:
-            DeltaflError: If a process died, the runner cannot be sent, or a job raised one.
-            JobError: If a job raised another error in a process.
         """
         is_alone = self._group.is_apart or self._group.count == 1
         mine = list(range(len(jobs))) if is_alone else divided(costs, self._group.count)[self._group.rank]

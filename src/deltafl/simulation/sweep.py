@@ -96,8 +96,7 @@ def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnP
         on_progress: Called about once a second.
 
     Raises:
-        DeltaflError: If a record or an unfinished run in the folder has other settings, a run fails, or another process
-            plays in the folder.
+        DeltaflError: If what is in the folder has other settings, a run fails, or another process plays there.
     """
     for package in ("torch", "scipy"):
         require(package, "sim")
