@@ -274,11 +274,7 @@ def load_digits(data_dir: Path | None = None) -> Dataset:
 
 
 def load_idx(name: str, data_dir: Path | None = None) -> Dataset:
-    """``mnist`` or ``fashion-mnist``, 60,000 + 10,000 images of 28 x 28, from the first folder with all four files.
-
-    Raises:
-        DeltaflError: If no folder has them, or a file is broken.
-    """
+    """``mnist`` or ``fashion-mnist``, 60,000 + 10,000 images of 28 x 28, from the first folder with all four files."""
     needed = f"{TRAIN_IMAGES}.gz and the other three files, which 'deltafl data fetch {name}' gets"
 
     def look(folder: Path) -> dict[str, Path] | None:
@@ -342,9 +338,6 @@ def load_cifar10(data_dir: Path | None = None) -> Dataset:
     """CIFAR-10 (Krizhevsky 2009), 50,000 + 10,000 images of 32 x 32 in colour, from its ``.tar.gz``.
 
     Its name says so if the content is not the published one.
-
-    Raises:
-        DeltaflError: If it is not found, or is broken.
     """
     needed = f"{CIFAR_ARCHIVE}, which 'deltafl data fetch cifar10' gets"
     path = find("cifar10", data_dir, needed, lambda folder: find_file(folder, CIFAR_ARCHIVE))

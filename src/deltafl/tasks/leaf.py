@@ -127,12 +127,7 @@ def _dataset(
 
 
 def load_femnist(data_dir: Path | None = None) -> Dataset:
-    """FEMNIST, 62 classes (0-9, A-Z, a-z), dark ink on white paper; the column of owners is ``writer``.
-
-    Raises:
-        DeltaflError: If it is not found, or a file is broken.
-        MissingExtraError: For h5 files without h5py.
-    """
+    """FEMNIST, 62 classes (0-9, A-Z, a-z), dark ink on white paper; the column of owners is ``writer``."""
     folders = data_folders("femnist", data_dir)
     h5_folder = next((folder for folder in folders if all((folder / file).is_file() for file in H5_FILES)), None)
     if h5_folder is not None:
@@ -172,10 +167,6 @@ def load_celeba(data_dir: Path | None = None) -> Dataset:
 
     As in LEAF, each picture is reduced to 84 x 84; that takes minutes for all of CelebA, so the result is kept in the
     user's cache.
-
-    Raises:
-        DeltaflError: If it is not found, or a file or picture is broken.
-        MissingExtraError: Without Pillow.
     """
     root = find_leaf("celeba", f"{NEEDED}, with the pictures in data/raw/img_align_celeba/", data_dir)
     require("PIL", "sim")

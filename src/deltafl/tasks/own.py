@@ -56,11 +56,8 @@ def load_own(name: str, seed: int, *, label: str | None = None, client: str | No
 
     Load it before ``Workers`` are started, which inherit ``sys.path`` then. A file is imported once a process.
 
-    Args:
-        name: ``FILE.py:FUNCTION``, ``FILE.py`` for its function ``make_task(seed)`` or ``make_task()``, or a table.
-        seed: The experiment's seed, >= 0.
-        label: Column of the label, for tables; ``"label"`` if None.
-        client: Column of the client, for tables; ``"client"`` if None.
+    ``name`` is ``FILE.py:FUNCTION``, ``FILE.py`` for its function ``make_task(seed)`` or ``make_task()``, or a table,
+    whose columns of the label and the client are called so unless ``label`` and ``client`` are given.
 
     Raises:
         DeltaflError: If there is no such file or function, it fails, or it returns no valid task.
