@@ -14,14 +14,7 @@ from deltafl.simulation import Job, Progress, RunRecord, RunStore, run_job, writ
 from reproduction.benchmark import runs as benchmark
 from reproduction.benchmark.page import reproduce_benchmark
 from reproduction.benchmark.parts import Score, Search, parts_of, search
-from reproduction.benchmark.runs import (
-    Store,
-    gather,
-    play,
-    score,
-    tuning_jobs,
-    tuning_result,
-)
+from reproduction.benchmark.runs import Store, gather, play, score, tuning_jobs, tuning_result
 from reproduction.benchmark.tables import edge_text
 from reproduction.reproduce import Request
 from reproduction.spec import Experiment

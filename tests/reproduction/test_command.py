@@ -102,10 +102,7 @@ def test_a_mistake_is_answered_in_a_sentence_and_writes_nothing(
 def test_an_interrupted_sweep_says_how_to_go_on_keeps_what_it_has_and_ends_in_the_same_records(tmp_path: Path) -> None:
     arguments = ["figure-11", "--part", "nu-20", "--seeds", "1", "--processes", "2"]
     process = subprocess.Popen(
-        [*COMMAND, *arguments, "--out", str(tmp_path / "a")],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        [*COMMAND, *arguments, "--out", str(tmp_path / "a")], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("a/runs/*/*.json")) and time.monotonic() < deadline:

@@ -7,17 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from deltafl.analysis import (
-    Measure,
-    Run,
-    Statement,
-    accuracy,
-    best_within,
-    compare,
-    late_loss,
-    late_probe,
-    rounds_to,
-)
+from deltafl.analysis import Measure, Run, Statement, accuracy, best_within, compare, late_loss, late_probe, rounds_to
 from deltafl.analysis.measures import Status
 from reproduction.groups import Group, Row
 from reproduction.verdict import NO_ORDER, headline, ordered, pairs_table, paragraph, sum_up
