@@ -31,13 +31,7 @@ def check_sampler(
     replies of clients that did not respond are ignored; and over many draws from one state the mean of
     count / expected is 1 for every client. Every sampler of this library passes.
 
-    Args:
-        sampler: The sampler.
-        num_clients: Clients m of the population.
-        n: Cohort size.
-        oracle: For samplers that need one, over ``num_clients`` clients whose updates are not zero: ``KnownUpdates``.
-        draws: Draws of the Monte Carlo part.
-        seed: Seed of everything random here.
+    A sampler that needs an oracle needs one here: ``KnownUpdates`` of ``num_clients`` clients, none of them zero.
 
     Raises:
         AssertionError: With one sentence on what is wrong.

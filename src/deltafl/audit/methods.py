@@ -113,14 +113,9 @@ def audit(
 ) -> Iterator[AuditRow]:
     """Audit methods one after the other; those that cannot be drawn or weighed are left out.
 
-    Args:
-        subject: The round.
-        samplers: Names in ``SAMPLERS``, with options if need be, such as ``"innovation(floor=0.1)"``.
-        designs: Names in ``DESIGNS``; None for all.
-        estimators: Names in ``ESTIMATORS``; None for all.
-        facts: What the samplers' options may take from a run; None if nothing is known.
-        draws: Cohorts drawn where they are not enumerated.
-        seed: Of the draws and of the warm-up.
+    Samplers are names with options if need be, such as ``"innovation(floor=0.1)"``, and ``facts`` what these may take
+    from a run; designs and estimators are names, or None for all. ``draws`` cohorts are drawn where they cannot be
+    enumerated.
     """
     for design in designs or ():
         find_design(design)
