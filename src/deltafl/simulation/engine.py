@@ -49,10 +49,7 @@ def reports_of(training: Training) -> Reports:
 
 
 class Evaluation(NamedTuple):
-    """The global model on the pooled test set; accuracies are NaN where the task's metric is ``"loss"``.
-
-    ``client_accuracy`` is the mean over clients of that on their own test examples; NaN if the owners are unknown.
-    """
+    """The global model on the pooled test set; accuracies (the second a mean over clients) are NaN where unknown."""
 
     loss: float
     accuracy: float

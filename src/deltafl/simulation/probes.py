@@ -3,9 +3,8 @@
 A probe trains *all* clients from the round's model, unless the oracle has. It costs time, no traffic and no randomness
 of the run, which has the same result, bit for bit, with and without probes.
 
-Norms are those of the mean local gradient along a client's path, norm(u_i) / (lr K_i), which is norm(grad F_i) for one
-plain step; diversities are zeta_i = norm(u_i - ubar) / (lr K_i). (The DELTA paper does not name the unit of its
-figures; sums of the K_i local gradients would be K_i times as large.)
+Norms are those of the mean local gradient along a client's path, norm(u_i) / (lr K_i); diversities are
+zeta_i = norm(u_i - ubar) / (lr K_i). (The DELTA paper does not name the unit of its figures.)
 """
 
 from collections.abc import Mapping, Sequence

@@ -27,8 +27,7 @@ from .training.serial import LocalWork
 
 T = TypeVar("T")
 
-#: How often the float32 updates of a cohort are in RAM at once, measured: as they came, as a table and as residuals in
-#: float64; and where not all clients are selected, sorted by who replied. Probes keep them in float64 twice.
+#: How often the float32 updates of a cohort are in RAM at once, measured.
 COPIES_OF_DRAWN, COPIES_OF_CERTAIN, COPIES_OF_PROBED = 7, 5, 7
 
 
