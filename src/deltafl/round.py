@@ -202,10 +202,7 @@ def open_round(
 
     ``available_m``, bool (m,), says which clients can be selected: the estimate targets the sum over these; with a
     control variate the others count with their c_i. The ``oracle`` of theoretical samplers is for simulators alone.
-
-    Raises:
-        DeltaflError: If the sampler needs an oracle and there is none, nobody is available, or ``available_m`` is no
-            mask of the population.
+    A missing oracle, and a mask of another shape or with nobody, are a ``DeltaflError``.
     """
     if plan.sampler.needs_oracle and oracle is None:
         raise DeltaflError(

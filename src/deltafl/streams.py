@@ -28,8 +28,7 @@ PURPOSES: dict[str, int] = {
 def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> Generator:
     """An independent generator (PCG64) for every combination of seed, purpose (in ``PURPOSES``), round and client.
 
-    Raises:
-        DeltaflError: If the purpose is unknown or a number is negative.
+    An unknown purpose or a negative number is a ``DeltaflError``.
     """
     if purpose not in PURPOSES:
         raise unknown_name("purpose of randomness", purpose, PURPOSES)

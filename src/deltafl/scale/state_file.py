@@ -93,10 +93,8 @@ def noted_round(folder: Path) -> int | None:
 def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> None:
     """Write a state into one file, which is never seen half written and may be the one it was loaded from.
 
-    The file names the clients and the plan that the state belongs to, for with others it would be wrong without a sign.
-
-    Raises:
-        DeltaflError: If the plan is of other clients, or keeps updates in a file of their own (``Plan.memory``).
+    It names the clients and the plan that the state belongs to, for with others it would be wrong without a sign. Plans
+    of other clients, or with updates in a file of their own (``Plan.memory``), are refused by a ``DeltaflError``.
     """
     m = plan.population.num_clients
     if len(state.selected_m) != m:
@@ -110,10 +108,8 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
     """Map a saved state into memory; rounds that follow are bit for bit those that would have followed the saved one.
 
     ``plan`` is the one it was saved with, but for the cohort's size and ``response_floor``, on which no state depends.
-    To go on with another plan, load with the old one and go on with the new.
-
-    Raises:
-        DeltaflError: If the file is no such file, or belongs to other clients or another plan.
+    To go on with another plan, load with the old one and go on with the new. Files of other clients or another plan, or
+    that are no such files, are refused by a ``DeltaflError``.
     """
     arrays, texts = read_tensors(Path(path), "write it anew")
     if texts.get(_MARK) != _VERSION:
