@@ -56,6 +56,8 @@ def test_every_setting_survives_a_record_of_itself() -> None:
         ({"local_lr": float("inf")}, ["local_lr"]),
         ({"local_epochs": 1, "local_steps": 2}, ["local_epochs", "local_steps"]),
         ({"rouns": 3}, ["rouns", "rounds"]),
+        ({"floor": 0.1}, ["floor is an option of samplers", "(floor=0.1)"]),
+        ({"hics_temperature": 2}, ["hics_temperature is an option of samplers", "hics-fl(temperature=2)"]),
         ({"server_momentum": 0.9}, ["server momentum is 0.9", "'sgd'", "'momentum'"]),
         ({"server_optimizer": "momentum", "server_momentum": 1}, ["server_momentum", "1", "less than 1"]),
         ({"mime": 1.0}, ["mime", "1.0", "less than 1"]),
