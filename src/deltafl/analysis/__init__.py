@@ -51,3 +51,11 @@ from .statistics import (
 )
 from .summary import Summary, read_summary, summarise, write_summary
 from .table import DIVERGED, bias_remark, comparison_table, human_bytes, human_seconds, remarks
+
+__all__ = ["CAPTION", "DASH", "DIVERGED", "DPI", "GREY", "INK", "PALE", "WIDTH", "WINDOW", "Band", "Cells", "Interval"]
+__all__ += ["Line", "Look", "Measure", "Run", "Statement", "Summary", "accuracy", "area_under", "band_of", "base_name"]
+__all__ += ["best_within", "bias_remark", "centre", "compare", "comparison_table", "csv_text", "curve_band"]
+__all__ += ["draw_panels", "draw_plots", "fieller", "fixed", "folded", "human_bytes", "human_seconds", "late_loss"]
+__all__ += ["late_probe", "looks", "markdown", "mean_and_sd", "mean_interval", "mean_of_best", "plus_minus"]
+__all__ += ["plus_minus_short", "ratio_of_means", "reach", "read_summary", "remarks", "rounds_to", "second_half"]
+__all__ += ["short", "small_png", "styled", "summarise", "t_quantile", "write_summary"]

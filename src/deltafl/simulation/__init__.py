@@ -31,35 +31,10 @@ _MODULES = {
     for name in names.split()
 }
 
-__all__ = [
-    "CompareSettings",
-    "DivergedError",
-    "Job",
-    "OnProgress",
-    "Progress",
-    "RunDirectory",
-    "RunRecord",
-    "RunSettings",
-    "RunStore",
-    "engine_of",
-    "environment",
-    "make_settings",
-    "plan_of",
-    "read_record",
-    "record_of",
-    "refusals",
-    "require_devices",
-    "require_same",
-    "run_comparison",
-    "run_experiment",
-    "run_job",
-    "run_jobs",
-    "run_single",
-    "subject_of",
-    "task_of",
-    "what_is_run",
-    "write_record",
-]
+__all__ = ["CompareSettings", "DivergedError", "Job", "OnProgress", "Progress", "RunDirectory", "RunRecord"]
+__all__ += ["RunSettings", "RunStore", "engine_of", "environment", "make_settings", "plan_of", "read_record"]
+__all__ += ["record_of", "refusals", "require_devices", "require_same", "run_comparison", "run_experiment", "run_job"]
+__all__ += ["run_jobs", "run_single", "subject_of", "task_of", "what_is_run", "write_record"]
 
 
 def __getattr__(name: str) -> Any:

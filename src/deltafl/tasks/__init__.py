@@ -20,39 +20,8 @@ from .partitions import PARTITIONS, hold_out_by_owner, make_partition
 from .registry import TaskSpec, find_task, import_tasks, known_tasks, make_task, register
 from .tables import from_huggingface, table_task
 
-__all__ = [
-    "PARTITIONS",
-    "Dataset",
-    "FileStatus",
-    "Task",
-    "TaskSpec",
-    "cache_folder",
-    "cached_images",
-    "celeba_cnn",
-    "check",
-    "check_task",
-    "crop_and_flip",
-    "cross_entropy",
-    "data_folders",
-    "encode_text",
-    "femnist_cnn",
-    "fetch",
-    "find_task",
-    "from_huggingface",
-    "hold_out_by_owner",
-    "idx_dataset",
-    "import_tasks",
-    "known_tasks",
-    "load_own",
-    "make_partition",
-    "make_task",
-    "mlp",
-    "next_token_lstm",
-    "read_arrays",
-    "register",
-    "resnet18",
-    "softmax_regression",
-    "squared_error",
-    "table_task",
-    "two_layer_cnn",
-]
+__all__ = ["PARTITIONS", "Dataset", "FileStatus", "Task", "TaskSpec", "cache_folder", "cached_images", "celeba_cnn"]
+__all__ += ["check", "check_task", "crop_and_flip", "cross_entropy", "data_folders", "encode_text", "femnist_cnn"]
+__all__ += ["fetch", "find_task", "from_huggingface", "hold_out_by_owner", "idx_dataset", "import_tasks", "known_tasks"]
+__all__ += ["load_own", "make_partition", "make_task", "mlp", "next_token_lstm", "read_arrays", "register", "resnet18"]
+__all__ += ["softmax_regression", "squared_error", "table_task", "two_layer_cnn"]
