@@ -10,7 +10,10 @@ if find_spec("flwr") is None:
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def _inside_a_run_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages can be made only inside a run."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(f"flwr.supercore.task_identity.TaskIdentity.{name}", 1)
     monkeypatch.setattr("deltafl.flower.registration.time.sleep", lambda seconds: None)
 
 

@@ -1,22 +1,17 @@
 """A Flower grid in this process: nodes are calls of a ClientApp, and any of them can be made to fail."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
-from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from deltafl.flower import DeltaStrategy, LocalSteps, delta_mod, register
 from deltafl.flower.federation import Federation
@@ -25,69 +20,40 @@ from deltafl.flower.federation import Federation
 Handler = Callable[[Message, Context], Message | None]
 
 
-@contextmanager
-def running() -> Iterator[None]:
-    """As inside a run: messages can be made."""
-    before = TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id
-    TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = 1, SUPERLINK_NODE_ID, 1
-    try:
-        yield
-    finally:
-        TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
-
-
 @dataclass
-class FakeGrid(Grid):
+class FakeGrid:
     """Nodes with their configs; ``fail[node_id]`` replaces a node's app for train messages."""
 
     app: ClientApp
     configs: dict[int, dict[str, Any]]
     fail: dict[int, Handler] = field(default_factory=dict)
     sent: list[Message] = field(default_factory=list)
-    keys: dict[int, bytes] = field(default_factory=dict)
     #: Message id -> the reply, until it is pulled.
     replies: dict[str, Message] = field(default_factory=dict)
     #: What Flower keeps for each node between messages of a run, as it keeps it: sent to the app's process and back.
     states: dict[int, RecordDict] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._ids = count(1)
-
-    def set_run(self, run: Run) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Run:
-        raise NotImplementedError
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.configs)
-
     def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=node_id, public_key=self.keys.get(node_id, b"")) for node_id in self.configs]
+        return [NodeInfo(node_id=node_id) for node_id in self.configs]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        # The deployment's grid goes over its messages twice.
-        assert isinstance(messages, list)
+        assert isinstance(messages, list)  # the deployment's grid iterates over its messages twice
         for message in messages:
-            message.metadata.__dict__["_message_id"] = f"message-{next(self._ids)}"
+            message.metadata.__dict__["_message_id"] = f"message-{len(self.sent)}"
             self.sent.append(message)
-            reply = self._reply(message)
+            reply = self.reply(message)
             if reply is not None:
                 self.replies[message.metadata.message_id] = reply
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        come = [self.replies.pop(message_id, None) for message_id in message_ids]
-        return [reply for reply in come[::-1] if reply is not None]
+        received = [self.replies.pop(message_id, None) for message_id in message_ids]
+        return [reply for reply in received[::-1] if reply is not None]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
 
-    def _reply(self, message: Message) -> Message | None:
+    def reply(self, message: Message) -> Message | None:
         node_id = message.metadata.dst_node_id
         context = Context(1, node_id, self.configs.get(node_id, {}), self.states.get(node_id, RecordDict()), {})
         if message.metadata.message_type == "train" and node_id in self.fail:
@@ -96,14 +62,14 @@ class FakeGrid(Grid):
             return None
         try:
             reply = self.app(message, context)
-            self.states[node_id] = recorddict_from_proto(recorddict_to_proto(context.state))
-            return reply
         except Exception as error:
             return Message(Error(2, str(error)), reply_to=message)
+        self.states[node_id] = recorddict_from_proto(recorddict_to_proto(context.state))
+        return reply
 
 
-def linear_app(lr: float = 0.5, mods: list[Mod] | None = None) -> ClientApp:
-    """Clients that pull x towards their own number, ``target``, and b's running mean towards it too."""
+def linear_app(mods: list[Mod] | None = None) -> ClientApp:
+    """Clients that take two SGD steps of ``x`` towards their own number, ``target``."""
     app = ClientApp(mods=[delta_mod] if mods is None else mods)
     register(
         app,
@@ -115,13 +81,13 @@ def linear_app(lr: float = 0.5, mods: list[Mod] | None = None) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         arrays = message.content.array_records["arrays"]
         x, target = arrays["x"].numpy(), float(context.node_config["target"])
-        steps = LocalSteps(lr)
+        steps = LocalSteps(lr=0.5)
         for _ in range(2):
             steps.add(float(np.sum((x - target) ** 2)), [x - target])
-            x = x - np.float32(lr) * (x - np.float32(target))
-        reply = {name: array for name, array in arrays.items() if name != "x"} | {"x": Array(x.astype(np.float32))}
+            x = x - np.float32(0.5) * (x - np.float32(target))
+        reply = ArrayRecord({**arrays, "x": Array(x.astype(np.float32))})
         metrics = MetricRecord({"num-examples": 10**9, **steps.metrics()})
-        return Message(RecordDict({"arrays": ArrayRecord(reply), "metrics": metrics}), reply_to=message)
+        return Message(RecordDict({"arrays": reply, "metrics": metrics}), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -139,24 +105,22 @@ def configs(m: int, first_node: int = 1000) -> dict[int, dict[str, Any]]:
     }
 
 
-def model(d: int = 3) -> ArrayRecord:
-    return ArrayRecord({"x": Array(np.zeros(d, np.float32)), "steps": Array(np.array(7, np.int64))})
+def model() -> ArrayRecord:
+    return ArrayRecord({"x": Array(np.zeros(3, np.float32)), "steps": Array(np.array(7, np.int64))})
 
 
-def start(strategy: DeltaStrategy, grid: FakeGrid, rounds: int = 3, d: int = 3, **settings: Any) -> Result:
-    with running():
-        return strategy.start(grid, model(d), num_rounds=rounds, timeout=30, **settings)
+def start(strategy: DeltaStrategy, grid: FakeGrid, rounds: int = 3, **settings: Any) -> Result:
+    return strategy.start(cast(Grid, grid), model(), num_rounds=rounds, timeout=30, **settings)
 
 
-def played(strategy: DeltaStrategy, grid: FakeGrid, rounds: int, d: int = 3, **settings: Any) -> Federation:
+def played(strategy: DeltaStrategy, grid: FakeGrid, rounds: int, **settings: Any) -> Federation:
     """The federation after its rounds."""
-    start(strategy, grid, rounds, d, **settings)
+    start(strategy, grid, rounds, **settings)
     assert strategy.federation is not None
     return strategy.federation
 
 
-def sent_to(grid: FakeGrid, message_type: str = "train") -> list[tuple[int, int]]:
-    """(Round, node) of all messages of a type."""
-    return [
-        (int(m.metadata.group_id), m.metadata.dst_node_id) for m in grid.sent if m.metadata.message_type == message_type
-    ]
+def trained(grid: FakeGrid, *rounds: int) -> set[int]:
+    """The nodes to which train messages were sent, in these rounds or in all."""
+    sent = [message.metadata for message in grid.sent if message.metadata.message_type == "train"]
+    return {data.dst_node_id for data in sent if not rounds or int(data.group_id) in rounds}

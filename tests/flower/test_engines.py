@@ -1,9 +1,15 @@
 """DeltaStrategy in Flower's own engines: simulation, deployment with crashes, TLS with node authentication. Slow."""
 
+import contextlib
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,107 +18,272 @@ import pytest
 
 pytest.importorskip("torch")
 
-from deltafl import Plan, Population, Reports, close_round, init_round, make_sampler, open_round
+from deltafl import Plan, close_round, init_round, make_sampler, open_round
 from deltafl.io import read_tensors
 from deltafl.samplers import parse_label
-from deltafl.simulation.engine import Engine
+from deltafl.simulation.engine import Engine, reports_of
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.registry import make_task
-
-from .processes import Processes, make_certificate, wait_until
+from deltafl.types import Params
 
 pytestmark = pytest.mark.slow
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_quickstart"
 
-def simulated(label: str, clients: int, n: int, rounds: int) -> list[np.ndarray]:
+#: A server for the example app that writes the model of every round.
+TRACED = """
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import ServerApp
+
+from deltafl.flower import DeltaStrategy
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    config = context.run_config
+    trace = Path(config["trace"])
+    (trace / "pid").write_text(str(os.getpid()))
+
+    def keep(server_round, arrays):
+        flat = np.concatenate([arrays[name].numpy().ravel() for name in ("weight", "bias")])
+        np.save(trace / "part.npy", flat)
+        (trace / "part.npy").replace(trace / f"round-{server_round}.npy")
+        time.sleep(config["pause"])
+
+    strategy = DeltaStrategy(
+        config["sampler"], config["n"], seed=config["seed"], state_path=config["state-path"] or None,
+        min_nodes=config["min-nodes"], wait_for_nodes=90, registration_timeout=20, identity=config["identity"],
+    )
+    start = {"weight": Array(np.zeros((10, 64), np.float32)), "bias": Array(np.zeros(10, np.float32))}
+    strategy.start(grid, ArrayRecord(start), num_rounds=config["rounds"], timeout=config["timeout"], evaluate_fn=keep)
+    (trace / "done").touch()
+"""
+
+#: Its client, which fails while there is a file of the name in its config.
+FAULTY = """
+from pathlib import Path
+
+from flower_quickstart import numpy_client
+
+app = numpy_client.app
+train = app._registered_funcs["train.default"]
+
+
+def train_or_fail(message, context):
+    if Path(context.node_config.get("fault", "/nowhere")).exists():
+        raise RuntimeError("fails on request")
+    return train(message, context)
+
+
+app._registered_funcs["train.default"] = train_or_fail
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds:g} s for {what}"
+        time.sleep(0.2)
+
+
+class Processes:
+    """Starts Flower's programs with a home of their own and stops exactly those."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.trace, self.app = folder, folder / "trace", folder / "app"
+        self.port = free_port()
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.tls: Path | None = None
+        self.environment = {
+            **os.environ,
+            "FLWR_HOME": str(folder / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        }
+        (folder / "home").mkdir()
+        self.trace.mkdir()
+        shutil.copytree(EXAMPLE, self.app, ignore=shutil.ignore_patterns("__pycache__"))
+        for name, code in (("server_app", TRACED), ("client_app", FAULTY)):
+            (self.app / "flower_quickstart" / f"{name}.py").write_text(code)
+        with (self.app / "pyproject.toml").open("a") as config:
+            config.write(f'trace = "{self.trace}"\nidentity = "auto"\nmin-nodes = 2\npause = 0.0\n')
+
+    def start(self, name: str, *command: str) -> None:
+        """Start a program in a session of its own; its output goes to NAME.log."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                command, env=self.environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def stop(self, name: str, by: int = signal.SIGTERM) -> None:
+        """Stop a program and what it has started."""
+        process = self.running.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, by)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=15)
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=15)
+
+    def superlink(self, *options: str) -> None:
+        """Start the SuperLink and wait until it listens."""
+        command = f"flower-superlink --host 127.0.0.1 --port {self.port} --disable-runtime-dependency-installation"
+        security, how = "--insecure", "insecure = true"
+        if self.tls is not None:
+            names = {"ca-certfile": "server.crt", "certfile": "server.crt", "keyfile": "server.key"}
+            security = " ".join(f"--ssl-{option} {self.tls / name}" for option, name in names.items())
+            how = f'root-certificates = "{self.tls / "server.crt"}"'
+        self.start("superlink", *command.split(), *security.split(), *options)
+        connection = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{how}\n'
+        (self.folder / "home" / "config.toml").write_text(connection)
+
+        def listens() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+        wait_until(listens, 60, "the SuperLink")
+
+    def supernode(self, name: str, partition: int, *options: str) -> None:
+        config = f'client-id="{name}" partition-id={partition} num-partitions=3 fault="{self.folder / f"fault-{name}"}"'
+        security = "--insecure" if self.tls is None else f"--root-certificates {self.tls / 'server.crt'}"
+        command = f"flower-supernode --superlink 127.0.0.1:{self.port} --port {free_port()} {security}"
+        self.start(name, *command.split(), "--node-config", config, *options)
+
+    def run(self, *options: str, **settings: object) -> None:
+        """``flwr run`` with settings of the app."""
+        toml = {key.replace("_", "-"): f'"{v}"' if isinstance(v, str | Path) else v for key, v in settings.items()}
+        config = " ".join(f"{key}={value}" for key, value in toml.items())
+        self.flwr("run", str(self.app), "here", "--run-config", config, *options)
+
+    def flwr(self, *arguments: str) -> None:
+        done = subprocess.run(
+            ["flwr", *arguments],
+            env=self.environment,
+            cwd=self.folder,
+            timeout=120,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def model(self, server_round: int) -> Params:
+        model: Params = np.load(self.trace / f"round-{server_round}.npy")
+        return model
+
+    def wait_for_round(self, server_round: int, seconds: float, what: str) -> None:
+        wait_until((self.trace / f"round-{server_round}.npy").exists, seconds, what)
+
+    def wait_for_end(self, seconds: float, what: str) -> None:
+        wait_until((self.trace / "done").exists, seconds, what)
+
+
+@pytest.fixture
+def flower(tmp_path: Path) -> Iterator[Processes]:
+    processes = Processes(tmp_path)
+    yield processes
+    for name in reversed(list(processes.running)):
+        processes.stop(name)
+    for log in sorted(tmp_path.glob("*.log")):  # pytest shows them if the test failed
+        sys.stderr.write(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}\n")
+
+
+def simulated(label: str, clients: int, n: int, rounds: int) -> list[Params]:
     """The models of the project's own simulator: the example's task, work and seed."""
     task = make_task("digits", seed=0, num_clients=clients)
     engine = Engine(task, LocalWork(lr=0.05, epochs=2, batch_size=10), seed=0)
-    population: Population = task.population("data")
-    plan = Plan(population, make_sampler(label), n, parse_label(label).estimator)
+    plan = Plan(task.population("data"), make_sampler(label), n, parse_label(label).estimator)
     state = init_round(plan, np.zeros(engine.num_params))
     models = [state.params_d]
     for server_round in range(rounds):
         cohort = open_round(plan, state)
         training = engine.train(state.params_d, server_round, cohort.client_n)
-        reports = Reports.make(
-            len(cohort.client_n),
-            loss=training.loss_n,
-            step_variance=training.step_variance_n,
-            num_steps=training.num_steps_n,
-        )
-        state, _ = close_round(plan, state, cohort, training.update_nd, reports)
+        state, _ = close_round(plan, state, cohort, training.update_nd, reports_of(training))
         models.append(state.params_d)
     return models
 
 
 def header_of(state: Path) -> dict[str, Any]:
-    """What a saved state says of itself."""
+    """The description in a saved state."""
     header: dict[str, Any] = json.loads(read_tensors(state / "federation.safetensors", "")[1]["deltafl-federation"])
     return header
 
 
 @pytest.mark.parametrize("label", ["pracdelta", "innovation", "innovation@systematic@innovation-remote"])
-def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, tmp_path: Path) -> None:
-    with Processes(tmp_path) as flower:
-        flower.superlink("--simulation")
-        flower.run(
-            "--federation-config",
-            "num-supernodes=20 client-resources-num-cpus=1 init-args-num-cpus=1",
-            sampler=label,
-            n=5,
-            rounds=5,
-            min_nodes=20,
-        )
-        wait_until(flower.done, 240, "five rounds of the simulation engine")
-        models = simulated(label.removesuffix("-remote"), 20, 5, 5)  # clients that keep their memory change no model
-        for server_round, model_d in enumerate(models):
-            assert flower.model(server_round) == pytest.approx(model_d, rel=1e-4, abs=1e-6), server_round
-        assert np.linalg.norm(models[5] - models[4]) > 0.01
+def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flower: Processes) -> None:
+    flower.superlink("--simulation")
+    resources = "num-supernodes=20 client-resources-num-cpus=1 init-args-num-cpus=1"
+    flower.run("--federation-config", resources, sampler=label, n=5, rounds=5, min_nodes=20)
+    flower.wait_for_end(240, "five rounds of the simulation engine")
+    models = simulated(label.removesuffix("-remote"), 20, 5, 5)  # clients that keep their memory change no model
+    for server_round, model_d in enumerate(models):
+        assert flower.model(server_round) == pytest.approx(model_d, rel=1e-4, abs=1e-6), server_round
+    assert np.linalg.norm(models[5] - models[4]) > 0.01
 
 
-def test_a_deployment_outlives_its_crashes(tmp_path: Path) -> None:
+def test_a_deployment_outlives_its_crashes(flower: Processes, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    with Processes(tmp_path) as flower:
-        flower.superlink()
-        for partition, name in enumerate("abc"):
-            flower.supernode(name, partition)
-        settings = {"n": 2, "rounds": 6, "timeout": 45.0, "state_path": str(state), "pause": 1.0, "min_nodes": 2}
-        flower.run(**settings)
-        wait_until(lambda: flower.reached(1), 150, "the first round")
-        (tmp_path / "fault-a").touch()
-        wait_until(lambda: flower.reached(2), 90, "a round with a client that raises")
-        (tmp_path / "fault-a").unlink()
-        flower.stop("b", signal.SIGKILL)
-        wait_until(lambda: flower.reached(3), 90, "a round with a killed node")
-        servers = flower.descendants("superlink", "flwr-serverapp")
-        assert servers
-        for server in servers:
-            os.kill(server, signal.SIGKILL)
-        assert 3 <= header_of(state)["round"] < 6
-        kept = flower.model(3).copy()
-        flower.supernode("b", 1)
-        flower.run(**settings)
-        wait_until(flower.done, 300, "the rest of the rounds")
-        assert header_of(state)["round"] == 6
-        assert sorted(client["key"] for client in header_of(state)["clients"]) == ["client:a", "client:b", "client:c"]
-        assert np.array_equal(flower.model(3), kept)  # nothing was played twice
-        assert not np.array_equal(flower.model(6), kept)
-        tensors = read_tensors(state / "federation.safetensors", "")[0]
-        assert tensors["state.selected_m"].sum() == 12  # two a round, over both lives of the server
-        assert 6 <= tensors["state.responded_m"].sum() < 12
+    flower.superlink()
+    for partition, name in enumerate("abc"):
+        flower.supernode(name, partition)
+    settings = {"n": 2, "rounds": 6, "timeout": 45.0, "state_path": state, "pause": 1.0, "min_nodes": 2}
+    flower.run(**settings)
+    flower.wait_for_round(1, 150, "the first round")
+    (tmp_path / "fault-a").touch()
+    flower.wait_for_round(2, 90, "a round with a client that raises")
+    (tmp_path / "fault-a").unlink()
+    flower.stop("b", signal.SIGKILL)
+    flower.wait_for_round(3, 90, "a round with a killed node")
+    os.kill(int((flower.trace / "pid").read_text()), signal.SIGKILL)
+    assert 3 <= header_of(state)["round"] < 6
+    kept = flower.model(3).copy()
+    flower.supernode("b", 1)
+    flower.run(**settings)
+    flower.wait_for_end(300, "the rest of the rounds")
+    assert header_of(state)["round"] == 6
+    assert sorted(client["key"] for client in header_of(state)["clients"]) == ["client:a", "client:b", "client:c"]
+    assert np.array_equal(flower.model(3), kept)  # nothing was played twice
+    assert not np.array_equal(flower.model(6), kept)
+    tensors = read_tensors(state / "federation.safetensors", "")[0]
+    assert tensors["state.selected_m"].sum() == 12  # two a round, over both lives of the server
+    assert 6 <= tensors["state.responded_m"].sum() < 12
 
 
-def test_tls_and_node_authentication(tmp_path: Path) -> None:
-    with Processes(tmp_path) as flower:
-        flower.tls = make_certificate(tmp_path / "tls")
-        flower.superlink("--enable-supernode-auth")
-        for partition, name in enumerate("ab"):
-            key = tmp_path / "tls" / name
-            subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key)], check=True)
-            flower.flwr("supernode", "register", f"{key}.pub", "here")
-            flower.supernode(name, partition, "--auth-supernode-private-key", str(key), partitions=2)
-        flower.run(n=2, rounds=2, timeout=20.0, identity="public-key", state_path=str(tmp_path / "state"))
-        wait_until(flower.done, 120, "two rounds over TLS")
-        keys = [client["key"] for client in header_of(tmp_path / "state")["clients"]]
-        assert [key[:4] for key in keys] == ["key:"] * 2
+def make_certificate(folder: Path) -> None:
+    """server.crt, which vouches for itself, and server.key."""
+    folder.mkdir()
+    options = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:secp384r1 -nodes -days 1 -subj /CN=localhost"
+    names = ["-keyout", "server.key", "-out", "server.crt", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run(["openssl", "req", *options.split(), *names], cwd=folder, check=True, capture_output=True)
+
+
+def test_tls_and_node_authentication(flower: Processes, tmp_path: Path) -> None:
+    flower.tls = tmp_path / "tls"
+    make_certificate(flower.tls)
+    flower.superlink("--enable-supernode-auth")
+    for partition, name in enumerate("ab"):
+        key = flower.tls / name
+        subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key)], check=True)
+        flower.flwr("supernode", "register", f"{key}.pub", "here")
+        flower.supernode(name, partition, "--auth-supernode-private-key", str(key))
+    flower.run(n=2, rounds=2, timeout=20.0, identity="public-key", state_path=tmp_path / "state")
+    flower.wait_for_end(120, "two rounds over TLS")
+    assert [client["key"][:4] for client in header_of(tmp_path / "state")["clients"]] == ["key:"] * 2

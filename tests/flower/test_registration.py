@@ -13,15 +13,13 @@ from deltafl.flower import DeltaStrategy
 from deltafl.flower.clients import ClientInfo
 from deltafl.flower.registration import client_key, read_registration
 
-from .grid import FakeGrid, configs, linear_app, played, running, sent_to, start
+from .grid import FakeGrid, configs, linear_app, played, start, trained
 
 
 def registration(num_aux: int = 0, **values: Any) -> tuple[str, ClientInfo]:
     record = {"kind": "client", "client_id": "a", "num_examples": 5, **values}
     content = {name.replace("_", "-"): value for name, value in record.items() if value is not None}
-    with running():
-        reply = Message(RecordDict({"deltafl": ConfigRecord(content)}), 1, "query.deltafl")
-    return read_registration(reply, num_aux)
+    return read_registration(Message(RecordDict({"deltafl": ConfigRecord(content)}), 1, "query.deltafl"), num_aux)
 
 
 def test_a_client_cannot_choose_a_key_that_looks_verified() -> None:
@@ -94,9 +92,8 @@ def test_clients_join_and_leave_between_rounds() -> None:
 
     federation = played(DeltaStrategy("pracdelta", n=2, min_nodes=2), grid, 7, evaluate_fn=change)
     assert federation.keys == [f"client:hospital-{i}" for i in range(6)]
-    assert all(node in (998, 997) for round, node in sent_to(grid) if round in (3, 4))
-    # Those who came back under new node ids are who they were.
-    assert all(node > 1900 or node in (998, 997) for round, node in sent_to(grid) if round > 4)
+    assert trained(grid, 3, 4) == {998, 997}
+    assert trained(grid, 5, 6, 7) <= {998, 997, *configs(6, first_node=2000)}  # under new ids they are who they were
     assert federation.current.selected_m.sum() == 14
 
 
@@ -107,15 +104,15 @@ def test_of_two_nodes_with_one_key_the_later_is_used(flower_log: pytest.LogCaptu
         grid.configs[5000] = dict(grid.configs[1000])
 
     start(DeltaStrategy("uniform", n=2), grid, rounds=2, evaluate_fn=restarted)
-    assert {node for round, node in sent_to(grid) if round == 1} == {5000, 999}
+    assert trained(grid, 1) == {5000, 999}
     assert "both connected as client 'client:hospital-0'" in flower_log.text
     assert sum("report their ids themselves" in message for message in flower_log.messages) == 1
 
 
-def test_a_silent_newcomer_holds_nobody_up() -> None:
+def test_a_silent_newcomer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = FakeGrid(linear_app(), configs(3))
-    original = grid._reply
-    grid._reply = lambda message: None if message.metadata.dst_node_id == 50 else original(message)  # type: ignore[method-assign]
+    original = grid.reply
+    monkeypatch.setattr(grid, "reply", lambda sent: None if sent.metadata.dst_node_id == 50 else original(sent))
 
     def change(server_round: int, arrays: ArrayRecord) -> None:
         if server_round == 1:
@@ -133,8 +130,7 @@ def test_newcomers_that_are_left_out_do_not_count_for_min_nodes(monkeypatch: pyt
 
     def leave(server_round: int, arrays: ArrayRecord) -> None:
         if server_round == 2:
-            grid.configs.clear()
-            grid.configs.update(newcomers)
+            grid.configs = dict(newcomers)
 
     def come_back(seconds: float) -> None:
         if newcomers.keys() <= grid.configs.keys():
@@ -143,7 +139,7 @@ def test_newcomers_that_are_left_out_do_not_count_for_min_nodes(monkeypatch: pyt
     monkeypatch.setattr("deltafl.flower.registration.time.sleep", come_back)
     strategy = DeltaStrategy("osmd", n=2, min_nodes=3, wait_for_nodes=30)
     assert played(strategy, grid, 4, evaluate_fn=leave).current.round == 4
-    assert all(node > 2900 for round, node in sent_to(grid) if round > 2)
+    assert trained(grid, 3, 4) <= configs(3, first_node=3000).keys()
 
 
 def test_forgotten_clients_are_not_selected_and_unknown_keys_are_named(
@@ -155,5 +151,5 @@ def test_forgotten_clients_are_not_selected_and_unknown_keys_are_named(
         grid = FakeGrid(linear_app(), configs(connected))
         federation = played(DeltaStrategy("pracdelta", 3, state_path=tmp_path, forget=forget), grid, rounds)
         assert "client:hospital-4" not in federation.keys
-        assert 996 not in {node for _, node in sent_to(grid)}
+        assert 996 not in trained(grid)
     assert "forget names client:hopsital-5, xyz, which no saved client has" in flower_log.messages

@@ -10,25 +10,14 @@ from filelock import FileLock
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.serverapp.strategy import (
-    DifferentialPrivacyServerSideFixedClipping,
-)
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 from conftest import same_tree
-from deltafl import (
-    DeltaflError,
-    Population,
-    Reports,
-    close_round,
-    init_round,
-    make_plan,
-    make_server_optimizer,
-    open_round,
-)
+from deltafl import DeltaflError, Population, Reports, close_round, init_round, make_plan, open_round
 from deltafl.flower import DeltaStrategy, WeightedClipping, delta_mod, register
 from deltafl.flower.messages import mean_metrics
 
-from .grid import FakeGrid, configs, linear_app, model, played, running, start
+from .grid import FakeGrid, configs, linear_app, model, played, start
 from .hosts import rates_of
 
 
@@ -53,7 +42,7 @@ def test_rounds_are_those_of_the_core(label: str) -> None:
     federation = played(strategy, FakeGrid(linear_app(), configs(7)), 5)
 
     population = Population.from_sizes([10 + 10 * i for i in range(7)], aux=known)
-    plan = make_plan(label, population, 3, server_optimizer=make_server_optimizer("momentum"), seed=4)
+    plan = make_plan(label, population, 3, server_optimizer=strategy.rules.plan.server_optimizer, seed=4)
     state = init_round(plan, np.zeros(3))
     for info in strategy.history:
         cohort = open_round(plan, state)
@@ -90,11 +79,10 @@ def test_the_result_counts_rounds_keeps_types_and_weighs_evaluations_by_register
 
 
 def test_a_client_counts_once_in_a_mean_of_metrics() -> None:
-    with running():
-        honest, loud = (
-            Message(RecordDict({str(i): MetricRecord({"loss": value}) for i in range(copies)}), 1, "evaluate")
-            for value, copies in ((1.0, 1), (9.0, 50))
-        )
+    honest, loud = (
+        Message(RecordDict({str(i): MetricRecord({"loss": value}) for i in range(copies)}), 1, "evaluate")
+        for value, copies in ((1.0, 1), (9.0, 50))
+    )
     assert mean_metrics([(0.5, honest), (0.5, loud)]) == {"loss": 5.0}
 
 
@@ -256,14 +244,14 @@ def test_a_state_belongs_to_one_server(tmp_path: Path) -> None:
         start(DeltaStrategy("uniform", 2, state_path=tmp_path / "file"), grid)
 
 
-@pytest.mark.parametrize("wrapper", [DifferentialPrivacyServerSideFixedClipping, None])
-def test_foreign_differential_privacy_is_refused(wrapper: Any) -> None:
+def test_foreign_differential_privacy_is_refused() -> None:
     """Flower's wrappers, and the clipping norm that Flower's client-side mod reads from the config."""
     strategy, grid = DeltaStrategy("pracdelta", n=2), FakeGrid(linear_app(), configs(3))
-    with running(), pytest.raises(DeltaflError, match="voids their guarantee"):
-        if wrapper is None:
-            start(strategy, grid, train_config=ConfigRecord({"clipping_norm": 1.0}))
-        wrapper(strategy, noise_multiplier=1.0, clipping_norm=1.0, num_sampled_clients=2).start(grid, model())
+    wrapper: Any = DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, 1.0, num_sampled_clients=2)
+    with pytest.raises(DeltaflError, match="voids their guarantee"):
+        wrapper.start(grid, model())
+    with pytest.raises(DeltaflError, match="voids their guarantee"):
+        start(strategy, grid, train_config=ConfigRecord({"clipping_norm": 1.0}))
 
 
 @pytest.mark.parametrize(
