@@ -1,14 +1,13 @@
-"""Optimal client sampling by hand, by an optimiser, by enumeration; and all unbiased rivals together."""
+"""Optimal client sampling by hand and by an optimiser."""
 
 import numpy as np
 import pytest
+from scipy.optimize import LinearConstraint, minimize
 
 from deltafl import FedIS
 from deltafl import make_sampler as make
 from deltafl.samplers.ocs import ApproximateOCS, rescaled_probabilities
 from tools.samplers import known, mean_counts
-
-# --- optimal client sampling ------------------------------------------------------------------------------------------
 
 
 def test_ocs_is_fedis_with_independent_draws() -> None:
@@ -20,6 +19,24 @@ def test_ocs_by_the_papers_closed_form() -> None:
     population, oracle = known(1, 2, 3, 10)
     expected_m = mean_counts(make("ocs"), make("ocs").init(population), 2, 4, oracle)
     np.testing.assert_allclose(expected_m, [1 / 6, 2 / 6, 3 / 6, 1])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_ocs_has_the_least_variance_of_all_independent_draws(n: int) -> None:
+    """Against a general optimiser of sum (1 / p - 1) s^2 over sum p <= n, p <= 1."""
+    norm_m = np.array([1.0, 1.5, 2.0, 4.0, 9.0])
+    population, oracle = known(*norm_m)
+    expected_m = mean_counts(make("ocs"), make("ocs").init(population), n, 5, oracle)
+    found = minimize(
+        lambda p_m: np.sum((1 / p_m - 1) * norm_m**2),
+        np.full(5, n / 5),
+        method="SLSQP",
+        bounds=[(1e-6, 1)] * 5,
+        constraints=LinearConstraint(np.ones(5), ub=n),
+        options={"ftol": 1e-10, "maxiter": 500},
+    )
+    np.testing.assert_allclose(expected_m, found.x, atol=2e-4)
+    assert np.sum((1 / expected_m - 1) * norm_m**2) <= found.fun * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +63,3 @@ def test_approximate_ocs_is_weighed_with_what_it_used() -> None:
     sampler = ApproximateOCS(0)
     expected_m = mean_counts(sampler, sampler.init(population), 3, 4, oracle)
     np.testing.assert_allclose(expected_m, [0.15, 0.3, 0.45, 1])
-
-
-# --- settings, and all of them together -------------------------------------------------------------------------------

@@ -2,11 +2,15 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from deltafl import Plan, Sampler, close_round, inclusion_probabilities, init_round
 from deltafl import make_sampler as make
 from deltafl.samplers.online import MAX_EXPERTS, BanditState, MirrorDescent, VarianceBandit, num_experts, project
 from deltafl.streams import stream
+from deltafl.types import FloatArray
 from tools.samplers import FOUR, cohort_of, known, mean_counts, norms
 
 # --- K-Vib and Vrb ----------------------------------------------------------------------------------------------------
@@ -84,6 +88,18 @@ def test_projection_by_hand() -> None:
     np.testing.assert_allclose(project(np.array([6.0, 1, 2, 0]), 0.15), [0.525, 0.15, 0.175, 0.15])
     np.testing.assert_allclose(project(np.array([3.0, 1]), 0.5), 0.5)
     np.testing.assert_allclose(project(np.array([3.0, 1]), 0.1), [0.75, 0.25])
+
+
+@given(arrays(np.float64, 5, elements=st.floats(1e-3, 10)), st.floats(0.02, 1))
+def test_projection_is_nearest_in_relative_entropy(score_m: FloatArray, alpha: float) -> None:
+    """In the set, and no better in any direction to a corner of it (the objective is convex)."""
+    least = alpha / 5
+    p_m = project(score_m, least)
+    assert p_m.sum() == pytest.approx(1)
+    assert np.all(p_m >= least - 1e-12)
+    slope_m = np.log(p_m / score_m)  # gradient of sum p log(p / s) up to a constant
+    for corner_m in least + (1 - alpha) * np.eye(5):
+        assert slope_m @ (corner_m - p_m) >= -1e-9
 
 
 def test_experts_of_a_block() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from conftest import all_replies
-from deltafl import Cohort, DeltaflError, Plan, Population, Reports, Sampler, init_round
+from deltafl import DeltaflError, Plan, Population, Reports, Sampler, init_round
 from deltafl import make_sampler as make
 from deltafl.designs.exact import every_cohort
 from deltafl.estimators.variance import estimate_variance
@@ -22,19 +22,24 @@ from deltafl.samplers.urns import (
 )
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray
-from tools.samplers import SIX, counts, mean_counts
-
-# --- clustered sampling -----------------------------------------------------------------------------------------------
+from tools.samplers import SIX, cohort_of, counts, mean_counts
 
 
 def test_urns_by_size_by_hand() -> None:
     """Weights .06 .10 .14 .20 .20 .30 and n = 3: masses, by size, .90 .60 .60 .42 .30 .18 laid over three urns."""
     urn_nm = urns_by_size(SIX.weight_m, 3)
-    np.testing.assert_allclose(
-        urn_nm,
-        [[0, 0, 0, 0.1, 0, 0.9], [0, 0, 0, 0.5, 0.5, 0], [0.18, 0.30, 0.42, 0, 0.1, 0]],
-        atol=1e-12,
-    )
+    expected_nm = [[0, 0, 0, 0.1, 0, 0.9], [0, 0, 0, 0.5, 0.5, 0], [0.18, 0.30, 0.42, 0, 0.1, 0]]
+    np.testing.assert_allclose(urn_nm, expected_nm, atol=1e-12)
+
+
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=9), st.integers(1, 9))
+def test_urns_by_size_against_the_slow_twin(sizes: list[int], n: int) -> None:
+    """Algorithm 1 with n tokens for each example: all in a row, the largest client first, cut into n urns."""
+    n, size_m = min(n, len(sizes)), np.array(sizes)
+    order = np.argsort(-size_m, kind="stable")
+    row_nt = np.repeat(order, n * size_m[order]).reshape(n, -1)
+    expected_nm = [np.bincount(token_t, minlength=len(sizes)) / len(token_t) for token_t in row_nt]
+    np.testing.assert_allclose(urns_by_size(size_m / size_m.sum(), n), expected_nm, atol=1e-9)
 
 
 def tree_of(*rows: list[float]) -> IntArray:
@@ -49,11 +54,8 @@ def test_urns_by_cluster_by_hand() -> None:
     """
     x, y, z = [1.0, 0, 0], [0.0, 1, 0], [0.0, 0, 1]
     urn_nm = urns_by_cluster(SIX.weight_m, 3, tree_of(x, y, y, x, z, z))
-    np.testing.assert_allclose(
-        urn_nm,
-        [[0, 0.30, 0.42, 0, 0.28, 0], [0.18, 0, 0, 0.60, 0.22, 0], [0, 0, 0, 0, 0.10, 0.90]],
-        atol=1e-12,
-    )
+    expected_nm = [[0, 0.30, 0.42, 0, 0.28, 0], [0.18, 0, 0, 0.60, 0.22, 0], [0, 0, 0, 0, 0.10, 0.90]]
+    np.testing.assert_allclose(urn_nm, expected_nm, atol=1e-12)
 
 
 def test_a_client_too_large_for_an_urn_has_urns_of_its_own() -> None:
@@ -93,27 +95,20 @@ def test_distances_of_clients() -> None:
     assert lengths[-1] == pytest.approx(0, abs=1e-7)
 
 
-CLUSTERED: list[ClusteredBySize] = [
-    ClusteredBySize(),
-    ClusteredBySimilarity(sketch_size=2),
-    ClusteredBySimilarity("l2", sketch_size=2),
-]
+BY_SIMILARITY = [ClusteredBySimilarity(similarity, sketch_size=2) for similarity in ("arccos", "l2")]
+CLUSTERED: list[ClusteredBySize] = [ClusteredBySize(), *BY_SIMILARITY]
 
 
-def clustered_state(sampler: Sampler, population: Population, seed: int = 0) -> State:
+def clustered_state(sampler: Sampler) -> State:
     """A state in which everybody but client 1 was seen."""
-    state = sampler.init(population)
-    seen = np.array([i for i in range(population.num_clients) if i != 1])
-    rng = np.random.default_rng(seed)
-    cohort = Cohort(seen, np.ones(len(seen), dtype=np.int64), np.ones(len(seen)), "replacement")
-    reports = Reports.make(len(seen))._replace(sketch_nq=rng.normal(size=(len(seen), 2)))
-    return sampler.update(state, cohort, reports)
+    reports = Reports.make(5)._replace(sketch_nq=np.random.default_rng(0).normal(size=(5, 2)))
+    return sampler.update(sampler.init(SIX), cohort_of([0, 2, 3, 4, 5], [1] * 5, [1.0] * 5), reports)
 
 
 @pytest.mark.parametrize("sampler", CLUSTERED, ids=repr)
 def test_clustered_sampling_is_exact_a_plain_mean_and_no_worse_than_md(sampler: ClusteredBySize) -> None:
     """By enumeration: E[count] = n w; coefficients count / n; variance at most that of ``md``; kind as its estimate."""
-    state, n = clustered_state(sampler, SIX), 3
+    state, n = clustered_state(sampler), 3
     np.testing.assert_allclose(mean_counts(sampler, state, n, 6), n * SIX.weight_m, rtol=1e-9)
     update_md = np.random.default_rng(5).normal(size=(6, 4))
     mean_d = SIX.weight_m @ update_md
@@ -135,7 +130,7 @@ def test_clustered_sampling_is_exact_a_plain_mean_and_no_worse_than_md(sampler: 
 
 @pytest.mark.parametrize("sampler", CLUSTERED, ids=repr)
 def test_clustered_sampling_with_clients_away(sampler: Sampler) -> None:
-    state = clustered_state(sampler, SIX)
+    state = clustered_state(sampler)
     available_m = np.array([True, True, False, True, False, True])
     mean_m = np.zeros(6)
     for probability, cohort in every_cohort(lambda rng: sampler.open(state, available_m, 2, rng)):
