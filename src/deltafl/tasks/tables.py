@@ -213,7 +213,12 @@ def _read(path: Path) -> "pd.DataFrame":
         if suffix == ".parquet":
             table = pd.read_parquet(path)
         elif suffix == ".csv":
-            table = pd.read_csv(path, encoding="utf-8-sig", index_col=False, keep_default_na=False, na_values=[""])
+            options: dict[str, Any] = {"encoding": "utf-8-sig", "index_col": False, "keep_default_na": False}
+            table = pd.read_csv(path, na_values=[""], **options)
+            # pandas renames the second of two equal columns: a label would become a feature.
+            header = pd.read_csv(path, header=None, nrows=1, dtype=str, **options).loc[0]
+            if header.duplicated().any():
+                raise ValueError(f"column {header[header.duplicated()].iloc[0]!r} is named twice")
         else:
             columns: dict[str, npt.NDArray[Any]] = {}
             for name, array in arrays.items():
