@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +14,12 @@ from deltafl.simulation.directory import RunDirectory, recorded_settings
 from deltafl.simulation.record import read_run
 from deltafl.simulation.settings import RunSettings
 
-PLAN = Plan(
-    Population.from_sizes([3, 1, 2, 5]),
-    PracDelta(),
-    2,
-    estimator="difference-own",
-    server_optimizer=make_server_optimizer("yogi"),
-)
+PLAN = Plan(Population.from_sizes([3, 1, 2, 5]), PracDelta(), 2, "difference-own", make_server_optimizer("yogi"))
+START = init_round(PLAN, np.zeros(3))
 
 
 def played(rounds: int) -> RoundState:
-    state = init_round(PLAN, np.zeros(3))
+    state = START
     for _ in range(rounds):
         cohort = open_round(PLAN, state)
         updates = np.outer(cohort.client_n + 1.0, [1.0, -2.0, 0.3]) + state.round
@@ -51,9 +45,6 @@ def add(directory: RunDirectory, *rounds: int) -> None:
     for round in rounds:
         line = {"round": round, "cohort": [0, 1], "counts": [1, 1], "test": {"loss": 1.0, "accuracy": 0.5}}
         directory.append(line, {"round": round, "seconds": 0.1, "cpu_seconds": 0.1})
-
-
-START = init_round(PLAN, np.zeros(3))
 
 
 def test_lines_after_the_checkpoint_are_cut_off_even_half_ones(directory: RunDirectory) -> None:
@@ -85,7 +76,7 @@ def test_without_a_checkpoint_the_run_starts_over(directory: RunDirectory) -> No
 def test_a_copied_folder_does_not_go_on_from_a_memory_that_is_newer(directory: RunDirectory, tmp_path: Path) -> None:
     """Both name one folder of rows, which are those of the last checkpoint that was written."""
     folder = directory.memory_folder(str(tmp_path / "memory"))
-    assert folder is not None
+    assert folder
     folder.mkdir(parents=True)
     directory.save(played(2))
     shutil.copytree(directory.path, tmp_path / "copy")
@@ -104,15 +95,6 @@ def test_rounds_are_not_erased_where_the_settings_are_missing(directory: RunDire
     with pytest.raises(DeltaflError, match=r"rounds\.jsonl belongs to another run, whose config\.toml is missing"):
         directory.start(RunSettings())
     assert (directory.path / "rounds.jsonl").read_bytes() == before
-
-
-def test_settings_versions_and_data_are_recorded(directory: RunDirectory, tmp_path: Path) -> None:
-    assert recorded_settings(tmp_path) is None
-    recorded: dict[str, Any] | None = recorded_settings(directory.path)
-    assert recorded is not None
-    assert (recorded["task"], recorded["noise"]) == ("toy", 3.0)
-    found = directory.environment()
-    assert (found["numpy"], found["data"]) == (np.__version__, "three quadratics")
 
 
 def test_a_reader_can_tell_which_file_is_damaged(directory: RunDirectory, tmp_path: Path) -> None:
@@ -138,7 +120,8 @@ def test_a_reader_can_tell_which_file_is_damaged(directory: RunDirectory, tmp_pa
             before = {path.name: path.read_bytes() for path in directory.path.iterdir()}
             with pytest.raises(DeltaflError) as caught:
                 read()
-            assert (name in str(caught.value), "\n" in str(caught.value)) == (True, False), caught.value
+            assert name in str(caught.value)
+            assert "\n" not in str(caught.value)
             assert {path.name: path.read_bytes() for path in directory.path.iterdir()} == before
         file.write_bytes(good)
 

@@ -4,7 +4,6 @@ import gzip
 import json
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +17,28 @@ from deltafl.analysis.measures import accuracy, late_loss
 from deltafl.analysis.table import remarks
 from deltafl.cli.main import app
 from deltafl.simulation.compare import run_comparison
-from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.divergence import DivergedError, Watch, likely_cause
 from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.record import RunStore
-from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of, task_of
 from deltafl.simulation.sweep import run_job
 from deltafl.types import RejectedReply, RoundInfo
 from reproduction.page import write_page
 from reproduction.reproduce import records_of
-from reproduction.spec import Sweep, parse_experiment
+from tools.simulation import TINY, lines_of, quiet, run
+from tools.sweeps import sweep_of
 
 RESULTS = Path(__file__).parents[2] / "results"
-TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 6, "local_epochs": 1, "batch_size": 16}
 #: The first step is so long that the loss is thousands of times that at the start.
 LOST = {**TINY, "server_lr": 1e6}
 #: The loss is twenty times that at the start from the first round on.
 HIGH = {"task": "digits", "clients": 100, "sample": 5, "local_epochs": 1, "local_lr": 0.5, "server_lr": 100.0}
 
 
-def play(folder: Path, given: dict[str, object], **more: object) -> Evaluation:
-    return run_single(make_settings(RunSettings, {**given, **more}), folder, lambda *_: None)
-
-
-def command(name: str, given: dict[str, object], **more: object) -> tuple[int, str]:
+def command(name: str, **given: object) -> tuple[int, str]:
     """Exit code and output of a command."""
-    options = [f"--{key.replace('_', '-')}={value}" for key, value in {**given, **more}.items()]
-    result = CliRunner().invoke(app, [name, *options])
+    result = CliRunner().invoke(app, [name, *(f"--{key.replace('_', '-')}={given[key]}" for key in given)])
     return result.exit_code, result.output
 
 
@@ -56,13 +48,19 @@ def info(norm: float = 1.0, loss: float = 1.0, **more: object) -> RoundInfo:
     return base._replace(**more)  # type: ignore[arg-type]
 
 
+def end_of(watch: Watch, losses: list[float], accuracies: list[float]) -> int | None:
+    """The index of the evaluation that ends a run of healthy rounds."""
+    seen = (watch.see(info(), True, loss, accuracy) for loss, accuracy in zip(losses, accuracies, strict=True))
+    return next((i for i, symptom in enumerate(seen) if symptom), None)
+
+
 def ended(losses: list[float], first: float = 2.3, log_loss: bool = True, rising: bool = False) -> int | None:
-    """The index of the loss that ends a run of healthy rounds."""
-    watch = Watch(first, log_loss)
-    for i, loss in enumerate(losses):
-        if watch.see(info(), True, loss, i / 1000 if rising else 0.1) is not None:
-            return i
-    return None
+    accuracies = [i / 1000 if rising else 0.1 for i in range(len(losses))]
+    return end_of(Watch(first, log_loss), losses, accuracies)
+
+
+def collapsed(accuracies: list[float], loss: float = 2.31, chance: float = 0.1, first: float = 0.1) -> int | None:
+    return end_of(Watch(2.3, True, chance, first), [loss] * len(accuracies), accuracies)
 
 
 def test_infinite_values_end_a_run_at_once() -> None:
@@ -110,9 +108,7 @@ def judged(content: dict[str, Any]) -> int | None:
     """The index of the evaluation that ends a recorded run, as if its rounds had been healthy."""
     loss_r, accuracy_r = (np.array(content[name], dtype=float).tolist() for name in ("loss", "accuracy"))
     chance = 1 / 62 if content["settings"]["task"] == "unipen62" else 1 / 10
-    watch = Watch(loss_r[0], content["metric"] == "accuracy", chance, accuracy_r[0])
-    seen = (watch.see(info(), True, loss, accuracy) for loss, accuracy in zip(loss_r, accuracy_r, strict=True))
-    return next((i for i, symptom in enumerate(seen) if symptom), None)
+    return end_of(Watch(loss_r[0], content["metric"] == "accuracy", chance, accuracy_r[0]), loss_r, accuracy_r)
 
 
 def test_the_runs_of_the_repository_are_judged_as_they_were() -> None:
@@ -128,12 +124,6 @@ def test_the_runs_of_the_repository_are_judged_as_they_were() -> None:
                 assert judged(content) is None, path
     assert curves > 400
     assert lost >= 2
-
-
-def collapsed(accuracies: list[float], loss: float = 2.31, chance: float = 0.1, first: float = 0.1) -> int | None:
-    """The index of the accuracy that ends a run of healthy rounds with a loss of its own."""
-    watch = Watch(2.3, True, chance, first)
-    return next((i for i, acc in enumerate(accuracies) if watch.see(info(), True, loss, acc) is not None), None)
 
 
 def test_a_skill_that_stays_lost_ends_a_run() -> None:
@@ -182,58 +172,38 @@ def test_likely_causes() -> None:
 
 
 def test_a_run_ends_at_its_last_checkpoint_with_the_reason(tmp_path: Path) -> None:
-    again = partial(play, tmp_path, {**LOST, "checkpoint_every": 2})
     with pytest.raises(DivergedError, match=r"round 1: the test loss is .*lower server_lr, now 1e\+06") as caught:
-        again()
+        run(tmp_path, **LOST, checkpoint_every=2)
     assert (caught.value.round, caught.value.kept) == (1, 0)
-    directory, lines = RunDirectory(tmp_path), tmp_path / "rounds.jsonl"
-    assert directory.lines("rounds.jsonl")[-1]["diverged"]["kept"] == 0
-    before = lines.read_bytes()
-    with pytest.raises(DivergedError, match=re.escape(str(caught.value))):  # nothing is played again
-        again()
-    assert lines.read_bytes() == before
-    for name, cut in (("rounds.jsonl", 7), ("timings.jsonl", 3)):  # cut off while it was recorded
+    assert lines_of(tmp_path)[-1]["diverged"]["kept"] == 0
+    before = (tmp_path / "rounds.jsonl").read_bytes()
+    for name, cut in (("rounds.jsonl", 0), ("rounds.jsonl", 7), ("timings.jsonl", 3)):  # cut off while it was recorded
         path = tmp_path / name
-        path.write_bytes(path.read_bytes()[:-cut])
-        with pytest.raises(DivergedError):
-            again()
-        assert lines.read_bytes() == before
+        path.write_bytes(path.read_bytes()[: path.stat().st_size - cut])
+        with pytest.raises(DivergedError, match=re.escape(str(caught.value))):
+            run(tmp_path, **LOST, checkpoint_every=2)
+        assert (tmp_path / "rounds.jsonl").read_bytes() == before
 
 
 def test_no_state_is_kept_while_the_loss_is_high(tmp_path: Path) -> None:
     """The loss is high for thirty evaluations before the run is ended; three checkpoints were due meanwhile."""
     with pytest.raises(DivergedError) as caught:
-        play(tmp_path, HIGH, rounds=60)
-    losses = [line["test"]["loss"] for line in RunDirectory(tmp_path).lines("rounds.jsonl")]
+        run(tmp_path, **HIGH, rounds=60)
+    losses = [line["test"]["loss"] for line in lines_of(tmp_path)]
     assert caught.value.round > 30
     assert losses[caught.value.kept] < 10 * losses[0] < min(losses[1:])
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"local_lr": 1e32}, "12 of the last 12 replies were refused.*lower local_lr, now 1e"),
-        ({"local_lr": 3000.0, "sampler": "innovation"}, "in round 1: .*local training goes too far"),
-    ],
-)
-def test_the_cause_is_in_the_error(given: dict[str, object], words: str, tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match=words):
-        play(tmp_path, TINY, **given)
 
 
 def test_a_suspect_end_is_reported_and_keeps_the_good_state(tmp_path: Path) -> None:
     """20 evaluations would have ended the run."""
     given, folder = {**HIGH, "rounds": 12, "sampler": "uniform"}, tmp_path / "run"
-    code, output = command("run", given, out=folder)
+    code, output = command("run", **given, out=folder)
     assert code == 0
-    assert re.search(
-        "has a suspect end after 12 rounds: .*likely cause: .*lower server_lr, now 100.*of round 0", output
-    )
-    directory = RunDirectory(folder)
-    assert directory.lines("rounds.jsonl")[-1]["doubt"]["kept"] == 0
+    assert re.search("suspect end after 12 rounds: .*likely cause: .*lower server_lr, now 100.*of round 0", output)
+    assert lines_of(folder)[-1]["doubt"]["kept"] == 0
     before = (folder / "rounds.jsonl").read_bytes()
     model_d = load_file(folder / "doubtful-12.safetensors")["params_d"]
-    last = play(folder, given)  # what is after the checkpoint is played again
+    last = run(folder, **given)  # what is after the checkpoint is played again
     assert (folder / "rounds.jsonl").read_bytes() == before
     assert engine_of(make_settings(RunSettings, given)).evaluate(model_d) == last
 
@@ -244,12 +214,12 @@ def test_a_lost_skill_ends_a_run_at_the_checkpoint_before(tmp_path: Path, monkey
     monkeypatch.setattr(Engine, "evaluate", lambda *_: Evaluation(2.4, 0.8 if next(round) <= 7 else 0.1))
     words = r"accuracy of the last 20 evaluations is no better .*it had been 80\.0%"
     with pytest.raises(DivergedError, match=words) as caught:
-        play(tmp_path, {**TINY, "rounds": 40, "checkpoint_every": 5})
+        run(tmp_path, **{**TINY, "rounds": 40, "checkpoint_every": 5})
     assert (caught.value.round, caught.value.kept) == (27, 5)
 
 
 def test_the_command_has_its_own_exit_code(tmp_path: Path) -> None:
-    code, output = command("run", LOST, out=tmp_path / "run")
+    code, output = command("run", **LOST, out=tmp_path / "run")
     assert code == 3
     assert "diverged in round 1" in output
     assert "state of round 0 is kept in" in output
@@ -257,7 +227,7 @@ def test_the_command_has_its_own_exit_code(tmp_path: Path) -> None:
 
 def test_a_comparison_goes_on_and_marks_it(tmp_path: Path) -> None:
     given = {**LOST, "samplers": "uniform,fedavg", "seeds": 1, "norm_guard": 3.0}
-    summary = run_comparison(make_settings(CompareSettings, given), tmp_path / "out", lambda *_: None)
+    summary = run_comparison(make_settings(CompareSettings, given), tmp_path / "out", quiet)
     assert [entry.seeds[0].diverged_in for entry in summary.samplers] == [1, 1]
     text = " ".join(remarks(summary))
     assert "† Diverged: uniform (1 of 1 seed), fedavg (1 of 1 seed). A stopped run keeps" in text
@@ -265,19 +235,15 @@ def test_a_comparison_goes_on_and_marks_it(tmp_path: Path) -> None:
 
 
 def test_a_comparison_names_runs_that_end_in_doubt(tmp_path: Path) -> None:
-    code, output = command("compare", HIGH, rounds=3, samplers="uniform", seeds=1, out=tmp_path / "out")
+    code, output = command("compare", **HIGH, rounds=3, samplers="uniform", seeds=1, out=tmp_path / "out")
     assert code == 0
     assert "uniform-seed0 has a suspect end after 3 rounds: the test loss is" in output
 
 
 def test_a_sweep_records_it_and_its_page_shows_it(tmp_path: Path) -> None:
-    content = {
-        **{"title": "Table X", "claim": "Nothing.", "kind": "table", "smoke": {}, "cpu": {}, "paper": {}},
-        "settings": {**TINY, "samplers": ["fedavg", "uniform"], "seeds": 1, "threshold": 0.5},
-        "parts": {"one": {"title": "Lost", "server_lr": 1e6}, "two": {"title": "Sound"}},
-    }
-    experiment = parse_experiment("table-x", content)
-    sweep = Sweep(experiment, "cpu", {part: experiment.comparison(part, "cpu") for part in ("one", "two")})
+    settings = {**TINY, "samplers": ["fedavg", "uniform"], "seeds": 1, "threshold": 0.5}
+    parts = {"one": {"title": "Lost", "server_lr": 1e6}, "two": {"title": "Sound"}}
+    sweep = sweep_of(settings=settings, parts=parts, order=[])
     for job in sweep.jobs():
         run_job(job, tmp_path)
         assert RunStore(tmp_path).get(job) is not None

@@ -9,16 +9,8 @@ from pathlib import Path
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.compare import run_comparison
-from deltafl.simulation.run import run_single
-from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from tools.cli import deltafl
-
-TINY = {"task": "toy", "rounds": 2}
-
-
-def quiet(*_: object) -> None:
-    pass
+from tools.simulation import run
 
 
 @contextmanager
@@ -38,26 +30,17 @@ def another_process(folder: Path) -> Iterator[None]:
 
 
 def test_the_folder_of_a_run_that_another_process_plays_is_refused_until_it_is_killed(tmp_path: Path) -> None:
-    settings = make_settings(RunSettings, TINY)
     with another_process(tmp_path / "run"):
         with pytest.raises(DeltaflError, match="another process is playing the run in "):
-            run_single(settings, tmp_path / "run", quiet)
+            run(tmp_path / "run", task="toy", rounds=2)
         assert not (tmp_path / "run").exists()
     assert (tmp_path / "run.lock").exists()
-    run_single(settings, tmp_path / "run", quiet)
+    run(tmp_path / "run", task="toy", rounds=2)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_a_comparison_is_locked(tmp_path: Path) -> None:
-    settings = make_settings(CompareSettings, {**TINY, "samplers": "uniform", "seeds": 1})
-    with another_process(tmp_path / "out"), pytest.raises(DeltaflError, match="another process is playing"):
-        run_comparison(settings, tmp_path / "out", quiet)
-    run_comparison(settings, tmp_path / "out", quiet)
-    assert not list(tmp_path.rglob("*.lock"))
 
 
 def test_the_command_line_refuses_a_folder_in_use(tmp_path: Path) -> None:
     with another_process(tmp_path / "out"):
-        done = deltafl("run", "--task", "toy", "--resume", "--out", "out", cwd=tmp_path)
+        done = deltafl("compare", "--task", "toy", "--rounds", "2", "--out", "out", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "deltafl: another process is playing the run in out; wait for it, or choose another --out\n"

@@ -13,27 +13,25 @@ from deltafl.round import Broadcast
 from deltafl.simulation import oracle
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.oracle import SimulatedOracle, mapped_table
-from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.types import IntArray, Params, Population
-
-TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 3, "local_epochs": 1, "batch_size": 16}
+from tools.simulation import TINY, run
 
 
 @pytest.mark.parametrize("given", [{"sampler": "delta"}, {"sampler": "fedis", "mime": 0.5, "probe_every": 2}])
 def test_a_run_without_the_table_has_the_same_bits(
     given: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = make_settings(RunSettings, {**TINY, **given})
-    run_single(settings, tmp_path / "table", lambda *_: None)
+    run(tmp_path / "table", **TINY | given)
     monkeypatch.setattr(oracle, "TABLE_BYTES", 0)
-    run_single(settings, tmp_path / "file", lambda *_: None)
-    table, file = ({path.name for path in (tmp_path / name).iterdir()} for name in ("table", "file"))
+    run(tmp_path / "file", **TINY | given)
+    table, file = (
+        {path.name: path.name == "rounds.jsonl" and path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in ("table", "file")
+    )
     assert table == file
-    lines = [(tmp_path / name / "rounds.jsonl").read_bytes() for name in ("table", "file")]
-    assert lines[0] == lines[1]
 
 
 class Poisoned(Engine):

@@ -8,20 +8,19 @@ import pytest
 
 from deltafl.audit import audit
 from deltafl.round import broadcast, init_round
-from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.oracle import SimulatedOracle
 from deltafl.simulation.probes import EVERYONE, SELECTED, probe_columns, probe_everyone
-from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of, subject_of
+from tools.simulation import TINY, lines_of
+from tools.simulation import run as run_of
 
 TOY = {"task": "toy", "clients": 3, "sample": 2, "local_epochs": None, "batch_size": None, "probe_every": 1}
-TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 7, "local_epochs": 1, "batch_size": 16}
 
 
 def run(folder: Path, **given: object) -> list[dict[str, Any]]:
-    run_single(make_settings(RunSettings, {**TINY, **given}), folder, lambda *_: None)
-    return RunDirectory(folder).lines("rounds.jsonl")
+    run_of(folder, **{**TINY, "rounds": 7, **given})
+    return lines_of(folder)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ def test_what_is_left_out_comes_from_the_task() -> None:
 def test_server_momentum_is_filled_in_where_it_is_used() -> None:
     assert make_settings(RunSettings, {"server_optimizer": "momentum"}).server_momentum == 0.9
     assert make_settings(RunSettings, {"server_optimizer": "adam"}).server_momentum is None
-    set_so = make_settings(RunSettings, {"server_optimizer": "momentum", "server_momentum": 0.0})
-    assert set_so.server_momentum == 0.0
-    assert make_settings(RunSettings, set_so.model_dump(exclude_none=True)) == set_so
+    given = {"server_optimizer": "momentum", "server_momentum": 0.0}
+    assert make_settings(RunSettings, given).server_momentum == 0.0
 
 
 def test_options_win_over_the_file(tmp_path: Path) -> None:
@@ -44,31 +43,24 @@ def test_every_setting_survives_a_record_of_itself() -> None:
         ({"sampler": "fedis@pivotl"}, ["pivotl", "pivotal"]),
         ({"sampler": "uniform@pivotal@hayek"}, ["hayek", "hajek"]),
         ({"sampler": "full@poisson"}, ["full", "poisson"]),
-        ({"task": "digit"}, ["digit", "digits"]),
-        ({"partition": "hsu"}, ["hsu"]),
         ({"server_optimizer": "adamm"}, ["adamm", "adam"]),
         ({"sample": 101}, ["101", "100"]),
-        ({"sample": 0}, ["sample", "0", "greater than or equal to 1"]),
         ({"threshold": 70}, ["70", "between 0 and 1"]),
         ({"threshold": float("nan")}, ["threshold"]),
         ({"local_lr": 1e39}, ["local_lr is 1e+39; it must be less than or equal to 1e+37"]),
         ({"local_lr": -1}, ["local_lr", "-1", "greater than 0"]),
-        ({"local_lr": float("inf")}, ["local_lr"]),
         ({"local_epochs": 1, "local_steps": 2}, ["local_epochs", "local_steps"]),
         ({"rouns": 3}, ["rouns", "rounds"]),
         ({"floor": 0.1}, ["floor is an option of samplers", "(floor=0.1)"]),
         ({"hics_temperature": 2}, ["hics_temperature is an option of samplers", "hics-fl(temperature=2)"]),
         ({"server_momentum": 0.9}, ["server momentum is 0.9", "'sgd'", "'momentum'"]),
         ({"server_optimizer": "momentum", "server_momentum": 1}, ["server_momentum", "1", "less than 1"]),
-        ({"mime": 1.0}, ["mime", "1.0", "less than 1"]),
         ({"weights": "sizes"}, ["weights", "'data'", "'uniform'"]),
         ({"rounds": "ten"}, ["rounds", "ten", "integer"]),
         ({"device": "gpu"}, ["device", "'gpu'", "cpu|cuda|", "auto"]),
-        ({"device": "cuda:x"}, ["device", "'cuda:x'"]),
         ({"device": "cuda", "workers": 2}, ["workers is 2", "'cuda'", "workers = 1"]),
         ({"engine": "batched", "workers": 2}, ["workers is 2", "'batched'", "workers = 1"]),
         ({"precision": "bfloat16", "workers": 2}, ["workers is 2", "'bfloat16'", "workers = 1"]),
-        ({"engine": "fast"}, ["engine", "'loop'", "'batched'"]),
     ],
 )
 def test_mistakes_end_in_one_sentence(given: dict[str, object], words: list[str]) -> None:
@@ -87,8 +79,7 @@ def test_a_missing_file_and_a_sampler_named_twice_are_refused(tmp_path: Path) ->
 
 
 def test_theory_constants_follow_local_steps_and_design() -> None:
-    given = {"local_steps": 4, "rounds": 100, "sample": 10}
-    settings = make_settings(RunSettings, given)
+    settings = make_settings(RunSettings, {"local_steps": 4, "rounds": 100, "sample": 10})
     facts = settings.run_facts(Population.from_sizes([15] * 100))
     a1, a2 = PracDelta("multinomial", alpha="theory").for_run(facts).constants
     assert (a1, a2) == pytest.approx((20 * 4 / 10, 5 / 10 + (4 / 10) ** 0.5))

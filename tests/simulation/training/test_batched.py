@@ -1,6 +1,6 @@
 """A cohort trained at once equals the serial reference; dense models on a CPU have the same bits in any cohort."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,6 @@ from torch.nn.utils import parameters_to_vector
 
 from batch_tools import CLASSES, DEVICES, MODELS, SIZES, WORKS, assert_near, drift_of, task_of, twin_of
 from deltafl.simulation.engine import Engine, Training
-from deltafl.simulation.runner import one_thread
 from deltafl.simulation.training.batched import BatchedTrainer, LocalJob
 from deltafl.simulation.training.route import Computation, padded_width
 from deltafl.simulation.training.serial import LocalResult, LocalWork, train_serial
@@ -24,13 +23,6 @@ from deltafl.tasks.synthetic import make_synthetic_task
 from deltafl.types import Params
 
 BATCHED = Computation(engine="batched")
-
-
-@pytest.fixture(autouse=True)
-def as_the_workers_do() -> Iterator[None]:
-    """Several threads would divide sums by the number of clients."""
-    with one_thread():
-        yield
 
 
 def assert_equal_to_twins(engine: Engine, work: LocalWork) -> Training:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +14,6 @@ from torch.nn import functional
 from batch_tools import CLASSES, MODELS, WORKS, task_of
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.run import run_single
-from deltafl.simulation.runner import one_thread
-from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training.route import (
     Computation,
     Route,
@@ -30,12 +26,7 @@ from deltafl.simulation.training.route import (
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.models import mlp, softmax_regression
 from deltafl.tasks.synthetic import make_log_model, make_synthetic_task, make_toy_task
-
-
-@pytest.fixture(autouse=True)
-def as_the_workers_do() -> Iterator[None]:
-    with one_thread():
-        yield
+from tools.simulation import TINY, lines_of, run
 
 
 def own_loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -62,7 +53,6 @@ MLP = MODELS["mlp"][0]()
 @pytest.mark.parametrize(
     ("model", "changes", "word"),
     [(BATCH_NORM, {}, "buffers"), (DROPOUT, {}, "random"), (MLP, {"loss": own_loss}, "loss"), (Looks(), {}, "vmap")],
-    ids=["batch norm", "dropout", "own loss", "data-dependent"],
 )
 def test_what_cannot_be_a_batch_is_trained_one_by_one(
     model: nn.Module, changes: dict[str, object], word: str, caplog: pytest.LogCaptureFixture
@@ -111,7 +101,6 @@ def test_dense_cohorts_fit_into_a_cache() -> None:
         (MLP, {"augment": lambda x, rng: x}),
         (MLP, {"tokens": True}),
     ],
-    ids=["dropout", "batch norm", "no flatten", "softmax", "no chain", "large", "own loss", "augment", "tokens"],
 )
 def test_which_tasks_have_no_dense_cohorts(model: nn.Module, changes: dict[str, object]) -> None:
     assert dense_cohort_size(model, task_of("mlp", make_model=lambda: model, **changes), WORKS["epochs"]) == 1
@@ -121,25 +110,6 @@ def test_the_rule_for_cpus() -> None:
     for name, path in (("two-layer cnn", "loop"), ("mlp", "batched"), ("lstm", "loop")):
         assert Engine(task_of(name), WORKS["epochs"], 0).route == Route(path)
     assert Engine(make_toy_task(), LocalWork(lr=0.1, steps=2), 0).route.path == "loop"
-
-
-def settings(rounds: int, **changes: object) -> RunSettings:
-    given = {"task": "digits", "clients": 12, "sample": 4, "rounds": rounds, "checkpoint_every": 2, "test_examples": 50}
-    return make_settings(RunSettings, {**given, **changes})
-
-
-def test_a_batched_run_continues_bit_for_bit(tmp_path: Path) -> None:
-    def interrupt(done: int, total: int, test: object) -> None:
-        if done == 3:
-            raise KeyboardInterrupt
-
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    run_single(settings(6, engine="batched"), whole, lambda *_: None)
-    with pytest.raises(KeyboardInterrupt):
-        run_single(settings(6, engine="batched"), cut, interrupt)
-    run_single(settings(6, engine="batched"), cut, lambda *_: None)
-    assert (cut / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
-    assert json.loads((cut / "engine.json").read_text())["path"] == "batched"
 
 
 def test_a_route_is_kept_beside_the_run(tmp_path: Path) -> None:
@@ -161,13 +131,13 @@ def test_a_damaged_note_is_an_error(tmp_path: Path, key: str, value: object) -> 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_cuda_is_an_error_and_auto_is_the_cpu(tmp_path: Path) -> None:
+    given = {**TINY, "rounds": 2}
     with pytest.raises(DeltaflError, match=r"'cuda'.*'auto'"):
-        run_single(settings(2, device="cuda"), tmp_path / "refused", lambda *_: None)
+        run(tmp_path / "refused", **given, device="cuda")
     assert not (tmp_path / "refused").exists()
-    run_single(settings(2, device="auto"), tmp_path / "auto", lambda *_: None)
-    run_single(settings(2), tmp_path / "cpu", lambda *_: None)
-    lines = [(tmp_path / name / "rounds.jsonl").read_bytes() for name in ("auto", "cpu")]
-    assert lines[0] == lines[1]
+    run(tmp_path / "auto", **given, device="auto")
+    run(tmp_path / "cpu", **given)
+    assert lines_of(tmp_path / "auto") == lines_of(tmp_path / "cpu")
     assert json.loads((tmp_path / "auto" / "engine.json").read_text())["device"] == "cpu"  # a later GPU changes nothing
 
 

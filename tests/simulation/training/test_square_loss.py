@@ -1,6 +1,6 @@
 """Mean squared losses: each path of local training against one example at a time, and samplers that use them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from batch_tools import CLASSES, DEVICES, SIZES, WORKS, task_of
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.run import run_experiment
-from deltafl.simulation.runner import one_thread
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.training.route import Computation
@@ -27,16 +26,10 @@ from deltafl.streams import stream
 from deltafl.tasks.base import Task
 from deltafl.tasks.models import cross_entropy, squared_error
 from deltafl.tasks.synthetic import make_synthetic_task
-from deltafl.types import FloatArray, Params
+from deltafl.types import Params
+from tools.simulation import lines_of, quiet
 
 ROUND = 2
-TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 2, "local_epochs": 1, "batch_size": 5}
-
-
-@pytest.fixture(autouse=True)
-def as_the_workers_do() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def batch_norm_net() -> nn.Module:
@@ -64,7 +57,6 @@ ROUTES: dict[str, tuple[Callable[[], Task], str, str]] = {
     "dense chain": (partial(task_of, "mlp"), "auto", "batched"),
     "own form": (synthetic_task, "auto", "batched"),
     "fast": (partial(task_of, "two-layer cnn"), "auto", "loop"),
-    "fast, dense": (partial(task_of, "mlp"), "loop", "loop"),
     "fast, tokens": (partial(task_of, "lstm"), "loop", "loop"),
     "fast, squared error": (regression_task, "loop", "loop"),
     "serial": (partial(task_of, "mlp", make_model=batch_norm_net), "auto", "loop"),
@@ -155,32 +147,16 @@ def test_losses_without_known_single_losses_are_not_squared(name: str, make: Cal
     assert np.isfinite(training.loss_n).all()
 
 
-def first_round(folder: Path, **given: object) -> tuple[Engine, dict[str, Any], FloatArray]:
-    """The engine and line of a run of one round, and the values that the sampler remembers of its clients."""
-    settings = make_settings(RunSettings, {**given, "rounds": 1})
-    engine, directory = engine_of(settings), RunDirectory(folder)
+@pytest.mark.parametrize("task", ["digits", "toy"])
+def test_a_run_measures_squares_where_its_sampler_uses_them(task: str, tmp_path: Path) -> None:
+    """Oort's utilities are n_i sqrt(mean loss^2); the toy's loss is its model's output, so n_i |mean loss|."""
+    given = {"task": task, "sampler": "oort", "rounds": 1} | ({"local_epochs": 1} if task == "digits" else {})
+    settings, directory = make_settings(RunSettings, given), RunDirectory(tmp_path)
+    engine = engine_of(settings)
     directory.start(settings)
-    state = run_experiment(settings, engine, directory, lambda *_: None)
-    line = directory.lines("rounds.jsonl")[1]
-    values_m: FloatArray = state.sampler.utility_m if given["sampler"] == "oort" else state.sampler.value_m
-    return engine, line, values_m[line["cohort"]]
-
-
-@pytest.mark.parametrize(("sampler", "squares"), [("oort", True), ("active-fl", False)])
-def test_a_run_measures_squares_where_its_sampler_uses_them(sampler: str, squares: bool, tmp_path: Path) -> None:
-    """Utilities n_i sqrt(mean loss^2) after the first round; 8 bytes more a reply, float64."""
-    engine, line, value_n = first_round(tmp_path / "run", **{**TINY, "sampler": sampler})
-    assert line["bytes_up"] == 4 * (4 * engine.num_params + (4 if squares else 3) * 8)
+    state = run_experiment(settings, engine, directory, quiet)
+    line = lines_of(tmp_path)[1]
     training = engine.train(engine.initial_params(), 0, np.array(line["cohort"]), squares=True)
     size_n = np.array([len(engine.task.client_rows[client]) for client in line["cohort"]])
-    if squares:
-        np.testing.assert_array_equal(value_n, size_n * np.sqrt(training.square_loss_n))
-    else:
-        np.testing.assert_array_equal(value_n, np.sqrt(size_n) * training.loss_n)
-
-
-def test_oort_runs_on_a_task_without_losses_of_examples(tmp_path: Path) -> None:
-    """The toy's loss is its model's output: U_i = n_i |mean loss|."""
-    engine, line, value_n = first_round(tmp_path / "run", task="toy", sampler="oort")
-    loss_n = engine.train(engine.initial_params(), 0, np.array(line["cohort"])).loss_n
-    np.testing.assert_array_equal(value_n, np.abs(loss_n))
+    measured_n = np.sqrt(training.square_loss_n) if task == "digits" else np.abs(training.loss_n)
+    np.testing.assert_array_equal(state.sampler.utility_m[line["cohort"]], size_n * measured_n)

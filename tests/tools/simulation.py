@@ -1,0 +1,37 @@
+"""Small simulated runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.engine import Evaluation
+from deltafl.simulation.run import run_single
+from deltafl.simulation.settings import RunSettings, make_settings
+
+TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 6, "local_epochs": 1, "batch_size": 16}
+
+
+class StopError(Exception):
+    """Stands for whatever ends a run early."""
+
+
+def quiet(*_: object) -> None:
+    """Takes progress and says nothing."""
+
+
+def stop_after(rounds: int) -> Callable[[int, int, Evaluation], None]:
+    def on_round(done: int, *_: object) -> None:
+        if done == rounds:
+            raise StopError
+
+    return on_round
+
+
+def run(folder: Path, **given: object) -> Evaluation:
+    return run_single(make_settings(RunSettings, given), folder, quiet)
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """A line for each round, the first of round 0."""
+    return RunDirectory(folder).lines("rounds.jsonl")
