@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deltafl import DeltaflError, Population, close_round, init_round, make_plan, open_round
 from tools.cli import deltafl
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -54,6 +55,17 @@ def test_own_control_lowers_the_error() -> None:
     plain, controlled = (float(line.rpartition(" ")[2]) for line in run("own_control.py"))
     assert 0.02 < plain < 0.2
     assert controlled < 0.1 * plain
+
+
+def test_a_control_variate_that_returns_something_else_is_refused(tmp_path: Path) -> None:
+    source, returned = (EXAMPLES / "own_control.py").read_text(), "state.control_md[client_n])"
+    for wrong in ("return state.control_md[client_n]", "return deltafl.ControlValue(0, state.control_md)"):
+        line = next(line for line in source.splitlines() if line.endswith(returned))
+        (tmp_path / "wrong.py").write_text(source.replace(line, f"        {wrong}"))
+        plan = make_plan(f"uniform@@{tmp_path}/wrong.py:LastUpdate", Population.from_sizes([1] * 4), n=2)
+        state = init_round(plan, np.zeros(3))
+        with pytest.raises(DeltaflError, match=r"LastUpdate.value must return ControlValue"):
+            close_round(plan, state, open_round(plan, state), np.ones((2, 3)))
 
 
 def test_examples_are_short() -> None:

@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import DeltaflError
+from .estimators.control_variates import ControlValue
 from .estimators.remote import RemoteReply, differences
 from .estimators.sketch import SKETCH_SIZE, count_sketch
 from .estimators.variance import VarianceForm, effective_sample_size, estimate_variance, variance_form
@@ -277,8 +278,12 @@ class Accumulator:
         return self._rows_of(self._place_k[here_k], self._update_kd[here_k])
 
     def _rows_of(self, place_k: IntArray, update_kd: Params) -> _Rows:
-        total_d, control_kd = self._control.value(self.state.control, self.cohort.client_n[place_k])
-        return _Rows(place_k, update_kd, np.subtract(update_kd, control_kd, dtype=np.float64), total_d)
+        value = self._control.value(self.state.control, self.cohort.client_n[place_k])
+        if not isinstance(value, ControlValue) or len(value.control_nd) not in (1, len(place_k)):
+            what = "must return ControlValue(total_d, control_nd), with a row for each client it is given"
+            raise DeltaflError(f"{type(self._control).__name__}.value {what}")
+        residual_kd = np.subtract(update_kd, value.control_nd, dtype=np.float64)
+        return _Rows(place_k, update_kd, residual_kd, value.total_d)
 
     def _measure(self, rows: _Rows) -> None:
         """Note in the reports what the server measures on each of these updates."""

@@ -1,6 +1,7 @@
 """What a person reads: the table at 80 and 100 columns, and the sentences below it."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from rich.console import Console
 from deltafl.analysis import Run, Summary, comparison_table, remarks, summarise
 from deltafl.analysis.table import bias_remark, human_bytes, human_seconds
 from tools.runs import make_run, runs_of
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_sampler.py"
 
 
 def render(summary: Summary, width: int) -> list[str]:
@@ -101,6 +104,13 @@ def test_a_biased_method_is_named_with_the_part_that_makes_it_so(
     assert bias_remark([label], settings) == said
     summary = summarise([make_run(label, 0, 3), make_run("no sampler", 0, 3)], 0.7, settings=settings)
     assert [sentence for sentence in remarks(summary) if "iased" in sentence] == said
+
+
+def test_an_own_sampler_without_the_claim_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(EXAMPLE.read_text().replace("    unbiased = True\n", ""))
+    assert bias_remark([f"{EXAMPLE}:ByLoss"], {}) == []
+    assert bias_remark([f"{file}:ByLoss"], {}) == [f"Biased: {file}:ByLoss (estimator plain-mean)."]
 
 
 def test_a_norm_guard_makes_every_method_biased() -> None:

@@ -36,7 +36,7 @@ class JobError(RuntimeError):
     """A call failed in another process; the traceback there is in the message."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__(f"local training failed in another process:\n{failure.text}")
+        super().__init__(f"a run failed in another process:\n{failure.text}")
         self.failure = failure
 
 
