@@ -278,7 +278,7 @@ class Accumulator:
         return self._rows_of(self._place_k[here_k], self._update_kd[here_k])
 
     def _rows_of(self, place_k: IntArray, update_kd: Params) -> _Rows:
-        value = self._control.value(self.state.control, self.cohort.client_n[place_k])
+        value: Any = self._control.value(self.state.control, self.cohort.client_n[place_k])
         if not isinstance(value, ControlValue) or len(value.control_nd) not in (1, len(place_k)):
             what = "must return ControlValue(total_d, control_nd), with a row for each client it is given"
             raise DeltaflError(f"{type(self._control).__name__}.value {what}")
