@@ -1,6 +1,7 @@
 """A user's own data and model: found again by workers, filled with sensible settings, every mistake one sentence."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from deltafl.simulation.compare import run_comparison
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import task_of
-from deltafl.tasks import Dataset, Task, check_task, load_own, squared_error
+from deltafl.tasks import Dataset, Task, check_task, load_own
 from deltafl.tasks.own import is_own, short_name
 from tools.cli import deltafl
 
@@ -56,10 +57,6 @@ def write(folder: Path, source: str = SOURCE) -> Path:
     path = folder / f"mine_{next(NUMBER)}.py"
     path.write_text(source)
     return path
-
-
-def regression(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return squared_error(x.squeeze(-1), y)
 
 
 def good() -> Task:
@@ -104,9 +101,8 @@ def test_settings_come_from_the_task_and_options_win(tmp_path: Path) -> None:
     other = make_settings(RunSettings, {"task": name, "sample": 25, "local_steps": 3, "threshold": 0.5})
     assert (other.sample, other.local_steps, other.local_epochs, other.threshold) == (25, 3, None, 0.5)
     assert make_settings(RunSettings, other.model_dump(exclude_none=True)) == other  # a record can be resumed
-    one = make_settings(RunSettings, {"task": name, "seed": 4})
-    np.testing.assert_array_equal(task_of(one).dataset.train_x, load_own(name, 4).dataset.train_x)
-    assert not np.array_equal(task_of(one).dataset.train_x, load_own(name, 5).dataset.train_x)
+    x = task_of(make_settings(RunSettings, {"task": name, "seed": 4})).dataset.train_x
+    assert [np.array_equal(x, load_own(name, seed).dataset.train_x) for seed in (4, 5)] == [True, False]
 
 
 def test_workers_find_model_and_loss_and_change_nothing(tmp_path: Path) -> None:
@@ -134,7 +130,6 @@ def test_a_function_may_take_nothing(tmp_path: Path) -> None:
         ("def make_task(seed):\n    return 5\n", "", ["returned int", "deltafl.tasks.Task"]),
         ("def make_task(seed, size):\n    return 5\n", "", ["failed: TypeError", "'size'"]),
         (SOURCE.replace("range(25)", "range(0)"), "", ["client_rows is []"]),
-        (SOURCE.replace("__init__(3, 2)", "__init__(4, 2)"), "", ["inputs of shape (2, 3)"]),
     ],
 )
 def test_mistakes_in_a_file_are_one_sentence(tmp_path: Path, source: str, function: str, words: list[str]) -> None:
@@ -146,14 +141,11 @@ def test_mistakes_in_a_file_are_one_sentence(tmp_path: Path, source: str, functi
 
 
 def test_files_that_cannot_be_imported(tmp_path: Path) -> None:
-    for name, words in (
-        ("nowhere.py:make_task", r"no file .*nowhere\.py; write --task FILE\.py:FUNCTION"),
-        ("my-task.py", r"my-task\.py cannot be imported.*rename it"),
-        ("json.py", r"json\.py cannot be imported: another module has this name; rename it"),
-    ):
-        if "nowhere" not in name:
-            (tmp_path / name).write_text(SOURCE)
-        with pytest.raises(DeltaflError, match=words):
+    with pytest.raises(DeltaflError, match=r"no file .*nowhere\.py; write --task FILE\.py:FUNCTION"):
+        load_own(str(tmp_path / "nowhere.py:make_task"), 0)
+    for name in ("my-task.py", "json.py"):
+        (tmp_path / name).write_text(SOURCE)
+        with pytest.raises(DeltaflError, match=rf"{name} cannot be imported.*rename it"):
             load_own(str(tmp_path / name), 0)
 
 
@@ -172,16 +164,6 @@ def test_a_lambda_is_for_one_process(tmp_path: Path) -> None:
         make_settings(RunSettings, {"task": name, "workers": 2})
 
 
-def test_the_command_line_tells_and_writes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(SOURCE)
-    done = deltafl("compare", "--task", "mine.py", "--sample", "99", cwd=tmp_path, PYTHONDONTWRITEBYTECODE="1")
-    assert done.returncode == 2
-    assert "cannot sample 99 of 25 clients; lower 'sample'" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == [path]
-
-
 class Two(torch.nn.Linear):
     """Returns two tensors in training."""
 
@@ -191,27 +173,28 @@ class Two(torch.nn.Linear):
 
 
 X, Y = good().dataset.train_x, good().dataset.train_y
-BROKEN_DATA: dict[str, dict[str, Any]] = {
-    "the number of rows of train_x is 9; it must be that of train_y, 10": {"train_x": X[:9]},
-    "train_x is float64 of shape (10, 3); it must be a NumPy array of float32": {"train_x": X.astype(np.float64)},
-    "train_x[2] holds a value that is not a finite": {"train_x": np.where(X == 7, np.nan, X)},
-    "train_x is list": {"train_x": X.tolist()},
-    "test_x is float32 of shape (4, 2); it must have rows of shape (3,)": {"test_x": X[:4, :2]},
-    "a label of train_y is 2; it must be from 0 to num_classes - 1 = 1": {"train_y": Y * 2},
-    "num_classes is 0": {"num_classes": 0},
-    "accuracy needs (2, 3)": {"num_classes": 3},
-    "train_y is float32": {"train_y": Y.astype(np.float32), "test_y": Y[:4].astype(np.float32)},
-}
-BROKEN_TASK: dict[str, dict[str, Any]] = {
+
+
+def data(**changed: Any) -> dict[str, Dataset]:
+    return {"dataset": replace(good().dataset, **changed)}
+
+
+BROKEN: dict[str, dict[str, Any]] = {
+    "the number of rows of train_x is 9; it must be that of train_y, 10": data(train_x=X[:9]),
+    "train_x is float64 of shape (10, 3); it must be a NumPy array of float32": data(train_x=X.astype(np.float64)),
+    "train_x[2] holds a value that is not a finite": data(train_x=np.where(X == 7, np.nan, X)),
+    "test_x is float32 of shape (4, 2); it must have rows of shape (3,)": data(test_x=X[:4, :2]),
+    "a label of train_y is 2; it must be from 0 to num_classes - 1 = 1": {"metric": "loss", **data(train_y=Y * 2)},
+    "a label of train_y is -1; it must be from 0": {"metric": "loss", **data(train_y=Y - 1)},
+    "num_classes is 0": data(num_classes=0),
+    "accuracy needs (2, 3)": data(num_classes=3),
+    "train_y is float32": {"metric": "loss", **data(train_y=Y.astype(np.float32))},
     "metric is 'acuracy'": {"metric": "acuracy"},
     "client_rows is 5; it must be a list": {"client_rows": 5},
     "client_rows[0] is [[1, 2], [3]]; it must be a list of row numbers from 0 to 9": {"client_rows": [[[1, 2], [3]]]},
-    "client_rows[0] is [10]; it must be a list of row numbers": {"client_rows": [[10]]},
     "client_rows[1] is []": {"client_rows": [[0, 1], []]},
     "initial_params is array([ 0., nan]); it must be a NumPy array (d,) of": {"initial_params": np.array([0, np.nan])},
     "it must be a NumPy array (2,) of standard deviations >= 0": {"gradient_noise_m": np.ones(3)},
-    "gradient_noise_m is array([-1.,  0.])": {"gradient_noise_m": np.array([-1.0, 0])},
-    "test_clients is [0, 0, 1, 1]; it must be a NumPy array": {"test_clients": [0, 0, 1, 1]},
     "test_clients is array([0, 0, 1, 2]); it must be": {"test_clients": np.array([0, 0, 1, 2])},
     "make_model failed: ZeroDivisionError": {"make_model": lambda: 1 / 0},
     "make_model made ReLU": {"make_model": torch.nn.ReLU},
@@ -226,31 +209,14 @@ BROKEN_TASK: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("sentence", [*BROKEN_DATA, *BROKEN_TASK])
+@pytest.mark.parametrize("sentence", BROKEN)
 def test_tasks_that_do_not_fit_together(sentence: str) -> None:
     task = good()
-    if sentence in BROKEN_DATA:
-        broken = replace(task, dataset=replace(task.dataset, **BROKEN_DATA[sentence]))
-    else:
-        broken = replace(task, **BROKEN_TASK[sentence])
-    check_task(task, "mine.py", 0)
-    with pytest.raises(DeltaflError) as caught:
-        check_task(broken, "mine.py", 0)
-    assert str(caught.value).startswith("mine.py: ")
-    assert sentence in str(caught.value)
-
-
-def test_the_trial_leaves_the_generator_of_torch_alone() -> None:
     before = torch.get_rng_state()
-    check_task(good(), "mine.py", 3)
+    check_task(task, "mine.py", 0)
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_regression_and_bytes_fit_too() -> None:
-    y = np.linspace(0, 1, 10, dtype=np.float32)
-    x = np.arange(30, dtype=np.uint8).reshape(10, 3)
-    data = Dataset("numbers", x, y, x, y, 0)
-    check_task(Task("n", data, [np.arange(10)], lambda: torch.nn.Linear(3, 1), regression, "loss"), "n.py", 0)
+    with pytest.raises(DeltaflError, match=f"^mine.py: .*{re.escape(sentence)}"):
+        check_task(replace(task, **BROKEN[sentence]), "mine.py", 0)
 
 
 FAILING = """
@@ -286,10 +252,3 @@ def test_a_number_of_clients_that_depends_on_the_seed_is_refused_before_anything
     with pytest.raises(DeltaflError, match="mine has 25 clients with seed 0 and 24 with seed 1; make as many"):
         run_comparison(settings, tmp_path / "out", lambda *_: None)
     assert not (tmp_path / "out").exists()
-
-
-def test_lists_of_any_whole_numbers_are_rows(tmp_path: Path) -> None:
-    rows = "[np.arange(2 * k, 2 * k + 2, dtype=np.uint8) for k in range(24)] + [[48, 49]], Net, loss)"
-    path = write(tmp_path, SOURCE[: SOURCE.index("[np.arange(2 * k")] + rows)
-    settings = make_settings(RunSettings, {"task": str(path), "rounds": 2, "sampler": "full"})
-    assert np.isfinite(run_single(settings, tmp_path / "run", lambda *_: None).loss)
