@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,7 +25,6 @@ class Behaviour:
 
     files: dict[str, bytes]
     cuts: int = 0  # so many first answers end in the middle
-    status: int = 200
     requests: list[str] = field(default_factory=list)
 
 
@@ -33,8 +33,8 @@ def make_handler(behaviour: Behaviour) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             behaviour.requests.append(self.path)
             body = behaviour.files.get(self.path.lstrip("/"))
-            if body is None or behaviour.status != 200:
-                self.send_error(404 if body is None else behaviour.status)
+            if body is None:
+                self.send_error(404)
                 return
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -102,9 +102,7 @@ def test_a_cut_connection_is_tried_again(publish: Publish, tmp_path: Path, capsy
     assert "100%" in capsys.readouterr().err  # the progress bar
 
 
-@pytest.mark.parametrize(
-    "body", [gzip.compress(b"other", mtime=0), b"<html>blocked</html>", packed()["numbers.gz"][:-9]]
-)
+@pytest.mark.parametrize("body", [gzip.compress(b"other"), b"<html>blocked</html>", packed()["numbers.gz"][:-9]])
 def test_wrong_content_is_not_kept(body: bytes, publish: Publish, tmp_path: Path) -> None:
     publish(Behaviour({"numbers.gz": body}))
     with pytest.raises(DeltaflError, match=r"numbers\.gz does not have the published content; nothing was kept"):
@@ -118,8 +116,9 @@ def test_a_right_file_is_kept_and_a_wrong_one_replaced(
     name: str, right: bool, publish: Publish, tmp_path: Path
 ) -> None:
     content = CONTENT if right else b"wrong"
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / name).write_bytes(content if name == "numbers" else packed(content)["numbers.gz"])
+    file = tmp_path / "tiny" / name
+    file.parent.mkdir()
+    file.write_bytes(content if name == "numbers" else packed(content)["numbers.gz"])
     behaviour = publish(Behaviour(packed()))
     assert [status.state for status in check("tiny", tmp_path)] == ["ok" if right else "corrupt"]
     fetch("tiny", tmp_path, progress=False)
@@ -127,10 +126,9 @@ def test_a_right_file_is_kept_and_a_wrong_one_replaced(
     assert len(behaviour.requests) == (0 if right else 1)
 
 
-@pytest.mark.parametrize("status", [404, 503])
-def test_a_server_that_refuses_is_reported(status: int, publish: Publish, tmp_path: Path) -> None:
-    behaviour = publish(Behaviour({} if status == 404 else packed(), status=status))
-    with pytest.raises(DeltaflError, match=rf"numbers\.gz cannot be downloaded \({status}.*try again later"):
+def test_a_server_that_refuses_is_reported(publish: Publish, tmp_path: Path) -> None:
+    behaviour = publish(Behaviour({}))
+    with pytest.raises(DeltaflError, match=r"numbers\.gz cannot be downloaded \(404.*try again later"):
         fetch("tiny", tmp_path, progress=False)
     assert len(behaviour.requests) == 1 + RETRIES
 
@@ -138,15 +136,12 @@ def test_a_server_that_refuses_is_reported(status: int, publish: Publish, tmp_pa
 def test_mistakes_are_named(publish: Publish, tmp_path: Path) -> None:
     publish(Behaviour(packed()))
     (tmp_path / "file").write_text("")
-    mistakes: list[tuple[Callable[[], object], str]] = [
-        (lambda: fetch("tiny", tmp_path / "file", progress=False), "cannot write to .*file.*give another folder"),
-        (lambda: fetch("digits"), "unknown data set that can be fetched 'digits'"),
-        (lambda: check("fashion_mnist"), "did you mean 'fashion-mnist'"),
-        (lambda: check("mnist", Path("nowhere")), "nowhere, which is not a folder"),
-    ]
-    for make, words in mistakes:
-        with pytest.raises(DeltaflError, match=words):
-            make()
+    with pytest.raises(DeltaflError, match=r"cannot write to .*file.*give another folder"):
+        fetch("tiny", tmp_path / "file", progress=False)
+    with pytest.raises(DeltaflError, match="unknown data set that can be fetched 'digits'"):
+        fetch("digits")
+    with pytest.raises(DeltaflError, match="nowhere, which is not a folder"):
+        check("mnist", Path("nowhere"))
 
 
 def test_without_a_folder_the_users_cache_is_used(publish: Publish, tmp_path: Path) -> None:
@@ -171,9 +166,9 @@ def test_broken_archives_of_arrays_are_one_sentence(tmp_path: Path) -> None:
     np.savez(path, x=np.arange(3), y=np.array([None]))
     whole = path.read_bytes()
     assert read_arrays(path, ("x",))["x"].tolist() == [0, 1, 2]
-    for keys in (("y",), ("z",)):  # a pickle, and one that is not there
-        with pytest.raises(DeltaflError, match=f"is not an archive with the arrays {keys[0]}"):
-            read_arrays(path, keys)
+    for key in ("y", "z"):  # a pickle, and one that is not there
+        with pytest.raises(DeltaflError, match=f"is not an archive with the arrays {key}"):
+            read_arrays(path, (key,))
     for content in (whole[:-100], b"PK no zip", b""):
         path.write_bytes(content)
         with pytest.raises(DeltaflError, match=r"x\.npz is not an NPZ file of plain arrays: "):
@@ -183,18 +178,13 @@ def test_broken_archives_of_arrays_are_one_sentence(tmp_path: Path) -> None:
 def test_images_are_decoded_once_and_a_broken_cache_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls = []
-
-    def decode() -> np.ndarray:
-        calls.append(1)
-        return np.full((2, 3), 7, np.uint8)
-
+    decode = Mock(return_value=np.full((2, 3), 7, np.uint8))
     file = tmp_path / "folder" / "a.npy"
     for content, expected in ((None, 1), (None, 1), (b"", 2), (b"no array", 3)):
         if content is not None:
             file.write_bytes(content)
         assert (cached_images(file, (2, 3), decode) == 7).all()
-        assert len(calls) == expected
+        assert decode.call_count == expected
     assert [path.name for path in file.parent.iterdir()] == ["a.npy"]  # nothing half written is left
     (tmp_path / "file").write_text("where the folder should be")
     assert len(cached_images(tmp_path / "file" / "a.npy", (2, 3), decode)) == 2

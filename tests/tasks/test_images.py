@@ -5,10 +5,9 @@ import hashlib
 import io
 import struct
 import tarfile
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import NoReturn
+from unittest.mock import Mock
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ from deltafl.tasks.files import (
     TEST_LABELS,
     TRAIN_IMAGES,
     TRAIN_LABELS,
+    Source,
     idx_sha256,
     load_cifar10,
     load_digits,
@@ -67,10 +67,7 @@ def test_digits_are_scikit_learns_1500_and_297() -> None:
 
 
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(name: str) -> NoReturn:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(files, "distribution", nothing)
+    monkeypatch.setattr(files, "distribution", Mock(side_effect=PackageNotFoundError))
     with pytest.raises(MissingExtraError, match=r"pip install 'deltafl\[sim\]'"):
         load_digits()
 
@@ -86,14 +83,9 @@ def test_the_published_fashion_mnist() -> None:
     assert [len(rows) for rows in task.client_rows] == [6000] * 9 + [60] * 100
 
 
-@pytest.mark.parametrize(
-    ("place", "zipped"),
-    [("data", 1), ("data/mnist", 0), ("environment", 0), ("environment/mnist", 1), ("cache/deltafl/mnist", 1)],
-)
-def test_files_are_found_in_every_place(
-    place: str, zipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_tiny(tmp_path / place, zipped)
+@pytest.mark.parametrize("place", ["data", "data/mnist", "environment", "environment/mnist", "cache/deltafl/mnist"])
+def test_files_are_found_in_every_place(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny(tmp_path / place, zipped=place.endswith("/mnist"))
     if place.startswith("environment"):
         monkeypatch.setenv("DELTAFL_DATA", str(tmp_path / "environment"))
     loaded = load_idx("mnist", tmp_path / "data" if place.startswith("data") else None)
@@ -120,10 +112,8 @@ LABELS, IMAGES = idx(tiny_arrays()[TRAIN_LABELS]), idx(tiny_arrays()[TRAIN_IMAGE
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        (TRAIN_LABELS, b"", "is no whole IDX file"),
         (TRAIN_LABELS, b"<html>no such page</html>", "is no whole IDX file"),
         (TRAIN_LABELS, b"\0\0\x0d" + LABELS[3:], "starts with '00000d'"),
-        (TRAIN_LABELS, LABELS + b"0", "is no whole IDX file"),
         (TRAIN_LABELS, gzip.compress(LABELS, mtime=0)[:-6], "is no whole IDX file"),
         (TRAIN_LABELS, idx(np.zeros(29, np.uint8)), r"shape \(30, 28, 28\) and .* \(29,\)"),
         (TRAIN_LABELS, idx(np.full(30, 10, np.uint8)), "labels from 0 to 9"),
@@ -150,12 +140,9 @@ def test_the_checksum_of_an_array_is_that_of_its_file() -> None:
 
 def cifar_files() -> dict[str, bytes]:
     """Two images a file, all different; file k has the labels k and 9 - k."""
-    rng = np.random.default_rng(0)
-    pixels = {name: rng.integers(0, 256, (2, 3072), dtype=np.uint8) for name in CIFAR_FILES}
-    return {
-        name: np.column_stack([np.array([k, 9 - k], np.uint8), pixels[name]]).tobytes()
-        for k, name in enumerate(CIFAR_FILES)
-    }
+    image = np.random.default_rng(0).integers(0, 256, (len(CIFAR_FILES), 2, 3073), dtype=np.uint8)
+    image[:, :, 0] = [[k, 9 - k] for k in range(len(CIFAR_FILES))]
+    return {name: rows.tobytes() for name, rows in zip(CIFAR_FILES, image, strict=True)}
 
 
 def tar(files: dict[str, bytes]) -> bytes:
@@ -181,7 +168,7 @@ def test_cifar10_is_read_from_its_archive(tmp_path: Path, monkeypatch: pytest.Mo
     assert data.name == f"CIFAR-10 (other content than published: {path})"
     assert (task.augment is not None, task.num_clients, data.num_classes) == (True, 3, 10)
     checksums = {CIFAR_ARCHIVE: f"md5:{hashlib.md5(path.read_bytes()).hexdigest()}"}
-    monkeypatch.setitem(SOURCES, "cifar10", replace(SOURCES["cifar10"], checksums=checksums))
+    monkeypatch.setitem(SOURCES, "cifar10", Source("", checksums))
     assert load_cifar10(tmp_path).name == "CIFAR-10"
 
 
@@ -191,7 +178,6 @@ WHOLE = tar(cifar_files())
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (tar({**cifar_files(), "data_batch_3.bin": bytes(3000)}), r"data_batch_3\.bin is missing or broken"),
         (tar({**cifar_files(), "data_batch_3.bin": b"\x0a" * 3073}), r"data_batch_3\.bin is missing or broken"),
         (tar({"data_batch_1.bin": bytes(3073)}), r"data_batch_2\.bin is missing or broken"),
         (b"no archive", "is not a whole tar archive"),

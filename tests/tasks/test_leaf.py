@@ -18,11 +18,7 @@ Users = dict[str, tuple[list[Any], list[Any]]]
 
 
 def write_leaf(root: Path, part: str, shares: Users, file: str = "all_data_0_keep_0.json", **changed: Any) -> Path:
-    content = {
-        "users": list(shares),
-        "num_samples": [len(y) for _, y in shares.values()],
-        "user_data": {user: {"x": x, "y": y} for user, (x, y) in shares.items()},
-    }
+    content = {"users": list(shares), "user_data": {user: {"x": x, "y": y} for user, (x, y) in shares.items()}}
     path = root / part / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content | changed))
@@ -59,20 +55,18 @@ def test_femnist_in_leafs_json(place: str, tmp_path: Path) -> None:
     assert data.test_y.tolist() == [8, 9]
     # Clients in the order of their names: f0, f1, f2; f9 holds no training examples.
     assert [rows.tolist() for rows in task.client_rows] == [[3], [2], [0, 1]]
-    assert task.test_clients is not None
-    assert task.test_clients.tolist() == [1, -1]
+    np.testing.assert_equal(task.test_clients, [1, -1])
     assert data.name == "FEMNIST (LEAF's JSON), 3 clients"
     assert make_task("femnist", seed=0, data_dir=tmp_path, partition="iid", num_clients=2).test_clients is None
 
 
 GOOD = pixels(1)
 BROKEN: list[tuple[Users, dict[str, Any], str]] = [
+    ({}, {}, "there is no train example"),
     ({"f1": ([GOOD, GOOD[1:]], [1, 2])}, {}, "user 'f1': every x must be 784 numbers"),
     ({"f1": ([[*GOOD[1:], float("nan")]], [1])}, {}, "user 'f1': every x"),
-    ({"f1": ([[*GOOD[1:], "a"]], [1])}, {}, "user 'f1': every x"),
     ({"f1": ([GOOD, [10**400, *GOOD[1:]]], [1, 2])}, {}, "user 'f1': every x"),
     ({"f1": ([GOOD, GOOD], [1, 62])}, {}, "user 'f1': every y must be a whole number from 0 to 61"),
-    ({"f1": ([GOOD], ["A"])}, {}, "user 'f1': every y"),
     ({"f1": ([GOOD], [1, 2])}, {}, "user 'f1' needs lists x and y of the same length"),
     ({"f1": ([GOOD], [1])}, {"users": ["f7"]}, "user 'f7' needs lists x and y"),
     ({"f1": ([GOOD], [1])}, {"user_data": {"f1": {"x": []}}}, r"of LEAF: user_data\.f1\.y: Field required"),
@@ -85,18 +79,7 @@ def test_broken_files_are_named(users: Users, changed: dict[str, Any], words: st
     path = write_leaf(tmp_path, "train", users, **changed)
     with pytest.raises(DeltaflError, match=words) as caught:
         load_femnist(tmp_path)
-    assert str(path) in str(caught.value)
-
-
-def test_files_that_are_no_json_or_empty_are_named(tmp_path: Path) -> None:
-    write_leaf(tmp_path, "test", TEST)
-    path = write_leaf(tmp_path, "train", {})
-    with pytest.raises(DeltaflError, match="there is no train example"):
-        load_femnist(tmp_path)
-    for content, words in (("{", "is not valid JSON"), ("[]", "is not a file of LEAF")):
-        path.write_text(content)
-        with pytest.raises(DeltaflError, match=words):
-            load_femnist(tmp_path)
+    assert users == {} or str(path) in str(caught.value)
 
 
 def write_faces(root: Path, levels: dict[str, int]) -> None:
@@ -120,8 +103,7 @@ def test_celeba_in_leafs_json(tmp_path: Path) -> None:
     assert np.abs(data.train_x[:, :, 40, 40] - np.array([[10], [20], [30]])).max() <= 2
     assert data.train_y.tolist() == [1, 0, 1]
     assert [rows.tolist() for rows in task.client_rows] == [[0, 1], [2]]
-    assert task.test_clients is not None
-    assert task.test_clients.tolist() == [0]
+    np.testing.assert_equal(task.test_clients, [0])
     assert data.name == "CelebA (LEAF's JSON), 2 clients"
     # Another picture under the same name is decoded anew, not taken from the cache.
     write_faces(root, {"000003.jpg": 200})
@@ -137,7 +119,6 @@ def test_broken_celeba_is_named(tmp_path: Path) -> None:
     for name, label, words in (
         ("c.jpg", 1, "user '7': x is 'c.jpg', which is not the name of a picture"),
         ("../../train/x.jpg", 1, "user '7': x is '../../train/x.jpg'"),
-        (3, 1, "x is 3"),
         ("b.jpg", 1, r"the picture .*b\.jpg cannot be decoded"),
         ("eps.jpg", 1, r"the picture .*eps\.jpg cannot be decoded: cannot identify"),
         ("a.jpg", 0.5, "user '7': every y must be a whole number from 0 to 1"),
@@ -157,7 +138,7 @@ def test_shakespeare_in_leafs_json(tmp_path: Path) -> None:
     line = "Now is the winter of our discontent, made glorious summer by this sun of York; and"
     windows = [line[k : k + 80] for k in range(2)]
     users = {"HENRY": (windows, [line[80], line[81]]), "ANNE": ([" " * 79 + "\u00e6"], ["}"])}
-    path = write_leaf(tmp_path / "data", "train", users)
+    write_leaf(tmp_path / "data", "train", users)
     write_leaf(tmp_path / "data", "test", {"HENRY": (windows[:1], [line[80]])})
     task = make_task("shakespeare", seed=0, data_dir=tmp_path)
     data = task.dataset
@@ -165,52 +146,39 @@ def test_shakespeare_in_leafs_json(tmp_path: Path) -> None:
     assert [LEAF_ALPHABET[token] for token in data.train_y] == [line[80], line[81], "}"]
     assert (data.train_x[2] == 1).all()  # a character that the alphabet lacks is a space
     assert [rows.tolist() for rows in task.client_rows] == [[2], [0, 1]]
-    assert task.test_clients is not None
-    assert task.test_clients.tolist() == [1]
-    for x, y, words in (
-        (windows[0][:79], "a", "user 'HENRY': every x must be a string of length 80"),
-        (3, "a", "every x must be"),
-        (windows[0], "ab", "every y must be a string of length 1"),
-    ):
+    np.testing.assert_equal(task.test_clients, [1])
+    for x, y, words in ((windows[0][:79], "a", "x must be a string of length 80"), (windows[0], "ab", "y must be")):
         write_leaf(tmp_path / "data", "train", {"HENRY": ([windows[0], x], ["a", y])})
-        with pytest.raises(DeltaflError, match=words) as caught:
+        with pytest.raises(DeltaflError, match=f"user 'HENRY': every {words}"):
             load_shakespeare(tmp_path)
-        assert str(path) in str(caught.value)
 
 
-def write_h5(path: Path, writers: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> None:
+def write_h5(path: Path, **arrays: npt.NDArray[Any]) -> None:
+    """A file of arrays named WRITER_pixels and WRITER_label."""
     h5py = pytest.importorskip("h5py")
     with h5py.File(path, "w") as file:
-        for writer, (image, label) in writers.items():
-            file.create_dataset(f"examples/{writer}/pixels", data=image)
-            file.create_dataset(f"examples/{writer}/label", data=label)
+        for name, array in arrays.items():
+            file.create_dataset(f"examples/{name.replace('_', '/')}", data=array)
 
 
 def test_femnist_in_the_h5_of_tensorflow_federated(tmp_path: Path) -> None:
+    train, test = (tmp_path / f"fed_emnist_{part}.h5" for part in ("train", "test"))
     image = np.ones((3, 28, 28), np.float32)
     image[:, 0, 0] = np.array([51, 102, 153]) / 255
     label = np.array([1, 2, 61], np.int32)
-    write_h5(tmp_path / "fed_emnist_train.h5", {"f0_1": (image[:2], label[:2]), "f1_2": (image[2:], label[2:])})
-    write_h5(tmp_path / "fed_emnist_test.h5", {"f1_2": (image[:1], label[:1])})
+    write_h5(train, f0_pixels=image[:2], f0_label=label[:2], f1_pixels=image[2:], f1_label=label[2:])
+    write_h5(test, f1_pixels=image[:1], f1_label=label[:1])
     task = make_task("femnist", seed=0, data_dir=tmp_path)
     assert task.dataset.train_x[:, 0, 0, 0].tolist() == [51, 102, 153]
     assert task.dataset.train_y.tolist() == [1, 2, 61]
     assert [rows.tolist() for rows in task.client_rows] == [[0, 1], [2]]
-    assert task.test_clients is not None
-    assert task.test_clients.tolist() == [1]
-    write_h5(tmp_path / "fed_emnist_train.h5", {"f0_1": (image + np.array([0, 1, 0])[:, None, None], label)})
-    with pytest.raises(DeltaflError, match=r"fed_emnist_train\.h5: user 'f0_1': every x must be 784 numbers from 0"):
-        load_femnist(tmp_path)
-    write_h5(tmp_path / "fed_emnist_train.h5", {"f0_1": (image, label[:2])})
-    with pytest.raises(DeltaflError, match="user 'f0_1': every x must be 784 numbers"):
-        load_femnist(tmp_path)
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(tmp_path / "fed_emnist_train.h5", "w") as file:
-        file.create_dataset("examples/f0_1/pixels", data=image)
+    np.testing.assert_equal(task.test_clients, [1])
+    for x, y in ((image + 1, label), (image, label[:2])):
+        write_h5(train, f0_pixels=x, f0_label=y)
+        with pytest.raises(DeltaflError, match=r"fed_emnist_train\.h5: user 'f0': every x must be 784 numbers from 0"):
+            load_femnist(tmp_path)
+    write_h5(train, f0_pixels=image)
     with pytest.raises(DeltaflError, match=r"fed_emnist_train\.h5 is not TensorFlow Federated's FEMNIST in HDF5"):
-        load_femnist(tmp_path)
-    (tmp_path / "fed_emnist_train.h5").write_bytes(b"no")
-    with pytest.raises(DeltaflError, match="is not TensorFlow Federated's FEMNIST in HDF5"):
         load_femnist(tmp_path)
 
 

@@ -23,19 +23,13 @@ def test_one_seed_one_task_and_it_survives_pickling(name: str) -> None:
     first, again, other = (make_task(name, seed=seed) for seed in (5, 5, 6))
     copy: Task = pickle.loads(pickle.dumps(first))  # noqa: S301
     for task in (again, copy):
-        for field in ("train_x", "train_y", "test_x", "test_y"):
-            assert getattr(task.dataset, field).tobytes() == getattr(first.dataset, field).tobytes()
-        assert [rows.tolist() for rows in task.client_rows] == [rows.tolist() for rows in first.client_rows]
-        assert (task.gradient_noise_m is None) == (first.gradient_noise_m is None)
-        assert task.gradient_noise_m is None or np.array_equal(task.gradient_noise_m, first.gradient_noise_m)  # type: ignore[arg-type]
+        assert task.data == first.data
+        np.testing.assert_equal(task.gradient_noise_m, first.gradient_noise_m)
     model = copy.make_model()
     x = torch.from_numpy(copy.dataset.train_x[:2]).float() * copy.input_scale
     loss = copy.loss(model(x), torch.from_numpy(copy.dataset.train_y[:2]))
     assert bool(loss.isfinite())
-    if name == "digits":
-        assert [rows.tolist() for rows in other.client_rows] != [rows.tolist() for rows in first.client_rows]
-    if name == "synthetic":
-        assert not np.array_equal(other.dataset.train_x, first.dataset.train_x)
+    assert (other.data == first.data) == (name == "toy")
 
 
 def test_digits_is_scaled_to_one_and_dealt_to_equal_clients() -> None:
@@ -54,7 +48,6 @@ def test_settings_that_do_not_fit_the_task_are_refused() -> None:
         (lambda: make_task("toy", seed=0, partition="iid"), "partition is not a setting of the task 'toy'"),
         (lambda: make_task("synthetic", seed=0, alpha=0.1), "alpha is not a setting of the task 'synthetic'"),
         (lambda: make_task("synthetic", seed=0, num_clients=0), "synthetic got 0 clients"),
-        (lambda: make_task("synthetic", seed=0, nu=-1.0), "nu = -1.0"),
         (lambda: make_task("synthetic", seed=0, truth=(0.0, 2.0)), "A not 0"),
         (lambda: make_task("digits", seed=0, nu=3.0), "nu is not a setting of the task 'digits'"),
         (lambda: make_task("digits", seed=0, partition="natural"), "needs a column of owners"),
@@ -81,8 +74,7 @@ def test_the_defaults_are_possible(name: str) -> None:
 
 def test_importing_the_package_loads_nothing_large() -> None:
     program = "import sys, deltafl.tasks; print(*({'torch', 'sklearn', 'pooch', 'pandas'} & {*sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    assert subprocess.check_output([sys.executable, "-c", program]) == b"\n"
 
 
 REGISTERING = """
@@ -97,11 +89,10 @@ def test_modules_in_the_environment_register_tasks(tmp_path: Path) -> None:
     (tmp_path / "my_tasks.py").write_text(REGISTERING)
     program = "import sys; sys.path.insert(0, '.'); from deltafl.tasks import *; "
     show = "print(find_task('my-digits').num_clients)"
-    for start, variables in (("", {"DELTAFL_TASKS": "my_tasks"}), ("import_tasks('my_tasks'); ", {})):
+    for start, modules in (("", "my_tasks"), ("import_tasks('my_tasks'); ", "")):
         command = [sys.executable, "-c", program + start + show]
-        environment = {**os.environ, **variables}
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
-        assert done.stdout == "7\n"
+        environment = {**os.environ, "DELTAFL_TASKS": modules}
+        assert subprocess.check_output(command, cwd=tmp_path, env=environment) == b"7\n"
 
 
 def test_a_module_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
