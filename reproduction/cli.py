@@ -1,8 +1,6 @@
 """``python -m reproduction``: the paper's tables and figures, one command each."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +11,6 @@ from rich.table import Table
 
 from deltafl.cli import interruptible, run_app, sweep_progress
 from deltafl.errors import DeltaflError, unknown_name
-from deltafl.simulation import OnProgress
 
 from .page import require_index, write_index
 from .reproduce import Request, default_folder
@@ -26,31 +23,21 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="a table or figure, such as table-2, or all; see --list")] = None,
-    scale: Annotated[
-        str,
-        typer.Option(
-            help="smoke (minutes; the default), cpu (hours), paper (a GPU)", metavar="NAME", show_default=False
-        ),
-    ] = "smoke",
+    scale: Annotated[str, typer.Option(help="smoke (minutes), cpu (hours), paper (a GPU)", metavar="NAME")] = "smoke",
     out: Annotated[Path | None, typer.Option(help="where results go", metavar="DIR")] = None,
     part: Annotated[list[str] | None, typer.Option(help="only this part; may be repeated", metavar="NAME")] = None,
     seeds: Annotated[int | None, typer.Option(help="number of seeds, instead of its own", metavar="S")] = None,
     processes: Annotated[int | None, typer.Option(help="runs side by side; all cores, 1 on a GPU", metavar="P")] = None,
     data_dir: Annotated[str | None, typer.Option(help="folder with data sets", metavar="DIR")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="where clients train: cpu, cuda, cuda:N, auto", metavar="NAME")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N, auto", metavar="NAME")] = None,
     only_page: Annotated[bool, typer.Option("--only-page", help="run nothing, show what is finished")] = False,
     list_: Annotated[bool, typer.Option("--list", help="all experiments, what they need, how long they take")] = False,
-    index: Annotated[
-        Path | None, typer.Option(help="write the summary of the results below DIR", metavar="DIR")
-    ] = None,
+    index: Annotated[Path | None, typer.Option(help="write the index of the pages below DIR", metavar="DIR")] = None,
 ) -> None:
     """Run one of the paper's tables or figures, and write its page.
 
     Finished runs are kept and skipped: give the same command again to go on after an interruption. "all" runs every
-    experiment in turn, each in a folder of its own below --out, names those whose data are missing, and writes an
-    index.
+    experiment, each in its own folder below --out, names those whose data are missing, and writes an index.
 
     Example: python -m reproduction figure-11 --scale smoke
     """
@@ -67,7 +54,8 @@ def reproduce(
             table.add_row(experiment.name, experiment.title, experiment.needs, times + source)
         Console().print(table)
     elif index is not None:
-        _write_index(index)
+        write_index(index)
+        typer.echo(f"Index: {index}/README.md")
     elif name is None:
         raise DeltaflError("which experiment? write for instance: python -m reproduction toy; --list shows all")
     else:
@@ -80,7 +68,8 @@ def reproduce(
 
 
 def _reproduce_one(request: Request) -> None:
-    with _progress(request.out) as on_progress:
+    how_to_go_on = f"the same command goes on, what is finished is kept in {request.out}"
+    with interruptible(how_to_go_on), sweep_progress() as on_progress:
         page = run_reproduce(request, on_progress)
     # The verdict is what a person waits for; the tables are too wide for a terminal.
     typer.echo(page.partition("## Verdict\n\n")[2].partition("\n\n")[0])
@@ -95,19 +84,8 @@ def _reproduce_all(request: Request) -> None:
             _reproduce_one(replace(request, name=name, out=request.out / name))
         except DeltaflError as error:
             typer.echo(f"not run: {error}", err=True)
-    _write_index(request.out)
-
-
-def _write_index(folder: Path) -> None:
-    write_index(folder)
-    typer.echo(f"Index: {folder}/README.md")
-
-
-@contextmanager
-def _progress(folder: Path) -> Iterator[OnProgress]:
-    """A bar for the rounds of all runs; Ctrl-C ends with a sentence that explains how to go on."""
-    with interruptible(f"the same command goes on, what is finished is kept in {folder}"), sweep_progress() as show:
-        yield show
+    write_index(request.out)
+    typer.echo(f"Index: {request.out}/README.md")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -29,14 +29,10 @@ class Group(NamedTuple):
     part: str
     title: str
     rows: tuple[Row, ...]
-    #: The label that speed-ups compare with.
-    baseline: str
-    #: The paper's ordering of labels, best first; it does not order the labels of one rank.
-    ranks: tuple[tuple[str, ...], ...]
-    #: What counts as reached; None if nothing does.
+    baseline: str  # the label that speed-ups compare with
+    ranks: tuple[tuple[str, ...], ...]  # the paper's ordering, best first; it does not order the labels of one rank
     threshold: float | None
-    #: The paper's numbers by label.
-    reported: dict[str, Reported]
+    reported: dict[str, Reported]  # the paper's numbers by label
 
     @property
     def labels(self) -> list[str]:

@@ -28,15 +28,13 @@ from .page import OwnPage, Row, Rows
 from .spec import TEXTS
 from .verdict import ends
 
-#: What each picture has on its x-axis.
+#: What each picture has on its x-axis; "far" is of clients who are hardly ever selected.
 _AXES = {"age": "m / n", "norms": "variation of norms", "groups": "share in common", "far": "drift"}
 
 
 class Point(NamedTuple):
-    """One setting of the clients."""
+    """One setting of the clients, and the picture in which it stands: a key of ``_AXES``."""
 
-    #: Error against m / n (``"age"``), the spread of norms (``"norms"``), what groups share (``"groups"``), the drift
-    #: of clients who are hardly ever selected (``"far"``).
     picture: str
     clients: int
     sample: int
@@ -80,12 +78,8 @@ def _point(row: Row) -> Point:
 
 def errors_at(settings: dict[str, Any], methods: Sequence[str], point: Point, seed: int) -> dict[str, float]:
     population, origin_d = Population.from_sizes([1] * point.clients), np.zeros(settings["dimensions"], np.float32)
-    plans = {
-        label: make_plan(label, population, point.sample, seed=seed) for label in dict.fromkeys(["uniform", *methods])
-    }
-    for label, plan in plans.items():
-        if plan.sampler.needs_oracle:
-            raise DeltaflError(f"{label!r} needs an oracle; choose practical methods, such as 'innovation'")
+    labels = dict.fromkeys(["uniform", *methods])
+    plans = {label: make_plan(label, population, point.sample, seed=seed) for label in labels}
     states = {label: init_round(plan, origin_d) for label, plan in plans.items()}
     error, warm_up = dict.fromkeys(plans, 0.0), 3 * point.clients // point.sample
     for t, update_md in enumerate(updates(settings, point, seed, warm_up + settings["rounds"])):
@@ -182,12 +176,10 @@ def _table(rows: Sequence[_Measured]) -> str:
 def _draw(panels: dict[str, list[_Measured]], look_of: dict[str, Look], path: Path) -> None:
     lines = []
     for panel in panels.values():
-        curves = {method: [row for row in panel if row.method == method] for method in look_of}
-        bands = {
-            method: Band(*np.array([[row.point.x, row.mean, row.low, row.high] for row in own]).T)
-            for method, own in curves.items()
-            if own
-        }
-        lines.append([Line(method, look_of[method], band) for method, band in bands.items()])
+        curves: dict[str, list[tuple[float, float, float, float]]] = {}
+        for row in panel:
+            curves.setdefault(row.method, []).append((row.point.x, row.mean, row.low, row.high))
+        shown = [(method, look, curves[method]) for method, look in look_of.items() if method in curves]
+        lines.append([Line(method, look, Band(*np.array(curve).T)) for method, look, curve in shown])
     captions = [f"{title}; x: {_AXES[panel[0].point.picture]}" for title, panel in panels.items()]
     draw_panels(lines, captions, 2, TEXTS["limits"]["picture"], path, goals=[1.0] * len(panels), x_label="")

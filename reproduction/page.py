@@ -5,15 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
 from deltafl.analysis import DIVERGED, Cells, Run, csv_text, folded, markdown
 from deltafl.errors import DeltaflError
 from deltafl.io import checked, read_json, read_text, write_atomically
-from deltafl.simulation import CompareSettings, RunSettings
+from deltafl.simulation import RunSettings
 
 from .groups import Group, data_note, full_title, gather
-from .spec import TEXTS, Experiment, Sweep, experiment_names
+from .spec import TEXTS, Experiment, Frozen, Sweep, experiment_names
 from .tables import SHOW
 from .verdict import NO_ORDER, counted, headline, ordered, others_table, pairs_table, paragraph, sum_up
 
@@ -27,25 +25,18 @@ Row = dict[str, Any]
 Rows = list[Row]
 
 
-class Finding(BaseModel):
+class Finding(Frozen):
     """The line of an experiment in the index, ``verdict.json`` beside its page."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     title: str
-    #: What the paper claims.
-    claim: str
-    #: What was measured, in a line or two, with intervals.
-    measured: str
-    #: As in "holds in part".
-    verdict: str
+    claim: str  # of the paper
+    measured: str  # in a line or two, with intervals
+    verdict: str  # as in "holds in part"
     scale: str
-    #: Finished runs, and the runs of the experiment at this scale.
-    done: int
-    total: int
-    #: The command that makes the page.
-    command: str
+    done: int  # finished runs
+    total: int  # runs of the experiment at this scale
+    command: str  # that makes the page
 
 
 class OwnPage(NamedTuple):
@@ -103,7 +94,7 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
         blocks.append(folded("Comparisons outside the paper's ordering", others))
     blocks += ["## What was run", _what_was_run(sweep, groups), *_smaller(sweep, groups), missing]
     blocks.append(folded("Hardware and versions", hardware([run for group in groups for run in group.runs])))
-    statements = [s for group in groups for s in ordered(group, shown.measures[group.part])]
+    statements = ordered(groups, shown.measures)
     verdict = sum_up(statements) if statements else shown.verdict or NO_ORDER
     measured = " ".join(filter(None, [headline(groups, shown.measures), note]))
     return write(experiment, OwnPage(measured, verdict, blocks, shown.cells), sweep.scale, counts, command, out)
@@ -111,17 +102,9 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
 
 def write(experiment: Experiment, shown: OwnPage, scale: str, counts: tuple[int, int], command: str, out: Path) -> str:
     """Write an experiment's page, its table and its verdict; ``counts`` are its finished and its planned runs."""
-    finding = Finding(
-        name=experiment.name,
-        title=experiment.title,
-        claim=experiment.claim,
-        measured=shown.measured,
-        verdict=shown.verdict,
-        scale=scale,
-        done=counts[0],
-        total=counts[1],
-        command=command,
-    )
+    about = experiment.model_dump(include={"name", "title", "claim"})
+    about |= {"measured": shown.measured, "verdict": shown.verdict, "scale": scale, "command": command}
+    finding = Finding(**about, done=counts[0], total=counts[1])
     whose = "target" if experiment.kind == "benchmark" else "paper"
     blocks = [f"# {experiment.title}", f"**The {whose}:** {experiment.claim}", *shown.blocks]
     blocks += [f"Command (scale {scale}):", f"```\n{command}\n```"]
@@ -137,11 +120,8 @@ def write(experiment: Experiment, shown: OwnPage, scale: str, counts: tuple[int,
 
 
 def diverged(head: str, runs: Iterable[tuple[str, Run]]) -> list[str]:
-    lines = [
-        f"- {who}, seed {run.seed}, in round {run.diverged}: {run.diverged_why}"
-        for who, run in runs
-        if run.diverged is not None
-    ]
+    ended = [(who, run) for who, run in runs if run.diverged is not None]
+    lines = [f"- {who}, seed {run.seed}, in round {run.diverged}: {run.diverged_why}" for who, run in ended]
     return ["\n".join([head, "", *lines])] if lines else []
 
 
@@ -175,16 +155,13 @@ def _smaller(sweep: Sweep, groups: Sequence[Group]) -> list[str]:
     parts, lines = {run.part for group in groups for run in group.runs}, []
     for part, settings in sweep.comparisons.items():
         if part in parts and part in experiment.part_names("paper"):
-            ours, theirs = (_unset(one) for one in (settings, experiment.comparison(part, "paper")))
+            dumps = settings.model_dump(), experiment.comparison(part, "paper").model_dump()
+            ours, theirs = ({key: "unset" if value is None else value for key, value in d.items()} for d in dumps)
             changed = [f"{key} {ours[key]} (paper {theirs[key]})" for key in ours if ours[key] != theirs[key]]
             lines += [f"- {full_title(sweep, part)}: {', '.join(changed)}"] if changed else []
         elif part in parts:
             lines.append(f"- {full_title(sweep, part)}: beside the paper's parts")
     return ["Differences from the scale `paper`:\n\n" + "\n".join(lines)] if lines else []
-
-
-def _unset(settings: CompareSettings) -> dict[str, Any]:
-    return {key: "unset" if value is None else value for key, value in settings.model_dump().items()}
 
 
 def hardware(runs: Sequence[Run]) -> str:
@@ -216,10 +193,7 @@ def _what_is_missing(sweep: Sweep, groups: Sequence[Group], not_run: dict[str, s
 
 
 def write_index(root: Path) -> str:
-    """Write ``root/README.md`` and return it: a line for each experiment that has a page below ``root``.
-
-    Other folders with a page of their own are named at the end.
-    """
+    """Write ``root/README.md`` and return it: a line for each experiment's page below ``root``, and other pages."""
     findings = {path.parent.name: read_verdict(path) for path in sorted(root.glob(f"*/{VERDICT}"))}
     if not findings:
         raise DeltaflError(f"{root} has no folder with a {VERDICT}; run `python -m reproduction NAME` first")
@@ -241,9 +215,10 @@ def write_index(root: Path) -> str:
     left = [f"`{name}`" for name in experiment_names() if name not in {f.name for f in findings.values()}]
     if left:
         blocks.append(f"Without a page: {', '.join(left)}. `python -m reproduction --list` shows what each needs.")
-    others = [path.parent for path in sorted(root.glob("*/README.md")) if path.parent.name not in findings]
+    others = {page.parent.name: page for page in sorted(root.glob("*/README.md")) if page.parent.name not in findings}
+    titles = {folder: read_text(page).partition("\n")[0].removeprefix("# ") for folder, page in others.items()}
     if others:
-        links = ", ".join(f"[{_title(other / 'README.md')}]({other.name}/README.md)" for other in others)
+        links = ", ".join(f"[{title or folder}]({folder}/README.md)" for folder, title in titles.items())
         blocks.append(f"Beside the paper's experiments: {links}.")
     text = "\n\n".join(blocks) + "\n"
     write_atomically(root / "README.md", text)
@@ -255,7 +230,3 @@ def require_index(root: Path) -> None:
     page = root / "README.md"
     if page.exists() and not read_text(page).startswith(INDEX):
         raise DeltaflError(f"{page} is there already and is no index of results: move it away first")
-
-
-def _title(page: Path) -> str:
-    return read_text(page).partition("\n")[0].removeprefix("# ").strip() or page.parent.name

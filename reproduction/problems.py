@@ -18,37 +18,25 @@ from deltafl import stream
 from deltafl.errors import unknown_name
 from deltafl.types import FloatArray, IntArray, Params
 
-#: Examples of a client of the regression, and of one of its minibatches.
-EXAMPLES, BATCH = 100, 2
-#: Least curvature of the quadratics; the largest is L = 1.
-LEAST_CURVATURE = 0.1
+EXAMPLES, BATCH = 100, 2  # of a client of the regression, and of one of its minibatches
+LEAST_CURVATURE = 0.1  # of the quadratics; the largest is L = 1
 
 
 @dataclass(frozen=True)
 class Problem:
     """The losses F_i of m clients and their gradients."""
 
-    #: Where a run begins.
     start_d: FloatArray
-    #: L.
-    smoothness: float
+    smoothness: float  # L
     num_clients: int
-    #: F_i(x), (m,), at one point.
-    losses: Callable[[FloatArray], FloatArray]
-    #: grad F_i(x_i), (m, d).
-    gradients: Callable[[FloatArray], FloatArray]
-    #: What the clients draw in each step of a round, from seed, round and number of steps.
-    randomness: Callable[[int, int, int], Any]
-    #: The gradients with what was drawn in one step.
-    noisy_gradients: Callable[[FloatArray, Any], FloatArray]
+    losses: Callable[[FloatArray], FloatArray]  # F_i(x), (m,), at one point
+    gradients: Callable[[FloatArray], FloatArray]  # grad F_i(x_i), (m, d)
+    randomness: Callable[[int, int, int], Any]  # what clients draw, by step, from seed, round and number of steps
+    noisy_gradients: Callable[[FloatArray, Any], FloatArray]  # the gradients with what was drawn in one step
 
 
 def local_work(problem: Problem, x_d: FloatArray, lr: float, steps_random: Any) -> tuple[Params, FloatArray]:
-    """K = len(steps_random) steps of SGD, x <- x - lr g, of every client from the same model.
-
-    Returns:
-        u_i = x_K - x_0, float32 (m, d), and ``Reports.step_variance``, (m,).
-    """
+    """SGD, x <- x - lr g, of every client from the same model: u_i, float32 (m, d), ``Reports.step_variance``, (m,)."""
     x_md = np.tile(x_d, (problem.num_clients, 1))
     squared_m = np.zeros(problem.num_clients)
     for drawn_m in steps_random:
@@ -62,10 +50,10 @@ def local_work(problem: Problem, x_d: FloatArray, lr: float, steps_random: Any) 
 
 
 def make_quadratics(m: int, d: int, noise: float, from_optimum: bool) -> Problem:
-    """F_i = 1/2 (x - b_i)' A_i (x - b_i) with random curvatures in [0.1, 1].
+    """F_i = 1/2 (x - b_i)' A_i (x - b_i) with random curvatures in [0.1, 1], from the minimum of f or 3 away from it.
 
-    Distances and noise differ between clients by lognormal factors (sigma = 1). A run starts at the minimum of f, or at
-    distance 3 from it. ``noise`` is the root mean square over clients of the standard deviation of a whole gradient.
+    Distances and noise differ between clients by lognormal factors (sigma = 1). ``noise`` is the root mean square over
+    clients of the standard deviation of a whole gradient.
     """
     rng = stream(0, "data")
     basis_mdd = np.linalg.qr(rng.standard_normal((m, d, d)))[0]
@@ -81,19 +69,16 @@ def make_quadratics(m: int, d: int, noise: float, from_optimum: bool) -> Problem
 
     def losses(x_d: FloatArray) -> FloatArray:
         away_md = x_d - centre_md
-        loss_m: FloatArray = 0.5 * np.einsum("md,mde,me->m", away_md, curvature_mdd, away_md)
-        return loss_m
+        return np.asarray(0.5 * np.einsum("md,mde,me->m", away_md, curvature_mdd, away_md))
 
     def gradients(x_md: FloatArray) -> FloatArray:
-        gradient_md: FloatArray = (curvature_mdd @ (x_md - centre_md)[:, :, None])[:, :, 0]
-        return gradient_md
+        return np.asarray((curvature_mdd @ (x_md - centre_md)[:, :, None])[:, :, 0])
 
     def randomness(seed: int, round: int, steps: int) -> FloatArray:
         return stream(seed, "noise", round).standard_normal((steps, m, d))
 
     def noisy_gradients(x_md: FloatArray, drawn_md: FloatArray) -> FloatArray:
-        noisy_md: FloatArray = gradients(x_md) + noise_m[:, None] * drawn_md
-        return noisy_md
+        return np.asarray(gradients(x_md) + noise_m[:, None] * drawn_md)
 
     return Problem(start_d, 1.0, m, losses, gradients, randomness, noisy_gradients)
 
@@ -115,15 +100,13 @@ def make_robust_regression(m: int, d: int) -> Problem:
 
     def losses(x_d: FloatArray) -> FloatArray:
         square_mj = (feature_mjd @ x_d - target_mj) ** 2
-        loss_m: FloatArray = np.mean(square_mj / (2 + 2 * square_mj), axis=1)
-        return loss_m
+        return np.asarray(np.mean(square_mj / (2 + 2 * square_mj), axis=1))
 
     def mean_slope(own_mjd: FloatArray, own_mj: FloatArray, x_md: FloatArray) -> FloatArray:
         """mean_j rho'(a_j' x - y_j) a_j for each client, rho'(r) = r / (1 + r^2)^2."""
         residual_mj = (own_mjd @ x_md[:, :, None])[:, :, 0] - own_mj
         slope_mj = residual_mj / (1 + residual_mj**2) ** 2
-        gradient_md: FloatArray = (slope_mj[:, None, :] @ own_mjd)[:, 0, :] / own_mj.shape[1]
-        return gradient_md
+        return np.asarray((slope_mj[:, None, :] @ own_mjd)[:, 0, :] / own_mj.shape[1])
 
     def randomness(seed: int, round: int, steps: int) -> IntArray:
         """Indices of the minibatches, drawn with replacement."""
@@ -138,11 +121,9 @@ def make_robust_regression(m: int, d: int) -> Problem:
 
 
 def make_problem(name: str, clients: int, dimension: int, noise: float) -> Problem:
-    """Make a problem by name; an unknown one is a ``DeltaflError`` that suggests the nearest."""
     if name == "robust-regression":
         return make_robust_regression(clients, dimension)
-    if name == "quadratics-from-optimum":
-        return make_quadratics(clients, dimension, 0.0, from_optimum=True)
-    if name == "quadratics":
-        return make_quadratics(clients, dimension, noise, from_optimum=False)
-    raise unknown_name("problem", name, ("quadratics", "quadratics-from-optimum", "robust-regression"))
+    if name not in ("quadratics", "quadratics-from-optimum"):
+        raise unknown_name("problem", name, ("quadratics", "quadratics-from-optimum", "robust-regression"))
+    from_optimum = name == "quadratics-from-optimum"
+    return make_quadratics(clients, dimension, 0.0 if from_optimum else noise, from_optimum)

@@ -18,19 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deltafl import (
-    KnownUpdates,
-    Plan,
-    Population,
-    Reports,
-    Sgd,
-    analysis,
-    close_round,
-    init_round,
-    make_plan,
-    make_sampler,
-    open_round,
-)
+from deltafl import KnownUpdates, Population, Reports, Sgd, analysis, close_round, init_round, make_plan, open_round
 from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray
 
@@ -39,16 +27,12 @@ from .problems import Problem, local_work, make_problem
 from .spec import TEXTS
 from .verdict import ends
 
-#: A slope this near to the claimed order counts as the claimed order: T is finite.
-TOLERANCE = 0.1
-#: A wider interval does not tell the orders -1/2 and -1 apart.
-WIDEST = 0.4
+TOLERANCE = 0.1  # a slope this near to the claimed order counts as the claimed order: T is finite
+WIDEST = 0.4  # a wider interval does not tell the orders -1/2 and -1 apart
 BASELINE = "uniform"
 SLOWER = "slower than claimed"
 #: (problem, method) -> (2, t, s): least and mean, by horizon and seed.
 Values = dict[tuple[str, str], FloatArray]
-
-
 #: The exponent of T in the paper's bound by name of the sampler, in general and where f(x_0) = f*, sigma = 0; the
 #: bounds are in docs/theory-table-1.md.
 CLAIMS = {
@@ -112,13 +96,10 @@ def counter_example(label: str, rounds: int, seed: int = 0) -> tuple[float, floa
     DELTA and uniform draw either client with probability 1/2; importance sampling does not. All conditions of the
     printed theorem 2 hold: L = 1, eta eta_L <= 1 / (K L), eta_L below 1 / (4 sqrt(10)), and assumption 3 with A = 1,
     sigma_G^2 = 2. The bound is (f(x_0) - f*) / (c eta eta_L K T) + Phi~ / c with f(x_0) - f* = 1/2, Phi~ = 10 eta_L^2,
-    and c = 1/4, which its proof allows: 1/2 - 20 eta_L^2 (A^2 + 1) > c.
-
-    Returns:
-        eta_L (eta = 1 / eta_L), min_t norm(grad f(x_t))^2, and the printed right-hand side.
+    and c = 1/4, which its proof allows: 1/2 - 20 eta_L^2 (A^2 + 1) > c. Returns eta_L, least norm(grad f)^2, bound.
     """
     population, optimum_m, local_lr = Population.from_sizes([1, 1]), np.array([1.0, -1.0]), 2.0**-10
-    plan = Plan(population, make_sampler(label), 1, "horvitz-thompson", Sgd(1 / local_lr), seed)
+    plan = make_plan(label, population, 1, server_optimizer=Sgd(1 / local_lr), seed=seed)
     state, least = init_round(plan, [1.0]), inf
     for _ in range(rounds):
         x = float(state.params_d[0])
@@ -137,12 +118,10 @@ class Measured(NamedTuple):
     horizon: int
     least: float
     mean: float
-    #: The claimed order, None if the paper claims none.
-    claimed: float | None
+    claimed: float | None  # the order; None if the paper claims none
     slope_least: analysis.Interval | None
     slope_mean: analysis.Interval | None
-    #: ``mean`` relative to uniform sampling's.
-    ratio: analysis.Interval | None
+    ratio: analysis.Interval | None  # ``mean`` relative to uniform sampling's
 
 
 def _measured(horizons: Sequence[int], values: Values, problem: str, label: str) -> Measured:
@@ -150,15 +129,12 @@ def _measured(horizons: Sequence[int], values: Values, problem: str, label: str)
     orders = CLAIMS.get(analysis.base_name(label))
     claimed = None if orders is None else orders[problem.endswith("from-optimum")]
     ratio = None if label == BASELINE else _ratio(problem, label, BASELINE, values)
-    ends_at = horizons[-1], float(least_ts[-1].mean()), float(mean_ts[-1].mean())
-    return Measured(problem, label, *ends_at, claimed, slope(least_ts, horizons), slope(mean_ts, horizons), ratio)
+    last = horizons[-1], float(least_ts[-1].mean()), float(mean_ts[-1].mean())
+    return Measured(problem, label, *last, claimed, slope(least_ts, horizons), slope(mean_ts, horizons), ratio)
 
 
 def slope(value_ts: FloatArray, horizon_t: Sequence[int]) -> analysis.Interval | None:
-    """Slope of log(mean over seeds) against log T, with its interval, of values (t, s); see the module's text.
-
-    None where a value is 0 or all are alike; no bounds with one seed.
-    """
+    """The slope of values (t, s) as the module's text defines it; None where a value is 0 or all are alike."""
     if not (value_ts > 0).all() or value_ts.min() == value_ts.max():
         return None
     log_t = np.log(np.asarray(horizon_t, dtype=np.float64))
@@ -226,9 +202,8 @@ def values_of(settings: dict[str, Any], rows: Rows) -> Values:
         missing = sum(key not in cells for line in keys for key in line)
         if missing:
             raise DeltaflError(f"{missing} cells of {method} on {problem} are missing; leave out --only-page")
-        values[problem, method] = np.array(
-            [[[cells[key][name] for key in line] for line in keys] for name in ("least", "mean")]
-        )
+        by_name = [[[cells[key][name] for key in line] for line in keys] for name in ("least", "mean")]
+        values[problem, method] = np.array(by_name)
     return values
 
 

@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -23,17 +23,13 @@ class Request:
 
     name: str
     scale: str
-    #: The experiment's folder; those whose runs it shows in another way are looked for beside it.
-    out: Path
-    #: Parts to run; None for all of the scale.
-    parts: tuple[str, ...] | None = None
-    #: Number of seeds, instead of the experiment's own.
-    seeds: int | None = None
+    out: Path  # the experiment's folder; those whose runs it shows in another way are looked for beside it
+    parts: tuple[str, ...] | None = None  # None for all of the scale
+    seeds: int | None = None  # how many, instead of the experiment's own
     processes: int = 1
     data_dir: str | None = None
     device: str | None = None
-    #: Run nothing, write the page from what is there.
-    only_page: bool = False
+    only_page: bool = False  # run nothing, write the page from what is there
 
     @property
     def own(self) -> dict[str, Any]:
@@ -75,7 +71,10 @@ def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) ->
         require_own(folder, source.name)
     sweep = make_sweep(source, request.scale, request.parts, **request.own)
     if source is not experiment:
-        sweep = _shown_parts(sweep, experiment)
+        view, given = experiment.view, sweep.comparisons
+        named = [part for part in given if part in experiment.parts]
+        shown = [part for part in named if not view.thresholds or view.rows_of.get(part, part) in view.thresholds]
+        sweep = replace(sweep, comparisons={part: given[part] for part in shown} or given)
     not_run = {} if request.only_page else run_sweep(sweep, folder, request.processes, on_progress)
     runs = [sweep.shown(record.run()) for record in records_of(sweep, folder)]
     if not runs:
@@ -88,29 +87,16 @@ def _no_run(folder: Path) -> DeltaflError:
     return DeltaflError(f"{folder} has no finished run yet; leave out --only-page to run some")
 
 
-def _shown_parts(sweep: Sweep, experiment: Experiment) -> Sweep:
-    """The parts of another experiment that this one names, those with a threshold if its view has thresholds."""
-    view = experiment.view
-    shown = [p for p in sweep.comparisons if not view.thresholds or view.rows_of.get(p, p) in view.thresholds]
-    parts = {part: sweep.comparisons[part] for part in shown if part in experiment.parts}
-    return replace(sweep, comparisons=parts or sweep.comparisons)
-
-
 def records_of(sweep: Sweep, folder: Path) -> list[RunRecord]:
     store = RunStore(folder)
     return [record for job in sweep.jobs() if (record := store.get(job)) is not None]
 
 
 def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgress) -> dict[str, str]:
-    """Run what has no record in ``folder`` yet, ``processes`` runs side by side, and pack the records.
-
-    Returns the parts whose data are not at hand, with the reason; they are left out.
-    """
-    for package in ("torch", "safetensors"):
-        require(package, "sim")
+    """Run what has no record in ``folder`` yet and pack the records; the parts left out for lack of data, and why."""
     store, jobs = RunStore(folder), list(sweep.jobs())
     waiting = [job for job in jobs if not store.get(job)]
-    require_devices(job.settings.device for job in waiting)
+    require_training(job.settings.device for job in waiting)
     not_run = _missing_data(waiting)
     if len(not_run) == len(sweep.comparisons):
         raise DeltaflError(next(iter(not_run.values()), "there is nothing to run: no part was chosen"))
@@ -118,6 +104,12 @@ def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgres
     for part in sweep.comparisons:
         store.pack(part)
     return not_run
+
+
+def require_training(devices: Iterable[str]) -> None:
+    for package in ("torch", "safetensors"):
+        require(package, "sim")
+    require_devices(devices)
 
 
 def _missing_data(waiting: Sequence[Job]) -> dict[str, str]:
@@ -133,8 +125,7 @@ def _missing_data(waiting: Sequence[Job]) -> dict[str, str]:
 def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
     """Run an experiment that is no sweep, a module named like its kind; its rows are kept as they come.
 
-    The module's ``run(settings, rows)`` yields steps done, steps in all, and a new row or None; ``show(settings, rows,
-    folder)`` draws the picture and returns an ``OwnPage``.
+    Its ``run`` yields steps done, steps in all, and a new row or None; its ``show`` draws and returns an ``OwnPage``.
     """
     if request.parts is not None or request.seeds is not None:
         raise DeltaflError(f"{experiment.name} has no parts and no seeds to choose; leave out --part and --seeds")

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -33,53 +33,45 @@ from deltafl.io import checked, read_toml
 from deltafl.samplers import find_sampler, parse_label
 from deltafl.simulation import CompareSettings, Job, make_settings
 
-SCALES = ("smoke", "cpu", "paper")
 #: Figures of the paper that another experiment shows.
 SHOWN_BY = {"figure-3": "toy", "figure-5": "toy"}
 _FILES = Path(__file__).parent / "files"
 #: Whole sentences of the pages, by page.
 TEXTS: dict[str, dict[str, str]] = read_toml(Path(__file__).parent / "texts.toml")
 Scale = Literal["smoke", "cpu", "paper"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
 Kind = Literal["table", "curves", "best-accuracies", "probes", "toy", "rates", "limits", "benchmark"]
 
 
-class _Model(BaseModel):
+class Frozen(BaseModel):
+    """A checked record without unknown fields."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class View(_Model):
+class View(Frozen):
     """How an experiment is shown."""
 
-    #: Label that speed-ups compare with; by default fedavg, else uniform, else the last of the order.
-    baseline: str | None = None
-    #: Readable names by label, instead of the built-in ones.
-    names: dict[str, str] = {}
-    #: Parts whose runs are rows of another part (variants of a setting), there with the label ``SAMPLER+PART``.
-    rows_of: dict[str, str] = {}
-    #: The paper's ordering by part, where it differs from the experiment's.
-    order_by_part: dict[str, tuple[str, ...]] = {}
-    #: Thresholds by part, instead of those of the settings; parts without one are left out.
-    thresholds: dict[str, float] = {}
+    baseline: str | None = None  # of speed-ups, a label; by default fedavg, else uniform, else the last of the order
+    names: dict[str, str] = {}  # readable names by label, instead of the built-in ones
+    rows_of: dict[str, str] = {}  # parts that are rows of another part, there with the label ``SAMPLER+PART``
+    order_by_part: dict[str, tuple[str, ...]] = {}  # the paper's ordering, where it differs from the experiment's
+    thresholds: dict[str, float] = {}  # by part, instead of those of the settings; parts without one are left out
     #: k of "mean of the k best accuracies within the last 4 % of the rounds", for all parts or by part.
     best: int | dict[str, int] = 5
     #: What curves show, a row of panels each; the first decides what the verdict compares.
     y: tuple[Literal["accuracy", "loss", "log10-loss"], ...] = ()
-    #: For best accuracies: up to which rounds.
-    rounds: tuple[int, ...] = (100, 300, 500)
-    #: Probe columns by their name for people.
-    columns: dict[str, str] = {}
-    #: Two probe columns whose ratio is tabulated.
-    ratio: tuple[str, str] | None = None
-    #: By probe column, the two numbers between which the paper claims that it stays.
-    bounds: dict[str, tuple[float, float]] = {}
-    #: Labels in the benchmark's pictures.
-    core: tuple[str, ...] = ()
+    rounds: tuple[int, ...] = (100, 300, 500)  # for best accuracies: up to which rounds
+    columns: dict[str, str] = {}  # probe columns by their name for people
+    ratio: tuple[str, str] | None = None  # two probe columns whose ratio is tabulated
+    bounds: dict[str, tuple[float, float]] = {}  # by probe column: the paper claims that it stays between the two
+    core: tuple[str, ...] = ()  # labels in the benchmark's pictures
 
     def best_of(self, part: str) -> int:
         return self.best if isinstance(self.best, int) else self.best.get(part, 5)
 
 
-class Reported(_Model):
+class Reported(Frozen):
     """What the paper reports of one method: accuracy and its sd in %, rounds to the threshold, seconds."""
 
     accuracy: float | None = None
@@ -88,7 +80,7 @@ class Reported(_Model):
     seconds: float | None = None
 
 
-class Change(_Model):
+class Change(Frozen):
     """What one scale changes: which parts are run (None for all), settings by part, settings of every part."""
 
     parts: tuple[str, ...] | None = None
@@ -96,23 +88,18 @@ class Change(_Model):
     settings: dict[str, Any] = {}
 
 
-class Experiment(_Model):
+class Experiment(Frozen):
     """A table or a figure; the module's text describes the file."""
 
     name: str
     title: str
     claim: str
     kind: Kind
-    #: The paper's ordering of the samplers, best first; ``"a = b"`` for two that it does not order.
-    order: tuple[str, ...] = ()
-    #: Decisions where the paper is silent.
-    notes: tuple[str, ...] = ()
-    #: What it needs beside this package, for people.
-    needs: str = "nothing"
-    #: Measured or estimated minutes on two cores, by scale.
-    minutes: dict[Scale, float] = {}
-    #: Another experiment whose runs are shown here in another way.
-    runs_of: str | None = None
+    order: tuple[str, ...] = ()  # the paper's of the samplers, best first; ``"a = b"`` for two that it does not order
+    notes: tuple[str, ...] = ()  # decisions where the paper is silent
+    needs: str = "nothing"  # beside this package
+    minutes: dict[Scale, float] = {}  # measured or estimated, on two cores
+    runs_of: str | None = None  # another experiment whose runs are shown here in another way
     settings: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
     reported: dict[str, dict[str, Reported]] = {}
@@ -184,12 +171,9 @@ class Sweep:
 @cache
 def experiment_names() -> tuple[str, ...]:
     """The names of all experiments: toy and figures first, tables then, by number; the benchmark last."""
-
-    def place(name: str) -> tuple[bool, bool, int, str]:
-        kind, _, number = name.partition("-")
-        return kind == "benchmark", kind == "table", int(number or 0), name
-
-    return tuple(sorted((path.stem for path in _FILES.glob("*.toml")), key=place))
+    parts = sorted(path.stem.partition("-") for path in _FILES.glob("*.toml"))
+    parts.sort(key=lambda part: (part[0] == "benchmark", part[0] == "table", int(part[2] or 0)))
+    return tuple(map("".join, parts))
 
 
 @cache

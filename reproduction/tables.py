@@ -35,9 +35,8 @@ def _head(group: Group, row: Row) -> dict[str, Any]:
 
 
 def _table_of(columns: Sequence[Column], cells: analysis.Cells, left: int = 1) -> str:
-    return analysis.markdown(
-        [head for head, _ in columns], [[text(cell) for _, text in columns] for cell in cells], left=left
-    )
+    lines = [[text(cell) for _, text in columns] for cell in cells]
+    return analysis.markdown([head for head, _ in columns], lines, left=left)
 
 
 def _over_seeds(measure: analysis.Measure, runs: dict[int, analysis.Run]) -> tuple[float | None, float | None, int]:
@@ -168,15 +167,14 @@ def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
         measures[group.part] = measures_of(group, view)
         others = [analysis.accuracy() if y == "accuracy" else analysis.late_loss(y == "log10-loss") for y in view.y[1:]]
         every = [*measures[group.part], *others]
-        heads, lines = ["method"], [[row.name] for row in group.rows]
+        heads, lines = ["method"], []
         for measure in every:
             unit = ", %" if measure.scale > 1 else ""
             heads += [f"{measure.name}{unit} [95 %]", f"against {group.row(group.baseline).name}"]
-        for row, line in zip(group.rows, lines, strict=True):
-            for measure in every:
-                cell, texts = _value_cell(group, row, measure)
-                cells.append(cell)
-                line.extend(texts)
+        for row in group.rows:
+            found = [_value_cell(group, row, measure) for measure in every]
+            cells += [cell for cell, _ in found]
+            lines.append([row.name, *(text for _, texts in found for text in texts)])
         tables.append((group.title, analysis.markdown(heads, lines)))
     tables[-1] = (tables[-1][0], f"{tables[-1][1]}\n\n{TEXTS['pages']['curves']}")
     _draw_curves(groups, view.y, min(3, len(groups)), folder / "curves.png")
@@ -253,8 +251,9 @@ def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
         ("largest", lambda cell: analysis.short(cell["largest"])),
     ]
     if view.bounds:
+        within = "{within} of {measured}".format_map
         columns.append(("the paper's bounds", lambda cell: cell.get("bounds", analysis.DASH)))
-        columns.append(("measured rounds within", _within_text))
+        columns.append(("measured rounds within", lambda cell: within(cell) if "within" in cell else analysis.DASH))
     for group in groups:
         measures[group.part] = [analysis.late_probe(title, column, True) for title, column in view.columns.items()]
         own = [cell for row in group.rows for cell in _probe_cells(group, row, view)]
@@ -262,10 +261,6 @@ def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
         cells += own
     _draw_probes(groups, view, folder / "probes.png")
     return Shown(tables, cells, "probes.png", measures, _bounds_verdict(groups, cells))
-
-
-def _within_text(cell: dict[str, Any]) -> str:
-    return f"{cell['within']} of {cell['measured']}" if "within" in cell else analysis.DASH
 
 
 def _probe_cells(group: Group, row: Row, view: View) -> analysis.Cells:

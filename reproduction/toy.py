@@ -25,26 +25,27 @@ if TYPE_CHECKING:
 GRADIENTS = ((2.0, 2.0), (4.0, 1.0), (6.0, -3.0))
 IDEAL = (4.0, 0.0)
 SCORES = {"uniform": "uniform", "IS": "fedis", "DELTA": "delta"}
+#: The pairs of the paper's picture.
+GIVEN_TO = {(1, 2): "FedAvg", (2, 3): "FedIS", (1, 3): "DELTA"}
 _COLOURS = {"uniform": "#767676", "IS": "#D55E00", "DELTA": "#0072B2"}
 
 
 class Way(NamedTuple):
-    """A way to draw and to weigh: design, estimator, whether it subtracts the ideal as a control variate."""
+    """A way to draw and to weigh; the difference estimator subtracts the ideal as a control variate."""
 
     design: str
     estimator: str
-    centred: bool
     title: str
 
 
 WAYS = {
-    "hh": Way("multinomial", "horvitz-thompson", False, "HH, with replacement"),
-    "ht": Way("systematic", "horvitz-thompson", False, "HT, exact pi = 2p"),
-    "successive": Way("successive", "horvitz-thompson", False, "1/(n m p), successive draws"),
-    "hajek": Way("successive", "hajek", False, "Hajek, successive"),
-    "plain-mean": Way("successive", "plain-mean", False, "plain mean, successive"),
-    "difference-hh": Way("multinomial", "difference", True, "difference from (4, 0), with replacement"),
-    "difference-ht": Way("systematic", "difference", True, "difference from (4, 0), exact pi"),
+    "hh": Way("multinomial", "horvitz-thompson", "HH, with replacement"),
+    "ht": Way("systematic", "horvitz-thompson", "HT, exact pi = 2p"),
+    "successive": Way("successive", "horvitz-thompson", "1/(n m p), successive draws"),
+    "hajek": Way("successive", "hajek", "Hajek, successive"),
+    "plain-mean": Way("successive", "plain-mean", "plain mean, successive"),
+    "difference-hh": Way("multinomial", "difference", "difference from (4, 0), with replacement"),
+    "difference-ht": Way("systematic", "difference", "difference from (4, 0), exact pi"),
 }
 #: The ways in the picture, a column each.
 DRAWN = ("hh", "ht", "plain-mean", "difference-ht")
@@ -73,14 +74,14 @@ def enumerate_toy(score: str, way: str) -> Enumerated:
     sampler = make_sampler(f"{SCORES[score]}@{how.design}")
     plan = Plan(population, sampler, 2, how.estimator, _Keeper())
     state = init_round(plan, np.zeros(2))
-    if how.centred:
+    if how.estimator == "difference":
         state = state._replace(control=type(state.control)(np.array(IDEAL)))
     oracle = KnownUpdates(gradient_md, population.weight_m)
     everyone = np.ones(len(GRADIENTS), dtype=np.bool_)
     found: dict[tuple[int, ...], Outcome] = {}
     for probability, cohort in every_cohort(lambda rng: sampler.open(state.sampler, everyone, 2, rng, oracle)):
         clients = tuple(np.repeat(cohort.client_n + 1, cohort.count_n).tolist())
-        x, y = close_round(plan, state, cohort, gradient_md[cohort.client_n])[0].optimizer.delta_d
+        x, y = close_round(plan, state, cohort, gradient_md[cohort.client_n])[0].optimizer
         before = found[clients].probability if clients in found else 0.0
         found[clients] = Outcome(clients, before + probability, (float(x), float(y)))
     outcomes = tuple(outcome for _, outcome in sorted(found.items()) if outcome.probability > 0)
@@ -90,18 +91,14 @@ def enumerate_toy(score: str, way: str) -> Enumerated:
     return Enumerated(mse, float(np.linalg.norm(probability_k @ error_kd)), outcomes)
 
 
-class _Kept(NamedTuple):
-    delta_d: FloatArray
-
-
 class _Keeper:
     """A server that moves nothing and keeps the estimate in float64."""
 
-    def init(self, num_params: int) -> _Kept:
-        return _Kept(np.zeros(num_params))
+    def init(self, num_params: int) -> FloatArray:
+        return np.zeros(num_params)
 
-    def step(self, params_d: Params, delta_d: FloatArray, state: _Kept) -> tuple[Params, _Kept]:
-        return params_d, _Kept(delta_d)
+    def step(self, params_d: Params, delta_d: FloatArray, state: FloatArray) -> tuple[Params, FloatArray]:
+        return params_d, delta_d
 
 
 def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
@@ -112,7 +109,8 @@ def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | 
 def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     found = {(score, way): enumerate_toy(score, way) for score in SCORES for way in WAYS}
     _draw(found, folder / "toy.png")
-    lines = [[score, *(_cell(found[score, way]) for way in WAYS)] for score in SCORES]
+    biased = {key: f" ({row.bias:.3f})" if row.bias > 1e-6 else "" for key, row in found.items()}
+    lines = [[score, *(f"{found[score, way].mse:.3f}{biased[score, way]}" for way in WAYS)] for score in SCORES]
     blocks = [
         TEXTS["toy"]["head"],
         markdown(["", *(way.title for way in WAYS.values())], lines),
@@ -128,12 +126,8 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     return OwnPage(*_verdict(found), blocks, cells)
 
 
-def _cell(row: Enumerated) -> str:
-    return f"{row.mse:.3f}" + (f" ({row.bias:.3f})" if row.bias > 1e-6 else "")
-
-
 def _verdict(found: dict[tuple[str, str], Enumerated]) -> tuple[str, str]:
-    ways = [way for way in WAYS if not WAYS[way].centred]  # the centred ones are not the paper's
+    ways = [way for way in WAYS if WAYS[way].estimator != "difference"]  # that is not the paper's
     mses = {way: [found[score, way].mse for score in ("DELTA", "IS", "uniform")] for way in ways}
     held = [way for way in ways if mses[way][0] < mses[way][1] < mses[way][2]]
     against = [way for way in ways if mses[way][1] < mses[way][0]]
@@ -152,16 +146,14 @@ def _verdict(found: dict[tuple[str, str], Enumerated]) -> tuple[str, str]:
 def hand_picked() -> dict[tuple[int, int], tuple[float, float]]:
     """The unweighted averages of the pairs of clients (from 1); the paper gives one pair to each method."""
     gradient_md = np.array(GRADIENTS)
-    pairs = ((0, 1), (1, 2), (0, 2))
-    return {(i + 1, j + 1): tuple(gradient_md[[i, j]].mean(axis=0).tolist()) for i, j in pairs}
+    return {(i, j): tuple(gradient_md[[i - 1, j - 1]].mean(axis=0).tolist()) for i, j in GIVEN_TO}
 
 
 def _pairs_table() -> str:
-    gave = {(1, 2): "FedAvg", (2, 3): "FedIS", (1, 3): "DELTA"}
     lines = []
     for pair, mean_d in hand_picked().items():
         away = float(np.sum((np.array(mean_d) - np.array(IDEAL)) ** 2))
-        lines.append([f"{pair[0]}, {pair[1]}", gave[pair], f"({mean_d[0]:g}, {mean_d[1]:g})", f"{away:g}"])
+        lines.append([f"{pair[0]}, {pair[1]}", GIVEN_TO[pair], f"({mean_d[0]:g}, {mean_d[1]:g})", f"{away:g}"])
     return markdown(["pair", "given to", "average", "squared distance to (4, 0)"], lines, left=2)
 
 

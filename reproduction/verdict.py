@@ -7,7 +7,6 @@ second", which the runs show, contradict or leave open (``deltafl.analysis.State
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from math import comb
 
 from deltafl.analysis import Measure, Statement, base_name, compare, markdown
 
@@ -22,12 +21,13 @@ _WORDS = {"shown": "shown", "contradicted": "contradicted", "open": "open", "no 
 _RIVALS = {"delta": "fedis", "pracdelta": "fedpracis"}
 
 
-def ordered(group: Group, measures: Sequence[Measure]) -> list[Statement]:
+def ordered(groups: Sequence[Group], measures: Measures) -> list[Statement]:
     return [
         between(group, measure, first, second)
+        for group in groups
         for first, second in combinations(group.order, 2)
         if not any({first, second} <= set(rank) for rank in group.ranks)
-        for measure in measures
+        for measure in measures[group.part]
     ]
 
 
@@ -49,20 +49,15 @@ def sum_up(statements: Sequence[Statement]) -> str:
 
 
 def by_chance(number: int) -> int:
-    """The least k with P(Binomial(number, 0.025) <= k) >= 0.95: so many intervals exclude in one direction by chance.
+    """So many intervals exclude in one direction by chance; a rule of thumb, as those that share runs are dependent."""
+    from scipy.stats import binom
 
-    Intervals that share runs are not independent, so it is a rule of thumb.
-    """
-    below, k = 0.975**number, 0
-    while below < 0.95:
-        k += 1
-        below += comb(number, k) * 0.025**k * 0.975 ** (number - k)
-    return k
+    return int(binom.ppf(0.95, number, 0.025))
 
 
 def paragraph(groups: Sequence[Group], measures: Measures, other: str | None = None) -> str:
     """The verdict in words; ``other`` is that on a claim which is no ordering."""
-    statements = [s for group in groups for s in ordered(group, measures[group.part])]
+    statements = ordered(groups, measures)
     if not statements:
         return f"**{sentence_case(other or NO_ORDER)}.**"
     number = Counter[str](statement.status for statement in statements)
@@ -109,7 +104,7 @@ def _effect(statement: Statement) -> str:
 
 
 def pairs_table(groups: Sequence[Group], measures: Measures) -> str:
-    return _table([s for group in groups for s in ordered(group, measures[group.part])], "the paper's order", "before")
+    return _table(ordered(groups, measures), "the paper's order", "before")
 
 
 def others_table(groups: Sequence[Group], measures: Measures) -> str:

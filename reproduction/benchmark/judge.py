@@ -7,7 +7,7 @@ counts as its T rounds, a lower bound that decides nothing in favour of its meth
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,10 +25,8 @@ PRACTICAL = ("nothing", "sizes", "cohort")
 #: The same for a server that knows every client's shares of labels beforehand.
 INFORMED = (*PRACTICAL, "known")
 GOAL, LARGEST_RATIO = 0.7, 20
-#: A gap below this share of what full participation needs is none.
-LEAST = 0.1
-#: Thresholds beside that of a part at which its best method is shown as well.
-BESIDE = (-0.05, -0.02, 0.02)
+LEAST = 0.1  # a gap below this share of what full participation needs is none
+BESIDE = (-0.05, -0.02, 0.02)  # added to a part's threshold, where its best method is shown as well
 Status = Literal["reached", "missed", "open", "no gap", "not measured"]
 
 
@@ -49,8 +47,8 @@ def measures(part: Part) -> list[Measure]:
     return [
         rounds_at(part.threshold),
         rounds_at(part.threshold, smoothed=True),
-        accuracy()._replace(name="accuracy at the end", value=last_accuracy),
-        accuracy()._replace(name="mean accuracy", value=lambda run: area_under(run, part.horizon)),
+        accuracy()._replace(name="accuracy at the end", unit="", value=last_accuracy),
+        accuracy()._replace(name="mean accuracy", unit="", value=lambda run: area_under(run, part.horizon)),
     ]
 
 
@@ -66,27 +64,15 @@ def rounds_at(threshold: float, smoothed: bool = False) -> Measure:
         rounds = rounds_to_threshold(run, threshold, smoothed)
         return float(run.horizon) if rounds is None else rounds
 
-    return Measure(
-        f"rounds to {100 * threshold:g} %" + (" by the mean of five" if smoothed else ""),
-        "ratio",
-        False,
-        value,
-        words=("fewer", "more"),
-        cut=lambda run: rounds_to_threshold(run, threshold, smoothed) is None,
-    )
+    def cut(run: Run) -> bool:
+        return rounds_to_threshold(run, threshold, smoothed) is None
+
+    name = f"rounds to {100 * threshold:g} %" + (" by the mean of five" if smoothed else "")
+    return Measure(name, "ratio", False, value, words=("fewer", "more"), cut=cut)
 
 
-def value_s(method: Method, value: Callable[[Run], float | None]) -> FloatArray:
-    """A number of every finished run, (s,); NaN where there is none."""
-    return np.array([value(run) for run in method.runs.values()], dtype=np.float64)
-
-
-def never(method: Method | None, part: Part, smoothed: bool = False) -> int:
-    """Runs that never reached the threshold, those that diverged included."""
-    return _cut_short(method, rounds_at(part.threshold, smoothed))
-
-
-def _cut_short(method: Method | None, measure: Measure) -> int:
+def cut_short(method: Method | None, measure: Measure) -> int:
+    """Runs that never reached the threshold of the measure, those that diverged included."""
     return sum(measure.cut(run) for run in method.runs.values()) if method and measure.cut else 0
 
 
@@ -101,21 +87,19 @@ def _duel(result: Result, label: str, other: str) -> Statement | None:
     """A method against another in rounds to the threshold; open where the runs that never reached it would decide."""
     found = against(result, measures(result.part)[0], label, other)
     winner = {"shown": label, "contradicted": other}.get(found.status) if found else None
-    return found._replace(status="open") if found and winner and never(result.find(winner), result.part) else found
+    if found and winner and cut_short(result.find(winner), found.measure):
+        return found._replace(status="open")
+    return found
 
 
 class Gap(NamedTuple):
-    """G with its interval over so many paired seeds, or None where there is no gap.
-
-    ``bound`` is ``"≤"`` or ``"≥"`` where runs that never reached the threshold make G a bound, ``"≥≤"`` where they pull
-    both ways.
-    """
+    """G with its interval over so many paired seeds, or None where there is no gap."""
 
     value: float | None
     low: float | None
     high: float | None
     seeds: int
-    bound: str = ""
+    bound: str = ""  # ≤, ≥ or ≥≤ (both ways) where runs that never reached the threshold make G a bound
 
     def __str__(self) -> str:
         if self.value is None:
@@ -124,8 +108,6 @@ class Gap(NamedTuple):
 
 
 NO_GAP = Gap(None, None, None, 0)
-
-
 #: Begins why there is no G where runs that were cut short hide how wide the gap is.
 _UNKNOWN = "G is open, for how wide the gap is is not known"
 
@@ -151,7 +133,7 @@ def _no_gap_of(result: Result) -> str | None:
         return None
     why = no_gap(*sides)
     for label in (FULL, BASELINE):
-        cut = _cut_short(result.find(label), measure)
+        cut = cut_short(result.find(label), measure)
         # Rounds of full participation that were cut short would make a gap where there may be none.
         if cut and (label == FULL or why):
             return f"{_UNKNOWN}: {cut} runs of {label} never reached the threshold"
@@ -159,16 +141,13 @@ def _no_gap_of(result: Result) -> str | None:
 
 
 def gap_of(result: Result, label: str, measure: Measure) -> Gap:
-    """The gap that a method closes, of rounds or of another measure, over the seeds that all three ran.
-
-    None where runs of full participation were cut short: where the gap ends is unknown then.
-    """
+    """The gap that a method closes, of rounds or of another measure, over the seeds that all three ran."""
     sides = _paired(result, (BASELINE, label, FULL), measure)
     if sides is None:
         return NO_GAP
     base_s, own_s, full_s = sides
-    unknown = _cut_short(result.find(FULL), measure) > 0
-    if unknown or (not measure.higher and no_gap(base_s, full_s)):
+    # Where runs of full participation were cut short, it is unknown where the gap ends.
+    if cut_short(result.find(FULL), measure) or (not measure.higher and no_gap(base_s, full_s)):
         return NO_GAP._replace(seeds=len(base_s))
     sign = 1.0 if measure.higher else -1.0
     value, low, high = closed(sign * (own_s - base_s), sign * (full_s - base_s))
@@ -184,13 +163,10 @@ def closed(gained_s: FloatArray, gap_s: FloatArray) -> tuple[float | None, float
 
 
 def _bound(result: Result, label: str, measure: Measure, value: float) -> str:
-    """Which way G would go if runs that were cut short had gone on.
-
-    Down with a method's own rounds; with those of uniform sampling up if it is below 1, and down if it is above.
-    """
+    """Where G would go if runs went on: down with a method's own, up with uniform's if it is below 1, else down."""
     if label in (BASELINE, FULL):
         return ""
-    own, base = _cut_short(result.find(label), measure) > 0, _cut_short(result.find(BASELINE), measure) > 0
+    own, base = cut_short(result.find(label), measure) > 0, cut_short(result.find(BASELINE), measure) > 0
     at_most, at_least = own or (base and value > 1), base and value < 1
     return "≥" * at_least + "≤" * at_most
 
@@ -215,17 +191,12 @@ class Judgement(NamedTuple):
     """The target on one part."""
 
     result: Result
-    #: Whether methods may know the clients' labels beforehand.
-    informed: bool
-    #: This project's best unbiased method; None if none has a run.
-    best: str | None
-    #: Whether G >= 0.7: ``reached`` if its whole interval is above, ``missed`` if all of it is below.
-    status: Status = "not measured"
+    informed: bool  # whether methods may know the clients' labels beforehand
+    best: str | None  # this project's best unbiased method; None if none has a run
+    status: Status = "not measured"  # ``reached`` if the whole interval of G is above 0.7, ``missed`` if all is below
     gap: Gap = NO_GAP
-    #: Why there is no gap; None while uniform sampling or full participation has no run.
-    no_gap: str | None = None
-    #: The best method against its rivals.
-    pairs: tuple[Statement, ...] = ()
+    no_gap: str | None = None  # why there is no gap; None while uniform sampling or full participation has no run
+    pairs: tuple[Statement, ...] = ()  # the best method against its rivals
 
     @property
     def ahead(self) -> list[Statement]:
@@ -347,9 +318,9 @@ def holm(p_k: Sequence[float]) -> list[float]:
     """P-values that hold for all of them together: the k-th smallest of K times K - k + 1, not falling, at most 1."""
     order = np.argsort(p_k, kind="stable")
     factors = len(p_k) - np.arange(len(p_k))
-    adjusted = np.empty(len(p_k))
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(np.asarray(p_k)[order] * factors))
-    return list(map(float, adjusted))
+    rising = np.minimum(1.0, np.maximum.accumulate(np.asarray(p_k)[order] * factors))
+    adjusted: list[float] = rising[np.argsort(order)].tolist()
+    return adjusted
 
 
 def elsewhere_text(judgement: Judgement) -> str:

@@ -127,12 +127,9 @@ def _draw_curves(results: Sequence[Result], labels: Sequence[str], path: Path) -
     look_of, panels, window = analysis.looks(labels), [], analysis.WINDOW
     for result in results:
         smoothing = window if result.part.horizon >= 10 * window else 1
-        lines = []
-        for method in result.shown:
-            if method.label in labels:
-                band = analysis.curve_band(list(method.runs.values()), "accuracy", smoothing)
-                lines.append(analysis.Line(method.label, look_of[method.label], band))
-        panels.append(lines)
+        drawn = [method for method in result.shown if method.label in labels]
+        bands = [analysis.curve_band(list(method.runs.values()), "accuracy", smoothing) for method in drawn]
+        panels.append([analysis.Line(m.label, look_of[m.label], band) for m, band in zip(drawn, bands, strict=True)])
     captions = [f"{result.part.title}: accuracy, %" for result in results]
     note = _TEXTS["curves"].format(window=window)
     goals = [100 * result.part.threshold for result in results]
@@ -149,13 +146,10 @@ def _draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> 
         height = rows * (0.45 + 0.19 * max(len(shown), 1)) + 0.6
         figure = Figure(figsize=(analysis.WIDTH, height), dpi=analysis.DPI, facecolor="white")
         panels = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
-        figure.subplots_adjust(
-            left=0.2, right=0.985, top=1 - 0.3 / height, bottom=0.6 / height, wspace=0.1, hspace=0.35
-        )
+        top, bottom = 1 - 0.3 / height, 0.6 / height
+        figure.subplots_adjust(left=0.2, right=0.985, top=top, bottom=bottom, wspace=0.1, hspace=0.35)
         for axes, result in zip(panels, results, strict=False):
-            rounds = measures(result.part)[0]
-            gaps = [gap_of(result, label, rounds) for label in shown]
-            _gap_axis(axes, gaps, shown)
+            _gap_axis(axes, [gap_of(result, label, measures(result.part)[0]) for label in shown], shown)
             axes.set_title(result.part.title, fontsize=6.5)
         for unused in panels[len(results) :]:
             unused.set_visible(False)
@@ -177,15 +171,8 @@ def _gap_axis(axes: "Axes", gaps: Sequence[Gap], labels: Sequence[str]) -> None:
             axes.plot(ends, [place, place], color=analysis.GREY, linewidth=1.0, zorder=2)
         inside = "s" if needs(label) == "known" else "o"
         marker = "<" if gap.bound == "≤" else inside if gap.value == x else "<" if x == _LEFT else ">"
-        axes.plot(
-            [x],
-            [place],
-            marker,
-            markersize=4,
-            mfc=analysis.INK if is_unbiased(label) else "white",
-            mec=analysis.INK,
-            zorder=3,
-        )
+        fill = analysis.INK if is_unbiased(label) else "white"
+        axes.plot([x], [place], marker, markersize=4, mfc=fill, mec=analysis.INK, zorder=3)
     for x, dash in ((0.0, "-"), (1.0, "-"), (GOAL, (0, (5, 3)))):
         axes.axvline(x, color=analysis.GREY if x == GOAL else analysis.PALE, linewidth=0.8, linestyle=dash, zorder=1)
     if not any(gap.value is not None for gap in gaps):

@@ -8,13 +8,8 @@
     [cpu]  [cpu.change.fashion-mnist]
 
 Later ones win: settings, tier, part, scale, the scale's change of the part. ``methods`` are labels, or ``"every"`` for
-each sampler of ``deltafl samplers``; ``more`` are labels beside them.
-
-``texts.toml`` states how a rate is chosen. All methods of a part search the same grid, so that none of them wins by a
-finer or a longer one: where the best rate of any is at an edge, it grows by a factor of 2 on that side, for all.
-
-Where runs are expensive, the first tuning seed plays all rates, and the others only each method's best few, its
-finalists. A finalist stays one when the grid grows: its runs are there, and may be the best.
+each sampler of ``deltafl samplers``; ``more`` are labels beside them. ``texts.toml`` states how a rate is chosen; a
+finalist stays one when the grid grows.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,20 +40,14 @@ class Part(BaseModel):
     title: str
     tier: str
     methods: tuple[str, ...]
-    #: The first grid of local learning rates, each twice the one before, and how often it may grow on each side.
-    rates: tuple[Rate, ...] = Field(min_length=1)
-    extensions: Annotated[int, Field(ge=0)] = 3
-    #: The most rounds of a tuning run; None for those of a test run.
-    tuning_rounds: Count | None = None
+    rates: tuple[Rate, ...] = Field(min_length=1)  # the first grid of local rates, each twice the one before
+    extensions: Annotated[int, Field(ge=0)] = 3  # how often the grid may grow on each side
+    tuning_rounds: Count | None = None  # the most of a tuning run; None for those of a test run
     tuning_seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
-    #: How many rates of a method the tuning seeds after the first play; None for all.
-    finalists: Count | None = None
-    #: Test seeds are 0, 1, ..., seeds - 1.
-    seeds: Count
-    #: Rounds by label where they differ from the part's (full participation is expensive).
-    rounds_of: dict[str, Count] = {}
-    #: Rounds between two probes of test seed 0; None for none.
-    probe_every: Count | None = None
+    finalists: Count | None = None  # how many rates of a method the tuning seeds after the first play; None for all
+    seeds: Count  # test seeds are 0, 1, ..., seeds - 1
+    rounds_of: dict[str, Count] = {}  # by label where they differ from the part's (full participation is expensive)
+    probe_every: Count | None = None  # rounds between two probes of test seed 0; None for none
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -144,22 +133,15 @@ ScoreOf = Callable[[str, float], Score | None]
 class Search(NamedTuple):
     """How far the search for a rate is."""
 
-    #: The grid as it is now, increasing.
-    rates: tuple[float, ...]
-    #: Those that all tuning seeds play, increasing; empty while runs of the first seed are missing.
-    finalists: tuple[float, ...]
-    #: The chosen rate; None while runs of the grid are missing.
-    best: float | None = None
-    #: The edge of the grid at which the chosen rate still is; empty if it is inside.
-    edge: Literal["", "low", "high"] = ""
+    rates: tuple[float, ...]  # the grid as it is now, increasing
+    finalists: tuple[float, ...]  # what all tuning seeds play; empty while runs of the first seed are missing
+    best: float | None = None  # the chosen rate; None while runs of the grid are missing
+    edge: Literal["", "low", "high"] = ""  # of the grid, where the chosen rate still is
     score: Score | None = None
 
 
 def search(part: Part, labels: Sequence[str], score_of: ScoreOf, first_score_of: ScoreOf) -> dict[str, Search]:
-    """How far the search is with the finished runs of all methods, which share a grid.
-
-    ``score_of`` is the score on all tuning seeds; ``first_score_of`` that on the first, which chooses the finalists.
-    """
+    """The search with the finished runs: scores on all tuning seeds, and on the first, which chooses the finalists."""
     grid, up, down = part.rates, part.extensions, part.extensions
     found = {label: Search((), ()) for label in labels}
     while True:

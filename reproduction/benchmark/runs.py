@@ -10,25 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from deltafl.analysis import Run, area_under, reach
-from deltafl.errors import DeltaflError, require, unknown_name
+from deltafl.errors import DeltaflError, unknown_name
 from deltafl.io import checked
-from deltafl.simulation import (
-    Job,
-    OnProgress,
-    RunRecord,
-    RunStore,
-    plan_of,
-    require_devices,
-    require_same,
-    run_jobs,
-    task_of,
-    what_is_run,
-)
+from deltafl.simulation import Job, OnProgress, RunStore, plan_of, require_same, run_jobs, task_of, what_is_run
 
-from ..reproduce import Request, read_rows, write_rows
+from ..reproduce import Request, read_rows, require_training, write_rows
+from ..spec import Frozen
 from .parts import NEVER, Part, Score, Search, search
 
 #: The settings in which the tuning runs of a part differ.
@@ -40,28 +29,20 @@ Reasons = dict[tuple[str, str], str]
 
 
 def rounds_to_threshold(run: Run, threshold: float, smoothed: bool = False) -> float | None:
-    """The first evaluated round that reaches the threshold, by itself or by the mean of five; None for never.
-
-    A run that diverged never reaches anything, whatever it did before.
-    """
+    """The first evaluated round at the threshold; None for never, and for a run that diverged at any time."""
     at = None if run.diverged is not None else reach(run, threshold, smoothed)
     return None if at is None else float(run.round_r[at])
 
 
-class TuningResult(BaseModel):
+class TuningResult(Frozen):
     """What is kept of a tuning run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     sampler: str
     local_lr: float
     seed: int
-    #: The planned rounds.
-    rounds: int
-    #: The first evaluated round at the threshold; None for never, or if the run diverged.
-    reached: float | None
-    #: Over the rounds that the file's first line names.
-    mean_accuracy: float
+    rounds: int  # planned
+    reached: float | None  # the first evaluated round at the threshold; None for never, or if the run diverged
+    mean_accuracy: float  # over the rounds that the file's first line names
     diverged: int | None
     environment: dict[str, Any]
 
@@ -75,15 +56,10 @@ class TuningResult(BaseModel):
         return NEVER * self.rounds if self.reached is None else self.reached
 
 
-def tuning_result(record: RunRecord, part: Part) -> TuningResult:
-    run = record.run()
-    return TuningResult(
-        **{name: record.settings[name] for name in _OWN},
-        reached=rounds_to_threshold(run, part.threshold),
-        mean_accuracy=round(area_under(run, part.tuning_horizon), 6),
-        diverged=record.diverged,
-        environment=record.environment,
-    )
+def tuning_result(run: Run, part: Part) -> TuningResult:
+    own = {name: run.settings[name] for name in _OWN} | {"diverged": run.diverged, "environment": run.environment}
+    reached, area = rounds_to_threshold(run, part.threshold), area_under(run, part.tuning_horizon)
+    return TuningResult(**own, reached=reached, mean_accuracy=round(area, 6))
 
 
 class Store:
@@ -99,7 +75,7 @@ class Store:
         lines = self._lines(part)
         key = (job.settings.sampler, job.settings.local_lr or 0.0, job.settings.seed, job.settings.rounds or 0)
         if key not in lines and (record := self.runs.get(job)) is not None:
-            lines[key] = tuning_result(record, part)
+            lines[key] = tuning_result(record.run(), part)
         return lines.get(key)
 
     def tuned_by(self, part: Part, label: str, rate: float, seeds: Sequence[int]) -> list[TuningResult]:
@@ -142,7 +118,6 @@ def _read_tuning(path: Path, part: Part) -> list[TuningResult]:
 
 
 def find_rates(part: Part, methods: Sequence[str], store: Store) -> dict[str, Search]:
-
     def score_of(seeds: Sequence[int], label: str, rate: float) -> Score | None:
         found = store.tuned_by(part, label, rate, seeds)
         return score(found) if len(found) == len(seeds) else None
@@ -151,9 +126,8 @@ def find_rates(part: Part, methods: Sequence[str], store: Store) -> dict[str, Se
 
 
 def score(runs: Sequence[TuningResult]) -> Score:
-    return Score(
-        float(np.mean([run.rounds_counted for run in runs])), -float(np.mean([run.mean_accuracy for run in runs]))
-    )
+    rounds, accuracy = np.mean([run.rounds_counted for run in runs]), np.mean([run.mean_accuracy for run in runs])
+    return Score(float(rounds), -float(accuracy))
 
 
 def tuning_jobs(part: Part, methods: Sequence[str], store: Store) -> list[Job]:
@@ -198,7 +172,6 @@ class Result(NamedTuple):
 
     @property
     def done(self) -> int:
-        """Finished test runs."""
         return sum(len(method.runs) for method in self.methods)
 
     @property
@@ -222,12 +195,7 @@ def gather(part: Part, store: Store) -> Result | None:
 
 
 def play(parts: Sequence[Part], request: Request, on_progress: OnProgress) -> Reasons:
-    """Tune and measure on the parts that the request names, one after the other; skip what is finished.
-
-    Returns what cannot be run here, and why.
-    """
-    for package in ("torch", "safetensors"):
-        require(package, "sim")
+    """Tune and measure on the parts that the request names; skip what is finished, return what cannot run here."""
     store, reasons, known = Store(request.out), Reasons(), {part.name: part for part in parts}
     for name in request.parts or ():
         if name not in known:
@@ -244,14 +212,12 @@ def play(parts: Sequence[Part], request: Request, on_progress: OnProgress) -> Re
 
 
 def _runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
-    """The methods of a part that can run here; why others cannot is added to ``reasons``.
-
-    Data are looked for only where something is left to do.
-    """
+    """The methods of a part that can run here; why others cannot is added to ``reasons``."""
+    # Data are looked for only where something is left to do.
     tuned = all(store.tuned(part, job) for job in tuning_jobs(part, part.methods, store))
     if tuned and all(store.runs.get(job) for job in reported_jobs(part, part.methods, store)):
         return part.methods
-    require_devices([part.common.device])
+    require_training([part.common.device])
     try:
         task = task_of(part.common)
     except DeltaflError as error:

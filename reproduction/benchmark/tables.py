@@ -14,8 +14,8 @@ from deltafl.tasks import find_task
 from deltafl.types import FloatArray
 
 from ..spec import TEXTS
-from ..verdict import ends
-from .judge import NO_GAP, Gap, against, gap_by_seed, gap_of, measures, needs, never, value_s
+from ..verdict import ends, number_text
+from .judge import NO_GAP, Gap, against, cut_short, gap_by_seed, gap_of, measures, needs
 from .parts import BASELINE, FULL, NEVER
 from .runs import Method, Result, Store, score
 
@@ -27,9 +27,7 @@ _KEYS = ("rounds", "rounds_smoothed", "accuracy", "mean_accuracy")
 def by_rounds(result: Result) -> list[Method]:
     """The methods with a finished run, fewest mean rounds first; ties by mean accuracy."""
     rounds, *_, area = measures(result.part)
-    return sorted(
-        result.shown, key=lambda m: (np.mean(value_s(m, rounds.value)), -float(np.mean(value_s(m, area.value))))
-    )
+    return sorted(result.shown, key=lambda m: (np.mean(rounds.numbers(m.runs)), -float(np.mean(area.numbers(m.runs)))))
 
 
 def name_of(label: str) -> str:
@@ -45,44 +43,32 @@ def main_table(result: Result) -> str:
     lines = []
     for method in by_rounds(result):
         label = method.label
-        speed_up, points = "baseline", "baseline"
-        if label != BASELINE:
-            speed_up = _speed_up(result, method, against(result, rounds, label, BASELINE))
-            points = _points(against(result, area, label, BASELINE))
-        line = [name_of(label), needs(label), _rounds(result, method, rounds), speed_up]
-        line += [_gap(gap_of(result, label, rounds), label), _percent(method, area), points, _percent(method, end)]
-        lines.append([*line, f"{len(method.runs)} of {result.part.seeds}"])
+        speed_up, points = (_to_baseline(result, measure, label) for measure in (rounds, area))
+        line = [name_of(label), needs(label), _rounds(method, rounds), speed_up]
+        line += [_gap(gap_of(result, label, rounds), label), _mean_text(method, area, 2), points]
+        lines.append([*line, _mean_text(method, end, 2), f"{len(method.runs)} of {result.part.seeds}"])
     return analysis.markdown(heads, lines, left=2)
 
 
-def _mean_text(value_s: FloatArray, digits: int) -> str:
-    mean, sd = analysis.mean_and_sd(value_s)
+def _mean_text(method: Method, measure: analysis.Measure, digits: int) -> str:
+    mean, sd = analysis.mean_and_sd(measure.scale * measure.numbers(method.runs))
     return analysis.plus_minus(mean, None if np.isnan(sd) else sd, digits)
 
 
-def _rounds(result: Result, method: Method, rounds: analysis.Measure) -> str:
-    failed = never(method, result.part)
+def _rounds(method: Method, rounds: analysis.Measure) -> str:
+    failed = cut_short(method, rounds)
     notes = [f"{failed} of {len(method.runs)} never"] if failed else []
     notes += [f"{method.diverged} diverged"] if method.diverged else []
     mark, note = "≥ " if failed else "", f" ({', '.join(notes)})" if notes else ""
-    return f"{mark}{_mean_text(value_s(method, rounds.value), 1)}{note}"
+    return f"{mark}{_mean_text(method, rounds, 1)}{note}"
 
 
-def _percent(method: Method, measure: analysis.Measure) -> str:
-    return _mean_text(100 * value_s(method, measure.value), 2)
-
-
-def _speed_up(result: Result, method: Method, statement: analysis.Statement | None) -> str:
-    if statement is None or statement.estimate is None:
-        return analysis.DASH
-    mark = "≥" * (never(result.find(BASELINE), result.part) > 0) + "≤" * (never(method, result.part) > 0)
-    return f"{mark}{' ' * bool(mark)}×{statement.estimate:.2f}{ends(statement.low, statement.high)}"
-
-
-def _points(statement: analysis.Statement | None) -> str:
-    if statement is None or statement.estimate is None:
-        return analysis.DASH
-    return f"{100 * statement.estimate:+.2f}{ends(statement.low, statement.high, scale=100)}"
+def _to_baseline(result: Result, measure: analysis.Measure, label: str) -> str:
+    statement = against(result, measure, label, BASELINE)
+    if label == BASELINE or statement is None:
+        return "baseline" if label == BASELINE else analysis.DASH
+    mark = "≥" * (cut_short(result.find(BASELINE), measure) > 0) + "≤" * (cut_short(result.find(label), measure) > 0)
+    return f"{mark}{' ' * bool(mark)}{number_text(statement)}"
 
 
 def _gap(gap: Gap, label: str) -> str:
@@ -96,7 +82,7 @@ def cost_table(result: Result) -> str:
     lines = []
     for method in by_rounds(result):
         costs = {key: _short(value) for key, value in cost_cells(result, method).items()}
-        if never(method, result.part):
+        if cut_short(method, measures(result.part)[0]):
             costs |= {key: f"≥ {costs[key]}" for key in ("mb_to_threshold", "cpu_seconds_to_threshold")}
         lines.append([name_of(method.label), *costs.values()])
     return analysis.markdown(heads, lines)
@@ -127,10 +113,7 @@ def cost_cells(result: Result, method: Method) -> dict[str, Any]:
 
 
 def _to_threshold(result: Result, method: Method, spent: Callable[[analysis.Run], FloatArray]) -> tuple[float, float]:
-    """Means over runs of what was spent until the threshold was reached, and in one round.
-
-    A run that never reached the threshold, or diverged, counts with all of its planned rounds.
-    """
+    """Means over runs of what was spent until the threshold was reached, else in all planned rounds; and in a round."""
     to_threshold, a_round = [], []
     for run in method.runs.values():
         at = None if run.diverged is not None else analysis.reach(run, result.part.threshold)
@@ -149,12 +132,7 @@ def _probed(method: Method, column: str) -> float | None:
 
 
 def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, float]:
-    """What the server keeps between rounds: a state has k d + r numbers for a model of d parameters.
-
-    Returns:
-        Vectors of the model's length k, the global model included; other numbers a client r / m; megabytes of both,
-        at 4 bytes a model's number and 8 bytes another.
-    """
+    """A state has k d + r numbers for a model of d parameters: k (the model included), r / m, and megabytes of all."""
     *_, last = find_task(settings.task).make_model().parameters()
     aux_mq = np.ones((num_clients, len(last)))  # one number for each class; their values do not matter
     plan = plan_of(settings, Population.from_sizes([1] * num_clients, aux=aux_mq))
@@ -188,10 +166,11 @@ def _method_cells(result: Result, method: Method) -> dict[str, Any]:
     cell: dict[str, Any] = {"part": part.name, "tier": part.tier, "method": label, "unbiased": is_unbiased(label)}
     cell |= {"needs": needs(label), "source": SAMPLERS[parse_label(label).name].source}
     cell |= {"rate": method.search.best, "edge": method.search.edge, "seeds": len(method.runs)}
-    cell |= {"never": never(method, part), "never_smoothed": never(method, part, smoothed=True)}
+    never, never_smoothed, *_ = (cut_short(method, measure) for measure in measures(part))
+    cell |= {"never": never, "never_smoothed": never_smoothed}
     cell |= {"diverged": method.diverged}
     for key, measure in zip(_KEYS, measures(part), strict=True):
-        cell |= _with_ends(key, analysis.mean_interval(value_s(method, measure.value)))
+        cell |= _with_ends(key, analysis.mean_interval(measure.numbers(method.runs)))
         other, gap = against(result, measure, label, BASELINE), gap_of(result, label, measure)
         if key == "accuracy":  # the end of a shorter run is no end
             other = other if part.rounds(label) == part.rounds(BASELINE) else None

@@ -10,7 +10,7 @@ import pytest
 
 from deltafl.errors import DeltaflError
 from deltafl.tasks import make_task
-from reproduction.data.archives import (
+from reproduction.data import (
     ARCHIVES,
     TINY_ALPHABET,
     load_cifar10_jpeg,

@@ -102,7 +102,7 @@ def test_a_rate_that_never_reaches_counts_twice_its_rounds_and_ties_go_to_accura
     fast, slow = record(job, [0.6, 0.7, 0.7, 0.7]), record(job, [0.1, 0.2, 0.3, 0.4])
 
     def scored(*runs: RunRecord) -> Score:
-        return score([tuning_result(run, part) for run in runs])
+        return score([tuning_result(run.run(), part) for run in runs])
 
     assert scored(fast, slow).rounds == (1 + 2 * 4) / 2
     assert scored(record(job, [0.6, 0.6], diverged=2)).rounds == 8

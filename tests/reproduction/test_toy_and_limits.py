@@ -116,5 +116,5 @@ def test_what_is_known_is_not_run_again_and_a_page_needs_every_point(tmp_path: P
 
 
 def test_methods_that_need_an_oracle_are_refused() -> None:
-    with pytest.raises(DeltaflError, match="needs an oracle"):
+    with pytest.raises(DeltaflError, match="before the draw"):
         rows_of(methods=["fedis"])
