@@ -1,10 +1,12 @@
-"""The README's example runs, and the documents name the files that are there."""
+"""The examples in documents run, and the documents name the files that are there."""
 
 import csv
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from deltafl.designs.table import DESIGNS
 from deltafl.estimators.table import ESTIMATORS, REMOTE_ESTIMATORS
@@ -14,13 +16,17 @@ from reproduction.spec import load_experiment
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_readmes_ten_lines_run() -> None:
-    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize(("document", "last_round"), [("README.md", 99), ("docs/scale.md", 3)])
+def test_the_first_example_of_a_document_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, document: str, last_round: int
+) -> None:
+    block = re.search(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
     assert block is not None
-    names: dict[str, object] = {"train": lambda client, params_d: 0.1 * (client - params_d)}
-    exec(compile(block[1], "README.md", "exec"), names)
-    assert np.isfinite(names["state"].params_d).all()  # type: ignore[attr-defined]
-    assert names["info"].round == 99  # type: ignore[attr-defined]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"train": lambda client, params_d: 0.1 * (client - params_d)}
+    exec(compile(block[1], document, "exec"), names)
+    assert np.isfinite(names["state"].params_d).all()
+    assert names["info"].round == last_round
 
 
 def test_what_is_cited_is_among_the_references() -> None:

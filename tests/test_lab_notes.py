@@ -58,7 +58,6 @@ def test_differences_are_paired_with_the_default_too_and_runs_that_never_reach_a
     [
         (["--only", "inovation"], "unknown idea 'inovation'"),
         (["--set", "foo=1"], "unknown setting 'foo'"),
-        (["--seeds", "0"], "--seeds is 0; write 1 or more"),
         (["--show", "pyproject.toml"], "pyproject.toml is not valid JSON"),
         (["--show", "results/ideas/noise-digits.json"], "is no file of ideas.py"),
     ],
@@ -106,9 +105,6 @@ def test_why_less_of_the_gap_is_closed_at_tuned_rates() -> None:
     )
     assert said is not None
     assert list(said.groups()) == [f"{gap:.2f}" for gap in gaps]
-    for method in ("uniform", "full"):
-        assert f"{at[method, 0.8]:.1f}" in said.string
-        assert f"{at[method, own[method]]:.1f}" in said.string
     gain = {method: at[method, 0.8] - at[method, own[method]] for method in ("uniform", "full")}
     assert f"`uniform` gains {gain['uniform']:.1f} rounds and `full` {gain['full']:.1f}" in text
 
@@ -131,15 +127,3 @@ def test_other_numbers_of_the_documents() -> None:
     assert f"(`innovation` {ours[0]} and {ours[1]}, `fedvarp` {varp[0]} both)" in theory
     assert f"those of one in 100 at 0.3 ({ours[2]} and {ours[3]}; {varp[2]} and {varp[3]})" in theory
     assert f"variance of uniform draws at $\\delta = 0.3$ ({at[1000, 0.3, 'fedvarp']})" in theory
-    scale = (DOCS / "scale.md").read_text()
-    shown = re.findall(r"^\| `([^`]+)`.*MB \|$|^\| `(spread)`", scale, re.MULTILINE)
-    rows = json.loads((ROOT / "results" / "speed" / "server_scale.json").read_text())["rows"]
-    labels = {"".join(pair) for pair in shown}
-    few = [
-        row
-        for row in rows
-        if row["sampler"] in labels and row["rounds"] < 25 and (row["sampler"], row["clients"]) != ("spread", 10**4)
-    ]
-    rounds = [row["rounds"] for row in few]
-    assert f"Medians of 25 rounds ({min(rounds)} to {max(rounds)} where a round takes 0.4 s or more)" in scale
-    assert min(row["seconds"]["median"] for row in few) > 0.4

@@ -3,7 +3,6 @@
 import tracemalloc
 from collections.abc import Callable
 from copy import deepcopy
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -52,11 +51,11 @@ def label_of(name: str) -> str:
     return "hics-fl(classes=3)" if name == "hics-fl" else name
 
 
-def closed(updates: Any, label: str = "uniform") -> RoundInfo:
+def closed(updates: Any, label: str = "uniform", reports: Reports | None = None) -> RoundInfo:
     """One round of three clients, all selected, and a model of two parameters."""
     plan = make_plan(label, Population.from_sizes([1, 2, 3]), 3)
     state = init_round(plan, np.zeros(2))
-    return close_round(plan, state, open_round(plan, state), updates)[1]
+    return close_round(plan, state, open_round(plan, state), updates, reports)[1]
 
 
 class Tensor:
@@ -69,7 +68,6 @@ class Tensor:
 BAD_UPDATES = {
     "nan": np.array([1, np.nan, 1]),
     "infinite": np.array([1, -np.inf, 1]),
-    "too long": np.zeros(4),
     "too short": np.zeros(2),
     "matrix": np.zeros((3, 1)),
     "scalar": 7.0,
@@ -211,13 +209,10 @@ def test_rounds_are_opened_and_closed_again_with_the_same_bits(name: str, estima
     assert not np.array_equal(following.params_d, state.params_d)
 
 
-def test_draws_depend_on_seed_and_round_only() -> None:
-    cohorts = {
-        tuple(open_round(plan, init_round(plan, START_D)._replace(round=r)).client_n.tolist())
-        for seed, r in product(range(6), range(6))
-        for plan in [Plan(POPULATION, Fixed(), 3, seed=seed)]
-    }
-    assert len(cohorts) > 10  # of 20 possible ones
+def test_draws_depend_on_seed_and_round() -> None:
+    plans = [Plan(POPULATION, Fixed(), 3, seed=seed) for seed in range(6)]
+    states = [init_round(plans[0], START_D)._replace(round=round) for round in range(6)]
+    assert len({tuple(open_round(plan, state).client_n) for plan in plans for state in states}) > 10  # of 20
 
 
 def test_the_simplest_round_by_hand() -> None:
@@ -270,19 +265,6 @@ def test_replies_without_a_loss_are_refused_where_it_is_learned_from(label: str)
     assert [(reply.client, "has no loss" in reply.reason) for reply in info.rejected] == [(cohort.client_n[1], True)]
 
 
-def test_selections_and_responses_are_counted() -> None:
-    plan = Plan(POPULATION, Fixed(), 2)
-    state = init_round(plan, START_D)
-    selected_m, responded_m = np.zeros(6), np.zeros(6)
-    for _ in range(20):
-        cohort = open_round(plan, state)
-        state, _ = close_round(plan, state, cohort, [PROBLEM.update_md[0], None])
-        selected_m[cohort.client_n] += 1
-        responded_m[cohort.client_n[0]] += 1
-    assert state.selected_m.tolist() == selected_m.tolist()
-    assert state.responded_m.tolist() == responded_m.tolist()
-
-
 @pytest.mark.parametrize("label", ["uniform", "md", "md-fixed", "fedis", "cluster-is", "uniform@poisson"])
 @pytest.mark.parametrize("estimator", ["horvitz-thompson", "difference"])
 def test_with_a_mask_the_estimate_targets_who_is_available(label: str, estimator: str) -> None:
@@ -325,12 +307,11 @@ def plan_of(population: Population = POPULATION, n: int = 2, **options: Any) -> 
     return Plan(population, Fixed(), n, **options)
 
 
+sizes = Population.from_sizes
+
+
 def weighted(weights: list[float]) -> Plan:
     return plan_of(Population(np.array(weights), np.ones(2, dtype=np.int64)), 1)
-
-
-def sizes(sizes: Any, weights: str = "data", aux: Any = None) -> Population:
-    return Population.from_sizes(sizes, weights, aux)
 
 
 @pytest.mark.parametrize(
@@ -340,40 +321,27 @@ def sizes(sizes: Any, weights: str = "data", aux: Any = None) -> Population:
         (lambda: plan_of(estimator="best"), "unknown estimator"),
         *((lambda q=q: plan_of(response_floor=q), "response_floor") for q in (0.0, 1.5, np.nan)),
         (lambda: weighted([0.5, 0.6]), "sum 1"),
-        (lambda: weighted([1.5, -0.5]), "sum 1"),
         (lambda: weighted([np.nan, 1]), "sum 1"),
         (lambda: weighted([0.2, 0.3, 0.5]), "3 weights and 2 sizes"),
         (lambda: init_round(plan_of(), np.zeros((2, 2))), r"got shape \(2, 2\); use .ravel\(\)"),
         (lambda: init_round(plan_of(), [1.0, np.nan]), "finite numbers"),
         (lambda: init_round(plan_of(), ["a"]), "array of numbers"),
         (lambda: sizes([]), "at least one size"),
-        (lambda: sizes([[1, 2]]), "at least one size"),
-        (lambda: sizes([1, 0]), "whole numbers, 1 to"),
         (lambda: sizes([1.5, 2.0]), "whole numbers, 1 to"),
         (lambda: sizes([2**62] * 3), r"whole numbers, 1 to 2\^53"),
-        (lambda: sizes([2**64 - 1] * 2), r"whole numbers, 1 to 2\^53"),
         (lambda: sizes([1, 2], "size"), "weights is 'size'"),
-        (lambda: sizes([1, 2], aux=np.array([["a"], ["b"]])), "one row of numbers"),
         (lambda: sizes([1, 2], aux=[[1], [1, 2]]), "one row of numbers"),
         (lambda: sizes([1, 2], aux=[[1.0], [1e160]]), "of client 1 holds a number that is not finite, or"),
         (lambda: plan_of(THREE._replace(aux_mq=np.array([[1], [np.nan], [2]]))), "client 1 holds a number that is not"),
-        (lambda: Reports.make(2, loss=[[1], [1, 2]]), "loss must have one number for each of 2 clients"),
         (lambda: Reports.make(3, loss=[1.0, 2.0]), "loss must have one number for each of 3 clients"),
         (lambda: closed(np.ones((2, 2))), "3 clients"),
+        (lambda: closed(np.ones((3, 2)), reports=Reports.make(4)), "3 clients"),
         (lambda: closed({0: np.ones(2)}), "updates are a dict; give a list or an array, in the order of cohort"),
-        (lambda: closed(None), "updates are a NoneType; give a list"),
-        (lambda: closed(np.float32(3)), "updates are a float32; give a list"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(make: Callable[[], object], sentence: str) -> None:
     with pytest.raises(DeltaflError, match=sentence):
         make()
-
-
-def test_reports_have_one_row_a_client() -> None:
-    state, cohort = opened(plan_of(n=3))
-    with pytest.raises(DeltaflError, match="3 clients"):
-        close_round(plan_of(n=3), state, cohort, PROBLEM.update_md[cohort.client_n], Reports.make(4))
 
 
 def test_populations_by_hand() -> None:

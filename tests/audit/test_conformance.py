@@ -20,7 +20,6 @@ from deltafl import (
     Sampler,
     draw_cohort,
     make_sampler,
-    stream,
 )
 from deltafl.audit import check_sampler
 from deltafl.types import Oracle
@@ -56,13 +55,6 @@ def test_simple_random_sampling_refuses_unequal_scores(name: str) -> None:
         check_sampler(SAMPLERS[name].make({}, "simple-random"), oracle=oracle_for(12))
     with pytest.raises(DeltaflError, match=f"write {name}@systematic"):
         make_sampler(f"{name}@simple-random")
-
-
-@pytest.mark.parametrize("name", sorted(set(SAMPLERS) - {"full"}))
-def test_every_sampler_refuses_a_round_without_clients(name: str) -> None:
-    sampler, problem = make_sampler(name), make_problem([1, 2, 3])
-    with pytest.raises(DeltaflError, match="no client is available"):
-        sampler.open(sampler.init(problem.population), np.zeros(3, dtype=bool), 2, stream(0, "draw"), problem.oracle)
 
 
 # --- the check must be able to fail: samplers with one fault each -----------------------------------------------------

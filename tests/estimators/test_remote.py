@@ -164,16 +164,6 @@ def one(number: float) -> Params:
     return np.array([number], dtype=np.float32)
 
 
-def test_a_reply_that_was_lost_moves_nothing() -> None:
-    memory, server = ClientMemory(1), Server()
-    assert server.take(memory.reply(one(2.0), server.taken)) == 2.0
-    assert memory.reply(one(5.0), server.taken).difference_d == 3.0  # lost
-    assert memory.control_d.tolist() == [2.0]
-    assert server.take(memory.reply(one(6.0), server.taken)) == 4.0
-    assert server.take(memory.reply(one(6.5), server.taken)) == 0.5
-    assert memory.control_d.tolist() == [6.0]
-
-
 def test_clients_follow_a_server_that_goes_back() -> None:
     """To the last c_i but one; further back it needs a new start, which -1 is."""
     memory, server = ClientMemory(1, keep=2), Server()
@@ -231,7 +221,6 @@ def test_replies_of_the_wrong_kind_are_an_error_of_the_host() -> None:
     replies = [RemoteReply(update_d, -1) for update_d in update_nd]
     for estimator, given, message in (
         ("innovation-remote", update_nd, "client 0 is no RemoteReply; .* deltafl.ClientMemory.reply"),
-        ("innovation-remote", [replies[0], None, update_nd[0]], "is no RemoteReply"),
         ("innovation", replies, "is a RemoteReply; .* with any other the update itself"),
         ("horvitz-thompson", [update_nd[0], None, replies[0]], "is a RemoteReply"),
         ("innovation-remote", replies[:2], "must have 3 rows"),
@@ -242,12 +231,9 @@ def test_replies_of_the_wrong_kind_are_an_error_of_the_host() -> None:
             close_round(plan, state, open_round(plan, state), given)
 
 
-def test_samplers_that_look_at_the_updates_own_entries_are_refused() -> None:
+def test_samplers_that_look_at_the_updates_own_entries_and_simulations_are_refused() -> None:
     with pytest.raises(DeltaflError, match="HicsFL looks at the last entries of updates"):
         Plan(POPULATION, make_sampler("hics-fl"), N, "innovation-remote")
-
-
-def test_a_simulation_refuses_it() -> None:
     settings = make_settings(RunSettings, {"task": "toy", "sampler": "uniform@systematic@innovation-remote"})
     with pytest.raises(DeltaflError, match="which simulated ones do not: write 'innovation'"):
         plan_of(settings, POPULATION)

@@ -56,10 +56,9 @@ def test_a_sketch_takes_less_memory_than_the_model() -> None:
     assert peak < 8 * d + sketch_nq.nbytes
 
 
-@pytest.mark.parametrize("size", [0, 129])
-def test_a_size_out_of_range_is_refused(size: int) -> None:
-    with pytest.raises(DeltaflError, match=f"cannot have {size} numbers"):
-        count_sketch(np.zeros((1, 4)), size, 0)
+def test_a_size_out_of_range_is_refused() -> None:
+    with pytest.raises(DeltaflError, match="cannot have 129 numbers"):
+        count_sketch(np.zeros((1, 4)), 129, 0)
 
 
 class _Watching(Fixed):

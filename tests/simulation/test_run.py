@@ -68,12 +68,13 @@ def test_an_interrupted_run_ends_like_an_unbroken_one(tmp_path: Path, rounds: in
     assert result_of(tmp_path / "broken") == result_of(tmp_path / "unbroken")
 
 
-def test_killed_at_random_moments_it_still_ends_in_the_same_bits(tmp_path: Path) -> None:
-    """kill -9 (and sometimes Ctrl-C) at random moments over the life of one run."""
+@pytest.mark.parametrize("sampler", ["pracdelta", "innovation"])
+def test_killed_at_random_moments_it_still_ends_in_the_same_bits(tmp_path: Path, sampler: str) -> None:
+    """kill -9 (and sometimes Ctrl-C) at random moments over the life of one run, its memory of updates in a file."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["deltafl.simulation.run"])  # a kill then falls into the run, not into imports
     moments = random.Random(0)
-    given = {"clients": 40, "rounds": 60, "checkpoint_every": 3}
+    given = {"clients": 40, "rounds": 60, "checkpoint_every": 3, "sampler": sampler, "memory_path": str(tmp_path)}
 
     def play(name: str, seconds: float | None = None, by: int = signal.SIGKILL) -> int | None:
         process = processes.Process(target=run, args=(tmp_path / name,), kwargs=given)
@@ -93,6 +94,8 @@ def test_killed_at_random_moments_it_still_ends_in_the_same_bits(tmp_path: Path)
     assert play("broken") == 0
     assert result_of(tmp_path / "broken") == result_of(tmp_path / "unbroken")
     assert not list((tmp_path / "broken").glob("*.part"))
+    kept = [path.read_bytes() for path in tmp_path.glob("file-*/rows.bin")]
+    assert (len(kept), len(set(kept))) == ((3, 1) if sampler == "innovation" else (0, 0))
 
 
 def test_samplers_share_split_initial_model_and_minibatches() -> None:
