@@ -94,8 +94,9 @@ def test_killed_at_random_moments_it_still_ends_in_the_same_bits(tmp_path: Path,
     assert play("broken") == 0
     assert result_of(tmp_path / "broken") == result_of(tmp_path / "unbroken")
     assert not list((tmp_path / "broken").glob("*.part"))
-    kept = [path.read_bytes() for path in tmp_path.glob("*-*/rows.bin")]
-    assert (len(kept), len(set(kept))) == ((3, 1) if sampler == "innovation" else (0, 0))
+    if sampler == "innovation":
+        kept, broken = (next(tmp_path.glob(f"{name}-*/rows.bin")) for name in ("unbroken", "broken"))
+        assert kept.read_bytes() == broken.read_bytes()
 
 
 def test_samplers_share_split_initial_model_and_minibatches() -> None:
