@@ -80,6 +80,9 @@ def test_one_and_two_workers_agree_to_the_last_bit(make_model: object, two: Work
     np.testing.assert_array_equal(params_d, pair.initial_params())
     first = alone.train(params_d, 2, clients, squares=True)
     np.testing.assert_equal(first, pair.train(params_d, 2, clients, squares=True))
+    for cohort in (np.array([], dtype=int), np.array([4]), np.array([5, 4, 1])):
+        np.testing.assert_equal(alone.train(params_d, 2, cohort, squares=True), first.of(cohort))
+    assert not np.array_equal(first.update_nd, alone.train(params_d, 3, clients).update_nd)
     moved_d = params_d + first.update_nd.mean(axis=0)
     np.testing.assert_equal(alone.train(moved_d, 3, clients), pair.train(moved_d, 3, clients))
     drift_d = first.update_nd[0]
@@ -88,24 +91,6 @@ def test_one_and_two_workers_agree_to_the_last_bit(make_model: object, two: Work
     assert not np.array_equal(drifting.update_nd, alone.train(moved_d, 3, clients).update_nd)
     np.testing.assert_array_equal(alone.losses(moved_d, clients), pair.losses(moved_d, clients))
     assert alone.evaluate(moved_d) == pair.evaluate(moved_d)
-
-
-@pytest.mark.parametrize("make_model", [cnn, dropout_net, softmax_net])
-def test_a_client_does_the_same_in_every_cohort(make_model: object) -> None:
-    engine = Engine(make_task(make_model), WORK, 3)
-    params_d = engine.initial_params()
-    whole = engine.train(params_d, 1, np.arange(6))
-    for cohort in ([4], [5, 4], [0, 4, 1], [4, 3, 2, 1, 0]):
-        np.testing.assert_equal(engine.train(params_d, 1, np.array(cohort)), whole.of(np.array(cohort)))
-    assert not np.array_equal(whole.update_nd, engine.train(params_d, 2, np.arange(6)).update_nd)
-
-
-def test_types_and_shapes() -> None:
-    engine = Engine(make_task(), WORK, 0)
-    training = engine.train(engine.initial_params(), 0, np.array([1, 3]))
-    assert training.update_nd.shape == (2, engine.num_params)
-    assert [column.dtype for column in training] == [np.float32, *[np.float64] * 3, np.int64]
-    assert engine.train(engine.initial_params(), 0, np.array([], dtype=int)).update_nd.shape == (0, engine.num_params)
 
 
 def keeping_net() -> nn.Module:

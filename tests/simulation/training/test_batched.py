@@ -18,7 +18,7 @@ from deltafl.simulation.training.route import Computation, padded_width
 from deltafl.simulation.training.serial import LocalResult, LocalWork, train_serial
 from deltafl.streams import stream
 from deltafl.tasks import crop_and_flip
-from deltafl.tasks.models import cross_entropy, mlp, softmax_regression
+from deltafl.tasks.models import cross_entropy, mlp
 from deltafl.tasks.synthetic import make_synthetic_task
 from deltafl.types import Params
 
@@ -106,86 +106,62 @@ def test_the_loop_runs_on_every_device(device: str, name: str) -> None:
     assert_equal_to_twins(Engine(task, work, 0, how=Computation(device, engine="loop")), work)
 
 
-# Dense models on a CPU: the trainer itself, with sizes of minibatches around the lengths of vectors.
-DENSE_SIZES = (3, 80, 40, 33, 64, 1, 60)
-ROWS = np.split(np.random.default_rng(1).permutation(sum(DENSE_SIZES)), np.cumsum(DENSE_SIZES)[:-1])
-DENSE_MODELS: dict[str, Callable[[], nn.Module]] = {
-    "softmax": lambda: softmax_regression(17, CLASSES),
-    "mlp": lambda: mlp(17, [13, 9], CLASSES),
-    "tanh, no bias": lambda: nn.Sequential(
-        nn.Flatten(), nn.Linear(17, 6, bias=False), nn.Tanh(), nn.Linear(6, CLASSES), nn.Sigmoid()
-    ),
-}
-DENSE_WORKS = {
-    "epochs": LocalWork(lr=0.1, epochs=2, batch_size=32),
-    "short batches": LocalWork(lr=0.1, epochs=1, batch_size=7),
-    "more than one vector": LocalWork(lr=0.1, epochs=2, batch_size=50),
-    "whole data": LocalWork(lr=0.1, steps=3, batch_size=None),
-    "everything": LocalWork(lr=0.1, steps=7, batch_size=10, momentum=0.5, proximal=0.1, mime=0.3),
-}
+def tanh_net(features: int, hidden: list[int], classes: int) -> nn.Module:
+    last = nn.Linear(6, classes)
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, 6, bias=False), nn.Tanh(), last, nn.Sigmoid())
 
 
-def examples(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.standard_normal((sum(DENSE_SIZES), 17)).astype(np.float32))
-    return x[rows], torch.from_numpy(rng.integers(0, CLASSES, sum(DENSE_SIZES)))[rows]
-
-
-def job_of(client: int) -> LocalJob:
-    return LocalJob(ROWS[client], stream(0, "batches", 3, client), 0.1 if client % 2 else 0.0)
-
-
-def start(model: nn.Module) -> tuple[Params, Params]:
-    """The model's parameters, and a drift of about an update's size."""
-    params_d: Params = parameters_to_vector(model.parameters()).detach().numpy().copy()
-    return params_d, (0.01 * np.random.default_rng(3).normal(size=len(params_d))).astype(np.float32)
-
-
-@pytest.mark.parametrize("work", DENSE_WORKS.values(), ids=DENSE_WORKS.keys())
-@pytest.mark.parametrize("name", DENSE_MODELS)
-def test_dense_models_equal_the_reference_with_the_same_bits_in_any_cohort(name: str, work: LocalWork) -> None:
-    torch.manual_seed(1)
-    model = DENSE_MODELS[name]()
-    params_d, drift_d = start(model)
-    trainer = BatchedTrainer(model, cross_entropy, work, padded_width(ROWS, work.batch_size), examples)
-
-    def train(clients: Sequence[int]) -> list[LocalResult]:
-        return trainer.train([job_of(client) for client in clients], params_d, drift_d, squares=True)
-
-    everyone = train(range(len(DENSE_SIZES)))
-    for client, result in enumerate(everyone):
-        own = job_of(client)
-        x, y = examples(torch.from_numpy(own.rows))
-        twin = train_serial(model, cross_entropy, x, y, params_d, work, own.rng, own.noise, drift_d, squares=True)
-        assert_near(result, twin)
-    for cohort in ([0], [3], [1, 2], [6, 5, 0], [4, 3, 2, 1, 0]):
-        np.testing.assert_equal(train(cohort), [everyone[client] for client in cohort])
+DENSE_WORKS = [
+    LocalWork(lr=0.1, epochs=1),
+    LocalWork(lr=0.1, steps=3, batch_size=None),
+    LocalWork(lr=0.1, steps=7, momentum=0.5, proximal=0.1, mime=0.3),
+]
 
 
 @given(
+    make=st.sampled_from([mlp, tanh_net]),
     features=st.just(1) | st.integers(1, 40),
     classes=st.sampled_from([16, 32]) | st.integers(2, 12),
     hidden=st.lists(st.integers(1, 20), max_size=2),
+    work=st.sampled_from(DENSE_WORKS),
     batch=st.integers(1, 70),
     chosen=st.lists(st.integers(0, 11), min_size=1, max_size=12, unique=True),
 )
-@example(features=1, classes=16, hidden=[], batch=20, chosen=[3])
-@example(features=1, classes=32, hidden=[], batch=70, chosen=[5, 2])
-@example(features=7, classes=16, hidden=[1], batch=33, chosen=[0, 7])
-@settings(max_examples=60)
-def test_the_cohort_does_not_change_a_bit_whatever_the_shapes(
-    features: int, classes: int, hidden: list[int], batch: int, chosen: list[int]
+@example(make=mlp, features=1, classes=16, hidden=[], work=DENSE_WORKS[0], batch=20, chosen=[3])
+@example(make=mlp, features=1, classes=32, hidden=[], work=DENSE_WORKS[0], batch=70, chosen=[5, 2])
+@example(make=mlp, features=7, classes=16, hidden=[1], work=DENSE_WORKS[0], batch=33, chosen=[0, 7])
+@settings(max_examples=80)
+def test_dense_models_equal_the_reference_with_the_same_bits_in_any_cohort(
+    make: Callable[[int, list[int], int], nn.Module],
+    features: int,
+    classes: int,
+    hidden: list[int],
+    work: LocalWork,
+    batch: int,
+    chosen: list[int],
 ) -> None:
     rng = np.random.default_rng(features)
     sizes = rng.integers(1, 90, 12)
-    rows = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
+    rows = np.split(rng.permutation(sizes.sum()), np.cumsum(sizes)[:-1])
     x = torch.from_numpy(rng.standard_normal((sizes.sum(), features)).astype(np.float32))
     y = torch.from_numpy(rng.integers(0, classes, sizes.sum()))
-    model, work = mlp(features, hidden, classes), LocalWork(lr=0.1, epochs=1, batch_size=batch)
-    trainer = BatchedTrainer(model, cross_entropy, work, padded_width(rows, batch), lambda own: (x[own], y[own]))
+    work = replace(work, batch_size=batch) if work.batch_size else work
+    torch.manual_seed(1)
+    model = make(features, hidden, classes)
+    params_d: Params = parameters_to_vector(model.parameters()).detach().numpy().copy()
+    drift_d = drift_of(len(params_d), work)
+    trainer = BatchedTrainer(
+        model, cross_entropy, work, padded_width(rows, work.batch_size), lambda own: (x[own], y[own])
+    )
+
+    def job_of(client: int) -> LocalJob:
+        return LocalJob(rows[client], stream(0, "batches", 3, client), 0.1 if client % 2 else 0.0)
 
     def trained(clients: Sequence[int]) -> list[LocalResult]:
-        return trainer.train([LocalJob(rows[k], stream(0, "batches", 0, k)) for k in clients], start(model)[0])
+        return trainer.train([job_of(client) for client in clients], params_d, drift_d, squares=True)
 
     everyone = trained(range(12))
     np.testing.assert_equal(trained(chosen), [everyone[client] for client in chosen])
+    own = job_of(chosen[0])
+    parts = (x[own.rows], y[own.rows], params_d, work, own.rng, own.noise, drift_d)
+    assert_near(everyone[chosen[0]], train_serial(model, cross_entropy, *parts, squares=True), 1e-4)

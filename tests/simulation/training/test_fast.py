@@ -80,8 +80,6 @@ WORKS = {
     "steps across passes": LocalWork(lr=0.05, steps=7, batch_size=8),
     "whole data": LocalWork(lr=0.05, steps=4, batch_size=None),
     "batch above data": LocalWork(lr=0.05, epochs=2, batch_size=64),
-    "momentum": LocalWork(lr=0.05, epochs=3, batch_size=8, momentum=0.9),
-    "proximal": LocalWork(lr=0.05, epochs=3, batch_size=8, proximal=0.5),
     "both": LocalWork(lr=0.05, epochs=2, batch_size=8, momentum=0.5, proximal=0.1),
     "one step": LocalWork(lr=0.05, steps=1, batch_size=8),
     "mime": LocalWork(lr=0.05, epochs=2, batch_size=8, mime=0.9),
@@ -222,7 +220,7 @@ def test_what_the_fast_path_cannot_train(make: Callable[[], nn.Module], shape: t
 
 def test_frozen_parameters_do_not_move() -> None:
     model, params_d = seeded(frozen)
-    work, rng = WORKS["momentum"], stream(0, "batches")
+    work, rng = WORKS["both"], stream(0, "batches")
     update_d = train_serial(model, cross_entropy, *examples(9), params_d, work, rng).update_d
     first = next(model.parameters()).numel()
     assert not update_d[:first].any()
