@@ -9,18 +9,9 @@ import numpy as np
 import pytest
 
 from conftest import Problem, Recorder, estimate, mean_estimate, same_tree
-from deltafl import (
-    SAMPLERS,
-    DeltaflError,
-    KnownUpdates,
-    Plan,
-    RoundState,
-    broadcast,
-    close_round,
-    init_round,
-    open_round,
-)
+from deltafl import SAMPLERS, DeltaflError, KnownUpdates, Plan, RoundState
 from deltafl.estimators.table import find_estimator
+from deltafl.round import broadcast, close_round, init_round, open_round
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.oracle import SimulatedOracle

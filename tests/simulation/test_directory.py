@@ -1,7 +1,10 @@
-"""Records: what is written can be read, and survives being cut anywhere."""
+"""Records: what is written can be read and survives being cut anywhere; one process plays in a folder."""
 
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,8 @@ from deltafl.server.optimizers import make_server_optimizer
 from deltafl.simulation.directory import RunDirectory, recorded_settings
 from deltafl.simulation.record import read_run
 from deltafl.simulation.settings import RunSettings
+from tools.cli import deltafl
+from tools.simulation import run
 
 PLAN = Plan(Population.from_sizes([3, 1, 2, 5]), PracDelta(), 2, "difference-own", make_server_optimizer("yogi"))
 START = init_round(PLAN, np.zeros(3))
@@ -65,12 +70,6 @@ def test_an_unfinished_checkpoint_does_not_count(directory: RunDirectory) -> Non
     assert same(directory.load(START), played(2))
     directory.save(played(3))
     assert [path.name for path in sorted(directory.path.glob("checkpoint-*"))] == ["checkpoint-3.safetensors"]
-
-
-def test_without_a_checkpoint_the_run_starts_over(directory: RunDirectory) -> None:
-    add(directory, 1)
-    assert directory.load(START) is START
-    assert directory.lines("rounds.jsonl") == []
 
 
 def test_a_copied_folder_does_not_go_on_from_a_memory_that_is_newer(directory: RunDirectory, tmp_path: Path) -> None:
@@ -145,3 +144,36 @@ def test_a_checkpoint_with_another_bit_is_refused(directory: RunDirectory) -> No
         directory.load(START)
     tensors.write_bytes(content)
     assert same(directory.load(START), played(1))
+
+
+@contextmanager
+def another_process(folder: Path) -> Iterator[None]:
+    """A process that plays in a folder; killed at the end."""
+    code = (
+        "import sys, time, pathlib; from deltafl.simulation.directory import locked\n"
+        "with locked(pathlib.Path(sys.argv[1])): print('locked', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def test_the_folder_of_a_run_that_another_process_plays_is_refused_until_it_is_killed(tmp_path: Path) -> None:
+    with another_process(tmp_path / "run"):
+        with pytest.raises(DeltaflError, match="another process is playing the run in "):
+            run(tmp_path / "run", task="toy", rounds=2)
+        assert not (tmp_path / "run").exists()
+    assert (tmp_path / "run.lock").exists()
+    run(tmp_path / "run", task="toy", rounds=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_the_command_line_refuses_a_folder_in_use(tmp_path: Path) -> None:
+    with another_process(tmp_path / "out"):
+        done = deltafl("compare", "--task", "toy", "--rounds", "2", "--out", "out", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "deltafl: another process is playing the run in out; wait for it, or choose another --out\n"

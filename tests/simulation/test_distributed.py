@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.distributed import ProcessGroup, divided, joined_processes, refuse_processes
+from deltafl.simulation.distributed import ProcessGroup, divided, refuse_processes
 from deltafl.simulation.run import run_single
 from tools.rank_processes import GATHERED, RESUMED, SUMMED, THEORY, quiet, settings_of
 from tools.simulation import lines_of
@@ -105,18 +105,11 @@ def test_shares_are_balanced_and_complete(costs: list[float], count: int) -> Non
     assert shares == divided(costs, count)
 
 
-def test_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    with joined_processes() as ranks:
-        assert type(ranks) is ProcessGroup
-        assert (ranks.is_first, ranks.gathered(3), ranks.from_first(lambda: 4)) == (True, [3], 4)
+def test_what_several_processes_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_processes("compare")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(DeltaflError, match="several processes cannot do 'deltafl compare' together"):
         refuse_processes("compare")
-
-
-def test_settings_for_one_process_are_refused(tmp_path: Path) -> None:
     group = ProcessGroup()
     group.count = 2
     with pytest.raises(DeltaflError, match="this run has several"):

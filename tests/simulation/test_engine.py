@@ -1,13 +1,11 @@
 """The engine and its workers: the same bits in every cohort and process; and no process is left behind."""
 
-import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 
 from deltafl.errors import DeltaflError
 from deltafl.round import Broadcast
@@ -43,10 +41,6 @@ def batch_norm_net() -> nn.Module:
 
 def softmax_net() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
-
-
-def regression_net() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(144, 1), nn.Flatten(0))
 
 
 def no_loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -123,15 +117,6 @@ def test_evaluation_is_the_mean_over_all_examples_of_the_model_without_dropout()
     assert engine.evaluate(params_d)[:2] == pytest.approx(expected(data.test_x, data.test_y), rel=1e-5)
     own = engine.losses(params_d, np.array([1]))
     assert own[0] == pytest.approx(expected(data.train_x[rows], data.train_y[rows])[0], rel=1e-5)
-
-
-def test_a_task_without_classes_has_no_accuracy() -> None:
-    data = make_task().dataset
-    train_y, test_y = (y.astype(np.float32) for y in (data.train_y, data.test_y))
-    dataset = replace(data, train_y=train_y, test_y=test_y, num_classes=0)
-    engine = Engine(make_task(regression_net, dataset=dataset, loss=mse_loss, metric="loss"), WORK, 0)
-    evaluation = engine.evaluate(np.zeros(engine.num_params, dtype=np.float32))
-    assert evaluation[:2] == pytest.approx((np.mean(test_y**2), math.nan), rel=1e-6, nan_ok=True)
 
 
 def test_initial_parameters_depend_on_the_seed_alone() -> None:

@@ -251,22 +251,21 @@ import torch
 from torch import nn
 from deltafl.simulation.training.fast import choose_forward
 torch.set_num_threads(1)
-model = nn.Sequential(nn.Conv2d({channels}, 8, 1, stride=2), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(128, 3))
-for size in (2, 8, 5) * 10:
-    x = torch.randn(size, {channels}, 8, 8)
-    torch.autograd.grad(choose_forward(model, x)(x).sum(), list(model.parameters()))
-    junk = [torch.randn(k) for k in range(60)]
+for channels in (1, 3, 4, 6):
+    model = nn.Sequential(nn.Conv2d(channels, 8, 1, stride=2), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(128, 3))
+    for size in (2, 8, 5) * 10:
+        x = torch.randn(size, channels, 8, 8)
+        torch.autograd.grad(choose_forward(model, x)(x).sum(), list(model.parameters()))
+        junk = [torch.randn(k) for k in range(60)]
 print(torch.backends.cpu.get_cpu_capability())
 """
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4, 6])
-def test_a_convolution_that_corrupts_memory_without_avx512_is_kept_out_of_channels_last(channels: int) -> None:
+def test_a_convolution_that_corrupts_memory_without_avx512_is_kept_out_of_channels_last() -> None:
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MALLOC_CHECK_": "3"}
-    if ctypes.util.find_library("c_malloc_debug"):  # finds what the heap would hide until later
-        environment["LD_PRELOAD"] = str(ctypes.util.find_library("c_malloc_debug"))
-    command = [sys.executable, "-c", STRIDED.format(channels=channels)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if checker := ctypes.util.find_library("c_malloc_debug"):  # finds what the heap would hide until later
+        environment["LD_PRELOAD"] = checker
+    done = subprocess.run([sys.executable, "-c", STRIDED], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert "AVX512" not in done.stdout
 
