@@ -94,8 +94,6 @@ def test_celeba_in_leafs_json(tmp_path: Path) -> None:
     root = tmp_path / "data"
     write_leaf(root, "train", {"40": (["000001.jpg", "000002.jpg"], [1.0, 0.0]), "7": (["000003.jpg"], [1])})
     write_leaf(root, "test", {"40": (["000004.jpg"], [0.0])})
-    with pytest.raises(DeltaflError, match=r"which is not the name of a picture in .*img_align_celeba"):
-        load_celeba(tmp_path)
     write_faces(root, {"000001.jpg": 10, "000002.jpg": 20, "000003.jpg": 30, "000004.jpg": 40})
     task = make_task("celeba", seed=0, data_dir=tmp_path)
     data = task.dataset

@@ -100,7 +100,6 @@ def test_the_resnet_is_the_published_one_layer_by_layer() -> None:
     [
         (two_layer_cnn(), (1, 28, 28), 18_378),
         (two_layer_cnn((4, 8), in_channels=3, side=32, classes=5), (3, 32, 32), 3 * 4 * 25 + 4 + 4 * 8 * 25 + 8 + 1005),
-        (softmax_regression(784, 10), (1, 28, 28), 7850),
         (mlp(64, (32, 16), 10), (1, 8, 8), 64 * 32 + 32 + 32 * 16 + 16 + 170),
     ],
 )

@@ -105,15 +105,6 @@ def test_settings_come_from_the_task_and_options_win(tmp_path: Path) -> None:
     assert [np.array_equal(x, load_own(name, seed).dataset.train_x) for seed in (4, 5)] == [True, False]
 
 
-def test_workers_find_model_and_loss_and_change_nothing(tmp_path: Path) -> None:
-    given = {"task": str(write(tmp_path)), "rounds": 3, "sampler": "uniform"}
-    for workers in (1, 2):
-        settings = make_settings(RunSettings, {**given, "workers": workers})
-        run_single(settings, tmp_path / str(workers), lambda *_: None)
-    one, two = ((tmp_path / str(workers) / "rounds.jsonl").read_bytes() for workers in (1, 2))
-    assert one == two
-
-
 def test_a_function_may_take_nothing(tmp_path: Path) -> None:
     path = write(tmp_path, SOURCE.replace("make_task(seed)", "other(size=60)").replace("rng(seed)", "rng(7)"))
     first, second = (load_own(f"{path}:other", seed).dataset.train_x for seed in (0, 1))
@@ -179,6 +170,8 @@ def data(**changed: Any) -> dict[str, Dataset]:
     return {"dataset": replace(good().dataset, **changed)}
 
 
+# A model that cannot take a single example.
+SINGLE = [torch.nn.Unflatten(1, (3, 1)), torch.nn.GroupNorm(3, 3), torch.nn.Flatten(), torch.nn.Linear(3, 2)]
 BROKEN: dict[str, dict[str, Any]] = {
     "the number of rows of train_x is 9; it must be that of train_y, 10": data(train_x=X[:9]),
     "train_x is float64 of shape (10, 3); it must be a NumPy array of float32": data(train_x=X.astype(np.float64)),
@@ -201,6 +194,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "with parameters, none lazy": {"make_model": lambda: torch.nn.LazyLinear(2)},
     "the model does not take inputs of shape (2, 3)": {"make_model": lambda: torch.nn.Linear(4, 2)},
     "the model returned tuple in training; it must return one tensor": {"make_model": lambda: Two(3, 2)},
+    "inputs of shape (1, 3): ValueError: Expected more than 1": {"make_model": lambda: torch.nn.Sequential(*SINGLE)},
     "the loss failed on output (2, 2) and y (2,)": {"loss": torch.nn.functional.mse_loss},
     "it must be the minibatch's mean": {"loss": lambda output, y: output},
     "has no gradient by the model's parameters; compute it": {"loss": lambda output, y: output.detach().mean()},

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deltafl import DeltaflError
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.tasks import Task, check_task, from_huggingface, load_own, table_task
+from deltafl.tasks import check_task, from_huggingface, load_own, table_task
 from tools.cli import deltafl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -24,12 +24,6 @@ def write(path: Path, rows: Sequence[Sequence[object]], header: Sequence[str] = 
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])
     return path
-
-
-def rows_of(task: Task, client: int) -> list[list[float]]:
-    """What a client holds, sorted."""
-    rows: list[list[float]] = sorted(task.dataset.train_x[task.client_rows[client]].tolist())
-    return rows
 
 
 def example(sizes: Sequence[int] = (20, 1, 14)) -> list[tuple[object, ...]]:
@@ -81,7 +75,7 @@ def test_numbers_are_sorted_as_numbers_and_long_ones_stay_apart(tmp_path: Path) 
     clients = [9007199254740993, 10, 9007199254740992, 9]  # two that float64 cannot tell apart
     rows = [(k, (10, 9)[k % 2], 0, clients[k % 4]) for k in range(40)]
     task = table_task(write(tmp_path / "t.csv", rows), standardize=False)
-    assert [{int(a) % 4 for a, _ in rows_of(task, client)} for client in range(4)] == [{3}, {1}, {2}, {0}]
+    assert [{*task.dataset.train_x[held, 0] % 4} for held in task.client_rows] == [{3}, {1}, {2}, {0}]
     np.testing.assert_array_equal(task.dataset.train_y, 1 - task.dataset.train_x[:, 0] % 2)  # 9 < 10
 
 
@@ -247,8 +241,6 @@ def test_mistakes_are_named() -> None:
     ):
         with pytest.raises(DeltaflError, match=words):
             from_huggingface(Columns(**(COLUMNS | changed)), label="kind", column="who", inputs="x", name="tiny")
-    with pytest.raises(DeltaflError, match=r"unknown column of tiny's train part .Columns. 'whom': did you mean 'who'"):
-        from_huggingface(Columns(**COLUMNS), label="kind", column="whom", inputs="x", name="tiny")
     data: Any
     gap = {**COLUMNS, "who": ["a", "b", None, "c"]}
     for data, words in (
