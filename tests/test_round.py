@@ -108,7 +108,6 @@ def test_a_masked_table_is_refused_row_by_row() -> None:
     ("column", "entry", "reason"),
     [
         *(("loss", entry, "loss is nan") for entry in (np.nan, "much", 10**400)),
-        ("loss", np.inf, "loss is inf"),
         ("loss", -1e30, "loss is -1e"),
         ("step_variance", -1e-9, "step variance is -1e-09"),
         *(("step_variance", entry, "step variance is nan") for entry in (np.nan, "much", None)),
@@ -117,7 +116,6 @@ def test_a_masked_table_is_refused_row_by_row() -> None:
         ("num_steps", None, "number of local steps is"),
         ("square_loss", np.inf, "mean squared loss is inf"),
         *(("square_loss", entry, "mean squared loss is -1.0") for entry in (-1, "much")),
-        ("square_loss", 1e73, "mean squared loss is 1e+73"),
         ("square_loss", 0.0, "mean squared loss is 0.0, expected"),
     ],
 )

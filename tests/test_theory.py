@@ -127,13 +127,6 @@ def test_theorem_2_fails_at_the_papers_own_rates() -> None:
     states(f"{squares[0]:.2e} against {bound:.2e}")
 
 
-def test_no_bound_in_terms_of_uniform() -> None:
-    gradient_md = np.array([[1.0], [2.01], [3.0]])
-    zeta_m = np.abs(gradient_md - gradient_md.mean())[:, 0]
-    uniform, delta = variance(gradient_md, np.full(3, 1 / 3)), variance(gradient_md, draw_probabilities(zeta_m))
-    states(f"{uniform:.3f} under uniform and {delta:.1f} under DELTA")
-
-
 def test_the_best_score_with_a_control() -> None:
     """Among many random p none beats p ~ norm(u_i - c), for c = 0 and c = ubar; and ubar makes it DELTA's zeta."""
     rng = np.random.default_rng(1)

@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 
 from conftest import Recorder, make_problem
-from deltafl import (
-    ESTIMATORS,
-    Plan,
-    Population,
-    close_round,
-    init_round,
-    make_sampler,
-    open_round,
-)
+from deltafl import ESTIMATORS, Plan, Population, close_round, init_round, make_sampler, open_round
 from deltafl.estimators.table import find_estimator
 from deltafl.samplers import parse_label
 from deltafl.samplers.mifa import NewFirst

@@ -215,8 +215,6 @@ OTHER_SIZES = Population.from_sizes(1 + np.arange(30) % 5)
         ("aux_mq", {"population": plan_of(30, n=5).population._replace(aux_mq=np.ones((30, 2)))}),
         ("sampler", {"sampler": make_sampler("fedpracis")}),
         ("server_optimizer", {"server_optimizer": make_server_optimizer("sgd", lr=0.5)}),
-        ("mime", {"mime": 0.5}),
-        ("norm_guard", {"norm_guard": 3.0}),
         ("memory", {"memory": RowFormat("bfloat16")}),
     ],
 )
