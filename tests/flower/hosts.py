@@ -1,6 +1,6 @@
 """Federations without messages: clients that move a small model in known ways."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from deltafl.flower.clients import ClientInfo
 from deltafl.flower.federation import ClientReply, Federation
 from deltafl.flower.saved import save
 from deltafl.samplers import parse_label, uses_aux
-from deltafl.types import Cohort, RoundInfo
+from deltafl.types import RoundInfo
 
 
 def federation(label: str = "pracdelta", model: Arrays | None = None, m: int = 0, **settings: Any) -> Federation:
@@ -46,10 +46,7 @@ def admit(fed: Federation, sizes: dict[str, int]) -> None:
 
 def play_once(fed: Federation, answer: Callable[[int], ClientReply | None]) -> RoundInfo:
     """A round in which everybody is present."""
-    return close_with(fed, fed.open(fed.keys), answer)
-
-
-def close_with(fed: Federation, cohort: Cohort, answer: Callable[[int], ClientReply | None]) -> RoundInfo:
+    cohort = fed.open(fed.keys)
     replies = {client: answer(client) for client in cohort.client_n.tolist()}
     return fed.close(cohort, {client: reply for client, reply in replies.items() if reply is not None})
 
@@ -57,7 +54,6 @@ def close_with(fed: Federation, cohort: Cohort, answer: Callable[[int], ClientRe
 def play(
     fed: Federation,
     rounds: int,
-    present: Iterable[str] | None = None,
     alive: bool = True,
     save_to: Path | None = None,
     targets: Mapping[int, float] | None = None,
@@ -65,17 +61,16 @@ def play(
     """Rounds in which client i moves every array by its own number, or half the way to its target."""
     infos = []
     for _ in range(rounds):
-        cohort, sent = fed.open(set(fed.keys if present is None else present)), fed.arrays()
 
-        def answer(client: int, sent: Arrays = sent) -> ClientReply | None:
-            number = int(fed.keys[client].removeprefix("client:"))
-            if targets and number in targets:
+        def answer(client: int) -> ClientReply | None:
+            number, sent = int(fed.keys[client].removeprefix("client:")), fed.arrays()
+            if targets:
                 moved = {name: array + np.float32(0.5) * (targets[number] - array) for name, array in sent.items()}
             else:
                 moved = {n: a if a.dtype == bool else a + a.dtype.type(1 + number % 5) for n, a in sent.items()}
             return ClientReply(moved, loss=1.0) if alive else None
 
-        infos.append(close_with(fed, cohort, answer))
+        infos.append(play_once(fed, answer))
         if save_to is not None:
             save(save_to, fed)
     return infos

@@ -115,14 +115,11 @@ def test_silence_of_clients_that_often_fail_is_non_response() -> None:
 
 
 def test_a_memory_that_clients_lost_does_not_lower_their_response_rate() -> None:
-    fed = federation("uniform", estimator="difference-own-remote", m=10)
-    for round in range(3):
-        cohort, sent = fed.open(fed.keys), fed.arrays()["x"]
-        since = {i: fed.expected_memory(i) if round < 2 else -1 for i in cohort.client_n.tolist()}
-        expected = [i for i in since if fed.expected_memory(i) != -1]
-        fed.close(cohort, {i: ClientReply({"x": sent + 1}, since=name) for i, name in since.items()})
-        if round == 2 and expected:
-            assert any("lost the memory" in sentence for sentence in fed.warnings)
+    fed = federation("uniform", estimator="difference-own-remote", n=7, m=10)
+    x_d = np.ones(3, np.float32)
+    play_once(fed, lambda i: ClientReply({"x": x_d}, since=fed.expected_memory(i)))
+    play_once(fed, lambda i: ClientReply({"x": x_d}, since=-1))
+    assert any("lost the memory" in sentence for sentence in fed.warnings)
     assert set(rates_of(fed).values()) == {1.0}
 
 
@@ -135,17 +132,15 @@ def test_clipping_bounds_what_a_reply_can_do() -> None:
     assert fed.params_d == pytest.approx(info.sum_of_weights * np.array([0.3, 0.4, 0]), rel=1e-6)
 
 
-def test_noise_follows_the_largest_weight_of_those_selected_not_of_those_that_replied(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_noise_follows_the_largest_weight_of_those_selected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the heavier client did not reply."""
     z, norm, trials, seeds = 2.0, 0.5, 400, count()
     monkeypatch.setattr("deltafl.flower.federation.secrets.randbits", lambda bits: next(seeds))
     noisy = []
     for _ in range(trials):
         fed = federation("uniform", n=2, clipping=WeightedClipping(norm, z))
         admit(fed, {"client:0": 10, "client:1": 90})
-        silent = {0: ClientReply({"x": np.zeros(3, np.float32)})}
-        fed.close(fed.open(fed.keys), silent)
+        play_once(fed, lambda i: None if i else ClientReply({"x": np.zeros(3, np.float32)}))
         noisy.append(fed.params_d)
     ratio = np.stack(noisy).std() / (z * norm * 0.9)
     assert abs(ratio - 1) < 4 / np.sqrt(2 * 3 * trials)
