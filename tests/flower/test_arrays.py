@@ -37,10 +37,7 @@ def test_overflow_of_a_narrow_type_becomes_its_largest_number() -> None:
 
 def test_buffers_take_a_convex_mean_and_counters_stay_integers() -> None:
     layout = Layout.of(MODEL)
-    first = MODEL | {
-        "norm.running_var": np.array([3, 4], np.float32),
-        "norm.num_batches_tracked": np.array(2**60 + 11),
-    }
+    first = MODEL | {"norm.running_var": np.array([3, 4], np.float32), "norm.num_batches_tracked": np.array(2**60 + 11)}
     second = MODEL | {"norm.running_var": np.array([1, 0], np.float32), "mask": np.array([False, False])}
     rest = mean_rest(layout, MODEL, [first, second], np.array([30.0, 10.0]))
     assert rest["norm.running_var"].tolist() == [2.5, 3.0]

@@ -18,9 +18,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from deltafl import Plan, close_round, init_round, make_sampler, open_round
+from deltafl import close_round, init_round, make_plan, open_round
 from deltafl.io import read_tensors
-from deltafl.samplers import parse_label
 from deltafl.simulation.engine import Engine, reports_of
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.registry import make_task
@@ -174,26 +173,15 @@ class Processes:
         self.flwr("run", str(self.app), "here", "--run-config", config, *options)
 
     def flwr(self, *arguments: str) -> None:
-        done = subprocess.run(
-            ["flwr", *arguments],
-            env=self.environment,
-            cwd=self.folder,
-            timeout=120,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        subprocess.run(["flwr", *arguments], env=self.environment, cwd=self.folder, timeout=120, check=True)
 
     def model(self, server_round: int) -> Params:
         model: Params = np.load(self.trace / f"round-{server_round}.npy")
         return model
 
-    def wait_for_round(self, server_round: int, seconds: float, what: str) -> None:
-        wait_until((self.trace / f"round-{server_round}.npy").exists, seconds, what)
-
-    def wait_for_end(self, seconds: float, what: str) -> None:
-        wait_until((self.trace / "done").exists, seconds, what)
+    def wait_for(self, name: str, seconds: float) -> None:
+        """Until the server has written this file."""
+        wait_until((self.trace / name).exists, seconds, name)
 
 
 @pytest.fixture
@@ -204,21 +192,6 @@ def flower(tmp_path: Path) -> Iterator[Processes]:
         processes.stop(name)
     for log in sorted(tmp_path.glob("*.log")):  # pytest shows them if the test failed
         sys.stderr.write(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}\n")
-
-
-def simulated(label: str, clients: int, n: int, rounds: int) -> list[Params]:
-    """The models of the project's own simulator: the example's task, work and seed."""
-    task = make_task("digits", seed=0, num_clients=clients)
-    engine = Engine(task, LocalWork(lr=0.05, epochs=2, batch_size=10), seed=0)
-    plan = Plan(task.population("data"), make_sampler(label), n, parse_label(label).estimator)
-    state = init_round(plan, np.zeros(engine.num_params))
-    models = [state.params_d]
-    for server_round in range(rounds):
-        cohort = open_round(plan, state)
-        training = engine.train(state.params_d, server_round, cohort.client_n)
-        state, _ = close_round(plan, state, cohort, training.update_nd, reports_of(training))
-        models.append(state.params_d)
-    return models
 
 
 def header_of(state: Path) -> dict[str, Any]:
@@ -232,11 +205,20 @@ def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flo
     flower.superlink("--simulation")
     resources = "num-supernodes=20 client-resources-num-cpus=1 init-args-num-cpus=1"
     flower.run("--federation-config", resources, sampler=label, n=5, rounds=5, min_nodes=20)
-    flower.wait_for_end(240, "five rounds of the simulation engine")
-    models = simulated(label.removesuffix("-remote"), 20, 5, 5)  # clients that keep their memory change no model
-    for server_round, model_d in enumerate(models):
-        assert flower.model(server_round) == pytest.approx(model_d, rel=1e-4, abs=1e-6), server_round
-    assert np.linalg.norm(models[5] - models[4]) > 0.01
+    flower.wait_for("done", 240)
+    # The project's own simulator: the example's task, work and seed.
+    task = make_task("digits", seed=0, num_clients=20)
+    engine = Engine(task, LocalWork(lr=0.05, epochs=2, batch_size=10), seed=0)
+    # Clients that keep their memory change no model.
+    plan = make_plan(label.removesuffix("-remote"), task.population("data"), 5)
+    state = init_round(plan, np.zeros(engine.num_params))
+    for server_round in range(5):
+        cohort = open_round(plan, state)
+        training = engine.train(state.params_d, server_round, cohort.client_n)
+        last_d = state.params_d
+        state, _ = close_round(plan, state, cohort, training.update_nd, reports_of(training))
+        assert flower.model(server_round + 1) == pytest.approx(state.params_d, rel=1e-4, abs=1e-6), server_round
+    assert np.linalg.norm(state.params_d - last_d) > 0.01
 
 
 def test_a_deployment_outlives_its_crashes(flower: Processes, tmp_path: Path) -> None:
@@ -246,18 +228,18 @@ def test_a_deployment_outlives_its_crashes(flower: Processes, tmp_path: Path) ->
         flower.supernode(name, partition)
     settings = {"n": 2, "rounds": 6, "timeout": 45.0, "state_path": state, "pause": 1.0, "min_nodes": 2}
     flower.run(**settings)
-    flower.wait_for_round(1, 150, "the first round")
-    (tmp_path / "fault-a").touch()
-    flower.wait_for_round(2, 90, "a round with a client that raises")
+    flower.wait_for("round-1.npy", 150)
+    (tmp_path / "fault-a").touch()  # this client raises
+    flower.wait_for("round-2.npy", 90)
     (tmp_path / "fault-a").unlink()
     flower.stop("b", signal.SIGKILL)
-    flower.wait_for_round(3, 90, "a round with a killed node")
+    flower.wait_for("round-3.npy", 90)
     os.kill(int((flower.trace / "pid").read_text()), signal.SIGKILL)
     assert 3 <= header_of(state)["round"] < 6
     kept = flower.model(3).copy()
     flower.supernode("b", 1)
     flower.run(**settings)
-    flower.wait_for_end(300, "the rest of the rounds")
+    flower.wait_for("done", 300)
     assert header_of(state)["round"] == 6
     assert sorted(client["key"] for client in header_of(state)["clients"]) == ["client:a", "client:b", "client:c"]
     assert np.array_equal(flower.model(3), kept)  # nothing was played twice
@@ -267,17 +249,12 @@ def test_a_deployment_outlives_its_crashes(flower: Processes, tmp_path: Path) ->
     assert 6 <= tensors["state.responded_m"].sum() < 12
 
 
-def make_certificate(folder: Path) -> None:
-    """server.crt, which vouches for itself, and server.key."""
-    folder.mkdir()
-    options = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:secp384r1 -nodes -days 1 -subj /CN=localhost"
-    names = ["-keyout", "server.key", "-out", "server.crt", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run(["openssl", "req", *options.split(), *names], cwd=folder, check=True, capture_output=True)
-
-
 def test_tls_and_node_authentication(flower: Processes, tmp_path: Path) -> None:
     flower.tls = tmp_path / "tls"
-    make_certificate(flower.tls)
+    flower.tls.mkdir()
+    options = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:secp384r1 -nodes -days 1 -subj /CN=localhost"
+    names = "-keyout server.key -out server.crt -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+    subprocess.run(["openssl", "req", *options.split(), *names.split()], cwd=flower.tls, check=True)
     flower.superlink("--enable-supernode-auth")
     for partition, name in enumerate("ab"):
         key = flower.tls / name
@@ -285,5 +262,5 @@ def test_tls_and_node_authentication(flower: Processes, tmp_path: Path) -> None:
         flower.flwr("supernode", "register", f"{key}.pub", "here")
         flower.supernode(name, partition, "--auth-supernode-private-key", str(key))
     flower.run(n=2, rounds=2, timeout=20.0, identity="public-key", state_path=tmp_path / "state")
-    flower.wait_for_end(120, "two rounds over TLS")
+    flower.wait_for("done", 120)
     assert [client["key"][:4] for client in header_of(tmp_path / "state")["clients"]] == ["key:"] * 2

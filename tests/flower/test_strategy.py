@@ -120,10 +120,7 @@ def replying(metrics: dict[str, Any] | None = None, data: bytes | None = None, r
 FAILURES = {
     "dead": (dead, "error 5: Node Unavailable"),
     "nan loss": (replying(metrics={"loss": float("nan")}), "loss is nan"),
-    "square below the loss": (
-        replying(metrics={"train_loss": 2.0, "square-loss": 2.0}),
-        "mean squared loss is 2.0",
-    ),
+    "square below the loss": (replying(metrics={"train_loss": 2.0, "square-loss": 2.0}), "mean squared loss is 2.0"),
     "nan steps": (replying(metrics={"num-steps": float("nan")}), "local steps"),
     "list of steps": (replying(metrics={"num-steps": [1] * 10**5}), "local steps"),
     "two records": (replying(records=2), "2 array records"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import Recorder, assert_frequencies, frequencies
-from deltafl import Cohort, DeltaflError, Plan, Population, Reports, close_round, init_round, make_sampler, open_round
+from deltafl import Cohort, DeltaflError, Plan, Population, Reports, close_round, init_round, open_round
 from deltafl.designs.exact import every_cohort
 from deltafl.samplers.balanced import Balanced
 from deltafl.samplers.fed_cbs import FedCBS, imbalance
@@ -53,17 +53,6 @@ def test_columns_that_others_determine_cost_no_balance() -> None:
         state = Balanced().init(Population.from_sizes(range(1, 10), aux=aux_mq))
         assert state.value_mq.shape == (9, axes)
         np.testing.assert_allclose(state.value_mq.sum(axis=0), 0, atol=1e-12)
-
-
-def test_with_nothing_known_it_draws_by_weight() -> None:
-    population = Population.from_sizes([10, 20, 30, 40])
-    sampler, rival = Balanced(), make_sampler("md-fixed@pivotal")
-    for seed in range(5):
-        drawn = [
-            method.open(method.init(population), np.ones(4, dtype=np.bool_), 2, np.random.default_rng(seed))
-            for method in (sampler, rival)
-        ]
-        assert drawn[0].client_n.tolist() == drawn[1].client_n.tolist()
 
 
 # What is known

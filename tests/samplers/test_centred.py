@@ -15,10 +15,8 @@ from deltafl import (
     make_sampler,
     open_round,
 )
-from deltafl.samplers.centred import CentredState
-from deltafl.types import FloatArray
+from tools.samplers import cohort_of, mean_counts
 
-EVERYONE = np.ones(4, dtype=np.bool_)
 POPULATION = Population.from_sizes([1, 2, 3, 4])
 
 
@@ -27,17 +25,7 @@ def report(residual: list[float]) -> Reports:
 
 
 def cohort(*clients: int) -> Cohort:
-    n = len(clients)
-    return Cohort(np.array(clients), np.ones(n, dtype=np.int64), np.full(n, 0.5), "fixed-size")
-
-
-def expectations(sampler: Centred, state: CentredState, n: int = 2) -> FloatArray:
-    """pi of all clients, gathered from many draws."""
-    expected_m = np.full(4, np.nan)
-    for seed in range(200):
-        drawn = sampler.open(state, EVERYONE, n, np.random.default_rng(seed))
-        expected_m[drawn.client_n] = drawn.expected_n
-    return expected_m
+    return cohort_of(list(clients), [1] * len(clients), [0.5] * len(clients), "fixed-size")
 
 
 def test_delta_centred_by_hand() -> None:
@@ -49,7 +37,7 @@ def test_delta_centred_by_hand() -> None:
     residual_m = np.sqrt(0.8 * square_m + 0.2 * 12)
     unseen = np.sqrt(square_m.mean())  # as if they were like those seen
     score_m = POPULATION.weight_m * np.array([*residual_m, unseen, unseen])
-    np.testing.assert_allclose(expectations(sampler, state), 2 * score_m / score_m.sum())
+    np.testing.assert_allclose(mean_counts(sampler, state, 2, 4), 2 * score_m / score_m.sum())
 
 
 @pytest.mark.parametrize("ageing", [0.0, 1.0, 3.0])
@@ -62,16 +50,9 @@ def test_innovation_by_hand(ageing: float) -> None:
     again = 3.0 / one
     first = (16 + 4 + 10) / 3
     remaining = (again + 5 * first / 2) / (16 + 5 * first)
-    square_m = np.array(
-        [
-            again * one,
-            4 * remaining * two,
-            10 * remaining * one,
-            2 * first,  # explore 2 times the mean of first visits
-        ]
-    )
+    square_m = np.array([again * one, 4 * remaining * two, 10 * remaining * one, 2 * first])  # explore is 2
     score_m = POPULATION.weight_m * np.sqrt(square_m)
-    np.testing.assert_allclose(expectations(sampler, state), inclusion_probabilities(score_m, 2))
+    np.testing.assert_allclose(mean_counts(sampler, state, 2, 4), inclusion_probabilities(score_m, 2))
 
 
 def test_clients_that_stand_still_are_estimated_exactly_once_all_were_seen() -> None:

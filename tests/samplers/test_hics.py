@@ -88,10 +88,7 @@ def test_a_model_without_so_many_parameters_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"sampler": "hics-fl(classes=5)"},
-            "output layer of 5 classes, but the last parameters of the model",
-        ),
+        ({"sampler": "hics-fl(classes=5)"}, "output layer of 5 classes, but the last parameters of the model"),
         ({"sampler": "hics-fl", "task": "synthetic"}, "looks at labels, but classes is 0"),
     ],
 )

@@ -148,15 +148,9 @@ def test_osmd_steps_of_three_experts_by_hand() -> None:
     state = state._replace(expert_em=expert_em, weight_e=weight_e, bound=np.asarray(4.0))
     np.testing.assert_allclose(mean_counts(sampler, state, 3, 4), [0.7875, 0.675, 0.6, 0.9375])
     after = sampler.update(state, cohort_of([0, 3], [1, 2], [0.7875, 0.9375]), norms(20, 10))
-    eta_1 = 0.00225 * np.sqrt(np.log(4) / 4)
-    heard_0, heard_3 = 16 / (3 * 0.7875), 2 * 16 / (3 * 0.9375)
-    score_em = np.array(
-        [
-            [0.3 * np.exp(eta_1 * heard_0 / 0.09), 0.2, 0.2, 0.3 * np.exp(eta_1 * heard_3 / 0.09)],
-            [0.2 * np.exp(2 * eta_1 * heard_0 / 0.04), 0.25, 0.15, 0.4 * np.exp(2 * eta_1 * heard_3 / 0.16)],
-            [0.25 * np.exp(4 * eta_1 * heard_0 / 0.0625), 0.25, 0.25, 0.25 * np.exp(4 * eta_1 * heard_3 / 0.0625)],
-        ]
-    )
+    eta_e = 0.00225 * np.sqrt(np.log(4) / 4) * np.array([1, 2, 4])
+    feedback_m = np.array([16 / (3 * 0.7875), 0, 0, 2 * 16 / (3 * 0.9375)])
+    score_em = expert_em[:3] * np.exp(eta_e[:, None] * feedback_m / expert_em[:3] ** 2)
     expected_em = score_em / score_em.sum(axis=1, keepdims=True)
     assert expected_em.min() > 0.1
     np.testing.assert_allclose(after.expert_em[:3], expected_em, rtol=1e-12)

@@ -8,7 +8,6 @@ import pytest
 from conftest import Recorder, make_problem, play
 from deltafl import (
     SAMPLERS,
-    Centred,
     ClusterIS,
     Cohort,
     Delta,
@@ -77,13 +76,12 @@ def test_absent_clients_take_no_score_from_those_present(kind: str) -> None:
     """The two clients of large score are away: the others are drawn by their scores, nine tenths of the cohort."""
     m, n = len(UNEVEN_M), 2
     population, available_m = Population.from_sizes([1] * m, "uniform"), np.arange(m) >= 2
-    samplers: dict[str, Sampler] = {
-        "practical": PracDelta(floor=0.1),
-        "tree": PracDelta("ordered-pivotal", floor=0.1),
-        "theoretical": FedIS(floor=0.1),
-        "centred": Centred(floor=0.1, shrink=0.0),
+    labels = {
+        "tree": "pracdelta@ordered-pivotal",
+        "theoretical": "fedis(floor=0.1)",
+        "centred": "delta-centred(shrink=0)",
     }
-    sampler = samplers[kind]
+    sampler = make_sampler(labels.get(kind, "pracdelta"))
     state, oracle = sampler.init(population), KnownUpdates(UNEVEN_M[:, None], population.weight_m)
     if kind in {"practical", "tree"}:
         state = PracticalState(SumTree(UNEVEN_M.copy()) if kind == "tree" else UNEVEN_M)
