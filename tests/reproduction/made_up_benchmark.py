@@ -26,17 +26,8 @@ TINY: dict[str, Any] = {
 
 
 def tiny(parts: dict[str, Any] | None = None, **changes: Any) -> Experiment:
-    content = {
-        "title": "Benchmark",
-        "claim": "the target.",
-        "kind": "benchmark",
-        "view": {"core": ["full", "uniform", "pracdelta", "delta-centred"]},
-        "settings": TINY | changes,
-        "parts": parts or {"digits": {"tier": "all", "title": "digits"}},
-        "smoke": {},
-        "cpu": {"rounds": 6},
-        "paper": {},
-    }
+    content = {"title": "Benchmark", "claim": "the target.", "kind": "benchmark", "settings": TINY | changes}
+    content |= {"parts": parts or {"digits": {"tier": "all", "title": "digits"}}, "view": {"core": list(MADE_UP)}}
     return parse_experiment("benchmark", content)
 
 

@@ -10,14 +10,7 @@ import pytest
 
 from deltafl.errors import DeltaflError
 from deltafl.tasks import make_task
-from reproduction.data import (
-    ARCHIVES,
-    TINY_ALPHABET,
-    load_cifar10_jpeg,
-    load_tinyshakespeare,
-    load_unipen62,
-    windows,
-)
+from reproduction.data import ARCHIVES, TINY_ALPHABET, load_cifar10_jpeg, load_tinyshakespeare, load_unipen62, windows
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -29,7 +22,6 @@ def no_data_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(folder: Path, name: str, arrays: Arrays, **changed: npt.NDArray[Any]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / ARCHIVES[name]["file"]
     np.savez(path, **(arrays | changed))  # type: ignore[arg-type]
     return path
@@ -168,13 +160,9 @@ def write_roles(folder: Path, **changed: npt.NDArray[Any]) -> Path:
     """Roles with 1,000, 999 and 1,200 characters; the letters count up, so every window tells where it starts."""
     length = [1000, 999, 1200]
     letters = np.frombuffer(TINY_ALPHABET[12:].encode(), np.uint8)
-    arrays = {
-        "text": np.concatenate([letters[(k + np.arange(n)) % 53] for k, n in enumerate(length)]),
-        "offsets": np.concatenate([[0], np.cumsum(length)]),
-        "role": np.array(["ROMEO", "NURSE", "JULIET"]),
-    }
-    np.savez(folder / ARCHIVES["tinyshakespeare"]["file"], **(arrays | changed))  # type: ignore[arg-type]
-    return folder / ARCHIVES["tinyshakespeare"]["file"]
+    text = np.concatenate([letters[(k + np.arange(n)) % 53] for k, n in enumerate(length)])
+    offsets, role = np.concatenate([[0], np.cumsum(length)]), np.array(["ROMEO", "NURSE", "JULIET"])
+    return write(folder, "tinyshakespeare", {"text": text, "offsets": offsets, "role": role}, **changed)
 
 
 def test_windows_against_a_slow_reference() -> None:
@@ -215,14 +203,12 @@ def test_broken_roles_are_named(tmp_path: Path) -> None:
 
 
 def tiny_mnist(**changed: npt.NDArray[Any]) -> Arrays:
-    rng = np.random.default_rng(0)
-    arrays: Arrays = {
-        "train_x": rng.integers(0, 256, (30, 28, 28), dtype=np.uint8),
-        "train_y": np.arange(30, dtype=np.uint8) % 10,
-        "test_x": rng.integers(0, 256, (20, 28, 28), dtype=np.uint8),
-        "test_y": np.arange(20, dtype=np.uint8) % 10,
-        "train_writer": np.repeat(np.array([2100, 7, 5], np.int16), 10),
-    }
+    arrays: Arrays = {"train_writer": np.repeat(np.array([2100, 7, 5], np.int16), 10)}
+    for name, number in (("train", 30), ("test", 20)):
+        arrays |= {
+            f"{name}_x": np.zeros((number, 28, 28), np.uint8),
+            f"{name}_y": np.arange(number, dtype=np.uint8) % 10,
+        }
     return arrays | changed
 
 

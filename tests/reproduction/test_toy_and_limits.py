@@ -9,7 +9,7 @@ import pytest
 from deltafl.errors import DeltaflError
 from reproduction import limits
 from reproduction.limits import Point, points_of
-from reproduction.toy import SCORES, WAYS, enumerate_toy, hand_picked
+from reproduction.toy import SCORES, WAYS, enumerate_toy
 
 #: hh, ht, successive, hajek, plain-mean.
 MEAN_SQUARES = {
@@ -61,13 +61,6 @@ def test_the_centred_estimate_by_hand() -> None:
     assert enumerate_toy("IS", "difference-hh").mse == pytest.approx(by_norm, rel=1e-6)
 
 
-def test_the_pairs_picked_by_hand() -> None:
-    assert hand_picked() == {(1, 2): (3, 1.5), (2, 3): (5, -1), (1, 3): (4, -0.5)}
-    plain = {o.clients: o.aggregate for o in enumerate_toy("DELTA", "plain-mean").outcomes}
-    for pair, mean in hand_picked().items():
-        assert plain[pair] == pytest.approx(mean)
-
-
 def rows_of(**changes: Any) -> list[dict[str, Any]]:
     return [row for _, _, row in limits.run({**SMALL, **changes}, []) if row is not None]
 
@@ -113,8 +106,3 @@ def test_what_is_known_is_not_run_again_and_a_page_needs_every_point(tmp_path: P
     assert done == total == len(points_of(settings))
     with pytest.raises(DeltaflError, match="does not have every point"):
         limits.show(settings, rows[:3], tmp_path)
-
-
-def test_methods_that_need_an_oracle_are_refused() -> None:
-    with pytest.raises(DeltaflError, match="before the draw"):
-        rows_of(methods=["fedis"])

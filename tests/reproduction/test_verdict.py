@@ -1,7 +1,7 @@
 """Verdicts: statements from intervals with known ends, and the rule that sums them up."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,13 +18,12 @@ GOOD = Measure("number", "difference", True, lambda run: float(run.accuracy_r[0]
 FEW = GOOD._replace(name="count", form="ratio", higher=False)
 
 
-def run_of(sampler: str, seed: int, accuracy_r: Any = None, loss_r: Any = None, **more: Any) -> Run:
+def run_of(sampler: str, seed: int, accuracy_r: Any = None, loss_r: Any = None) -> Run:
     """A run with the given curve."""
-    curve = np.array(accuracy_r if accuracy_r is not None else loss_r, dtype=np.float64)
-    metric = "accuracy" if accuracy_r is not None else "loss"
-    column: dict[str, Any] = {"accuracy_r" if metric == "accuracy" else "loss_r": curve}
-    run = make_run(sampler, seed, 1, "accuracy" if metric == "accuracy" else "loss", len(curve))
-    return run._replace(**column, **more)
+    metric: Literal["accuracy", "loss"] = "loss" if accuracy_r is None else "accuracy"
+    curve = np.array(loss_r if accuracy_r is None else accuracy_r, dtype=np.float64)
+    column: dict[str, Any] = {f"{metric}_r": curve}
+    return make_run(sampler, seed, 1, metric, len(curve))._replace(**column)
 
 
 def against(measure: Measure, first: Numbers, second: Numbers) -> Statement:
@@ -75,7 +74,6 @@ def test_a_method_that_fails_where_the_other_does_not_is_not_called_better() -> 
     assert found.low is not None
     assert found.low > 1
     assert (found.status, found.pairs, found.only_first, found.only_second) == ("open", 3, 0, 1)
-    # The other way round the failure is on the side that the statement already calls worse.
     assert against(FEW, slow, fast).status == "open"
     failing_slow = against(FEW, [10.0, 11.0, 12.0, 12.0], [30.0, 31.0, 33.0, None])
     assert (failing_slow.status, failing_slow.only_first) == ("shown", 1)
