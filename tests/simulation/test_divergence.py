@@ -115,11 +115,14 @@ def test_the_runs_of_the_repository_are_judged_as_they_were() -> None:
     """Every fifth curve below results, noisy methods included; those that diverged end where they did."""
     curves, lost = 0, 0
     for path in sorted(RESULTS.glob("*/runs/*.jsonl.gz")):
-        for i, content in enumerate(map(json.loads, gzip.decompress(path.read_bytes()).splitlines())):
+        for i, line in enumerate(gzip.decompress(path.read_bytes()).splitlines()):
+            if i % 5 and b'"diverged":null' in line:
+                continue
+            content = json.loads(line)
             if content.get("diverged"):  # perhaps by a norm of D, which is not recorded
                 lost += judged(content) is not None
                 assert judged(content) in (None, len(content["loss"]) - 1), path
-            elif i % 5 == 0:
+            else:
                 curves += 1
                 assert judged(content) is None, path
     assert curves > 400

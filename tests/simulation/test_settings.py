@@ -30,12 +30,6 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     assert settings.samplers == ("uniform", "fedis@multinomial")
 
 
-def test_every_setting_survives_a_record_of_itself() -> None:
-    settings = make_settings(CompareSettings, {"samplers": "uniform,pracdelta(alpha=theory,floor=0.0)", "truth": "3,4"})
-    again = make_settings(CompareSettings, settings.model_dump(exclude_none=True))
-    assert again == settings
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -57,7 +57,6 @@ ROUTES: dict[str, tuple[Callable[[], Task], str, str]] = {
     "dense chain": (partial(task_of, "mlp"), "auto", "batched"),
     "own form": (synthetic_task, "auto", "batched"),
     "fast": (partial(task_of, "two-layer cnn"), "auto", "loop"),
-    "fast, tokens": (partial(task_of, "lstm"), "loop", "loop"),
     "fast, squared error": (regression_task, "loop", "loop"),
     "serial": (partial(task_of, "mlp", make_model=batch_norm_net), "auto", "loop"),
     "batched": (partial(task_of, "two-layer cnn"), "batched", "batched"),
