@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command()(experiments.compare)
 app.command()(experiments.run)
 app.command()(audit.audit)
+app.command()(catalogue.recommend)
 app.command()(catalogue.samplers)
 app.command()(catalogue.tasks)
 app.add_typer(catalogue.data, name="data")
