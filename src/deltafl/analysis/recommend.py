@@ -63,8 +63,8 @@ class Recommendation(NamedTuple):
     def __str__(self) -> str:
         width = max(len(row.task) for row in self.evidence)
         rows = (
-            f"  {row.task:<{width}}  {row.selected:>3} of {row.clients:<4}  {row.gap:5.2f} [{row.low:.2f}, {row.high:.2f}]"
-            f"  {row.seeds} seeds"
+            f"  {row.task:<{width}}  {row.selected:>3} of {row.clients:<4}  {row.gap:5.2f} "
+            f"[{row.low:.2f}, {row.high:.2f}]  {row.seeds} seeds"
             for row in self.evidence
         )
         return "\n".join(
@@ -114,8 +114,8 @@ def recommend(
     evidence = tuple(row for row in rows if row.label == best)
     others = ", ".join(f"{label} {_mean_gap(label, rows):.2f}" for label in ranked[1:3])
     why = (
-        f"closes {_mean_gap(best, rows):.2f} of the gap (mean over data sets, {len(evidence)} tasks like yours), the most "
-        f"of the {len(allowed)} unbiased methods that fit. Next: {others}."
+        f"closes {_mean_gap(best, rows):.2f} of the gap (mean over data sets, {len(evidence)} tasks like yours), the "
+        f"most of the {len(allowed)} unbiased methods that fit. Next: {others}."
     )
     return Recommendation(best, why, evidence, _cost(best, clients, parameters), tuple(_caveats(evidence, reachable)))
 
@@ -131,7 +131,9 @@ def read_evidence() -> list[Evidence]:
                 int(row["selected"]),
                 row["unequal"] == "yes",
                 row["label"],
-                *(float(row[name]) for name in ("gap", "low", "high")),
+                float(row["gap"]),
+                float(row["low"]),
+                float(row["high"]),
                 int(row["seeds"]),
             )
             for row in csv.DictReader(file)
@@ -180,7 +182,6 @@ def _caveats(evidence: Sequence[Evidence], reachable: bool) -> Iterable[str]:
     yield f"All are simulations, with {len(data)} data sets ({', '.join(data)}) and rates tuned for each method."
     open_ = [row.task for row in evidence if row.low <= 0]
     if len(open_) > len(evidence) / 2:
-        yield f"Thin: on {len(open_)} of {len(evidence)} tasks the interval contains 0, so it may be no better than uniform."
+        yield f"Thin: on {len(open_)} of {len(evidence)} tasks the interval contains 0: perhaps no better than uniform."
     if not reachable:
         yield "Thin: in these tasks all clients were available."
-

@@ -68,12 +68,13 @@ def reach(run: Run, threshold: float, smoothed: bool = False) -> int | None:
 
 
 def area_under(run: Run, horizon: int) -> float:
-    """Mean test accuracy over rounds 1 to ``horizon``: (1 / T) sum_t a_t, the area under the curve.
+    """Mean of the metric over rounds 1 to ``horizon``: (1 / T) sum_t a_t, the area under the curve.
 
-    Between evaluations and after a divergence the last accuracy counts, before the first evaluation the first; a
-    missing one counts as 0.
+    Between evaluations and after a divergence the last value counts, before the first evaluation the first. A missing
+    accuracy counts as 0, and with a missing loss there is no area (NaN).
     """
-    known_r = np.where(np.isfinite(run.accuracy_r), run.accuracy_r, 0.0)
+    missing = 0.0 if run.metric == "accuracy" else math.nan
+    known_r = np.where(np.isfinite(run.value_r), run.value_r, missing)
     last = np.searchsorted(run.round_r, np.arange(1, horizon + 1), side="right") - 1
     return float(np.mean(known_r[np.maximum(last, 0)]))
 
@@ -135,14 +136,15 @@ def fieller(numerator_s: FloatArray, denominator_s: FloatArray) -> Interval:
     return Interval(a / b, middle - half, middle + half)
 
 
-def gap_closed(uniform_s: FloatArray, rounds_s: FloatArray, full_s: FloatArray) -> Interval | None:
-    """G = (R_uniform - R) / (R_uniform - R_full) of mean rounds over pairs, with Fieller's interval.
+def gap_closed(uniform_s: FloatArray, cost_s: FloatArray, full_s: FloatArray) -> Interval | None:
+    """G = (C_uniform - C) / (C_uniform - C_full) of mean costs over pairs, with Fieller's interval.
 
-    0 is uniform sampling, 1 full participation. None where full participation needs no fewer rounds than uniform.
+    A cost is what should be low: rounds to a threshold, mean loss, minus the mean accuracy. 0 is uniform sampling, 1
+    full participation. None where full participation costs no less than uniform sampling.
     """
-    if float(np.mean(uniform_s)) <= float(np.mean(full_s)):
+    if not float(np.mean(uniform_s)) > float(np.mean(full_s)):
         return None
-    return fieller(uniform_s - rounds_s, uniform_s - full_s)
+    return fieller(uniform_s - cost_s, uniform_s - full_s)
 
 
 def t_quantile(degrees_of_freedom: int) -> float:

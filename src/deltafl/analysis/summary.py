@@ -15,7 +15,7 @@ from ..errors import DeltaflError, unknown_name
 from ..io import checked, plain_json, read_json, write_atomically
 from ..types import FloatArray
 from .runs import Metric, Run, by_sampler, check_runs, find_sampler
-from .statistics import CONFIDENCE, gap_closed, mean_and_sd, mean_of_best, ratio_of_means, reach
+from .statistics import CONFIDENCE, area_under, gap_closed, mean_and_sd, mean_of_best, ratio_of_means, reach
 
 #: A number, or null where it does not exist.
 Number = Annotated[float | None, BeforeValidator(plain_json)]
@@ -70,20 +70,14 @@ class SpeedUp(_Model):
     num_pairs: int = Field(description="seeds with which both reached the threshold: these make the ratio")
     num_left_out: int = Field(description="seeds that both ran but one of them never reached it: not in the ratio")
 
-    @property
-    def verdict(self) -> Literal["faster", "slower", "open"]:
-        """``"faster"`` or ``"slower"`` if the interval excludes 1 and has a width, else ``"open"``."""
-        if self.low is None or self.high is None or self.low == self.high or self.low <= 1 <= self.high:
-            return "open"
-        return "faster" if self.low > 1 else "slower"
-
 
 class GapClosed(_Model):
-    """How much of the way from uniform sampling to full participation, in rounds."""
+    """How much of the way from uniform sampling to full participation, by the area under the curve of the metric."""
 
-    value: float = Field(description="(R_uniform - R) / (R_uniform - R_full), R mean rounds; 0 is uniform, 1 is full")
-    num_seeds: int = Field(description="seeds with which all three reached the threshold: these make the value")
-    num_left_out: int = Field(description="seeds that all three ran but one of them never reached it: not in the value")
+    value: float = Field(description="(A - A_uniform) / (A_full - A_uniform), A the mean of the metric over all rounds")
+    low: Number = Field(description="lower end of its interval (Fieller); null where it is unbounded or of one seed")
+    high: Number = Field(description="upper end of its interval; null likewise")
+    num_seeds: int = Field(description="seeds that all three ran")
 
 
 class ToThreshold(_Model):
@@ -95,9 +89,6 @@ class ToThreshold(_Model):
     seconds: Number = Field(description="mean wall clock in seconds, evaluation excluded; null if no seed reached it")
     bytes: Number = Field(description="mean bytes down + up; null if no seed reached it")
     speedup: SpeedUp | None = Field(description="against the baseline; null for the baseline itself and without a pair")
-    gap_closed: GapClosed | None = Field(
-        description="null if `uniform` or `full` is missing or never reached it, or `full` was not the faster one"
-    )
 
 
 class SamplerSummary(_Model):
@@ -105,6 +96,9 @@ class SamplerSummary(_Model):
 
     sampler: str = Field(description="label, perhaps with a suffix as in `fedis@multinomial`")
     censored: bool = Field(description="whether at least one seed never reached the threshold")
+    gap_closed: GapClosed | None = Field(
+        description="null if `uniform` or `full` is missing, a loss was not finite, or `full` was not the better one"
+    )
     final: MeanSd = Field(description="metric at the last evaluation")
     top5: MeanSd = Field(description="`top5` of the runs; for accuracy this is the paper's acc_top5")
     final_log10_loss: MeanSd | None = Field(
@@ -125,7 +119,7 @@ class SamplerSummary(_Model):
 class Summary(_Model):
     """A comparison of samplers: the file `summary.json`."""
 
-    schema_version: Literal[1] = Field(default=1, description="version of this schema; readers refuse another one")
+    schema_version: Literal[2] = Field(default=2, description="version of this schema; readers refuse another one")
     metric: Metric = Field(description="accuracy (share in [0, 1], higher is better) or loss (lower is better)")
     threshold: Number = Field(description="value of the metric to be reached, a tie counts; null: no threshold was set")
     baseline: str | None = Field(description="label of the sampler that speed-ups compare with; null: no speed-ups")
@@ -149,7 +143,7 @@ def summarise(
         runs: One run for each sampler and seed, all of one task.
         threshold: Value of the metric to be reached: a share in [0, 1] for accuracy, a finite number for loss. None (or
             NaN) if there is none: then nothing that needs one is computed.
-        baseline: Sampler that speed-ups compare with; by default ``fedavg``, else ``uniform``, else none.
+        baseline: Sampler that speed-ups compare with; by default ``uniform``, else ``fedavg``, else none.
         settings: The experiment's settings, kept in the summary as they are.
         environment: Hardware and versions, kept in the summary as they are.
 
@@ -166,7 +160,8 @@ def summarise(
         threshold = None
     if threshold is not None and (np.isinf(threshold) or (metric == "accuracy" and not 0 <= threshold <= 1)):
         raise DeltaflError(f"threshold is {threshold}; write a share in [0, 1] for accuracy, a finite number for loss")
-    seeds = {label: [_seed_summary(run, threshold) for run in group] for label, group in by_sampler(runs).items()}
+    groups = by_sampler(runs)
+    seeds = {label: [_seed_summary(run, threshold) for run in group] for label, group in groups.items()}
     reference = _baseline(baseline, list(seeds))
     reaches: list[Reaches] = [
         {label: {entry.seed: getattr(entry, name) for entry in entries} for label, entries in seeds.items()}
@@ -181,6 +176,7 @@ def summarise(
                 label,
                 entries,
                 metric,
+                _gap_closed(label, groups),
                 *(None if threshold is None else _to_threshold(label, reach, reference) for reach in reaches),
             )
             for label, entries in seeds.items()
@@ -203,7 +199,7 @@ def read_summary(path: Path | str) -> Summary:
 
 def _baseline(given: str | None, labels: Sequence[str]) -> str | None:
     if given is None:
-        return find_sampler("fedavg", labels) or find_sampler("uniform", labels)
+        return find_sampler("uniform", labels) or find_sampler("fedavg", labels)
     found = find_sampler(given, labels)
     if found is None:
         raise unknown_name("baseline", given, labels)
@@ -233,12 +229,18 @@ def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
 
 
 def _sampler_summary(
-    label: str, seeds: list[SeedSummary], metric: Metric, plain: ToThreshold | None, smoothed: ToThreshold | None
+    label: str,
+    seeds: list[SeedSummary],
+    metric: Metric,
+    gap: GapClosed | None,
+    plain: ToThreshold | None,
+    smoothed: ToThreshold | None,
 ) -> SamplerSummary:
     final_s, top5_s = _numbers(entry.final for entry in seeds), _numbers(entry.top5 for entry in seeds)
     return SamplerSummary(
         sampler=label,
         censored=plain is not None and plain.num_never > 0,
+        gap_closed=gap,
         final=_mean_sd(final_s),
         top5=_mean_sd(top5_s),
         final_log10_loss=_mean_sd(np.log10(final_s)) if metric == "loss" and not (final_s <= 0).any() else None,
@@ -274,32 +276,30 @@ def _to_threshold(label: str, reaches: Reaches, baseline: str | None) -> ToThres
         seconds=float(np.mean([reach.seconds for reach in reached])) if reached else None,
         bytes=float(np.mean([reach.bytes for reach in reached])) if reached else None,
         speedup=_speedup(label, reaches, baseline),
-        gap_closed=_gap_closed(label, reaches),
     )
 
 
-def _paired(labels: Sequence[str], reaches: Reaches) -> tuple[FloatArray, int]:
-    """Rounds (labels, seeds) of the shared seeds with which all labels reached it; the number of other shared seeds."""
-    shared = sorted(set.intersection(*(set(reaches[label]) for label in labels)))
-    rows = [[reach.round for label in labels if (reach := reaches[label][seed]) is not None] for seed in shared]
-    complete = [row for row in rows if len(row) == len(labels)]
-    return np.array(complete, dtype=np.float64).reshape(-1, len(labels)).T, len(rows) - len(complete)
-
-
 def _speedup(label: str, reaches: Reaches, baseline: str | None) -> SpeedUp | None:
+    """Over the seeds that both ran and with which both reached the threshold."""
     if baseline is None or label == baseline:
         return None
-    (base_s, other_s), left_out = _paired([baseline, label], reaches)
-    if len(base_s) == 0:
+    shared = sorted(set(reaches[baseline]) & set(reaches[label]))
+    both = [(reaches[baseline][seed], reaches[label][seed]) for seed in shared]
+    pairs = [(base.round, other.round) for base, other in both if base is not None and other is not None]
+    if not pairs:
         return None
-    ratio, low, high = ratio_of_means(base_s, other_s)
-    return SpeedUp(ratio=ratio, low=low, high=high, num_pairs=len(base_s), num_left_out=left_out)
+    ratio, low, high = ratio_of_means(*np.array(pairs, dtype=np.float64).T)
+    return SpeedUp(ratio=ratio, low=low, high=high, num_pairs=len(pairs), num_left_out=len(both) - len(pairs))
 
 
-def _gap_closed(label: str, reaches: Reaches) -> GapClosed | None:
-    uniform, full = (find_sampler(name, list(reaches)) for name in ("uniform", "full"))
-    if uniform is None or full is None:
+def _gap_closed(label: str, groups: Mapping[str, Sequence[Run]]) -> GapClosed | None:
+    """Over the seeds that all three ran, and the rounds that all were to play."""
+    names = [find_sampler("uniform", list(groups)), label, find_sampler("full", list(groups))]
+    runs = [{run.seed: run for run in groups[name]} for name in names if name is not None]
+    seeds = sorted(set.intersection(*map(set, runs)))
+    if len(runs) < len(names) or not seeds:
         return None
-    (uniform_s, rounds_s, full_s), left_out = _paired([uniform, label, full], reaches)
-    found = gap_closed(uniform_s, rounds_s, full_s) if len(rounds_s) else None
-    return None if found is None else GapClosed(value=found.mean, num_seeds=len(rounds_s), num_left_out=left_out)
+    horizon = min(run.horizon for of_seed in runs for run in of_seed.values())
+    sign = -1.0 if runs[0][seeds[0]].metric == "accuracy" else 1.0
+    found = gap_closed(*(np.array([sign * area_under(of_seed[seed], horizon) for seed in seeds]) for of_seed in runs))
+    return found and GapClosed(value=found.mean, low=found.low, high=found.high, num_seeds=len(seeds))

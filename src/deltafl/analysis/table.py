@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..samplers import SAMPLERS, bias_of, parse_label
 from .runs import base_name
-from .summary import SamplerSummary, SpeedUp, Summary, ToThreshold
+from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ToThreshold
 
 #: Stands for a number that does not exist.
 DASH = "—"
@@ -19,24 +19,23 @@ DASH = "—"
 MARK = "*"
 #: Marks a value that rests on a run that diverged.
 DIVERGED = "†"
-_STYLES = {"faster": "green", "slower": "red", "open": ""}
+_STYLES = {"better": "green", "worse": "red", "open": ""}
 
 
 def comparison_table(summary: Summary) -> RenderableType:
     """One row a sampler, and remarks below it; it fits into 80 columns.
 
-    Seconds and bytes are those to the threshold; without a threshold, those of the whole run.
+    Bytes are those to the threshold; without a threshold, those of the whole run.
     """
     notes = Table.grid(padding=(0, 1))
     for sentence in remarks(summary):
         notes.add_row(Text("·", style="dim"), Text(sentence))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("sampler", overflow="fold")
-    value = "accuracy\n%" if summary.metric == "accuracy" else "log10\nloss" if _shows_log(summary) else "loss"
-    headings = [value, "seconds", "bytes"]
+    headings = ["accuracy\n%" if summary.metric == "accuracy" else "loss", "gap closed\n[95 %]", "bytes"]
     if summary.threshold is not None:
         goal = threshold_text(summary).removeprefix("loss ")
-        headings[1:1] = [f"rounds to\n{goal}", "speed-up\n[95 %]", "gap\nclosed"]
+        headings[2:2] = [f"rounds to\n{goal}", "speed-up\n[95 %]"]
     for heading in headings:
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for entry in summary.samplers:
@@ -45,16 +44,13 @@ def comparison_table(summary: Summary) -> RenderableType:
 
 
 def _row(entry: SamplerSummary, summary: Summary) -> list[Text]:
+    gap, reached, number = entry.gap_closed, entry.to_threshold, entry.total_bytes
     cells = [Text(entry.sampler), Text(_value_text(entry, summary))]
-    reached, seconds, number = entry.to_threshold, entry.total_seconds, entry.total_bytes
+    cells += [Text(DASH) if gap is None else _with_interval(f"{gap.value:.2f}", gap.low, gap.high, _verdict(gap, 0))]
     if reached is not None:
-        gap, seconds, number = reached.gap_closed, reached.seconds, reached.bytes
-        cells += [
-            Text(_rounds_text(reached)),
-            _speedup_text(reached.speedup, entry.sampler == summary.baseline),
-            Text(DASH if gap is None else f"{gap.value:.2f}{MARK if gap.num_left_out else ''}"),
-        ]
-    return [*cells, Text(human_seconds(seconds)), Text(human_bytes(number))]
+        cells += [Text(_rounds_text(reached)), _speedup_text(reached.speedup, entry.sampler == summary.baseline)]
+        number = reached.bytes
+    return [*cells, Text(human_bytes(number))]
 
 
 def human_bytes(number: float | None) -> str:
@@ -69,21 +65,13 @@ def human_seconds(number: float | None) -> str:
     return f"{number:,.0f}" if number >= 99.95 else f"{number:.3g}"
 
 
-def _shows_log(summary: Summary) -> bool:
-    return summary.metric == "loss" and all(entry.final_log10_loss is not None for entry in summary.samplers)
-
-
 def _value_text(entry: SamplerSummary, summary: Summary) -> str:
-    if summary.metric == "accuracy":
-        value, scale, digits = entry.top5, 100.0, 2
-    elif _shows_log(summary) and entry.final_log10_loss:
-        value, scale, digits = entry.final_log10_loss, 1.0, 3
-    else:
-        value, scale, digits = entry.final, 1.0, 4
-    if value.mean is None:
+    has_accuracy = summary.metric == "accuracy"
+    mean, sd = (entry.top5 if has_accuracy else entry.final).model_dump().values()
+    if mean is None:
         return DASH
-    spread = "" if value.sd is None else f"±{scale * value.sd:.{digits}f}"
-    return f"{scale * value.mean:.{digits}f}{spread}{DIVERGED if entry.num_diverged else ''}"
+    texts = [f"{100 * value:.1f}" if has_accuracy else f"{value:.3g}" for value in (mean, sd) if value is not None]
+    return "±".join(texts) + (DIVERGED if entry.num_diverged else "")
 
 
 def _rounds_text(reached: ToThreshold) -> str:
@@ -100,14 +88,24 @@ def _speedup_text(speedup: SpeedUp | None, is_baseline: bool) -> Text:
         return Text("baseline", style="dim")
     if speedup is None:
         return Text(DASH)
-    text = _ratio_text(speedup.ratio) + (MARK if speedup.num_left_out else "")
-    if speedup.low is not None and speedup.high is not None:
-        text += f"\n[{_ratio_text(speedup.low)}–{_ratio_text(speedup.high)}]"
-    return Text(text, style=_STYLES[speedup.verdict])
+    ratio = _number_text(speedup.ratio) + (MARK if speedup.num_left_out else "")
+    return _with_interval(ratio, speedup.low, speedup.high, _verdict(speedup, 1))
 
 
-def _ratio_text(ratio: float) -> str:
-    return f"{ratio:.2f}" if ratio < 99.995 else f"{ratio:.3g}"
+def _with_interval(number: str, low: float | None, high: float | None, verdict: str) -> Text:
+    interval = "" if low is None or high is None or low == high else f"\n[{_number_text(low)}, {_number_text(high)}]"
+    return Text(number + interval, style=_STYLES[verdict])
+
+
+def _number_text(number: float) -> str:
+    return f"{number:.2f}" if abs(number) < 99.995 else f"{number:.3g}"
+
+
+def _verdict(found: SpeedUp | GapClosed | None, no_difference: float) -> str:
+    """``"better"`` or ``"worse"`` if the interval excludes ``no_difference`` and has a width, else ``"open"``."""
+    if found is None or found.low is None or found.high is None or found.low == found.high:
+        return "open"
+    return "better" if found.low > no_difference else "worse" if found.high < no_difference else "open"
 
 
 def threshold_text(summary: Summary) -> str:
@@ -119,7 +117,9 @@ def threshold_text(summary: Summary) -> str:
 
 def remarks(summary: Summary) -> list[str]:
     """What a reader of the table must know, result first; each entry is one or two sentences."""
-    found = _verdicts(summary) if summary.threshold is not None else ["No threshold was set: no rounds, no speed-ups."]
+    found = _results(summary)
+    if summary.threshold is None:
+        found.append("No threshold was set: no rounds, no speed-ups.")
     if all(len(entry.seeds) == 1 for entry in summary.samplers):
         found.append("One seed: no intervals. Another seed may change the order.")
     if summary.threshold is not None:
@@ -146,34 +146,26 @@ def _reached(summary: Summary) -> list[tuple[SamplerSummary, ToThreshold]]:
     return [(entry, entry.to_threshold) for entry in summary.samplers if entry.to_threshold is not None]
 
 
-def _verdicts(summary: Summary) -> list[str]:
-    if summary.baseline is None:
-        return ["No speed-ups: neither fedavg nor uniform is among the samplers, and no other baseline was named."]
-    speedups = {entry.sampler: reached.speedup for entry, reached in _reached(summary) if reached.speedup is not None}
-    intervals = {label: s for label, s in speedups.items() if s.low is not None}
+def _results(summary: Summary) -> list[str]:
+    """Which samplers are shown to be better or worse, by area and by rounds."""
     sentences = []
-    for verdict, word in (("faster", "Fewer"), ("slower", "More")):
-        labels = [label for label, s in intervals.items() if s.verdict == verdict]
-        if labels:
+    gaps = {e.sampler: _verdict(e.gap_closed, 0) for e in summary.samplers if base_name(e.sampler) != "full"}
+    for verdict, words in (("better", "Better than uniform"), ("worse", "Worse than uniform")):
+        if labels := [label for label, found in gaps.items() if found == verdict]:
+            sentences.append(f"{words} over all rounds (interval of the gap excludes 0): {', '.join(labels)}.")
+    if summary.threshold is None:
+        return sentences
+    if summary.baseline is None:
+        return [*sentences, "No speed-ups: neither uniform nor fedavg is among the samplers."]
+    speedups = {entry.sampler: reached.speedup for entry, reached in _reached(summary) if reached.speedup is not None}
+    for verdict, word in (("better", "Fewer"), ("worse", "More")):
+        if labels := [label for label, found in speedups.items() if _verdict(found, 1) == verdict]:
             sentences.append(f"{word} rounds than {summary.baseline} (interval excludes 1): {', '.join(labels)}.")
-    if intervals and not sentences:
-        sentences.append(f"No interval excludes 1: no sampler is shown to differ from {summary.baseline} in rounds.")
-    if len(intervals) > 1:
-        sentences.append(f"Each of the {len(intervals)} intervals is 95 % by itself, not all of them together.")
-    changed = [
-        f"{entry.sampler} ({other})"
-        for entry, reached in _reached(summary)
-        if (other := _verdict(entry.to_threshold_smoothed)) != _verdict(reached)
-    ]
-    if changed:
-        sentences.append(f"By the mean of five evaluations the verdict changes: {', '.join(changed)}.")
-    if speedups:
-        sentences.append(f"Speed-up: mean rounds of {summary.baseline} / mean rounds of the sampler, paired by seed.")
+    if any(found.low is not None for found in speedups.values()):
+        if not sentences:
+            sentences.append(f"No interval shows a difference to {summary.baseline}; more seeds make them shorter.")
+        sentences.append("Each interval is 95 % by itself, not all of them together.")
     return sentences
-
-
-def _verdict(reached: ToThreshold | None) -> str:
-    return "open" if reached is None or reached.speedup is None else reached.speedup.verdict
 
 
 def _censored(summary: Summary) -> list[str]:
@@ -184,20 +176,24 @@ def _censored(summary: Summary) -> list[str]:
     if not never:
         return []
     return [
-        f"Never reached {goal}: {', '.join(never)}. Rounds, seconds and bytes are means over the seeds that did; "
+        f"Never reached {goal}: {', '.join(never)}. Rounds and bytes are means over the seeds that did; "
         f"{MARK} leaves out such seeds, which flatters the sampler that failed."
     ]
 
 
 def _columns(summary: Summary) -> str:
+    metric, late = summary.metric, "mean of the 5 best of the last evaluations (4 % of the rounds, at least 5)"
+    value = f"Accuracy: {late}" if metric == "accuracy" else "Loss: test loss at the last evaluation"
     spread = ", ± sd over seeds" if any(len(entry.seeds) > 1 for entry in summary.samplers) else ""
-    value = (
-        "Accuracy: mean of the 5 best evaluations in the last 4 % of the rounds"
-        if summary.metric == "accuracy"
-        else "Loss: test loss at the last evaluation"
-    )
+    gap = f" Gap closed: by the mean {metric} over all rounds, 0 is uniform sampling, 1 full participation."
+    speedup = f" Speed-up: mean rounds of {summary.baseline} / mean rounds of the sampler, paired by seed."
     span = "of the whole run" if summary.threshold is None else f"up to {threshold_text(summary)}"
-    return f"{value}{spread}. Seconds and bytes (down + up): {span}, evaluation excluded. {DASH}: no number."
+    has_gap = any(entry.gap_closed for entry in summary.samplers)
+    has_speedup = any(reached.speedup for _, reached in _reached(summary))
+    return (
+        f"{value}{spread}.{gap if has_gap else ''}{speedup if has_speedup else ''} Bytes (down + up): {span}. "
+        f"{DASH}: no number."
+    )
 
 
 def _share(number: int, entry: SamplerSummary) -> str:
