@@ -52,7 +52,7 @@ def test_the_table_fits_and_cuts_nothing(width: int) -> None:
     text = "\n".join(lines)
     assert all(len(line) <= width for line in lines)
     assert "…" not in text
-    for piece in ("1,366.7", "2/3 seeds", "0/3 seeds", "baseline", "[1.62–2.03]", "9,977", "136.7 GB", "0.00", "1.00"):
+    for piece in ("1,366.7", "2/3 seeds", "0/3 seeds", "baseline", "[1.72, 1.91]", "136.7 GB", "0.00", "1.00"):
         assert piece in text
 
 
@@ -60,10 +60,9 @@ def test_brackets_in_labels_are_not_markup() -> None:
     assert any(line.startswith("[bold]x") for line in render(summarise([make_run("[bold]x", 0, 3)], 0.7), 100))
 
 
-def test_log_loss_column() -> None:
+def test_losses_have_three_digits() -> None:
     lines = render(summarise(runs_of("loss", fedavg=[3, 4], fedis=[2, 4]), 0.5), 100)
-    assert any("log10" in line for line in lines)
-    assert any("-1.000±0.000" in line for line in lines)
+    assert any("0.1±0" in line for line in lines)
 
 
 def test_diverged_loss_is_a_dash() -> None:
@@ -82,7 +81,7 @@ def test_numbers_for_people() -> None:
 def test_no_threshold_shows_totals() -> None:
     lines = render(summarise(runs_of(fedavg=[3, 4]), math.nan), 80)
     row = next(line for line in lines if line.startswith("fedavg"))
-    assert row.split() == ["fedavg", "80.00±0.00", "20", "10.0", "kB"]
+    assert row.split() == ["fedavg", "80.0±0.0", "—", "10.0", "kB"]
 
 
 @pytest.mark.parametrize(
@@ -119,12 +118,12 @@ def test_a_norm_guard_makes_every_method_biased() -> None:
     assert bias_remark(["uniform", "fedavg"], {"norm_guard": 3.0}) == [f"Biased, all of them: {said}"]
 
 
-def test_a_row_has_its_interval_below_the_ratio() -> None:
-    # r = a / mean(a) - b / mean(b) = (-.05115, .03561, .01554): se .02622, times t_2 = 4.3027 gives .1128.
+def test_a_row_has_its_intervals_below_the_numbers() -> None:
+    # r = a / mean(a) - b / mean(b) = (.02202, -.00097, -.02105): se .01244, times t_2 = 4.3027 gives .0535.
     lines = render(summarise(wide_runs(), 0.7), 80)
     at = next(i for i, line in enumerate(lines) if line.startswith("full "))
-    assert lines[at].split() == ["full", "80.10±0.10", "753.3", "1.81", "1.00", "5,499", "75.3", "GB"]
-    assert lines[at + 1].strip() == "[1.62–2.03]"
+    assert lines[at].split() == ["full", "80.1±0.1", "1.00", "753.3", "1.81", "75.3", "GB"]
+    assert lines[at + 1].split() == ["[1.72,", "1.91]"]
 
 
 def test_remarks_state_the_result_first() -> None:
@@ -138,18 +137,18 @@ def test_remarks_state_the_result_first() -> None:
     assert remarks(summarise(runs, 0.7))[:3] == [
         "Fewer rounds than fedavg (interval excludes 1): fedis.",
         "More rounds than fedavg (interval excludes 1): md.",
-        "Each of the 3 intervals is 95 % by itself, not all of them together.",
+        "Each interval is 95 % by itself, not all of them together.",
     ]
 
 
 @pytest.mark.parametrize(
     ("reaches", "threshold", "sentence"),
     [
-        ({"fedavg": [3, 5], "fedis": [5, 3]}, 0.7, "No interval excludes 1"),
-        ({"fedavg": [6, 6], "fedis": [3, 3]}, 0.7, "No interval excludes 1"),  # no width: no proof
+        ({"fedavg": [3, 5], "fedis": [5, 3]}, 0.7, "No interval shows a difference to fedavg"),
+        ({"fedavg": [6, 6], "fedis": [3, 3]}, 0.7, "No interval shows a difference to fedavg"),  # no width: no proof
         ({"fedavg": [6], "fedis": [3]}, 0.7, "One seed: no intervals."),
         ({"fedavg": [3, 4]}, None, "No threshold was set"),
-        ({"fedis": [3, 4], "md": [3, 4]}, 0.7, "No speed-ups: neither fedavg"),
+        ({"fedis": [3, 4], "md": [3, 4]}, 0.7, "No speed-ups: neither uniform"),
         ({"fedavg": [None]}, 0.7, "No run reached 70 %."),
         ({"fedavg": [6, None, 7], "fedis": [3, 4, 4]}, 0.7, "Never reached 70 %: fedavg (1 of 3 seeds)."),
     ],
@@ -163,14 +162,9 @@ def test_remarks(reaches: dict[str, list[int | None]], threshold: float | None, 
     )
 
 
-def test_a_remark_says_where_the_mean_of_five_disagrees() -> None:
-    # fedis is lucky in rounds 100 to 102 and stays above the threshold only from round 600 on, as fedavg does.
-    runs = [make_run("fedavg", seed, 600 + seed, num_rounds=1000) for seed in range(3)]
-    for seed in range(3):
-        run = make_run("fedis", seed, 600 + 2 * (seed % 2), num_rounds=1000)
-        accuracy_r = run.accuracy_r.copy()
-        accuracy_r[100 + seed] = 0.9
-        runs.append(run._replace(accuracy_r=accuracy_r))
-    sentences = remarks(summarise(runs, 0.7))
-    assert "Fewer rounds than fedavg (interval excludes 1): fedis." in sentences
-    assert "By the mean of five evaluations the verdict changes: fedis (open)." in sentences
+def test_remarks_name_who_closes_part_of_the_gap() -> None:
+    runs = runs_of(uniform=[8, 9, 10], full=[2, 2, 3], fedis=[5, 5, 6], md=[10, 9, 8], fedavg=[10, 11, 12])
+    assert remarks(summarise(runs, None))[:2] == [
+        "Better than uniform over all rounds (interval of the gap excludes 0): fedis.",
+        "Worse than uniform over all rounds (interval of the gap excludes 0): fedavg.",
+    ]

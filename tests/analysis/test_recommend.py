@@ -1,0 +1,40 @@
+"""The recommendation follows the benchmark's table, and what the federation allows."""
+
+import itertools
+
+import pytest
+
+import deltafl
+from deltafl.analysis.recommend import read_evidence, recommend
+from deltafl.errors import DeltaflError
+from deltafl.samplers import is_unbiased, parse_label
+from reproduction.evidence import EVIDENCE, evidence_text
+
+
+def test_the_evidence_is_the_benchmarks_table() -> None:
+    assert EVIDENCE.read_text(encoding="utf-8") == evidence_text()
+    assert all(is_unbiased(row.label) and row.low <= row.gap <= row.high for row in read_evidence())
+
+
+@pytest.mark.parametrize(
+    ("unequal", "labels", "memory", "reachable"), [*itertools.product((None, True, False), *[(True, False)] * 3)]
+)
+def test_what_is_recommended_is_possible_and_the_best(
+    unequal: bool | None, labels: bool, memory: bool, reachable: bool
+) -> None:
+    found = recommend(unequal_sizes=unequal, labels=labels, memory=memory, reachable=reachable)
+    plan = deltafl.make_plan(found.label, deltafl.Population.from_sizes([3, 1, 2], aux=[[1.0], [2.0], [4.0]]), n=2)
+    assert labels or not plan.rule.control.uses_aux
+    assert memory or not plan.rule.control.remembers
+    assert {row.label for row in found.evidence} == {found.label}
+    assert all(unequal in (None, row.unequal) for row in found.evidence)
+    assert parse_label(found.label).name in str(found)
+
+
+def test_the_known_answers() -> None:
+    assert recommend(labels=True).label == "balanced"
+    assert recommend().label == "innovation@local-pivotal"
+    assert "4 GB" in recommend(clients=1000, parameters=10**6).cost
+    assert any("available" in sentence for sentence in recommend(reachable=False).caveats)
+    with pytest.raises(DeltaflError, match="clients is 0; write a whole number >= 1"):
+        recommend(clients=0)
