@@ -140,9 +140,9 @@ def gap_closed(uniform_s: FloatArray, cost_s: FloatArray, full_s: FloatArray) ->
     """G = (C_uniform - C) / (C_uniform - C_full) of mean costs over pairs, with Fieller's interval.
 
     A cost is what should be low: rounds to a threshold, mean loss, minus the mean accuracy. 0 is uniform sampling, 1
-    full participation. None where full participation costs no less than uniform sampling.
+    full participation. None where full participation costs no less than uniform sampling, or a cost is missing.
     """
-    if not float(np.mean(uniform_s)) > float(np.mean(full_s)):
+    if not (float(np.mean(uniform_s)) > float(np.mean(full_s)) and np.isfinite(cost_s).all()):
         return None
     return fieller(uniform_s - cost_s, uniform_s - full_s)
 
