@@ -153,7 +153,7 @@ class RunSettings(Settings):
     """One run: one sampler, one seed."""
 
     workers: Count = Field(1, description="processes that train clients")
-    sampler: str = Field("pracdelta", description="name[@design[@estimator]]; see `deltafl samplers`")
+    sampler: str = Field("innovation@local-pivotal", description="name[@design[@estimator]]; see `deltafl samplers`")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="fixes split, initial model, draws and minibatches")
 
     def _own_task(self, seed: int = 0) -> Task:
@@ -177,9 +177,11 @@ class CompareSettings(Settings):
     """A comparison: several samplers, each with the same seeds."""
 
     samplers: Labels = Field(
-        ("full", "fedavg", "uniform", "fedpracis", "pracdelta"), min_length=1, description="labels, comma separated"
+        ("full", "balanced", "innovation", "pracdelta", "fedavg", "uniform"),
+        min_length=1,
+        description="labels, comma separated",
     )
-    seeds: Count = Field(3, description="number of seeds: 0, 1, ...")
+    seeds: Count = Field(5, description="number of seeds: 0, 1, ...")
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
