@@ -115,7 +115,8 @@ def test_gap_closed_by_area_over_shared_seeds() -> None:
     ],
 )
 def test_no_gap_closed(reaches: dict[str, list[int | None]]) -> None:
-    assert entry_of(summarise(runs_of(**reaches), 0.7), "fedis").gap_closed is None
+    runs = [make_run(sampler, 0, reach) for sampler, (reach,) in reaches.items()]
+    assert entry_of(summarise(runs, 0.7), "fedis").gap_closed is None
 
 
 def test_gap_closed_of_losses_is_null_where_one_is_not_finite() -> None:
