@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deltafl.analysis import recommend
 from deltafl.designs.table import DESIGNS
 from deltafl.estimators.table import ESTIMATORS, REMOTE_ESTIMATORS
 from deltafl.samplers import SAMPLERS
@@ -53,16 +54,24 @@ def test_the_readmes_first_table_is_that_of_the_benchmark() -> None:
     with (ROOT / "results" / "benchmark" / "table.csv").open(encoding="utf-8") as file:
         measured = {(row["method"], titles[row["part"]]): row for row in csv.DictReader(file)}
     lines = [line.strip("| ").split(" | ") for line in (ROOT / "README.md").read_text().splitlines() if line[:1] == "|"]
-    labels = [cell.split("`")[1] for cell in lines[0][1:]]
-    rows = [line for line in lines if len(line) == len(lines[0]) and line[0] in titles.values()]
-    assert "pracdelta" in labels
-    assert [row[0] for row in rows] == [title for title in titles.values() if ("full", title) in measured]
+    labels = [cell.strip("`") for cell in lines[0][1:]]
+    rows = [line for line in lines if line[0] in titles.values()]
+    assert {"pracdelta", "divfl", "fed-cbs"} < set(labels)
+    assert len(rows) == 4
     for title, *shown in rows:
         for label, cell in zip(labels, shown, strict=True):
-            known = [measured[label, title][f"gap_rounds{end}"] for end in ("", "_low", "_high")]
-            bound = measured[label, title]["gap_rounds_bound"]
-            text = "{:.2f} [{:.2f}, {:.2f}]".format(*map(float, known)) if all(known) else "–"
-            assert cell == f"{bound} {text}".strip(), f"README.md, {label}, {title}"
+            numbers = [float(measured[label, title][f"gap_mean_accuracy{end}"]) for end in ("", "_low", "_high")]
+            assert cell == "{:.2f} [{:.2f}, {:.2f}]".format(*numbers), f"README.md, {label}, {title}"
+
+
+def test_the_readme_recommends_what_the_evidence_does() -> None:
+    text = (ROOT / "README.md").read_text()
+    box = text.partition("## Which sampler?")[2].partition("\n## ")[0]
+    known, memory, neither = (line for line in box.splitlines() if line.startswith("| ") and "`" in line)
+    assert f"`{recommend(labels=True).label}`" in known
+    assert f"`{recommend().label}`" in memory
+    assert all(f"`{recommend(memory=False, unequal_sizes=sizes).label}`" in neither for sizes in (True, False))
+    assert len(text.splitlines()) <= 120
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -36,6 +36,7 @@ from .plots import (
     small_png,
     styled,
 )
+from .recommend import Evidence, Recommendation, read_evidence, recommend
 from .runs import Run, base_name
 from .statistics import (
     WINDOW,
@@ -52,10 +53,11 @@ from .statistics import (
 from .summary import Summary, read_summary, summarise, write_summary
 from .table import DIVERGED, bias_remark, comparison_table, human_bytes, human_seconds, remarks
 
-__all__ = ["CAPTION", "DASH", "DIVERGED", "DPI", "GREY", "INK", "PALE", "WIDTH", "WINDOW", "Band", "Cells", "Interval"]
-__all__ += ["Line", "Look", "Measure", "Run", "Statement", "Summary", "accuracy", "area_under", "band_of", "base_name"]
-__all__ += ["best_within", "bias_remark", "centre", "compare", "comparison_table", "csv_text", "curve_band"]
-__all__ += ["draw_panels", "draw_plots", "fieller", "fixed", "folded", "human_bytes", "human_seconds", "late_loss"]
-__all__ += ["late_probe", "looks", "markdown", "mean_and_sd", "mean_interval", "mean_of_best", "plus_minus"]
-__all__ += ["plus_minus_short", "ratio_of_means", "reach", "read_summary", "remarks", "rounds_to", "second_half"]
-__all__ += ["short", "small_png", "styled", "summarise", "t_quantile", "write_summary"]
+__all__ = ["CAPTION", "DASH", "DIVERGED", "DPI", "GREY", "INK", "PALE", "WIDTH", "WINDOW", "Band", "Cells", "Evidence"]
+__all__ += ["Interval", "Line", "Look", "Measure", "Recommendation", "Run", "Statement", "Summary", "accuracy"]
+__all__ += ["area_under", "band_of", "base_name", "best_within", "bias_remark", "centre", "compare", "comparison_table"]
+__all__ += ["csv_text", "curve_band", "draw_panels", "draw_plots", "fieller", "fixed", "folded", "human_bytes"]
+__all__ += ["human_seconds", "late_loss", "late_probe", "looks", "markdown", "mean_and_sd", "mean_interval"]
+__all__ += ["mean_of_best", "plus_minus", "plus_minus_short", "ratio_of_means", "reach", "read_evidence"]
+__all__ += ["read_summary", "recommend", "remarks", "rounds_to", "second_half", "short", "small_png", "styled"]
+__all__ += ["summarise", "t_quantile", "write_summary"]

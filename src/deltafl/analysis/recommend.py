@@ -41,7 +41,7 @@ class Evidence(NamedTuple):
 
 
 class Recommendation(NamedTuple):
-    """A sampler, as ``make_plan``, ``DeltaStrategy`` and ``deltafl run --sampler`` take it, and why; ``str()`` is a text.
+    """A sampler, as ``make_plan``, ``DeltaStrategy`` and ``deltafl run --sampler`` take it, and why; ``str()`` is text.
 
     Attributes:
         evidence: Its rows of the benchmark, tasks like yours alone.

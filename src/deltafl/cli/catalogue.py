@@ -1,13 +1,10 @@
 """``deltafl samplers``, ``deltafl tasks``, ``deltafl data``: what there is, and getting the data."""
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
-
-from ..errors import DeltaflError
 
 data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -46,48 +43,35 @@ def samplers() -> None:
 
 def recommend(
     sizes: Annotated[
-        str | None, typer.Option(help="are the clients' numbers of examples equal?", metavar="equal|unequal|unknown")
-    ] = None,
-    labels: Annotated[bool | None, typer.Option(help="may the server know each client's shares of labels?")] = None,
-    memory: Annotated[bool | None, typer.Option(help="can the server keep one update of each client?")] = None,
-    reachable: Annotated[bool | None, typer.Option(help="can every selected client be expected to reply?")] = None,
+        Literal["equal", "unequal", "unknown"],
+        typer.Option(help="numbers of examples of the clients", prompt="Are clients of equal size"),
+    ],
+    labels: Annotated[
+        bool,
+        typer.Option(
+            help="the server may know each client's shares of labels", prompt="May the server know the labels"
+        ),
+    ],
+    memory: Annotated[
+        bool,
+        typer.Option(help="the server can keep one update of each client", prompt="Can it keep one update a client"),
+    ],
+    reachable: Annotated[
+        bool, typer.Option(help="every selected client can be expected to reply", prompt="Can all clients be reached")
+    ],
     clients: Annotated[int | None, typer.Option(help="number of clients, for the cost", metavar="M")] = None,
     parameters: Annotated[int | None, typer.Option(help="parameters of the model, for the cost", metavar="D")] = None,
 ) -> None:
-    """Recommend a sampler for your federation, with the evidence; asks what the options leave open.
+    """Recommend a sampler for your federation, with the evidence; asks for options that are not given.
 
     Example: deltafl recommend --sizes unequal --no-labels --memory --reachable
     """
     from ..analysis.recommend import recommend as answer
 
-    sizes = sizes or _ask("Do all clients have about the same number of examples? (equal, unequal, unknown)", "unknown")
-    if sizes not in _UNEQUAL:
-        raise DeltaflError(f"sizes is {sizes!r}; write equal, unequal or unknown")
-    labels = _confirmed(labels, "May the server know each client's shares of labels beforehand?", False)
-    memory = _confirmed(memory, "Can the server keep one update of each client?", True)
-    reachable = _confirmed(reachable, "Can every selected client be expected to reply?", True)
-    found = answer(
-        unequal_sizes=_UNEQUAL[sizes],
-        labels=labels,
-        memory=memory,
-        reachable=reachable,
-        clients=clients,
-        parameters=parameters,
-    )
+    unequal = {"equal": False, "unequal": True, "unknown": None}[sizes]
+    federation = {"labels": labels, "memory": memory, "reachable": reachable}
+    found = answer(unequal_sizes=unequal, **federation, clients=clients, parameters=parameters)
     typer.echo(f"{found}\nTry it: deltafl run --sampler '{found.label}'")
-
-
-_UNEQUAL = {"equal": False, "unequal": True, "unknown": None}
-
-
-def _ask(question: str, default: str) -> str:
-    return str(typer.prompt(question, default=default, err=True)) if sys.stdin.isatty() else default
-
-
-def _confirmed(given: bool | None, question: str, default: bool) -> bool:
-    if given is None:
-        return typer.confirm(question, default=default, err=True) if sys.stdin.isatty() else default
-    return given
 
 
 def tasks() -> None:

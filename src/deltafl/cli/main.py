@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import typer
+import typer.core
 
 from .. import __version__
 from ..errors import DeltaflError, FirstProcessError
 from . import audit, catalogue, experiments
 
+typer.core.HAS_RICH = False  # with it, plain help shows a backslash: \[required]
 app = typer.Typer(
     name="deltafl",
     help="Client sampling for federated learning: who to ask, and how to weigh the replies.",
