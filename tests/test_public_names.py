@@ -12,7 +12,7 @@ DESIGNS ESTIMATORS SAMPLERS Accumulator Adaptive Broadcast Centred ClientMemory 
 ControlVariate Delta DeltaflError Design Estimator FedIS FedPracIS Fixed Full KnownUpdates MissingExtraError
 Momentum Oracle Plan Population PowerOfChoice PracDelta RejectedReply RemoteReply Replies Reports RoundInfo
 RoundState RunFacts Sampler ServerOptimizer Sgd broadcast close_round draw_cohort inclusion_probabilities
-init_round load_state make_plan make_sampler make_server_optimizer open_round save_state stream with_floor
+init_round load_state make_plan make_sampler make_server_optimizer open_round recommend save_state stream with_floor
 """
 HEAVY = {"torch", "scipy", "sklearn", "matplotlib", "typer", "rich", "pydantic", "flwr", "pandas"}
 
