@@ -99,11 +99,7 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def checked(kind: type[T], value: Any, where: str, cure: str) -> T:
-    """A value that was read, as the type that it must have (anything that pydantic can check).
-
-    Raises:
-        DeltaflError: If it does not fit: ``where`` (file and line), the entry, ``cure`` (what to do).
-    """
+    """A value that was read, as the type that it must have; the error has ``where``, the entry and ``cure``."""
     from pydantic import ValidationError  # not needed by the core, which imports this module
 
     try:

@@ -99,7 +99,7 @@ def test_a_folder_in_use_is_not_overwritten_and_resume_must_agree(tmp_path: Path
     assert (again.returncode, "--resume" in again.stderr) == (2, True)
     other = deltafl("run", "--local-lr", "0.5", "--resume", "--out", "out", cwd=tmp_path)
     assert other.returncode == 2
-    assert "local_lr = 0.1, not 0.5" in other.stderr
+    assert "local_lr = 0.8, not 0.5" in other.stderr
     same = deltafl("run", "--resume", "--out", "out", cwd=tmp_path)
     assert same.returncode == 0, same.stderr
     assert (tmp_path / "out" / "rounds.jsonl").read_bytes() == before

@@ -112,12 +112,7 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
         runs: The runs that ``summary`` was made from.
         summary: Gives the threshold.
         directory: Where the files go; made if it does not exist.
-
-    Returns:
-        The files written.
-
-    Raises:
-        MissingExtraError: If Matplotlib is not installed.
+    Returns the files written.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

@@ -70,11 +70,7 @@ class Run(NamedTuple):
         return int(self.settings.get("rounds") or self.num_rounds)
 
     def probe(self, name: str) -> FloatArray:
-        """A column of ``probes``.
-
-        Raises:
-            DeltaflError: If it was not measured.
-        """
+        """A column of ``probes``; a ``DeltaflError`` if it was not measured."""
         if name not in self.probes:
             raise DeltaflError(f"run {self.sampler}, seed {self.seed} has no column {name!r}; it was run without it")
         return self.probes[name]
@@ -102,12 +98,7 @@ def find_sampler(name: str, labels: Sequence[str]) -> str | None:
 
 
 def check_runs(runs: Sequence[Run]) -> None:
-    """Reject runs that cannot be compared.
-
-    Raises:
-        DeltaflError: If there is no run, a sampler has a seed twice, the metrics or the numbers of clients differ, or
-            a run has no evaluation or no value of its metric.
-    """
+    """Reject runs that cannot be compared, as those of two tasks, or two of one sampler with the same seed."""
     if not runs:
         raise DeltaflError("there is no run to compare; give at least one finished run")
     seen: set[tuple[str, int]] = set()

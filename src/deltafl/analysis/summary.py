@@ -13,7 +13,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from ..errors import DeltaflError, unknown_name
 from ..io import checked, plain_json, read_json, write_atomically
-from ..types import FloatArray
 from .runs import Metric, Run, by_sampler, check_runs, find_sampler
 from .statistics import CONFIDENCE, area_under, gap_closed, mean_and_sd, mean_of_best, ratio_of_means, reach
 
@@ -56,9 +55,6 @@ class SeedSummary(_Model):
     diverged: bool = Field(description="whether the run diverged and was ended, or its last test loss is not finite")
     diverged_in: int | None = Field(default=None, description="the round in which it was ended so; null if it was not")
     reach: Reach | None = Field(description="when the metric reached the threshold; null if never or without one")
-    reach_smoothed: Reach | None = Field(
-        description="when the mean of the last 5 evaluations reached it; null if never, or with fewer than 5"
-    )
 
 
 class SpeedUp(_Model):
@@ -95,20 +91,13 @@ class SamplerSummary(_Model):
     """One sampler over its seeds."""
 
     sampler: str = Field(description="label, perhaps with a suffix as in `fedis@multinomial`")
-    censored: bool = Field(description="whether at least one seed never reached the threshold")
     gap_closed: GapClosed | None = Field(
         description="null if `uniform` or `full` is missing, a loss was not finite, or `full` was not the better one"
     )
     final: MeanSd = Field(description="metric at the last evaluation")
     top5: MeanSd = Field(description="`top5` of the runs; for accuracy this is the paper's acc_top5")
-    final_log10_loss: MeanSd | None = Field(
-        description="log10 of the test loss at the last evaluation; null for the metric accuracy or a loss <= 0"
-    )
     to_threshold: ToThreshold | None = Field(
         description="by the first evaluation that reaches the threshold; null without a threshold"
-    )
-    to_threshold_smoothed: ToThreshold | None = Field(
-        description="by the moving average over 5 evaluations, which one lucky evaluation cannot fool; null likewise"
     )
     total_seconds: Number = Field(description="mean wall clock of a run in seconds, evaluation excluded")
     total_bytes: Number = Field(description="mean bytes down + up of a run")
@@ -163,27 +152,23 @@ def summarise(
     groups = by_sampler(runs)
     seeds = {label: [_seed_summary(run, threshold) for run in group] for label, group in groups.items()}
     reference = _baseline(baseline, list(seeds))
-    reaches: list[Reaches] = [
-        {label: {entry.seed: getattr(entry, name) for entry in entries} for label, entries in seeds.items()}
-        for name in ("reach", "reach_smoothed")
+    reaches = {label: {entry.seed: entry.reach for entry in entries} for label, entries in seeds.items()}
+    samplers = [
+        SamplerSummary(
+            sampler=label,
+            gap_closed=_gap_closed(label, groups),
+            final=_mean_sd(entry.final for entry in entries),
+            top5=_mean_sd(entry.top5 for entry in entries),
+            to_threshold=None if threshold is None else _to_threshold(label, reaches, reference),
+            total_seconds=float(np.mean([entry.total_seconds for entry in entries])),
+            total_bytes=float(np.mean([entry.total_bytes for entry in entries])),
+            num_diverged=sum(entry.diverged for entry in entries),
+            seeds=entries,
+        )
+        for label, entries in seeds.items()
     ]
-    return Summary(
-        metric=metric,
-        threshold=threshold,
-        baseline=reference,
-        samplers=[
-            _sampler_summary(
-                label,
-                entries,
-                metric,
-                _gap_closed(label, groups),
-                *(None if threshold is None else _to_threshold(label, reach, reference) for reach in reaches),
-            )
-            for label, entries in seeds.items()
-        ],
-        settings=dict(settings or {}),
-        environment=dict(environment or {}),
-    )
+    facts = {"settings": dict(settings or {}), "environment": dict(environment or {})}
+    return Summary(metric=metric, threshold=threshold, baseline=reference, samplers=samplers, **facts)
 
 
 def write_summary(summary: Summary, path: Path | str) -> None:
@@ -207,13 +192,7 @@ def _baseline(given: str | None, labels: Sequence[str]) -> str | None:
 
 
 def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
-    def reached(smoothed: bool) -> Reach | None:
-        i = None if threshold is None else reach(run, threshold, smoothed)
-        if i is None:
-            return None
-        return Reach(round=int(run.round_r[i]), seconds=float(run.seconds_r[i]), bytes=float(run.bytes_r[i]))
-
-    final = float(run.value_r[-1])
+    at, final = None if threshold is None else reach(run, threshold), float(run.value_r[-1])
     return SeedSummary(
         seed=run.seed,
         num_rounds=run.num_rounds,
@@ -223,43 +202,15 @@ def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
         total_bytes=float(run.bytes_r[-1]),
         diverged=run.diverged is not None or not np.isfinite(run.loss_r[-1]),
         diverged_in=run.diverged,
-        reach=reached(smoothed=False),
-        reach_smoothed=reached(smoothed=True),
+        reach=None
+        if at is None
+        else Reach(round=int(run.round_r[at]), seconds=float(run.seconds_r[at]), bytes=float(run.bytes_r[at])),
     )
 
 
-def _sampler_summary(
-    label: str,
-    seeds: list[SeedSummary],
-    metric: Metric,
-    gap: GapClosed | None,
-    plain: ToThreshold | None,
-    smoothed: ToThreshold | None,
-) -> SamplerSummary:
-    final_s, top5_s = _numbers(entry.final for entry in seeds), _numbers(entry.top5 for entry in seeds)
-    return SamplerSummary(
-        sampler=label,
-        censored=plain is not None and plain.num_never > 0,
-        gap_closed=gap,
-        final=_mean_sd(final_s),
-        top5=_mean_sd(top5_s),
-        final_log10_loss=_mean_sd(np.log10(final_s)) if metric == "loss" and not (final_s <= 0).any() else None,
-        to_threshold=plain,
-        to_threshold_smoothed=smoothed,
-        total_seconds=float(np.mean([entry.total_seconds for entry in seeds])),
-        total_bytes=float(np.mean([entry.total_bytes for entry in seeds])),
-        num_diverged=sum(entry.diverged for entry in seeds),
-        seeds=seeds,
-    )
-
-
-def _numbers(values: Iterable[float | None]) -> FloatArray:
-    """Null, a number that was not finite, is NaN again: no mean exists."""
-    return np.array([np.nan if value is None else value for value in values])
-
-
-def _mean_sd(value_s: FloatArray) -> MeanSd:
-    mean, sd = mean_and_sd(value_s)
+def _mean_sd(values: Iterable[float | None]) -> MeanSd:
+    """Of a number that was not finite, which is null in a summary, there is no mean."""
+    mean, sd = mean_and_sd(np.array([np.nan if value is None else value for value in values]))
     return MeanSd(mean=mean, sd=sd)
 
 
@@ -272,7 +223,7 @@ def _to_threshold(label: str, reaches: Reaches, baseline: str | None) -> ToThres
     return ToThreshold(
         num_reached=len(reached),
         num_never=len(reaches[label]) - len(reached),
-        rounds=_mean_sd(_numbers(reach.round for reach in reached)) if reached else None,
+        rounds=_mean_sd(reach.round for reach in reached) if reached else None,
         seconds=float(np.mean([reach.seconds for reach in reached])) if reached else None,
         bytes=float(np.mean([reach.bytes for reach in reached])) if reached else None,
         speedup=_speedup(label, reaches, baseline),

@@ -109,11 +109,7 @@ def cache_folder() -> Path:
 
 
 def data_folders(name: str, data_dir: Path | None) -> list[Path]:
-    """The folders where a data set is looked for, best first.
-
-    Raises:
-        DeltaflError: If ``data_dir`` or ``DELTAFL_DATA`` is given and is no folder.
-    """
+    """The folders where a data set is looked for, best first; a given one that is not there is a ``DeltaflError``."""
     folders: list[Path] = []
     for label, path in {"data_dir": data_dir, "DELTAFL_DATA": os.environ.get("DELTAFL_DATA")}.items():
         if path:
@@ -180,11 +176,7 @@ def fetch(name: str, directory: Path | None = None, *, progress: bool = True) ->
 
 
 def check(name: str, data_dir: Path | None = None) -> list[FileStatus]:
-    """Compare the files that a task would read, those of the fullest folder, with the published content.
-
-    Raises:
-        DeltaflError: If the name is unknown, or ``data_dir`` is no folder.
-    """
+    """Compare the files that a task would read, those of the fullest folder, with the published content."""
     checksums = _source_of(name).checksums
     found = ({file: find_file(folder, file) for file in checksums} for folder in data_folders(name, data_dir))
     best = max(found, key=lambda paths: sum(path is not None for path in paths.values()))
@@ -220,11 +212,7 @@ def unpacked(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_arrays(path: Path, keys: tuple[str, ...] | None = None) -> dict[str, npt.NDArray[Any]]:
-    """Read some arrays of a NumPy archive (NPZ), or all of them; pickles are refused.
-
-    Raises:
-        DeltaflError: If it is no such archive or lacks one of them.
-    """
+    """Read some arrays of a NumPy archive (NPZ), or all of them; pickles and missing ones are a ``DeltaflError``."""
     try:
         # A file opened here is closed whatever happens; NumPy leaves its own open if the archive is broken.
         with path.open("rb") as file:
@@ -291,9 +279,6 @@ def idx_dataset(
     """``mnist`` or ``fashion-mnist`` of the arrays of its four IDX files, by the names of the files, from ``origin``.
 
     The data set's name says so if the content is not the published one.
-
-    Raises:
-        DeltaflError: If they do not fit together.
     """
     for images, labels in ((TRAIN_IMAGES, TRAIN_LABELS), (TEST_IMAGES, TEST_LABELS)):
         image, label = arrays[images], arrays[labels]
