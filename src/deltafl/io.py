@@ -156,8 +156,7 @@ def write_tensors(path: Path, arrays: Mapping[str, Array], texts: Mapping[str, s
 def read_tensors(path: Path, cure: str, checksum: int | None = None) -> tuple[dict[str, Array], dict[str, str]]:
     """The arrays and texts of a safetensors file; None as CRC-32 maps it into memory unread, where changes stay.
 
-    Raises:
-        DeltaflError: If it cannot be read, is no such file, or has another checksum; ``cure`` is what to do then.
+    The error of a file that is damaged, or has another checksum, ends in ``cure``: what to do then.
     """
     try:
         mapped = checksum is None

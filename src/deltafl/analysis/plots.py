@@ -108,11 +108,7 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
     to the greatest seed and, for the metric of the comparison, the threshold. ``selections.png``: how often each client
     was drawn, clients sorted by that.
 
-    Args:
-        runs: The runs that ``summary`` was made from.
-        summary: Gives the threshold.
-        directory: Where the files go; made if it does not exist.
-    Returns the files written.
+    Returns the files written into ``directory``, which is made if it does not exist.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
