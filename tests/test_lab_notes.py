@@ -53,28 +53,6 @@ def test_differences_are_paired_with_the_default_too_and_runs_that_never_reach_a
     assert tables.table({"fedvarp": [[0.1]]}, None).splitlines()[-1] == "| fedvarp | +0.00 | – | ≥ 1.0 | – |"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--only", "inovation"], "unknown idea 'inovation'"),
-        (["--set", "foo=1"], "unknown setting 'foo'"),
-        (["--show", "pyproject.toml"], "pyproject.toml is not valid JSON"),
-        (["--show", "results/ideas/noise-digits.json"], "is no file of ideas.py"),
-    ],
-)
-def test_a_mistake_is_answered_in_a_sentence(
-    arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("sys.argv", ["ideas.py", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        importlib.import_module("ideas").main()
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert sentence in line
-
-
 def test_the_error_of_even_draws_holds_for_unequal_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     noise_floor: Any = importlib.import_module("noise_floor")

@@ -81,11 +81,6 @@ def test_ratio_of_means_by_hand() -> None:
     assert result.high == pytest.approx(1.875 * math.exp(margin), rel=1e-12)
 
 
-def test_pairs_in_one_proportion_have_an_interval_without_width() -> None:
-    result = ratio_of_means(np.array([100.0, 200.0]), np.array([50.0, 100.0]))
-    assert result == (2.0, 2.0, 2.0)
-
-
 positive = st.lists(st.tuples(st.floats(1, 1e4), st.floats(1, 1e4)), min_size=2, max_size=8)
 
 

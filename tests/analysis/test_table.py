@@ -60,11 +60,6 @@ def test_brackets_in_labels_are_not_markup() -> None:
     assert any(line.startswith("[bold]x") for line in render(summarise([make_run("[bold]x", 0, 3)], 0.7), 100))
 
 
-def test_losses_have_three_digits() -> None:
-    lines = render(summarise(runs_of("loss", fedavg=[3, 4], fedis=[2, 4]), 0.5), 100)
-    assert any("0.1±0" in line for line in lines)
-
-
 def test_diverged_loss_is_a_dash() -> None:
     runs = [make_run("fedavg", 0, 3, "loss"), make_run("fedis", 0, 3, "loss", loss_r=np.full(10, np.nan))]
     summary = summarise(runs, 0.5)

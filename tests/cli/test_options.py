@@ -51,16 +51,6 @@ def test_options_that_the_task_does_not_look_at_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_options_that_the_task_looks_at_and_files_for_many_tasks_are_taken(tmp_path: Path) -> None:
-    settings(RUN, tmp_path / "out", False, "noise=5", task="synthetic")
-    settings(RUN, tmp_path / "out", task="digits", alpha=0.3)
-    settings(RUN, tmp_path / "out", False, "column=writer", task="mnist", partition="natural")
-    (tmp_path / "my.toml").write_text("noise = 5\nalpha = 0.3\n")
-    found = settings(RUN, tmp_path / "out", task="toy", config=tmp_path / "my.toml")
-    assert isinstance(found, RunSettings)
-    assert found.noise == 5
-
-
 @pytest.mark.parametrize("key", ["data_dir", "memory_path", "task"])
 def test_names_that_are_not_utf8_are_refused(key: str) -> None:
     with pytest.raises(DeltaflError, match=rf"{key} is 'd\\udcff', which is not text in UTF-8"):

@@ -78,17 +78,6 @@ def test_a_rival_ahead_misses_the_target(tmp_path: Path) -> None:
     assert "ahead of it: pracdelta (×1.32 fewer by its own interval; corrected for 2 rivals p = " in page
 
 
-def test_who_is_level_on_the_tuning_seeds_is_said(tmp_path: Path) -> None:
-    """Both of ours need 8 rounds there, with curves that are alike: the first of the two is judged."""
-    table = MADE_UP | {"spread": [8, 30, 31, 29, 30]}
-    tiers = {"all": {"methods": list(table), "rates": [0.1, 0.2, 0.4], "extensions": 0}}
-    write_runs(tmp_path, made_up(tiers=tiers), table)
-    page = shown(tmp_path, made_up(tiers=tiers))
-    assert "; level with it on the tuning seeds: `spread` 0.24 [" in page
-    write_runs(tmp_path / "other", made_up(tiers=tiers), table | {"spread": [9, 30, 31, 29, 30]})
-    assert "level with it" not in shown(tmp_path / "other", made_up(tiers=tiers))
-
-
 def test_servers_that_know_the_labels_are_judged_by_themselves(tmp_path: Path) -> None:
     """Without them `delta-centred` against `pracdelta`; with them `balanced`, which `fed-cbs` is behind of, too."""
     table = MADE_UP | {
@@ -150,17 +139,6 @@ def test_runs_that_never_reach_are_marked(tmp_path: Path, last: int, marked: lis
     assert "is reached: `delta-centred`" not in page
     assert "| `delta-centred` | ≥ 14.6 | 1 |" in page  # 8 + 9 + 7 + 9 + all 40 rounds, a megabyte each
     assert "| ≥ 7.3 | 0.5 |" in page  # and half a second
-
-
-def test_a_page_of_unfinished_runs_says_what_is_missing(tmp_path: Path) -> None:
-    experiment = made_up()
-    write_runs(tmp_path, experiment, {"full": [5, 6], "uniform": [30, 34], "delta-centred": [8, 9]})
-    page = shown(tmp_path, experiment)
-    assert "6 of 20 test runs are done. This is the verdict of those." in page
-    assert "- digits, `uniform`: 2 of 5 test runs" in page
-    assert "- digits, `pracdelta`: 0 of 5 test runs" in page
-    with pytest.raises(DeltaflError, match="leave out --only-page"):
-        shown(tmp_path / "nothing", experiment)
 
 
 def test_without_a_gap_there_is_no_number() -> None:

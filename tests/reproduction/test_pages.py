@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from deltafl import DeltaflError
-from deltafl.analysis import Run, curve_band, looks
+from deltafl.analysis import Run, looks
 from reproduction.groups import gather
 from reproduction.page import Finding, read_verdict, write_index, write_page, write_verdict
 from reproduction.spec import Sweep
@@ -143,12 +143,6 @@ def test_pictures_of_long_runs_stay_small_and_keep_the_colours(tmp_path: Path) -
     for label, look in looks(list(REACHES)).items():
         wanted = [int(look.colour[i : i + 2], 16) for i in (1, 3, 5)]
         assert np.abs(pixels - wanted).max(axis=1).min() < 20, label
-
-
-def test_smoothing_is_a_moving_average() -> None:
-    loss_r = np.arange(50.0) % 7
-    band = curve_band([runs_of_sweep(sweep_of())[0]._replace(loss_r=loss_r)], "loss", 4)
-    assert band.mean_r == pytest.approx([np.mean(loss_r[max(0, i - 3) : i + 1]) for i in range(50)])
 
 
 @pytest.mark.parametrize(

@@ -81,14 +81,6 @@ def test_minibatches_are_unbiased_and_the_problem_is_not_convex() -> None:
     assert min(np.diff(line, 2)) < 0 < max(np.diff(line, 2))
 
 
-def test_from_optimum_starts_where_the_gradient_is_zero() -> None:
-    problem = make_problem("quadratics-from-optimum", 5, 3, 1.0)
-    gradient_md = problem.gradients(np.tile(problem.start_d, (5, 1)))
-    assert np.linalg.norm(gradient_md.mean(axis=0)) < 1e-13
-    assert np.linalg.norm(gradient_md, axis=1).min() > 0.1
-    assert f(problem, problem.start_d) < f(problem, problem.start_d + 0.1)
-
-
 def test_local_work_is_plain_sgd() -> None:
     problem = make_problem("quadratics", 3, 2, 1.0)
     draws, lr = problem.randomness(3, 7, 4), 0.1
@@ -154,15 +146,6 @@ def test_verdicts(measured: tuple[float, float, float], claimed: float, said: st
 
 def test_the_counter_example_does_not_depend_on_the_seed() -> None:
     assert {counter_example("delta", 60, seed)[1] for seed in range(5)} == {1.0}
-
-
-def test_only_missing_cells_are_run() -> None:
-    whole = rows_of()
-    assert len(whole) == 32
-    assert rows_of(whole[:7]) == whole[7:]
-    done, total, row = list(rates.run(SMALL, whole))[-1]
-    assert (done, total, row) == (8 * 2 * 24, 8 * 2 * 24, None)
-    assert len(rows_of(whole, horizons=[8, 16, 32])) == 16
 
 
 def test_a_page_needs_every_cell(tmp_path: Path) -> None:

@@ -41,17 +41,6 @@ def test_the_fifteen_numbers_of_the_toy(score: str) -> None:
     assert found == pytest.approx(MEAN_SQUARES[score], abs=6e-4)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("score", SCORES)
-def test_outcomes_of_the_toy_are_a_distribution(score: str, way: str) -> None:
-    row = enumerate_toy(score, way)
-    assert sum(outcome.probability for outcome in row.outcomes) == pytest.approx(1)
-    assert all(len(outcome.clients) == 2 for outcome in row.outcomes)
-    assert len(row.outcomes) == (6 if WAYS[way].design == "multinomial" else 3)
-    unbiased = WAYS[way].design != "successive" or score == "uniform"
-    assert (row.bias < 1e-6) == unbiased
-
-
 def test_the_centred_estimate_by_hand() -> None:
     """With replacement and c = ubar the least MSE is (mean zeta)^2 / n, which DELTA's p attains."""
     zeta_m = np.linalg.norm(GRADIENT_MD - GRADIENT_MD.mean(axis=0), axis=1)

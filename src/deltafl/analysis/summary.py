@@ -139,9 +139,6 @@ def summarise(
     Returns:
         The summary; samplers are in the order of their first run. Runs that never reach the threshold are counted
         (``num_never``, ``num_left_out``); means to the threshold are over the runs that reach it.
-
-    Raises:
-        DeltaflError: If the runs cannot be compared, the threshold is out of range or the baseline is not among them.
     """
     check_runs(runs)
     metric = runs[0].metric
