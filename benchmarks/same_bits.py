@@ -23,7 +23,7 @@ RUNS = {
     "synthetic": ("delta", "fedvarp", "k-vib", "power-of-choice"),
 }
 SETTINGS = {
-    "digits": ["--rounds", "30"],
+    "digits": ["--rounds", "30", "--local-lr", "0.1"],
     "fashion-mnist": ["--rounds", "4", "--clients", "40", "--sample", "5", "--set", "test_examples=500"],
     "synthetic": ["--rounds", "200"],
 }
