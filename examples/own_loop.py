@@ -25,10 +25,10 @@ plan = deltafl.Plan(population, deltafl.make_sampler("pracdelta"), n=3, estimato
 state = deltafl.init_round(plan, np.zeros(3))
 
 for _ in range(30):
-    cohort = deltafl.open_round(plan, state)  # who is asked
+    cohort = deltafl.open_round(plan, state)  # who is selected
     replies = [train(client, state.params_d) for client in cohort.client_n]
     reports = deltafl.Reports.make(len(replies), loss=[loss for _, loss in replies])
     state, info = deltafl.close_round(plan, state, cohort, [update_d for update_d, _ in replies], reports)
-    print(f"round {info.round:2}  asked {cohort.client_n}  loss {info.loss:.4f}  norm {info.estimate_norm:.4f}")
+    print(f"round {info.round:2}  selected {cohort.client_n}  loss {info.loss:.4f}  norm {info.estimate_norm:.4f}")
 
 print("model", state.params_d.round(2), "truth", truth_d)

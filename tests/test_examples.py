@@ -38,7 +38,7 @@ def test_own_loop_learns() -> None:
     np.testing.assert_allclose(model, truth, atol=0.03)
 
 
-def test_own_sampler_reaches_the_optimum_and_asks_who_suffers() -> None:
+def test_own_sampler_reaches_the_optimum_and_selects_who_suffers() -> None:
     lines = run("own_sampler.py")
     x = [float(found) for found in re.findall(r"x ([-\d.]+)", "\n".join(lines))]
     assert len(x) == 40

@@ -32,7 +32,7 @@ def variance(gradient_md: FloatArray, p_m: FloatArray, n: int = 1) -> float:
     return float((np.sum(square_m / p_m) / m**2 - np.sum(gradient_md.mean(axis=0) ** 2)) / n)
 
 
-def test_a_client_at_the_mean_is_never_asked() -> None:
+def test_a_client_at_the_mean_is_never_selected() -> None:
     gradient_m = np.array([1.0, 2.0, 3.0])
     p_m = draw_probabilities(np.abs(gradient_m - gradient_m.mean()))
     mean = float(np.sum(p_m[p_m > 0] * gradient_m[p_m > 0] / (3 * p_m[p_m > 0])))

@@ -147,7 +147,7 @@ def test_fieller_interval_holds_what_a_paired_t_does_not_reject() -> None:
         assert min(abs(interval.low or 0.0), abs(interval.high or 0.0)) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_fieller_interval_is_unbounded_where_the_gap_is_not_told_from_zero() -> None:
+def test_fieller_interval_is_unbounded_where_the_gap_may_be_zero() -> None:
     assert fieller(np.array([1.0, 2.0]), np.array([10.0, -8.0])) == (1.5, None, None)
     assert fieller(np.array([1.0]), np.array([2.0])) == (0.5, None, None)
 

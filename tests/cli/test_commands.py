@@ -105,7 +105,7 @@ def test_a_folder_in_use_is_not_overwritten_and_resume_must_agree(tmp_path: Path
     assert (tmp_path / "out" / "rounds.jsonl").read_bytes() == before
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_shows_how_to_go_on(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "deltafl", "run", "--rounds", "100000", "--out", "out"],
         cwd=tmp_path,
@@ -161,13 +161,13 @@ def test_samplers_and_tasks_are_listed(tmp_path: Path) -> None:
     assert all(word in tasks for word in ("fashion-mnist", "hsu2019", "synthetic"))
 
 
-def test_data_check_tells_what_is_missing(tmp_path: Path) -> None:
+def test_data_check_names_what_is_missing(tmp_path: Path) -> None:
     done = deltafl("data", "check", "mnist", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), DELTAFL_DATA="")
     assert done.returncode == 1
     assert done.stdout.count("missing") == 4
 
 
-def test_refused_replies_are_told(tmp_path: Path) -> None:
+def test_refused_replies_are_named(tmp_path: Path) -> None:
     done = deltafl("run", *TINY, "--local-lr", "1e30", "--out", "out", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     assert "12 replies were refused" in done.stderr
@@ -213,7 +213,7 @@ def make_task(seed=0):
     ],
     ids=["run", "workers", "compare"],
 )
-def test_the_slow_path_is_told_once(tmp_path: Path, command: list[str]) -> None:
+def test_the_slow_path_is_logged_once(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "own_dropout.py").write_text(DROPOUT_TASK)
     options = ["--task", "own_dropout.py", "--sample", "2", "--rounds", "1", "--local-steps", "1", "--out", "out"]
     done = deltafl(*command, *options, cwd=tmp_path)

@@ -19,7 +19,7 @@ def settings(kind: type[Settings], out: Path | None = None, resume: bool = False
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_the_folder_of_another_command_is_told(tmp_path: Path, resume: bool) -> None:
+def test_the_folder_of_another_command_is_named(tmp_path: Path, resume: bool) -> None:
     for kind in (RUN, COMPARISON):
         write_header(tmp_path / kind.__name__, make_settings(kind, {"task": "toy"}))
     with pytest.raises(DeltaflError, match="holds a run; go on with: deltafl run --resume --out "):

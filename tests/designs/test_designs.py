@@ -88,7 +88,7 @@ def test_large_cohorts_have_the_exact_size(design: str) -> None:
 
 
 @pytest.mark.parametrize("design", DESIGNS)
-def test_only_available_clients_are_asked(design: str) -> None:
+def test_only_available_clients_are_selected(design: str) -> None:
     """With a mask the draw is that of a smaller population, client numbers kept."""
     available_m = np.array([True, False, True, True, False, True])
     score_m = scores_for(design, np.array([1.0, 100, 2, 3, 100, 4]))

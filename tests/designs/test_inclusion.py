@@ -53,7 +53,7 @@ def test_invariants_for_any_scores(score_m: FloatArray, data: st.DataObject) -> 
     assert np.all((pi_m >= 0) & (pi_m <= 1))
     assert pi_m.sum() == pytest.approx(n, rel=TINY)
     order = np.argsort(score_m, kind="stable")
-    assert np.all(np.diff(pi_m[order]) >= -TINY), "a client with a larger score is asked at least as often"
+    assert np.all(np.diff(pi_m[order]) >= -TINY), "a client with a larger score is selected at least as often"
     assert n < m or np.array_equal(pi_m, np.ones(m))
     order_m = data.draw(st.permutations(range(m)))
     np.testing.assert_allclose(inclusion_probabilities(score_m[order_m], n), pi_m[order_m], rtol=1e-9, atol=TINY)

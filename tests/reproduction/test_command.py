@@ -95,7 +95,7 @@ def test_a_mistake_is_answered_in_a_sentence_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_sweep_says_how_to_go_on_keeps_what_it_has_and_ends_in_the_same_records(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_shows_how_to_go_on_keeps_what_it_has_and_ends_in_the_same_records(tmp_path: Path) -> None:
     arguments = ["figure-11", "--part", "nu-20", "--seeds", "1", "--processes", "2"]
     process = subprocess.Popen(
         [*COMMAND, *arguments, "--out", str(tmp_path / "a")], stderr=subprocess.PIPE, text=True, start_new_session=True

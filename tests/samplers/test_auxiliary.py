@@ -58,7 +58,7 @@ def test_columns_that_others_determine_cost_no_balance() -> None:
 # What is known
 
 
-def test_tasks_tell_the_shares_of_the_labels() -> None:
+def test_tasks_provide_the_shares_of_the_labels() -> None:
     settings = make_settings(RunSettings, {"sampler": "balanced", "task": "digits", "clients": 7, "sample": 2})
     task = task_of(settings)
     aux_mq = plan_of(settings, task.population("data"), task).population.aux_mq
@@ -94,17 +94,17 @@ def cbs_chances(count_mc: FloatArray, bonus_m: FloatArray) -> FloatArray:
 
 
 def test_fed_cbs_draws_with_the_papers_probabilities() -> None:
-    """In the first round without a bonus (ln 1 = 0), later with one by how often each was asked."""
+    """In the first round without a bonus (ln 1 = 0), later with one by how often each was selected."""
     count_mc = np.array([[6.0, 1.0], [2.0, 3.0], [1.0, 4.0], [5.0, 2.0]])
     population = Population.from_sizes(count_mc.sum(axis=1).astype(int), aux=count_mc)
-    sampler, asked = FedCBS(exploration=10.0), np.array([0, 1, 4, 9])
+    sampler, selected = FedCBS(exploration=10.0), np.array([0, 1, 4, 9])
     for rounds in (0, 6):
-        state = sampler.init(population)._replace(selected_m=asked, rounds=np.array(rounds))
-        chance = cbs_chances(count_mc, 10 * np.sqrt(1.5 * log(rounds + 1) / np.maximum(asked, 1)))
+        state = sampler.init(population)._replace(selected_m=selected, rounds=np.array(rounds))
+        chance = cbs_chances(count_mc, 10 * np.sqrt(1.5 * log(rounds + 1) / np.maximum(selected, 1)))
         assert_frequencies(frequencies(sampler, state, 4, 2), chance.sum(axis=0) + chance.sum(axis=1))
 
 
-def test_fed_cbs_counts_who_was_asked_and_asks_those_that_are_there() -> None:
+def test_fed_cbs_counts_who_was_selected_and_selects_those_that_are_there() -> None:
     population = Population.from_sizes([4] * 6, aux=np.eye(6)[:, :3] + 0.1)
     sampler = FedCBS()
     state = sampler.init(population)

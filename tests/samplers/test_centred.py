@@ -69,7 +69,7 @@ def test_clients_that_stand_still_are_estimated_exactly_once_all_were_seen() -> 
         drawn = open_round(plan, state)
         state, info = close_round(plan, state, drawn, update_md[drawn.client_n])
         seen |= set(drawn.client_n.tolist())
-    assert state.round <= 8, "clients never seen are asked early: blind draws need 12 rounds on average"
+    assert state.round <= 8, "clients never seen are selected early: blind draws need 12 rounds on average"
     drawn = open_round(plan, state)
     after, info = close_round(plan, state, drawn, update_md[drawn.client_n])
     np.testing.assert_allclose(after.params_d - state.params_d, ubar_d, atol=1e-5)

@@ -95,7 +95,7 @@ def test_absent_clients_take_no_score_from_those_present(label: str) -> None:
     np.testing.assert_allclose(expected_m[here_m], wanted_k[here_m[2:]], rtol=1e-6)
 
 
-def test_full_asks_everyone_available() -> None:
+def test_full_selects_everyone_available() -> None:
     cohort = Full().open(Full().init(WEIGHTED), np.array([True, False, True, True]), 1, stream(0, "draw"))
     assert cohort.client_n.tolist() == [0, 2, 3]
     assert cohort.expected_n.tolist() == [1, 1, 1]
@@ -128,7 +128,7 @@ def test_diversity_counts_sigma_once_or_once_a_step() -> None:
     np.testing.assert_allclose(Delta(alpha=(2.0, 0.0)).score(row), [2, 0])
 
 
-def test_oracle_clients_that_fail_are_not_asked() -> None:
+def test_oracle_clients_that_fail_are_not_selected() -> None:
     class Partial(KnownUpdates):
         def reports(self) -> Reports:
             return super().reports()._replace(responded_n=np.array([True, False, True, True]))
@@ -167,7 +167,7 @@ def test_practical_rule_reads_what_close_round_measured() -> None:
 
 @pytest.mark.parametrize("make", [FedPracIS, PracDelta])
 def test_zero_is_absorbing_without_a_floor(make: type[FedPracIS] | type[PracDelta]) -> None:
-    """R = 0 once: never asked again with floor 0, asked at least g n / m of the time with floor g."""
+    """R = 0 once: never selected again with floor 0, selected at least g n / m of the time with floor g."""
     for floor, least in ((0.0, 0.0), (0.1, 0.05)):
         sampler = make(floor=floor)
         state = sampler.update(sampler.init(WEIGHTED), cohort_of(0, 1), reports([0, 2]))
@@ -179,7 +179,7 @@ def test_zero_is_absorbing_without_a_floor(make: type[FedPracIS] | type[PracDelt
 
 @pytest.mark.parametrize("sampler", [FedPracIS(), PracDelta()])
 def test_what_the_practical_rule_leaves_alone(sampler: Sampler) -> None:
-    """Clients that were not asked or did not answer keep their p; nothing is learnt from zeros alone or from nobody."""
+    """Clients that were not selected or did not respond keep their p; nothing is learnt from zeros alone or from nobody."""
     start = sampler.init(WEIGHTED)
     silent = sampler.update(start, cohort_of(0, 1, 2), reports([1, 9, 3], responded=[True, False, True]))
     np.testing.assert_allclose(silent.p_m, [1 / 8, 1 / 4, 3 / 8, 1 / 4])
@@ -250,13 +250,13 @@ def test_power_of_choice_takes_the_largest_losses() -> None:
     everyone = np.ones(6, dtype=bool)
     all_six = PowerOfChoice(candidates=6)
     assert all_six.open(all_six.init(even), everyone, 3, stream(0, "draw"), oracle).client_n.tolist() == [1, 3, 4]
-    asked = np.zeros(6)
+    selected = np.zeros(6)
     for seed in range(600):
         cohort = PowerOfChoice().open(all_six.init(even), everyone, 2, stream(seed, "draw"), oracle)
         assert np.all(np.isnan(cohort.expected_n))
-        asked[cohort.client_n] += 1 / 600
-    # Of 4 candidates the 2 largest: NaN first (a candidate with 2/3), then 1; the two smallest are never asked.
-    np.testing.assert_allclose(asked[[4, 0, 5]], [2 / 3, 0, 0], atol=4 * np.sqrt(2 / 9 / 600))
+        selected[cohort.client_n] += 1 / 600
+    # Of 4 candidates the 2 largest: NaN first (a candidate with 2/3), then 1; the two smallest are never selected.
+    np.testing.assert_allclose(selected[[4, 0, 5]], [2 / 3, 0, 0], atol=4 * np.sqrt(2 / 9 / 600))
 
 
 def test_too_few_candidates_are_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -271,12 +271,12 @@ def test_power_of_choice_draws_its_candidates_by_size() -> None:
     sizes = Population.from_sizes([6, 3, 1])
     oracle = KnownUpdates(np.ones((3, 1)), np.full(3, 1 / 3), loss_m=np.array([0.1, 0.5, 0.9]))
     sampler, runs = PowerOfChoice(2), 4000
-    asked = np.zeros(3)
+    selected = np.zeros(3)
     for seed in range(runs):
         drawn = sampler.open(sampler.init(sizes), np.ones(3, dtype=bool), 1, stream(seed, "draw"), oracle)
-        asked[drawn.client_n] += 1 / runs
-    pair_01 = 0.6 * 3 / 4 + 0.3 * 6 / 7  # client 1 is asked, unless client 2 is a candidate
-    np.testing.assert_allclose(asked, [0, pair_01, 1 - pair_01], atol=4 * np.sqrt(0.25 / runs))
+        selected[drawn.client_n] += 1 / runs
+    pair_01 = 0.6 * 3 / 4 + 0.3 * 6 / 7  # client 1 is selected, unless client 2 is a candidate
+    np.testing.assert_allclose(selected, [0, pair_01, 1 - pair_01], atol=4 * np.sqrt(0.25 / runs))
     idle = Population(np.array([0.6, 0.4, 0.0]), np.array([6, 4, 1]))
     drawn = sampler.open(sampler.init(idle), np.array([False, True, True]), 1, stream(0, "draw"), oracle)
     assert drawn.client_n.tolist() == [1]  # a client without weight is no candidate

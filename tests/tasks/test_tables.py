@@ -103,7 +103,7 @@ def test_npz_and_parquet_give_the_same_task_as_csv(tmp_path: Path) -> None:
     assert [table_task(tmp_path / f"t.{kind}").data["data_crc32"] for kind in ("npz", "parquet")] == [usual] * 2
 
 
-def test_bad_values_in_parquet_are_told(tmp_path: Path) -> None:
+def test_bad_values_in_parquet_are_named(tmp_path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns: dict[str, Any] = {"a": [0, 0, 0, None], "label": [0, 1] * 2, "client": [0] * 4}
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
@@ -139,13 +139,13 @@ def changed(row: int, column: int, value: object) -> list[tuple[object, ...]]:
         ([], "t.csv needs one row"),
     ],
 )
-def test_bad_rows_are_told(tmp_path: Path, rows: list[tuple[object, ...]], words: str) -> None:
+def test_bad_rows_are_named(tmp_path: Path, rows: list[tuple[object, ...]], words: str) -> None:
     with pytest.raises(DeltaflError) as caught:
         table_task(write(tmp_path / "t.csv", rows))
     assert words in str(caught.value)
 
 
-def test_bad_columns_and_files_are_told(tmp_path: Path) -> None:
+def test_bad_columns_and_files_are_named(tmp_path: Path) -> None:
     def refused(words: str, path: Path, label: str = "label", client: str = "client", share: float = 0.1) -> None:
         with pytest.raises(DeltaflError) as caught:
             table_task(path, label, client, test_share=share)
@@ -186,7 +186,7 @@ def test_a_table_from_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.tsv", "data/t.xlsx", "t.csv.gz"])
-def test_other_files_are_told_which_tables_can_be_read(name: str) -> None:
+def test_other_files_are_answered_with_which_tables_can_be_read(name: str) -> None:
     with pytest.raises(DeltaflError, match=r"unknown task '.*t\..*': tables end in \.csv, \.npz, \.parquet"):
         make_settings(RunSettings, {"task": name})
 
