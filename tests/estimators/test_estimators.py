@@ -140,7 +140,7 @@ def test_common_control_by_hand() -> None:
 
 
 def known_rates(state: RoundState) -> RoundState:
-    """A state whose response rates are (1, .8, .5, .3, .1): (responded + 1) / (selected + 1) with nine times selected."""
+    """A state whose response rates are (1, .8, .5, .3, .1), (responded + 1) / (selected + 1), of nine rounds."""
     return state._replace(
         selected_m=PersistentArray(np.full(5, 9)), responded_m=PersistentArray(np.array([9, 7, 4, 2, 0]))
     )

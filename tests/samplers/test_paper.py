@@ -179,7 +179,7 @@ def test_zero_is_absorbing_without_a_floor(make: type[FedPracIS] | type[PracDelt
 
 @pytest.mark.parametrize("sampler", [FedPracIS(), PracDelta()])
 def test_what_the_practical_rule_leaves_alone(sampler: Sampler) -> None:
-    """Clients that were not selected or did not respond keep their p; nothing is learnt from zeros alone or from nobody."""
+    """Clients that were not selected or did not respond keep their p; zeros alone, or nobody, teach nothing."""
     start = sampler.init(WEIGHTED)
     silent = sampler.update(start, cohort_of(0, 1, 2), reports([1, 9, 3], responded=[True, False, True]))
     np.testing.assert_allclose(silent.p_m, [1 / 8, 1 / 4, 3 / 8, 1 / 4])
