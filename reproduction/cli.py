@@ -3,19 +3,20 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 
 from deltafl.cli import interruptible, run_app, sweep_progress
-from deltafl.errors import DeltaflError, unknown_name
+from deltafl.errors import DeltaflError
 
 from .page import require_index, write_index
 from .reproduce import Request, default_folder
 from .reproduce import reproduce as run_reproduce
-from .spec import SCALES, experiment_names, load_experiment
+from .spec import experiment_names, load_experiment
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -23,11 +24,11 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="a table or figure, such as table-2, or all; see --list")] = None,
-    scale: Annotated[str, typer.Option(help="smoke (minutes), cpu (hours), paper (a GPU)", metavar="NAME")] = "smoke",
+    scale: Annotated[Literal["smoke", "cpu", "paper"], typer.Option(help="minutes, hours, or a GPU")] = "smoke",
     out: Annotated[Path | None, typer.Option(help="where results go", metavar="DIR")] = None,
     part: Annotated[list[str] | None, typer.Option(help="only this part; may be repeated", metavar="NAME")] = None,
-    seeds: Annotated[int | None, typer.Option(help="number of seeds, instead of its own", metavar="S")] = None,
-    processes: Annotated[int | None, typer.Option(help="runs side by side; all cores, 1 on a GPU", metavar="P")] = None,
+    seeds: Annotated[int | None, typer.Option(help="number of seeds, instead of its own", min=1)] = None,
+    processes: Annotated[int | None, typer.Option(help="runs side by side; all cores, 1 on a GPU", min=1)] = None,
     data_dir: Annotated[str | None, typer.Option(help="folder with data sets", metavar="DIR")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N, auto", metavar="NAME")] = None,
     only_page: Annotated[bool, typer.Option("--only-page", help="run nothing, show what is finished")] = False,
@@ -41,11 +42,6 @@ def reproduce(
 
     Example: python -m reproduction figure-11 --scale smoke
     """
-    if scale not in SCALES:
-        raise unknown_name("scale", scale, SCALES)
-    for option, number in (("seeds", seeds), ("processes", processes)):
-        if number is not None and number < 1:
-            raise DeltaflError(f"--{option} is {number}; write 1 or more")
     if list_:
         table = Table("name", "shows", "needs", "minutes on 2 cores", box=None, padding=(0, 2, 0, 0))
         for experiment in map(load_experiment, experiment_names()):
@@ -60,19 +56,17 @@ def reproduce(
         raise DeltaflError("which experiment? write for instance: python -m reproduction toy; --list shows all")
     else:
         # One process shares a GPU out; of cores each process has its own.
-        side_by_side = processes or (os.cpu_count() if device in (None, "cpu") else 1) or 1
+        count = processes or (os.cpu_count() if device in (None, "cpu") else 1) or 1
         folder = out or default_folder("" if name == "all" else name, scale)
-        chosen = tuple(part) if part else None
-        request = Request(name, scale, folder, chosen, seeds, side_by_side, data_dir, device, only_page)
+        request = Request(name, scale, folder, tuple(part or ()) or None, seeds, count, data_dir, device, only_page)
         (_reproduce_all if name == "all" else _reproduce_one)(request)
 
 
 def _reproduce_one(request: Request) -> None:
-    how_to_go_on = f"the same command goes on, what is finished is kept in {request.out}"
-    with interruptible(how_to_go_on), sweep_progress() as on_progress:
+    with interruptible(f"the same command goes on from what is in {request.out}"), sweep_progress() as on_progress:
         page = run_reproduce(request, on_progress)
     # The verdict is what a person waits for; the tables are too wide for a terminal.
-    typer.echo(page.partition("## Verdict\n\n")[2].partition("\n\n")[0])
+    Console().print(Markdown(page.partition("## Verdict\n\n")[2].partition("\n\n")[0]))
     typer.echo(f"Page: {request.out}/README.md, with its tables, pictures and records beside it")
 
 

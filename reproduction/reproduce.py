@@ -54,9 +54,7 @@ def reproduce(request: Request, on_progress: OnProgress) -> str:
         from .benchmark.page import reproduce_benchmark
 
         return reproduce_benchmark(experiment, request, on_progress)
-    if experiment.parts:
-        return _sweep(experiment, request, on_progress)
-    return _own_way(experiment, request, on_progress)
+    return (_sweep if experiment.parts else _own_way)(experiment, request, on_progress)
 
 
 def make_sweep(experiment: Experiment, scale: str, parts: Sequence[str] | None = None, **own: Any) -> Sweep:

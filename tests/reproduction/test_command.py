@@ -73,12 +73,9 @@ def test_results_of_another_experiment_are_not_overwritten(tmp_path: Path) -> No
     [
         ((), "which experiment"),
         (("table-22",), "unknown experiment 'table-22': did you mean 'table-2'"),
-        (("toy", "--scale", "big"), "unknown scale 'big'"),
         (("toy", "--part", "a"), "toy has no parts and no seeds to choose"),
         (("figure-11", "--part", "nu-99"), "unknown part 'nu-99'"),
         (("figure-3",), "figure-3 is shown by toy; write: python -m reproduction toy"),
-        (("figure-11", "--seeds", "0"), "--seeds is 0; write 1 or more"),
-        (("figure-11", "--processes", "0"), "--processes is 0; write 1 or more"),
         (("figure-11", "--only-page"), "has no finished run yet; leave out --only-page"),
         (("toy", "--only-page"), "has no finished run yet; leave out --only-page"),
         (("figure-11", "--scale", "smoke", "--device", "cuda:99"), "device is 'cuda:99', but"),
