@@ -1,11 +1,10 @@
 """``deltafl audit``: hold every claim of unbiasedness against enumeration or simulation."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import DeltaflError
-from . import options as o
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -13,8 +12,8 @@ if TYPE_CHECKING:
     from ..audit import AuditRow
 
 
-def _audit(
-    given: dict[str, Any],
+def audit(
+    ctx: typer.Context,
     samplers: Annotated[str, typer.Option(help="names, or all", metavar="A,B")] = "all",
     designs: Annotated[str, typer.Option(help="names, or all", metavar="A,B")] = "all",
     estimators: Annotated[str, typer.Option(help="names, or all", metavar="A,B")] = "all",
@@ -35,7 +34,7 @@ def _audit(
     from ..samplers import SAMPLERS, split_labels
     from ..simulation import RunSettings, make_settings, subject_of
 
-    settings = make_settings(RunSettings, {"task": task, "seed": seed, **given})
+    settings = make_settings(RunSettings, {"task": task, "seed": seed, **ctx.obj})
     subject = subject_of(settings)
     population = subject.population
     mean_d, wide_md = population.weight_m @ subject.known.update_md, subject.known.update_md.astype(float)
@@ -69,9 +68,6 @@ def _audit(
         )
     if failed:
         raise typer.Exit(1)
-
-
-audit = o.SettingsCommand(_audit, "RunSettings", ("clients", "sample", "weights", "data_dir"))
 
 
 def _table(sampler: str, rows: "list[AuditRow]", least: float) -> "Table":

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,8 +25,8 @@ EXIT_INTERRUPTED = 130
 EXIT_DIVERGED = 3
 
 
-def _compare(
-    given: dict[str, Any],
+def compare(
+    ctx: typer.Context,
     processes: Annotated[
         int | None, typer.Option(help="runs side by side; as many as cores, 1 on a GPU", metavar="P", min=1)
     ] = None,
@@ -46,7 +46,7 @@ def _compare(
     from ..simulation.distributed import refuse_processes
 
     refuse_processes("compare")
-    settings = o.settings_from(CompareSettings, given, set_, config, out, resume)
+    settings = o.settings_from(CompareSettings, ctx.obj, set_, config, out, resume)
     folder = out or o.new_folder("compare", settings.task)
     count = processes or (os.cpu_count() if settings.device == "cpu" else 1) or 1
     with _explained("compare", folder, settings.task), sweep_progress() as on_progress:
@@ -60,8 +60,8 @@ def _compare(
     console.print(f"Results: {folder}/summary.json and the pictures beside it", highlight=False, soft_wrap=True)
 
 
-def _run(
-    given: dict[str, Any],
+def run(
+    ctx: typer.Context,
     set_: o.SetOption = None,
     config: o.Config = None,
     out: o.Out = None,
@@ -77,16 +77,12 @@ def _run(
     from ..simulation.distributed import joined_processes
 
     def opened() -> tuple[RunSettings, Path]:
-        settings = o.settings_from(RunSettings, given, set_, config, out, resume)
+        settings = o.settings_from(RunSettings, ctx.obj, set_, config, out, resume)
         return settings, out or o.new_folder("run", settings.task)
 
     with joined_processes() as group:
         settings, folder = group.from_first(opened)
         _play(settings, folder, group)
-
-
-compare = o.SettingsCommand(_compare, "CompareSettings")
-run = o.SettingsCommand(_run, "RunSettings")
 
 
 def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup") -> None:

@@ -12,6 +12,7 @@ import typer.core
 from .. import __version__
 from ..errors import DeltaflError, FirstProcessError
 from . import audit, catalogue, experiments
+from .options import settings_command
 
 typer.core.HAS_RICH = False  # with it, plain help shows a backslash: \[required]
 app = typer.Typer(
@@ -23,9 +24,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(experiments.compare)
-app.command()(experiments.run)
-app.command()(audit.audit)
+app.command(cls=settings_command("CompareSettings"))(experiments.compare)
+app.command(cls=settings_command("RunSettings"))(experiments.run)
+app.command(cls=settings_command("RunSettings", ("clients", "sample", "weights", "data_dir")))(audit.audit)
 app.command()(catalogue.recommend)
 app.command()(catalogue.samplers)
 app.command()(catalogue.tasks)

@@ -1,15 +1,17 @@
 """The options of ``run`` and ``compare``: one for each setting, made from the fields of the settings."""
 
-import inspect
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from importlib import import_module
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
+import click
 import typer
+from typer.core import TyperCommand
 
 from ..errors import DeltaflError
 
@@ -34,44 +36,35 @@ _HOLDS = {
 }
 
 
-class SettingsCommand:
-    """A command of Typer with an option for each setting of a class, beside the parameters of its function.
+def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]:
+    """A command with an option for each setting of a class, or for those named; ``ctx.obj`` has those that were given.
 
-    The function gets the options that were given as ``given``. The settings are loaded when the options are needed, so
-    that importing the command line loads no NumPy.
+    They are made when the command is used, so that ``deltafl --help`` loads no NumPy.
     """
 
-    def __init__(self, function: Callable[..., None], kind: str, names: Sequence[str] | None = None) -> None:
-        self._function, self._kind, self._names = function, kind, names
-        self.__name__, self.__doc__ = function.__name__.removeprefix("_"), function.__doc__
+    class SettingsCommand(TyperCommand):
+        @cached_property
+        def settings(self) -> list[click.Parameter]:
+            from ..simulation.settings import TASK_DEFAULTS
 
-    def __call__(self, **parameters: Any) -> None:
-        """What Typer calls."""
-        own = {key: parameters.pop(key) for key in inspect.signature(self._function).parameters if key in parameters}
-        self._function({key: value for key, value in parameters.items() if value is not None}, **own)
+            fields = getattr(import_module("deltafl.simulation"), kind).model_fields
+            return [_option(name, fields[name], name in TASK_DEFAULTS) for name in names or fields]
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """The options that Typer makes."""
-        own = list(inspect.signature(self._function, eval_str=True).parameters.values())[1:]
-        return inspect.Signature([*self._settings(), *own])
+        def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+            return [*self.settings, *super().get_params(ctx)]
 
-    @property
-    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
-        return {name: parameter.annotation for name, parameter in self.__signature__.parameters.items()}
+        def invoke(self, ctx: click.Context) -> Any:
+            given = {str(option.name): ctx.params.pop(str(option.name)) for option in self.settings}
+            ctx.obj = {name: value for name, value in given.items() if value is not None}
+            return super().invoke(ctx)
 
-    def _settings(self) -> Iterator[inspect.Parameter]:
-        from ..simulation.settings import TASK_DEFAULTS
+    return SettingsCommand
 
-        fields = getattr(import_module("deltafl.simulation"), self._kind).model_fields
-        for name in self._names or fields:
-            field = fields[name]
-            shown = "the task's" if name in TASK_DEFAULTS else False if field.default is None else _text(field.default)
-            option = typer.Option(
-                f"--{name.replace('_', '-')}", help=field.description, metavar=_metavar(field), show_default=shown
-            )
-            kind = Annotated[str | None, option]
-            yield inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
+
+def _option(name: str, field: "FieldInfo", of_task: bool) -> click.Option:
+    shown = "the task's" if of_task else False if field.default is None else _text(field.default)
+    flag = f"--{name.replace('_', '-')}"
+    return click.Option([flag], help=field.description, metavar=_metavar(field), show_default=shown)
 
 
 def _text(default: Any) -> str:
