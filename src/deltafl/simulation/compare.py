@@ -5,6 +5,7 @@ three pictures.
 """
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 from ..analysis.runs import Metric
@@ -37,7 +38,14 @@ def run_comparison(settings: CompareSettings, out: Path, on_progress: OnProgress
     jobs = [Job("", settings.run(sampler, seed)) for seed in range(settings.seeds) for sampler in settings.samplers]
     with locked(out):
         with side_by_side(min(processes, len(jobs))) as pool:
-            facts: _Facts = _check(settings, out) if pool is None else result(pool.submit(_check, settings, out))
+            facts: _Facts
+            if pool is None:
+                facts = _check(settings, out)
+            else:
+                checked = pool.submit(_check, settings, out)
+                for name in ("matplotlib.figure", "matplotlib.backends.backend_agg", "PIL.Image", "scipy.special"):
+                    import_module(name)  # for the end, while the processes start
+                facts = result(checked)
             recorded = recorded_settings(out)
             if recorded is None:
                 write_header(out, settings, facts[2])
