@@ -9,9 +9,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
-import click
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from ..errors import DeltaflError
 
@@ -44,16 +43,16 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
 
     class SettingsCommand(TyperCommand):
         @cached_property
-        def settings(self) -> list[click.Parameter]:
+        def settings(self) -> list[TyperOption]:
             from ..simulation.settings import TASK_DEFAULTS
 
             fields = getattr(import_module("deltafl.simulation"), kind).model_fields
             return [_option(name, fields[name], name in TASK_DEFAULTS) for name in names or fields]
 
-        def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        def get_params(self, ctx: Any) -> list[Any]:
             return [*self.settings, *super().get_params(ctx)]
 
-        def invoke(self, ctx: click.Context) -> Any:
+        def invoke(self, ctx: Any) -> Any:
             given = {str(option.name): ctx.params.pop(str(option.name)) for option in self.settings}
             ctx.obj = {name: value for name, value in given.items() if value is not None}
             return super().invoke(ctx)
@@ -61,10 +60,10 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
     return SettingsCommand
 
 
-def _option(name: str, field: "FieldInfo", of_task: bool) -> click.Option:
+def _option(name: str, field: "FieldInfo", of_task: bool) -> TyperOption:
     shown = "the task's" if of_task else False if field.default is None else _text(field.default)
     flag = f"--{name.replace('_', '-')}"
-    return click.Option([flag], help=field.description, metavar=_metavar(field), show_default=shown)
+    return TyperOption(param_decls=[flag], help=field.description, metavar=_metavar(field), show_default=shown)
 
 
 def _text(default: Any) -> str:
