@@ -120,7 +120,7 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     ]
     cells = [
         {"score": score, "way": way, "design": WAYS[way].design, "estimator": WAYS[way].estimator}
-        | {"mse": f"{row.mse:.6g}", "bias": f"{row.bias:.3g}"}
+        | {"mse": f"{row.mse:.6g}", "bias": f"{row.bias if row.bias > 1e-9 else 0:.3g}"}  # below: rounding of this CPU
         for (score, way), row in found.items()
     ]
     return OwnPage(*_verdict(found), blocks, cells)
