@@ -24,6 +24,7 @@ from deltafl import (
     Reports,
     RoundInfo,
     RoundState,
+    Sgd,
     close_round,
     init_round,
     make_plan,
@@ -31,13 +32,16 @@ from deltafl import (
     make_server_optimizer,
     open_round,
 )
-from deltafl.estimators.control_variates import CommonControlState
+from deltafl.estimators.control_variates import CommonControlState, ControlVariate
 from deltafl.server.optimizers import SERVER_OPTIMIZERS
 from deltafl.server.screening import measure, screen_replies
 
 PROBLEM = make_problem([10, 15, 20, 25, 30, 35])
 POPULATION = PROBLEM.population
 THREE = Population.from_sizes([1, 1, 2])
+#: For arguments of a wrong type.
+ANY_PLAN: Any = Plan
+ANY_MAKE: Any = make_plan
 START_D = np.array([1.0, 2.0, 3.0], dtype=np.float32)
 
 
@@ -331,6 +335,13 @@ def weighted(weights: list[float]) -> Plan:
         (lambda: sizes([1, 2], aux=[[1], [1, 2]]), "one row of numbers"),
         (lambda: sizes([1, 2], aux=[[1.0], [1e160]]), "of client 1 holds a number that is not finite, or"),
         (lambda: plan_of(THREE._replace(aux_mq=np.array([[1], [np.nan], [2]]))), "client 1 holds a number that is not"),
+        (lambda: ANY_MAKE("uniform", [120.5, 40.0], 1), "whole numbers, 1 to"),
+        (lambda: ANY_MAKE("uniform", [120, 40], "1"), "cannot sample '1' of 2 clients"),
+        (lambda: ANY_MAKE(Fixed, THREE, 1), "a label is text such as 'innovation', not <class"),
+        (lambda: ANY_PLAN([120, 40], Fixed(), 1), "population is .*; write Population.from_sizes"),
+        (lambda: ANY_PLAN(THREE, Fixed, 1), "sampler is <class .*; write make_sampler"),
+        (lambda: ANY_PLAN(THREE, Fixed(), 1, server_optimizer=Sgd), "server_optimizer is <class"),
+        (lambda: ANY_PLAN(THREE, Fixed(), 1, estimator=ControlVariate), "estimator is <class .*; write its name"),
         (lambda: Reports.make(3, loss=[1.0, 2.0]), "loss must have one number for each of 3 clients"),
         (lambda: closed(np.ones((2, 2))), "3 clients"),
         (lambda: closed(np.ones((3, 2)), reports=Reports.make(4)), "3 clients"),

@@ -2,8 +2,9 @@
 
 import difflib
 import importlib.util
+import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 #: What a user's code can raise. ``sys.exit`` in it must not end the program with an exit code of its choice.
@@ -44,9 +45,15 @@ def check_ranges(options: object, ranges: Mapping[str, str]) -> None:
 def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> DeltaflError:
     """The error for a name that does not exist, with the nearest one that does."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names)}"
+    near = " or ".join(map(repr, near_names(str(given), names)))
+    hint = f"did you mean {near}?" if near else f"choose one of {', '.join(names)}"
     return DeltaflError(f"unknown {kind} {given!r}: {hint}")
+
+
+def near_names(given: str, names: Sequence[str]) -> list[str]:
+    """Those that have what was given as a word, else the one nearest in spelling; none if all are far away."""
+    found = [name for name in names if given.strip("-") in re.split("[-_]", name)]
+    return found or difflib.get_close_matches(given, names, n=1, cutoff=0.6)
 
 
 def in_one_line(error: BaseException, path: Path | None = None) -> str:

@@ -68,9 +68,11 @@ class Plan:
     memory: RowFormat = field(default_factory=RowFormat)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.population, Population):
+            raise DeltaflError(f"population is {self.population!r:.60}; write Population.from_sizes(sizes)")
         if not isinstance(self.sampler, Sampler):
             raise DeltaflError(f"sampler is {self.sampler!r}; write make_sampler(label), or make_plan(label, ...)")
-        if not hasattr(self.server_optimizer, "step"):
+        if not hasattr(self.server_optimizer, "step") or isinstance(self.server_optimizer, type):
             raise DeltaflError(f"server_optimizer is {self.server_optimizer!r}; write make_server_optimizer(name)")
         check_cohort_size(self.n, self.population.num_clients)
         self.population.check()
@@ -124,20 +126,24 @@ class Plan:
         return following, delta_d, clip_factor
 
 
-def make_plan(label: str | Label, population: Population, n: int, facts: RunFacts | None = None, **more: Any) -> Plan:
+def make_plan(
+    label: str | Label, population: Population | npt.ArrayLike, n: int, facts: RunFacts | None = None, **more: Any
+) -> Plan:
     """The plan of a label ``name(option=value)@design@estimator``, with the estimator of the name if it has none.
 
-    ``more`` are other attributes of ``Plan``. ``facts`` is what options may take from the run; n and the number of
-    clients are filled in.
+    ``population`` may be a list of the clients' sizes. ``more`` are other attributes of ``Plan``. ``facts`` is what
+    options may take from the run; n and the number of clients are filled in.
 
     Raises:
         DeltaflError: If a name is unknown, or sampler, design, estimator and population do not go together.
 
     Example:
-        >>> make_plan("fedvarp", Population.from_sizes([3, 1, 2]), n=2).estimator
+        >>> make_plan("fedvarp", [3, 1, 2], n=2).estimator
         'difference-own'
     """
     parsed = parse_label(label)
+    if not isinstance(population, Population):
+        population = Population.from_sizes(population)
     if facts is not None:
         facts = facts._replace(n=n, m=population.num_clients)
     return Plan(population, make_sampler(parsed, facts), n, **{"estimator": parsed.estimator, **more})

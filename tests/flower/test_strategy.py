@@ -99,7 +99,7 @@ def test_train_messages_hold_the_users_config_and_live_about_as_long_as_the_roun
 
 def dead(message: Message, context: Context) -> Message:
     """A node that is gone: the SuperLink answers in its place."""
-    reply = Message(Error(5, "Traceback\n  File x\nNode Unavailable\n'>\n"), reply_to=message)
+    reply = Message(Error(5, "Traceback\n  File x\nNode \x1b[2KUnavailable\n'>\n"), reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
     return reply
 
@@ -118,7 +118,7 @@ def replying(metrics: dict[str, Any] | None = None, data: bytes | None = None, r
 
 
 FAILURES = {
-    "dead": (dead, "error 5: Node Unavailable"),
+    "dead": (dead, "error 5: Node ?[2KUnavailable"),
     "nan loss": (replying(metrics={"loss": float("nan")}), "loss is nan"),
     "square below the loss": (replying(metrics={"train_loss": 2.0, "square-loss": 2.0}), "mean squared loss is 2.0"),
     "nan steps": (replying(metrics={"num-steps": float("nan")}), "local steps"),

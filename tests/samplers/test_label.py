@@ -100,6 +100,7 @@ def test_commas_inside_parentheses_do_not_split() -> None:
         ("cluster-is(clusters=True)", "it must be a whole number"),
         ("osmd(design=poisson)", "write osmd@poisson"),
         ("osmd(0.3)", "write name(option=value, ...)"),
+        ("foo", "unknown sampler 'foo': choose one of active-fl"),
         ("osmd(mixing=0.3, mixing=0.4)", "an option is given twice"),
         ("pracdelta(alpha=other)", "alpha is 'other'"),
         ("uniform@pivotal@hajek@more", "is no label"),
@@ -123,7 +124,12 @@ def test_wrong_labels(label: str, message: str) -> None:
     ("name", "option"),
     [
         *(("fedis", "floor=-0.1"), ("cluster-is", "drop_small_after=0"), ("innovation", "forgetting=0")),
-        *(("innovation", "shrink=1.5"), ("osmd", "mixing=0"), ("active-fl", "alpha2=1e999"), ("hics-fl", "gamma=-1")),
+        *(
+            ("innovation", "shrink=1.5"),
+            ("osmd", "mixing=5e-324"),
+            ("active-fl", "alpha2=1e999"),
+            ("hics-fl", "gamma=-1"),
+        ),
     ],
 )
 def test_options_out_of_range_are_refused(name: str, option: str) -> None:
@@ -160,7 +166,7 @@ def test_names_in_the_place_of_objects_are_refused() -> None:
         Plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]
     with pytest.raises(DeltaflError, match="server_optimizer is 'adam'; write make_server_optimizer"):
         Plan(POPULATION, make_sampler("uniform"), 2, server_optimizer="adam")  # type: ignore[arg-type]
-    with pytest.raises(DeltaflError, match="a label is text such as 'innovation', this is Population"):
+    with pytest.raises(DeltaflError, match="a label is text such as 'innovation', not Population"):
         make_plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]
 
 

@@ -1,5 +1,6 @@
 """Records: what is written can be read and survives being cut anywhere; one process plays in a folder."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from deltafl import DeltaflError, Plan, Population, PracDelta, RoundState, close_round, init_round, open_round
 from deltafl.scale.state_file import flatten
 from deltafl.server.optimizers import make_server_optimizer
-from deltafl.simulation.directory import RunDirectory, recorded_settings
+from deltafl.simulation.directory import RunDirectory, recorded_settings, refusals
 from deltafl.simulation.record import read_run
 from deltafl.simulation.settings import RunSettings
 from tools.cli import deltafl
@@ -123,6 +124,25 @@ def test_a_reader_can_tell_which_file_is_damaged(directory: RunDirectory, tmp_pa
             assert "\n" not in str(caught.value)
             assert {path.name: path.read_bytes() for path in directory.path.iterdir()} == before
         file.write_bytes(good)
+
+
+@pytest.mark.parametrize(
+    ("entry", "other", "name"),
+    [
+        ("round", "rovnd", "rounds.jsonl"),
+        ("cohort", "cohosT", "does not hold every round"),
+        ("why", "whx", "rounds.jsonl: 2.diverged.why"),
+        ("rejected", "round", "rounds.jsonl: 2.round"),
+    ],
+)
+def test_a_line_with_another_bit_is_named(directory: RunDirectory, entry: str, other: str, name: str) -> None:
+    add(directory, 0, 1)
+    last = {"round": 2, "cohort": [0], "counts": [1], "diverged": {"kept": 1, "why": "x"}, "rejected": [[0, "y"]]}
+    directory.append(last, {"round": 2, "seconds": 1.0})
+    file = directory.path / "rounds.jsonl"
+    file.write_text(file.read_text().replace(f'"{entry}"', f'"{other}"'))
+    with pytest.raises(DeltaflError, match=re.escape(name)):
+        (read_run(directory, "pracdelta", 0, "accuracy", 4), directory.ending(), refusals(directory.path))
 
 
 def test_lines_that_are_shorter_than_at_the_checkpoint_are_not_filled_up(directory: RunDirectory) -> None:

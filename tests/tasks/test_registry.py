@@ -49,6 +49,11 @@ def test_settings_that_do_not_fit_the_task_are_refused() -> None:
         (lambda: make_task("synthetic", seed=0, alpha=0.1), "alpha is not a setting of the task 'synthetic'"),
         (lambda: make_task("synthetic", seed=0, num_clients=0), "synthetic got 0 clients"),
         (lambda: make_task("synthetic", seed=0, truth=(0.0, 2.0)), "A not 0"),
+        (lambda: make_task("synthetic", seed=0, truth=(1e-320, 0.0)), "A x - b is nearly always within 0.1 of 0"),
+        (
+            lambda: make_task("synthetic", seed=0, num_clients=10**10),
+            "10,000,000,000 synthetic clients take about 320 TB",
+        ),
         (lambda: make_task("digits", seed=0, nu=3.0), "nu is not a setting of the task 'digits'"),
         (lambda: make_task("digits", seed=0, partition="natural"), "needs a column of owners"),
         (lambda: make_task("digits", seed=0, num_clients=1501), "1501 clients, but there are 1500 examples"),

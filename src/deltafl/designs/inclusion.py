@@ -7,6 +7,8 @@
 Undefined cases are defined: n > m, NaN or negative scores are errors; all-zero scores mean equal ones.
 """
 
+from typing import Any
+
 import numpy as np
 
 from ..errors import DeltaflError
@@ -31,10 +33,10 @@ def check_scores(score_m: FloatArray) -> FloatArray:
     return score_m / top if top > 0 else np.ones(len(score_m))
 
 
-def check_cohort_size(n: int, m: int) -> None:
+def check_cohort_size(n: Any, m: int) -> None:
     """Raise a ``DeltaflError`` unless 1 <= n <= m."""
-    if not 1 <= n <= m:
-        raise DeltaflError(f"cannot sample {n} of {m} clients; the sample must be between 1 and {m}")
+    if not (isinstance(n, int | np.integer) and 1 <= n <= m):
+        raise DeltaflError(f"cannot sample {n!r} of {m} clients; the sample must be between 1 and {m}")
 
 
 def check_floor(floor: float) -> None:

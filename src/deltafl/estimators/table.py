@@ -152,6 +152,8 @@ def find_estimator(given: str | Estimator | ControlVariate) -> Estimator:
         return given
     if isinstance(given, ControlVariate):
         return _unbiased(repr(given), given, "")
+    if not isinstance(given, str):
+        raise DeltaflError(f"estimator is {given!r}; write its name, or an instance of it")
     name = _ALIASES.get(given, given)
     return ESTIMATORS.get(name) or REMOTE_ESTIMATORS.get(name) or _with_options(given)
 

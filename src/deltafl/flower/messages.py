@@ -32,7 +32,9 @@ def fault_of(reply: Message) -> str | None:
     if not reply.has_error():
         return None
     lines = [line.strip(" \t'>") for line in (reply.error.reason or "").splitlines()]
-    return f"error {reply.error.code}: {next((line for line in reversed(lines) if line), 'no reason given')[:200]}"
+    reason = next((line for line in reversed(lines) if line), "no reason given")[:200]
+    # Escape sequences of a terminal could hide or forge lines of the log.
+    return f"error {reply.error.code}: {''.join(sign if sign.isprintable() else '?' for sign in reason)}"
 
 
 def read_reply(reply: Message) -> ClientReply:

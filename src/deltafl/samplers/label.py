@@ -43,7 +43,7 @@ def parse_label(label: "str | Label") -> Label:
     if isinstance(label, Label):
         return label
     if not isinstance(label, str):
-        raise DeltaflError(f"a label is text such as 'innovation', this is {type(label).__name__}")
+        raise DeltaflError(f"a label is text such as 'innovation', not {label!r}; samplers go into Plan(...)")
     call, design, weights, *rest = [*split_outside(label, "@"), "", ""]
     if any(rest):
         raise DeltaflError(f"{label!r} is no label; write name(option=value)@design@estimator, such as innovation")

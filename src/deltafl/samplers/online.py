@@ -46,7 +46,7 @@ class VarianceBandit(Scored):
 
     Attributes:
         design: A name in ``deltafl.DESIGNS``; ``"poisson"`` is K-Vib, ``"multinomial"`` is Vrb.
-        mixing: theta in (0, 1]; None for min(1, (m / (n T))^(1/3)), the choice of both papers.
+        mixing: theta in [1e-12, 1]; None for min(1, (m / (n T))^(1/3)), the choice of both papers.
         horizon: T >= 1, the rounds that theta is chosen for; None for the run's, or 500 outside a run.
     """
 
@@ -54,7 +54,7 @@ class VarianceBandit(Scored):
     mixing: float | None = None
     horizon: int | None = None
 
-    ranges: ClassVar = {"mixing": "(0, 1]", "horizon": "[1, inf)"}
+    ranges: ClassVar = {"mixing": "[1e-12, 1]", "horizon": "[1, inf)"}
 
     def for_run(self, facts: RunFacts) -> Self:
         return self if self.horizon is not None else replace(self, horizon=facts.rounds)
@@ -124,13 +124,13 @@ class MirrorDescent(Scored):
 
     Attributes:
         design: A name in ``deltafl.DESIGNS``; ``"multinomial"`` is the paper's.
-        mixing: alpha in (0, 1]; no p falls below alpha / m. 0.4 in the paper's experiments.
+        mixing: alpha in [1e-12, 1]; no p falls below alpha / m. 0.4 in the paper's experiments.
     """
 
     design: str = "multinomial"
     mixing: float = 0.4
 
-    ranges: ClassVar = {"mixing": "(0, 1]"}
+    ranges: ClassVar = {"mixing": "[1e-12, 1]"}
 
     def init(self, population: Population) -> DescentState:
         m = population.num_clients

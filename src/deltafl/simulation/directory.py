@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tomli_w
 from filelock import FileLock, Timeout
+from pydantic import BaseModel
 
 from ..errors import DeltaflError
 from ..io import (
@@ -53,6 +54,28 @@ LINE_FILES = ("rounds.jsonl", "timings.jsonl")
 
 #: What to do about a damaged file.
 CURE = "it is damaged: delete this run's folder, or choose another one, to run it again"
+
+
+class _Ending(BaseModel):
+    kept: int
+    why: str
+
+
+class _Test(BaseModel):
+    accuracy: float | None
+    loss: float | None
+
+
+class _Line(BaseModel):
+    """What readers look at in the lines of a run, of the right type where it is there."""
+
+    round: int
+    cohort: list[int] = []
+    counts: list[int] = []
+    rejected: list[tuple[int, str]] = []
+    test: _Test | None = None
+    diverged: _Ending | None = None
+    doubt: _Ending | None = None
 
 
 class Checkpoint(NamedTuple):
@@ -157,7 +180,9 @@ class RunDirectory:
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """The lines of ``rounds.jsonl`` or ``timings.jsonl``."""
-        return read_json_lines(self.path / name)
+        lines = read_json_lines(self.path / name)
+        checked(list[_Line], lines, str(self.path / name), CURE)
+        return lines
 
     def last_line(self) -> dict[str, Any]:
         """The last line of ``rounds.jsonl``; empty if there is none, or it was cut off as it was written."""

@@ -102,7 +102,8 @@ def what_is_run(settings: RunSettings) -> dict[str, Any]:
 def read_run(directory: RunDirectory, sampler: str, seed: int, metric: Metric, num_clients: int) -> Run:
     """The curves of a run in its folder; an error if that does not hold every round once, which two processes leave."""
     lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
-    if not [line["round"] for line in lines] == [line["round"] for line in timings] == list(range(len(lines))):
+    count, drawn = len(lines), [len(line.get("cohort", ())) - len(line.get("counts", ())) for line in lines]
+    if any(drawn) or not [line["round"] for line in lines] == [line["round"] for line in timings] == list(range(count)):
         raise DeltaflError(f"{directory.path} does not hold every round once and in order; {CURE}")
     at_r = np.array([line["round"] for line in lines[1:] if "test" in line], dtype=np.int64)
     tests = [lines[at]["test"] for at in at_r]
@@ -115,7 +116,7 @@ def read_run(directory: RunDirectory, sampler: str, seed: int, metric: Metric, n
         round_r=at_r,
         accuracy_r=_floats([test["accuracy"] for test in tests]),
         loss_r=_floats([test["loss"] for test in tests]),
-        seconds_r=np.cumsum([line["seconds"] for line in timings])[at_r],
+        seconds_r=np.cumsum([line.get("seconds", np.nan) for line in timings])[at_r],
         cpu_seconds_r=np.cumsum([line.get("cpu_seconds", np.nan) for line in timings])[at_r],
         bytes_r=np.cumsum([float(line.get("bytes_down", 0) + line.get("bytes_up", 0)) for line in lines])[at_r],
         client_accuracy_r=_floats([test.get("client_accuracy") for test in tests]),

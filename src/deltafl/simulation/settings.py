@@ -21,9 +21,9 @@ from ..tasks.own import check_picklable, is_own, is_table, own_spec, registered_
 from ..types import Population
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, le=1e37)]  # in float32
-NotNegative = Annotated[float, Field(ge=0, le=1e37)]
-Memory = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[Finite, Field(gt=0, le=1e37)]  # in float32
+NotNegative = Annotated[Finite, Field(ge=0, le=1e37)]
+Memory = Annotated[Finite, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 # On the command line these are "8,2" and "uniform,pracdelta".
 Numbers = Annotated[tuple[float, float], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]

@@ -78,7 +78,7 @@ SOURCES: dict[str, Source] = {
         },
     ),
     "fashion-mnist": Source(
-        url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        url="https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
         checksums={
             TRAIN_IMAGES: "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
             TRAIN_LABELS: "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",

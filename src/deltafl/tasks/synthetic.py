@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import DeltaflError
+from ..scale.memory_budget import free_ram, human
 from ..streams import stream
 from ..types import FloatArray
 from .base import Dataset, Task
@@ -29,6 +30,8 @@ QUADRATICS = ((1.0, 0.0, 1.0, 0.0), (4.0, 0.5, 0.5, 0.0), (3.0, 0.0, 1.5, 2.0))
 TOY_START = (1.0, 1.0)
 
 SAMPLES_PER_CLIENT = 1000
+#: Of RAM: x twice in float64 as they are joined, x and y in float32, the row's number.
+BYTES_PER_SAMPLE = 32
 BAND = 0.1
 NOISE_VARIATION = 0.5
 SYNTHETIC_START = (1.0, 0.0)
@@ -98,9 +101,16 @@ def make_synthetic_task(
             f"synthetic got {num_clients} clients, nu = {nu} and truth (A, b) = {truth}; it needs 1 client or more, "
             "nu >= 0, and A and b finite, A not 0"
         )
+    a, b = truth
+    kept = sum(math.erfc((BAND + side * b) / abs(a) / math.sqrt(2)) / 2 for side in (-1, 1))
+    if kept < 0.01:
+        raise DeltaflError(f"truth is {truth}: A x - b is nearly always within {BAND} of 0; write a larger A")
+    held, ram = num_clients * SAMPLES_PER_CLIENT * BYTES_PER_SAMPLE, free_ram()
+    if ram is not None and held > ram:
+        room = f"take about {human(held)} of RAM and {human(ram)} are free"
+        raise DeltaflError(f"{num_clients:,} synthetic clients {room}: lower 'clients'")
     drawn = [draw_client(seed, client, truth) for client in range(num_clients)]
     x = np.concatenate([x for _, x in drawn])
-    a, b = truth
     y = np.log(np.maximum(np.abs(a * x - b), BAND) ** 2 / 2).astype(np.float32)
     column = x.astype(np.float32)[:, np.newaxis]
     return Task(
