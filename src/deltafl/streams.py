@@ -22,6 +22,7 @@ PURPOSES: dict[str, int] = {
     "dropout": 9,  # random layers inside a user's model
     "augment": 10,  # what local training changes at random in a client's inputs
     "sketch": 11,  # buckets and signs of the sketches of updates
+    "validation": 12,  # which of a client's examples are held out
 }
 
 

@@ -124,6 +124,20 @@ def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup") -> None:
         raise typer.Exit(EXIT_DIVERGED)
 
 
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder of a run, or DIR/runs/RUN of a comparison")],
+    to: Annotated[Path, typer.Option(metavar="FILE", help="model.safetensors or model.pt")],
+) -> None:
+    """Write the model of a run's last checkpoint as a state dict for PyTorch.
+
+    Example: deltafl export my-run --to model.safetensors
+    """
+    from ..simulation.export import export_model
+
+    round = export_model(folder, to)
+    typer.echo(f"the model after round {round} of {folder} is in {to}")
+
+
 def _print_ending(folder: Path, name: str) -> None:
     """Print how a run ended, if it diverged or looked wrong when it was over."""
     from ..simulation.directory import RunDirectory

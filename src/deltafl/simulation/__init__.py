@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .compare import run_comparison
     from .directory import RunDirectory, environment, refusals
     from .divergence import DivergedError
+    from .export import export_model
     from .record import RunRecord, RunStore, read_record, record_of, require_same, what_is_run, write_record
     from .run import run_experiment, run_single
     from .settings import CompareSettings, RunSettings, make_settings
@@ -22,6 +23,7 @@ _MODULES = {
         "compare": "run_comparison",
         "directory": "RunDirectory environment refusals",
         "divergence": "DivergedError",
+        "export": "export_model",
         "record": "RunRecord RunStore read_record record_of require_same what_is_run write_record",
         "run": "run_experiment run_single",
         "settings": "CompareSettings RunSettings make_settings",
@@ -32,9 +34,18 @@ _MODULES = {
 }
 
 __all__ = ["CompareSettings", "DivergedError", "Job", "OnProgress", "Progress", "RunDirectory", "RunRecord"]
-__all__ += ["RunSettings", "RunStore", "engine_of", "environment", "make_settings", "plan_of", "read_record"]
-__all__ += ["record_of", "refusals", "require_devices", "require_same", "run_comparison", "run_experiment", "run_job"]
-__all__ += ["run_jobs", "run_single", "subject_of", "task_of", "what_is_run", "write_record"]
+__all__ += ["RunSettings", "RunStore", "engine_of", "environment", "export_model", "make_settings", "plan_of"]
+__all__ += ["read_record", "record_of", "refusals", "require_devices", "require_same", "run_comparison"]
+__all__ += [
+    "run_experiment",
+    "run_job",
+    "run_jobs",
+    "run_single",
+    "subject_of",
+    "task_of",
+    "what_is_run",
+    "write_record",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -46,6 +46,7 @@ from ..io import (
 )
 from ..round import RoundState
 from ..scale.state_file import flatten, note_round, noted_round, settled, unflatten
+from ..types import Params
 from .distributed import ALONE, ProcessGroup
 from .divergence import DivergedError
 from .settings import Settings
@@ -221,6 +222,11 @@ class RunDirectory:
     def save_suspect(self, state: RoundState) -> None:
         """Write the model of a run with a suspect end, beside the last checkpoint, which stays."""
         write_tensors(self.path / f"doubtful-{state.round}.safetensors", {"params_d": np.asarray(state.params_d)})
+
+    def model(self) -> tuple[int, Params] | None:
+        """Round and model of the last checkpoint, which is only read; None if there is none."""
+        mark = self._mark()
+        return mark and (mark.round, read_tensors(self.path / mark.tensors, CURE, mark.crc32)[0]["state.params_d"])
 
     def load(self, template: RoundState, group: ProcessGroup = ALONE) -> RoundState:
         """The state of the last checkpoint (the template itself if there is none); later lines are cut off.

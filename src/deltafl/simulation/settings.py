@@ -23,6 +23,7 @@ from ..types import Population
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[Finite, Field(gt=0, le=1e37)]  # in float32
 NotNegative = Annotated[Finite, Field(ge=0, le=1e37)]
+Share = Annotated[Finite, Field(gt=0, lt=1)]
 Memory = Annotated[Finite, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 # On the command line these are "8,2" and "uniform,pracdelta".
@@ -71,6 +72,9 @@ class Settings(BaseModel):
     threshold: Finite | None = Field(None, description="accuracy (or loss) that counts as reached")
     evaluate_every: Count = Field(1, description="rounds between two evaluations")
     test_examples: Count | None = Field(None, description="evaluate on so many test examples; all if not set")
+    validation: Share | None = Field(
+        None, description="judge on this share of each client's training examples, not on the test set"
+    )
     device: Annotated[str, Field(pattern=r"^(cpu|cuda|cuda:\d+|auto)$")] = Field(
         "cpu", description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)"
     )

@@ -15,7 +15,7 @@ from ..scale.memory_budget import free_ram, human, memory_size, memory_words, re
 from ..scale.rows import RowFormat
 from ..server.optimizers import make_server_optimizer
 from ..tasks import load_own, make_task
-from ..tasks.base import Task, with_fewer_tests
+from ..tasks.base import Task, with_fewer_tests, with_validation
 from ..tasks.own import is_own
 from ..types import Population
 from .engine import Engine
@@ -48,7 +48,11 @@ def task_of(settings: RunSettings) -> Task:
             truth=settings.truth if synthetic else None,
             nu=settings.noise if synthetic else None,
         )
-    return task if settings.test_examples is None else with_fewer_tests(task, settings.test_examples)
+    count = settings.test_examples
+    if settings.validation is not None:
+        task = with_validation(task, settings.validation, settings.seed)
+        count = None if count is None else min(count, len(task.dataset.test_x))
+    return task if count is None else with_fewer_tests(task, count)
 
 
 def engine_of(settings: RunSettings, workers: Workers | None = None, route: Route | None = None) -> Engine:

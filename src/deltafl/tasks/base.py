@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
+from ..streams import stream
 from ..types import IntArray, Population
 
 if TYPE_CHECKING:
@@ -123,3 +124,34 @@ def with_fewer_tests(task: Task, count: int) -> Task:
     owners = {name: owner_e[row_e] for name, owner_e in data.test_columns.items()}
     fewer = replace(data, test_x=data.test_x[row_e], test_y=data.test_y[row_e], test_columns=owners)
     return replace(task, dataset=fewer, test_clients=None if task.test_clients is None else task.test_clients[row_e])
+
+
+def with_validation(task: Task, share: float, seed: int) -> Task:
+    """The task with a validation part for its test set: a share of each client's training examples, drawn by ``seed``.
+
+    Where the share is no whole number it is rounded at random, so that small clients give some, too; every client keeps
+    one example at least. A row that several clients hold is given by all of them or by none.
+
+    Raises:
+        DeltaflError: If there is nothing to hold out, or a client would be left without examples.
+    """
+    data, held, owners = task.dataset, list[IntArray](), list[IntArray]()
+    for client, rows in enumerate(task.client_rows):
+        rng, row_n = stream(seed, "validation", client=client), np.asarray(rows, dtype=np.int64)
+        count = min(int(share * len(row_n) + rng.random()), len(row_n) - 1)
+        held.append(rng.permutation(row_n)[:count])
+        owners.append(np.full(count, client))
+    row_e, first_e = np.unique(np.concatenate(held), return_index=True)
+    stays_e = np.ones(len(data.train_x), bool)
+    stays_e[row_e] = False
+    kept = [np.asarray(rows)[stays_e[rows]] for rows in task.client_rows]
+    if len(row_e) == 0 or not all(map(len, kept)):
+        raise DeltaflError(
+            f"{data.name} has too few examples a client to hold out {share:g} of them for validation; raise "
+            "'validation', or choose a task with larger clients"
+        )
+    x, y = data.train_x[row_e], data.train_y[row_e]
+    owner_e = None if task.test_clients is None else np.concatenate(owners)[first_e]
+    columns = {name: column[row_e] for name, column in data.columns.items()}
+    parts = replace(data, test_x=x, test_y=y, test_columns=columns)
+    return replace(task, dataset=parts, client_rows=kept, test_clients=owner_e)

@@ -1,0 +1,52 @@
+"""The model of a run as a file for PyTorch: the state dict of the task's module, with its buffers."""
+
+import io
+from pathlib import Path
+
+from ..errors import DeltaflError, require
+from ..io import write_atomically, write_tensors
+from .directory import RunDirectory, recorded_settings
+from .settings import RunSettings, make_settings
+
+SUFFIXES = (".safetensors", ".pt")
+
+
+def export_model(folder: Path, to: Path) -> int:
+    """Write the model of a run's last checkpoint; returns the checkpoint's round.
+
+    Args:
+        folder: The folder of a run, or of one run of a comparison; it may be unfinished, and is not changed.
+        to: ``FILE.safetensors``, or ``FILE.pt`` for ``torch.load``; a file that is there is replaced.
+
+    Raises:
+        DeltaflError: If the folder holds no run with a checkpoint, or the file's name ends in something else.
+
+    Example::
+
+        export_model(Path("my-run"), Path("model.safetensors"))
+        model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
+    """
+    if to.suffix not in SUFFIXES:
+        raise DeltaflError(f"cannot export to {to}: the file must end in {' or '.join(SUFFIXES)}")
+    runs = sorted(path.parent for path in folder.glob("**/runs/*/config.toml"))
+    if runs:
+        raise DeltaflError(f"{folder} holds {len(runs)} runs; name one of them, such as {runs[0]}")
+    recorded, found = recorded_settings(folder), RunDirectory(folder).model()
+    if recorded is None or found is None:
+        raise DeltaflError(f"{folder} holds no run with a checkpoint; name the folder of one, its --out")
+    require("torch", "sim")
+    from .runner import new_model
+    from .setup import task_of
+    from .training import torch
+
+    settings = make_settings(RunSettings, recorded)
+    model = new_model(task_of(settings).make_model, settings.seed)
+    torch.nn.utils.vector_to_parameters(torch.tensor(found[1]), model.parameters())
+    tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    if to.suffix == ".pt":
+        buffer = io.BytesIO()
+        torch.save(tensors, buffer)
+        write_atomically(to, buffer.getvalue())
+    else:
+        write_tensors(to, {name: tensor.numpy() for name, tensor in tensors.items()}, {"format": "pt"})
+    return found[0]
