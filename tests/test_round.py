@@ -424,3 +424,41 @@ def test_closing_a_round_takes_at_most_six_times_the_memory_of_its_updates(estim
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert 2 < peak / (n * d * 4) < 6
+
+
+def test_models_in_place_of_updates_are_refused_in_a_sentence_that_names_flatten() -> None:
+    plan = make_plan("uniform", THREE, n=2)
+    layers = [np.ones((2, 2)), np.zeros(1)]
+    state = init_round(plan, dict(enumerate(layers)))  # a model may begin
+    assert same_tree(state, init_round(plan, layers))
+    assert state.params_d.tolist() == [1, 1, 1, 1, 0]
+    model: Any
+    for model in (layers, tuple(layers), {"weight": layers[0]}):
+        with pytest.raises(DeltaflError, match=r"updates are of type .*: write deltafl.flatten\(local_model\) - state"):
+            close_round(plan, state, open_round(plan, state), [model, None])
+    # One client among several does not stop the others.
+    _, info = close_round(plan, state, open_round(plan, state), [model, np.ones(5)])
+    assert ["flatten" in reply.reason for reply in info.rejected] == [True]
+    assert info.warning is None
+
+
+def test_tensors_are_updates_and_models() -> None:
+    torch = pytest.importorskip("torch")
+    plan = make_plan("full", THREE, n=3)
+    state = init_round(plan, torch.ones(2, requires_grad=True))
+    rows = [torch.full((2,), 0.5, requires_grad=True), torch.ones(2).bfloat16(), torch.zeros(2)]
+    following, info = close_round(plan, state, open_round(plan, state), rows)
+    assert (info.rejected, following.params_d.tolist()) == ([], [1.375, 1.375])
+
+
+def test_a_round_of_which_all_replies_are_refused_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    info = closed([None, np.zeros(5), np.full(2, np.nan)])
+    assert info.warning == (
+        "round 1: all 2 replies were refused and nothing was learnt; the first, of client 1: update has shape (5,), "
+        "expected (2,)"
+    )
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", info.warning)]
+    caplog.clear()
+    for updates in ([None] * 3, [None, np.zeros(5), np.zeros(2)]):  # nobody replied; one reply was used
+        assert closed(updates).warning is None
+    assert caplog.records == []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .accumulate import Accumulator
     from .analysis.recommend import recommend
+    from .arrays import flatten, unflatten
     from .audit import KnownUpdates
     from .designs.inclusion import inclusion_probabilities, with_floor
     from .designs.table import DESIGNS, Design, draw_cohort
@@ -37,8 +38,17 @@ __all__ += ["ClusterIS", "Cohort", "ControlValue", "ControlVariate", "Delta", "D
 __all__ += ["FedIS", "FedPracIS", "Fixed", "Full", "KnownUpdates", "MissingExtraError", "Momentum", "Oracle", "Plan"]
 __all__ += ["Population", "PowerOfChoice", "PracDelta", "RejectedReply", "RemoteReply", "Replies", "Reports"]
 __all__ += ["RoundInfo", "RoundState", "RunFacts", "Sampler", "ServerOptimizer", "Sgd", "broadcast", "close_round"]
-__all__ += ["draw_cohort", "inclusion_probabilities", "init_round", "load_state", "make_plan", "make_sampler"]
-__all__ += ["make_server_optimizer", "open_round", "recommend", "save_state", "stream", "with_floor"]
+__all__ += [
+    "draw_cohort",
+    "flatten",
+    "inclusion_probabilities",
+    "init_round",
+    "load_state",
+    "make_plan",
+    "make_sampler",
+]
+__all__ += ["make_server_optimizer", "open_round", "recommend", "save_state", "stream", "unflatten"]
+__all__ += ["with_floor"]
 
 #: Which module a name is loaded from.
 _MODULES = {
@@ -46,6 +56,7 @@ _MODULES = {
     for module, names in {
         "accumulate": "Accumulator",
         "analysis.recommend": "recommend",
+        "arrays": "flatten unflatten",
         "audit": "KnownUpdates",
         "designs.inclusion": "inclusion_probabilities with_floor",
         "designs.table": "DESIGNS Design draw_cohort",

@@ -39,7 +39,7 @@ from .estimators.variance import VarianceForm, effective_sample_size, estimate_v
 from .scale.rows import weighted_sum
 from .server.mime import drift
 from .server.screening import ScreenedReplies, Updates, screen_replies, squared_norms
-from .types import BoolArray, Cohort, FloatArray, IntArray, Params, RejectedReply, Replies, Reports, RoundInfo
+from .types import NO_REPLY, BoolArray, Cohort, FloatArray, IntArray, Params, RejectedReply, Replies, Reports, RoundInfo
 
 if TYPE_CHECKING:
     from .round import Plan, RoundState
@@ -227,7 +227,7 @@ class Accumulator:
     def _info(self, replies: Replies, variance: float, delta_d: FloatArray, clip_factor: float) -> RoundInfo:
         """The numbers of the round; ``delta_d`` is the estimate that was used."""
         reports, coef_n, here = self.reports, replies.coef_n, self.reports.responded_n
-        faults = self._rejected | dict.fromkeys(self.cohort.client_n[self._missing_n].tolist(), "no reply")
+        faults = self._rejected | dict.fromkeys(self.cohort.client_n[self._missing_n].tolist(), NO_REPLY)
         norm, zeta_n = float(np.linalg.norm(delta_d)), np.sqrt(reports.squared_deviation_n[here])
         residual, squared_norm = coef_n @ reports.squared_residual_n[here], coef_n @ reports.squared_norm_n[here]
         has_loss_n = reports.has_loss_n[here]

@@ -12,14 +12,15 @@ their replies count::
 ``broadcast(plan, state)`` is all that clients are sent; without ``plan.mime`` it is ``state.params_d`` alone.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from .accumulate import Accumulator
+from .arrays import as_array, flatten, is_model
 from .designs.inclusion import check_anyone, check_cohort_size
 from .errors import DeltaflError, check_ranges
 from .estimators.control_variates import ControlVariate
@@ -31,9 +32,11 @@ from .scale.rows import RowFormat
 from .server.mime import drift, init_mime, remember
 from .server.norm_guard import init_guard, shorten
 from .server.optimizers import ServerOptimizer, Sgd
-from .server.screening import Updates
+from .server.screening import FLAT_UPDATE, Updates
 from .streams import stream
 from .types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Population, Replies, Reports, RoundInfo
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -173,12 +176,18 @@ class Broadcast(NamedTuple):
     drift_d: Params | None
 
 
-def init_round(plan: Plan, params: npt.ArrayLike) -> RoundState:
-    """The state before the first round, from the initial model: any 1-d array of finite numbers, kept as float32."""
+def init_round(plan: Plan, params: Any) -> RoundState:
+    """The state before the first round, from the initial model.
+
+    ``params`` is a 1-d array of finite numbers, kept as float32, or what ``flatten`` takes: a torch module, a state
+    dict, a list of arrays.
+    """
     try:
-        params_d = np.array(params, dtype=np.float32)
-    except (TypeError, ValueError):
-        raise DeltaflError("params must be one flat array of numbers; write numpy.concatenate of the layers") from None
+        params_d = flatten(params) if is_model(params) else np.array(as_array(params), dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, DeltaflError):
+            raise
+        raise DeltaflError("params must be one flat array of numbers; write deltafl.flatten(model)") from None
     if params_d.ndim != 1 or not np.all(np.isfinite(params_d)):
         raise DeltaflError(f"params must be one flat array of finite numbers, got shape {params_d.shape}; use .ravel()")
     m, d = plan.population.num_clients, len(params_d)
@@ -237,13 +246,22 @@ def close_round(
     """Turn the replies into an estimate of the full-participation update, move the model, let the sampler learn.
 
     ``updates`` has one update u_i = x_K - x_0 a client in the cohort's order, (n, d) or a list with None where no reply
-    came; with a ``-remote`` estimator a list of ``RemoteReply``. One that is not finite, out of range or of the wrong
-    length counts as no reply and is named in ``info.rejected``. ``reports`` is what the clients reported of their work.
+    came; with a ``-remote`` estimator a list of ``RemoteReply``. For models of torch or lists of arrays, u_i is
+    ``flatten(local) - state.params_d``. One that is not finite, out of range or of the wrong length counts as no reply
+    and is named in ``info.rejected``; if none is left, ``info.warning`` says so and is logged. ``reports`` is what the
+    clients reported of their work.
 
     Raises:
-        DeltaflError: If the numbers of updates or report rows differ from the cohort's, or updates and ``RemoteReply``
-            are mixed up.
+        DeltaflError: If the numbers of updates or report rows differ from the cohort's, updates and ``RemoteReply``
+            are mixed up, or every update is a dict or a list of arrays.
     """
+    given = [update for update in updates if update is not None] if isinstance(updates, list | tuple) else []
+    if given and all(map(is_model, given)):
+        kind = type(given[0]).__name__
+        raise DeltaflError(f"updates are of type {kind}, expected one flat array a client: write {FLAT_UPDATE}")
     accumulator = Accumulator(plan, state, cohort)
     accumulator.add_rows(updates, reports)
-    return accumulator.close()
+    following, info = accumulator.close()
+    if info.warning is not None:
+        _log.warning("%s", info.warning)
+    return following, info

@@ -191,6 +191,10 @@ class Nothing(NamedTuple):
     """A part of the state that remembers nothing."""
 
 
+#: Why a reply was not used that was expected and did not come.
+NO_REPLY = "no reply"
+
+
 class RejectedReply(NamedTuple):
     """A reply that was not used, and why."""
 
@@ -220,6 +224,15 @@ class RoundInfo(NamedTuple):
     residual: float = nan
     control_coefficient: float = 1.0  # beta of the control variate in [0, 1]; 1 if there is none
     clip_factor: float = 1.0  # what the norm guard multiplied D with; below 1 the estimate is biased
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence, with the first reason, if replies came and all were refused; else None. Rounds from 1."""
+        refused = [reply for reply in self.rejected if reply.reason != NO_REPLY]
+        if self.num_responded or not refused:
+            return None
+        first = f"the first, of client {refused[0].client}: {refused[0].reason}"
+        return f"round {self.round + 1}: all {len(refused)} replies were refused and nothing was learnt; {first}"
 
 
 def _checked_aux(aux: npt.ArrayLike, num_clients: int) -> FloatArray:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from deltafl import make_sampler, stream
+from deltafl.arrays import Arrays, Layout
 from deltafl.flower import DeltaStrategy
-from deltafl.flower.arrays import Arrays, Layout
 from deltafl.flower.clients import ClientInfo
 from deltafl.flower.federation import ClientReply, Federation
 from deltafl.flower.saved import save

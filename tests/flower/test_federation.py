@@ -8,8 +8,8 @@ import pytest
 
 from conftest import Recorder
 from deltafl import DeltaflError
+from deltafl.arrays import Arrays
 from deltafl.flower import WeightedClipping
-from deltafl.flower.arrays import Arrays
 from deltafl.flower.federation import ClientReply
 from deltafl.types import FloatArray
 

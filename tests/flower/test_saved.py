@@ -12,9 +12,9 @@ from deltafl import DeltaflError
 from deltafl.flower.federation import Federation
 from deltafl.flower.saved import load, save
 from deltafl.io import write_tensors
+from test_arrays import MODEL
 
 from .hosts import admit, federation, play, sizes_of
-from .test_arrays import MODEL
 
 
 @pytest.mark.parametrize(

@@ -153,9 +153,11 @@ def _print_refusals(folder: Path) -> None:
 
     refused = refusals(folder)
     if refused:
-        run, round, client, reason = refused[0]
+        run, round, client, reason, _ = refused[0]
+        lost = len({(run, round) for run, round, *_, all_refused in refused if all_refused})
         first = f"the first in {run}, round {round}, client {client}: {reason}"
-        typer.echo(f"{len(refused)} replies were refused and count as missing, {first}", err=True)
+        rounds = f"; in {lost} rounds all were, and the model learnt nothing" if lost else ""
+        typer.echo(f"{len(refused)} replies were refused and count as missing, {first}{rounds}", err=True)
 
 
 @contextmanager

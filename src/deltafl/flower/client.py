@@ -12,11 +12,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
+from ..arrays import Arrays, as_array, split, update_of
 from ..errors import DeltaflError
 from ..estimators.remote import NOTHING, ClientMemory
 from ..io import write_atomically
 from ..types import FloatArray
-from .arrays import Arrays, split, update_of
 
 #: The record that the mod adds, and the action of the registration query (``query.deltafl``).
 RECORD = "deltafl"
@@ -169,11 +169,8 @@ class LocalSteps:
 
 
 def _wide(numbers: Any) -> FloatArray:
-    """Numbers as float64, from any device; PyTorch is recognised by its methods, not imported."""
-    if hasattr(numbers, "detach"):
-        # To the CPU before float64, which not every device has; NumPy knows no bfloat16.
-        numbers = numbers.detach().to_dense().cpu().double()
-    return np.asarray(numbers, dtype=np.float64)
+    """Numbers as float64, from any device."""
+    return np.asarray(as_array(numbers), dtype=np.float64)
 
 
 def subtract_memory(memory: ClientMemory, expected: int, sent: Arrays, received: Arrays) -> Arrays:

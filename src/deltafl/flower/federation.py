@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..accumulate import Accumulator
+from ..arrays import Arrays, Layout, mean_rest, update_of
 from ..errors import DeltaflError, check_ranges, unknown_name
 from ..estimators.remote import NOTHING, RemoteControl, RemoteControlState, RemoteReply, begin_anew
 from ..round import Plan, RoundState, init_round, open_round
@@ -20,7 +21,6 @@ from ..scale.rows import DTYPES
 from ..server.optimizers import ServerOptimizer
 from ..streams import stream
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Params, Population, RejectedReply, Reports, RoundInfo
-from .arrays import Arrays, Layout, mean_rest, update_of
 from .clients import CannotResizeError, ClientInfo, resize_state
 
 _LOST_MEMORY = "the client does not have the memory that the server counts on"

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from ..arrays import Arrays
 from ..types import RoundInfo
 from . import client
-from .arrays import Arrays
 from .federation import ClientReply, Federation
 
 Key = TypeVar("Key")

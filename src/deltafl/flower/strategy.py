@@ -13,13 +13,13 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
+from ..arrays import BUFFERS, Layout
 from ..errors import DeltaflError
 from ..round import Plan, make_plan
 from ..samplers import Sampler
 from ..scale.rows import RowFormat
 from ..server.optimizers import ServerOptimizer, make_server_optimizer
 from ..types import Cohort, Population, RoundInfo
-from .arrays import BUFFERS, Layout
 from .clients import ClientInfo
 from .federation import Federation, Rules, WeightedClipping, check_texts, check_whole
 from .messages import by_recipient, content_for, content_for_all, mean_metrics, read_reply, round_metrics, to_record
@@ -265,6 +265,8 @@ def log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int]) -> No
         log(WARNING, "\tno reply in time: %s", ", ".join(keys[client] for client in silent))
     for client, reason in info.rejected:
         log(WARNING, "\treply of %s rejected: %s", keys[client], reason)
+    if info.warning is not None:
+        log(WARNING, "\t%s", info.warning)
     size = info.effective_sample_size if isfinite(info.effective_sample_size) else 0.0
     text = "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f"
     log(INFO, text, info.num_responded, info.num_selected, info.sum_of_weights, info.largest_weight, size)

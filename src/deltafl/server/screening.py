@@ -6,14 +6,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays import LARGEST_ENTRY, as_array
 from ..errors import DeltaflError
 from ..samplers.base import Sampler
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Params, RejectedReply, Reports
+from ..types import NO_REPLY, BoolArray, Cohort, FloatArray, IntArray, Params, RejectedReply, Reports
 
-#: A finite entry beyond this could still overflow the float32 model once it is weighted, or a score once it is squared.
-LARGEST_ENTRY = 1e18
 #: Numbers in float64 that are measured at once.
 _BLOCK = 2**16
+
+#: How to write the update of a model.
+FLAT_UPDATE = "deltafl.flatten(local_model) - state.params_d"
 
 Updates = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
 
@@ -53,7 +55,7 @@ def screen_replies(
     for i in np.flatnonzero(responded_n & ~sound_n).tolist():
         fault = _update_fault(updates[i], num_params) or faults.get(i)
         if fault is None:
-            update_nd[i] = np.asarray(updates[i], dtype=np.float32)
+            update_nd[i] = as_array(updates[i])
         else:
             responded_n[i] = False
             rejected.append(RejectedReply(int(cohort.client_n[i]), fault))
@@ -74,17 +76,18 @@ def _sound_rows(updates: Updates, n: int, num_params: int) -> BoolArray:
 
 def _update_fault(update: npt.ArrayLike | None, num_params: int) -> str | None:
     if update is None:
-        return "no reply"
+        return NO_REPLY
     try:
         with np.errstate(over="ignore", invalid="ignore"):
-            given_d = np.asarray(update)
+            given_d = as_array(update)
             if given_d.dtype.kind == "c" or np.ma.isMaskedArray(update):
                 return "update has complex or masked numbers, of which a part would be lost"
             update_d = given_d.astype(np.float32, copy=False)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: tensors with a gradient, or on a device
-        return "update is not a list of numbers"
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: whatever a tensor may raise
+        return f"update is not one list of numbers: write {FLAT_UPDATE}"
     if update_d.shape != (num_params,):
-        return f"update has shape {update_d.shape}, expected ({num_params},)"
+        hint = "" if update_d.ndim == 1 else f": write {FLAT_UPDATE}"
+        return f"update has shape {update_d.shape}, expected ({num_params},){hint}"
     largest = np.abs(update_d).max(initial=0.0)
     if not largest <= LARGEST_ENTRY:
         return f"update has an entry of size {largest:.3g}, expected at most {LARGEST_ENTRY:.0e}"

@@ -294,10 +294,10 @@ class RunDirectory:
         return file.stat().st_size if file.exists() else 0
 
 
-def refusals(folder: Path) -> list[tuple[str, int, int, str]]:
-    """Replies that were refused in a run, or a comparison's runs: the run's folder, round, client and reason."""
+def refusals(folder: Path) -> list[tuple[str, int, int, str, bool]]:
+    """Replies refused in a run, or a comparison's runs: its folder, round, client, reason, and whether all were."""
     return [
-        (record.parent.name, line["round"], client, reason)
+        (record.parent.name, line["round"], client, reason, not line.get("num_responded"))
         for record in [*folder.glob("rounds.jsonl"), *sorted(folder.glob("runs/*/rounds.jsonl"))]
         for line in RunDirectory(record.parent).lines("rounds.jsonl")
         for client, reason in line.get("rejected", [])

@@ -4,6 +4,7 @@ The simulator is a host of ``open_round`` and ``close_round`` (see ``round.py``)
 theoretical samplers it acts as the oracle, which trains all clients.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -152,6 +153,8 @@ class _RoundPlayer:
             accumulator.add_rows(training.update_nd, reports_of(training), place_k)
             accumulator.merge(group)
             state, info = accumulator.close()
+            if info.warning is not None and group.is_first:
+                logging.getLogger(__name__).warning("%s", info.warning)
         else:
             training = oracle.train(cohort.client_n)
             state, info = close_round(plan, opened, cohort, training.update_nd, reports_of(training))

@@ -1,23 +1,26 @@
-"""A model's named arrays and the flat vector that the rounds work on. Knows no Flower.
+"""A model's named arrays and the flat vector that the rounds work on: ``flatten`` and ``unflatten``.
 
 Trained arrays (floating point) make up the flat vector; their difference is the update u_i that the estimate uses.
 Buffers (floating point, by name) and counters (integers; booleans never change) become sent + sum_i h_i (received_i -
 sent), with h_i >= 0 and sum 1: running variances must stay >= 0, which no unbiased weighting guarantees.
 """
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError
-from ..io import Array
-from ..server.screening import LARGEST_ENTRY
-from ..types import FloatArray, Params
+from .errors import DeltaflError
+from .io import Array
+from .types import FloatArray, Params
 
 Arrays = dict[str, Array]
+
+#: A finite entry beyond this could still overflow the float32 model once it is weighted, or a score once it is squared.
+LARGEST_ENTRY = 1e18
 
 #: Name patterns of floating-point arrays that are statistics, not parameters: those of batch normalisation.
 BUFFERS = ("*running_mean", "*running_var", "*moving_mean", "*moving_variance")
@@ -45,7 +48,9 @@ class Layout(NamedTuple):
             Entry(name, array.shape, str(array.dtype), _kind(name, array, buffers)) for name, array in arrays.items()
         )
         if not any(entry.kind == "trained" for entry in entries):
-            raise DeltaflError("the model has no floating-point array to train; check 'buffers' and the initial arrays")
+            raise DeltaflError(
+                "the model has no floating-point array to train; integers and 'buffers' are not trained"
+            )
         return cls(entries)
 
     @property
@@ -55,7 +60,8 @@ class Layout(NamedTuple):
 
     def flatten(self, arrays: Mapping[str, Array]) -> Params:
         """The trained arrays as one float32 vector (d,), each in C order."""
-        return np.concatenate([arrays[name].astype(np.float32).ravel() for name in self.trained])
+        with np.errstate(over="ignore"):
+            return np.concatenate([arrays[name].astype(np.float32).ravel() for name in self.trained])
 
     def rebuild(self, params_d: Params, rest: Mapping[str, Array]) -> Arrays:
         """The model as named arrays: trained ones from the flat vector, the others from ``rest``."""
@@ -83,6 +89,101 @@ class Layout(NamedTuple):
             if fault is not None:
                 return f"{entry.kind} {entry.name!r} has {fault}"
         return None
+
+
+def flatten(model: Any) -> Params:
+    """The parameters of a model as one vector, which is what ``init_round`` and ``close_round`` work on.
+
+    Batch normalisation's running statistics (known by their names in a state dict), integers and booleans are no
+    parameters: they are left out.
+
+    Args:
+        model: A torch module, its state dict (or another dict of arrays by name), or a list of arrays or tensors, such
+            as ``model.parameters()``; on any device.
+
+    Returns:
+        float32 (d,), the arrays in their order, each in C order.
+
+    Raises:
+        DeltaflError: If ``model`` is something else, or has no floating-point array.
+
+    Example:
+        >>> flatten({"weight": np.ones((2, 2)), "steps": np.array(7), "bias": np.zeros(1)})
+        array([1., 1., 1., 1., 0.], dtype=float32)
+    """
+    arrays = {name: as_array(part) for name, part in _parts(model).items()}
+    return Layout.of(arrays).flatten(arrays)
+
+
+def unflatten(vector: Any, like: Any) -> Any:
+    """A copy of a model with the parameters of a vector: the inverse of ``flatten``.
+
+    Args:
+        vector: Numbers (d,), such as ``state.params_d``.
+        like: A torch module, a state dict or a list, as for ``flatten``. What is no parameter keeps its value.
+
+    Returns:
+        A copy of ``like``, with its names, order, types and devices.
+
+    Raises:
+        DeltaflError: If the vector has not as many entries as ``like`` has parameters.
+
+    Example:
+        >>> unflatten([1, 2, 3], like=[np.zeros(2), np.zeros(1)])
+        [array([1., 2.]), array([3.])]
+    """
+    parts = _parts(like)
+    arrays = {name: as_array(part) for name, part in parts.items()}
+    layout, vector_d = Layout.of(arrays), as_array(vector)
+    num_params = sum(map(prod, layout.trained.values()))
+    if vector_d.shape != (num_params,):
+        raise DeltaflError(
+            f"the vector has shape {vector_d.shape}, the model has {num_params} parameters; give a vector that flatten "
+            "made of such a model"
+        )
+    rebuilt = layout.rebuild(vector_d.astype(np.float32), layout.rest(arrays))
+    new = {
+        name: part.detach().new_tensor(rebuilt[name]) if hasattr(part, "detach") else np.array(rebuilt[name])
+        for name, part in parts.items()
+    }
+    if hasattr(like, "state_dict"):
+        model = copy.deepcopy(like)
+        model.load_state_dict(new)
+        return model
+    if not isinstance(like, Mapping):
+        return list(new.values())
+    state: Any = copy.copy(like)
+    state.update(new)
+    return state
+
+
+def as_array(numbers: Any) -> Array:
+    """Numbers as a NumPy array, from any device; PyTorch is recognised by its methods, not imported."""
+    if hasattr(numbers, "detach"):
+        numbers = numbers.detach().to_dense().cpu()
+        try:
+            numbers = numbers.numpy()
+        except TypeError:  # bfloat16, which NumPy does not know
+            numbers = numbers.float().numpy()
+    return np.asarray(numbers)
+
+
+def is_model(given: Any) -> bool:
+    """Whether this is a module, a dict or a list of arrays (by its first entry) rather than one list of numbers."""
+    if type(given) in (list, tuple) and given:
+        return isinstance(given[0], list | tuple) or getattr(given[0], "ndim", 0) > 0
+    return isinstance(given, Mapping) or hasattr(given, "state_dict")
+
+
+def _parts(model: Any) -> dict[str, Any]:
+    """The arrays of a model by name; those of a list by their places."""
+    if hasattr(model, "state_dict"):
+        model = model.state_dict()
+    if isinstance(model, Mapping):
+        return dict(model)
+    if not isinstance(model, Iterable) or isinstance(model, str) or hasattr(model, "dtype"):
+        raise DeltaflError(f"the model is a {type(model).__name__}; give a module, its state dict or a list of arrays")
+    return {str(place): part for place, part in enumerate(model)}
 
 
 def split(flat_d: Params, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
@@ -121,7 +222,7 @@ def _kind(name: str, array: Array, buffers: Sequence[str]) -> str:
         return "counter"
     if array.dtype.kind != "f":
         raise DeltaflError(f"array {name!r} has type {array.dtype}; use floats, integers or booleans")
-    return "buffer" if any(fnmatchcase(name, pattern) for pattern in buffers) else "trained"
+    return "buffer" if any(fnmatchcase(str(name), pattern) for pattern in buffers) else "trained"
 
 
 def _value_fault(entry: Entry, array: Array) -> str | None:

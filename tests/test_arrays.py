@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltafl.flower.arrays import Arrays, Layout, mean_rest
+import deltafl
+from deltafl import DeltaflError
+from deltafl.arrays import Arrays, Layout, mean_rest
 
 MODEL: Arrays = {
     "dense.weight": np.array([[1, 2], [3, 4]], dtype=np.float32),
@@ -82,3 +84,60 @@ def test_values_are_checked_in_the_type_that_the_server_keeps(
     layout = Layout.of({"x": np.zeros(1, np.float32), name: np.ones(2, dtype)})
     fault = layout.fault({"x": np.zeros(1, np.float32), name: value})
     assert fault is None if reason is None else fault is not None and reason in fault
+
+
+def torch_model() -> Any:
+    torch = pytest.importorskip("torch")
+    return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Linear(4, 1).bfloat16())
+
+
+def test_a_torch_model_its_state_dict_and_its_parameters_are_the_same_vector() -> None:
+    model = torch_model()
+    state = model.state_dict()
+    flat_d = deltafl.flatten(model)
+    assert (str(flat_d.dtype), len(flat_d)) == ("float32", 20 + 4 + 5)
+    assert np.array_equal(flat_d, deltafl.flatten(state))
+    assert np.array_equal(flat_d, deltafl.flatten(model.parameters()))
+    assert np.array_equal(flat_d[:18], state["0.weight"].numpy().ravel())
+
+
+def test_unflatten_is_the_inverse_and_keeps_names_order_types_and_what_is_no_parameter() -> None:
+    model = torch_model()
+    model[1].running_mean.fill_(7)
+    model[1].num_batches_tracked.fill_(3)
+    before, vector_d = deltafl.flatten(model), np.arange(29, dtype=np.float32)
+    moved, state = deltafl.unflatten(vector_d, model), deltafl.unflatten(vector_d, model.state_dict())
+    for found in (moved.state_dict(), state):
+        assert np.array_equal(deltafl.flatten(found), vector_d)
+        assert list(found) == list(model.state_dict())
+        assert [part.dtype for part in found.values()] == [part.dtype for part in model.state_dict().values()]
+        assert found["1.running_mean"].tolist() == [7, 7]
+        assert found["1.num_batches_tracked"] == 3
+    assert all(parameter.requires_grad for parameter in moved.parameters())
+    state["1.running_mean"].zero_()
+    assert model[1].running_mean.tolist() == [7, 7]
+    assert np.array_equal(deltafl.flatten(model), before)
+
+
+def test_dicts_and_lists_of_arrays_come_back_as_they_were() -> None:
+    vector_d = np.array([9, 8, 7, 6, 5], np.float32)
+    back = deltafl.unflatten(vector_d, MODEL)
+    assert [(name, array.dtype, array.shape) for name, array in back.items()] == [
+        (name, array.dtype, array.shape) for name, array in MODEL.items()
+    ]
+    assert back["dense.weight"].tolist() == [[9, 8], [7, 6]]
+    assert back["norm.num_batches_tracked"] == 2**60 + 1
+    assert not np.shares_memory(back["mask"], MODEL["mask"])
+    first, second = deltafl.unflatten(vector_d, [np.zeros((2, 2)), np.zeros(1, np.float16)])
+    assert (first.tolist(), second.tolist(), second.dtype) == ([[9, 8], [7, 6]], [5], "float16")
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3), "model.pt", 3, None, [np.zeros(2, int)], {"a": np.array(["b"])}])
+def test_what_is_no_model_is_refused(wrong: Any) -> None:
+    with pytest.raises(DeltaflError, match=r"give a module|no floating-point array|use floats"):
+        deltafl.flatten(wrong)
+
+
+def test_a_vector_of_another_length_is_refused() -> None:
+    with pytest.raises(DeltaflError, match=r"shape \(3,\), the model has 5 parameters"):
+        deltafl.unflatten(np.zeros(3), MODEL)
