@@ -48,9 +48,7 @@ class Layout(NamedTuple):
             Entry(name, array.shape, str(array.dtype), _kind(name, array, buffers)) for name, array in arrays.items()
         )
         if not any(entry.kind == "trained" for entry in entries):
-            raise DeltaflError(
-                "the model has no floating-point array to train; integers and 'buffers' are not trained"
-            )
+            raise DeltaflError("the model has no floating-point array to train; integers and 'buffers' are not trained")
         return cls(entries)
 
     @property

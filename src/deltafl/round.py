@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .accumulate import Accumulator
 from .arrays import as_array, flatten, is_model
