@@ -81,7 +81,8 @@ def test_the_bits_are_those_of_one_process_or_of_an_unbroken_run(played: Played,
 def test_a_failure_is_reported_in_the_other_process(played: Played) -> None:
     (code, words), (other_code, other_words) = played[1]
     assert (code, other_code) == (2, 2)
-    assert "process 1 failed: the second process is out of luck" in words
+    assert "process 1 failed: the callback on_round failed in round 2 of pracdelta, seed 0" in words
+    assert "the second process is out of luck" in words
     assert other_words == "the second process is out of luck\n"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation import oracle
+from deltafl.simulation.callback import RoundDone
 from deltafl.simulation.distributed import ProcessGroup, joined_processes
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -27,7 +28,7 @@ THEORY: Runs = {"theory": {"sampler": "delta"}}
 RESUMED = ("common", "own")
 
 
-class StopError(Exception):
+class StopError(BaseException):
     """Stands for whatever ends a run early in all processes."""
 
 
@@ -39,8 +40,8 @@ def quiet(*_: object) -> None:
     """Takes progress and says nothing."""
 
 
-def stop_after_one(done: int, *_: object) -> None:
-    if done == 1:
+def stop_after_one(done: RoundDone) -> None:
+    if done.round == 1:
         raise StopError
 
 
@@ -61,8 +62,8 @@ def play(folder: Path, ranks: ProcessGroup) -> None:
 
 
 def main(end: str, folder: Path) -> None:
-    def on_round(done: int, *_: object) -> None:
-        if done == 2 and ranks.rank == 1:
+    def on_round(done: RoundDone) -> None:
+        if done.round == 2 and ranks.rank == 1:
             if end == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise DeltaflError("the second process is out of luck")

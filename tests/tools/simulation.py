@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from deltafl.simulation.callback import RoundDone
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Evaluation
 from deltafl.simulation.run import run_single
@@ -12,7 +13,7 @@ from deltafl.simulation.settings import RunSettings, make_settings
 TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 6, "local_epochs": 1, "batch_size": 16}
 
 
-class StopError(Exception):
+class StopError(BaseException):
     """Stands for whatever ends a run early."""
 
 
@@ -20,9 +21,9 @@ def quiet(*_: object) -> None:
     """Takes progress and says nothing."""
 
 
-def stop_after(rounds: int) -> Callable[[int, int, Evaluation], None]:
-    def on_round(done: int, *_: object) -> None:
-        if done == rounds:
+def stop_after(rounds: int) -> Callable[[RoundDone], None]:
+    def on_round(done: RoundDone) -> None:
+        if done.round == rounds:
             raise StopError
 
     return on_round

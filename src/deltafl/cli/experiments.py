@@ -15,8 +15,8 @@ from . import options as o
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
+    from ..simulation.callback import RoundDone
     from ..simulation.distributed import ProcessGroup
-    from ..simulation.engine import Evaluation
     from ..simulation.settings import RunSettings
     from ..simulation.sweep import OnProgress, Progress
 
@@ -96,11 +96,13 @@ def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup") -> None:
     with _explained("run", folder, settings.task), _bars() as bars:
         bar = bars.add_task(settings.sampler, total=settings.rounds, shown="")
 
-        def on_round(done: int, rounds: int, test: "Evaluation") -> None:
+        def on_round(done: "RoundDone") -> None:
             if group.is_first:
-                value = f"loss {test.loss:.4g}" if isnan(test.accuracy) else f"accuracy {test.accuracy:.1%}"
+                value = "" if done.loss is None else f"loss {done.loss:.4g}"
                 bars.start()
-                bars.update(bar, completed=done, shown="" if isnan(test.loss) else value)
+                bars.update(
+                    bar, completed=done.round, shown=value if done.accuracy is None else f"accuracy {done.accuracy:.1%}"
+                )
 
         try:
             last = run_single(settings, folder, on_round, group)

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .callback import RoundDone
     from .compare import run_comparison
     from .directory import RunDirectory, environment, refusals
     from .divergence import DivergedError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _MODULES = {
     name: module
     for module, names in {
+        "callback": "RoundDone",
         "compare": "run_comparison",
         "directory": "RunDirectory environment refusals",
         "divergence": "DivergedError",
@@ -33,19 +35,11 @@ _MODULES = {
     for name in names.split()
 }
 
-__all__ = ["CompareSettings", "DivergedError", "Job", "OnProgress", "Progress", "RunDirectory", "RunRecord"]
-__all__ += ["RunSettings", "RunStore", "engine_of", "environment", "export_model", "make_settings", "plan_of"]
-__all__ += ["read_record", "record_of", "refusals", "require_devices", "require_same", "run_comparison"]
-__all__ += [
-    "run_experiment",
-    "run_job",
-    "run_jobs",
-    "run_single",
-    "subject_of",
-    "task_of",
-    "what_is_run",
-    "write_record",
-]
+__all__ = ["CompareSettings", "DivergedError", "Job", "OnProgress", "Progress", "RoundDone", "RunDirectory"]
+__all__ += ["RunRecord", "RunSettings", "RunStore", "engine_of", "environment", "export_model", "make_settings"]
+__all__ += ["plan_of", "read_record", "record_of", "refusals", "require_devices", "require_same", "run_comparison"]
+__all__ += ["run_experiment", "run_job", "run_jobs", "run_single", "subject_of", "task_of", "what_is_run"]
+__all__ += ["write_record"]
 
 
 def __getattr__(name: str) -> Any:

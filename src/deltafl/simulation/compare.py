@@ -11,6 +11,7 @@ from pathlib import Path
 from ..analysis.runs import Metric
 from ..analysis.summary import Summary
 from ..errors import DeltaflError, require
+from .callback import OnRound, guarded
 from .directory import RunDirectory, environment, locked, recorded_settings, write_header
 from .processes import result
 from .record import read_run
@@ -21,7 +22,13 @@ from .sweep import Job, OnProgress, Player, engine_for, play_jobs, side_by_side
 _Facts = tuple[Metric, int, dict[str, str]]
 
 
-def run_comparison(settings: CompareSettings, out: Path, on_progress: OnProgress, processes: int = 1) -> Summary:
+def run_comparison(
+    settings: CompareSettings,
+    out: Path,
+    on_progress: OnProgress,
+    processes: int = 1,
+    on_round: OnRound = lambda _: None,
+) -> Summary:
     """Play the runs that are not finished yet, then write the summary and the pictures.
 
     Args:
@@ -29,6 +36,7 @@ def run_comparison(settings: CompareSettings, out: Path, on_progress: OnProgress
         out: The comparison's directory; runs that are recorded there continue from their checkpoints.
         on_progress: Called about once a second.
         processes: Runs side by side, >= 1; with more than 1, this process does not load torch.
+        on_round: Called here for each round of each run; with more processes up to a second later.
 
     Raises:
         DeltaflError: If another process is playing in the directory, or a run is impossible.
@@ -51,7 +59,7 @@ def run_comparison(settings: CompareSettings, out: Path, on_progress: OnProgress
                 write_header(out, settings, facts[2])
             else:
                 require_same_settings(make_settings(CompareSettings, recorded), settings)
-            play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress)
+            play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress, guarded(on_round))
         return _summarise(settings, out, facts)
 
 

@@ -5,13 +5,15 @@ import logging.handlers
 import multiprocessing
 import os
 import pickle
+import queue
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from multiprocessing import connection, forkserver
 from typing import Any, NamedTuple, Self
 
@@ -66,11 +68,13 @@ class Processes:
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is this process's to handle
             forkserver.ensure_running()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        messages = context.Queue()
+        messages, self._sent = context.Queue(), context.Queue()
         self.count = count
         self._listener = logging.handlers.QueueListener(messages, _Forward())
         self._listener.start()
-        self._pool = ProcessPoolExecutor(count, context, _begin, (messages, task_modules(), start, arguments))
+        self._pool = ProcessPoolExecutor(
+            count, context, _begin, (messages, self._sent, task_modules(), start, arguments)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -94,6 +98,17 @@ class Processes:
                 f"the task cannot be sent to worker processes ({error}); "
                 "define its model and loss at the top of a module, or use one process"
             ) from error
+
+    def received(self, is_all: Callable[[], bool] = lambda: True) -> Iterator[Any]:
+        """What the calls have sent with ``send`` up to now; it waits for more until ``is_all``."""
+        with suppress(queue.Empty):  # a process was killed
+            while not (self._sent.empty() and is_all()):
+                yield self._sent.get(timeout=10)
+
+
+def send(value: object) -> None:
+    """In one of the processes: send a value to the process that has started it."""
+    _to_parent[0].put(value)
 
 
 def result(future: Future[Any]) -> Any:
@@ -122,10 +137,15 @@ class _Forward(logging.Handler):
         logging.getLogger(record.name).handle(record)
 
 
+#: In one of the processes: the queue of ``send``.
+_to_parent: list[Any] = []
+
+
 def _begin(
-    messages: Any, modules: Sequence[str], start: Callable[..., None] | None, arguments: tuple[Any, ...]
+    messages: Any, sent: Any, modules: Sequence[str], start: Callable[..., None] | None, arguments: tuple[Any, ...]
 ) -> None:
     """In a new process: send its log to the parent, end with it even if it is killed, and know its tasks."""
+    _to_parent[:] = [sent]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log = logging.getLogger("deltafl")

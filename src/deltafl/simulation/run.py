@@ -6,7 +6,7 @@ theoretical samplers it acts as the oracle, which trains all clients.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import nan
@@ -21,6 +21,7 @@ from ..io import plain_json
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
 from ..tasks.base import Task
 from ..types import RoundInfo
+from .callback import OnRound, RoundDone, guarded
 from .directory import RunDirectory, locked, recorded_settings
 from .distributed import ALONE, ProcessGroup, divided
 from .divergence import DivergedError, Watch, likely_cause
@@ -32,12 +33,16 @@ from .settings import RunSettings, make_settings, require_same_settings
 from .setup import check_memory, engine_of, filled_in, plan_of
 from .training.route import keep_route, kept_route
 
-#: Called after every round: rounds done, rounds in all, the last evaluation.
-OnRound = Callable[[int, int, Evaluation], None]
-
 
 def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: ProcessGroup = ALONE) -> Evaluation:
     """``deltafl run``: one run in its own folder, started or continued; returns its last evaluation.
+
+    Args:
+        settings: Resolved settings.
+        folder: The run's folder.
+        on_round: Called with a ``RoundDone`` after every round that is played; those after the last checkpoint are
+            played again, and reported again, when a run goes on.
+        group: The processes that share the run.
 
     Raises:
         DeltaflError: If another process is playing in the folder, or the run is impossible.
@@ -53,7 +58,7 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: Pr
         plan_of(settings, engine.task.population(settings.weights), engine.task)
         check_memory(settings, engine, folder, divided=group.count > 1)
         group.from_first(lambda: begin(directory, settings, engine.task))
-        state = run_experiment(settings, engine, directory, on_round, group)
+        state = run_experiment(settings, engine, directory, guarded(on_round), group)
         return engine.evaluate(state.params_d)
 
 
@@ -105,8 +110,8 @@ def run_experiment(
     player = _RoundPlayer(settings, engine, directory, group, plan, _watch_of(engine.task, lines), state.round)
     total = filled_in(settings.rounds)
     while state.round < total:
-        state, test = player.play(state)
-        on_round(state.round, total, test or Evaluation(nan, nan))
+        state, done = player.play(state)
+        on_round(done)
     return state
 
 
@@ -137,8 +142,8 @@ class _RoundPlayer:
     watch: Watch
     kept: int
 
-    def play(self, opened: RoundState) -> tuple[RoundState, Evaluation | None]:
-        """One round; the next state, and the model's evaluation if there is one."""
+    def play(self, opened: RoundState) -> tuple[RoundState, RoundDone]:
+        """One round; the next state, and what callbacks are told."""
         settings, plan, engine, watch, group = self.settings, self.plan, self.engine, self.watch, self.group
         began, began_cpu = time.perf_counter(), time.process_time()
         sent, squares = broadcast(plan, opened), plan.sampler.uses_square_loss
@@ -198,7 +203,20 @@ class _RoundPlayer:
             self.directory.append(line, timing)
         if symptom is not None:
             raise DivergedError(state.round, **line["diverged"])
-        return self._saved(state, is_last), test
+        line = plain_json(line)
+        value = line.get("test", {})
+        done = RoundDone(
+            sampler=settings.sampler,
+            seed=settings.seed,
+            round=state.round,
+            rounds=filled_in(settings.rounds),
+            accuracy=value.get("accuracy"),
+            loss=value.get("loss"),
+            seconds=timing["seconds"],
+            bytes=float(line["bytes_down"] + line["bytes_up"]),
+            line=line,
+        )
+        return self._saved(state, is_last), done
 
     def _saved(self, state: RoundState, is_last: bool) -> RoundState:
         """The state to go on with, after it has become a checkpoint if one is due."""

@@ -5,6 +5,7 @@ A finished run has a record (``record.py``) and is skipped; others continue from
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import require
 from ..samplers import file_name
+from .callback import OnRound, RoundDone
 from .directory import RunDirectory, locked
 from .divergence import DivergedError
-from .processes import Processes, result
+from .processes import Processes, result, send
 from .record import UNFINISHED, RunStore, record_of, write_record
 from .settings import RunSettings
 
@@ -68,7 +70,7 @@ class Player(NamedTuple):
             return RunDirectory(self.place(job)).is_finished(job.settings.rounds or 0)
         return RunStore(self.folder).get(job) is not None
 
-    def play(self, job: Job, on_round: Callable[..., None] = lambda *_: None) -> None:
+    def play(self, job: Job, on_round: OnRound) -> None:
         """Play a job in this process, from its last checkpoint if there is one."""
         from .run import begin, run_experiment
         from .setup import check_memory
@@ -84,6 +86,19 @@ class Player(NamedTuple):
             directory.delete()
             with suppress(OSError):  # other runs of the part are unfinished
                 directory.path.parent.rmdir()
+
+
+def _play_and_send(player: Player, job: Job) -> int:
+    """In another process: play a job and send its rounds; returns how many."""
+    rounds = 0
+
+    def on_round(done: RoundDone) -> None:
+        nonlocal rounds
+        rounds += 1
+        send((job.key, done))
+
+    player.play(job, on_round)
+    return rounds
 
 
 def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnProgress) -> None:
@@ -125,8 +140,17 @@ def side_by_side(count: int) -> Iterator[Processes | None]:
         _engine_of.cache_clear()
 
 
-def play_jobs(jobs: Sequence[Job], player: Player, pool: Processes | None, on_progress: OnProgress) -> None:
-    """Play unfinished jobs in their order; one that fails ends the sweep, and what is finished stays finished."""
+def play_jobs(
+    jobs: Sequence[Job],
+    player: Player,
+    pool: Processes | None,
+    on_progress: OnProgress,
+    on_round: OnRound = lambda _: None,
+) -> None:
+    """Play unfinished jobs in their order; one that fails ends the sweep, and what is finished stays finished.
+
+    ``on_round`` is called here for each round; with a pool up to a second later, a run's rounds in their order.
+    """
     waiting = [job for job in jobs if not player.is_done(job)]
     planned = {job.key: job.settings.rounds or 0 for job in jobs}
     done = planned.keys() - {job.key for job in waiting}
@@ -143,18 +167,31 @@ def play_jobs(jobs: Sequence[Job], player: Player, pool: Processes | None, on_pr
     report()
     if pool is None:
         for job in waiting:
-            player.play(job, lambda *_, key=job.key: report(key))
+
+            def told(round_done: RoundDone, key: str = job.key) -> None:
+                on_round(round_done)
+                report(key)
+
+            player.play(job, told)
             done.add(job.key)
             report()
         return
-    running = dict[Future[Any], Job]()
+    running, heard = dict[Future[Any], Job](), Counter[str]()
+
+    def hear(key: str = "", rounds: int = 0) -> None:
+        for sender, round_done in pool.received(lambda: heard[key] >= rounds):
+            heard[sender] += 1
+            on_round(round_done)
+
     while waiting or running:
         while waiting and len(running) < pool.count:
             job = waiting.pop(0)
-            running[pool.submit(player.play, job)] = job
+            running[pool.submit(_play_and_send, player, job)] = job
         for future in wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
-            result(future)
-            done.add(running.pop(future).key)
+            job = running.pop(future)
+            hear(job.key, result(future))
+            done.add(job.key)
+        hear()
         report(*(job.key for job in running.values()))
 
 
