@@ -10,22 +10,28 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from deltafl.cli import interruptible, run_app, sweep_progress
+from deltafl.cli import Out, interruptible, run_app, sweep_progress
 from deltafl.errors import DeltaflError
+from deltafl.simulation import RunSettings, make_settings
 
 from .page import require_index, write_index
 from .reproduce import Request, default_folder
 from .reproduce import reproduce as run_reproduce
 from .spec import experiment_names, load_experiment
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 
 
 @app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="a table or figure, such as table-2, or all; see --list")] = None,
     scale: Annotated[Literal["smoke", "cpu", "paper"], typer.Option(help="minutes, hours, or a GPU")] = "smoke",
-    out: Annotated[Path | None, typer.Option(help="where results go", metavar="DIR")] = None,
+    out: Out = None,
     part: Annotated[list[str] | None, typer.Option(help="only this part; may be repeated", metavar="NAME")] = None,
     seeds: Annotated[int | None, typer.Option(help="number of seeds, instead of its own", min=1)] = None,
     processes: Annotated[int | None, typer.Option(help="runs side by side; all cores, 1 on a GPU", min=1)] = None,
@@ -55,6 +61,8 @@ def reproduce(
     elif name is None:
         raise DeltaflError("which experiment? write for instance: python -m reproduction toy; --list shows all")
     else:
+        if device is not None:
+            make_settings(RunSettings, {"device": device})  # refuses what is no device before anything is written
         # One process shares a GPU out; of cores each process has its own.
         count = processes or (os.cpu_count() if device in (None, "cpu") else 1) or 1
         folder = out or default_folder("" if name == "all" else name, scale)

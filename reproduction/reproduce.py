@@ -142,7 +142,8 @@ def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) 
                 if row is not None:
                     rows.append(row)
                     write_rows(path, {"settings": settings}, rows)
-                on_progress(Progress(done, total, 0, 1, (experiment.name,)))
+                over = done == total
+                on_progress(Progress(done, total, int(over), 1, () if over else (experiment.name,)))
         shown: OwnPage = module.show(settings, rows, request.out)
         blocks = ["## Verdict", f"**{sentence_case(shown.verdict)}.** {shown.measured}", *shown.blocks]
         return write(experiment, shown._replace(blocks=blocks), request.scale, (1, 1), request.command, request.out)

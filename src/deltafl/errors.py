@@ -52,7 +52,7 @@ def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> DeltaflError:
 
 def near_names(given: str, names: Sequence[str]) -> list[str]:
     """Those that have what was given as a word, else the one nearest in spelling; none if all are far away."""
-    found = [name for name in names if given.strip("-") in re.split("[-_]", name)]
+    found = [name for name in names if given in re.split("[-_]", name)]
     return found or difflib.get_close_matches(given, names, n=1, cutoff=0.6)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from deltafl.samplers import SAMPLERS
 from deltafl.samplers.table import NEEDS
+from deltafl.simulation import CompareSettings, RunSettings, make_settings, run_comparison
 from tools.cli import deltafl
 
 #: The options of the main job, which scripts rely on.
@@ -78,6 +79,13 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
         (["run", "--partition", "natural"], ["natural", "digits"]),
         (["run", "--out", "/proc/no/such"], ["/proc/no: No such file", "check the path"]),
         (["run", "--clients", "twelve"], ["clients is 'twelve'", "valid integer"]),
+        (["run", "--lr", "3"], ["(Did you mean one of: '--local-lr', '--server-lr'?)"]),
+        (["run", "--foo", "3"], ["No such option '--foo'.\n"]),
+        (["comprae"], ["'comprae'. Did you mean 'compare'?\n"]),
+        (["settings", "lr"], ["did you mean 'local_lr' or 'server_lr'?"]),
+        (["run", "--task", "toy", "--out", ""], ["'--out': it is empty"]),
+        (["run", "--task", "toy", "--data-dir", "."], ["data_dir does nothing here"]),
+        (["compare", "--samplers", "uniform", "--memory-path", "."], ["memory_path does nothing here"]),
         (["run", "--no-such-option"], ["--no-such-option"]),
     ],
 )
@@ -105,7 +113,8 @@ def test_a_folder_in_use_is_not_overwritten_and_resume_must_agree(tmp_path: Path
     assert (tmp_path / "out" / "rounds.jsonl").read_bytes() == before
 
 
-def test_ctrl_c_shows_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_shows_how_to_go_on(tmp_path: Path, how: int, code: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "deltafl", "run", "--rounds", "100000", "--out", "out"],
         cwd=tmp_path,
@@ -117,9 +126,9 @@ def test_ctrl_c_shows_how_to_go_on(tmp_path: Path) -> None:
     while not rounds.exists() or rounds.stat().st_size < 2000:
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "deltafl run --resume --out out" in errors
     assert "Traceback" not in errors
 
@@ -144,8 +153,8 @@ def test_the_options_are_those_that_were_promised(tmp_path: Path) -> None:
         ("run", ["--sampler", "--seed", "--workers"]),
     ):
         text = deltafl(command, "--help", cwd=tmp_path).stdout
-        offered = {word for line in text.splitlines() for word in line.split()[:1] if word.startswith("--")}
-        assert offered >= {*PROMISED.split(), *own, "--set", "--help"}
+        offered = {word for line in text.splitlines() for word in line.split()[:1] if word.startswith("-")}
+        assert offered >= {*PROMISED.split(), *own, "--set", "-h,"}
 
 
 def test_samplers_and_tasks_are_listed(tmp_path: Path) -> None:
@@ -159,6 +168,26 @@ def test_samplers_and_tasks_are_listed(tmp_path: Path) -> None:
     assert deltafl("--version", cwd=tmp_path).stdout.startswith("deltafl 0.")
     tasks = deltafl("tasks", cwd=tmp_path).stdout
     assert all(word in tasks for word in ("fashion-mnist", "hsu2019", "synthetic"))
+
+
+def test_every_setting_is_listed_with_default_range_and_meaning(tmp_path: Path) -> None:
+    everything = deltafl("settings", cwd=tmp_path, columns=80).stdout
+    for name in RunSettings.model_fields | CompareSettings.model_fields:
+        assert everything.count(f"\n{name} ") + everything.startswith(name) == 2, name
+    one = deltafl("settings", "local_momentum", cwd=tmp_path).stdout
+    assert all(words in one for words in ("both", "X >= 0, < 1", "0.0", "local momentum gamma"))
+
+
+def test_a_comparison_without_matplotlib_leaves_the_pictures_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    settings = make_settings(CompareSettings, {"task": "toy", "samplers": "uniform", "seeds": 1, "rounds": 1})
+    with caplog.at_level("INFO", "deltafl"):
+        run_comparison(settings, tmp_path, lambda _: None)
+    assert "no pictures: this needs the package 'matplotlib': pip install 'deltafl[plot]'" in caplog.text
+    assert (tmp_path / "summary.json").is_file()
+    assert not list(tmp_path.glob("*.png"))
 
 
 def test_data_check_names_what_is_missing(tmp_path: Path) -> None:

@@ -2,5 +2,6 @@
 
 from .experiments import interruptible, sweep_progress
 from .main import main, run_app
+from .options import Out
 
-__all__ = ["interruptible", "main", "run_app", "sweep_progress"]
+__all__ = ["Out", "interruptible", "main", "run_app", "sweep_progress"]

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+
+from .options import text_of
 
 data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -99,6 +101,40 @@ def tasks() -> None:
     _print_table(("task", "what is learnt"), ((spec.name, spec.summary) for spec in specs))
     _print_table(("partition", "who holds what"), ((name, split.summary) for name, split in PARTITIONS.items()))
     typer.echo("Your own: --task my_task.py:make_task, or --task table.csv --label L --column CLIENT")
+
+
+def settings(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None) -> None:
+    """List the settings of run and compare with their defaults, or one of them.
+
+    Example: deltafl settings local_lr
+    """
+    from ..errors import unknown_name
+    from ..simulation import CompareSettings, RunSettings
+    from ..simulation.settings import TASK_DEFAULTS
+
+    fields = RunSettings.model_fields | CompareSettings.model_fields
+    if name is not None and name not in fields:
+        raise unknown_name("setting", name, fields)
+    known = {kind: kind.model_json_schema()["properties"] for kind in (RunSettings, CompareSettings)}
+    chosen, rows = [name] if name else list(fields), []
+    for key in chosen:
+        of = [kind.__name__.removesuffix("Settings").lower() for kind, properties in known.items() if key in properties]
+        schema = next(properties[key] for properties in known.values() if key in properties)
+        default = "the task's" if key in TASK_DEFAULTS else text_of(fields[key].default)
+        rows.append((key, of[0] if len(of) == 1 else "both", allowed(schema), default))
+    _print_table(("setting", "of", "allowed", "default"), rows)
+    _print_table(("setting", "meaning"), ((key, fields[key].description or "") for key in chosen))
+
+
+def allowed(schema: dict[str, Any]) -> str:
+    """The values that a field's JSON schema allows, for a person."""
+    schema = schema.get("anyOf", [schema])[0]
+    if "enum" in schema:
+        return "|".join(schema["enum"])
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    limits = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if schema.get(key) not in (None, 2**31 - 1)]
+    kind = {"integer": "N", "number": "X", "array": "A,B"}.get(schema["type"], "text")
+    return " ".join([kind, ", ".join(limits)]).rstrip()
 
 
 def _print_table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:

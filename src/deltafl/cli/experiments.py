@@ -1,6 +1,7 @@
 """``deltafl compare`` and ``deltafl run``: the long work, with progress, interruption and resumption."""
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isnan
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ..simulation.settings import RunSettings
     from ..simulation.sweep import OnProgress, Progress
 
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
 #: A run that diverged: not 1 (a check that failed) and not 2 (bad input).
 EXIT_DIVERGED = 3
 
@@ -57,7 +58,8 @@ def compare(
     for record in sorted(folder.glob("runs/*/rounds.jsonl")):
         _print_ending(record.parent, f"{record.parent.name} ")
     console.print(f"\nData: {summary.environment['data']}", highlight=False)
-    console.print(f"Results: {folder}/summary.json and the pictures beside it", highlight=False, soft_wrap=True)
+    pictures = " and the pictures beside it" if any(folder.glob("*.png")) else ""
+    console.print(f"Results: {folder}/summary.json{pictures}", highlight=False, soft_wrap=True)
 
 
 def run(
@@ -200,12 +202,19 @@ def sweep_progress() -> Iterator["OnProgress"]:
 
 @contextmanager
 def interruptible(sentence: str) -> Iterator[None]:
-    """Turn Ctrl-C into a sentence that states how to continue."""
+    """Turn Ctrl-C, and the system's request to end, into a sentence that states how to continue."""
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         typer.echo(f"interrupted; {sentence}", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        raise typer.Exit(EXIT_TERMINATED if interrupt.args else EXIT_INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise KeyboardInterrupt(number)
 
 
 @contextmanager

@@ -20,7 +20,8 @@ app = typer.Typer(
     help="Client sampling for federated learning: who to ask, and how to weigh the replies.",
     epilog="Start with: deltafl compare",
     no_args_is_help=True,
-    add_completion=False,
+    suggest_commands=False,  # the parser below it does
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -34,6 +35,7 @@ app.command(
 app.command()(catalogue.recommend)
 app.command()(catalogue.samplers)
 app.command()(catalogue.tasks)
+app.command()(catalogue.settings)
 app.add_typer(catalogue.data, name="data")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, near_names
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -23,7 +23,15 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="a setting as in a TOML file: proximal=0.01", metavar="KEY=VALUE")
 ]
 Config = Annotated[Path | None, typer.Option(help="TOML file with settings; options win", metavar="FILE")]
-Out = Annotated[Path | None, typer.Option(help="where results go", metavar="DIR")]
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise typer.BadParameter("it is empty; write the name of a folder")
+    return Path(text)
+
+
+Out = Annotated[Path | None, typer.Option(help="where results go", metavar="DIR", parser=_folder)]
 Resume = Annotated[bool, typer.Option("--resume", help="continue what is in --out")]
 
 
@@ -52,6 +60,16 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
         def get_params(self, ctx: Any) -> list[Any]:
             return [*self.settings, *super().get_params(ctx)]
 
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            try:
+                return super().parse_args(ctx, args)
+            except Exception as error_:
+                error: Any = error_
+                if hasattr(error, "possibilities"):  # the parser's names for an option may be far away
+                    names = [flag.strip("-") for option in self.get_params(ctx) for flag in option.opts]
+                    error.possibilities = [f"--{name}" for name in near_names(error.option_name.strip("-"), names)]
+                raise
+
         def invoke(self, ctx: Any) -> Any:
             given = {str(option.name): ctx.params.pop(str(option.name)) for option in self.settings}
             ctx.obj = {name: value for name, value in given.items() if value is not None}
@@ -61,13 +79,14 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
 
 
 def _option(name: str, field: "FieldInfo", of_task: bool) -> TyperOption:
-    shown = "the task's" if of_task else False if field.default is None else _text(field.default)
+    shown = "the task's" if of_task else False if field.default is None else text_of(field.default)
     flag = f"--{name.replace('_', '-')}"
     return TyperOption(param_decls=[flag], help=field.description, metavar=_metavar(field), show_default=shown)
 
 
-def _text(default: Any) -> str:
-    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+def text_of(default: Any) -> str:
+    """A default as it is written on the command line; a dash for None."""
+    return ",".join(map(str, default)) if isinstance(default, tuple) else "-" if default is None else str(default)
 
 
 def _metavar(field: "FieldInfo") -> str:
@@ -136,13 +155,21 @@ def _joined(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, A
 
 def _refuse_ignored(settings: "Settings", given: Mapping[str, Any]) -> None:
     """Refuse options that task and partition do not look at; a file of settings may serve several of them."""
+    from ..estimators.table import find_estimator
+    from ..samplers import parse_label
+    from ..tasks import known_tasks
     from ..tasks.own import is_own
     from ..tasks.partitions import PARTITIONS
 
     is_synthetic, partition = settings.task == "synthetic", PARTITIONS.get(settings.partition or "")
     has_alpha = partition is not None and partition.uses_alpha
     has_column = is_own(settings.task) or (partition is not None and partition.uses_column)
+    labels = getattr(settings, "samplers", None) or [getattr(settings, "sampler", "full")]
+    remembers = any(find_estimator(parse_label(label).estimator).control.remembers for label in labels)
+    has_files = not is_own(settings.task) and not {"files", "archive"}.isdisjoint(known_tasks()[settings.task].needs)
     for key, is_used, who in (
+        ("memory_path", remembers, "only methods that remember one update a client have it"),
+        ("data_dir", has_files, "only tasks with files of data have it"),
         ("noise", is_synthetic, "only the task 'synthetic' has it"),
         ("truth", is_synthetic, "only the task 'synthetic' has it"),
         ("alpha", has_alpha, "only Dirichlet partitions have it"),

@@ -5,12 +5,14 @@ three pictures.
 """
 
 import json
+import logging
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 from ..analysis.runs import Metric
 from ..analysis.summary import Summary
-from ..errors import DeltaflError, require
+from ..errors import DeltaflError, MissingExtraError, require
 from .callback import OnRound, guarded
 from .directory import RunDirectory, environment, locked, recorded_settings, write_header
 from .processes import result
@@ -41,8 +43,8 @@ def run_comparison(
     Raises:
         DeltaflError: If another process is playing in the directory, or a run is impossible.
     """
-    for package, extra in (("matplotlib", "plot"), ("scipy", "sim"), ("torch", "sim")):
-        require(package, extra)
+    for package in ("scipy", "torch"):
+        require(package, "sim")
     jobs = [Job("", settings.run(sampler, seed)) for seed in range(settings.seeds) for sampler in settings.samplers]
     with locked(out):
         with side_by_side(min(processes, len(jobs))) as pool:
@@ -51,8 +53,9 @@ def run_comparison(
                 facts = _check(settings, out)
             else:
                 checked = pool.submit(_check, settings, out)
-                for name in ("matplotlib.figure", "matplotlib.backends.backend_agg", "PIL.Image", "scipy.special"):
-                    import_module(name)  # for the end, while the processes start
+                with suppress(ImportError):  # for the end, while the processes start
+                    for name in ("scipy.special", "matplotlib.figure", "matplotlib.backends.backend_agg", "PIL.Image"):
+                        import_module(name)
                 facts = result(checked)
             recorded = recorded_settings(out)
             if recorded is None:
@@ -99,5 +102,9 @@ def _summarise(settings: CompareSettings, out: Path, facts: _Facts) -> Summary:
     given = json.loads(settings.model_dump_json(exclude_none=True))
     summary = summarise(runs, settings.threshold, settings=given, environment={**environment(), "data": data})
     write_summary(summary, out / "summary.json")
-    draw_plots(runs, summary, out)
+    try:
+        require("matplotlib", "plot")
+        draw_plots(runs, summary, out)
+    except MissingExtraError as error:
+        logging.getLogger("deltafl").info(f"no pictures: {error}")
     return summary
