@@ -156,15 +156,15 @@ def make_plan(
 class RoundState(NamedTuple):
     """What the next round needs, and nothing else; nested NamedTuples of arrays."""
 
-    round: int  # index of the next round, from 0
-    params_d: Params  # float32 (d,), the global model
-    optimizer: Any  # the memory of the server optimizer
-    sampler: Any  # the memory of the sampler
-    control: Any  # the memory of the estimator's control variate
-    selected_m: PersistentArray  # int16 (m,), how often each client was selected; wider once a count needs it
-    responded_m: PersistentArray  # the same for how often it responded
-    mime: Any  # the momentum that is sent to the clients
-    guard: Any  # the norms that the norm guard uses
+    round: int  #: index of the next round, from 0
+    params_d: Params  #: float32 (d,), the global model
+    optimizer: Any  #: the memory of the server optimizer
+    sampler: Any  #: the memory of the sampler
+    control: Any  #: the memory of the estimator's control variate
+    selected_m: PersistentArray  #: int16 (m,), how often each client was selected; wider once a count needs it
+    responded_m: PersistentArray  #: the same for how often it responded
+    mime: Any  #: the momentum that is sent to the clients
+    guard: Any  #: the norms that the norm guard uses
 
 
 class Broadcast(NamedTuple):

@@ -43,9 +43,9 @@ class Population(NamedTuple):
     in their data. A column counts as much as its numbers are large.
     """
 
-    weight_m: FloatArray  # >= 0, sum 1
-    num_examples_m: IntArray  # >= 1, sizes of the clients' data
-    aux_mq: FloatArray | None = None  # auxiliary variables
+    weight_m: FloatArray  #: >= 0, sum 1
+    num_examples_m: IntArray  #: >= 1, sizes of the clients' data
+    aux_mq: FloatArray | None = None  #: auxiliary variables
 
     @property
     def num_clients(self) -> int:
@@ -97,10 +97,10 @@ class Cohort(NamedTuple):
     ``count / expected`` has mean 1 for every exact design: this one number is what makes an estimate unbiased.
     """
 
-    client_n: IntArray  # distinct client indices in increasing order
-    count_n: IntArray  # >= 1; above 1 only in designs with replacement
-    expected_n: FloatArray  # > 0, the expectation of the count before the draw; NaN if unknown
-    kind: str = "unknown"  # or "fixed-size", "poisson", "replacement": how it was drawn, for variance estimates
+    client_n: IntArray  #: distinct client indices in increasing order
+    count_n: IntArray  #: >= 1; above 1 only in designs with replacement
+    expected_n: FloatArray  #: > 0, the expectation of the count before the draw; NaN if unknown
+    kind: str = "unknown"  #: or "fixed-size", "poisson", "replacement": how it was drawn, for variance estimates
 
     def part(self, which_n: Any) -> "Cohort":
         """The rows that an index or a mask names, such as those of the clients that replied."""
@@ -110,10 +110,10 @@ class Cohort(NamedTuple):
 class Replies(NamedTuple):
     """The usable replies of a round, and what each counts."""
 
-    cohort: Cohort  # the clients that replied
-    selected: Cohort  # all selected clients, these included
-    coef_n: FloatArray  # coefficient of each reply in the estimate
-    response_n: FloatArray  # their response rates q_i in (0, 1], as assumed before the round
+    cohort: Cohort  #: the clients that replied
+    selected: Cohort  #: all selected clients, these included
+    coef_n: FloatArray  #: coefficient of each reply in the estimate
+    response_n: FloatArray  #: their response rates q_i in (0, 1], as assumed before the round
 
     @property
     def client_n(self) -> IntArray:
@@ -128,17 +128,17 @@ class Reports(NamedTuple):
     plain mean of the replies, or from ubar where all clients report to an oracle.
     """
 
-    responded_n: BoolArray  # False for a client whose reply is missing or was refused
-    loss_n: FloatArray  # mean training loss over the local work; NaN for a reply without one
-    has_loss_n: BoolArray  # True where a loss was reported; a reported NaN rejects the reply
-    square_loss_n: FloatArray  # mean of the squared losses of single examples, >= loss_n^2; NaN for a reply without one
-    step_variance_n: FloatArray  # variance of a local step (local_lr^2 sigma_i^2 for SGD); 0 if not measured
-    num_steps_n: IntArray  # local steps K_i >= 1
-    squared_norm_n: FloatArray  # norm(u_i)^2
-    squared_deviation_n: FloatArray  # norm(u_i - mean)^2
-    squared_residual_n: FloatArray  # norm(u_i - c_i)^2, c_i the control variate; 0 where clients report to an oracle
-    sketch_nq: FloatArray  # ``count_sketch`` of u_i - c_i, q the sampler's ``sketch_size``
-    output_bias_nk: FloatArray  # the last k entries of u_i, k the sampler's ``output_bias_size``: one number a class
+    responded_n: BoolArray  #: False for a client whose reply is missing or was refused
+    loss_n: FloatArray  #: mean training loss over the local work; NaN for a reply without one
+    has_loss_n: BoolArray  #: True where a loss was reported; a reported NaN rejects the reply
+    square_loss_n: FloatArray  #: mean of the squared losses of single examples, >= loss_n^2; NaN if not reported
+    step_variance_n: FloatArray  #: variance of a local step (local_lr^2 sigma_i^2 for SGD); 0 if not measured
+    num_steps_n: IntArray  #: local steps K_i >= 1
+    squared_norm_n: FloatArray  #: norm(u_i)^2
+    squared_deviation_n: FloatArray  #: norm(u_i - mean)^2
+    squared_residual_n: FloatArray  #: norm(u_i - c_i)^2, c_i the control variate; 0 where clients report to an oracle
+    sketch_nq: FloatArray  #: ``count_sketch`` of u_i - c_i, q the sampler's ``sketch_size``
+    output_bias_nk: FloatArray  #: the last k entries of u_i, k the sampler's ``output_bias_size``: one number a class
 
     @classmethod
     def make(
@@ -210,20 +210,20 @@ class RoundInfo(NamedTuple):
     c_i are further from the updates than 0 is.
     """
 
-    round: int  # from 0
-    num_selected: int  # distinct clients
-    num_responded: int  # replies used
+    round: int  #: from 0
+    num_selected: int  #: distinct clients
+    num_responded: int  #: replies used
     rejected: Sequence[RejectedReply]
-    estimate_norm: float  # norm(D), D the estimate of the full-participation update
-    variance: float  # estimate of E norm(D - ubar)^2 over draws
-    effective_sample_size: float  # (sum c)^2 / sum c^2 over the coefficients c of the replies
-    largest_weight: float  # the largest coefficient
-    sum_of_weights: float  # of the coefficients; its mean is 1 for an unbiased design
+    estimate_norm: float  #: norm(D), D the estimate of the full-participation update
+    variance: float  #: estimate of E norm(D - ubar)^2 over draws
+    effective_sample_size: float  #: (sum c)^2 / sum c^2 over the coefficients c of the replies
+    largest_weight: float  #: the largest coefficient
+    sum_of_weights: float  #: of the coefficients; its mean is 1 for an unbiased design
     mean_over_diversity: float
-    loss: float  # mean training loss of the replies that have one, weighted by the coefficients
+    loss: float  #: mean training loss of the replies that have one, weighted by the coefficients
     residual: float = nan
-    control_coefficient: float = 1.0  # beta of the control variate in [0, 1]; 1 if there is none
-    clip_factor: float = 1.0  # what the norm guard multiplied D with; below 1 the estimate is biased
+    control_coefficient: float = 1.0  #: beta of the control variate in [0, 1]; 1 if there is none
+    clip_factor: float = 1.0  #: what the norm guard multiplied D with; below 1 the estimate is biased
 
     @property
     def warning(self) -> str | None:

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from deltafl.errors import DeltaflError
+from deltafl.simulation import Progress
 from reproduction import limits
 from reproduction.limits import Point, points_of
+from reproduction.reproduce import Request, reproduce
 from reproduction.toy import SCORES, WAYS, enumerate_toy
 
 #: hh, ht, successive, hajek, plain-mean.
@@ -95,3 +97,9 @@ def test_what_is_known_is_not_run_again_and_a_page_needs_every_point(tmp_path: P
     assert done == total == len(points_of(settings))
     with pytest.raises(DeltaflError, match="does not have every point"):
         limits.show(settings, rows[:3], tmp_path)
+
+
+def test_progress_ends_with_all_runs_done_and_none_under_way(tmp_path: Path) -> None:
+    told = list[Progress]()
+    reproduce(Request("toy", "smoke", tmp_path), told.append)
+    assert told[-1] == Progress(1, 1, 1, 1, ())

@@ -21,10 +21,10 @@ from .table import find_sampler
 class Label(NamedTuple):
     """A label taken apart, with defaults filled in. ``str(label)`` is its shortest form, without spaces."""
 
-    name: str  # in ``deltafl.SAMPLERS``, or ``FILE.py:CLASS``
+    name: str  #: in ``deltafl.SAMPLERS``, or ``FILE.py:CLASS``
     options: Mapping[str, Any]
-    design: str | None  # in ``deltafl.DESIGNS``; None if the sampler does not draw by a design
-    estimator: str  # in ``deltafl.ESTIMATORS``
+    design: str | None  #: in ``deltafl.DESIGNS``; None if the sampler does not draw by a design
+    estimator: str  #: in ``deltafl.ESTIMATORS``
 
     def __str__(self) -> str:
         entry = find_sampler(self.name)

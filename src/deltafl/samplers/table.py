@@ -43,12 +43,12 @@ class SamplerEntry(NamedTuple):
 
     name: str
     kind: type[Sampler]
-    design: str | None  # the default; None if the sampler does not draw by a design
-    estimator: str  # the default
-    scores: str  # "equal" and constant, "unequal", or "unknown": then no design and no weight fit
-    needs: str  # what the server must know: a key of ``NEEDS``
-    source: str  # the paper
-    fixed: Mapping[str, Any] = {}  # fields of the class that make this row; they are no options
+    design: str | None  #: the default; None if the sampler does not draw by a design
+    estimator: str  #: the default
+    scores: str  #: "equal" and constant, "unequal", or "unknown": then no design and no weight fit
+    needs: str  #: what the server must know: a key of ``NEEDS``
+    source: str  #: the paper
+    fixed: Mapping[str, Any] = {}  #: fields of the class that make this row; they are no options
 
     @property
     def options(self) -> tuple[str, ...]:
