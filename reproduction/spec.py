@@ -145,9 +145,9 @@ class Sweep:
 
     def planned(self) -> Iterator[tuple[str, str, int]]:
         """Part, label and seed of all runs, seed by seed, so that an unfinished sweep compares samplers fairly."""
-        for seed in range(max((settings.seeds for settings in self.comparisons.values()), default=0)):
+        for seed in sorted({seed for settings in self.comparisons.values() for seed in settings.seeds}):
             for part, settings in self.comparisons.items():
-                if seed < settings.seeds:
+                if seed in settings.seeds:
                     yield from ((part, sampler, seed) for sampler in settings.samplers)
 
     def jobs(self) -> Iterator[Job]:

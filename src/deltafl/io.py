@@ -121,7 +121,7 @@ def _adapter(kind: Any) -> Any:
 def sentence(error: Any) -> str:
     """One of pydantic's errors as a sentence with the option's name, what was given and what is allowed."""
     name = str(error["loc"][0]) if error["loc"] else "settings"
-    given, message = error["input"], str(error["msg"])
+    given, message = error["input"], str(error["msg"]).removeprefix("Value error, ")
     message = (message[0].lower() + message[1:]).replace("input should", "it must")
     limit = error.get("ctx", {}).get("le")
     if isinstance(limit, float):

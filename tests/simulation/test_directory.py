@@ -105,8 +105,8 @@ def test_a_reader_can_tell_which_file_is_damaged(directory: RunDirectory, tmp_pa
     readers: dict[str, Callable[[], object]] = {
         "checkpoint.json": lambda: directory.load(START),
         "checkpoint-2.safetensors": lambda: directory.load(START),
-        "rounds.jsonl": lambda: read_run(directory, "pracdelta", 0, "accuracy", 4),
-        "timings.jsonl": lambda: read_run(directory, "pracdelta", 0, "accuracy", 4),
+        "rounds.jsonl": lambda: read_run(directory, RunSettings(sampler="pracdelta")),
+        "timings.jsonl": lambda: read_run(directory, RunSettings(sampler="pracdelta")),
         "environment.json": directory.environment,
         "memory.json": lambda: directory.memory_folder("any"),
         "config.toml": lambda: recorded_settings(directory.path),

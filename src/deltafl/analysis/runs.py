@@ -69,6 +69,11 @@ class Run(NamedTuple):
         """Rounds that were planned; those at the last evaluation if the settings do not say."""
         return int(self.settings.get("rounds") or self.num_rounds)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended at the threshold, before all of its rounds were played."""
+        return bool(self.settings.get("stop_at_threshold")) and not self.diverged and self.num_rounds < self.horizon
+
     def probe(self, name: str) -> FloatArray:
         """A column of ``probes``; a ``DeltaflError`` if it was not measured."""
         if name not in self.probes:

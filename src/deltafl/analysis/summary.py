@@ -53,6 +53,7 @@ class SeedSummary(_Model):
     total_seconds: float = Field(description="wall clock of the run in seconds, evaluation excluded")
     total_bytes: float = Field(description="bytes down + up of the run")
     diverged: bool = Field(description="whether the run diverged and was ended, or its last test loss is not finite")
+    stopped: bool = Field(default=False, description="whether it ended at the threshold, with rounds left")
     diverged_in: int | None = Field(default=None, description="the round in which it was ended so; null if it was not")
     reach: Reach | None = Field(description="when the metric reached the threshold; null if never or without one")
 
@@ -92,7 +93,7 @@ class SamplerSummary(_Model):
 
     sampler: str = Field(description="label, perhaps with a suffix as in `fedis@multinomial`")
     gap_closed: GapClosed | None = Field(
-        description="null if `uniform` or `full` is missing, a loss was not finite, or `full` was not the better one"
+        description="null if `uniform` or `full` is missing, a loss not finite, a run stopped, or `full` not better"
     )
     final: MeanSd = Field(description="metric at the last evaluation")
     top5: MeanSd = Field(description="`top5` of the runs; for accuracy this is the paper's acc_top5")
@@ -194,10 +195,11 @@ def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
         seed=run.seed,
         num_rounds=run.num_rounds,
         final=final,
-        top5=final if run.diverged else mean_of_best(run.value_r, run.round_r, run.metric == "accuracy"),
+        top5=final if run.diverged or run.stopped else mean_of_best(run.value_r, run.round_r, run.metric == "accuracy"),
         total_seconds=float(run.seconds_r[-1]),
         total_bytes=float(run.bytes_r[-1]),
         diverged=run.diverged is not None or not np.isfinite(run.loss_r[-1]),
+        stopped=run.stopped,
         diverged_in=run.diverged,
         reach=None
         if at is None
@@ -245,7 +247,7 @@ def _gap_closed(label: str, groups: Mapping[str, Sequence[Run]]) -> GapClosed | 
     names = [find_sampler("uniform", list(groups)), label, find_sampler("full", list(groups))]
     runs = [{run.seed: run for run in groups[name]} for name in names if name is not None]
     seeds = sorted(set.intersection(*map(set, runs)))
-    if len(runs) < len(names) or not seeds:
+    if len(runs) < len(names) or not seeds or any(of_seed[seed].stopped for of_seed in runs for seed in seeds):
         return None
     horizon = min(run.horizon for of_seed in runs for run in of_seed.values())
     sign = -1.0 if runs[0][seeds[0]].metric == "accuracy" else 1.0

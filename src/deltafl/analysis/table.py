@@ -127,6 +127,11 @@ def remarks(summary: Summary) -> list[str]:
     diverged = [f"{e.sampler} ({_share(e.num_diverged, e)})" for e in summary.samplers if e.num_diverged]
     if diverged:
         found.append(f"{DIVERGED} Diverged: {', '.join(diverged)}. A stopped run keeps its last {summary.metric}.")
+    stopped = [(e, sum(run.stopped for run in e.seeds)) for e in summary.samplers]
+    if named := ", ".join(f"{e.sampler} ({_share(number, e)})" for e, number in stopped if number):
+        found.append(
+            f"Stopped at {threshold_text(summary)}: {named}, with the {summary.metric} of then; a gap needs all rounds."
+        )
     found += bias_remark([entry.sampler for entry in summary.samplers], summary.settings)
     return [*found, _columns(summary)]
 

@@ -16,6 +16,7 @@ from . import options as o
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
+    from ..analysis.summary import Summary
     from ..simulation.callback import RoundDone
     from ..simulation.distributed import ProcessGroup
     from ..simulation.settings import RunSettings
@@ -38,11 +39,10 @@ def compare(
 ) -> None:
     """Compare samplers on one task, seed by seed.
 
+    The same --out with more samplers, seeds or rounds plays what is missing. Exit code 3 if a run diverges.
+
     Example: deltafl compare --task digits --samplers full,uniform,pracdelta --seeds 3
     """
-    from rich.console import Console
-
-    from ..analysis.table import comparison_table
     from ..simulation import CompareSettings, run_comparison
     from ..simulation.distributed import refuse_processes
 
@@ -52,14 +52,46 @@ def compare(
     count = processes or (os.cpu_count() if settings.device == "cpu" else 1) or 1
     with _explained("compare", folder, settings.task), sweep_progress() as on_progress:
         summary = run_comparison(settings, folder, on_progress, count)
+    _print_summary(summary, [folder], folder)
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="what deltafl compare or run wrote", metavar="DIR...")],
+    out: o.Out = None,
+) -> None:
+    """Join finished folders of the same task and settings: their table, summary.json and pictures.
+
+    Samplers and seeds may differ. Exit code 3 if a run diverged.
+
+    Example: deltafl report my-results more-results --out both
+    """
+    from ..simulation import joined
+    from ..simulation.directory import recorded_settings
+
+    if out is not None and recorded_settings(out) is not None:
+        raise DeltaflError(f"{out} holds runs of its own; choose another --out for the report")
+    together = joined(folders)
+    folder = out or o.new_folder("report", together.settings.task)
+    _print_summary(together.write(folder), folders, folder)
+
+
+def _print_summary(summary: "Summary", folders: list[Path], written: Path) -> None:
+    """Print the table, and how runs in the folders ended; exit code 3 if one diverged."""
+    from rich.console import Console
+
+    from ..analysis.table import comparison_table
+
     console = Console()
     console.print(comparison_table(summary))
-    _print_refusals(folder)
-    for record in sorted(folder.glob("runs/*/rounds.jsonl")):
-        _print_ending(record.parent, f"{record.parent.name} ")
+    for folder in folders:
+        _print_refusals(folder)
+        for record in [*folder.glob("rounds.jsonl"), *sorted(folder.glob("runs/*/rounds.jsonl"))]:
+            _print_ending(record.parent, f"{record.parent.name} ")
     console.print(f"\nData: {summary.environment['data']}", highlight=False)
-    pictures = " and the pictures beside it" if any(folder.glob("*.png")) else ""
-    console.print(f"Results: {folder}/summary.json{pictures}", highlight=False, soft_wrap=True)
+    pictures = " and the pictures beside it" if any(written.glob("*.png")) else ""
+    console.print(f"Results: {written}/summary.json{pictures}", highlight=False, soft_wrap=True)
+    if any(entry.num_diverged for entry in summary.samplers):
+        raise typer.Exit(EXIT_DIVERGED)
 
 
 def run(
@@ -69,7 +101,7 @@ def run(
     out: o.Out = None,
     resume: o.Resume = False,
 ) -> None:
-    """Run one sampler with one seed; continue it with --resume.
+    """Run one sampler with one seed; continue it with --resume, with more --rounds if you like.
 
     Exit code 3 if the run diverges: its last checkpoint before that stays in the folder.
 
@@ -113,9 +145,10 @@ def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup") -> None:
     if group.is_first:
         _print_refusals(folder)
         if diverged is None:
+            played = RunDirectory(folder).last_line()["round"]
             accuracy = "" if isnan(last.accuracy) else f"accuracy {last.accuracy:.2%}, "
             result = f"{accuracy}loss {last.loss:.4g}; records: {folder}/rounds.jsonl"
-            typer.echo(f"after {settings.rounds} rounds: {result}")
+            typer.echo(f"after {played} rounds: {result}")
             _print_ending(folder, "deltafl: ")
             for remark in bias_remark([settings.sampler], settings.model_dump()):
                 typer.echo(remark)

@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.command(cls=settings_command("CompareSettings"))(experiments.compare)
 app.command(cls=settings_command("RunSettings"))(experiments.run)
+app.command()(experiments.report)
 app.command(cls=settings_command("RunSettings", ("clients", "sample", "weights", "data_dir")))(audit.audit)
 app.command(
     epilog="Load it: model.load_state_dict(safetensors.torch.load_file('model.safetensors')), or of a .pt file: "

@@ -81,6 +81,8 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
 def _option(name: str, field: "FieldInfo", of_task: bool) -> TyperOption:
     shown = "the task's" if of_task else False if field.default is None else text_of(field.default)
     flag = f"--{name.replace('_', '-')}"
+    if field.annotation is bool:
+        return TyperOption(param_decls=[flag], help=field.description, is_flag=True, show_default=False)
     return TyperOption(param_decls=[flag], help=field.description, metavar=_metavar(field), show_default=shown)
 
 
@@ -108,7 +110,7 @@ def settings_from(
 ) -> "AnySettings":
     """The settings of a command from its options, checked against what its folder holds already."""
     from ..simulation.directory import recorded_settings
-    from ..simulation.settings import make_settings, require_same_settings
+    from ..simulation.settings import UNION, grown, make_settings
 
     given = _joined(given, sets or [])
     recorded = recorded_settings(out) if out else None
@@ -119,7 +121,8 @@ def settings_from(
         raise DeltaflError("--resume needs --out DIR, the folder of the run to continue")
     if resume and recorded is None and not given and config is None:
         raise DeltaflError(f"there is no run in {out} to resume; leave out --resume to start one")
-    if recorded is not None and not resume:
+    grows = UNION & kind.model_fields.keys() and not (UNION | {"rounds"}).isdisjoint(given)
+    if recorded is not None and not resume and not grows:
         raise DeltaflError(f"{out} already holds a run; add --resume to continue it, or choose another --out")
     if recorded is None:
         settings = make_settings(kind, given, config)
@@ -128,8 +131,7 @@ def settings_from(
     before = make_settings(kind, recorded)
     now = make_settings(kind, {**recorded, **given}) if config is None else make_settings(kind, given, config)
     if given or config is not None:
-        require_same_settings(before, now)
-        return now
+        return grown(before, now)
     return before
 
 

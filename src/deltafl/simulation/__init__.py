@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .callback import RoundDone
-    from .compare import run_comparison
+    from .compare import joined, run_comparison
     from .directory import RunDirectory, environment, refusals
     from .divergence import DivergedError
     from .export import export_model
@@ -22,7 +22,7 @@ _MODULES = {
     name: module
     for module, names in {
         "callback": "RoundDone",
-        "compare": "run_comparison",
+        "compare": "joined run_comparison",
         "directory": "RunDirectory environment refusals",
         "divergence": "DivergedError",
         "export": "export_model",
@@ -36,8 +36,9 @@ _MODULES = {
 }
 
 __all__ = ["CompareSettings", "DivergedError", "Job", "OnProgress", "Progress", "RoundDone", "RunDirectory"]
-__all__ += ["RunRecord", "RunSettings", "RunStore", "engine_of", "environment", "export_model", "make_settings"]
-__all__ += ["plan_of", "read_record", "record_of", "refusals", "require_devices", "require_same", "run_comparison"]
+__all__ += ["RunRecord", "RunSettings", "RunStore", "engine_of", "environment", "export_model", "joined"]
+__all__ += ["make_settings", "plan_of", "read_record", "record_of", "refusals", "require_devices", "require_same"]
+__all__ += ["run_comparison"]
 __all__ += ["run_experiment", "run_job", "run_jobs", "run_single", "subject_of", "task_of", "what_is_run"]
 __all__ += ["write_record"]
 

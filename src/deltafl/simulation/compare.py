@@ -1,27 +1,111 @@
 """Comparing samplers on one task, seed by seed, under the same split, initial model and minibatches.
 
 The folder has settings and environment, a run directory for each run, ``summary.json`` (docs/summary-schema.md) and
-three pictures.
+three pictures. It grows: with more samplers, seeds or rounds, what is missing is played. Several folders are joined.
 """
 
 import json
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
-from ..analysis.runs import Metric
-from ..analysis.summary import Summary
+from ..analysis.plots import draw_plots
+from ..analysis.runs import Run
+from ..analysis.summary import Summary, summarise, write_summary
 from ..errors import DeltaflError, MissingExtraError, require
+from ..io import checked
 from .callback import OnRound, guarded
-from .directory import RunDirectory, environment, locked, recorded_settings, write_header
+from .directory import RunDirectory, environment, locked, recorded_settings, write_header, write_settings
 from .processes import result
 from .record import read_run
-from .settings import CompareSettings, make_settings, require_same_settings
+from .settings import CompareSettings, RunSettings, differing, grown, make_settings
 from .sweep import Job, OnProgress, Player, engine_for, play_jobs, side_by_side
 
-#: What a comparison must know of its task: metric, number of clients, and names of its data.
-_Facts = tuple[Metric, int, dict[str, str]]
+
+class Joined(NamedTuple):
+    """The finished runs of one or several folders: their settings, the runs, and the names of their data."""
+
+    settings: CompareSettings
+    runs: list[Run]
+    data: str
+
+    def write(self, folder: Path) -> Summary:
+        """Write ``summary.json`` and the pictures into a folder, and return the summary."""
+        given = json.loads(self.settings.model_dump_json(exclude_none=True))
+        facts = {**environment(), "data": self.data}
+        summary = summarise(self.runs, self.settings.threshold, settings=given, environment=facts)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_summary(summary, folder / "summary.json")
+        try:
+            require("matplotlib", "plot")
+            draw_plots(self.runs, summary, folder)
+        except MissingExtraError as error:
+            logging.getLogger("deltafl").info(f"no pictures: {error}")
+        return summary
+
+
+def joined(folders: Sequence[Path]) -> Joined:
+    """Join what finished comparisons, or single runs, have recorded; samplers and seeds may differ.
+
+    Args:
+        folders: What ``deltafl compare --out`` and ``deltafl run --out`` have written; a run in two counts once.
+
+    Raises:
+        DeltaflError: If a folder holds no run, or unfinished ones; if tasks, settings or data differ, or two runs of
+            one sampler and seed.
+    """
+    together = [_opened(folder) for folder in folders]
+    settings = together[0][0]
+    for folder, (other, _) in zip(folders, together, strict=True):
+        for key, first, now in differing(settings, other):
+            raise DeltaflError(
+                f"{folders[0]} has {key} = {first} and {folder} has {key} = {now}: only runs of the same task and "
+                "settings can be joined; leave one of them out"
+            )
+        settings = grown(settings, other)
+    found, checksums = dict[tuple[str, int], RunDirectory](), dict[int, str]()
+    for directory, run in (place for _, places in together for place in places):
+        first = found.setdefault((run.sampler, run.seed), directory)
+        checksum = directory.environment().get("data_crc32")
+        if checksum is not None and checksums.setdefault(run.seed, checksum) != checksum:
+            raise DeltaflError(
+                f"{directory.path} was played with other data than another run of seed {run.seed}; leave it out"
+            )
+        if first is not directory and first.lines("rounds.jsonl") != directory.lines("rounds.jsonl"):
+            raise DeltaflError(f"{first.path} and {directory.path} are the same run and differ; leave one of them out")
+    keys = [(sampler, seed) for sampler in settings.samplers for seed in settings.seeds if (sampler, seed) in found]
+    names = dict.fromkeys(str(found[key].environment().get("data", "unknown")) for key in keys)
+    return Joined(settings, [read_run(found[key], settings.run(*key)) for key in keys], "; ".join(names))
+
+
+def _opened(folder: Path) -> tuple[CompareSettings, list[tuple[RunDirectory, RunSettings]]]:
+    """The settings of a finished comparison, or of a run as a comparison of one, and where its runs are."""
+    recorded, cure = recorded_settings(folder) or {}, "put it right, or leave the folder out"
+    where = f"{folder / 'config.toml'} has impossible settings"
+    if "sampler" in recorded:
+        run = checked(RunSettings, recorded, where, cure)
+        common = run.model_dump(exclude={"sampler", "seed", "workers"})
+        settings = CompareSettings(**common, samplers=(run.sampler,), seeds=(run.seed,))
+        places = [(RunDirectory(folder), run)]
+    elif "samplers" in recorded:
+        settings = checked(CompareSettings, recorded, where, cure)
+        places = [(RunDirectory(folder / "runs" / job.key), job.settings) for job in _jobs(settings)]
+    else:
+        raise DeltaflError(f"{folder} holds neither a comparison nor a run; name what was --out of one of them")
+    for directory, run in places:
+        if not directory.is_finished(run.rounds or 0):
+            command = "run" if "sampler" in recorded else "compare"
+            raise DeltaflError(
+                f"{directory.path} is not finished; go on with: deltafl {command} --resume --out {folder}"
+            )
+    return settings, places
+
+
+def _jobs(settings: CompareSettings) -> list[Job]:
+    return [Job("", settings.run(sampler, seed)) for seed in settings.seeds for sampler in settings.samplers]
 
 
 def run_comparison(
@@ -34,7 +118,8 @@ def run_comparison(
     """Play the runs that are not finished yet, then write the summary and the pictures.
 
     Args:
-        settings: Resolved settings.
+        settings: Resolved settings. Samplers, seeds and rounds may be more than are recorded in ``out``, which stay:
+            what is missing is played, and summary and pictures have all of it.
         out: The comparison's directory; runs that are recorded there continue from their checkpoints.
         on_progress: Called about once a second.
         processes: Runs side by side, >= 1; with more than 1, this process does not load torch.
@@ -45,66 +130,49 @@ def run_comparison(
     """
     for package in ("scipy", "torch"):
         require(package, "sim")
-    jobs = [Job("", settings.run(sampler, seed)) for seed in range(settings.seeds) for sampler in settings.samplers]
     with locked(out):
+        recorded = recorded_settings(out)
+        before = None if recorded is None else make_settings(CompareSettings, recorded)
+        settings = settings if before is None else grown(before, settings)
+        jobs = _jobs(settings)
         with side_by_side(min(processes, len(jobs))) as pool:
-            facts: _Facts
             if pool is None:
-                facts = _check(settings, out)
+                data = _check(settings, out, before)
             else:
-                checked = pool.submit(_check, settings, out)
+                checking = pool.submit(_check, settings, out, before)
                 with suppress(ImportError):  # for the end, while the processes start
                     for name in ("scipy.special", "matplotlib.figure", "matplotlib.backends.backend_agg", "PIL.Image"):
                         import_module(name)
-                facts = result(checked)
-            recorded = recorded_settings(out)
-            if recorded is None:
-                write_header(out, settings, facts[2])
-            else:
-                require_same_settings(make_settings(CompareSettings, recorded), settings)
+                data = result(checking)
+            if before is None:
+                write_header(out, settings, data)
+            elif before != settings:
+                write_settings(out, settings)
             play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress, guarded(on_round))
-        return _summarise(settings, out, facts)
+        return joined([out]).write(out)
 
 
-def _check(settings: CompareSettings, out: Path) -> _Facts:
-    """Refuse what cannot be played before anything is written."""
+def _check(settings: CompareSettings, out: Path, before: CompareSettings | None) -> dict[str, str]:
+    """Refuse what cannot be played before anything is written; returns the names of the data."""
+    from .run import require_same_sampler
     from .setup import check_memory, plan_of, task_of
 
-    engine = engine_for(settings.run(settings.samplers[0], 0), out)
+    first, *others = settings.seeds
+    engine = engine_for(settings.run(settings.samplers[0], first), out)
     task = engine.task
+    if before is not None:
+        RunDirectory(out).require_same_data(task.data)
     for sampler in settings.samplers:
-        run = settings.run(sampler, 0)
+        run = settings.run(sampler, first)
         check_memory(run, engine, out)
         plan_of(run, task.population(settings.weights), task)
-    for seed in range(1, settings.seeds if settings.clients is None else 1):
-        other = task_of(settings.run(settings.samplers[0], seed)).num_clients
-        if other != task.num_clients:
+        if before is not None and sampler in before.samplers:
+            require_same_sampler(before.run(sampler, first), run, task)
+    for seed in others if settings.clients is None else ():
+        clients = task_of(settings.run(settings.samplers[0], seed)).num_clients
+        if clients != task.num_clients:
             raise DeltaflError(
-                f"{task.name} has {task.num_clients} clients with seed 0 and {other} with seed {seed}; "
-                f"make as many with every seed, or write seeds = {seed}"
+                f"{task.name} has {task.num_clients} clients with seed {first} and {clients} with seed {seed}; "
+                "make as many with every seed, or leave this seed out"
             )
-    return task.metric, task.num_clients, task.data
-
-
-def _summarise(settings: CompareSettings, out: Path, facts: _Facts) -> Summary:
-    """Write the summary and the pictures."""
-    from ..analysis.plots import draw_plots
-    from ..analysis.summary import summarise, write_summary
-
-    metric, num_clients, known = facts
-    runs, names = [], []
-    for sampler in settings.samplers:
-        for seed in range(settings.seeds):
-            directory = RunDirectory(out / "runs" / Job("", settings.run(sampler, seed)).key)
-            runs.append(read_run(directory, sampler, seed, metric, num_clients))
-            names.append(str(directory.environment().get("data", known["data"])))
-    data = "; ".join(dict.fromkeys([*names, known["data"]]))
-    given = json.loads(settings.model_dump_json(exclude_none=True))
-    summary = summarise(runs, settings.threshold, settings=given, environment={**environment(), "data": data})
-    write_summary(summary, out / "summary.json")
-    try:
-        require("matplotlib", "plot")
-        draw_plots(runs, summary, out)
-    except MissingExtraError as error:
-        logging.getLogger("deltafl").info(f"no pictures: {error}")
-    return summary
+    return task.data

@@ -141,6 +141,11 @@ def write_header(path: Path, settings: Settings, data: Mapping[str, str] | None 
     path.mkdir(parents=True, exist_ok=True)
     known = {**environment(), **(data or {})}
     write_atomically(path / "environment.json", json.dumps(known, indent=1) + "\n")
+    write_settings(path, settings)
+
+
+def write_settings(path: Path, settings: Settings) -> None:
+    """Write the settings of what is played in a folder."""
     write_atomically(path / "config.toml", tomli_w.dumps(settings.model_dump(exclude_none=True)))
 
 
@@ -204,9 +209,29 @@ class RunDirectory:
         return f"{ended}, of round {last['doubt']['kept']}, is kept, and the model as it ended beside it"
 
     def is_finished(self, rounds: int) -> bool:
-        """Whether the run has played all of its rounds, or has diverged."""
+        """Whether the run has played all of its rounds, or has ended before: it diverged, or reached its threshold."""
+        mark, last = self._mark(), self.last_line()
+        if mark is None or mark.round >= rounds or "diverged" in last:
+            return mark is not None
+        is_over = "stopped" in last or last.get("round", 0) >= rounds
+        return is_over and ("doubt" in last or mark.round == last["round"])
+
+    def num_clients(self) -> int:
+        """The number of clients of a run that has a checkpoint."""
         mark = self._mark()
-        return mark is not None and (mark.round >= rounds or not {"diverged", "doubt"}.isdisjoint(self.last_line()))
+        if mark is None:
+            raise DeltaflError(f"{self.path} holds no run that has begun; {CURE}")
+        return len(read_tensors(self.path / mark.tensors, CURE)[0]["state.selected_m"])
+
+    def require_same_data(self, now: Mapping[str, str]) -> None:
+        """Refuse other data than those that the folder records; old records know none."""
+        after = now["data_crc32"]
+        before = self.environment().get("data_crc32", after)
+        if before != after:
+            raise DeltaflError(
+                f"the data of {self.path} are not those it began with (checksum {before}, now {after}): put the old "
+                "ones back, or run it again in another folder"
+            )
 
     def save(self, state: RoundState) -> RoundState:
         """Write a checkpoint after the rounds appended so far; returns the state to go on with."""

@@ -99,7 +99,7 @@ def what_is_run(settings: RunSettings) -> dict[str, Any]:
     return settings.model_dump(mode="json", exclude_none=True, exclude=_HOW)
 
 
-def read_run(directory: RunDirectory, sampler: str, seed: int, metric: Metric, num_clients: int) -> Run:
+def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     """The curves of a run in its folder; an error if that does not hold every round once, which two processes leave."""
     lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
     count, drawn = len(lines), [len(line.get("cohort", ())) - len(line.get("counts", ())) for line in lines]
@@ -110,9 +110,10 @@ def read_run(directory: RunDirectory, sampler: str, seed: int, metric: Metric, n
     clients, counts = ([number for line in lines for number in line.get(key, ())] for key in ("cohort", "counts"))
     diverged = lines[-1].get("diverged")
     return Run(
-        sampler=sampler,
-        seed=seed,
-        metric=metric,
+        sampler=settings.sampler,
+        seed=settings.seed,
+        metric="loss" if lines[0]["test"]["accuracy"] is None else "accuracy",
+        settings=what_is_run(settings),
         round_r=at_r,
         accuracy_r=_floats([test["accuracy"] for test in tests]),
         loss_r=_floats([test["loss"] for test in tests]),
@@ -120,7 +121,7 @@ def read_run(directory: RunDirectory, sampler: str, seed: int, metric: Metric, n
         cpu_seconds_r=np.cumsum([line.get("cpu_seconds", np.nan) for line in timings])[at_r],
         bytes_r=np.cumsum([float(line.get("bytes_down", 0) + line.get("bytes_up", 0)) for line in lines])[at_r],
         client_accuracy_r=_floats([test.get("client_accuracy") for test in tests]),
-        draws_m=np.bincount(np.array(clients, dtype=np.int64), counts, num_clients).astype(np.int64),
+        draws_m=np.bincount(np.array(clients, dtype=np.int64), counts, directory.num_clients()).astype(np.int64),
         diverged=lines[-1]["round"] if diverged else None,
         diverged_why=diverged["why"] if diverged else "",
     )
@@ -131,7 +132,7 @@ def record_of(job: "Job", directory: RunDirectory, task: "Task") -> RunRecord:
     from .probes import probe_columns
     from .training.route import noted_route
 
-    run = read_run(directory, job.settings.sampler, job.settings.seed, task.metric, task.num_clients)
+    run = read_run(directory, job.settings)
     lines = directory.lines("rounds.jsonl")
     curves: dict[str, Any] = {name: getattr(run, f"{name}_r").tolist() for name in ("round", *_CURVES)}
     by_client = run.client_accuracy_r

@@ -16,20 +16,21 @@ from typing import Any
 import numpy as np
 
 from ..accumulate import Accumulator
+from ..analysis.statistics import first_reach
 from ..errors import DeltaflError
 from ..io import plain_json
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
 from ..tasks.base import Task
 from ..types import RoundInfo
 from .callback import OnRound, RoundDone, guarded
-from .directory import RunDirectory, locked, recorded_settings
+from .directory import RunDirectory, locked, recorded_settings, write_settings
 from .distributed import ALONE, ProcessGroup, divided
 from .divergence import DivergedError, Watch, likely_cause
 from .engine import Engine, Evaluation, reports_of
 from .oracle import BYTES_PER_PARAMETER, SimulatedOracle, bytes_of, bytes_of_statistics
 from .probes import probe_everyone, probe_selected
 from .runner import Workers
-from .settings import RunSettings, make_settings, require_same_settings
+from .settings import RunSettings, grown, make_settings
 from .setup import check_memory, engine_of, filled_in, plan_of
 from .training.route import keep_route, kept_route
 
@@ -63,18 +64,29 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: Pr
 
 
 def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
-    """Start a run's folder, or check that settings, examples and who holds them are those that the run began with."""
+    """Start a run's folder, or check that settings, examples and who holds them are those that the run began with.
+
+    More rounds than before are written down: the run goes on.
+    """
     recorded = recorded_settings(directory.path)
     if recorded is None:
         directory.start(settings, task.data)
         return
-    require_same_settings(make_settings(RunSettings, recorded), settings)
-    now = task.data["data_crc32"]
-    before = directory.environment().get("data_crc32", now)
-    if before != now:
+    before = make_settings(RunSettings, recorded)
+    grown(before, settings)
+    directory.require_same_data(task.data)
+    if settings.rounds != before.rounds:
+        require_same_sampler(before, settings, task)
+        write_settings(directory.path, settings)
+
+
+def require_same_sampler(before: RunSettings, now: RunSettings, task: Task) -> None:
+    """Refuse to go on with more rounds if the options of the sampler depend on how many there are."""
+    population = task.population(now.weights)
+    if plan_of(before, population, task).sampler != plan_of(now, population, task).sampler:
         raise DeltaflError(
-            f"the data of {directory.path} are not those it began with (checksum {before}, now {now}): put the old "
-            "ones back, or run it again in another folder"
+            f"the options of {now.sampler} depend on the number of rounds, and it began with {before.rounds}: to play "
+            f"{now.rounds}, choose another --out"
         )
 
 
@@ -108,9 +120,10 @@ def run_experiment(
             directory.append(lines[0], {"round": 0, "seconds": 0.0, "cpu_seconds": 0.0})
             state = directory.save(state)
     player = _RoundPlayer(settings, engine, directory, group, plan, _watch_of(engine.task, lines), state.round)
-    total = filled_in(settings.rounds)
-    while state.round < total:
+    total, is_over = filled_in(settings.rounds), "stopped" in lines[-1]
+    while state.round < total and not is_over:
         state, done = player.play(state)
+        is_over = "stopped" in done.line
         on_round(done)
     return state
 
@@ -166,8 +179,8 @@ class _RoundPlayer:
         trained, trained_cpu = time.perf_counter(), time.process_time()
 
         is_last = state.round == filled_in(settings.rounds)
-        is_due = is_last or state.round % settings.evaluate_every == 0
-        test = engine.evaluate(state.params_d) if is_due or watch.suspects(info) else None
+        is_due = is_last or state.round % settings.evaluate_every == 0 or watch.suspects(info)
+        test = engine.evaluate(state.params_d) if is_due else None
         loss, accuracy = (None, nan) if test is None else (test.loss, test.accuracy)
         symptom = watch.see(info, bool(np.isfinite(state.params_d).all()), loss, accuracy)
         if symptom is not None:
@@ -183,12 +196,13 @@ class _RoundPlayer:
             "bytes_up": info.num_responded * reply + extra.up,
         }
         if test is not None:
-            line["test"] = test._asdict()
+            line |= {"test": test._asdict(), **self._stopped(test)}
         if symptom is None and settings.probe_every is not None:
             lr = filled_in(settings.local_lr)
             line["probe"] = probe_selected(training, lr)
             if opened.round == 0 or state.round % settings.probe_every == 0:
                 line["probe"] |= probe_everyone(plan, opened, oracle, lr)
+        is_last |= "stopped" in line
         reason = symptom or (watch.suspicion if is_last else None)
         if reason is not None:
             why = f"{reason}; likely cause: {likely_cause(watch.infos, settings, plan)}"
@@ -204,19 +218,26 @@ class _RoundPlayer:
         if symptom is not None:
             raise DivergedError(state.round, **line["diverged"])
         line = plain_json(line)
-        value = line.get("test", {})
         done = RoundDone(
             sampler=settings.sampler,
             seed=settings.seed,
             round=state.round,
             rounds=filled_in(settings.rounds),
-            accuracy=value.get("accuracy"),
-            loss=value.get("loss"),
+            accuracy=line.get("test", {}).get("accuracy"),
+            loss=line.get("test", {}).get("loss"),
             seconds=timing["seconds"],
             bytes=float(line["bytes_down"] + line["bytes_up"]),
             line=line,
         )
         return self._saved(state, is_last), done
+
+    def _stopped(self, test: Evaluation) -> dict[str, float]:
+        """What goes into the line if the run ends with this evaluation, which reaches the threshold."""
+        if not self.settings.stop_at_threshold:
+            return {}
+        goal, higher = filled_in(self.settings.threshold), self.engine.task.metric == "accuracy"
+        at = first_reach(np.array([test.accuracy if higher else test.loss]), goal, higher)
+        return {} if at is None else {"stopped": goal}
 
     def _saved(self, state: RoundState, is_last: bool) -> RoundState:
         """The state to go on with, after it has become a checkpoint if one is due."""

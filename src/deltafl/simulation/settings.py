@@ -4,7 +4,7 @@ What is left out is filled from the task's own defaults by ``resolve``, so that 
 All mistakes end in one sentence (``DeltaflError``) before anything is written.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -29,9 +29,13 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 # On the command line these are "8,2" and "uniform,pracdelta".
 Numbers = Annotated[tuple[float, float], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
 Labels = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(split_labels(v)) if isinstance(v, str) else v)]
+Seed = Annotated[int, Field(ge=0)]
 
 #: Settings that may differ when a run is continued: they do not change its result.
 FREE_ON_RESUME = {"workers", "data_dir", "checkpoint_every"}
+
+#: Settings of a comparison that grow: what is recorded stays, what is new is added.
+UNION = {"samplers", "seeds"}
 
 #: Settings that a task fills in, and the names of its defaults.
 TASK_DEFAULTS = {"clients": "num_clients", "sample": "sample_size"} | {
@@ -70,6 +74,7 @@ class Settings(BaseModel):
     memory_dtype: Literal["float32", "bfloat16"] = Field("float32", description="of one update a client, where kept")
     memory_path: str | None = Field(None, description="folder on a disk for them; in RAM if not set")
     threshold: Finite | None = Field(None, description="accuracy (or loss) that counts as reached")
+    stop_at_threshold: bool = Field(False, description="end a run with the first evaluation that reaches the threshold")
     evaluate_every: Count = Field(1, description="rounds between two evaluations")
     test_examples: Count | None = Field(None, description="evaluate on so many test examples; all if not set")
     validation: Share | None = Field(
@@ -139,6 +144,9 @@ class Settings(BaseModel):
                 f"threshold is {self.threshold:g}; accuracy is a share between 0 and 1, write 0.7 for 70 %"
             )
 
+        if self.stop_at_threshold and self.threshold is None:
+            raise DeltaflError("stop_at_threshold needs a threshold: set one, such as threshold = 0.7")
+
     def run_facts(self, population: Population, num_classes: int | None = None) -> RunFacts:
         """What the options of samplers may take from the run; ``num_classes``: 0 for regression, None if unknown."""
         mean_examples = float(population.num_examples_m.mean())
@@ -158,7 +166,7 @@ class RunSettings(Settings):
 
     workers: Count = Field(1, description="processes that train clients")
     sampler: str = Field("innovation@local-pivotal", description="name[@design[@estimator]]; see `deltafl samplers`")
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="fixes split, initial model, draws and minibatches")
+    seed: Seed = Field(0, description="fixes split, initial model, draws and minibatches")
 
     def _own_task(self, seed: int = 0) -> Task:
         task = super()._own_task(self.seed)
@@ -177,6 +185,16 @@ class RunSettings(Settings):
             )
 
 
+def _listed(seeds: Any) -> Any:
+    """``"3,5,8"`` as a list, and a number of seeds as 0, 1, ..."""
+    listed = seeds.split(",") if isinstance(seeds, str) and "," in seeds else seeds
+    if isinstance(listed, list | tuple):
+        return [seed for seed in listed if seed != ""]
+    if not (str(seeds).strip().isdecimal() and int(seeds) > 0):
+        raise ValueError("it must be a number of seeds, at least 1, or a list such as 3,5,8")
+    return range(int(seeds))
+
+
 class CompareSettings(Settings):
     """A comparison: several samplers, each with the same seeds."""
 
@@ -185,7 +203,9 @@ class CompareSettings(Settings):
         min_length=1,
         description="labels, comma separated",
     )
-    seeds: Count = Field(5, description="number of seeds: 0, 1, ...")
+    seeds: Annotated[tuple[Seed, ...], BeforeValidator(_listed)] = Field(
+        5, min_length=1, validate_default=True, description="number of seeds, which are 0, 1, ..., or a list: 3,5,8"
+    )
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
@@ -193,6 +213,8 @@ class CompareSettings(Settings):
             parse_label(label)
         if len(set(self.samplers)) < len(self.samplers):
             raise DeltaflError(f"a sampler is named twice in {', '.join(self.samplers)}; name each once")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise DeltaflError(f"a seed is named twice in {', '.join(map(str, self.seeds))}; name each once")
 
     def run(self, sampler: str, seed: int) -> RunSettings:
         """The settings of one run of the comparison."""
@@ -226,11 +248,29 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
         raise DeltaflError(sentence(error.errors()[0])) from None
 
 
-def require_same_settings(before: AnySettings, now: AnySettings) -> None:
-    """Refuse to continue a run with another setting that changes its result."""
+def differing(before: AnySettings, now: AnySettings) -> Iterator[tuple[str, Any, Any]]:
+    """The settings that change a run's result and differ, with both values; which samplers and seeds does not count."""
     for key in type(now).model_fields:
-        if key not in FREE_ON_RESUME and getattr(now, key) != getattr(before, key):
+        if key not in FREE_ON_RESUME | UNION and getattr(before, key) != getattr(now, key):
+            yield key, getattr(before, key), getattr(now, key)
+
+
+def grown(before: AnySettings, now: AnySettings) -> AnySettings:
+    """The settings of what was begun with ``before`` and goes on with ``now``: samplers and seeds of both, more rounds.
+
+    Raises:
+        DeltaflError: If another setting that changes results differs, or if there are fewer rounds, or if more rounds
+            would not give what they give when they are played at once.
+    """
+    for key, old, new in differing(before, now):
+        if key != "rounds" or new < old:
             raise DeltaflError(
-                f"the run was started with {key} = {getattr(before, key)}, not {getattr(now, key)}; "
-                "leave the option out, or choose another --out"
+                f"the run was started with {key} = {old}, not {new}; leave the option out, or choose another --out"
             )
+        if old % now.evaluate_every:
+            raise DeltaflError(
+                f"the run ended with an evaluation after {old} rounds, which is none of every {now.evaluate_every} "
+                f"rounds: more rounds need an --out of their own"
+            )
+    both = {key: getattr(before, key) + getattr(now, key) for key in UNION if key in type(now).model_fields}
+    return now.model_copy(update={key: tuple(dict.fromkeys(values)) for key, values in both.items()})
