@@ -32,6 +32,18 @@ def test_the_folder_of_another_command_is_named(tmp_path: Path, resume: bool) ->
     assert settings(RUN, tmp_path / "RunSettings", resume=True).task == "toy"
 
 
+def test_a_comparison_grows_without_resume_and_nothing_else_does(tmp_path: Path) -> None:
+    write_header(tmp_path / "all", make_settings(COMPARISON, {"samplers": "full,uniform", "seeds": 2, "proximal": 0.1}))
+    grown = settings(COMPARISON, tmp_path / "all", samplers="uniform,fedavg", seeds="1,7", rounds=50)
+    assert (grown.samplers, grown.seeds, grown.rounds) == (("full", "uniform", "fedavg"), (0, 1, 7), 50)
+    assert grown.proximal == 0.1
+    write_header(tmp_path / "one", make_settings(RUN, {"rounds": 4}))
+    for kind, out, given in ((COMPARISON, "all", {"proximal": 0.1}), (RUN, "one", {"rounds": 5})):
+        with pytest.raises(DeltaflError, match="already holds a run; add --resume"):
+            settings(kind, tmp_path / out, **given)
+    assert settings(RUN, tmp_path / "one", resume=True, rounds=5).rounds == 5
+
+
 @pytest.mark.parametrize(
     ("task", "key", "value", "why"),
     [

@@ -142,7 +142,7 @@ def test_a_line_with_another_bit_is_named(directory: RunDirectory, entry: str, o
     file = directory.path / "rounds.jsonl"
     file.write_text(file.read_text().replace(f'"{entry}"', f'"{other}"'))
     with pytest.raises(DeltaflError, match=re.escape(name)):
-        (read_run(directory, "pracdelta", 0, "accuracy", 4), directory.ending(), refusals(directory.path))
+        (read_run(directory, RunSettings(sampler="pracdelta")), directory.ending(), refusals(directory.path))
 
 
 def test_lines_that_are_shorter_than_at_the_checkpoint_are_not_filled_up(directory: RunDirectory) -> None:

@@ -1,11 +1,13 @@
 """Settings: defaults, files, and one clear sentence for every mistake."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deltafl import DeltaflError, Population, PracDelta
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
+from deltafl.tasks.own import registered_spec
 
 
 def test_what_is_left_out_comes_from_the_task() -> None:
@@ -13,6 +15,27 @@ def test_what_is_left_out_comes_from_the_task() -> None:
     assert (settings.clients, settings.sample, settings.rounds, settings.local_epochs) == (300, 20, 500, 5)
     assert (settings.batch_size, settings.local_lr, settings.partition, settings.alpha) == (32, 0.01, "hsu2019", 0.1)
     assert make_settings(RunSettings, {"task": "fashion-mnist", "local_steps": 7}).local_epochs is None
+
+
+@pytest.mark.parametrize(
+    ("given", "seeds"), [(3, (0, 1, 2)), ("2", (0, 1)), ("3,5,8", (3, 5, 8)), ("7,", (7,)), ([4, 0], (4, 0))]
+)
+def test_seeds_are_a_number_or_a_list(given: object, seeds: tuple[int, ...]) -> None:
+    assert make_settings(CompareSettings, {"seeds": given}).seeds == seeds
+
+
+@pytest.mark.parametrize("given", ["two", 0, "0", True, 2.5, "3,3", "3,x", ",", [], [-1]])
+def test_other_seeds_are_refused(given: object) -> None:
+    with pytest.raises(DeltaflError, match="seed"):
+        make_settings(CompareSettings, {"seeds": given})
+
+
+def test_stopping_at_the_threshold_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(registered_spec("toy"), threshold=None)
+    monkeypatch.setattr("deltafl.simulation.settings.registered_spec", lambda _: spec)
+    with pytest.raises(DeltaflError, match="stop_at_threshold needs a threshold"):
+        make_settings(RunSettings, {"task": "toy", "stop_at_threshold": True})
+    assert make_settings(RunSettings, {"task": "toy", "stop_at_threshold": True, "threshold": 2}).stop_at_threshold
 
 
 def test_server_momentum_is_filled_in_where_it_is_used() -> None:

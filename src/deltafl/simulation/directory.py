@@ -217,11 +217,9 @@ class RunDirectory:
         return is_over and ("doubt" in last or mark.round == last["round"])
 
     def num_clients(self) -> int:
-        """The number of clients of a run that has a checkpoint."""
+        """The number of clients, by the last checkpoint; 0 if there is none."""
         mark = self._mark()
-        if mark is None:
-            raise DeltaflError(f"{self.path} holds no run that has begun; {CURE}")
-        return len(read_tensors(self.path / mark.tensors, CURE)[0]["state.selected_m"])
+        return len(read_tensors(self.path / mark.tensors, CURE)[0]["state.selected_m"]) if mark else 0
 
     def require_same_data(self, now: Mapping[str, str]) -> None:
         """Refuse other data than those that the folder records; old records know none."""

@@ -1,0 +1,148 @@
+"""Comparisons that grow, reports that join folders, and runs that stop at the threshold."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltafl.analysis import Summary
+from deltafl.errors import DeltaflError
+from deltafl.simulation.compare import joined, run_comparison
+from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.settings import CompareSettings, make_settings
+from tools.cli import deltafl
+from tools.simulation import TINY, StopError, lines_of, quiet, run
+
+SMALL = {**TINY, "rounds": 4, "threshold": 0.99}
+
+
+def compare(out: Path, on_progress: Any = quiet, **given: object) -> Summary:
+    return run_comparison(make_settings(CompareSettings, {**SMALL, **given}), out, on_progress)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison of four rounds; copy it before you change it."""
+    folder = tmp_path_factory.mktemp("small") / "out"
+    compare(folder, samplers="uniform", seeds=1)
+    return folder
+
+
+@pytest.fixture
+def out(small: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small, tmp_path / "out"))
+
+
+def bits(folder: Path) -> tuple[bytes, bytes]:
+    """The lines of a run's rounds and its last checkpoint."""
+    (tensors,) = folder.glob("checkpoint-*.safetensors")
+    return (folder / "rounds.jsonl").read_bytes(), tensors.read_bytes()
+
+
+def test_a_comparison_grows_by_samplers_and_seeds(out: Path) -> None:
+    before = (out / "runs" / "uniform-seed0" / "timings.jsonl").read_bytes()
+    compare(out, samplers="full", seeds="3,5")
+    summary = compare(out, samplers="uniform", seeds=1)
+    assert [entry.sampler for entry in summary.samplers] == ["uniform", "full"]
+    assert [[run.seed for run in entry.seeds] for entry in summary.samplers] == [[0, 3, 5]] * 2
+    assert (out / "runs" / "uniform-seed0" / "timings.jsonl").read_bytes() == before
+
+
+def test_more_rounds_end_in_the_bits_of_a_run_played_at_once(out: Path, tmp_path: Path) -> None:
+    def stop(progress: Any) -> None:
+        if progress.rounds_done:
+            raise StopError
+
+    with pytest.raises(StopError):  # interrupted, the comparison goes on to the new number of rounds
+        compare(out, stop, samplers="uniform", seeds=1, rounds=7)
+    compare(out, samplers="uniform", seeds=1, rounds=7)
+    compare(tmp_path / "at_once", samplers="uniform", seeds=1, rounds=7)
+    assert bits(out / "runs" / "uniform-seed0") == bits(tmp_path / "at_once" / "runs" / "uniform-seed0")
+
+
+def test_a_run_with_a_suspect_end_goes_on_from_its_last_good_state(tmp_path: Path) -> None:
+    wild = {**SMALL, "sampler": "uniform", "local_lr": 50.0}
+    run(tmp_path / "one", **wild)
+    assert "doubt" in lines_of(tmp_path / "one")[-1]
+    run(tmp_path / "one", **{**wild, "rounds": 6})
+    run(tmp_path / "six", **{**wild, "rounds": 6})
+    assert bits(tmp_path / "one") == bits(tmp_path / "six")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"rounds": 3}, "rounds = 4, not 3"),
+        ({"samplers": "full", "local_lr": 0.3}, "local_lr = 0.8, not 0.3"),
+        ({"samplers": "uniform,hics-fl", "rounds": 5}, "hics-fl depend on the number of rounds, and it began with 4"),
+    ],
+)
+def test_what_does_not_only_grow_is_refused(out: Path, given: dict[str, object], sentence: str) -> None:
+    if "rounds" in given and given["rounds"] == 5:
+        compare(out, samplers="hics-fl", seeds=1)
+    before = (out / "config.toml").read_bytes()
+    with pytest.raises(DeltaflError, match=sentence):
+        compare(out, **given)
+    assert (out / "config.toml").read_bytes() == before
+
+
+def test_an_evaluation_out_of_turn_keeps_a_run_from_going_on(tmp_path: Path) -> None:
+    run(tmp_path, **SMALL, evaluate_every=3)
+    with pytest.raises(DeltaflError, match="after 4 rounds, which is none of every 3 rounds"):
+        run(tmp_path, **{**SMALL, "rounds": 6}, evaluate_every=3)
+
+
+def test_folders_are_joined_and_a_run_in_two_counts_once(out: Path, small: Path, tmp_path: Path) -> None:
+    run(tmp_path / "run", **SMALL, sampler="full", seed=4)
+    found = joined([small, out, tmp_path / "run"])
+    assert [(run.sampler, run.seed, run.metric) for run in found.runs] == [
+        ("uniform", 0, "accuracy"),
+        ("full", 4, "accuracy"),
+    ]
+    assert len(found.runs[0].draws_m) == 12
+
+
+def test_folders_that_differ_are_not_joined(out: Path, small: Path, tmp_path: Path) -> None:
+    compare(tmp_path / "other", samplers="uniform", seeds=1, rounds=3)
+    with pytest.raises(DeltaflError, match=r"small\d*/out has rounds = 4 and .*other has rounds = 3"):
+        joined([small, tmp_path / "other"])
+    place = out / "runs" / "uniform-seed0"
+    lines = place / "rounds.jsonl"
+    lines.write_bytes(lines.read_bytes().replace(b'"bytes_up": 1', b'"bytes_up": 2'))
+    with pytest.raises(DeltaflError, match="are the same run and differ"):
+        joined([small, out])
+    note = place / "environment.json"
+    note.write_text(note.read_text().replace(RunDirectory(place).environment()["data_crc32"], "00000000"))
+    with pytest.raises(DeltaflError, match="other data than another run of seed 0"):
+        joined([small, out])
+    (place / "checkpoint.json").unlink()
+    with pytest.raises(DeltaflError, match="is not finished; go on with: deltafl compare --resume --out"):
+        joined([out])
+
+
+def test_runs_stop_at_the_threshold_and_have_no_gap(tmp_path: Path) -> None:
+    given = {"samplers": "full,uniform", "seeds": 1, "threshold": 0.3, "stop_at_threshold": True, "rounds": 8}
+    summary = compare(tmp_path, **given)
+    (full,), _ = (entry.seeds for entry in summary.samplers)
+    lines = lines_of(tmp_path / "runs" / "full-seed0")
+    assert full.stopped
+    assert full.num_rounds == len(lines) - 1 < 8
+    assert lines[-1]["stopped"] == 0.3
+    assert full.top5 == full.final >= 0.3 > lines[-2]["test"]["accuracy"]
+    assert [entry.gap_closed for entry in summary.samplers] == [None, None]
+    again = compare(tmp_path, **{**given, "rounds": 9})
+    assert again.samplers[0] == summary.samplers[0]
+
+
+def test_a_report_and_a_comparison_with_a_run_that_diverged_end_with_3(out: Path, tmp_path: Path) -> None:
+    lines = out / "runs" / "uniform-seed0" / "rounds.jsonl"
+    before, _, last = lines.read_text().rstrip().rpartition("\n")
+    ended = '{"diverged": {"why": "the test loss is high", "kept": 0}, '
+    lines.write_text(f"{before}\n{ended}{last[1:]}\n")
+    report = deltafl("report", "out", "--out", "joined", cwd=tmp_path)
+    assert report.returncode == 3, report.stderr
+    assert "Diverged: uniform (1 of 1 seed)" in report.stdout
+    assert {path.name for path in (tmp_path / "joined").iterdir()} >= {"summary.json", "accuracy.png"}
+    grown = deltafl("compare", "--samplers", "full", "--processes", "1", "--out", "out", cwd=tmp_path)
+    assert (grown.returncode, "\nfull " in grown.stdout) == (3, True), grown.stderr
