@@ -101,7 +101,7 @@ def run(
     out: o.Out = None,
     resume: o.Resume = False,
 ) -> None:
-    """Run one sampler with one seed; continue it with --resume, with more --rounds if you like.
+    """Run one sampler with one seed; --resume continues it, perhaps with more --rounds.
 
     Exit code 3 if the run diverges: its last checkpoint before that stays in the folder.
 

@@ -74,7 +74,7 @@ class Settings(BaseModel):
     memory_dtype: Literal["float32", "bfloat16"] = Field("float32", description="of one update a client, where kept")
     memory_path: str | None = Field(None, description="folder on a disk for them; in RAM if not set")
     threshold: Finite | None = Field(None, description="accuracy (or loss) that counts as reached")
-    stop_at_threshold: bool = Field(False, description="end a run with the first evaluation that reaches the threshold")
+    stop_at_threshold: bool = Field(False, description="end a run that reaches the threshold")
     evaluate_every: Count = Field(1, description="rounds between two evaluations")
     test_examples: Count | None = Field(None, description="evaluate on so many test examples; all if not set")
     validation: Share | None = Field(
