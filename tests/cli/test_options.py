@@ -35,6 +35,7 @@ def test_the_folder_of_another_command_is_named(tmp_path: Path, resume: bool) ->
 def test_a_comparison_grows_without_resume_and_nothing_else_does(tmp_path: Path) -> None:
     write_header(tmp_path / "all", make_settings(COMPARISON, {"samplers": "full,uniform", "seeds": 2, "proximal": 0.1}))
     grown = settings(COMPARISON, tmp_path / "all", samplers="uniform,fedavg", seeds="1,7", rounds=50)
+    assert isinstance(grown, CompareSettings)
     assert (grown.samplers, grown.seeds, grown.rounds) == (("full", "uniform", "fedavg"), (0, 1, 7), 50)
     assert grown.proximal == 0.1
     write_header(tmp_path / "one", make_settings(RUN, {"rounds": 4}))
