@@ -33,4 +33,4 @@ def make_task(seed: int) -> Task:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "visits.csv"
         write_visits(path)
-        return table_task(path, label="outcome", client="hospital", seed=seed, model=model)
+        return table_task(path, label="outcome", column="hospital", seed=seed, model=model)

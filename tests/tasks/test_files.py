@@ -138,7 +138,7 @@ def test_mistakes_are_named(publish: Publish, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DeltaflError, match=r"cannot write to .*file.*give another folder"):
         fetch("tiny", tmp_path / "file", progress=False)
-    with pytest.raises(DeltaflError, match="unknown data set that can be fetched 'digits'"):
+    with pytest.raises(DeltaflError, match=r"'digits' is no data set that .*are mnist, fashion-mnist, cifar10"):
         fetch("digits")
     with pytest.raises(DeltaflError, match="nowhere, which is not a folder"):
         check("mnist", Path("nowhere"))

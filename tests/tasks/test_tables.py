@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,7 +82,11 @@ def test_numbers_are_sorted_as_numbers_and_long_ones_stay_apart(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("names", "order"),
-    [([" 7", "7", "10"], ["7", "10"]), (["x", "7", "10"], ["10", "7", "x"]), (["b ", " b", "NA"], ["NA", "b"])],
+    [
+        ([" 7", "7", "10"], ["7", "10"]),
+        (["x", "7", "10"], ["10", "7", "x"]),
+        (["b ", " b", "None at all"], ["None at all", "b"]),
+    ],
 )
 def test_words_are_stripped_and_sorted(tmp_path: Path, names: list[str], order: list[str]) -> None:
     rows = [(k, names[k % len(names)], 0, names[k % len(names)]) for k in range(60)]
@@ -131,7 +136,7 @@ def changed(row: int, column: int, value: object) -> list[tuple[object, ...]]:
         (changed(0, 2, "many"), "t.csv: row 1, column 'b' holds 'many'"),
         (changed(6, 0, "1e300"), "t.csv: row 7, column 'a' holds"),
         (changed(34, 3, ""), "t.csv: row 35, column 'client' holds nan; it must be a whole number or a word"),
-        ([(1, 2.5, 3, "x"), (1, 2, 3, "x")], "t.csv: row 1, column 'label' holds"),
+        ([(1, 2.5, 3, "x"), (1, 2, 3, "x")], "t.csv: column 'label' holds fractions such as 2.5: write task_type ="),
         ([(1, "yes", 3, "x")] * 20, "t.csv: column 'label' holds a single class; two are needed"),
         ([(1, 0, 3), (1, 0, 3)], "t.csv: row 1, column 'client' holds nan"),
         ([(1, 0, 3, "x"), (1, 0, 3, "x", 5)], "t.csv cannot be read as a table: ParserError"),
@@ -153,12 +158,12 @@ def test_bad_columns_and_files_are_named(tmp_path: Path) -> None:
 
     path = write(tmp_path / "t.csv", example())
     refused("unknown column of t.csv 'lable': did you mean 'label'?", path, label="lable")
-    refused("three columns or more: a label, a client and a feature", path, client="label")
+    refused("t.csv needs one row and a column of numbers besides", path, client="label")
     refused("test_share is 1; it must be between 0 and 1", path, share=1)
     refused("there is no table", tmp_path / "none.csv")
     refused("give one of .csv, .npz, .parquet", tmp_path / "t.xlsx")
     twice = write(tmp_path / "twice.csv", example(), ("a", "label", "label", "client"))  # else the label is a feature
-    refused("twice.csv cannot be read as a table: ValueError: column 'label' is named twice", twice)
+    refused("twice.csv: column 'label' is named twice", twice)
     for content in (b"a,label,client\n\xff\xfe,1,2\n", b""):
         path.write_bytes(content)
         refused("t.csv cannot be read as a table", path)
@@ -258,3 +263,150 @@ def test_the_example_is_a_real_datasets_object() -> None:
     assert task.num_clients == 25
     assert len(task.dataset.train_x) == 800
     assert task.dataset.test_x.shape == (200, 3)
+
+
+def flowers(size: int = 150) -> pd.DataFrame:
+    """A data frame without a client: two numbers, a class and a target; its index is not 0, 1, ..."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, size))
+    kind = np.where(a > 0.4, "rose", np.where(b > 0, "iris", "lily"))
+    frame = pd.DataFrame({"a": a, "b": b, "kind": kind, "price": np.rint(100 * (a + 2 * b))})
+    return frame.set_index(np.arange(size) % 7)
+
+
+def test_a_partition_deals_the_rows_of_a_data_frame_or_a_file(tmp_path: Path) -> None:
+    frame = flowers()
+    before = frame.copy()
+    options: dict[str, Any] = {"label": "kind", "clients": 20, "seed": 3}
+    task = table_task(frame, partition="dirichlet", alpha=0.3, **options)
+    check_task(task, "frame", 3)
+    pd.testing.assert_frame_equal(frame, before)
+    assert (task.num_clients, len(task.dataset.train_x), len(task.dataset.test_x)) == (20, 135, 15)
+    assert sorted(np.concatenate(task.client_rows)) == list(range(135))
+    frame.to_csv(tmp_path / "f.csv", index=False)
+    same = table_task(tmp_path / "f.csv", partition="yurochkin2019", alpha=0.3, **options)
+    assert [same.data["data_crc32"]] == [task.data["data_crc32"]]
+    even = table_task(frame, partition="dirichlet", alpha=1e6, **options)
+    assert len({tuple(map(len, each.client_rows)) for each in (task, even)}) == 2
+    assert {len(rows) for rows in table_task(frame, partition="iid", **options).client_rows} == {6, 7}
+
+
+def test_the_column_of_clients_is_no_feature_and_of_many_owners_some_are_drawn() -> None:
+    frame = flowers().assign(client=np.arange(150) % 30)
+    dealt = table_task(frame, "kind", partition="iid", clients=20)
+    assert dealt.dataset.train_x.shape[1] == 3  # a, b and price
+    assert table_task(frame, "kind").num_clients == 30
+    assert table_task(frame, "kind", clients=5).num_clients == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "frame has no column 'client' that says who holds a row: .*--column.*--partition iid --clients 20.*kind"),
+        ({"label": "kinds"}, r"unknown column of data frame 'kinds': did you mean 'kind'\? \(its columns are kind, "),
+        ({"partition": "iid"}, "partition 'iid' needs the number of clients: write for example clients = 20"),
+        ({"partition": "iid", "column": "a", "clients": 2}, "deals the rows, and column 'a' says who holds them"),
+        ({"partition": "irid", "clients": 2}, "unknown partition 'irid': did you mean 'iid'"),
+        ({"partition": "writer"}, "unknown column of data frame 'writer'"),
+        (
+            {"label": "price", "partition": "iid", "clients": 2},
+            "'price' holds 1.. different whole numbers: write task_",
+        ),
+        ({"label": "a", "partition": "iid", "clients": 2}, "'a' holds fractions such as .*: write task_type = regress"),
+        (
+            {"partition": "shards", "clients": 5, "label": "b", "task_type": "regression"},
+            "row 1, column 'kind' holds '",
+        ),
+    ],
+)
+def test_what_a_table_without_clients_is_refused_for(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(DeltaflError, match=words):
+        table_task(flowers(), **{"label": "kind", **options})
+
+
+def test_columns_of_an_error_are_ten_and_the_nearest_first() -> None:
+    frame = flowers().assign(**{f"x{number}": 0 for number in range(40)})
+    with pytest.raises(DeltaflError, match=r"\(its columns are kind, ([\w]+, ){8}\w+ and 34 more\)"):
+        table_task(frame, "kindd")
+
+
+def test_regression_predicts_a_standardized_target() -> None:
+    frame = flowers().drop(columns="kind")
+    options: dict[str, Any] = {"label": "price", "partition": "quantity", "clients": 10, "task_type": "regression"}
+    task = table_task(frame, **options)
+    check_task(task, "frame", 0)
+    data = task.dataset
+    assert (task.metric, data.num_classes, str(data.train_y.dtype)) == ("loss", 0, "float32")
+    y = np.concatenate([data.train_y, data.test_y])
+    np.testing.assert_allclose([y.mean(), y.std()], [0, 1], atol=1e-6)
+    mean, deviation = frame["price"].mean(), frame["price"].std(ddof=0)
+    assert data.name == f"data frame, 'price' standardized by mean {mean:.4g} and standard deviation {deviation:.4g}"
+    plain = table_task(frame, **options, standardize=False).dataset
+    np.testing.assert_allclose(plain.train_y, data.train_y * deviation + mean, rtol=1e-4, atol=1e-3)
+    with pytest.raises(DeltaflError, match="'price' holds a single number"):
+        table_task(frame.assign(price=3), **options)
+
+
+@pytest.mark.parametrize(
+    ("label", "asks"),
+    [
+        (range(20), False),
+        (range(21), True),
+        (["7", "8.5"], True),
+        ([f"word {k}" for k in range(40)], False),
+        (pd.Categorical(range(40)), False),
+        ([True, False], False),
+    ],
+)
+def test_which_labels_are_classes(label: Any, asks: bool) -> None:
+    values = pd.Series(label).take(np.arange(120) % len(label)).reset_index(drop=True)
+    frame = pd.DataFrame({"a": np.arange(120), "label": values})
+    options: dict[str, Any] = {"partition": "iid", "clients": 3}
+    if asks:
+        with pytest.raises(DeltaflError, match=r"write task_type = regression \(--task-type regression\)"):
+            table_task(frame, **options)
+        return
+    assert table_task(frame, **options).dataset.num_classes == len(label)
+
+
+def test_missing_values_are_refused_and_words_of_a_data_frame_stay_words(tmp_path: Path) -> None:
+    rows = [(k, ("yes", "None")[k % 2], k, k % 3) for k in range(40)]
+    with pytest.raises(
+        DeltaflError, match=r"row 2, column 'label' holds nan; .* a missing value \(in CSV files .*None"
+    ):
+        table_task(write(tmp_path / "t.csv", rows))
+    frame = pd.DataFrame(rows, columns=HEADER)
+    assert table_task(frame).dataset.num_classes == 2
+    with pytest.raises(DeltaflError, match=r"row 2, column 'label' holds nan; .* a missing value"):
+        table_task(frame.assign(label=frame["label"].where(frame["label"] == "yes", None)))
+
+
+def test_a_regression_from_the_command_line(tmp_path: Path) -> None:
+    flowers().drop(columns="kind").to_csv(tmp_path / "f.csv", index=False)
+    names = ["--task", "f.csv", "--label", "price", "--partition", "iid", "--clients", "15", "--rounds", "30"]
+    more = ["--samplers", "uniform", "--seeds", "1", "--local-lr", "0.1", "--out", "out"]
+    refused = deltafl("compare", *names, *more, cwd=tmp_path)
+    assert (refused.returncode, (tmp_path / "out").exists()) == (2, False)
+    assert "--task-type regression" in refused.stderr
+    done = deltafl("compare", *names, *more, "--task-type", "regression", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "out" / "runs" / "uniform-seed0" / "rounds.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["test"]["loss"] for line in lines]
+    assert losses[-1] < 0.05 < losses[0]
+    both = deltafl("compare", *names, "--column", "a", "--task-type", "regression", cwd=tmp_path)
+    assert (both.returncode, "leave one of them out" in both.stderr) == (2, True)
+
+
+def test_a_partition_deals_a_hugging_face_data_set() -> None:
+    data = Columns(x=[[k, 1] for k in range(60)], kind=[k % 3 for k in range(60)])
+    task = from_huggingface(data, label="kind", partition="dirichlet", clients=6, seed=1)
+    check_task(task, "dealt", 1)
+    assert (task.num_clients, len(task.dataset.train_x), len(task.dataset.test_x)) == (6, 54, 6)
+    assert task.test_clients is None
+    target = from_huggingface(data, label="kind", partition="iid", clients=6, task_type="regression")
+    check_task(target, "regression", 0)
+    many = Columns(x=[1], z=[2], kind=[1])
+    with pytest.raises(DeltaflError, match=r"inputs must name one of its columns; its columns are .*to_pandas\(\)"):
+        from_huggingface(many, label="kind", partition="iid", clients=1)
+    with pytest.raises(DeltaflError, match="has no column 'client' that says who holds a row"):
+        from_huggingface(data, label="kind")

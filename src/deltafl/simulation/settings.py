@@ -37,6 +37,9 @@ FREE_ON_RESUME = {"workers", "data_dir", "checkpoint_every"}
 #: Settings of a comparison that grow: what is recorded stays, what is new is added.
 UNION = {"samplers", "seeds"}
 
+#: Settings that say what a table means.
+OF_TABLES = ("label", "column", "task_type", "partition", "clients", "alpha")
+
 #: Settings that a task fills in, and the names of its defaults.
 TASK_DEFAULTS = {"clients": "num_clients", "sample": "sample_size"} | {
     name: name
@@ -67,6 +70,9 @@ class Settings(BaseModel):
     alpha: Positive | None = Field(None, description="concentration of Dirichlet partitions")
     column: str | None = Field(None, description="column that names the owner: natural partition, tables")
     label: str | None = Field(None, description="column of the label, for tables; 'label' if not set")
+    task_type: Literal["classification", "regression"] | None = Field(
+        None, description="what a table's label is; words and up to 20 whole numbers are classes"
+    )
     weights: Literal["data", "uniform"] = Field("data", description="target: w_i = n_i / N, or 1 / m")
     norm_guard: Annotated[Finite, Field(gt=1)] | None = Field(
         None, description="longest step in medians of the last 20, such as 3; biased; no guard if not set"
@@ -102,7 +108,7 @@ class Settings(BaseModel):
         if partition is not None and partition.uses_column and (self.partition is not None or spec.all_owners):
             own.add("clients")  # all owners, however many there are
         if is_own(self.task):
-            own |= {"clients", "alpha"}
+            own |= {"clients"} if partition is not None and partition.uses_alpha else {"clients", "alpha"}
         missing = {
             key: getattr(spec, name)
             for key, name in TASK_DEFAULTS.items()
@@ -116,20 +122,22 @@ class Settings(BaseModel):
 
     def _spec(self) -> TaskSpec:
         """The task's defaults; an own task is made once to know its clients and its metric."""
-        if self.label is not None and not is_table(self.task):
-            raise DeltaflError(f"label is a setting of tables, not of the task {self.task!r}: leave it out")
+        for setting in ("label", "task_type"):
+            if getattr(self, setting) is not None and not is_table(self.task):
+                raise DeltaflError(f"{setting} is a setting of tables, not of the task {self.task!r}: leave it out")
         if not is_own(self.task):
             return registered_spec(self.task)
-        for setting in ("clients", "partition", "alpha", *(() if is_table(self.task) else ("column",))):
-            if getattr(self, setting) is not None:
+        for setting in OF_TABLES:
+            if getattr(self, setting) is not None and not is_table(self.task):
                 raise DeltaflError(
                     f"{setting} is not a setting of {self.task}: a task of your own says itself who holds what; "
                     "leave it out"
                 )
-        return own_spec(self.task, self._own_task())
+        return own_spec(self.task, self.own_task())
 
-    def _own_task(self, seed: int = 0) -> Task:
-        return load_own(self.task, seed, label=self.label, client=self.column)
+    def own_task(self, seed: int = 0) -> Task:
+        """The task of a user's file or table."""
+        return load_own(self.task, seed, **{name: getattr(self, name) for name in OF_TABLES})
 
     def _check(self, spec: TaskSpec) -> None:
         """Refuse unknown names, and values that do not go together."""
@@ -168,8 +176,9 @@ class RunSettings(Settings):
     sampler: str = Field("innovation@local-pivotal", description="name[@design[@estimator]]; see `deltafl samplers`")
     seed: Seed = Field(0, description="fixes split, initial model, draws and minibatches")
 
-    def _own_task(self, seed: int = 0) -> Task:
-        task = super()._own_task(self.seed)
+    def own_task(self, seed: int = 0) -> Task:
+        """The task of a user's file or table with the run's seed; it can be sent to workers."""
+        task = super().own_task(self.seed)
         if self.workers > 1:
             check_picklable(task, self.task)
         return task

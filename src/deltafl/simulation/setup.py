@@ -14,7 +14,7 @@ from ..samplers import parse_label, uses_aux
 from ..scale.memory_budget import free_ram, human, memory_size, memory_words, require_room
 from ..scale.rows import RowFormat
 from ..server.optimizers import make_server_optimizer
-from ..tasks import load_own, make_task
+from ..tasks import make_task
 from ..tasks.base import Task, with_fewer_tests, with_validation
 from ..tasks.own import is_own
 from ..types import Population
@@ -34,7 +34,7 @@ COPIES_OF_DRAWN, COPIES_OF_CERTAIN, COPIES_OF_PROBED = 7, 5, 7
 def task_of(settings: RunSettings) -> Task:
     """The task of a run; one seed gives one split."""
     if is_own(settings.task):
-        task = load_own(settings.task, settings.seed, label=settings.label, client=settings.column)
+        task = settings.own_task()
     else:
         synthetic = settings.task == "synthetic"
         task = make_task(

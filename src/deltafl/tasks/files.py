@@ -22,7 +22,7 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError, MissingExtraError, require, unknown_name
+from ..errors import DeltaflError, MissingExtraError, require
 from ..types import IntArray
 from .base import Dataset
 
@@ -188,7 +188,10 @@ def check(name: str, data_dir: Path | None = None) -> list[FileStatus]:
 
 def _source_of(name: str) -> Source:
     if name not in SOURCES:
-        raise unknown_name("data set that can be fetched", name, SOURCES)
+        raise DeltaflError(
+            f"{name!r} is no data set that deltafl can fetch or check; these are {', '.join(SOURCES)} (digits comes "
+            "with scikit-learn; femnist, celeba and shakespeare you bring)"
+        )
     return SOURCES[name]
 
 

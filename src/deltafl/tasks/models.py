@@ -3,7 +3,7 @@
 All of them raise ``MissingExtraError`` without PyTorch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +20,13 @@ PAD = 4
 def softmax_regression(in_features: int, classes: int) -> "torch.nn.Module":
     """Multinomial logistic regression: one linear layer on the flattened input."""
     return mlp(in_features, (), classes)
+
+
+def one_output(model: "Callable[[int, int], torch.nn.Module]", in_features: int) -> "torch.nn.Module":
+    """``model(in_features, 1)`` with outputs (B,) for regression, as targets are."""
+    from .modules import nn
+
+    return nn.Sequential(model(in_features, 1), nn.Flatten(0))
 
 
 def mlp(in_features: int, hidden: Sequence[int], classes: int) -> "torch.nn.Module":

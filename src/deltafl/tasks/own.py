@@ -19,6 +19,7 @@ from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 from ..io import import_file
 from ..streams import stream
 from .base import Dataset, Task
+from .models import squared_error
 from .registry import TaskSpec, find_task
 from .tables import TABLE_SUFFIXES, table_task
 
@@ -51,20 +52,20 @@ def short_name(name: str) -> str:
     return _split(name)[0].stem if is_own(name) else name
 
 
-def load_own(name: str, seed: int, *, label: str | None = None, client: str | None = None) -> Task:
+def load_own(name: str, seed: int, **of_table: Any) -> Task:
     """Make the task of a user's file, and try it out on two examples.
 
     Load it before ``Workers`` are started, which inherit ``sys.path`` then. A file is imported once a process.
 
-    ``name`` is ``FILE.py:FUNCTION``, ``FILE.py`` for its function ``make_task(seed)`` or ``make_task()``, or a table,
-    whose columns of the label and the client are called so unless ``label`` and ``client`` are given.
+    ``name`` is ``FILE.py:FUNCTION``, ``FILE.py`` for its function ``make_task(seed)`` or ``make_task()``, or a table.
+    ``of_table`` are arguments of ``table_task``: ``label``, ``column``, ``partition``, ``clients``, ...
 
     Raises:
         DeltaflError: If there is no such file or function, it fails, or it returns no valid task.
     """
     task: object
     if is_table(name):
-        task = table_task(name, label or "label", client or "client", seed=seed)
+        task = table_task(name, seed=seed, **{key: value for key, value in of_table.items() if value is not None})
     else:
         path, function = _split(name)
         make = getattr(import_file(path, "--task FILE.py:FUNCTION"), function, None)
@@ -106,11 +107,17 @@ def own_spec(name: str, task: Task) -> TaskSpec:
         sample_size=max(1, task.num_clients // 10),
         rounds=100,
         local_epochs=1,
-        local_lr=0.1,
+        local_lr=_local_lr(task),
         make_model=task.make_model,
         metric=task.metric,
         threshold=0.8 if task.metric == "accuracy" else None,
     )
+
+
+def _local_lr(task: Task) -> float:
+    """0.1, divided by the number of features for the squared error, whose gradient grows with it; one digit."""
+    features = task.dataset.train_x[0].size if task.loss is squared_error else 1
+    return float(f"{0.1 / features:.0e}")
 
 
 def check_task(task: Task, name: str, seed: int) -> None:

@@ -161,6 +161,7 @@ PARTITIONS: dict[str, Partition] = {
     "iid": Partition("examples dealt at random, equal sizes", iid),
     "hsu2019": _dirichlet("labels of a client ~ Dir(alpha * prior); equal sizes", hsu2019),
     "yurochkin2019": _dirichlet("each label cut by Dir(alpha * 1); unequal sizes", yurochkin2019),
+    "dirichlet": _dirichlet("another name of yurochkin2019", yurochkin2019),
     "shards": Partition("sorted by label, cut into equal shards, two dealt to each client", shards, uses_labels=True),
     "split": Partition("one label a client, one of them cut into many small clients", split, uses_labels=True),
     "quantity": Partition("labels at random; 10 % of the clients own 90 % of the data", quantity),
@@ -190,7 +191,7 @@ def make_partition(
         raise unknown_name("partition", name, PARTITIONS)
     partition = PARTITIONS[name]
     if partition.uses_labels and dataset.num_classes == 0:
-        raise DeltaflError(f"partition {name!r} needs class labels, {dataset.name} has none: choose 'iid'")
+        raise DeltaflError(f"partition {name!r} needs class labels, and this task has none: choose 'iid' or 'quantity'")
     if partition.uses_alpha and not 1e-6 <= alpha <= 1e6:  # a Dirichlet sample is rounded away there
         raise DeltaflError(f"alpha is {alpha}; write a number from 1e-6 (one label a client) to 1e6 (iid)")
     by_owner = partition.uses_column
