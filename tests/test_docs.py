@@ -30,6 +30,21 @@ def test_the_first_example_of_a_document_runs(
     assert names["info"].round == last_round
 
 
+def test_the_torch_loop_of_the_page_learns_what_its_clients_know() -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    text = (ROOT / "docs" / "your-loop.md").read_text()
+    block = text.partition("```python\n")[2].partition("```")[0]
+    assert len([line for line in block.splitlines() if line.strip()]) <= 22
+    assert len(text.splitlines()) <= 70
+    names: dict[str, Any] = {}
+    exec(compile(block, "docs/your-loop.md", "exec"), names)
+    assert isinstance(names["model"], torch.nn.Linear)
+    assert names["info"].round == 29
+    hits = torch.cat([names["model"](x).argmax(dim=1) == y for x, y in names["data"]])
+    assert hits.float().mean() > 0.8
+
+
 def test_what_is_cited_is_among_the_references() -> None:
     """Each short form of a source, and no reference that nothing cites."""
     text = (ROOT / "docs" / "references.md").read_text()

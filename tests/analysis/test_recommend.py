@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
 import deltafl
@@ -38,3 +39,15 @@ def test_the_known_answers() -> None:
     assert any("available" in sentence for sentence in recommend(reachable=False).caveats)
     with pytest.raises(DeltaflError, match="clients is 0; write a whole number >= 1"):
         recommend(clients=0)
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_the_printed_lines_for_python_and_flower_run(labels: bool) -> None:
+    flower = pytest.importorskip("deltafl.flower")
+    found = recommend(labels=labels)
+    lines = dict(line.split(": ", 1) for line in found.usage.splitlines())
+    assert str(found).endswith(found.usage)
+    assert lines["Command line"] == f"deltafl run --sampler '{found.label}'"
+    names = {"deltafl": deltafl, "sizes": range(10, 30), "label_shares": np.eye(20), **vars(flower)}
+    exec("\n".join([lines["Python"], lines["Flower"]]), names)
+    assert names["plan"].sampler == names["strategy"].rules.plan.sampler

@@ -36,6 +36,9 @@ class FakeGrid:
     def get_nodes(self) -> Iterable[NodeInfo]:
         return [NodeInfo(node_id=node_id) for node_id in self.configs]
 
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.configs)
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         assert isinstance(messages, list)  # the deployment's grid iterates over its messages twice
         for message in messages:

@@ -58,7 +58,20 @@ class Recommendation(NamedTuple):
     def __str__(self) -> str:
         heading = "Evidence, the share of the gap from uniform sampling (0) to full participation (1) that it closes:"
         rows = map(str, self.evidence)
-        return "\n".join([f"{self.label}: {self.why}", f"Cost: {self.cost}", heading, *rows, *self.caveats])
+        text = [f"{self.label}: {self.why}", f"Cost: {self.cost}", heading, *rows, *self.caveats, self.usage]
+        return "\n".join(text)
+
+    @property
+    def usage(self) -> str:
+        """How to use it on the command line, in Python and in Flower, one line each."""
+        parsed, population, number = parse_label(self.label), "sizes", ""
+        if uses_aux(make_sampler(parsed), parsed.estimator):
+            population, number = "deltafl.Population.from_sizes(sizes, aux=label_shares)", ", aux=10"  # ten labels
+        return (
+            f"Command line: deltafl run --sampler '{self.label}'\n"
+            f'Python: plan = deltafl.make_plan("{self.label}", {population}, n=10)\n'
+            f'Flower: strategy = DeltaStrategy("{self.label}", n=10{number})  # of deltafl.flower'
+        )
 
 
 def recommend(

@@ -72,8 +72,7 @@ def recommend(
 
     unequal = {"equal": False, "unequal": True, "unknown": None}[sizes]
     federation = {"labels": labels, "memory": memory, "reachable": reachable}
-    found = answer(unequal_sizes=unequal, **federation, clients=clients, parameters=parameters)
-    typer.echo(f"{found}\nTry it: deltafl run --sampler '{found.label}'")
+    typer.echo(answer(unequal_sizes=unequal, **federation, clients=clients, parameters=parameters))
 
 
 def tasks() -> None:

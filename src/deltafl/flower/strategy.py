@@ -42,7 +42,8 @@ class DeltaStrategy(Strategy):
     clients send. A missing or faulty reply is non-response; the server keeps each client's response rate.
 
     Args:
-        sampler: A label such as ``"pracdelta"`` or ``"pracdelta@pivotal@difference"``, or a sampler of your own.
+        sampler: A label, such as what ``deltafl.recommend`` answers, or a sampler of your own. The default keeps one
+            update of each client at the server: as many models as there are clients.
         n: Clients selected per round.
         server_optimizer: A name such as ``"sgd"`` or ``"adam"``, or an optimizer.
         state_path: Folder where the state is saved after every round and from which a restart resumes; or None.
@@ -71,7 +72,7 @@ class DeltaStrategy(Strategy):
 
     def __init__(
         self,
-        sampler: str | Sampler = "pracdelta",
+        sampler: str | Sampler = "innovation@local-pivotal",
         n: int = 10,
         server_optimizer: str | ServerOptimizer = "sgd",
         state_path: str | Path | None = None,
