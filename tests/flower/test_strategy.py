@@ -249,7 +249,10 @@ def test_foreign_differential_privacy_is_refused() -> None:
         ({"forget": "client:a"}, r"forget is 'client:a'; it must be a list of texts"),
         ({"sampler": "delta"}, "practical sampler"),
         ({"estimator": "hajek", "clipping": WeightedClipping(1.0, 1.0)}, "largest weight"),
-        ({"norm_guard": 3.0, "clipping": WeightedClipping(1.0, 0.5)}, r"norm_guard is 3\.0 and noise is added"),
+        (
+            {"sampler": "md", "norm_guard": 3.0, "clipping": WeightedClipping(1.0, 0.5)},
+            r"norm_guard is 3\.0 and noise is added",
+        ),
         ({"estimator": "innovation-remote", "clipping": WeightedClipping(1.0)}, "clients remember what they sent"),
         ({"identity": "node"}, "identity"),
         ({"sampler": "innovation", "memory_path": "rows"}, "there is no state_path: write both"),
