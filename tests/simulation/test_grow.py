@@ -89,7 +89,7 @@ def test_what_does_not_only_grow_is_refused(out: Path, given: dict[str, object],
 
 def test_an_evaluation_out_of_turn_keeps_a_run_from_going_on(tmp_path: Path) -> None:
     run(tmp_path, **SMALL, evaluate_every=3)
-    with pytest.raises(DeltaflError, match="after 4 rounds, which is none of every 3 rounds"):
+    with pytest.raises(DeltaflError, match="after 4 rounds, not one of every 3"):
         run(tmp_path, **{**SMALL, "rounds": 6}, evaluate_every=3)
 
 

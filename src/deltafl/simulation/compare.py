@@ -4,7 +4,6 @@ The folder has settings and environment, a run directory for each run, ``summary
 three pictures. It grows: with more samplers, seeds or rounds, what is missing is played. Several folders are joined.
 """
 
-import json
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,8 +33,7 @@ class Joined(NamedTuple):
 
     def write(self, folder: Path) -> Summary:
         """Write ``summary.json`` and the pictures into a folder, and return the summary."""
-        given = json.loads(self.settings.model_dump_json(exclude_none=True))
-        facts = {**environment(), "data": self.data}
+        given, facts = self.settings.model_dump(mode="json", exclude_none=True), {**environment(), "data": self.data}
         summary = summarise(self.runs, self.settings.threshold, settings=given, environment=facts)
         folder.mkdir(parents=True, exist_ok=True)
         write_summary(summary, folder / "summary.json")
@@ -71,9 +69,7 @@ def joined(folders: Sequence[Path]) -> Joined:
         first = found.setdefault((run.sampler, run.seed), directory)
         checksum = directory.environment().get("data_crc32")
         if checksum is not None and checksums.setdefault(run.seed, checksum) != checksum:
-            raise DeltaflError(
-                f"{directory.path} was played with other data than another run of seed {run.seed}; leave it out"
-            )
+            raise DeltaflError(f"{directory.path} has other data than another run of seed {run.seed}; leave it out")
         if first is not directory and first.lines("rounds.jsonl") != directory.lines("rounds.jsonl"):
             raise DeltaflError(f"{first.path} and {directory.path} are the same run and differ; leave one of them out")
     keys = [(sampler, seed) for sampler in settings.samplers for seed in settings.seeds if (sampler, seed) in found]
@@ -95,12 +91,9 @@ def _opened(folder: Path) -> tuple[CompareSettings, list[tuple[RunDirectory, Run
         places = [(RunDirectory(folder / "runs" / job.key), job.settings) for job in _jobs(settings)]
     else:
         raise DeltaflError(f"{folder} holds neither a comparison nor a run; name what was --out of one of them")
-    for directory, run in places:
-        if not directory.is_finished(run.rounds or 0):
-            command = "run" if "sampler" in recorded else "compare"
-            raise DeltaflError(
-                f"{directory.path} is not finished; go on with: deltafl {command} --resume --out {folder}"
-            )
+    for place in (directory.path for directory, run in places if not directory.is_finished(run.rounds or 0)):
+        command = "run" if "sampler" in recorded else "compare"
+        raise DeltaflError(f"{place} is not finished; go on with: deltafl {command} --resume --out {folder}")
     return settings, places
 
 

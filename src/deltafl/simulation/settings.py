@@ -265,11 +265,9 @@ def differing(before: AnySettings, now: AnySettings) -> Iterator[tuple[str, Any,
 
 
 def grown(before: AnySettings, now: AnySettings) -> AnySettings:
-    """The settings of what was begun with ``before`` and goes on with ``now``: samplers and seeds of both, more rounds.
+    """The settings of what began with ``before`` and goes on with ``now``: samplers and seeds of both, more rounds.
 
-    Raises:
-        DeltaflError: If another setting that changes results differs, or if there are fewer rounds, or if more rounds
-            would not give what they give when they are played at once.
+    Other settings that change results, fewer rounds, and more that differ from those played at once are refused.
     """
     for key, old, new in differing(before, now):
         if key != "rounds" or new < old:
@@ -278,8 +276,8 @@ def grown(before: AnySettings, now: AnySettings) -> AnySettings:
             )
         if old % now.evaluate_every:
             raise DeltaflError(
-                f"the run ended with an evaluation after {old} rounds, which is none of every {now.evaluate_every} "
-                f"rounds: more rounds need an --out of their own"
+                f"the run ended with an evaluation after {old} rounds, not one of every {now.evaluate_every}: to play "
+                f"{new} rounds, choose another --out"
             )
     both = {key: getattr(before, key) + getattr(now, key) for key in UNION if key in type(now).model_fields}
     return now.model_copy(update={key: tuple(dict.fromkeys(values)) for key, values in both.items()})
