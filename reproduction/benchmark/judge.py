@@ -14,11 +14,12 @@ import numpy as np
 
 from deltafl.analysis import Measure, Run, Statement, accuracy, area_under, compare, fieller, mean_interval, t_quantile
 from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
+from deltafl.simulation import rounds_to_threshold
 from deltafl.types import FloatArray
 
 from ..verdict import ends
 from .parts import BASELINE, FULL, Part
-from .runs import Method, Result, rounds_to_threshold
+from .runs import Method, Result
 
 #: What a practical server has, as in the column "needs" of ``deltafl samplers``.
 PRACTICAL = ("nothing", "sizes", "cohort")

@@ -69,7 +69,9 @@ def _blocks(
         blocks += diverged("Runs that diverged and were ended there:", runs)
     blocks += ["## Learning rates", rates_table(results)]
     grids = "; ".join(map(_grid_text, results))
-    blocks += [_TEXTS["rates"].format(grids=grids), edge_text(results, store)]
+    shares = {part.tuning_validation for part in parts}
+    judged = " ".join(_TEXTS["validation" if share else "test_set"].format(share=share) for share in shares)
+    blocks += [_TEXTS["rates"].format(grids=grids, judged=judged), edge_text(results, store)]
     blocks += ["## What was run", "\n".join(map(_setting_text, results))]
     blocks.append(_missing(parts, results, reasons))
     every = [run for result in results for method in result.shown for run in method.runs.values()]

@@ -1,4 +1,4 @@
-"""The parts of the benchmark, their settings and their runs; and the rule that chooses each method's learning rate.
+"""The parts of the benchmark, their settings and their runs.
 
 ::
 
@@ -8,27 +8,23 @@
     [cpu]  [cpu.change.fashion-mnist]
 
 Later ones win: settings, tier, part, scale, the scale's change of the part. ``methods`` are labels, or ``"every"`` for
-each sampler of ``deltafl samplers``; ``more`` are labels beside them. ``texts.toml`` states how a rate is chosen; a
-finalist stays one when the grid grows.
+each sampler of ``deltafl samplers``; ``more`` are labels beside them. Learning rates are tuned by the library's rule.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from functools import cached_property
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deltafl.errors import DeltaflError, unknown_name
 from deltafl.io import checked
 from deltafl.samplers import SAMPLERS, parse_label
-from deltafl.simulation import Job, RunSettings, make_settings
+from deltafl.simulation import Doubling, Grid, Job, RunSettings, make_settings
 
 from ..spec import Experiment
 
 FULL, BASELINE = "full", "uniform"
-NEVER = 2  # a tuning run that never reaches the threshold counts as so many times its rounds
 Count = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Part(BaseModel):
@@ -40,7 +36,7 @@ class Part(BaseModel):
     title: str
     tier: str
     methods: tuple[str, ...]
-    rates: tuple[Rate, ...] = Field(min_length=1)  # the first grid of local rates, each twice the one before
+    rates: Doubling  # the first grid of local rates
     extensions: Annotated[int, Field(ge=0)] = 3  # how often the grid may grow on each side
     tuning_rounds: Count | None = None  # the most of a tuning run; None for those of a test run
     tuning_seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
@@ -48,11 +44,10 @@ class Part(BaseModel):
     seeds: Count  # test seeds are 0, 1, ..., seeds - 1
     rounds_of: dict[str, Count] = {}  # by label where they differ from the part's (full participation is expensive)
     probe_every: Count | None = None  # rounds between two probes of test seed 0; None for none
+    tuning_validation: Annotated[float, Field(ge=0, lt=1)] = 0.2  # what tuning judges by; 0 for the test set
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if any(abs(high / low - 2) > 1e-9 for low, high in zip(self.rates, self.rates[1:], strict=False)):
-            raise ValueError(f"rates are {self.rates}; write each twice the one before")
         clash = [seed for seed in self.tuning_seeds if seed < self.seeds]
         if clash:
             raise ValueError(f"tuning_seeds {clash} are test seeds too; choose others")
@@ -75,6 +70,15 @@ class Part(BaseModel):
         """The rounds that all methods play: over these the mean accuracy is taken."""
         return min(map(self.rounds, self.methods), default=self.rounds(BASELINE))
 
+    @property
+    def grid(self) -> Grid:
+        return Grid(self.rates, self.extensions, self.tuning_seeds, self.finalists)
+
+    @property
+    def common_tuning(self) -> RunSettings:
+        """``common`` of the tuning runs."""
+        return self.common.model_copy(update={"validation": self.tuning_validation or None})
+
     def rounds(self, label: str) -> int:
         return self.rounds_of.get(label, self.common.rounds or 1)
 
@@ -87,14 +91,15 @@ class Part(BaseModel):
         return min(self.horizon, self.tuning_rounds or self.horizon)
 
     def tuning_job(self, label: str, rate: float, seed: int) -> Job:
-        return Job(f"{self.name}-tuning-{rate:g}", self._run(label, rate, seed, rounds=self.rounds_tuning(label)))
+        own = {"rounds": self.rounds_tuning(label), "validation": self.tuning_validation or None}
+        return Job(f"{self.name}-tuning-{rate:g}", self._run(label, rate, seed, **own))
 
     def test_job(self, label: str, rate: float, seed: int) -> Job:
         """A run that is reported; that of seed 0 has probes, which change nothing else."""
         probe = self.probe_every if seed == 0 and label != FULL else None
         return Job(self.name, self._run(label, rate, seed, rounds=self.rounds_of.get(label), probe_every=probe))
 
-    def _run(self, label: str, rate: float, seed: int, **own: int | None) -> RunSettings:
+    def _run(self, label: str, rate: float, seed: int, **own: float | None) -> RunSettings:
         given = {**(self.model_extra or {}), "sampler": label, "local_lr": rate, "seed": seed}
         given |= {key: value for key, value in own.items() if value is not None}
         return make_settings(RunSettings, {key: value for key, value in given.items() if value is not None})
@@ -117,57 +122,3 @@ def _part(experiment: Experiment, scale: str, name: str, own: dict[str, Any]) ->
     for label in merged["methods"]:
         parse_label(label)
     return checked(Part, {**merged, "name": name}, f"benchmark, part {name}", "correct its file")
-
-
-class Score(NamedTuple):
-    """How good a rate is on the tuning seeds; less is better."""
-
-    rounds: float
-    minus_accuracy: float
-
-
-#: The score of a method at a rate; None if its runs are not finished.
-ScoreOf = Callable[[str, float], Score | None]
-
-
-class Search(NamedTuple):
-    """How far the search for a rate is."""
-
-    rates: tuple[float, ...]  # the grid as it is now, increasing
-    finalists: tuple[float, ...]  # what all tuning seeds play; empty while runs of the first seed are missing
-    best: float | None = None  # the chosen rate; None while runs of the grid are missing
-    edge: Literal["", "low", "high"] = ""  # of the grid, where the chosen rate still is
-    score: Score | None = None
-
-
-def search(part: Part, labels: Sequence[str], score_of: ScoreOf, first_score_of: ScoreOf) -> dict[str, Search]:
-    """The search with the finished runs: scores on all tuning seeds, and on the first, which chooses the finalists."""
-    grid, up, down = part.rates, part.extensions, part.extensions
-    found = {label: Search((), ()) for label in labels}
-    while True:
-        for label, before in found.items():
-            finalists: tuple[float, ...] = grid
-            if part.finalists is not None:
-                known = _known(grid, partial(first_score_of, label))
-                best = sorted(known, key=lambda rate: known[rate])[: part.finalists]
-                finalists = tuple(sorted({*before.finalists, *best})) if known else ()
-            found[label] = _best(grid, finalists, partial(score_of, label))
-        edges = {search.edge for search in found.values()}
-        grows_up, grows_down = "high" in edges and up > 0, "low" in edges and down > 0
-        if not (grows_up or grows_down):
-            return found
-        grid = (grid[0] / 2,) * grows_down + grid + (2 * grid[-1],) * grows_up
-        up, down = up - grows_up, down - grows_down
-
-
-def _known(rates: Sequence[float], score_of: Callable[[float], Score | None]) -> dict[float, Score]:
-    known = {rate: found for rate in rates if (found := score_of(rate)) is not None}
-    return known if len(known) == len(rates) else {}
-
-
-def _best(grid: tuple[float, ...], finalists: tuple[float, ...], score_of: Callable[[float], Score | None]) -> Search:
-    known = _known(finalists, score_of)
-    if not known:
-        return Search(grid, finalists)
-    best = min(finalists, key=lambda rate: known[rate])
-    return Search(grid, finalists, best, "high" if best == grid[-1] else "low" if best == grid[0] else "", known[best])

@@ -5,20 +5,31 @@ and the mean accuracy matter. ``tuning/PART.jsonl.gz`` has one line for each; it
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from deltafl.analysis import Run, area_under, reach
+from deltafl.analysis import Run, area_under
 from deltafl.errors import DeltaflError, unknown_name
 from deltafl.io import checked
-from deltafl.simulation import Job, OnProgress, RunStore, plan_of, require_same, run_jobs, task_of, what_is_run
+from deltafl.simulation import (
+    NEVER,
+    Job,
+    OnProgress,
+    RunStore,
+    Score,
+    Search,
+    Trial,
+    plan_of,
+    require_same,
+    rounds_to_threshold,
+    run_jobs,
+    task_of,
+    what_is_run,
+)
 
 from ..reproduce import Request, read_rows, require_training, write_rows
 from ..spec import Frozen
-from .parts import NEVER, Part, Score, Search, search
+from .parts import Part
 
 #: The settings in which the tuning runs of a part differ.
 _OWN = ("sampler", "local_lr", "seed", "rounds")
@@ -26,12 +37,6 @@ _OWN = ("sampler", "local_lr", "seed", "rounds")
 Key = tuple[str, float, int, int]
 #: Why a part, or a method on a part, is not run; by part and label ("" for the whole part).
 Reasons = dict[tuple[str, str], str]
-
-
-def rounds_to_threshold(run: Run, threshold: float, smoothed: bool = False) -> float | None:
-    """The first evaluated round at the threshold; None for never, and for a run that diverged at any time."""
-    at = None if run.diverged is not None else reach(run, threshold, smoothed)
-    return None if at is None else float(run.round_r[at])
 
 
 class TuningResult(Frozen):
@@ -51,9 +56,8 @@ class TuningResult(Frozen):
         return self.sampler, self.local_lr, self.seed, self.rounds
 
     @property
-    def rounds_counted(self) -> float:
-        """Rounds to the threshold; twice those of the run if it never got there, or diverged."""
-        return NEVER * self.rounds if self.reached is None else self.reached
+    def score(self) -> Score:
+        return Score(NEVER * self.rounds if self.reached is None else self.reached, -self.mean_accuracy)
 
 
 def tuning_result(run: Run, part: Part) -> TuningResult:
@@ -87,7 +91,7 @@ class Store:
         """Pack the records of finished tuning runs and write the part's lines."""
         for name in dict.fromkeys(job.part for job in jobs):
             self.runs.pack(name)
-        settings = {name: value for name, value in what_is_run(part.common).items() if name not in _OWN}
+        settings = {name: value for name, value in what_is_run(part.common_tuning).items() if name not in _OWN}
         with self.runs.lock():
             self._tuned.pop(part.name, None)  # another process may have added lines
             for job in jobs:
@@ -110,35 +114,24 @@ def _read_tuning(path: Path, part: Part) -> list[TuningResult]:
     head, rows = read_rows(path)
     if not head:
         return []
-    common, cure = what_is_run(part.common), "choose another --out, or delete it to run them again"
-    require_same(head["settings"] | {name: common[name] for name in _OWN}, Job(part.name, part.common), path)
+    common, cure = what_is_run(part.common_tuning), "choose another --out, or delete it to run them again"
+    require_same(head["settings"] | {name: common[name] for name in _OWN}, Job(part.name, part.common_tuning), path)
     if head["horizon"] != part.tuning_horizon:
         raise DeltaflError(f"{path} has means over {head['horizon']} rounds, not {part.tuning_horizon}: {cure}")
     return [checked(TuningResult, row, f"{path}, line {number},", cure) for number, row in enumerate(rows, start=2)]
 
 
 def find_rates(part: Part, methods: Sequence[str], store: Store) -> dict[str, Search]:
-    def score_of(seeds: Sequence[int], label: str, rate: float) -> Score | None:
-        found = store.tuned_by(part, label, rate, seeds)
-        return score(found) if len(found) == len(seeds) else None
+    def score_of(trial: Trial) -> Score | None:
+        found = store.tuned(part, part.tuning_job(*trial))
+        return None if found is None else found.score
 
-    return search(part, methods, partial(score_of, part.tuning_seeds), partial(score_of, part.tuning_seeds[:1]))
-
-
-def score(runs: Sequence[TuningResult]) -> Score:
-    rounds, accuracy = np.mean([run.rounds_counted for run in runs]), np.mean([run.mean_accuracy for run in runs])
-    return Score(float(rounds), -float(accuracy))
+    return part.grid.search(methods, score_of)
 
 
 def tuning_jobs(part: Part, methods: Sequence[str], store: Store) -> list[Job]:
     """The tuning runs of the grid as it is now, finished ones included, seed by seed."""
-    found, first = find_rates(part, methods, store), part.tuning_seeds[0]
-    return [
-        part.tuning_job(label, rate, seed)
-        for seed in part.tuning_seeds
-        for label in methods
-        for rate in (found[label].rates if seed == first else found[label].finalists)
-    ]
+    return [part.tuning_job(*trial) for trial in part.grid.trials(find_rates(part, methods, store))]
 
 
 def reported_jobs(part: Part, methods: Sequence[str], store: Store) -> list[Job]:

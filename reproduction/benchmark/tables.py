@@ -9,15 +9,15 @@ import numpy as np
 from deltafl import Population, analysis, init_round
 from deltafl.estimators.control_variates import NoControlState
 from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
-from deltafl.simulation import RunSettings, plan_of
+from deltafl.simulation import NEVER, RunSettings, mean_score, plan_of
 from deltafl.tasks import find_task
 from deltafl.types import FloatArray
 
 from ..spec import TEXTS
 from ..verdict import ends, number_text
 from .judge import NO_GAP, Gap, against, cut_short, gap_by_seed, gap_of, measures, needs
-from .parts import BASELINE, FULL, NEVER
-from .runs import Method, Result, Store, score
+from .parts import BASELINE, FULL
+from .runs import Method, Result, Store
 
 MB = 1e6
 #: Short names of the measures in the columns of table.csv, in the order of ``judge.measures``.
@@ -195,7 +195,7 @@ def tuning_cells(results: Sequence[Result], store: Store) -> analysis.Cells:
         for method in result.methods:
             for rate in method.search.rates:
                 if runs := store.tuned_by(part, method.label, rate, part.tuning_seeds):
-                    rounds, minus = score(runs)
+                    rounds, minus = mean_score([run.score for run in runs])
                     cell = {"part": part.name, "method": method.label, "rate": rate, "seeds": len(runs)}
                     cell |= {"rounds": rounds, "mean_accuracy": -100 * minus}
                     cell |= {"diverged": sum(run.diverged is not None for run in runs)}
@@ -228,7 +228,7 @@ def edge_text(results: Sequence[Result], store: Store) -> str:
     lines, better = [], 0
     for result, method in at_edge:
         rounds_of = {
-            rate: np.array([run.rounds_counted for run in store.tuned_by(result.part, method.label, rate, seeds)])
+            rate: np.array([run.score.rounds for run in store.tuned_by(result.part, method.label, rate, seeds)])
             for seeds in [result.part.tuning_seeds]
             for rate in method.search.finalists
         }

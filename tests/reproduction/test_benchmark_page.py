@@ -13,10 +13,9 @@ from scipy import stats
 from deltafl.analysis import compare
 from deltafl.errors import DeltaflError
 from deltafl.samplers import SAMPLERS
-from deltafl.simulation.settings import RunSettings, make_settings
+from deltafl.simulation import RunSettings, make_settings, rounds_to_threshold
 from reproduction.benchmark.judge import closed, holm, last_accuracy, measures, no_gap, p_value, rounds_at
 from reproduction.benchmark.parts import parts_of
-from reproduction.benchmark.runs import rounds_to_threshold
 from reproduction.benchmark.tables import num_params_of, server_memory
 from reproduction.spec import SCALES, load_experiment
 

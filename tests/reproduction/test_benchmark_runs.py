@@ -1,7 +1,6 @@
-"""The benchmark's runs: the grid that grows, finalists, tuning results, what is played, skipped and checked."""
+"""The benchmark's runs: tuning results, finalists, what is played, skipped and checked."""
 
 import gzip
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,89 +9,14 @@ import pytest
 from made_up_benchmark import MADE_UP, curve, made_up, part_of, record, shown, tiny, write_runs
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation import Job, Progress, RunRecord, RunStore, run_job, write_record
+from deltafl.simulation import Job, Progress, RunRecord, RunStore, Score, mean_score, run_job, write_record
 from reproduction.benchmark import runs as benchmark
 from reproduction.benchmark.page import reproduce_benchmark
-from reproduction.benchmark.parts import Score, Search, parts_of, search
-from reproduction.benchmark.runs import Store, gather, play, score, tuning_jobs, tuning_result
+from reproduction.benchmark.parts import parts_of
+from reproduction.benchmark.runs import Store, gather, play, tuning_jobs, tuning_result
 from reproduction.benchmark.tables import edge_text
 from reproduction.reproduce import Request
 from reproduction.spec import Experiment
-
-ScoreOf = Callable[[str, float], Score | None]
-
-
-def best_at(**optimum: float) -> Callable[[str, float], Score]:
-    return lambda label, rate: Score(abs(math.log2(rate / optimum[label])), 0.0)
-
-
-def searched(
-    rates: Sequence[float], extensions: int, labels: Sequence[str], score_of: ScoreOf, first: ScoreOf | None = None
-) -> dict[str, Search]:
-    """The search of a part; with two finalists where the first seed has scores of its own."""
-    tiers = {"all": {"methods": ["full", "uniform"], "rates": list(rates), "extensions": extensions}}
-    part = part_of(tiers=tiers, finalists=None if first is None else 2)
-    return search(part, labels, score_of, first or score_of)
-
-
-@pytest.mark.parametrize(
-    ("optimum", "rates", "best", "edge"),
-    [
-        (0.2, (0.1, 0.2, 0.4), 0.2, ""),
-        (1.6, (0.1, 0.2, 0.4, 0.8, 1.6, 3.2), 1.6, ""),
-        (6.4, (0.1, 0.2, 0.4, 0.8, 1.6, 3.2), 3.2, "high"),
-        (0.05, (0.025, 0.05, 0.1, 0.2, 0.4), 0.05, ""),
-        (0.001, (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4), 0.0125, "low"),
-    ],
-)
-def test_the_grid_grows_where_the_best_rate_is_at_its_edge(
-    optimum: float, rates: tuple[float, ...], best: float, edge: str
-) -> None:
-    found = searched((0.1, 0.2, 0.4), 3, ("one",), best_at(one=optimum))["one"]
-    assert found.rates == pytest.approx(rates)
-    assert found.best == pytest.approx(best)
-    assert found.edge == edge
-
-
-def test_all_methods_search_the_same_grid() -> None:
-    """One method prefers a higher rate, another a lower one: the third has all of them to choose from."""
-    found = searched((0.1, 0.2, 0.4), 3, ("a", "b", "c"), best_at(a=0.4, b=0.05, c=0.2))
-    assert {search.rates for search in found.values()} == {(0.025, 0.05, 0.1, 0.2, 0.4, 0.8)}
-    assert [(found[label].best, found[label].edge) for label in "abc"] == [(0.4, ""), (0.05, ""), (0.2, "")]
-
-
-def test_only_the_best_rates_of_the_first_seed_are_finalists() -> None:
-    """0.4 wins on the first seed and loses on all; 0.8, best on all, was third on the first, so nobody tried it."""
-    first = {0.1: 50.0, 0.2: 31.0, 0.4: 29.0, 0.8: 40.0}
-    every = {0.1: 10.0, 0.2: 30.0, 0.4: 60.0, 0.8: 10.0}
-
-    def one(missing: float = 0.0, missing_first: float = 0.0) -> Search:
-        return searched(
-            tuple(first),
-            3,
-            ("one",),
-            lambda _, rate: None if rate == missing else Score(every[rate], 0.0),
-            lambda _, rate: None if rate == missing_first else Score(first[rate], 0.0),
-        )["one"]
-
-    assert (one().finalists, one().best, one().edge) == ((0.2, 0.4), 0.2, "")
-    assert (one(missing=0.4).finalists, one(missing=0.4).best) == ((0.2, 0.4), None)
-    assert (one(missing_first=0.8).finalists, one(missing_first=0.8).best) == ((), None)
-
-
-def test_who_was_a_finalist_before_the_grid_grew_stays_one() -> None:
-    """The other method makes it grow; on the first seed 0.8 and 0.4 are then the best of this one, 0.2 on all."""
-    first = {"one": {0.1: 50.0, 0.2: 31.0, 0.4: 29.0, 0.8: 28.0}, "other": {0.1: 50.0, 0.2: 40.0, 0.4: 30.0, 0.8: 35.0}}
-    every = {"one": {0.2: 30.0, 0.4: 32.0, 0.8: 60.0}, "other": {0.2: 40.0, 0.4: 30.0, 0.8: 35.0}}
-    found = searched(
-        (0.1, 0.2, 0.4),
-        1,
-        ("one", "other"),
-        lambda label, rate: Score(every[label][rate], 0.0),
-        lambda label, rate: Score(first[label][rate], 0.0),
-    )
-    assert found["one"][:3] == ((0.1, 0.2, 0.4, 0.8), (0.2, 0.4, 0.8), 0.2)
-    assert (found["other"].finalists, found["other"].best, found["other"].edge) == ((0.2, 0.4, 0.8), 0.4, "")
 
 
 def test_a_rate_that_never_reaches_counts_twice_its_rounds_and_ties_go_to_accuracy() -> None:
@@ -101,7 +25,7 @@ def test_a_rate_that_never_reaches_counts_twice_its_rounds_and_ties_go_to_accura
     fast, slow = record(job, [0.6, 0.7, 0.7, 0.7]), record(job, [0.1, 0.2, 0.3, 0.4])
 
     def scored(*runs: RunRecord) -> Score:
-        return score([tuning_result(run.run(), part) for run in runs])
+        return mean_score([tuning_result(run.run(), part).score for run in runs])
 
     assert scored(fast, slow).rounds == (1 + 2 * 4) / 2
     assert scored(record(job, [0.6, 0.6], diverged=2)).rounds == 8

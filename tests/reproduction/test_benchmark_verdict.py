@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_up_benchmark import MADE_UP, made_up, record, shown, tiny, write_runs
 
-from deltafl.simulation import RunRecord, RunStore
+from deltafl.simulation import RunRecord, RunStore, Search
 from reproduction.benchmark.judge import (
     Gap,
     Judgement,
@@ -21,7 +21,7 @@ from reproduction.benchmark.judge import (
     rounds_at,
     sentence,
 )
-from reproduction.benchmark.parts import Search, parts_of
+from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.runs import Method, Result, Store, gather
 
 BENCHMARK = Path(__file__).parents[2] / "results" / "benchmark"

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ..simulation.settings import RunSettings
     from ..simulation.sweep import OnProgress, Progress
 
+Processes = Annotated[
+    int | None, typer.Option(help="runs side by side; as many as cores, 1 on a GPU", metavar="P", min=1)
+]
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
 #: A run that diverged: not 1 (a check that failed) and not 2 (bad input).
 EXIT_DIVERGED = 3
@@ -29,9 +32,7 @@ EXIT_DIVERGED = 3
 
 def compare(
     ctx: typer.Context,
-    processes: Annotated[
-        int | None, typer.Option(help="runs side by side; as many as cores, 1 on a GPU", metavar="P", min=1)
-    ] = None,
+    processes: Processes = None,
     set_: o.SetOption = None,
     config: o.Config = None,
     out: o.Out = None,
@@ -53,6 +54,39 @@ def compare(
     with _explained("compare", folder, settings.task), sweep_progress() as on_progress:
         summary = run_comparison(settings, folder, on_progress, count)
     _print_summary(summary, [folder], folder)
+
+
+def tune(
+    ctx: typer.Context,
+    processes: Processes = None,
+    set_: o.SetOption = None,
+    config: o.Config = None,
+    out: o.Out = None,
+    resume: o.Resume = False,
+) -> None:
+    """Find each sampler's learning rates on seeds and examples kept for it, then compare with them.
+
+    The comparison is in the folder 'comparison' of --out, the rates are in 'rates.toml', for --config.
+
+    Example: deltafl tune --task digits --samplers full,uniform,innovation --local-rates 0.1,0.2,0.4 --out tuned
+    """
+    from ..simulation import TuneSettings, run_comparison, tune_rates
+    from ..simulation.distributed import refuse_processes
+
+    refuse_processes("tune")
+    settings = o.settings_from(TuneSettings, ctx.obj, set_, config, out, resume)
+    folder = out or o.new_folder("tune", settings.task)
+    count = processes or (os.cpu_count() if settings.device == "cpu" else 1) or 1
+    with _explained("tune", folder, settings.task):
+        with sweep_progress() as on_progress:
+            tuned = tune_rates(settings, folder, on_progress, count)
+        for name, searches in tuned.searches.items():
+            for label, search in searches.items():
+                edge = f", at the {search.edge} edge of its grid" if search.edge else ""
+                typer.echo(f"{label}: {name} = {search.best:g}{edge}")
+        with sweep_progress() as on_progress:
+            summary = run_comparison(settings.comparison(tuned.rates), folder / "comparison", on_progress, count)
+    _print_summary(summary, [folder / "comparison"], folder / "comparison")
 
 
 def report(

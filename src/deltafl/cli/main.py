@@ -26,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(cls=settings_command("CompareSettings"))(experiments.compare)
+app.command(cls=settings_command("TuneSettings"))(experiments.tune)
 app.command(cls=settings_command("RunSettings"))(experiments.run)
 app.command()(experiments.report)
 app.command(cls=settings_command("RunSettings", ("clients", "sample", "weights", "data_dir")))(audit.audit)

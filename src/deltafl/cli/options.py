@@ -35,8 +35,9 @@ Out = Annotated[Path | None, typer.Option(help="where results go", metavar="DIR"
 Resume = Annotated[bool, typer.Option("--resume", help="continue what is in --out")]
 
 
-#: What a folder holds, by a key of its settings.
+#: What a folder holds, by the first of these that is among its settings.
 _HOLDS = {
+    "tuning_seeds": "tuning runs; go on with: deltafl tune --resume --out {out}",
     "sampler": "a run; go on with: deltafl run --resume --out {out}",
     "samplers": "a comparison; go on with: deltafl compare --resume --out {out}",
     "experiment": "an experiment; go on with: deltafl reproduce",
@@ -55,7 +56,7 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
             from ..simulation.settings import TASK_DEFAULTS
 
             fields = getattr(import_module("deltafl.simulation"), kind).model_fields
-            return [_option(name, fields[name], name in TASK_DEFAULTS) for name in names or fields]
+            return [_option(name, fields[name], name in TASK_DEFAULTS) for name in names or fields if name != "rates"]
 
         def get_params(self, ctx: Any) -> list[Any]:
             return [*self.settings, *super().get_params(ctx)]
@@ -114,9 +115,9 @@ def settings_from(
 
     given = _joined(given, sets or [])
     recorded = recorded_settings(out) if out else None
-    for key, what in _HOLDS.items():
-        if recorded is not None and key in recorded and key not in kind.model_fields:
-            raise DeltaflError(f"{out} holds {what.format(out=out)}, or choose another --out")
+    held, mine = (next((key for key in _HOLDS if key in keys), None) for keys in (recorded or {}, kind.model_fields))
+    if held is not None and held != mine:
+        raise DeltaflError(f"{out} holds {_HOLDS[held].format(out=out)}, or choose another --out")
     if resume and out is None:
         raise DeltaflError("--resume needs --out DIR, the folder of the run to continue")
     if resume and recorded is None and not given and config is None:

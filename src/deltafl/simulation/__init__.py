@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from .settings import CompareSettings, RunSettings, make_settings
     from .setup import engine_of, plan_of, subject_of, task_of
     from .sweep import Job, OnProgress, Progress, require_devices, run_job, run_jobs
+    from .tune import (
+        NEVER,
+        Doubling,
+        Grid,
+        Score,
+        Search,
+        Trial,
+        TuneSettings,
+        mean_score,
+        rounds_to_threshold,
+        tune_rates,
+    )
 
 _MODULES = {
     name: module
@@ -31,16 +43,17 @@ _MODULES = {
         "settings": "CompareSettings RunSettings make_settings",
         "setup": "engine_of plan_of subject_of task_of",
         "sweep": "Job OnProgress Progress require_devices run_job run_jobs",
+        "tune": "NEVER Doubling Grid Score Search Trial TuneSettings mean_score rounds_to_threshold tune_rates",
     }.items()
     for name in names.split()
 }
 
-__all__ = ["CompareSettings", "DivergedError", "Job", "OnProgress", "Progress", "RoundDone", "RunDirectory"]
-__all__ += ["RunRecord", "RunSettings", "RunStore", "engine_of", "environment", "export_model", "joined"]
-__all__ += ["make_settings", "plan_of", "read_record", "record_of", "refusals", "require_devices", "require_same"]
-__all__ += ["run_comparison"]
-__all__ += ["run_experiment", "run_job", "run_jobs", "run_single", "subject_of", "task_of", "what_is_run"]
-__all__ += ["write_record"]
+__all__ = ["NEVER", "CompareSettings", "DivergedError", "Doubling", "Grid", "Job", "OnProgress", "Progress"]
+__all__ += ["RoundDone", "RunDirectory", "RunRecord", "RunSettings", "RunStore", "Score", "Search", "Trial"]
+__all__ += ["TuneSettings", "engine_of", "environment", "export_model", "joined", "make_settings", "mean_score"]
+__all__ += ["plan_of", "read_record", "record_of", "refusals", "require_devices", "require_same"]
+__all__ += ["rounds_to_threshold", "run_comparison", "run_experiment", "run_job", "run_jobs", "run_single"]
+__all__ += ["subject_of", "task_of", "tune_rates", "what_is_run", "write_record"]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,12 +4,12 @@ What is left out is filled from the task's own defaults by ``resolve``, so that 
 All mistakes end in one sentence (``DeltaflError``) before anything is written.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import DeltaflError, unknown_name
 from ..io import read_toml, sentence
@@ -194,7 +194,7 @@ class RunSettings(Settings):
             )
 
 
-def _listed(seeds: Any) -> Any:
+def listed(seeds: Any) -> Any:
     """``"3,5,8"`` as a list, and a number of seeds as 0, 1, ..."""
     listed = seeds.split(",") if isinstance(seeds, str) and "," in seeds else seeds
     if isinstance(listed, list | tuple):
@@ -202,6 +202,20 @@ def _listed(seeds: Any) -> Any:
     if not (str(seeds).strip().isdecimal() and int(seeds) > 0):
         raise ValueError("it must be a number of seeds, at least 1, or a list such as 3,5,8")
     return range(int(seeds))
+
+
+class Rates(BaseModel):
+    """The learning rates of one sampler; a number alone is the local one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    local_lr: Positive | None = None
+    server_lr: Positive | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _local(cls, given: Any) -> Any:
+        return {"local_lr": given} if isinstance(given, float | int | str) else given
 
 
 class CompareSettings(Settings):
@@ -212,23 +226,29 @@ class CompareSettings(Settings):
         min_length=1,
         description="labels, comma separated",
     )
-    seeds: Annotated[tuple[Seed, ...], BeforeValidator(_listed)] = Field(
+    seeds: Annotated[tuple[Seed, ...], BeforeValidator(listed)] = Field(
         5, min_length=1, validate_default=True, description="number of seeds, which are 0, 1, ..., or a list: 3,5,8"
     )
+    rates: dict[str, Rates] | None = Field(None, description="by label, where they are not those of all samplers")
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
-        for label in self.samplers:
+        for label in (*self.samplers, *(self.rates or ())):
             parse_label(label)
         if len(set(self.samplers)) < len(self.samplers):
             raise DeltaflError(f"a sampler is named twice in {', '.join(self.samplers)}; name each once")
         if len(set(self.seeds)) < len(self.seeds):
             raise DeltaflError(f"a seed is named twice in {', '.join(map(str, self.seeds))}; name each once")
 
+    def rates_of(self, samplers: Container[str]) -> dict[str, Rates]:
+        """``rates`` of those of the samplers that are compared."""
+        return {label: own for label, own in (self.rates or {}).items() if label in samplers and label in self.samplers}
+
     def run(self, sampler: str, seed: int) -> RunSettings:
         """The settings of one run of the comparison."""
-        common = self.model_dump(exclude={"samplers", "seeds"})
-        return RunSettings(**common, sampler=sampler, seed=seed)
+        own = self.rates_of([sampler]).get(sampler, Rates()).model_dump(exclude_none=True)
+        common = self.model_dump(include={*Settings.model_fields})
+        return RunSettings(**{**common, **own}, sampler=sampler, seed=seed)
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
@@ -260,8 +280,11 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
 def differing(before: AnySettings, now: AnySettings) -> Iterator[tuple[str, Any, Any]]:
     """The settings that change a run's result and differ, with both values; which samplers and seeds does not count."""
     for key in type(now).model_fields:
-        if key not in FREE_ON_RESUME | UNION and getattr(before, key) != getattr(now, key):
-            yield key, getattr(before, key), getattr(now, key)
+        old, new = getattr(before, key), getattr(now, key)
+        if isinstance(before, CompareSettings) and isinstance(now, CompareSettings) and key == "rates":
+            old, new = before.rates_of(now.samplers), now.rates_of(before.samplers)
+        if key not in FREE_ON_RESUME | UNION and old != new:
+            yield key, old, new
 
 
 def grown(before: AnySettings, now: AnySettings) -> AnySettings:
@@ -280,4 +303,7 @@ def grown(before: AnySettings, now: AnySettings) -> AnySettings:
                 f"{new} rounds, choose another --out"
             )
     both = {key: getattr(before, key) + getattr(now, key) for key in UNION if key in type(now).model_fields}
-    return now.model_copy(update={key: tuple(dict.fromkeys(values)) for key, values in both.items()})
+    union: dict[str, Any] = {key: tuple(dict.fromkeys(values)) for key, values in both.items()}
+    if isinstance(before, CompareSettings) and isinstance(now, CompareSettings):
+        union["rates"] = {**before.rates_of(before.samplers), **now.rates_of(now.samplers)} or None
+    return now.model_copy(update=union)

@@ -1,0 +1,247 @@
+"""Learning rates of every sampler, found on seeds and examples that the comparison does not judge by.
+
+All samplers search one grid, each rate twice the one before. The best rate has the fewest rounds to the threshold,
+averaged over the tuning seeds (``Score``). Where that of any sampler is at an edge, the grid grows there, for all.
+
+::
+
+    DIR/config.toml, environment.json
+    DIR/runs/local_lr-0.1/SAMPLER-seed1000.json    the record of a tuning run
+    DIR/rates.toml                                 the rates found: deltafl compare --config DIR/rates.toml
+    DIR/comparison/                                the comparison with them
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import tomli_w
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from ..analysis.runs import Run
+from ..analysis.statistics import area_under, reach
+from ..errors import DeltaflError, require
+from ..io import write_atomically
+from ..tasks import TaskSpec
+from .compare import _check
+from .directory import recorded_settings, write_header, write_settings
+from .record import RunStore
+from .settings import CompareSettings, Positive, Seed, Share, grown, listed, make_settings
+from .sweep import Job, OnProgress, run_jobs
+
+NEVER = 2  # a tuning run that never reaches the threshold counts as so many times its rounds
+
+
+def _doubling(rates: tuple[float, ...]) -> tuple[float, ...]:
+    if any(abs(high / low - 2) > 1e-9 for low, high in pairwise(rates)):
+        raise ValueError(f"rates are {rates}; write each twice the one before")
+    return rates
+
+
+def _from_1000(seeds: Any) -> Any:
+    found = listed(seeds)
+    return [1000 + seed for seed in found] if isinstance(found, range) else found
+
+
+#: A first grid of rates; on the command line "0.1,0.2,0.4".
+Doubling = Annotated[
+    tuple[Positive, ...],
+    BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v),
+    AfterValidator(_doubling),
+    Field(min_length=1),
+]
+
+
+class Score(NamedTuple):
+    """How good a rate is; less is better.
+
+    Attributes:
+        rounds: To the threshold, ``NEVER`` times those of the run if it never got there, or diverged; 0 without one.
+        area: The mean of the metric over the rounds, of an accuracy its negative; it decides ties.
+    """
+
+    rounds: float
+    area: float
+
+
+class Search(NamedTuple):
+    """How far the search for a rate is."""
+
+    rates: tuple[float, ...]  # the grid as it is now, increasing
+    finalists: tuple[float, ...]  # what all tuning seeds play; empty while runs of the first seed are missing
+    best: float | None = None  # the chosen rate; None while runs of the grid are missing
+    edge: Literal["", "low", "high"] = ""  # of the grid, where the chosen rate still is
+    score: Score | None = None
+
+
+class Trial(NamedTuple):
+    """A tuning run."""
+
+    label: str
+    rate: float
+    seed: int
+
+
+#: The score of a tuning run; None if it is not finished.
+ScoreOf = Callable[[Trial], Score | None]
+
+
+class Grid(NamedTuple):
+    """What is searched. A finalist stays one when the grid grows.
+
+    Attributes:
+        rates: The first grid, each rate twice the one before.
+        extensions: How often it may grow on each side.
+        finalists: How many rates of a sampler the seeds after the first play, the best on the first; None for all.
+    """
+
+    rates: tuple[float, ...]
+    extensions: int
+    seeds: tuple[int, ...]
+    finalists: int | None = None
+
+    def search(self, labels: Iterable[str], score_of: ScoreOf) -> dict[str, Search]:
+        """The search with the finished runs."""
+        rates, up, down = self.rates, self.extensions, self.extensions
+        found = {label: Search((), ()) for label in labels}
+        while True:
+            for label, before in found.items():
+                finalists: tuple[float, ...] = rates
+                if self.finalists is not None:
+                    known = _scores(label, rates, self.seeds[:1], score_of)
+                    best = sorted(known, key=lambda rate: known[rate])[: self.finalists]
+                    finalists = tuple(sorted({*before.finalists, *best})) if known else ()
+                known, search = _scores(label, finalists, self.seeds, score_of), Search(rates, finalists)
+                if known:
+                    chosen = min(finalists, key=lambda rate: known[rate])
+                    edge: Any = "high" if chosen == rates[-1] else "low" if chosen == rates[0] else ""
+                    search = Search(rates, finalists, chosen, edge, known[chosen])
+                found[label] = search
+            edges = {search.edge for search in found.values()}
+            grows_up, grows_down = "high" in edges and up > 0, "low" in edges and down > 0
+            if not (grows_up or grows_down):
+                return found
+            rates = (rates[0] / 2,) * grows_down + rates + (2 * rates[-1],) * grows_up
+            up, down = up - grows_up, down - grows_down
+
+    def trials(self, found: Mapping[str, Search]) -> list[Trial]:
+        """The tuning runs of the grid as it is now, finished ones included, seed by seed."""
+        return [
+            Trial(label, rate, seed)
+            for seed in self.seeds
+            for label, search in found.items()
+            for rate in (search.rates if seed == self.seeds[0] else search.finalists)
+        ]
+
+
+def _scores(label: str, rates: Sequence[float], seeds: Sequence[int], score_of: ScoreOf) -> dict[float, Score]:
+    """The mean scores of rates; none while a run is missing."""
+    found = {rate: [score_of(Trial(label, rate, seed)) for seed in seeds] for rate in rates}
+    known = {rate: [score for score in scores if score is not None] for rate, scores in found.items()}
+    return {rate: mean_score(scores) for rate, scores in known.items()} if known == found else {}
+
+
+def mean_score(scores: Sequence[Score]) -> Score:
+    """The score of a rate on several seeds."""
+    return Score(*(float(np.mean(column)) for column in zip(*scores, strict=True)))
+
+
+def rounds_to_threshold(run: Run, threshold: float, smoothed: bool = False) -> float | None:
+    """The first evaluated round at the threshold; None for never, and for a run that diverged at any time."""
+    at = None if run.diverged is not None else reach(run, threshold, smoothed)
+    return None if at is None else float(run.round_r[at])
+
+
+class TuneSettings(CompareSettings):
+    """A comparison whose learning rates are tuned first."""
+
+    validation: Share = Field(0.2, description="share of each client's training examples that tuning judges by")
+    local_rates: Doubling | None = Field(None, description="first grid; if not set: task's rate / 4 to 4 times it")
+    server_rates: Doubling | None = Field(None, description="first grid of server rates; not tuned if not set")
+    tuning_seeds: Annotated[tuple[Seed, ...], BeforeValidator(_from_1000)] = Field(
+        3,
+        min_length=1,
+        validate_default=True,
+        description="number of seeds, which are 1000, 1001, ..., or a list",
+    )
+    extensions: Annotated[int, Field(ge=0)] = Field(3, description="how often a grid may grow on each side")
+
+    def _check(self, spec: TaskSpec) -> None:
+        super()._check(spec)
+        if clash := set(self.tuning_seeds) & set(self.seeds):
+            raise DeltaflError(f"tuning_seeds {sorted(clash)} are seeds of the comparison too; choose others")
+        if self.rates is not None:
+            raise DeltaflError("rates are what tuning finds; leave them out, or write: deltafl compare")
+
+    def grids(self) -> dict[str, Grid]:
+        """The grids by the setting that they are of; the second is searched with the rates of the first."""
+        near = tuple((self.local_lr or 1) * 2.0**k for k in range(-2, 3))
+        rates = {"local_lr": self.local_rates or near, "server_lr": self.server_rates}
+        return {name: Grid(grid, self.extensions, self.tuning_seeds) for name, grid in rates.items() if grid}
+
+    def trial(self, trial: Trial, name: str, rates: Mapping[str, Mapping[str, float]]) -> Job:
+        """A tuning run, with the rates of its sampler that are known, and its own."""
+        own = {**rates[trial.label], name: trial.rate, "stop_at_threshold": False}
+        return Job(f"{name}-{trial.rate:g}", self.run(trial.label, trial.seed).model_copy(update=own))
+
+    def score(self, run: Run) -> Score:
+        """The score of a tuning run."""
+        rounds, area = self.rounds or 1, area_under(run, self.rounds or 1)
+        reached = 0.0 if self.threshold is None else rounds_to_threshold(run, self.threshold)
+        lost = reached is None or run.diverged is not None
+        worst = area if np.isfinite(area) else np.inf
+        return Score(NEVER * rounds if lost else reached or 0.0, -area if run.metric == "accuracy" else worst)
+
+    def comparison(self, rates: Mapping[str, Mapping[str, float]]) -> CompareSettings:
+        """The comparison with these rates, on the test set."""
+        own = {*TuneSettings.model_fields} - {*CompareSettings.model_fields} | {"validation", "rates"}
+        return CompareSettings(**self.model_dump(exclude=own), rates=rates)
+
+
+class Tuned(NamedTuple):
+    """The rates found by sampler, as a comparison takes them, and the searches by setting and sampler."""
+
+    rates: dict[str, dict[str, float]]
+    searches: dict[str, dict[str, Search]]
+
+
+def tune_rates(settings: TuneSettings, out: Path, on_progress: OnProgress, processes: int = 1) -> Tuned:
+    """Search the rates; tuning runs that are recorded are not played again.
+
+    Args:
+        settings: Resolved settings.
+        out: The folder of the records; ``rates.toml`` is written there.
+        on_progress: Called about once a second.
+        processes: Runs side by side, >= 1.
+
+    Raises:
+        DeltaflError: If another process is playing in the folder, or a run is impossible.
+    """
+    for package in ("torch", "scipy"):
+        require(package, "sim")
+    data, recorded = _check(settings, out, None), recorded_settings(out)
+    if recorded is None:
+        write_header(out, settings, data)
+    else:
+        settings = grown(make_settings(TuneSettings, recorded), settings)
+        write_settings(out, settings)
+    tuned, store, jobs = Tuned({label: {} for label in settings.samplers}, {}), RunStore(out), dict[str, Job]()
+    for name, grid in settings.grids().items():
+        known = dict[Trial, Score]()
+        while True:
+            found = tuned.searches[name] = grid.search(settings.samplers, known.get)
+            trials = {trial: settings.trial(trial, name, tuned.rates) for trial in grid.trials(found)}
+            jobs |= {job.key: job for job in trials.values()}
+            new = trials.keys() - known.keys()
+            if not new:
+                break
+            if any(store.get(trials[trial]) is None for trial in new):
+                run_jobs([*jobs.values()], out, processes, on_progress)
+            records = {trial: store.get(trials[trial]) for trial in new}
+            known |= {trial: settings.score(record.run()) for trial, record in records.items() if record is not None}
+        for label, search in found.items():
+            tuned.rates[label][name] = search.best or 0.0
+    write_atomically(out / "rates.toml", tomli_w.dumps({"rates": tuned.rates}))
+    return tuned

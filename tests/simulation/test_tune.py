@@ -1,0 +1,177 @@
+"""Tuning: the grid that grows, finalists, what a rate is judged by, and what is played, recorded and resumed."""
+
+import math
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from deltafl.errors import DeltaflError
+from deltafl.simulation import (
+    CompareSettings,
+    Grid,
+    RunStore,
+    Score,
+    Search,
+    Trial,
+    TuneSettings,
+    make_settings,
+    tune_rates,
+)
+from deltafl.simulation.settings import grown
+from tools.cli import deltafl
+
+RateScore = Callable[[str, float], Score | None]
+
+
+def best_at(**optimum: float) -> RateScore:
+    return lambda label, rate: Score(abs(math.log2(rate / optimum[label])), 0.0)
+
+
+def searched(
+    rates: Sequence[float], extensions: int, labels: Sequence[str], every: RateScore, first: RateScore | None = None
+) -> dict[str, Search]:
+    """The search with two tuning seeds whose mean score is ``every``; with two finalists where ``first`` is given."""
+
+    def score_of(trial: Trial) -> Score | None:
+        own = (first or every)(trial.label, trial.rate)
+        if trial.seed == 1000 or own is None:
+            return own
+        mean = every(trial.label, trial.rate)
+        return None if mean is None else Score(2 * mean.rounds - own.rounds, 0.0)
+
+    return Grid(tuple(rates), extensions, (1000, 1001), None if first is None else 2).search(labels, score_of)
+
+
+@pytest.mark.parametrize(
+    ("optimum", "rates", "best", "edge"),
+    [
+        (0.2, (0.1, 0.2, 0.4), 0.2, ""),
+        (1.6, (0.1, 0.2, 0.4, 0.8, 1.6, 3.2), 1.6, ""),
+        (6.4, (0.1, 0.2, 0.4, 0.8, 1.6, 3.2), 3.2, "high"),
+        (0.05, (0.025, 0.05, 0.1, 0.2, 0.4), 0.05, ""),
+        (0.001, (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4), 0.0125, "low"),
+    ],
+)
+def test_the_grid_grows_where_the_best_rate_is_at_its_edge(
+    optimum: float, rates: tuple[float, ...], best: float, edge: str
+) -> None:
+    found = searched((0.1, 0.2, 0.4), 3, ("one",), best_at(one=optimum))["one"]
+    assert found.rates == pytest.approx(rates)
+    assert found.best == pytest.approx(best)
+    assert found.edge == edge
+
+
+def test_all_methods_search_the_same_grid() -> None:
+    """One method prefers a higher rate, another a lower one: the third has all of them to choose from."""
+    found = searched((0.1, 0.2, 0.4), 3, ("a", "b", "c"), best_at(a=0.4, b=0.05, c=0.2))
+    assert {search.rates for search in found.values()} == {(0.025, 0.05, 0.1, 0.2, 0.4, 0.8)}
+    assert [(found[label].best, found[label].edge) for label in "abc"] == [(0.4, ""), (0.05, ""), (0.2, "")]
+
+
+def test_only_the_best_rates_of_the_first_seed_are_finalists() -> None:
+    """0.4 wins on the first seed and loses on all; 0.8, best on all, was third on the first, so nobody tried it."""
+    first = {0.1: 50.0, 0.2: 31.0, 0.4: 29.0, 0.8: 40.0}
+    every = {0.1: 10.0, 0.2: 30.0, 0.4: 60.0, 0.8: 10.0}
+
+    def one(missing: float = 0.0, missing_first: float = 0.0) -> Search:
+        return searched(
+            tuple(first),
+            3,
+            ("one",),
+            lambda _, rate: None if rate == missing else Score(every[rate], 0.0),
+            lambda _, rate: None if rate == missing_first else Score(first[rate], 0.0),
+        )["one"]
+
+    assert (one().finalists, one().best, one().edge) == ((0.2, 0.4), 0.2, "")
+    assert (one(missing=0.4).finalists, one(missing=0.4).best) == ((0.2, 0.4), None)
+    assert (one(missing_first=0.8).finalists, one(missing_first=0.8).best) == ((), None)
+
+
+def test_who_was_a_finalist_before_the_grid_grew_stays_one() -> None:
+    """The other method makes it grow; on the first seed 0.8 and 0.4 are then the best of this one, 0.2 on all."""
+    first = {"one": {0.1: 50.0, 0.2: 31.0, 0.4: 29.0, 0.8: 28.0}, "other": {0.1: 50.0, 0.2: 40.0, 0.4: 30.0, 0.8: 35.0}}
+    every = {"one": {0.2: 30.0, 0.4: 32.0, 0.8: 60.0}, "other": {0.2: 40.0, 0.4: 30.0, 0.8: 35.0}}
+    found = searched(
+        (0.1, 0.2, 0.4),
+        1,
+        ("one", "other"),
+        lambda label, rate: Score(every[label][rate], 0.0),
+        lambda label, rate: Score(first[label][rate], 0.0),
+    )
+    assert found["one"][:3] == ((0.1, 0.2, 0.4, 0.8), (0.2, 0.4, 0.8), 0.2)
+    assert (found["other"].finalists, found["other"].best, found["other"].edge) == ((0.2, 0.4, 0.8), 0.4, "")
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tuning of two samplers in one process, with its comparison."""
+    folder = tmp_path_factory.mktemp("tune")
+    options = ["--clients", "12", "--sample", "3", "--rounds", "3", "--threshold", "0.5", "--seeds", "2"]
+    options += ["--samplers", "uniform,fedis@multinomial", "--tuning-seeds", "7,", "--local-rates", "0.2,0.4"]
+    rates = ["--server-rates", "1", "--extensions", "1", "--local-epochs", "1", "--processes", "1"]
+    done = deltafl("tune", *options, *rates, "--out", "out", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "uniform: local_lr = " in done.stdout
+    return folder / "out"
+
+
+def test_tuning_judges_by_validation_and_compares_with_the_rates_found(tuned: Path) -> None:
+    records = [record for part in RunStore(tuned).parts() for record in RunStore(tuned).records(part)]
+    assert {record.settings["validation"] for record in records} == {0.2}
+    assert {record.seed for record in records} == {7}
+    rates = tomllib.loads((tuned / "rates.toml").read_text())["rates"]
+    by_rate = {r.settings["local_lr"]: r for r in records if "server_lr" not in r.settings and r.sampler == "uniform"}
+    settings = make_settings(TuneSettings, tomllib.loads((tuned / "config.toml").read_text()))
+    best = min(by_rate, key=lambda rate: settings.score(by_rate[rate].run()))
+    assert rates["uniform"]["local_lr"] == best
+    assert {0.2, 0.4} < by_rate.keys() <= {0.1, 0.2, 0.4, 0.8}
+    compared = make_settings(CompareSettings, tomllib.loads((tuned / "comparison" / "config.toml").read_text()))
+    assert (compared.validation, compared.run("uniform", 0).local_lr) == (None, best)
+    assert compared.run("fedis@multinomial", 1).server_lr == rates["fedis@multinomial"]["server_lr"]
+
+
+def test_nothing_is_played_twice_and_what_is_missing_is(tuned: Path) -> None:
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tuned.rglob("*seed7.json")}
+    lost = next(path for path in before if "uniform" in path.name)
+    lost.unlink()
+    settings = make_settings(TuneSettings, tomllib.loads((tuned / "config.toml").read_text()))
+    found = tune_rates(settings, tuned, lambda _: None)
+    assert found.rates == tomllib.loads((tuned / "rates.toml").read_text())["rates"]
+    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tuned.rglob("*seed7.json")}
+    assert after.keys() == before.keys()
+    assert [path for path in before if after[path] != before[path]] == [lost]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"seeds": 8, "tuning_seeds": [7]}, r"tuning_seeds \[7\] are seeds of the comparison too"),
+        ({"rates": {"uniform": 0.1}, "samplers": "uniform"}, "rates are what tuning finds"),
+        ({"local_rates": [0.1, 0.3]}, "write each twice the one before"),
+        ({"validation": 0}, "validation is 0; it must be greater than 0"),
+    ],
+)
+def test_impossible_tunings_end_in_one_sentence(given: dict[str, object], words: str) -> None:
+    with pytest.raises(DeltaflError, match=words):
+        make_settings(TuneSettings, given)
+
+
+def test_rates_are_settings_of_a_comparison() -> None:
+    given = {"samplers": "full,uniform,fedavg", "rates": {"uniform": 0.3, "full": {"server_lr": 2}}}
+    settings = make_settings(CompareSettings, given)
+    found = [settings.run(label, 0) for label in settings.samplers]
+    assert [(run.local_lr, run.server_lr) for run in found] == [(0.8, 2.0), (0.3, None), (0.8, None)]
+    more = make_settings(
+        CompareSettings, {"samplers": "uniform,innovation", "rates": {"uniform": 0.3, "innovation": 1}}
+    )
+    assert {label: own.local_lr for label, own in (grown(settings, more).rates or {}).items()} == {
+        "uniform": 0.3,
+        "full": None,
+        "innovation": 1,
+    }
+    with pytest.raises(DeltaflError, match=r"the run was started with rates = .*0.3.*, not .*0.4"):
+        grown(settings, make_settings(CompareSettings, given | {"rates": {"uniform": 0.4, "full": {"server_lr": 2}}}))
+    with pytest.raises(DeltaflError, match="unknown sampler 'unifrom'"):
+        make_settings(CompareSettings, {"rates": {"unifrom": 0.3}})
