@@ -9,6 +9,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from .. import given
 from ..samplers import SAMPLERS, bias_of, parse_label
 from .runs import base_name
 from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ToThreshold
@@ -142,7 +143,8 @@ def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]
     if factor is not None:
         who = "Biased, all of them" if len(labels) > 1 else "Biased"
         return [f"{who}: norm_guard = {factor:g} shortens estimates that are longer than those before."]
-    parts = {label: bias_of(parse_label(label)) for label in labels if base_name(label) in SAMPLERS or ".py:" in label}
+    known = {*SAMPLERS, *given.SAMPLERS}
+    parts = {label: bias_of(parse_label(label)) for label in labels if base_name(label) in known or ".py:" in label}
     named = [f"{label} ({part})" for label, part in parts.items() if part is not None]
     return [f"Biased: {', '.join(named)}."] if named else []
 

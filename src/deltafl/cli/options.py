@@ -110,7 +110,7 @@ def settings_from(
     resume: bool,
 ) -> "AnySettings":
     """The settings of a command from its options, checked against what its folder holds already."""
-    from ..simulation.directory import recorded_settings
+    from ..simulation.directory import RunDirectory, recorded_settings
     from ..simulation.settings import UNION, grown, make_settings
 
     given = _joined(given, sets or [])
@@ -125,6 +125,12 @@ def settings_from(
     grows = UNION & kind.model_fields.keys() and not (UNION | {"rounds"}).isdisjoint(given)
     if recorded is not None and not resume and not grows:
         raise DeltaflError(f"{out} already holds a run; add --resume to continue it, or choose another --out")
+    objects = RunDirectory(out).environment().get("objects") if recorded is not None and out else None
+    if objects:
+        raise DeltaflError(
+            f"{out} was played from Python with {', '.join(objects)}: go on there with the same call of deltafl.compare"
+            f" and out={str(out)!r}"
+        )
     if recorded is None:
         settings = make_settings(kind, given, config)
         _refuse_ignored(settings, given)

@@ -9,13 +9,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from .. import given
 from ..designs.table import find_design
 from ..errors import DeltaflError
 from ..estimators.calls import parse_call, split_outside, write_call
 from ..estimators.control_variates import ControlVariate, NoControl
 from ..estimators.table import ESTIMATORS, find_estimator, is_estimator
 from .base import RunFacts, Sampler
-from .table import find_sampler
+from .table import SAMPLERS, find_sampler
 
 
 class Label(NamedTuple):
@@ -67,6 +70,44 @@ def parse_label(label: "str | Label") -> Label:
     return Label(name, options, design or entry.design, estimator.name)
 
 
+def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
+    """The label of a sampler that is given as a label, an instance or a class.
+
+    Labels of this process know a class that is not the library's by its name from then on, and so do the processes that
+    play runs for it; the last class of a name counts.
+
+    Example:
+        >>> label_of(deltafl.PracDelta(floor=0.2, design="pivotal"))
+        'pracdelta(floor=0.2)@pivotal'
+    """
+    if isinstance(sampler, str | Label):
+        return str(sampler)
+    kind = sampler if isinstance(sampler, type) else type(sampler)
+    if not issubclass(kind, Sampler):
+        raise DeltaflError(f"a sampler is a label, or a class or an instance of deltafl.Sampler; this is {sampler!r}")
+    rows = [row for row in SAMPLERS.values() if row.kind is kind]
+    if not rows:
+        if kind.__name__ in SAMPLERS:
+            raise DeltaflError(f"the library has a sampler {kind.__name__!r}; give your class another name")
+        given.SAMPLERS[kind.__name__] = kind
+        rows = [find_sampler(kind.__name__)]
+    made: Any = rows[0].make({}) if isinstance(sampler, type) else sampler
+    design = vars(made).get("design")
+    fitting = [row for row in rows if all(getattr(made, key) == value for key, value in row.fixed.items())] or rows
+    row = next((row for row in fitting if row.design == design), fitting[0])
+    default = row.make({})
+    values = {key: getattr(made, key) for key in row.options if getattr(made, key) != getattr(default, key)}
+    options = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
+    label = str(Label(row.name, options, design, row.estimator))
+    try:
+        same = make_sampler(label) == made
+    except DeltaflError as error:
+        raise DeltaflError(f"{made!r} has no label: {error}") from error
+    if not same:
+        raise DeltaflError(f"{made!r} has no label: its options must be numbers, words, None, or tuples of them")
+    return label
+
+
 def split_labels(text: str) -> list[str]:
     """The labels of a list that is separated by commas; commas inside parentheses belong to a label."""
     return [part for part in split_outside(text, ",") if part]
@@ -79,7 +120,9 @@ def file_name(label: str) -> str:
         >>> file_name("pracdelta(alpha=theory, floor=0)")
         'pracdelta(alpha=theory,floor=0)'
     """
-    if "(" in label or ".py:" in label:  # others are kept as they are: older records have them
+    name = label.partition("@")[0].partition("(")[0]
+    # Others are kept as they are: older records have them, and classes of another process are not known here.
+    if ".py:" in label or ("(" in label and name in SAMPLERS):
         label = re.sub(r"[^@]*[/\\](?=[^(@]*\.py)", "", str(parse_label(label)))
     return re.sub(r"[^\w@()=,.+-]", "_", label)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from .. import given
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
 from ..estimators.calls import check_options
 from ..estimators.table import find_estimator
@@ -117,17 +118,18 @@ SAMPLERS: dict[str, SamplerEntry] = {
 
 
 def find_sampler(name: str) -> SamplerEntry:
-    """The row of a sampler: of the table, or of a class in a file, ``FILE.py:CLASS``."""
+    """The row of a sampler: of the table, of a class in a file, ``FILE.py:CLASS``, or of one of this process."""
     if ".py:" in name:
-        return _own_entry(name)
+        return _own_entry(name, load_class(name, Sampler))  # type: ignore[type-abstract]
+    if name in given.SAMPLERS:
+        return _own_entry(name, given.SAMPLERS[name])
     if name not in SAMPLERS:
         raise unknown_name("sampler", name, SAMPLERS)
     return SAMPLERS[name]
 
 
-def _own_entry(name: str) -> SamplerEntry:
+def _own_entry(name: str, kind: type[Sampler]) -> SamplerEntry:
     """The row of a user's class: its own default design, and weights by Horvitz and Thompson if it is unbiased."""
-    kind = load_class(name, Sampler)  # type: ignore[type-abstract]
     if "__dataclass_fields__" not in vars(kind):
         raise DeltaflError(f"{name} is no dataclass; write @dataclass(frozen=True) above it")
     try:

@@ -33,6 +33,7 @@ import tomli_w
 from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
+from .. import given
 from ..errors import DeltaflError
 from ..io import (
     checked,
@@ -139,7 +140,8 @@ def _processor() -> str:
 def write_header(path: Path, settings: Settings, data: Mapping[str, str] | None = None) -> None:
     """Write environment, with ``Task.data``, and then the settings, which say that something was started here."""
     path.mkdir(parents=True, exist_ok=True)
-    known = {**environment(), **(data or {})}
+    objects = given.names_in(settings.model_dump())
+    known = {**environment(), **({"objects": objects} if objects else {}), **(data or {})}
     write_atomically(path / "environment.json", json.dumps(known, indent=1) + "\n")
     write_settings(path, settings)
 

@@ -10,15 +10,18 @@ import signal
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import connection, forkserver
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
-from ..errors import DeltaflError, in_one_line
-from ..tasks.registry import import_tasks, task_modules
+from .. import given
+from ..errors import DeltaflError, in_one_line, require
+from ..tasks.registry import import_tasks, own_tasks, register, task_modules
 
 _DIED = (
     "a process of this run died; if it was killed, memory may have run out: use fewer processes and give the same "
@@ -72,9 +75,11 @@ class Processes:
         self.count = count
         self._listener = logging.handlers.QueueListener(messages, _Forward())
         self._listener.start()
-        self._pool = ProcessPoolExecutor(
-            count, context, _begin, (messages, self._sent, task_modules(), start, arguments)
-        )
+        # A runner's functions may be those of a script, which its processes import; others receive what they need.
+        self._imports_main = start is not None
+        objects = b"" if self._imports_main else _packed()
+        values = messages, self._sent, objects, task_modules(), start, arguments
+        self._pool = ProcessPoolExecutor(count, context, _begin, values)
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +95,8 @@ class Processes:
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Call a function of a module in one of the processes; ``result`` gives what it returned or raised."""
         try:
-            return self._pool.submit(_attempt, function, *arguments)
+            with nullcontext() if self._imports_main else _without_main():
+                return self._pool.submit(_attempt, function, *arguments)
         except BrokenProcessPool:
             raise DeltaflError(_DIED) from None
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -104,6 +110,35 @@ class Processes:
         with suppress(queue.Empty):  # a process was killed
             while not (self._sent.empty() and is_all()):
                 yield self._sent.get(timeout=10)
+
+
+def _packed() -> bytes:
+    """The objects of this process that settings may name."""
+    objects = given.SAMPLERS, given.TASKS, own_tasks()
+    if not any(objects):
+        return b""
+    require("cloudpickle", "sim")
+    import cloudpickle
+
+    try:
+        packed: bytes = cloudpickle.dumps(objects)
+    except Exception as error:
+        names = ", ".join(chain(*objects))
+        raise DeltaflError(
+            f"one of {names} cannot be sent to other processes ({in_one_line(error)}); write processes=1"
+        ) from error
+    return packed
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes that start here do not import the script again, which so needs no ``if __name__ == "__main__"``."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def send(value: object) -> None:
@@ -142,7 +177,12 @@ _to_parent: list[Any] = []
 
 
 def _begin(
-    messages: Any, sent: Any, modules: Sequence[str], start: Callable[..., None] | None, arguments: tuple[Any, ...]
+    messages: Any,
+    sent: Any,
+    objects: bytes,
+    modules: Sequence[str],
+    start: Callable[..., None] | None,
+    arguments: tuple[Any, ...],
 ) -> None:
     """In a new process: send its log to the parent, end with it even if it is killed, and know its tasks."""
     _to_parent[:] = [sent]
@@ -154,6 +194,14 @@ def _begin(
     log.propagate = False
     for module in modules:
         import_tasks(module)
+    if objects:
+        import cloudpickle
+
+        samplers, tasks, specs = cloudpickle.loads(objects)
+        given.SAMPLERS.update(samplers)
+        given.TASKS.update(tasks)
+        for spec in specs.values():
+            register(spec)
     if start is not None:
         start(*arguments)
 

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import given
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 from ..io import import_file
 from ..streams import stream
 from .base import Dataset, Task
 from .models import squared_error
 from .registry import TaskSpec, find_task
-from .tables import TABLE_SUFFIXES, table_task
+from .tables import TABLE_SUFFIXES, from_huggingface, table_task
 
 if TYPE_CHECKING:
     import torch
@@ -30,12 +31,14 @@ DEFAULT_FUNCTION = "make_task"
 
 
 def is_own(name: str) -> bool:
-    """Whether a task's name is that of a user's file: ``FILE.py``, ``FILE.py:FUNCTION`` or a table."""
-    return _split(name)[0].suffix == ".py" or is_table(name)
+    """Whether a task's name is that of a user's file, ``FILE.py``, ``FILE.py:FUNCTION`` or a table, or of an object."""
+    return name in given.TASKS or _split(name)[0].suffix == ".py" or is_table(name)
 
 
 def is_table(name: str) -> bool:
-    """Whether a task's name is that of a table: ``.csv``, ``.npz`` or ``.parquet``."""
+    """Whether a task's name is that of a table, ``.csv``, ``.npz`` or ``.parquet``, or of a table of this process."""
+    if name in given.TASKS:
+        return not (isinstance(given.TASKS[name], Task) or callable(given.TASKS[name]))
     return Path(name).suffix.lower() in TABLE_SUFFIXES
 
 
@@ -49,7 +52,7 @@ def registered_spec(name: str) -> TaskSpec:
 
 def short_name(name: str) -> str:
     """A task's name for folders: ``my_task`` for ``models/my_task.py:make_task``."""
-    return _split(name)[0].stem if is_own(name) else name
+    return _split(name)[0].stem if is_own(name) and name not in given.TASKS else name
 
 
 def load_own(name: str, seed: int, **of_table: Any) -> Task:
@@ -65,22 +68,33 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
     """
     task: object
     if is_table(name):
-        task = table_task(name, seed=seed, **{key: value for key, value in of_table.items() if value is not None})
+        table: Any = given.TASKS.get(name, name)
+        make_table: Callable[..., Task] = from_huggingface if hasattr(table, "column_names") else table_task
+        task = make_table(table, seed=seed, **{key: value for key, value in of_table.items() if value is not None})
+    elif isinstance(given.TASKS.get(name), Task):
+        task = given.TASKS[name]
+    elif name in given.TASKS:
+        task = _made(given.TASKS[name], seed, name)
     else:
         path, function = _split(name)
         make = getattr(import_file(path, "--task FILE.py:FUNCTION"), function, None)
         if not callable(make):
             raise DeltaflError(f"{path} has no function {function!r}; write there: def {function}(seed: int) -> Task")
-        try:
-            task = make(seed=seed) if "seed" in inspect.signature(make).parameters else make()
-        except DeltaflError:
-            raise
-        except OWN_ERRORS as error:
-            raise DeltaflError(f"{path}:{function} failed: {in_one_line(error, path.resolve())}") from error
+        task = _made(make, seed, f"{path}:{function}", path.resolve())
     if not isinstance(task, Task):
         raise DeltaflError(f"{name} returned {type(task).__name__}; it must return a deltafl.tasks.Task")
     check_task(task, name, seed)
     return task
+
+
+def _made(make: Callable[..., object], seed: int, name: str, path: Path | None = None) -> object:
+    """What a user's function makes."""
+    try:
+        return make(seed=seed) if "seed" in inspect.signature(make).parameters else make()
+    except DeltaflError:
+        raise
+    except OWN_ERRORS as error:
+        raise DeltaflError(f"{name} failed: {in_one_line(error, path)}") from error
 
 
 def _split(name: str) -> tuple[Path, str]:

@@ -112,6 +112,11 @@ def task_modules() -> list[str]:
     return list(dict.fromkeys([*named, *_MODULES]))
 
 
+def own_tasks() -> dict[str, TaskSpec]:
+    """The tasks that are registered beside those of this package."""
+    return {name: spec for name, spec in _TASKS.items() if _LIBRARY.get(name) is not spec}
+
+
 def known_tasks() -> dict[str, TaskSpec]:
     """All tasks by name: those of this package, then those of ``task_modules``."""
     for module in task_modules():
@@ -275,3 +280,4 @@ for _spec in (
     ),
 ):
     register(replace(_spec, summary=_SUMMARIES[_spec.name]))
+_LIBRARY = dict(_TASKS)
