@@ -1,6 +1,7 @@
 """The command line: ``deltafl compare``, ``run``, ``audit``, ``samplers``, ``tasks``, ``data``, ``reproduce``."""
 
-from .experiments import interruptible, sweep_progress
+from ..simulation.progress import sweep_progress
+from .experiments import interruptible
 from .main import main, run_app
 from .options import Out
 

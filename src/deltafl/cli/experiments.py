@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import DeltaflError
+from ..simulation.progress import bars, sweep_progress
 from . import options as o
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
-
     from ..analysis.summary import Summary
     from ..simulation.callback import RoundDone
     from ..simulation.distributed import ProcessGroup
     from ..simulation.settings import RunSettings
-    from ..simulation.sweep import OnProgress, Progress
 
 Processes = Annotated[
     int | None, typer.Option(help="runs side by side; as many as cores, 1 on a GPU", metavar="P", min=1)
@@ -161,14 +159,14 @@ def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup") -> None:
     from ..simulation.run import run_single
 
     diverged: DivergedError | None = None
-    with _explained("run", folder, settings.task), _bars() as bars:
-        bar = bars.add_task(settings.sampler, total=settings.rounds, shown="")
+    with _explained("run", folder, settings.task), bars() as shown:
+        bar = shown.add_task(settings.sampler, total=settings.rounds, shown="")
 
         def on_round(done: "RoundDone") -> None:
             if group.is_first:
                 value = "" if done.loss is None else f"loss {done.loss:.4g}"
-                bars.start()
-                bars.update(
+                shown.start()
+                shown.update(
                     bar, completed=done.round, shown=value if done.accuracy is None else f"accuracy {done.accuracy:.1%}"
                 )
 
@@ -229,42 +227,6 @@ def _print_refusals(folder: Path) -> None:
         first = f"the first in {run}, round {round}, client {client}: {reason}"
         rounds = f"; in {lost} rounds all were, and the model learnt nothing" if lost else ""
         typer.echo(f"{len(refused)} replies were refused and count as missing, {first}{rounds}", err=True)
-
-
-@contextmanager
-def _bars() -> Iterator["Bars"]:
-    """Bars that appear with the first round, so that after a mistake only its sentence is printed."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    bars = Progress(
-        TextColumn("{task.description:<18}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[shown]}"),
-        TimeRemainingColumn(compact=True),
-        console=Console(stderr=True),
-    )
-    try:
-        yield bars
-    finally:
-        if bars.live.is_started:
-            bars.stop()
-
-
-@contextmanager
-def sweep_progress() -> Iterator["OnProgress"]:
-    """A bar for the rounds of many runs, with the names of those that are being played."""
-    with _bars() as bars:
-        bar = bars.add_task("rounds", total=None, shown="")
-
-        def on_progress(progress: "Progress") -> None:
-            bars.start()
-            now = f"; now {', '.join(progress.running)}" if progress.running else ""
-            shown = f"{progress.runs_done} of {progress.runs_total} runs{now}"
-            bars.update(bar, completed=progress.rounds_done, total=progress.rounds_total, shown=shown)
-
-        yield on_progress
 
 
 @contextmanager

@@ -2,10 +2,8 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from importlib import import_module
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -144,11 +142,9 @@ def settings_from(
 
 def new_folder(command: str, task: str) -> Path:
     """A folder of its own below ``runs`` for a command without ``--out``."""
-    from ..tasks.own import short_name
+    from ..simulation.directory import new_folder as new
 
-    name = f"{command}-{short_name(task)}-{datetime.now():%Y%m%d-%H%M%S}"
-    names = chain([name], (f"{name}-{number}" for number in count(2)))
-    return next(folder for folder in map(Path("runs").joinpath, names) if not folder.exists())
+    return new(command, task)
 
 
 def _joined(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

@@ -24,7 +24,9 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from importlib import metadata
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +49,7 @@ from ..io import (
 )
 from ..round import RoundState
 from ..scale.state_file import flatten, note_round, noted_round, settled, unflatten
+from ..tasks.own import short_name
 from ..types import Params
 from .distributed import ALONE, ProcessGroup
 from .divergence import DivergedError
@@ -135,6 +138,13 @@ def _processor() -> str:
     lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
     names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or "unknown")
+
+
+def new_folder(command: str, task: str) -> Path:
+    """A folder of its own below ``runs`` for results that were given no place."""
+    name = f"{command}-{short_name(task)}-{datetime.now():%Y%m%d-%H%M%S}"
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(folder for folder in map(Path("runs").joinpath, names) if not folder.exists())
 
 
 def write_header(path: Path, settings: Settings, data: Mapping[str, str] | None = None) -> None:

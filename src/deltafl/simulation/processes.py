@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext, suppress
-from multiprocessing import connection, forkserver
 from itertools import chain
+from multiprocessing import connection, forkserver
 from typing import Any, NamedTuple, Self
 
 from .. import given
