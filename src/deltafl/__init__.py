@@ -28,27 +28,20 @@ if TYPE_CHECKING:
     from .samplers.power_of_choice import PowerOfChoice
     from .scale.state_file import load_state, save_state
     from .server.optimizers import Adaptive, Momentum, ServerOptimizer, Sgd, make_server_optimizer
+    from .simulation.comparison import Comparison, compare, load
     from .streams import stream
     from .types import Cohort, Oracle, Population, RejectedReply, Replies, Reports, RoundInfo
 
 __version__ = "0.1.0"
 
 __all__ = ["DESIGNS", "ESTIMATORS", "SAMPLERS", "Accumulator", "Adaptive", "Broadcast", "Centred", "ClientMemory"]
-__all__ += ["ClusterIS", "Cohort", "ControlValue", "ControlVariate", "Delta", "DeltaflError", "Design", "Estimator"]
-__all__ += ["FedIS", "FedPracIS", "Fixed", "Full", "KnownUpdates", "MissingExtraError", "Momentum", "Oracle", "Plan"]
-__all__ += ["Population", "PowerOfChoice", "PracDelta", "RejectedReply", "RemoteReply", "Replies", "Reports"]
-__all__ += ["RoundInfo", "RoundState", "RunFacts", "Sampler", "ServerOptimizer", "Sgd", "broadcast", "close_round"]
-__all__ += [
-    "draw_cohort",
-    "flatten",
-    "inclusion_probabilities",
-    "init_round",
-    "load_state",
-    "make_plan",
-    "make_sampler",
-]
-__all__ += ["make_server_optimizer", "open_round", "recommend", "save_state", "stream", "unflatten"]
-__all__ += ["with_floor"]
+__all__ += ["ClusterIS", "Cohort", "Comparison", "ControlValue", "ControlVariate", "Delta", "DeltaflError", "Design"]
+__all__ += ["Estimator", "FedIS", "FedPracIS", "Fixed", "Full", "KnownUpdates", "MissingExtraError", "Momentum"]
+__all__ += ["Oracle", "Plan", "Population", "PowerOfChoice", "PracDelta", "RejectedReply", "RemoteReply", "Replies"]
+__all__ += ["Reports", "RoundInfo", "RoundState", "RunFacts", "Sampler", "ServerOptimizer", "Sgd", "broadcast"]
+__all__ += ["close_round", "compare", "draw_cohort", "flatten", "inclusion_probabilities", "init_round", "load"]
+__all__ += ["load_state", "make_plan", "make_sampler", "make_server_optimizer", "open_round", "recommend"]
+__all__ += ["save_state", "stream", "unflatten", "with_floor"]
 
 #: Which module a name is loaded from.
 _MODULES = {
@@ -73,6 +66,7 @@ _MODULES = {
         "samplers.power_of_choice": "PowerOfChoice",
         "scale.state_file": "load_state save_state",
         "server.optimizers": "Adaptive Momentum ServerOptimizer Sgd make_server_optimizer",
+        "simulation.comparison": "Comparison compare load",
         "streams": "stream",
         "types": "Cohort Oracle Population RejectedReply Replies Reports RoundInfo",
     }.items()

@@ -113,23 +113,38 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     groups = by_sampler(runs)
-    look_of = looks(list(groups))
     written = []
-    for metric, title in (("accuracy", "test accuracy, %"), ("loss", "test loss")):
-        lines = [Line(label, look_of[label], curve_band(group, metric)) for label, group in groups.items()]
-        drawn = [line for line in lines if np.isfinite(line.band.mean_r).any()]
-        if not drawn and metric == "accuracy":
-            continue
-        missing = [line.name for line in lines if line not in drawn]
-        note = CAPTION + (f" Never finite: {', '.join(missing)}." if missing else "")
-        goal = summary.threshold if metric == summary.metric else None
-        goals = [None if goal is None else 100 * goal if metric == "accuracy" else goal]
-        path = directory / f"{metric}.png"
-        draw_panels([drawn], [title], 1, note, path, log_y=metric == "loss", goals=goals)
-        written.append(path)
+    for metric in ("accuracy", "loss"):
+        with styled():
+            figure = _curves(groups, summary, metric)
+            if figure is not None:
+                written.append(directory / f"{metric}.png")
+                written[-1].write_bytes(small_png(figure))
     written.append(directory / "selections.png")
-    _draw_selections(groups, look_of, written[-1])
+    _draw_selections(groups, looks(list(groups)), written[-1])
     return written
+
+
+def comparison_figure(runs: Sequence[Run], summary: Summary) -> "Figure":
+    """The curves of the comparison's metric."""
+    figure = _curves(by_sampler(runs), summary, summary.metric)
+    assert figure is not None, "a comparison has its metric"
+    return figure
+
+
+def _curves(groups: dict[str, list[Run]], summary: Summary, metric: str) -> "Figure | None":
+    """The curves of a metric; None if no run has an accuracy."""
+    look_of = looks(list(groups))
+    lines = [Line(label, look_of[label], curve_band(group, metric)) for label, group in groups.items()]
+    drawn = [line for line in lines if np.isfinite(line.band.mean_r).any()]
+    if not drawn and metric == "accuracy":
+        return None
+    missing = [line.name for line in lines if line not in drawn]
+    note = CAPTION + (f" Never finite: {', '.join(missing)}." if missing else "")
+    goal = summary.threshold if metric == summary.metric else None
+    goals = [None if goal is None else 100 * goal if metric == "accuracy" else goal]
+    title = "test accuracy, %" if metric == "accuracy" else "test loss"
+    return panels_figure([drawn], [title], 1, note, log_y=metric == "loss", goals=goals)
 
 
 def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
@@ -180,6 +195,23 @@ def draw_panels(
 
     ``log_y`` makes an axis logarithmic unless its numbers are not positive or span less than a factor of 3.
     """
+    with styled():
+        figure = panels_figure(panels, captions, columns, note, log_y=log_y, log_x=log_x, goals=goals, x_label=x_label)
+        path.write_bytes(small_png(figure))
+
+
+def panels_figure(
+    panels: Sequence[Sequence[Line]],
+    captions: Sequence[str],
+    columns: int,
+    note: str,
+    *,
+    log_y: bool = False,
+    log_x: bool = False,
+    goals: Sequence[float | None] = (),
+    x_label: str = "rounds",
+) -> "Figure":
+    """The figure of ``draw_panels``."""
     require("matplotlib", "plot")
     from matplotlib.figure import Figure
 
@@ -222,7 +254,7 @@ def draw_panels(
             columnspacing=1.2,
             handlelength=2.4,
         )
-        path.write_bytes(small_png(figure))
+    return figure
 
 
 def _log_axis(axes: "Axes", lines: Sequence[Line]) -> None:

@@ -1,0 +1,232 @@
+"""Comparisons from Python: ``deltafl.compare``, ``deltafl.load``, and the ``Comparison`` that both return."""
+
+import io
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from .. import given
+from ..analysis.plots import comparison_figure, small_png, styled
+from ..analysis.runs import Run
+from ..analysis.summary import Summary, summarise
+from ..analysis.table import comparison_table
+from ..errors import DeltaflError, require
+from ..samplers import Sampler, label_of, split_labels
+from ..tasks.base import Task
+from ..tasks.registry import known_tasks
+from .callback import OnRound
+from .compare import joined, run_comparison
+from .directory import new_folder
+from .progress import sweep_progress
+from .settings import CompareSettings, make_settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+#: A task's name or file, a ``Task``, a function that makes one, a data frame, or a Hugging Face data set.
+AnyTask = str | os.PathLike[str] | Task | Callable[..., Task] | Any
+AnySampler = str | Sampler | type[Sampler]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """Finished runs of several samplers; printed, or shown by a notebook, it is their table with remarks.
+
+    Attributes:
+        folders: Where the runs are recorded.
+        numbers: The numbers of the table, as in ``summary.json``.
+        curves: One ``analysis.Run`` for each sampler and seed.
+    """
+
+    folders: tuple[Path, ...]
+    numbers: Summary
+    curves: Sequence[Run]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the comparison; the first, if several were joined."""
+        return self.folders[0]
+
+    def summary(self) -> "pd.DataFrame":
+        """One row a sampler: the columns are those of the table, with intervals as ``_low`` and ``_high``."""
+        import pandas as pd
+
+        rows = []
+        for entry in self.numbers.samplers:
+            gap, reached = entry.gap_closed, entry.to_threshold
+            speedup = reached and reached.speedup
+            value = entry.top5 if self.numbers.metric == "accuracy" else entry.final
+            row = {"sampler": entry.sampler, "seeds": len(entry.seeds)}
+            row |= {self.numbers.metric: value.mean, f"{self.numbers.metric}_sd": value.sd}
+            row |= {"gap_closed": gap and gap.value, "gap_low": gap and gap.low, "gap_high": gap and gap.high}
+            row |= {"rounds_to_threshold": reached and reached.rounds and reached.rounds.mean}
+            row |= {"reached": reached and reached.num_reached, "speedup": speedup and speedup.ratio}
+            row |= {"speedup_low": speedup and speedup.low, "speedup_high": speedup and speedup.high}
+            row |= {"seconds": entry.total_seconds, "bytes": entry.total_bytes, "diverged": entry.num_diverged}
+            rows.append(row)
+        exact = {"sampler", "seeds", "reached", "diverged"}
+        table = pd.DataFrame(rows)
+        return table.astype({name: float for name in table.columns if name not in exact}).set_index("sampler")
+
+    def runs(self) -> "pd.DataFrame":
+        """One row for each sampler, seed and evaluation; seconds and bytes are those of all rounds up to there."""
+        import pandas as pd
+
+        columns = ("round", "accuracy", "loss", "seconds", "bytes")
+        parts = [
+            pd.DataFrame(
+                {"sampler": run.sampler, "seed": run.seed} | {key: getattr(run, f"{key}_r") for key in columns}
+            )
+            for run in self.curves
+        ]
+        return pd.concat(parts, ignore_index=True)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
+        """The curves of the metric over rounds: mean over seeds, and a band from the lowest to the highest.
+
+        Args:
+            path: Where the figure is saved too: a name that ends in ``.png``, ``.pdf``, ``.svg`` or what else
+                Matplotlib writes.
+        """
+        with styled():
+            figure = comparison_figure(self.curves, self.numbers)
+            if path is not None:
+                _save(figure, Path(path))
+        return figure
+
+    def _repr_html_(self) -> str:
+        console = Console(record=True, file=io.StringIO(), width=110, force_jupyter=False)
+        console.print(comparison_table(self.numbers))
+        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+    def __repr__(self) -> str:
+        console = Console(file=io.StringIO(), width=100, force_jupyter=False)
+        console.print(comparison_table(self.numbers))
+        console.print(f"\nResults: {', '.join(map(str, self.folders))}", highlight=False, soft_wrap=True)
+        text: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return text.rstrip()
+
+
+def compare(
+    task: AnyTask = "digits",
+    samplers: "str | AnySampler | Iterable[AnySampler] | None" = None,
+    seeds: int | Iterable[int] | None = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    processes: int | None = None,
+    progress: bool = True,
+    on_round: OnRound | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Compare samplers on one task, seed by seed, under the same split, initial model and minibatches.
+
+    Args:
+        task: A name of ``deltafl tasks``; a table's path; ``"FILE.py:FUNCTION"``; a ``deltafl.tasks.Task``; a function
+            ``make_task(seed)`` or ``make_task()`` that returns one; a pandas data frame or a Hugging Face data set, with
+            ``label=`` and ``column=`` (who holds a row) or ``partition=``.
+        samplers: Labels, instances such as ``ByLoss(power=2)``, or classes; six of the library's if left out.
+        seeds: A number of seeds 0, 1, ..., or a list of them; 5 if left out.
+        out: The folder of the results; a new one below ``runs/`` if left out. The same call with the same folder goes
+            on where it was interrupted, and with more samplers, seeds or rounds it plays what is missing.
+        processes: Runs side by side; as many as there are cores if left out, 1 on a GPU.
+        progress: Whether a bar is shown.
+        on_round: Called here with a ``deltafl.simulation.RoundDone`` for each round of each run; with several processes
+            up to a second later and in batches, those of one run in their order.
+        settings: The settings of ``deltafl compare``: ``rounds=50``, ``sample=10``, ``local_lr=0.1``, ``alpha=0.1``, ...
+
+    Raises:
+        DeltaflError: If something cannot be played, in one sentence; or if ``on_round`` raises.
+
+    Example:
+        >>> result = deltafl.compare("digits", ["uniform", "innovation"], seeds=3, rounds=20)
+        >>> result.summary(); result.plot("accuracy.pdf")
+    """
+    for package in ("torch", "scipy", "pandas"):
+        require(package, "sim")
+    values = dict(settings)
+    if samplers is not None:
+        values["samplers"] = _labels(samplers)
+    if seeds is not None:
+        values["seeds"] = seeds if isinstance(seeds, int) else list(seeds)
+    given.TASKS.clear()
+    resolved = make_settings(CompareSettings, {"task": _task_name(task), **values})
+    folder = new_folder("compare", resolved.task) if out is None else Path(out)
+    count = processes or (os.cpu_count() if resolved.device == "cpu" else 1) or 1
+    with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
+        run_comparison(resolved, folder, on_progress, count, on_round or (lambda _: None))
+    return load(folder)
+
+
+def load(*folders: str | os.PathLike[str]) -> Comparison:
+    """The comparison of finished folders, of ``deltafl.compare``, ``deltafl compare`` or ``deltafl run``.
+
+    Args:
+        folders: One, or several that are joined: they share task and settings; samplers and seeds may differ.
+
+    Raises:
+        DeltaflError: If a folder holds no finished runs, or two of them differ in more than samplers and seeds.
+    """
+    places = tuple(map(Path, folders))
+    if not places:
+        raise DeltaflError("load needs a folder: deltafl.load('runs/compare-digits-...')")
+    together = joined(places)
+    facts = {
+        "settings": together.settings.model_dump(mode="json", exclude_none=True),
+        "environment": {"data": together.data},
+    }
+    return Comparison(places, summarise(together.runs, together.settings.threshold, **facts), together.runs)
+
+
+def _labels(samplers: "AnySampler | Iterable[AnySampler]") -> list[str]:
+    if isinstance(samplers, str):
+        return split_labels(samplers)
+    if isinstance(samplers, Sampler | type):
+        return [label_of(samplers)]
+    found: dict[str, Any] = {}
+    labels = []
+    for sampler in samplers:
+        labels.append(label_of(sampler))
+        kind = sampler if isinstance(sampler, str | type) else type(sampler)
+        name = labels[-1] if isinstance(kind, str) else kind.__name__
+        if found.setdefault(name, kind) is not kind and not isinstance(kind, str):
+            raise DeltaflError(f"two different classes are called {name!r}; give one of them another name")
+    return labels
+
+
+def _task_name(task: AnyTask) -> str:
+    """The name of a task in settings; an object is known by its own."""
+    if isinstance(task, str | os.PathLike):
+        return os.fspath(task)
+    if isinstance(task, Task):
+        name = task.name
+    elif callable(task):
+        name = getattr(task, "__name__", type(task).__name__)
+    elif hasattr(task, "columns") or hasattr(task, "column_names"):
+        name = "frame" if hasattr(task, "columns") else "dataset"
+    else:
+        raise DeltaflError(
+            f"task is {type(task).__name__}; it must be a name, a file, a deltafl.tasks.Task, a function that makes one, "
+            "a data frame, or a Hugging Face data set"
+        )
+    name = re.sub(r"[^\w.+-]", "", name)
+    name = f"my-{name}" if name in known_tasks() else name
+    given.TASKS[name] = task
+    return name
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    known = figure.canvas.get_supported_filetypes()
+    if path.suffix.lower().removeprefix(".") not in known:
+        raise DeltaflError(f"{path.name} names no kind of picture; end it in {', '.join('.' + name for name in known)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix.lower() == ".png":
+        path.write_bytes(small_png(figure))
+    else:
+        figure.savefig(path)
