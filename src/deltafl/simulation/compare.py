@@ -31,10 +31,14 @@ class Joined(NamedTuple):
     runs: list[Run]
     data: str
 
+    def summary(self) -> Summary:
+        """Their numbers."""
+        given, facts = self.settings.model_dump(mode="json", exclude_none=True), {**environment(), "data": self.data}
+        return summarise(self.runs, self.settings.threshold, settings=given, environment=facts)
+
     def write(self, folder: Path) -> Summary:
         """Write ``summary.json`` and the pictures into a folder, and return the summary."""
-        given, facts = self.settings.model_dump(mode="json", exclude_none=True), {**environment(), "data": self.data}
-        summary = summarise(self.runs, self.settings.threshold, settings=given, environment=facts)
+        summary = self.summary()
         folder.mkdir(parents=True, exist_ok=True)
         write_summary(summary, folder / "summary.json")
         try:

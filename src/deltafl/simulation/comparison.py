@@ -14,7 +14,7 @@ from rich.console import Console
 from .. import given
 from ..analysis.plots import comparison_figure, small_png, styled
 from ..analysis.runs import Run
-from ..analysis.summary import Summary, summarise
+from ..analysis.summary import Summary
 from ..analysis.table import comparison_table
 from ..errors import DeltaflError, require
 from ..samplers import Sampler, label_of, split_labels
@@ -129,7 +129,7 @@ def compare(
 
     Args:
         task: A name of ``deltafl tasks``; a table's path; ``"FILE.py:FUNCTION"``; a ``deltafl.tasks.Task``; a function
-            ``make_task(seed)`` or ``make_task()`` that returns one; a pandas data frame or a Hugging Face data set, with
+            ``make_task(seed)`` or ``make_task()`` that returns one; a data frame or a Hugging Face data set, with
             ``label=`` and ``column=`` (who holds a row) or ``partition=``.
         samplers: Labels, instances such as ``ByLoss(power=2)``, or classes; six of the library's if left out.
         seeds: A number of seeds 0, 1, ..., or a list of them; 5 if left out.
@@ -139,7 +139,7 @@ def compare(
         progress: Whether a bar is shown.
         on_round: Called here with a ``deltafl.simulation.RoundDone`` for each round of each run; with several processes
             up to a second later and in batches, those of one run in their order.
-        settings: The settings of ``deltafl compare``: ``rounds=50``, ``sample=10``, ``local_lr=0.1``, ``alpha=0.1``, ...
+        settings: The settings of ``deltafl compare``: ``rounds=50``, ``sample=10``, ``local_lr=0.1``, ...
 
     Raises:
         DeltaflError: If something cannot be played, in one sentence; or if ``on_round`` raises.
@@ -177,11 +177,7 @@ def load(*folders: str | os.PathLike[str]) -> Comparison:
     if not places:
         raise DeltaflError("load needs a folder: deltafl.load('runs/compare-digits-...')")
     together = joined(places)
-    facts = {
-        "settings": together.settings.model_dump(mode="json", exclude_none=True),
-        "environment": {"data": together.data},
-    }
-    return Comparison(places, summarise(together.runs, together.settings.threshold, **facts), together.runs)
+    return Comparison(places, together.summary(), together.runs)
 
 
 def _labels(samplers: "AnySampler | Iterable[AnySampler]") -> list[str]:
@@ -212,8 +208,8 @@ def _task_name(task: AnyTask) -> str:
         name = "frame" if hasattr(task, "columns") else "dataset"
     else:
         raise DeltaflError(
-            f"task is {type(task).__name__}; it must be a name, a file, a deltafl.tasks.Task, a function that makes one, "
-            "a data frame, or a Hugging Face data set"
+            f"task is {type(task).__name__}; it must be a name, a file, a deltafl.tasks.Task, a function that makes "
+            "one, a data frame, or a Hugging Face data set"
         )
     name = re.sub(r"[^\w.+-]", "", name)
     name = f"my-{name}" if name in known_tasks() else name

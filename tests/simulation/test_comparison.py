@@ -1,0 +1,130 @@
+"""Comparisons from Python: objects of a script, callbacks, data frames, pictures, joined folders."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import deltafl
+from deltafl import given
+from deltafl.samplers import label_of
+from deltafl.simulation import RoundDone
+from tools.cli import deltafl as command
+
+SCRIPT = """
+from dataclasses import dataclass
+from pathlib import Path
+import deltafl
+from deltafl.tasks import make_task
+
+@dataclass(frozen=True)
+class Even(deltafl.Sampler):
+    power: float = 1.0
+    unbiased = True
+    def init(self, population): return population.weight_m
+    def open(self, state, available_m, n, rng, oracle=None):
+        return deltafl.draw_cohort(state**self.power, n, "pivotal", rng, available_m)
+    def update(self, state, cohort, reports): return state
+
+def few(seed):
+    return make_task("digits", seed=seed, num_clients=12)
+
+seen = []
+options = dict(seeds=2, rounds=3, sample=4, local_epochs=1, out="out", processes=2, on_round=seen.append)
+result = deltafl.compare(few, ["uniform", Even(power=0.5), Even], **options)
+print(result)
+result.plot("curves.svg")
+for sampler, seed in {(done.sampler, done.seed) for done in seen}:
+    print(sampler, seed, [done.round for done in seen if (done.sampler, done.seed) == (sampler, seed)])
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A script without a guard, whose class and function its processes cannot import; its folder and what it prints."""
+    folder = tmp_path_factory.mktemp("script")
+    (folder / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_objects_of_a_script_are_played_in_other_processes(script: tuple[Path, str]) -> None:
+    folder, printed = script
+    assert (
+        sorted(re.findall(r"^(\S+) \d \[1, 2, 3\]$", printed, re.M))
+        == ["Even"] * 2 + ["Even(power=0.5)"] * 2 + ["uniform"] * 2
+    )
+    assert "gap closed" in printed and "Results: out" in printed
+    assert (folder / "curves.svg").read_text().startswith("<?xml")
+
+
+def test_another_process_loads_what_it_does_not_know(script: tuple[Path, str]) -> None:
+    result = deltafl.load(script[0] / "out")
+    table, runs = result.summary(), result.runs()
+    assert list(table.index) == ["uniform", "Even(power=0.5)", "Even"]
+    assert list(runs.columns) == ["sampler", "seed", "round", "accuracy", "loss", "seconds", "bytes"]
+    assert runs.groupby(["sampler", "seed"])["round"].apply(list).tolist() == [[1, 2, 3]] * 6
+    last = runs[(runs["sampler"] == "Even") & (runs["round"] == 3)]["accuracy"]
+    assert 0 < last.mean() < 1
+    assert "<pre>" in result._repr_html_() and "Even" in result._repr_html_()
+    assert len(result.plot().axes) == 1
+    with pytest.raises(deltafl.DeltaflError, match=r"curves.txt names no kind of picture; end it in .*\.png"):
+        result.plot("curves.txt")
+
+
+def test_the_command_line_says_who_goes_on_with_objects(script: tuple[Path, str]) -> None:
+    done = command("compare", "--resume", "--out", "out", cwd=script[0])
+    assert done.returncode == 2
+    words = " ".join(done.stderr.split())
+    assert "was played from Python with Even, Even, few: go on there with the same call of deltafl.compare" in words
+
+
+def test_a_callback_that_raises_is_named_and_the_runs_go_on(tmp_path: Path) -> None:
+    rounds: list[int] = []
+
+    def tracker(done: RoundDone) -> None:
+        rounds.append(done.round)
+        if rounds == [1, 2]:
+            raise OSError("no network")
+
+    options: dict[str, Any] = {"seeds": 1, "rounds": 4, "out": tmp_path / "out", "processes": 1, "progress": False}
+    with pytest.raises(deltafl.DeltaflError, match="callback tracker failed in round 2 of uniform, seed 0: OSError"):
+        deltafl.compare("toy", "uniform", on_round=tracker, checkpoint_every=1, **options)
+    assert (
+        deltafl.compare("toy", ["uniform"], on_round=tracker, checkpoint_every=1, **options).folder == tmp_path / "out"
+    )
+    assert rounds == [1, 2, 3, 4]
+
+
+@dataclass(frozen=True)
+class Listed(deltafl.Fixed):
+    options: Any = 1
+
+
+@pytest.fixture
+def _forget() -> Iterator[None]:
+    yield
+    given.SAMPLERS.clear()
+
+
+@pytest.mark.usefixtures("_forget")
+def test_labels_of_instances_and_classes() -> None:
+    labels = {
+        deltafl.PracDelta: "pracdelta",
+        deltafl.PracDelta(floor=0.2, design="pivotal"): "pracdelta(floor=0.2)@pivotal",
+        deltafl.Fixed(by_weight=True, design="multinomial"): "md",
+        Listed(options=np.float64(0.5)): "Listed(options=0.5)",
+    }
+    for sampler, label in labels.items():
+        assert label_of(sampler) == label
+    with pytest.raises(deltafl.DeltaflError, match="has no label"):
+        label_of(Listed(options={"a": object()}))
+    with pytest.raises(deltafl.DeltaflError, match=r"a sampler is a label, or a class or an instance"):
+        label_of(3)  # type: ignore[arg-type]
