@@ -48,11 +48,24 @@ def plain_json(value: Any) -> Any:
     return value
 
 
-def write_atomically(path: Path, *parts: Any) -> None:
-    """Write texts or bytes so that a reader (or a restart) sees the old file or the new one, never a part."""
+def private_folder(folder: Path) -> None:
+    """Make a folder that its owner alone can enter; one that is there already keeps its permissions."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """For ``open``: a file that is made can be read and written by its owner alone."""
+    return os.open(path, flags, 0o600)
+
+
+def write_atomically(path: Path, *parts: Any, private: bool = False) -> None:
+    """Write texts or bytes so that a reader (or a restart) sees the old file or the new one, never a part.
+
+    A ``private`` one is for its owner alone: what is said about single clients.
+    """
     beside = path.with_name(path.name + ".part")
     try:
-        with beside.open("wb") as file:
+        with open(beside, "wb", opener=private_opener if private else None) as file:
             for part in parts:
                 file.write(part.encode() if isinstance(part, str) else part)
             file.flush()
@@ -130,8 +143,10 @@ def sentence(error: Any) -> str:
     return f"{name} is {(', '.join(map(str, given)) if listed else repr(given)) or 'empty'}; {message}"
 
 
-def write_tensors(path: Path, arrays: Mapping[str, Array], texts: Mapping[str, str] | None = None) -> int:
-    """Write arrays and texts into a safetensors file, which is never seen half written; returns its CRC-32."""
+def write_tensors(
+    path: Path, arrays: Mapping[str, Array], texts: Mapping[str, str] | None = None, private: bool = False
+) -> int:
+    """Write arrays and texts into a safetensors file (``write_atomically``); returns its CRC-32."""
     # Wide types first: every array begins at a multiple of its width.
     ordered = dict(sorted(arrays.items(), key=lambda part: -part[1].itemsize))
     header: dict[str, Any] = {_TEXTS: dict(texts)} if texts else {}
@@ -146,7 +161,7 @@ def write_tensors(path: Path, arrays: Mapping[str, Array], texts: Mapping[str, s
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     parts: list[Any] = [len(text).to_bytes(8, "little"), text, *map(np.ascontiguousarray, ordered.values())]
-    write_atomically(path, *parts)
+    write_atomically(path, *parts, private=private)
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part, checksum)

@@ -16,8 +16,9 @@ from conftest import population_of
 from deltafl.analysis.measures import accuracy, late_loss
 from deltafl.analysis.table import remarks
 from deltafl.cli.main import app
+from deltafl.server.watch import Watch
 from deltafl.simulation.compare import run_comparison
-from deltafl.simulation.divergence import DivergedError, Watch, likely_cause
+from deltafl.simulation.divergence import DivergedError, likely_cause
 from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.record import RunStore
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings

@@ -9,7 +9,7 @@
     DIR/timings.jsonl        one line a round: wall clock
     DIR/checkpoint.json      the last checkpoint: its tensors, and the lengths of the two files above at that moment
     DIR/checkpoint-N.safetensors
-    DIR/doubtful-N.safetensors    the model of a run with a suspect end (divergence.py); its last checkpoint is older
+    DIR/doubtful-N.safetensors    the model of a run with a suspect end (server/watch.py); its last checkpoint is older
     DIR/memory.json          with ``memory_path``: the folder of this run's memory of one update a client
 
 A checkpoint is written beside the last one and becomes valid when ``checkpoint.json`` is renamed. Lines after it belong

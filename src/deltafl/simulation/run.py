@@ -20,12 +20,13 @@ from ..analysis.statistics import first_reach
 from ..errors import DeltaflError
 from ..io import plain_json
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
+from ..server.watch import Watch
 from ..tasks.base import Task
 from ..types import RoundInfo
 from .callback import OnRound, RoundDone, guarded
 from .directory import RunDirectory, locked, recorded_settings, write_settings
 from .distributed import ALONE, ProcessGroup, divided
-from .divergence import DivergedError, Watch, likely_cause
+from .divergence import DivergedError, likely_cause
 from .engine import Engine, Evaluation, reports_of
 from .oracle import BYTES_PER_PARAMETER, SimulatedOracle, bytes_of, bytes_of_statistics
 from .probes import probe_everyone, probe_selected
