@@ -83,9 +83,7 @@ class Settings(BaseModel):
     stop_at_threshold: bool = Field(False, description="end a run that reaches the threshold")
     evaluate_every: Count = Field(1, description="rounds between two evaluations")
     test_examples: Count | None = Field(None, description="evaluate on so many test examples; all if not set")
-    validation: Share | None = Field(
-        None, description="judge on this share of each client's training examples, not on the test set"
-    )
+    validation: Share | None = Field(None, description="judge by this share of training examples")
     device: Annotated[str, Field(pattern=r"^(cpu|cuda|cuda:\d+|auto)$")] = Field(
         "cpu", description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)"
     )

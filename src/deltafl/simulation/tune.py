@@ -157,7 +157,7 @@ def rounds_to_threshold(run: Run, threshold: float, smoothed: bool = False) -> f
 class TuneSettings(CompareSettings):
     """A comparison whose learning rates are tuned first."""
 
-    validation: Share = Field(0.2, description="share of each client's training examples that tuning judges by")
+    validation: Share = Field(0.2, description="share of training examples that tuning judges by")
     local_rates: Doubling | None = Field(None, description="first grid; if not set: task's rate / 4 to 4 times it")
     server_rates: Doubling | None = Field(None, description="first grid of server rates; not tuned if not set")
     tuning_seeds: Annotated[tuple[Seed, ...], BeforeValidator(_from_1000)] = Field(
