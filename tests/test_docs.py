@@ -1,14 +1,19 @@
 """The examples in documents run, and the documents name the files that are there."""
 
 import csv
+import importlib.util
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from deltafl.analysis import recommend
+from deltafl.cli.main import app
 from deltafl.designs.table import DESIGNS
 from deltafl.estimators.table import ESTIMATORS, REMOTE_ESTIMATORS
 from deltafl.samplers import SAMPLERS
@@ -43,6 +48,28 @@ def test_the_torch_loop_of_the_page_learns_what_its_clients_know() -> None:
     assert names["info"].round == 29
     hits = torch.cat([names["model"](x).argmax(dim=1) == y for x, y in names["data"]])
     assert hits.float().mean() > 0.8
+
+
+def test_the_page_about_own_data_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "own-data.md").read_text()
+    assert len(page.splitlines()) <= 120
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    names: dict[str, Any] = {}
+    for title, code in re.findall(r"```python(?: title=([^\n]*))?\n(.*?)```", page, re.DOTALL):
+        if title:
+            Path(title).write_text(code)
+        elif "datasets" not in code or importlib.util.find_spec("datasets") is not None:
+            exec(compile(code, "own-data.md", "exec"), names)
+    Path("table.csv").write_text("hospital,age,outcome\n" + "".join(f"{k % 9},{k},{k % 2}\n" for k in range(90)))
+    Path("examples").symlink_to(ROOT / "examples")
+    commands = re.findall(r"^deltafl (compare .*)$", page, re.MULTILINE)
+    assert len(commands) == 5
+    for number, command in enumerate(commands):
+        given = shlex.split(command.replace(" --rounds 30", ""))
+        short = ["--seeds", "1", "--samplers", "uniform", "--rounds", "1", "--processes", "1"]
+        done = CliRunner().invoke(app, [*given, *short, "--out", f"out{number}"])
+        assert done.exit_code == 0, done.output
 
 
 def test_what_is_cited_is_among_the_references() -> None:

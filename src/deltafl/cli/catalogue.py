@@ -99,7 +99,10 @@ def tasks() -> None:
     )
     _print_table(("task", "what is learnt"), ((spec.name, spec.summary) for spec in specs))
     _print_table(("partition", "who holds what"), ((name, split.summary) for name, split in PARTITIONS.items()))
-    typer.echo("Your own: --task my_task.py:make_task, or --task table.csv --label L --column CLIENT")
+    typer.echo(
+        "Your own: --task my_task.py:make_task, or --task table.csv --label L with --column CLIENT or\n"
+        "--partition dirichlet --clients 20. The page docs/own-data.md shows all ways."
+    )
 
 
 def settings(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None) -> None:

@@ -52,7 +52,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    task: str = Field("digits", description="what is learnt; see `deltafl tasks`, or FILE.py:FUNCTION, or a table")
+    task: str = Field(
+        "digits", description="what is learnt; see `deltafl tasks`; FILE.py:FUNCTION or table.csv: docs/own-data.md"
+    )
     clients: Count | None = Field(None, description="number of clients m")
     sample: Count | None = Field(None, description="clients selected a round, n")
     rounds: Count | None = Field(None, description="communication rounds T")
