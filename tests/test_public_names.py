@@ -13,7 +13,7 @@ ControlValue ControlVariate Delta DeltaflError Design Estimator FedIS FedPracIS 
 MissingExtraError Momentum Oracle Plan Population PowerOfChoice PracDelta RejectedReply RemoteReply Replies Reports
 RoundInfo RoundState RunFacts Sampler ServerOptimizer Sgd broadcast close_round compare draw_cohort flatten
 inclusion_probabilities init_round load load_state make_plan make_sampler make_server_optimizer open_round recommend
-save_state stream unflatten with_floor
+save_state stream tune unflatten with_floor
 """
 HEAVY = {"torch", "scipy", "sklearn", "matplotlib", "typer", "rich", "pydantic", "flwr", "pandas"}
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .samplers.power_of_choice import PowerOfChoice
     from .scale.state_file import load_state, save_state
     from .server.optimizers import Adaptive, Momentum, ServerOptimizer, Sgd, make_server_optimizer
-    from .simulation.comparison import Comparison, compare, load
+    from .simulation.comparison import Comparison, compare, load, tune
     from .streams import stream
     from .types import Cohort, Oracle, Population, RejectedReply, Replies, Reports, RoundInfo
 
@@ -41,7 +41,7 @@ __all__ += ["Oracle", "Plan", "Population", "PowerOfChoice", "PracDelta", "Rejec
 __all__ += ["Reports", "RoundInfo", "RoundState", "RunFacts", "Sampler", "ServerOptimizer", "Sgd", "broadcast"]
 __all__ += ["close_round", "compare", "draw_cohort", "flatten", "inclusion_probabilities", "init_round", "load"]
 __all__ += ["load_state", "make_plan", "make_sampler", "make_server_optimizer", "open_round", "recommend"]
-__all__ += ["save_state", "stream", "unflatten", "with_floor"]
+__all__ += ["save_state", "stream", "tune", "unflatten", "with_floor"]
 
 #: Which module a name is loaded from.
 _MODULES = {
@@ -66,7 +66,7 @@ _MODULES = {
         "samplers.power_of_choice": "PowerOfChoice",
         "scale.state_file": "load_state save_state",
         "server.optimizers": "Adaptive Momentum ServerOptimizer Sgd make_server_optimizer",
-        "simulation.comparison": "Comparison compare load",
+        "simulation.comparison": "Comparison compare load tune",
         "streams": "stream",
         "types": "Cohort Oracle Population RejectedReply Replies Reports RoundInfo",
     }.items()

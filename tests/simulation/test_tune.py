@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import deltafl as dl
 from deltafl.errors import DeltaflError
 from deltafl.simulation import (
     CompareSettings,
@@ -138,7 +139,9 @@ def test_nothing_is_played_twice_and_what_is_missing_is(tuned: Path) -> None:
     lost.unlink()
     settings = make_settings(TuneSettings, tomllib.loads((tuned / "config.toml").read_text()))
     found = tune_rates(settings, tuned, lambda _: None)
-    assert found.rates == tomllib.loads((tuned / "rates.toml").read_text())["rates"]
+    given = settings.model_dump(exclude={"task", "samplers", "partition", "alpha", "local_steps"}, exclude_none=True)
+    again = dl.tune("digits", ["uniform", "fedis@multinomial"], out=tuned, processes=1, progress=False, **given)
+    assert again == found.rates == tomllib.loads((tuned / "rates.toml").read_text())["rates"]
     after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tuned.rglob("*seed7.json")}
     assert after.keys() == before.keys()
     assert [path for path in before if after[path] != before[path]] == [lost]

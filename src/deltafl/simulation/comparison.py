@@ -1,4 +1,4 @@
-"""Comparisons from Python: ``deltafl.compare``, ``deltafl.load``, and the ``Comparison`` that both return."""
+"""From Python: ``deltafl.compare`` and ``deltafl.load``, the ``Comparison`` that they return, and ``deltafl.tune``."""
 
 import io
 import os
@@ -24,7 +24,8 @@ from .callback import OnRound
 from .compare import joined, run_comparison
 from .directory import new_folder
 from .progress import sweep_progress
-from .settings import CompareSettings, make_settings
+from .settings import AnySettings, CompareSettings, make_settings
+from .tune import TuneSettings, tune_rates
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,20 +149,62 @@ def compare(
         >>> result = deltafl.compare("digits", ["uniform", "innovation"], seeds=3, rounds=20)
         >>> result.summary(); result.plot("accuracy.pdf")
     """
-    for package in ("torch", "scipy", "pandas"):
-        require(package, "sim")
-    values = dict(settings)
-    if samplers is not None:
-        values["samplers"] = _labels(samplers)
+    require("pandas", "sim")
     if seeds is not None:
-        values["seeds"] = seeds if isinstance(seeds, int) else list(seeds)
-    given.TASKS.clear()
-    resolved = make_settings(CompareSettings, {"task": _task_name(task), **values})
+        settings["seeds"] = seeds if isinstance(seeds, int) else list(seeds)
+    resolved, count = _resolved(CompareSettings, task, samplers, processes, settings)
     folder = new_folder("compare", resolved.task) if out is None else Path(out)
-    count = processes or (os.cpu_count() if resolved.device == "cpu" else 1) or 1
     with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
         run_comparison(resolved, folder, on_progress, count, on_round or (lambda _: None))
     return load(folder)
+
+
+def tune(
+    task: AnyTask = "digits",
+    samplers: "str | AnySampler | Iterable[AnySampler] | None" = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    processes: int | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> dict[str, dict[str, float]]:
+    """Find the learning rates of each sampler, on seeds and a validation part that no comparison judges by.
+
+    Args:
+        task: As in ``compare``.
+        samplers: As in ``compare``.
+        out: The folder of the tuning runs; a new one below ``runs/`` if left out. None is played twice there.
+        processes: As in ``compare``.
+        progress: Whether a bar is shown.
+        settings: The settings of ``deltafl tune``: ``local_rates=[0.1, 0.2, 0.4]``, ``server_rates=[0.5, 1, 2]``,
+            ``tuning_seeds=3``, ``validation=0.2``, and those of ``compare``.
+
+    Returns:
+        The rates by label, for ``compare``.
+
+    Raises:
+        DeltaflError: If something cannot be played, in one sentence.
+
+    Example:
+        >>> rates = deltafl.tune("digits", ["uniform", "innovation"], rounds=20)
+        >>> deltafl.compare("digits", ["uniform", "innovation"], rounds=20, rates=rates)
+    """
+    resolved, count = _resolved(TuneSettings, task, samplers, processes, settings)
+    folder = new_folder("tune", resolved.task) if out is None else Path(out)
+    with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
+        return tune_rates(resolved, folder, on_progress, count).rates
+
+
+def _resolved(
+    kind: type[AnySettings], task: AnyTask, samplers: Any, processes: int | None, settings: dict[str, Any]
+) -> tuple[AnySettings, int]:
+    """The settings of a call, and how many runs are played side by side."""
+    for package in ("torch", "scipy"):
+        require(package, "sim")
+    named = {} if samplers is None else {"samplers": _labels(samplers)}
+    given.TASKS.clear()
+    resolved = make_settings(kind, {"task": _task_name(task), **settings, **named})
+    return resolved, processes or (os.cpu_count() if resolved.device == "cpu" else 1) or 1
 
 
 def load(*folders: str | os.PathLike[str]) -> Comparison:
