@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
+from nbclient import NotebookClient
+from sklearn.datasets import load_digits
 
 from deltafl import DeltaflError, Population, close_round, init_round, make_plan, open_round
 from tools.cli import deltafl
@@ -85,3 +88,29 @@ def test_own_sampler_and_control_enter_a_comparison_by_their_files(tmp_path: Pat
     wrong = deltafl("run", "--task", "toy", "--sampler", label.replace("power", "powr"), cwd=tmp_path)
     assert wrong.returncode == 2
     assert "did you mean 'power'" in " ".join(wrong.stderr.split())
+
+
+def test_a_study_of_ones_own_table_model_and_sampler(tmp_path: Path) -> None:
+    """As it stands but for the rounds: five seeds, a class of the script in other processes, a figure."""
+    source = (EXAMPLES / "student.py").read_text()
+    assert len(source.splitlines()) <= 40
+    (tmp_path / "student.py").write_text(source.replace("rounds=30", "rounds=2"))
+    frame = load_digits(as_frame=True).frame.rename(columns={"target": "digit"})
+    frame[::4].to_csv(tmp_path / "digits.csv", index=False)
+    words = [sys.executable, "-W", "error", "student.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "BySize(power=0.5)" in done.stdout and "Results: study" in done.stdout
+    assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
+    assert len(list((tmp_path / "study" / "runs").iterdir())) == 4 * 5
+
+
+@pytest.mark.filterwarnings("ignore")  # of Jupyter
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    path = EXAMPLES.parent / "docs" / "first-comparison.ipynb"
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    now = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert [set(output.get("data", {})) for output in now] == [set(output.get("data", {})) for output in shown]
+    assert any("gap closed" in str(output) for output in now)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,7 @@ class Comparison:
             figure = comparison_figure(self.curves, self.numbers)
             if path is not None:
                 _save(figure, Path(path))
+        figure._repr_png_ = partial(small_png, figure)  # type: ignore[attr-defined]  # what a notebook shows
         return figure
 
     def _repr_html_(self) -> str:
@@ -108,7 +110,7 @@ class Comparison:
         return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
     def __repr__(self) -> str:
-        console = Console(file=io.StringIO(), width=100, force_jupyter=False)
+        console = Console(file=io.StringIO(), width=100, force_jupyter=False, force_terminal=False, color_system=None)
         console.print(comparison_table(self.numbers))
         console.print(f"\nResults: {', '.join(map(str, self.folders))}", highlight=False, soft_wrap=True)
         text: str = console.file.getvalue()  # type: ignore[attr-defined]
