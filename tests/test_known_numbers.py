@@ -1,7 +1,5 @@
 """Numbers known in advance: of the DELTA paper's toy, of successive draws, and of what does not hold as printed."""
 
-from math import sqrt
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 from conftest import Recorder, make_problem, mean_square
 from deltafl import Delta, FedIS, Fixed, KnownUpdates, Plan, Population, Sampler, init_round
 from deltafl.designs.inclusion import draw_probabilities
-from deltafl.samplers.delta import theory_constants
 from deltafl.types import FloatArray
 
 #: The toy: three clients of equal weight whose mean update is (4, 0).
@@ -97,10 +94,3 @@ def test_importance_sampling_is_optimal_under_its_own_weights(seed: int) -> None
     errors = [mean_square(plan, init_round(plan, np.zeros(3)), problem) for plan in plans]
     assert errors[0] <= min(errors) * (1 + 1e-6)
     assert errors[0] < errors[2]
-
-
-def test_constants_of_the_theory() -> None:
-    """a1 = 20 K / sqrt(T), a2 = 5 / sqrt(T) + sqrt(K / n); the drift parts times m / n without replacement."""
-    assert theory_constants(10, 100, n=4, m=20, with_replacement=True) == pytest.approx((20, 0.5 + sqrt(2.5)))
-    assert theory_constants(10, 100, n=4, m=20, with_replacement=False) == pytest.approx((100, 2.5 + sqrt(2.5)))
-    assert theory_constants(1, 400, n=10, m=10, with_replacement=False) == pytest.approx((1, 0.25 + sqrt(0.1)))

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from deltafl import Cohort, FedPracIS, KnownUpdates, Population, Reports
-from deltafl.designs.exact import joint_expectations, support
+from deltafl.designs.exact import support
 from deltafl.designs.inclusion import draw_probabilities, inclusion_probabilities
 from deltafl.types import FloatArray
 from reproduction.rates import counter_example
 from reproduction.toy import SCORES, WAYS, enumerate_toy, hand_picked
+from tools.samplers import joint_expectations
 
 DOCS = Path(__file__).parent.parent / "docs"
 TEXT = (DOCS / "theory.md").read_text()

@@ -144,7 +144,7 @@ class Accumulator:
             )
         rows = self._rows()
         self._measure(rows)
-        n, d, place_k = self._n, self._d, rows.place_k
+        n, d, place_k, share_n = self._n, self._d, rows.place_k, self._share()
         here = self._agree(group)
         replies = self.plan.collect_replies(self.state, self.cohort, here)
         zero_n = np.zeros(len(replies.client_n))
@@ -157,7 +157,7 @@ class Accumulator:
         columns = {name: column for name, column in self.reports._asdict().items() if name not in unread}
         vectors = [
             coef_n[place_k] @ rows.residual_kd,
-            rows.update_kd.sum(axis=0, dtype=np.float64),
+            rows.update_kd.sum(axis=0, dtype=np.float64) if share_n is None else share_n[place_k] @ rows.update_kd,
             (mass_n * scale_n)[place_k] @ rows.residual_kd,
         ]
         total = group.add_up(np.concatenate([*vectors, *(column.ravel() for column in columns.values())]))
@@ -173,7 +173,7 @@ class Accumulator:
             error_kd = error_kd - residual_d
             centre_d = centre_d - mass_n @ scale_n * residual_d
         centre_d = centre_d / mass if form.centred and mass > 0 else np.zeros(d)
-        mean_d = update_d / max(int(here.sum()), 1)
+        mean_d = update_d / max(int((here if share_n is None else share_n[here]).sum()), 1)
         square_3n = np.zeros((3, n))
         scaled = zip(scale_n[place_k], error_kd, strict=True)
         square_3n[0, place_k] = [np.sum((update_d - mean_d) ** 2) for update_d in rows.update_kd.astype(np.float64)]
@@ -285,6 +285,10 @@ class Accumulator:
         residual_kd = np.subtract(update_kd, value.control_nd, dtype=np.float64)
         return _Rows(place_k, update_kd, residual_kd, value.total_d)
 
+    def _share(self, which: Any = slice(None)) -> FloatArray | None:
+        """How often each client counts in the mean that zeta is about; None for once."""
+        return self.cohort.count_n[which].astype(np.float64) if self.plan.sampler.counts_draws else None
+
     def _measure(self, rows: _Rows) -> None:
         """Note in the reports what the server measures on each of these updates."""
         reports, place_k = self.reports, rows.place_k
@@ -293,7 +297,9 @@ class Accumulator:
             raise DeltaflError(
                 f"the sampler looks at the last {bias_size} parameters of a model of {self._d}; lower its number"
             )
-        reports.squared_norm_n[place_k], reports.squared_deviation_n[place_k] = squared_norms(rows.update_kd)
+        reports.squared_norm_n[place_k], reports.squared_deviation_n[place_k] = squared_norms(
+            rows.update_kd, self._share(place_k)
+        )
         reports.squared_residual_n[place_k] = [residual_d @ residual_d for residual_d in rows.residual_kd]
         if sketch_size > 0:
             reports.sketch_nq[place_k] = count_sketch(rows.residual_kd, sketch_size, self.plan.seed)
@@ -324,7 +330,7 @@ class Accumulator:
                     "by a common factor; close this round with close_round"
                 )
         residual_d = ratio * stream.residual_d
-        _, self.reports.squared_deviation_n[here] = squared_norms(stream.update_nq[here])
+        _, self.reports.squared_deviation_n[here] = squared_norms(stream.update_nq[here], self._share(here))
         error_kq = stream.residual_nq[here]
         if self._rule.ratio:
             error_kq -= count_sketch((total_d + residual_d)[None], SKETCH_SIZE, self.plan.seed)

@@ -125,7 +125,8 @@ class Reports(NamedTuple):
     """What the clients of a cohort sent beside their updates; all columns are aligned with ``cohort.client_n``.
 
     The last five are filled by ``close_round``: ``squared_deviation_n``, zeta_i^2 in practice, with distances from the
-    plain mean of the replies, or from ubar where all clients report to an oracle.
+    plain mean of the replies, each client once however often it was drawn unless ``Sampler.counts_draws``, or from ubar
+    where all clients report to an oracle.
     """
 
     responded_n: BoolArray  #: False for a client whose reply is missing or was refused
@@ -215,7 +216,7 @@ class RoundInfo(NamedTuple):
     num_responded: int  #: replies used
     rejected: Sequence[RejectedReply]
     estimate_norm: float  #: norm(D), D the estimate of the full-participation update
-    variance: float  #: estimate of E norm(D - ubar)^2 over draws
+    variance: float  #: estimate of E norm(D - ubar)^2 over draws; how good it is depends on the design (variance.py)
     effective_sample_size: float  #: (sum c)^2 / sum c^2 over the coefficients c of the replies
     largest_weight: float  #: the largest coefficient
     sum_of_weights: float  #: of the coefficients; its mean is 1 for an unbiased design

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from deltafl import SAMPLERS, Cohort, DeltaflError, KnownUpdates, Population, inclusion_probabilities
+from deltafl import SAMPLERS, Cohort, Delta, DeltaflError, KnownUpdates, Population, inclusion_probabilities
 from deltafl.audit import AuditRow, Subject, audit, least_mse, least_over_designs, lower_bound
 from deltafl.cli.main import app
 from deltafl.estimators.table import ESTIMATORS, horvitz_thompson
@@ -46,7 +46,20 @@ def toy_rows() -> dict[tuple[str, str, str], AuditRow]:
 def test_every_claim_holds_on_the_toy(toy_rows: dict[tuple[str, str, str], AuditRow]) -> None:
     assert len(toy_rows) > 200
     assert [row for row in toy_rows.values() if not row.passes] == []
+    plain = [row for row in toy_rows.values() if row.estimator == "horvitz-thompson" and row.needs_scores]
+    assert {row.sampler for row in plain} == {"delta"}
+    for row in toy_rows.values():  # the audit finds the rounds that a claim is not for, and no others
+        if row.claims_unbiased and SAMPLERS[row.sampler].needs == "oracle":
+            assert (row.bias_at_zero > 0) <= row.needs_scores, row
+    assert toy_rows["delta", "systematic", "horvitz-thompson"].bias_at_zero == pytest.approx(1 / 3)
+    assert toy_rows["fedis", "multinomial", "difference"].bias_at_zero > 0
     assert all(row.exact for row in toy_rows.values() if SAMPLERS[row.sampler].scores != "unknown")
+
+
+def test_a_client_that_is_left_out_without_a_word_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Delta, "skips_zero_scores", False)
+    row = one_row(TOY, "delta", "pivotal")
+    assert (row.is_unbiased, row.passes) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from hypothesis.extra.numpy import arrays
 from conftest import all_replies, same_tree
 from deltafl import DESIGNS, Cohort, DeltaflError, draw_cohort, inclusion_probabilities, stream
 from deltafl.designs import balanced
-from deltafl.designs.exact import Support, every_path, joint_expectations, support
+from deltafl.designs.exact import Support, every_path, support
 from deltafl.estimators.variance import estimate_variance
 from deltafl.types import FloatArray
+from tools.samplers import joint_expectations
 
 NAMES = ["local-pivotal", "cube"]
 DRAWS = {"local-pivotal": balanced.local_pivotal, "cube": balanced.cube}

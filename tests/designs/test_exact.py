@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from deltafl import DESIGNS, Cohort, DeltaflError, Fixed, Population, draw_cohort, inclusion_probabilities
-from deltafl.designs.exact import MAX_CLIENTS, Support, every_cohort, joint_expectations, support
+from deltafl.designs.exact import MAX_CLIENTS, Support, every_cohort, support
 from deltafl.types import FloatArray
+from tools.samplers import joint_expectations
 
 PAIRS = [(1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 1), (0, 1, 1, 0), (0, 1, 0, 1), (0, 0, 1, 1)]
 

@@ -16,6 +16,8 @@ from deltafl import (
     make_sampler,
     open_round,
 )
+from deltafl.designs.exact import support
+from deltafl.designs.inclusion import inclusion_probabilities
 from deltafl.estimators.control_variates import OwnControlState
 from deltafl.estimators.variance import estimate_variance
 from deltafl.scale.persistent_array import PersistentArray
@@ -51,6 +53,30 @@ def test_within_a_factor_of_two_for_six_clients(name: str, design: str, n: int) 
     """Deville's approximation is one for large m; this is its worst."""
     true, mean = true_and_mean_estimate(f"{name}@{design}", n)
     assert true / 2 < mean < 2 * true
+
+
+@pytest.mark.parametrize(
+    ("design", "least", "largest"),
+    [("systematic", (0.1, 0.6), (1, 1.5)), ("pivotal", (0.1, 0.6), (1, 1.5))]
+    + [(name, (0.3, 0.98), (1.5, 4)) for name in ("local-pivotal", "cube", "ordered-pivotal")],
+)
+def test_no_bound_of_fixed_size_for_few_clients(
+    design: str, least: tuple[float, float], largest: tuple[float, float]
+) -> None:
+    """Mean estimate over truth, over all cohorts: too large for some problems, too small for others."""
+    rng, ratios = np.random.default_rng(0), []
+    for n, m in ((2, 5), (3, 6)) * (10 if design in {"local-pivotal", "cube"} else 20):
+        weight_m = rng.uniform(1, 10, size=m)
+        pi_m, y_md = inclusion_probabilities(weight_m, n), weight_m[:, None] * (rng.normal(size=(m, 3)) + 0.5)
+        true = mean = 0.0
+        for count_m, probability in support(design, pi_m, y_md).items():
+            here = np.flatnonzero(count_m)
+            replies = all_replies(Cohort(here, np.ones(n, dtype=np.int64), pi_m[here], "fixed-size"))
+            true += probability * float(np.sum(((y_md / pi_m[:, None])[here].sum(axis=0) - y_md.sum(axis=0)) ** 2))
+            mean += probability * estimate_variance(replies, y_md[here])
+        ratios.append(mean / true)
+    assert least[0] < np.nanmin(ratios) < least[1]
+    assert largest[0] < np.nanmax(ratios) < largest[1]
 
 
 def test_by_hand() -> None:

@@ -19,7 +19,8 @@ from deltafl import (
     make_plan,
     make_sampler,
 )
-from deltafl.samplers import Label, bias_of, file_name, is_unbiased, parse_label, split_labels
+from deltafl.estimators.table import find_estimator
+from deltafl.samplers import Label, bias_of, file_name, is_unbiased, needs_scores, parse_label, split_labels
 from deltafl.samplers.active_fl import ActiveFL
 from deltafl.samplers.cluster import ClusterIS, ClusterISOracle
 from deltafl.samplers.hics import HicsFL
@@ -156,7 +157,7 @@ def test_options_that_are_none_come_from_the_run() -> None:
         sampler = make_sampler(f"delta(alpha=theory)@{design}", facts)
         assert isinstance(sampler, Delta)
         a1, a2 = sampler.constants
-        assert (a1, a2) == pytest.approx((factor * 20 * 4 / 77**0.5, factor * 5 / 77**0.5 + 0.4**0.5))
+        assert (a1, a2) == pytest.approx((factor * 20 / 4 / 77**0.5, factor * 5 / 77**0.5 + 0.4**0.5))
     with pytest.raises(DeltaflError, match="needs the run's rounds and local steps"):
         _ = PracDelta(alpha="theory").constants
 
@@ -199,6 +200,12 @@ def test_what_makes_a_method_biased() -> None:
     assert bias_of("fedis") is None
     assert bias_of("fedis@successive") == "design successive"
     assert bias_of("fedavg") == "estimator hajek"
-    for label in ("pracdelta(floor=0)", "cluster-is(drop_small_after=2)", "aocs@@innovation", "delta@@fedstale"):
+    for label in ("pracdelta(floor=0)", "cluster-is(drop_small_after=2)"):
         assert bias_of(label) == "draws that leave clients out"
-    assert bias_of("fedis(floor=0.1)@systematic@difference") is None
+    for label, condition in {
+        **dict.fromkeys(("aocs@@innovation", "delta@@fedstale", "delta", "fedis@systematic@difference"), True),
+        **dict.fromkeys(("fedis(floor=0.1)@systematic@difference", "fedis", "delta(floor=0.1)"), False),
+    }.items():
+        assert bias_of(label) is None
+        control = find_estimator(parse_label(label).estimator).control
+        assert needs_scores(make_sampler(label), control) == condition, label

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from deltafl import DeltaflError, inclusion_probabilities, with_floor
-from deltafl.designs.exact import joint_expectations
 from deltafl.designs.ordered import draw, expectations
 from deltafl.designs.table import draw_from_tree
 from deltafl.scale.tree import WIDTH, Mass, SumTree
 from deltafl.streams import stream
 from deltafl.types import FloatArray
+from tools.samplers import joint_expectations
 
 #: Sizes around whole blocks and whole levels.
 SIZES = [1, 2, WIDTH - 1, WIDTH, WIDTH + 1, WIDTH**2, WIDTH**2 + 1, 3 * WIDTH**2 - 5]

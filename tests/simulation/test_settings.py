@@ -101,6 +101,6 @@ def test_theory_constants_follow_local_steps_and_design() -> None:
     settings = make_settings(RunSettings, {"local_steps": 4, "rounds": 100, "sample": 10})
     facts = settings.run_facts(Population.from_sizes([15] * 100))
     a1, a2 = PracDelta("multinomial", alpha="theory").for_run(facts).constants
-    assert (a1, a2) == pytest.approx((20 * 4 / 10, 5 / 10 + (4 / 10) ** 0.5))
+    assert (a1, a2) == pytest.approx((20 / 4 / 10, 5 / 10 + (4 / 10) ** 0.5))
     a1, a2 = PracDelta(alpha="theory").for_run(facts).constants
-    assert (a1, a2) == pytest.approx((10 * 20 * 4 / 10, 10 * 5 / 10 + (4 / 10) ** 0.5))
+    assert (a1, a2) == pytest.approx((10 * 20 / 4 / 10, 10 * 5 / 10 + (4 / 10) ** 0.5))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from deltafl import Cohort, KnownUpdates, Population, Reports, Sampler
-from deltafl.designs.exact import every_cohort
+from deltafl.designs.exact import every_cohort, support
 from deltafl.samplers.base import State
 from deltafl.types import FloatArray
 
@@ -48,3 +48,11 @@ def known(*norm: float) -> tuple[Population, KnownUpdates]:
     """Clients of equal weight with updates of the given norms."""
     population = Population.from_sizes([1] * len(norm))
     return population, KnownUpdates(np.diag(norm), population.weight_m)
+
+
+def joint_expectations(design: str, expected_m: FloatArray, value_mq: FloatArray | None = None) -> FloatArray:
+    """E[count_i count_j], float64 (m, m), by enumeration; the diagonal is E[count_i^2]."""
+    joint_mm = np.zeros((len(expected_m), len(expected_m)))
+    for count_m, probability in support(design, expected_m, value_mq).items():
+        joint_mm += probability * np.outer(count_m, count_m)
+    return joint_mm

@@ -18,7 +18,7 @@ from ..designs.table import DESIGNS, find_design
 from ..errors import DeltaflError
 from ..estimators.table import ESTIMATORS, find_estimator
 from ..round import Plan, RoundState, close_round, init_round
-from ..samplers import RunFacts, find_sampler, leaves_out, make_sampler, parse_label
+from ..samplers import RunFacts, find_sampler, make_sampler, needs_scores, parse_label
 from ..server.optimizers import Sgd
 from ..server.screening import measure
 from ..streams import stream
@@ -89,16 +89,19 @@ class AuditRow(NamedTuple):
     bias: float  #: norm(E D - ubar) / norm(ubar)
     z: float  #: bias in standard errors of the drawing; NaN where it is exact
     mse: float  #: E norm(D - ubar)^2 / norm(ubar)^2
+    needs_scores: bool = False  #: whether the claim is for rounds in which every score R_i is above 0
+    bias_at_zero: float = 0.0  #: the largest bias found where a client's R_i is 0 (needs an oracle); 0 for none
 
     @property
     def is_unbiased(self) -> bool:
-        """Whether no bias was found."""
-        return self.bias <= EXACT_TOLERANCE if self.exact else self.z <= LARGEST_Z
+        """Whether no bias was found, scores of 0 aside."""
+        return _no_bias(self)
 
     @property
     def passes(self) -> bool:
         """Whether a claim of unbiasedness, if there is one, holds."""
-        return self.is_unbiased or not self.claims_unbiased
+        holds = self.is_unbiased and (self.needs_scores or self.bias_at_zero == 0)
+        return holds or not self.claims_unbiased
 
 
 def audit(
@@ -131,8 +134,13 @@ def audit(
                     error = estimate_error(plan, state, subject.known, subject.known.update_md, draws)
                 except DeltaflError:
                     continue  # this design cannot keep these expectations, or the sampler knows none to weigh with
-                claims = rule.unbiased and not leaves_out(sampler, rule.control)
-                yield AuditRow(name, design, rule.name, claims, *error)
+                edges = [
+                    estimate_error(plan, state, edge, edge.update_md, draws)
+                    for edge in (_edges(subject.known) if sampler.needs_oracle else ())
+                ]
+                at_zero = max((edge.bias for edge in edges if not _no_bias(edge)), default=0.0)
+                claims, condition = rule.unbiased and sampler.unbiased, needs_scores(sampler, rule.control)
+                yield AuditRow(name, design, rule.name, claims, *error, condition, at_zero)
 
 
 class EstimateError(NamedTuple):
@@ -165,6 +173,24 @@ def estimate_error(plan: Plan, state: RoundState, oracle: Oracle, update_md: Par
     noise = max(mse - squared_bias, 0.0) / len(coef_km)
     z = float("nan") if exact else np.sqrt(squared_bias / max(noise, 1e-18 * scale))
     return EstimateError(exact, float(np.sqrt(squared_bias / scale)), float(z), mse / scale)
+
+
+def _no_bias(error: EstimateError | AuditRow) -> bool:
+    return error.bias <= EXACT_TOLERANCE if error.exact else error.z <= LARGEST_Z
+
+
+def _edges(known: KnownUpdates) -> Iterator[KnownUpdates]:
+    """The updates with that of the first client at 0, or at ubar without local noise, where DELTA's score is 0."""
+    weight_m, others_md = known.weight_m, known.update_md[1:]
+    if len(others_md) == 0 or not np.any(weight_m[1:] @ others_md):
+        return  # bias is measured relative to ubar
+    for first_d in (0 * others_md[0], np.average(others_md, axis=0, weights=weight_m[1:])):
+        update_md, noise_m = known.update_md.copy(), known.columns.step_variance_n.copy()
+        update_md[0], noise_m[0] = first_d, 0.0
+        edge = KnownUpdates(update_md, weight_m, noise_m, known.columns.loss_n, known.columns.num_steps_n)
+        if first_d.any():
+            edge.reports().squared_deviation_n[0] = 0.0  # not a rounding error
+        yield edge
 
 
 def _warm_state(plan: Plan, known: KnownUpdates) -> RoundState:

@@ -61,6 +61,11 @@ def audit(
         f"{len(rows)} methods, {population.num_clients} clients, {subject.n} selected; {failed} claims fail.\n"
         f"Ratio: to {relative:.4g}, {kind}, without control variates."
     )
+    if any(row.needs_scores and row.claims_unbiased for row in rows):
+        typer.echo(
+            "if R > 0: unbiased in rounds where no client's score is 0. With one such client, whose update is 0 or the "
+            f"mean of all, the bias is up to {max(row.bias_at_zero for row in rows if row.claims_unbiased):.2g}."
+        )
     if left_out:
         typer.echo(
             "Not audited, as they cannot be drawn on these updates or with these designs and estimators: "
@@ -92,7 +97,7 @@ def _finding(row: "AuditRow") -> str:
     if not row.passes:
         return "[bold red]CLAIM FAILS[/]"
     if row.is_unbiased:
-        return "unbiased" if row.claims_unbiased else "none seen"
+        return ("if R > 0" if row.needs_scores else "unbiased") if row.claims_unbiased else "none seen"
     return "biased"
 
 

@@ -19,22 +19,31 @@ def samplers() -> None:
     Example: deltafl samplers
     """
     from ..designs.table import DESIGNS
-    from ..estimators.table import ESTIMATORS, REMOTE_ESTIMATORS
-    from ..samplers import NEEDS, SAMPLERS
+    from ..estimators.table import ESTIMATORS, REMOTE_ESTIMATORS, find_estimator
+    from ..samplers import NEEDS, SAMPLERS, needs_scores
 
     yes = {True: "yes", False: "no"}
     entries = SAMPLERS.values()
+    for_scores = {e.name for e in entries if needs_scores(e.make({}), find_estimator(e.estimator).control)}
+    claims = {e.name: "if R > 0" if e.unbiased and e.name in for_scores else yes[e.unbiased] for e in entries}
     _print_table(
         ("sampler", "design", "estimator", "unbiased", "needs"),
-        ((e.name, e.design or "its own", e.estimator, yes[e.unbiased], e.needs) for e in entries),
+        ((e.name, e.design or "its own", e.estimator, claims[e.name], e.needs) for e in entries),
+    )
+    typer.echo(
+        "If R > 0: delta never draws, and so misses, a client whose update is the mean of all and has no local noise;\n"
+        "delta(floor=0.1) is always unbiased.\n"
+        "fedpracis and pracdelta ignore the clients' weights in their scores, as the paper prints them; where sizes\n"
+        "differ, pracdelta(weighted=True) is better.\n"
     )
     _print_table(("sampler", "source"), ((entry.name, entry.source) for entry in entries))
     _print_table(("needs", "what the server must know"), NEEDS.items())
     typer.echo("Another design or estimator: name@design@estimator, such as fedis@multinomial\n")
     _print_table(
-        ("design", "exact", "cohort", "source"),
-        ((design.name, yes[design.exact], design.kind, design.source or "-") for design in DESIGNS.values()),
+        ("design", "exact", "cohort", "variance", "source"),
+        ((d.name, yes[d.exact], d.kind, d.variance, d.source or "-") for d in DESIGNS.values()),
     )
+    typer.echo("variance: how good info.variance is; close: for many clients; rough: mostly too large, but no bound\n")
     estimators = [*ESTIMATORS.values(), *REMOTE_ESTIMATORS.values()]
     _print_table(("estimator", "unbiased", "source"), ((e.name, yes[e.unbiased], e.source or "-") for e in estimators))
     typer.echo(

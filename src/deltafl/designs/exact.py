@@ -117,14 +117,6 @@ def every_cohort(open_with: Callable[[np.random.Generator], Cohort]) -> Iterator
     return _follow(_Visit, lambda visit: open_with(cast(np.random.Generator, visit)))
 
 
-def joint_expectations(design: str, expected_m: FloatArray, value_mq: FloatArray | None = None) -> FloatArray:
-    """E[count_i count_j], float64 (m, m), by enumeration; the diagonal is E[count_i^2]."""
-    joint_mm = np.zeros((len(expected_m), len(expected_m)))
-    for count_m, probability in support(design, expected_m, value_mq).items():
-        joint_mm += probability * np.outer(count_m, count_m)
-    return joint_mm
-
-
 def _counts(chosen: tuple[int, ...], m: int) -> tuple[int, ...]:
     return tuple(chosen.count(i) for i in range(m))
 

@@ -60,6 +60,13 @@ class Design(NamedTuple):
         """Whether the draw depends on the values that ``draw_cohort`` may be given."""
         return self.draw_balanced is not None
 
+    @property
+    def variance(self) -> str:
+        """What ``info.variance`` is: "unbiased", "close" if there are many clients, or "rough": no bound either."""
+        if self.kind != "fixed-size" or self.name == "simple-random":
+            return "unbiased"
+        return "rough" if self.uses_values or not self.exact or self.name == ORDERED else "close"
+
     def expectation(self, score_m: FloatArray, n: int) -> FloatArray:
         """Expected counts proportional to the scores, capped at 1 unless clients may be drawn repeatedly."""
         if self.kind == "replacement" or not self.exact:

@@ -16,7 +16,7 @@ _KINDS = {float: "a number", int: "a whole number", bool: "True or False", str: 
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of ``name(option=value, ...)``: values are Python literals; strings need no quotes.
+    """Name and options of ``name(option=value, ...)``: values are literals; strings need no quotes.
 
     Example:
         >>> parse_call("pracdelta(alpha=theory, floor=0.1)")
@@ -43,7 +43,7 @@ def _value(node: ast.expr, source: str, text: str) -> Any:
     except ValueError:
         word = ast.get_source_segment(source, node) or ""
         if _WORD.match(word):
-            return word
+            return {"true": True, "false": False}.get(word, word)
         raise DeltaflError(f"cannot read the value {word} in {text!r}; write a number, a word or a tuple") from None
 
 
@@ -54,7 +54,7 @@ def write_call(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _written(value: Any) -> str:
-    bare = isinstance(value, str) and _WORD.match(value) and value not in {"True", "False", "None"}
+    bare = isinstance(value, str) and _WORD.match(value) and value.lower() not in {"true", "false", "none"}
     return str(value) if bare else repr(value).replace(", ", ",")
 
 

@@ -7,8 +7,8 @@ from .label import (
     file_name,
     is_unbiased,
     label_of,
-    leaves_out,
     make_sampler,
+    needs_scores,
     parse_label,
     split_labels,
     uses_aux,
@@ -16,4 +16,4 @@ from .label import (
 from .table import NEEDS, SAMPLERS, SamplerEntry, find_sampler
 
 __all__ = ["NEEDS", "SAMPLERS", "Label", "RunFacts", "Sampler", "SamplerEntry", "bias_of", "file_name", "find_sampler"]
-__all__ += ["is_unbiased", "label_of", "leaves_out", "make_sampler", "parse_label", "split_labels", "uses_aux"]
+__all__ += ["is_unbiased", "label_of", "make_sampler", "needs_scores", "parse_label", "split_labels", "uses_aux"]

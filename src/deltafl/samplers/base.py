@@ -74,6 +74,16 @@ class Sampler(ABC):
         return self.needs_oracle
 
     @property
+    def skips_zero_scores(self) -> bool:
+        """The same of a client whose score is 0 but whose update is not: without a control variate it is missed too."""
+        return False
+
+    @property
+    def counts_draws(self) -> bool:
+        """Whether ``reports.squared_deviation_n`` is about the mean over draws, not over distinct clients."""
+        return False
+
+    @property
     def sketch_size(self) -> int:
         """Length q <= 128 of the sketches of u_i - c_i in ``reports.sketch_nq``; 0 for none."""
         return 0

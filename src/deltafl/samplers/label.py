@@ -148,22 +148,21 @@ def bias_of(label: str | Label) -> str | None:
         return f"estimator {parsed.estimator}"
     if parsed.design is not None and not find_design(parsed.design).exact:
         return f"design {parsed.design}"
-    left_out = leaves_out(make_sampler(parsed), find_estimator(parsed.estimator).control)
-    return "draws that leave clients out" if left_out else None
+    return None if make_sampler(parsed).unbiased else "draws that leave clients out"
 
 
 def is_unbiased(label: str | Label) -> bool:
-    """Whether the method of a label is unbiased: sampler, design and estimator."""
+    """Whether the method of a label is unbiased, if need be where every score is above 0 (``needs_scores``)."""
     return bias_of(label) is None
 
 
-def leaves_out(sampler: Sampler, control: ControlVariate) -> bool:
-    """Whether draws leave clients out whom the estimate needs.
+def needs_scores(sampler: Sampler, control: ControlVariate) -> bool:
+    """Whether an unbiased method is so only where every client's score R_i of this round is above 0.
 
-    A theoretical sampler without a floor never selects a client whose update is 0; with a control variate its 0 - c_i
-    is missed (docs/theory.md, section 10).
+    A theoretical sampler without a floor never selects a client with R_i = 0. ``fedis`` misses nothing by that, as
+    u_i = 0, unless a control variate's 0 - c_i is due. ``delta`` does: R_i is 0 for u_i = ubar without local noise.
     """
-    return not sampler.unbiased or (sampler.skips_zero_updates and not isinstance(control, NoControl))
+    return sampler.skips_zero_scores or (sampler.skips_zero_updates and not isinstance(control, NoControl))
 
 
 def uses_aux(sampler: Sampler, estimator: str) -> bool:
