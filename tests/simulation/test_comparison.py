@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_iris
 
 import deltafl
 from deltafl import given
 from deltafl.samplers import label_of
 from deltafl.simulation import RoundDone
+from deltafl.tasks import make_task
 from tools.cli import deltafl as command
 
 SCRIPT = """
@@ -127,3 +129,15 @@ def test_labels_of_instances_and_classes() -> None:
         label_of(Listed(options={"a": object()}))
     with pytest.raises(deltafl.DeltaflError, match=r"a sampler is a label, or a class or an instance"):
         label_of(3)  # type: ignore[arg-type]
+
+
+def test_data_frames_and_tasks_are_given_as_they_are(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"seeds": [3], "rounds": 1, "sample": 2, "processes": 1, "progress": False}
+    frame = load_iris(as_frame=True).frame
+    of_table: dict[str, Any] = {"label": "target", "partition": "iid", "clients": 5}
+    result = deltafl.compare(frame, deltafl.Full, out=tmp_path / "frame", **of_table, **options)
+    assert result.runs()[["sampler", "seed", "round"]].to_numpy().tolist() == [["full", 3, 1]]
+    task = make_task("digits", seed=0, num_clients=12)  # the library's name stays the library's
+    assert deltafl.compare(task, "full", out=tmp_path / "task", **options).numbers.settings["task"] == "my-digits"
+    with pytest.raises(deltafl.DeltaflError, match=r"task is int; it must be a name, a file, a deltafl.tasks.Task"):
+        deltafl.compare(3, "full", **options)
