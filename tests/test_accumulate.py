@@ -141,9 +141,10 @@ def test_scores_of_large_models_are_near(label: str) -> None:
         assert ratio.std() > 1e-6
 
 
+@pytest.mark.parametrize("options", [{"mime": 0.5, "norm_guard": 1.5}, {"clip": "median"}])
 @pytest.mark.parametrize("d", [5, LARGE])
-def test_momentum_guard_and_drift_are_those_of_close_round(d: int) -> None:
-    (state, info), (streamed, streamed_info) = both(plan_of("uniform", mime=0.5, norm_guard=1.5), d, rounds=8)
+def test_momentum_guard_and_clipping_are_those_of_close_round(d: int, options: dict[str, Any]) -> None:
+    (state, info), (streamed, streamed_info) = both(plan_of("uniform", **options), d, rounds=8)
     assert_same(state, streamed)
     assert_same_info(info, streamed_info, but={"variance", "mean_over_diversity"} if d > 5 else ())
 
@@ -276,12 +277,13 @@ def played(plan: Plan, rounds: int, lost: int | None, shares: bool) -> tuple[lis
         ("oort", "plain-mean", N, {}),
         ("delta-centred", "difference", N, {}),
         ("pracdelta", "difference", N, {"mime": 0.5, "norm_guard": 1.01}),
+        ("pracdelta", "difference", N, {"clip": "median"}),
         ("pracdelta", "difference", 1, {}),  # some processes have no client
         ("uniform@poisson", "difference", 1, {}),
     ],
 )
 def test_merged_rounds_are_those_of_one_process(
-    sampler: str, estimator: str, n: int, options: dict[str, float], lost: int | None
+    sampler: str, estimator: str, n: int, options: dict[str, Any], lost: int | None
 ) -> None:
     plan = plan_of(sampler, estimator, n, **options)
     (alone,), infos = played(plan, 4, lost, shares=False)

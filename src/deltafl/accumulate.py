@@ -36,7 +36,9 @@ from .estimators.control_variates import ControlValue
 from .estimators.remote import RemoteReply, differences
 from .estimators.sketch import SKETCH_SIZE, count_sketch
 from .estimators.variance import VarianceForm, effective_sample_size, estimate_variance, variance_form
+from .samplers.base import with_rows
 from .scale.rows import weighted_sum
+from .server.clipping import Clipping, KnownNorms, capped
 from .server.mime import drift
 from .server.screening import ScreenedReplies, Updates, screen_replies, squared_norms
 from .types import NO_REPLY, BoolArray, Cohort, FloatArray, IntArray, Params, RejectedReply, Replies, Reports, RoundInfo
@@ -88,6 +90,10 @@ class Accumulator:
             sketch_nq=np.zeros((self._n, plan.sampler.sketch_size)),
             output_bias_nk=np.zeros((self._n, plan.sampler.output_bias_size)),
         )
+        self._clipping: Clipping | None = None
+        if plan.clip is not None:
+            coef_n = plan.collect_replies(state, cohort).coef_n / cohort.count_n
+            self._clipping = Clipping(state.norms, coef_n, plan.n)
         self._missing_n = np.ones(self._n, dtype=np.bool_)
         self._rejected = dict[int, str]()
         #: Updates that are kept, and their places in the cohort.
@@ -112,7 +118,8 @@ class Accumulator:
         screened = self._screen(place_1, [update], reports)
         if screened.rejected:
             return RejectedReply(client, self._rejected[client])
-        if self._control.learns_from_sums and self._d > SKETCH_SIZE:
+        known = self._clipping is None or not np.isnan(self._clipping.radius)
+        if self._control.learns_from_sums and self._d > SKETCH_SIZE and known:
             self._add_to_stream(self._rows_of(place_1, screened.update_nd))
         else:
             if len(self._place_k) == 0:
@@ -142,6 +149,10 @@ class Accumulator:
             raise DeltaflError(
                 f"the control variate of {self._rule.name!r} learns from rows; gather them and use close_round"
             )
+        if self._clipping is not None:
+            sent_2n = np.array([np.nan_to_num(self._clipping.norm_n), ~np.isnan(self._clipping.norm_n)])
+            norm_n, known_n = group.add_up(sent_2n.ravel()).reshape(2, self._n)
+            self._clipping.norm_n = np.where(known_n > 0, norm_n, nan)
         rows = self._rows()
         self._measure(rows)
         n, d, place_k, share_n = self._n, self._d, rows.place_k, self._share()
@@ -221,7 +232,12 @@ class Accumulator:
             residual_d, variance = self._merged or self._totals_of_stream(replies, total_d)
             learned = control.update_from_sum(state.control, replies, residual_d)
         reports = self.reports = self.reports._replace(num_steps_n=np.where(here, self.reports.num_steps_n, 1))
-        following, delta_d, clip_factor = plan.advance(state, self.cohort, reports, total_d + residual_d, learned)
+        learnt = reports if self._clipping is None else capped(reports)
+        following, delta_d, clip_factor = plan.advance(state, self.cohort, learnt, total_d + residual_d, learned)
+        if self._clipping is not None:
+            norm_m = with_rows(state.norms.norm_m, replies.client_n, self._clipping.norm_n[here])
+            following = following._replace(norms=KnownNorms(norm_m))
+            clip_factor = min(clip_factor, self._clipping.factor)
         return following, self._info(replies, variance, delta_d, clip_factor)
 
     def _info(self, replies: Replies, variance: float, delta_d: FloatArray, clip_factor: float) -> RoundInfo:
@@ -268,6 +284,9 @@ class Accumulator:
         self._rejected |= {client: refused.get(client, reason) for client, reason in screened.rejected}
         for column, given in zip(self.reports[:6], screened.reports[:6], strict=True):
             column[place_k] = given
+        if self._clipping is not None:
+            here_k = screened.reports.responded_n
+            self._clipping.note(place_k[here_k], screened.update_nd[here_k])
         return screened
 
     def _rows(self) -> _Rows:
@@ -282,6 +301,8 @@ class Accumulator:
         if not isinstance(value, ControlValue) or len(value.control_nd) not in (1, len(place_k)):
             what = "must return ControlValue(total_d, control_nd), with a row for each client it is given"
             raise DeltaflError(f"{type(self._control).__name__}.value {what}")
+        if self._clipping is not None:
+            update_kd = self._clipping.clip(place_k, update_kd, value.control_nd)
         residual_kd = np.subtract(update_kd, value.control_nd, dtype=np.float64)
         return _Rows(place_k, update_kd, residual_kd, value.total_d)
 

@@ -206,12 +206,17 @@ def update_of(sent: Mapping[str, Array], received: Mapping[str, Array]) -> Param
     return np.concatenate(parts)
 
 
-def mean_rest(layout: Layout, sent: Arrays, replies: list[Arrays], coef_n: FloatArray) -> Arrays:
-    """Buffers and counters after a round: sent + sum_i h_i (received_i - sent), h = coef / sum coef."""
+def mean_rest(layout: Layout, sent: Arrays, replies: list[Arrays], coef_n: FloatArray, median: bool = False) -> Arrays:
+    """Buffers and counters after a round: sent + sum_i h_i (received_i - sent), h = coef / sum coef.
+
+    With ``median`` the lower median of each entry, whatever the coefficients: no client alone moves it.
+    """
     rest, total = layout.rest(sent), float(coef_n.sum())
     for entry in layout.entries if total > 0 else ():
         if entry.kind != "trained" and entry.dtype != "bool":
-            rest[entry.name] = _mean(sent[entry.name], [reply[entry.name] for reply in replies], coef_n / total)
+            old, new = sent[entry.name], [reply[entry.name] for reply in replies]
+            half = np.sort(np.stack(new), axis=0)[(len(new) - 1) // 2].astype(old.dtype) if median else None
+            rest[entry.name] = _mean(old, new, coef_n / total) if half is None else half
     return rest
 
 

@@ -30,12 +30,24 @@ from .estimators.table import Estimator, find_estimator
 from .samplers import Label, RunFacts, Sampler, make_sampler, parse_label
 from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
+from .server.clipping import init_norms
 from .server.mime import drift, init_mime, remember
 from .server.norm_guard import init_guard, shorten
 from .server.optimizers import ServerOptimizer, Sgd
 from .server.screening import FLAT_UPDATE, Updates
 from .streams import stream
-from .types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Population, Replies, Reports, RoundInfo
+from .types import (
+    BoolArray,
+    Cohort,
+    FloatArray,
+    IntArray,
+    Oracle,
+    Params,
+    Population,
+    Replies,
+    Reports,
+    RoundInfo,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +69,9 @@ class Plan:
         mime: beta in [0, 1) of the momentum that the server sends to all clients, see ``mime.py``; 0 for none.
         memory: How an estimator that remembers one update a client keeps them, see ``scale/rows.py``.
         norm_guard: No estimate is longer than so many times the median before it (``norm_guard.py``). **Biased**; or
-            None.
+            None. No defence against clients that lie: samplers that learn ask them all the more.
+        clip: ``"median"`` bounds what a client that lies can do to model and scores, see ``clipping.py``. **Biased**;
+            or None.
     """
 
     population: Population
@@ -69,6 +83,7 @@ class Plan:
     response_floor: float = 0.1
     mime: float = 0.0
     norm_guard: float | None = None
+    clip: str | None = None
     memory: RowFormat = field(default_factory=RowFormat)
 
     def __post_init__(self) -> None:
@@ -83,6 +98,10 @@ class Plan:
         if isinstance(self.rule.control, RemoteControl) and self.sampler.output_bias_size > 0:
             name = type(self.sampler).__name__
             raise DeltaflError(f"{name} looks at the last entries of updates; write the estimator without '-remote'")
+        if self.clip not in (None, "median"):
+            raise DeltaflError(f"clip is {self.clip!r}; write clip='median', or None for updates as they were sent")
+        if self.clip is not None and isinstance(self.rule.control, RemoteControl):
+            raise DeltaflError("clip needs updates and these clients send differences; leave out '-remote', or clip")
         check_ranges(self, {"response_floor": "(0, 1]", "mime": "[0, 1)", "norm_guard": "(1, inf)"})
 
     @property
@@ -126,6 +145,7 @@ class Plan:
             responded_m=state.responded_m.plus_one(cohort.client_n[reports.responded_n]),
             mime=remember(state.mime, delta_d),
             guard=guard,
+            norms=state.norms,
         )
         return following, delta_d, clip_factor
 
@@ -165,6 +185,7 @@ class RoundState(NamedTuple):
     responded_m: PersistentArray  #: the same for how often it responded
     mime: Any  #: the momentum that is sent to the clients
     guard: Any  #: the norms that the norm guard uses
+    norms: Any  #: the norm of each client's last update, where updates are clipped
 
 
 class Broadcast(NamedTuple):
@@ -203,6 +224,7 @@ def init_round(plan: Plan, params: Any) -> RoundState:
         responded_m=PersistentArray(np.zeros(m, dtype=np.int16)),
         mime=init_mime(plan.mime, d),
         guard=init_guard(plan.norm_guard),
+        norms=init_norms(plan.clip, m),
     )
 
 

@@ -69,7 +69,11 @@ class Population(NamedTuple):
 
     @classmethod
     def from_sizes(
-        cls, num_examples_m: npt.ArrayLike, weights: str = "data", aux: npt.ArrayLike | None = None
+        cls,
+        num_examples_m: npt.ArrayLike,
+        weights: str = "data",
+        aux: npt.ArrayLike | None = None,
+        max_ratio: float | None = None,
     ) -> "Population":
         """Make a population from the clients' numbers of examples; another argument is a ``DeltaflError``.
 
@@ -77,6 +81,8 @@ class Population(NamedTuple):
             num_examples_m: (m,) whole numbers, 1 to 2^53.
             weights: ``"data"`` for w_i = n_i / N, ``"uniform"`` for w_i = 1 / m.
             aux: (m, q) finite numbers, auxiliary variables of each client; see ``aux_mq``.
+            max_ratio: >= 1; no size counts more than so many times the median of all, for sizes that clients told and
+                nobody checked. None for no limit.
         """
         size_m = np.asarray(num_examples_m)
         if size_m.ndim != 1 or len(size_m) == 0:
@@ -85,6 +91,10 @@ class Population(NamedTuple):
             raise DeltaflError("num_examples_m must hold whole numbers, 1 to 2^53; leave out clients without examples")
         if weights not in {"data", "uniform"}:
             raise DeltaflError(f"weights is {weights!r}; write 'data' (w_i = n_i / N) or 'uniform' (w_i = 1 / m)")
+        if max_ratio is not None:
+            if not 1 <= max_ratio < np.inf:
+                raise DeltaflError(f"max_ratio is {max_ratio!r}; write a number >= 1, or None for no limit")
+            size_m = np.minimum(size_m, max_ratio * np.median(size_m))
         size_m = size_m.astype(np.int64)
         share_m = size_m if weights == "data" else np.ones(len(size_m))
         aux_mq = None if aux is None else _checked_aux(aux, len(size_m))
@@ -224,7 +234,7 @@ class RoundInfo(NamedTuple):
     loss: float  #: mean training loss of the replies that have one, weighted by the coefficients
     residual: float = nan
     control_coefficient: float = 1.0  #: beta of the control variate in [0, 1]; 1 if there is none
-    clip_factor: float = 1.0  #: what the norm guard multiplied D with; below 1 the estimate is biased
+    clip_factor: float = 1.0  #: the least that an update, or D, was multiplied with; below 1 the estimate is biased
 
     @property
     def warning(self) -> str | None:

@@ -154,6 +154,7 @@ def _cost(label: str, clients: int | None, parameters: int | None) -> str:
 def _caveats(evidence: Sequence[Evidence], reachable: bool) -> Iterable[str]:
     data = list(dict.fromkeys(row.data for row in evidence))
     yield f"All are simulations, with {len(data)} data sets ({', '.join(data)}) and rates tuned for each method."
+    yield "Where clients may lie, add clip='median' (biased; deltafl run --clip median; docs/flower.md)."
     num_open = sum(row.low <= 0 for row in evidence)
     if num_open > len(evidence) / 2:
         yield f"Thin: on {num_open} of {len(evidence)} tasks the interval contains 0: perhaps no better than uniform."

@@ -138,10 +138,12 @@ def remarks(summary: Summary) -> list[str]:
 
 
 def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
-    """One sentence if methods are biased: all by a norm guard, else those whose own parts are, with the part."""
+    """One sentence if methods are biased: all by a setting, else those whose own parts are, with the part."""
     factor = settings.get("norm_guard")
-    if factor is not None:
+    if factor is not None or settings.get("clip") is not None:
         who = "Biased, all of them" if len(labels) > 1 else "Biased"
+        if factor is None:
+            return [f"{who}: clipped to 1.5 medians of the norms of updates."]
         return [f"{who}: norm_guard = {factor:g} shortens estimates that are longer than those before."]
     known = {*SAMPLERS, *given.SAMPLERS}
     parts = {label: bias_of(parse_label(label)) for label in labels if base_name(label) in known or ".py:" in label}

@@ -47,7 +47,7 @@ def samplers() -> None:
     estimators = [*ESTIMATORS.values(), *REMOTE_ESTIMATORS.values()]
     _print_table(("estimator", "unbiased", "source"), ((e.name, yes[e.unbiased], e.source or "-") for e in estimators))
     typer.echo(
-        "With the setting norm_guard none of them is unbiased: it shortens steps that are too long.\n"
+        "With norm_guard or clip none of them is unbiased: these settings shorten steps or updates that are too long.\n"
         "The ...-remote estimators are for hosts whose clients keep a memory."
     )
 

@@ -75,6 +75,7 @@ class Rules:
     aux: int = 0
     state_path: Path | None = None
     identity: str = "auto"
+    max_ratio: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no federation can do: later it would cost a round of the clients' work."""
@@ -105,18 +106,20 @@ class Rules:
                 "noise is scaled to the largest weight of a reply, which bounds the estimator 'horvitz-thompson' "
                 f"alone, not {estimator!r}; write estimator='horvitz-thompson' or leave the noise out"
             )
-        if is_noisy and plan.norm_guard is not None:
-            raise DeltaflError(
-                f"norm_guard is {plan.norm_guard} and noise is added: the guard would reveal the lengths of earlier "
-                "estimates without their noise; leave one of them out"
-            )
+        reveals = {"norm_guard": plan.norm_guard, "clip": plan.clip}
+        for setting, value in reveals.items() if is_noisy else ():
+            if value is not None:
+                raise DeltaflError(
+                    f"{setting} is {value} and noise is added: it would reveal the lengths of earlier estimates or "
+                    "updates without their noise; leave one of them out"
+                )
         if memory.folder is not None and self.state_path is None:
             raise DeltaflError("memory_path is part of the saved state, and there is no state_path: write both")
 
     def plan_for(self, clients: Mapping[str, ClientInfo]) -> Plan:
         """The plan for these clients."""
         sizes, aux = zip(*clients.values(), strict=True)
-        population = Population.from_sizes(sizes, self.weights, aux if self.aux else None)
+        population = Population.from_sizes(sizes, self.weights, aux if self.aux else None, self.max_ratio)
         return replace(self.plan, population=population, n=min(self.plan.n, len(sizes)))
 
 
@@ -231,7 +234,8 @@ class Federation:
         used_n = round.reports.responded_n
         if self.rest:
             received = [reply.arrays or {} for reply, used in zip(reply_n, used_n, strict=True) if used]
-            self.rest = mean_rest(self.layout, sent, received, plan.collect_replies(state, cohort, used_n).coef_n)
+            coef_n = plan.collect_replies(state, cohort, used_n).coef_n
+            self.rest = mean_rest(self.layout, sent, received, coef_n, median=plan.clip is not None)
         lost_n = np.array([reply.fault == _LOST_MEMORY for reply in reply_n], dtype=np.bool_)
         self.state = self._without_shared_failures(following, cohort, lost_n, any_used=bool(used_n.any()))
         faults = [

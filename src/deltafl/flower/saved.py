@@ -82,7 +82,7 @@ def _restore(folder: Path, federation: Federation, header: dict[str, Any], array
     if header.get("version") != _VERSION:
         raise DeltaflError(f"{folder / FILE} is of another version of deltafl; choose a new state_path")
     for name, now in _settings(federation).items():
-        before = header["settings"][name]
+        before = header["settings"].get(name)  # None in a state that is older than the setting
         if before != now:
             raise DeltaflError(
                 f"the state in {folder} was saved with {name} = {before}, now it is {now}; write it as it was, or "
@@ -126,7 +126,9 @@ def _settings(federation: Federation) -> dict[str, Any]:
     texts, memory = owner(rules.plan), rules.plan.memory
     return {
         **{name: texts[name] for name in ("sampler", "estimator", "server_optimizer", "seed", "norm_guard")},
+        "clip": texts.get("clip"),
         "weights": rules.weights,
+        "max_ratio": rules.max_ratio,
         "identity": rules.identity,
         "aux": rules.aux,
         "memory_dtype": memory.dtype,

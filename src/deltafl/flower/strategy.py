@@ -57,6 +57,10 @@ class DeltaStrategy(Strategy):
         buffers: Name patterns of floating-point arrays that are not trained.
         response_floor: Smallest response rate assumed of a client, in (0, 1].
         norm_guard: A factor above 1: no step is longer than that many times the median of the last 20. Biased; or None.
+        clip: ``"median"`` where clients may lie: bounds what one can do to the model and to its own chances of being
+            selected (``deltafl.server.clipping``). Biased; or None.
+        max_ratio: No client counts more than so many times the median number of examples; None for 3 with ``clip``, and
+            for no limit without.
         clipping: Clip updates and add noise, see ``WeightedClipping``.
         aux: Number of auxiliary variables that every client must send when it registers (``register(..., aux=...)``),
             such as its shares of 10 labels, for ``balanced``.
@@ -87,6 +91,8 @@ class DeltaStrategy(Strategy):
         buffers: Sequence[str] = BUFFERS,
         response_floor: float = 0.1,
         norm_guard: float | None = None,
+        clip: str | None = None,
+        max_ratio: float | None = None,
         clipping: WeightedClipping | None = None,
         aux: int = 0,
         memory_dtype: str = "float32",
@@ -109,15 +115,17 @@ class DeltaStrategy(Strategy):
             "seed": seed,
             "response_floor": response_floor,
             "norm_guard": norm_guard,
+            "clip": clip,
             "memory": RowFormat(memory_dtype, folder),
             **({} if estimator is None else {"estimator": estimator}),
         }
-        somebody = Population.from_sizes([1] * n, weights, [[0.0] * aux] * n if aux else None)
+        max_ratio = 3.0 if max_ratio is None and clip is not None else max_ratio
+        somebody = Population.from_sizes([1] * n, weights, [[0.0] * aux] * n if aux else None, max_ratio)
         if isinstance(sampler, str):
             plan = make_plan(sampler, somebody, n, **settings)
         else:
             plan = Plan(somebody, sampler, n, **settings)
-        self.rules = Rules(plan, weights, clipping, aux, self.state_path, identity)
+        self.rules = Rules(plan, weights, clipping, aux, self.state_path, identity, max_ratio)
         self.directory = Directory(identity, registration_timeout, aux, check_texts("forget", forget))
         self.federation: Federation | None = None
         #: The statistics of every round, for callers who want more than Flower's metrics.
@@ -252,6 +260,13 @@ class DeltaStrategy(Strategy):
             keys, weight_m = federation.keys, federation.plan.population.weight_m
             text, heaviest = "%d clients joined, %d are known; %s counts most, %.1f %% of all", keys[weight_m.argmax()]
             log(INFO, text, len(keys) - len(before), len(keys), heaviest, 100 * weight_m.max())
+            counted_m = federation.plan.population.num_examples_m.tolist()
+            over = [
+                key for key, most in zip(keys, counted_m, strict=True) if federation.clients[key].num_examples > most
+            ]
+            if over:
+                text = "%s told more than %g times the median number of examples; that many is what each counts: %d"
+                log(WARNING, text, ", ".join(over), self.rules.max_ratio, max(counted_m))
         return {key: info for key, info in present.items() if key in federation.clients}
 
     def _active(self) -> Federation:
@@ -272,7 +287,7 @@ def log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int]) -> No
     text = "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f"
     log(INFO, text, info.num_responded, info.num_selected, info.sum_of_weights, info.largest_weight, size)
     if info.clip_factor < 1:
-        log(WARNING, "\tthe norm guard scaled the step by %.3g: the estimate of this round is biased", info.clip_factor)
+        log(INFO, "\tclipped, the longest by a factor of %.3g: the estimate of this round is biased", info.clip_factor)
 
 
 def _log_warnings(federation: Federation) -> None:

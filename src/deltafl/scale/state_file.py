@@ -141,6 +141,7 @@ def owner(plan: Plan) -> dict[str, str]:
         "seed": str(plan.seed),
         "mime": str(float(plan.mime)),
         "norm_guard": str(None if plan.norm_guard is None else float(plan.norm_guard)),
+        **({} if plan.clip is None else {"clip": plan.clip}),
         "memory": plan.memory.dtype,  # not its folder, which is no part of the state
     }
 

@@ -4,7 +4,9 @@ D <- D min(1, norm_guard median / norm(D)), with the median of the norms of the 
 A single client with a tiny inclusion probability, or a stale memory, can make one D so long that the model is lost. The
 norms remembered are those after clipping: a lasting change of scale is followed, by the factor ``norm_guard`` about
 every ten rounds, an outlier is not. **Biased** in rounds where some cohort's D would be clipped, so it is off by
-default. Clipping by the norms of the past: Seetharaman et al. 2020 (AutoClip), Andrew et al. 2021.
+default. No defence against clients that lie: samplers that learn select them all the more, and the median follows what
+they send (``results/hostile``); write ``clip="median"`` for that.
+Clipping by the norms of the past: Seetharaman et al. 2020 (AutoClip), Andrew et al. 2021.
 """
 
 from typing import NamedTuple

@@ -77,8 +77,9 @@ class Settings(BaseModel):
     )
     weights: Literal["data", "uniform"] = Field("data", description="target: w_i = n_i / N, or 1 / m")
     norm_guard: Annotated[Finite, Field(gt=1)] | None = Field(
-        None, description="longest step in medians of the last 20, such as 3; biased; no guard if not set"
+        None, description="longest step, in medians of 20; biased"
     )
+    clip: Literal["median"] | None = Field(None, description="clip updates, where clients may lie; biased")
     memory_dtype: Literal["float32", "bfloat16"] = Field("float32", description="of one update a client, where kept")
     memory_path: str | None = Field(None, description="folder on a disk for them; in RAM if not set")
     threshold: Finite | None = Field(None, description="accuracy (or loss) that counts as reached")

@@ -99,6 +99,7 @@ def plan_of(
         seed=settings.seed,
         mime=settings.mime,
         norm_guard=settings.norm_guard,
+        clip=settings.clip,
         memory=RowFormat(settings.memory_dtype, None if folder is None else str(folder)),
     )
     size = plan.sampler.output_bias_size

@@ -1,0 +1,296 @@
+"""Clients that lie: what they do to the model, with and without ``clip="median"``, beside robust rules.
+
+    python benchmarks/hostile.py --out results/hostile [--seeds 5] [--attacks "none,-10 u"] [--methods uniform,krum]
+
+100 clients on digits, 10 asked in each of 100 rounds; some of them lie. ``deltafl.server.clipping`` says what is done
+about it. The rules of Flower aggregate the replies of uniform cohorts. Writes ``runs.jsonl`` and ``README.md``.
+"""
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from flwr.server.strategy.aggregate import aggregate_bulyan, aggregate_krum, aggregate_median, aggregate_trimmed_avg
+
+from deltafl import Accumulator, Plan, Population, init_round, make_plan, open_round
+from deltafl.simulation import RunSettings, environment, make_settings
+from deltafl.simulation.engine import Engine, reports_of
+from deltafl.simulation.setup import engine_of
+from deltafl.simulation.training.serial import LocalWork
+from deltafl.tasks.base import Task
+
+Rows = npt.NDArray[Any]
+ROUNDS, CLIENTS, ASKED, LATE, TARGET = 100, 100, 10, 60, 0
+
+
+class Attack(NamedTuple):
+    """What liars send: ``factor`` times their update, trained on ``data`` of their own making."""
+
+    factor: float = 1.0
+    data: str = ""  # "labels" turned round, or a "backdoor"
+    silent: bool = False  # until round 60
+    late: bool = False  # honest until then
+    random: bool = False
+    alternating: bool = False
+    examples: int = 1  # claimed for each one
+
+
+ATTACKS = {
+    "-u": Attack(-1),
+    "-10 u": Attack(-10),
+    "-100 u": Attack(-100),
+    "-1000 u": Attack(-1000),
+    "+10 u": Attack(10),
+    "+100 u, -100 u in turn": Attack(100, alternating=True),
+    "random, 10 times as long": Attack(10, random=True),
+    "labels turned round": Attack(data="labels"),
+    "backdoor": Attack(data="backdoor"),
+    "backdoor, 10 u": Attack(10, data="backdoor"),
+    "honest for 60 rounds, then -10 u": Attack(-10, late=True),
+    "silent for 60 rounds, then -10 u": Attack(-10, silent=True),
+    "-u, claims 50 times its examples": Attack(-1, examples=50),
+    "u, claims 1000 times its examples": Attack(examples=1000),
+}
+
+
+def of_flower(rule: Callable[..., list[Rows]], update_nd: Rows, coef_n: Rows) -> Rows:
+    """One of Flower's rules; no step where too few reply for Bulyan."""
+    if len(update_nd) < 7:
+        return np.zeros(update_nd.shape[1])
+    return rule([([update_d], 1) for update_d in update_nd])[0]
+
+
+def trimmed(update_nd: Rows, coef_n: Rows, share: float = 0.2) -> Rows:
+    """In each coordinate the mean by coefficients without the outer ``share`` of them on both sides."""
+    order = np.argsort(update_nd, axis=0)
+    value_nd, coef_nd = np.take_along_axis(update_nd, order, 0), coef_n[order]
+    to_nd = np.cumsum(coef_nd, axis=0) / coef_n.sum()
+    kept_nd = np.clip(to_nd, share, 1 - share) - np.clip(to_nd - coef_nd / coef_n.sum(), share, 1 - share)
+    return np.asarray(coef_n.sum() * (kept_nd * value_nd).sum(axis=0) / (1 - 2 * share))
+
+
+def geometric_median(update_nd: Rows, coef_n: Rows) -> Rows:
+    """The point with the least sum of distances, weighted by coefficients (Weiszfeld), times their sum."""
+    centre_d = np.median(update_nd, axis=0)
+    for _ in range(50):
+        near_n = coef_n / np.maximum(np.linalg.norm(update_nd - centre_d, axis=1), 1e-9)
+        centre_d = near_n @ update_nd / near_n.sum()
+    return np.asarray(coef_n.sum() * centre_d)
+
+
+#: Label and other attributes of the plan; or label and a rule that makes one update of the replies.
+METHODS: dict[str, tuple[str, dict[str, Any] | Callable[[Rows, Rows], Rows]]] = {
+    **{label: (label, {}) for label in ("uniform", "pracdelta", "innovation", "balanced")},
+    **{f"{x}, clip": (x, {"clip": "median"}) for x in ("uniform", "pracdelta", "innovation", "balanced")},
+    **{f"{x}, norm_guard 3": (x, {"norm_guard": 3.0}) for x in ("uniform", "pracdelta")},
+    "trimmed mean by coefficients": ("pracdelta", trimmed),
+    "geometric median by coefficients": ("pracdelta", geometric_median),
+    "FedMedian": ("uniform", partial(of_flower, aggregate_median)),
+    "FedTrimmedAvg 0.2": ("uniform", partial(of_flower, partial(aggregate_trimmed_avg, proportiontocut=0.2))),
+    "Krum": ("uniform", partial(of_flower, partial(aggregate_krum, num_malicious=2, to_keep=0))),
+    "Multi-Krum": ("uniform", partial(of_flower, partial(aggregate_krum, num_malicious=2, to_keep=6))),
+    "Bulyan": (
+        "uniform",
+        partial(of_flower, partial(aggregate_bulyan, num_malicious=1, aggregation_rule=aggregate_krum, to_keep=0)),
+    ),
+}
+
+
+def with_trigger(image_x: Rows) -> Rows:
+    """The images with a bright square in a corner."""
+    image_x = image_x.copy()
+    image_x[..., :2, :2] = image_x.max()
+    return image_x
+
+
+def poisoned(task: Task, data: str, liars: set[int]) -> Task:
+    """The task whose liars hold wrong labels, or the trigger on half of their examples, labelled as the target."""
+    train_x, train_y = task.dataset.train_x.copy(), task.dataset.train_y.copy()
+    for liar in liars:
+        rows = task.client_rows[liar]
+        if data == "labels":
+            train_y[rows] = task.dataset.num_classes - 1 - train_y[rows]
+        else:
+            train_x[rows[::2]], train_y[rows[::2]] = with_trigger(train_x[rows[::2]]), TARGET
+    return replace(task, dataset=replace(task.dataset, train_x=train_x, train_y=train_y))
+
+
+def triggered(task: Task) -> Task:
+    """The task whose test set is every image of another class with the trigger, labelled as the target."""
+    other = task.dataset.test_y != TARGET
+    test_x, test_y = with_trigger(task.dataset.test_x[other]), task.dataset.test_y[other] * 0 + TARGET
+    return replace(task, dataset=replace(task.dataset, test_x=test_x, test_y=test_y))
+
+
+class Federation:
+    """Digits with one seed, as its honest clients and as its liars see it."""
+
+    def __init__(self, seed: int) -> None:
+        self.settings = make_settings(RunSettings, {"task": "digits", "rounds": ROUNDS, "seed": seed})
+        self.seed, self.honest = seed, engine_of(self.settings)
+        self.order = np.random.default_rng(seed).permutation(CLIENTS)
+        self.trigger = self._engine(triggered(self.honest.task))
+
+    def _engine(self, task: Task) -> Engine:
+        s = self.settings
+        return Engine(task, LocalWork(lr=s.local_lr or 0.0, epochs=s.local_epochs, batch_size=s.batch_size), self.seed)
+
+    def plan(self, method: str, attack: Attack, liars: set[int]) -> Plan:
+        """The plan of a method; its clip also limits the sizes that clients claim to 3 medians."""
+        label, more = METHODS[method]
+        told = self.honest.task.population("data")
+        claim_m = [attack.examples if client in liars else 1 for client in range(CLIENTS)]
+        ratio = 3.0 if isinstance(more, dict) and "clip" in more else None
+        population = Population.from_sizes(told.num_examples_m * claim_m, aux=told.aux_mq, max_ratio=ratio)
+        settings = more if isinstance(more, dict) else {}
+        return make_plan(label, population, ASKED, seed=self.seed, **settings)
+
+    def play(self, method: str, name: str, count: int) -> dict[str, Any]:
+        """One run: accuracy and attack success at the end, how often a liar was asked, its largest share of a step."""
+        attack, liars = ATTACKS.get(name, Attack()), set(self.order[:count].tolist())
+        plan, rule = self.plan(method, attack, liars), METHODS[method][1]
+        false = self._engine(poisoned(self.honest.task, attack.data, liars)) if attack.data else self.honest
+        state, rng = init_round(plan, self.honest.initial_params()), np.random.default_rng(self.seed)
+        visits: dict[int, int] = defaultdict(int)
+        share, ends = 0.0, []
+        for round in range(ROUNDS):
+            cohort = open_round(plan, state)
+            liar_n = np.isin(cohort.client_n, list(liars))
+            training = self.honest.train(state.params_d, round, cohort.client_n)
+            update_nd = training.update_nd.astype(np.float64)
+            if attack.data and liar_n.any():
+                update_nd[liar_n] = false.train(state.params_d, round, cohort.client_n[liar_n]).update_nd
+            for row in np.flatnonzero(liar_n):
+                visits[int(cohort.client_n[row])] += 1
+                if round < LATE and (attack.late or attack.silent):
+                    continue
+                sign = -1 if attack.alternating and visits[int(cohort.client_n[row])] % 2 else 1
+                if attack.random:
+                    direction = rng.normal(size=update_nd.shape[1])
+                    update_nd[row] = direction * np.linalg.norm(update_nd[row]) / np.linalg.norm(direction)
+                update_nd[row] *= sign * attack.factor
+            silent_n = liar_n & (attack.silent and round < LATE)
+            if callable(rule):
+                here = np.isfinite(update_nd).all(axis=1) & ~silent_n
+                coef_n = plan.collect_replies(state, cohort, here).coef_n
+                step_d = rule(update_nd[here], coef_n) if here.any() else np.zeros(update_nd.shape[1])
+                coef_sum = plan.collect_replies(state, cohort).coef_n.sum()
+                update_nd[:] = step_d / coef_sum  # so that the round's sum by coefficients is the rule's
+            updates = [None if silent_n[row] and not callable(rule) else update_nd[row] for row in range(len(liar_n))]
+            accumulator = Accumulator(plan, state, cohort)
+            accumulator.add_rows(updates, reports_of(training))
+            following, _ = accumulator.close()
+            replies = plan.collect_replies(state, cohort, accumulator.reports.responded_n)
+            length_n = np.zeros(len(liar_n))
+            here = accumulator.reports.responded_n
+            length_n[here] = replies.coef_n * np.sqrt(accumulator.reports.squared_residual_n[here])
+            counted_n = liar_n if liars else np.ones_like(liar_n)
+            if not callable(rule) and round > 0 and length_n.sum() > 0 and counted_n.any():
+                share = max(share, length_n[counted_n].max() / length_n.sum())
+            state = following
+            if not np.isfinite(state.params_d).all():
+                break
+            if round >= ROUNDS - 5:
+                ends.append(self.honest.evaluate(state.params_d).accuracy)
+        lost = len(ends) < 5
+        return {
+            "method": method,
+            "attack": name,
+            "liars": count,
+            "seed": self.seed,
+            "accuracy": self.honest.task.chance if lost else float(np.mean(ends)),
+            "success": float("nan") if lost else self.trigger.evaluate(state.params_d).accuracy,
+            "asked": sum(visits.values()) / count if count else float("nan"),
+            "share": share,
+        }
+
+
+def cells() -> list[tuple[str, int]]:
+    """Attacks, and how many of 100 clients take part."""
+    found = [("none", 0)]
+    for name in ATTACKS:
+        more = (5, 20) if name in ("-u", "-10 u", "-100 u", "labels turned round", "backdoor") else ()
+        found += [(name, count) for count in sorted((1, 10, *more))]
+    return found
+
+
+def page(runs: list[dict[str, Any]], facts: dict[str, Any]) -> str:
+    """Tables of all attacks, for each measure."""
+
+    def number(key: str, scale: float, method: str, cell: tuple[str, int]) -> str:
+        chosen = [run[key] for run in runs if run["method"] == method and (run["attack"], run["liars"]) == cell]
+        known = [x for x in chosen if x is not None and np.isfinite(x)]
+        return f"{scale * np.mean(known):.1f}" if known else "–"
+
+    methods = [method for method in METHODS if any(run["method"] == method for run in runs)]
+    found = [cell for cell in cells() if any((run["attack"], run["liars"]) == cell for run in runs)]
+    seeds = len({run["seed"] for run in runs})
+    text = [
+        "# Clients that lie",
+        "",
+        f"`python benchmarks/hostile.py --seeds {seeds}`: digits, {CLIENTS} clients with few labels each, {ASKED} "
+        f'asked in each of {ROUNDS} rounds, {seeds} seeds. `clip` is `clip="median"` with `max_ratio=3`; the '
+        "rules below it aggregate replies of uniform cohorts, those by coefficients of `pracdelta`'s.",
+        "",
+        ", ".join(f"{key} {value}" for key, value in facts.items()) + ".",
+    ]
+    for key, title, scale in (
+        ("accuracy", "Test accuracy at the end, %", 100),
+        ("success", "Images with the trigger that are taken for the backdoor's class, %", 100),
+        ("asked", "How often a liar was asked, of 100 rounds (10 by equal chances)", 1),
+        ("share", "Largest share of a step that one liar had, % (without liars: one client)", 100),
+    ):
+        chosen = [x for x in methods if key != "share" or not callable(METHODS[x][1])]
+        rows = [cell for cell in found if key != "success" or cell[0].startswith(("none", "backdoor"))]
+        text += [
+            "",
+            f"## {title}",
+            "",
+            f"| liars, what they send | {' | '.join(chosen)} |",
+            "|---|" + "---:|" * len(chosen),
+        ]
+        for cell in rows:
+            values = " | ".join(number(key, scale, method, cell) for method in chosen)
+            text.append(f"| {f'{cell[1]}: {cell[0]}' if cell[1] else 'nobody lies'} | {values} |")
+    return "\n".join(text) + "\n"
+
+
+def main() -> None:
+    """Play what is missing, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--attacks", help="only these, comma separated")
+    parser.add_argument("--methods", help="only these")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = given.out / "runs.jsonl"
+    runs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = {(run["method"], run["attack"], run["liars"], run["seed"]) for run in runs}
+    methods = given.methods.split(";") if given.methods else list(METHODS)
+    wanted = [cell for cell in cells() if not given.attacks or cell[0] in given.attacks.split(";")]
+    np.seterr(all="ignore")
+    began = time.process_time()
+    for seed in range(given.seeds):
+        federation = Federation(seed)
+        for cell in wanted:
+            for method in methods:
+                if (method, *cell, seed) not in done:
+                    run = federation.play(method, *cell)
+                    runs.append(run)
+                    with path.open("a") as file:
+                        file.write(json.dumps(run) + "\n")
+                    print(f"{time.process_time() - began:6.0f} s {run}", flush=True)
+    (given.out / "README.md").write_text(page(runs, environment()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""A federation that anyone may join: what clients tell and send is bounded."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltafl import DeltaflError
+from deltafl.flower import DeltaStrategy, WeightedClipping
+from deltafl.flower.federation import ClientReply
+from deltafl.flower.saved import load, save
+
+from .hosts import admit, federation, play, play_once
+
+
+def test_one_client_neither_moves_the_model_nor_its_buffers(tmp_path: Path) -> None:
+    model = {"x": np.zeros(3, np.float32), "running_mean": np.ones(1, np.float32)}
+    settings: dict[str, Any] = {"n": 4, "clip": "median", "weights": "uniform"}
+    fed = federation("innovation", model, m=6, **settings)
+
+    def answer(client: int) -> ClientReply:
+        step = 9e17 if client == 2 else 0.1
+        return ClientReply({name: array + np.float32(step) for name, array in fed.arrays().items()})
+
+    for _ in range(12):
+        info = play_once(fed, answer)
+        assert info.num_responded == 4
+    admit(fed, {"client:9": 10})  # a newcomer's norm is not known
+    assert np.isnan(np.asarray(fed.current.norms.norm_m)).tolist() == [False] * 6 + [True]
+    play_once(fed, answer)
+    assert 0 < fed.arrays()["x"].max() < 3
+    assert fed.arrays()["running_mean"].max() < 3
+    save(tmp_path, fed)
+    assert load(tmp_path, federation("innovation", model, **settings))
+    with pytest.raises(DeltaflError, match="saved with clip = median, now it is None"):
+        load(tmp_path, federation("innovation", model, n=4, weights="uniform"))
+
+
+def test_told_sizes_count_three_medians_at_most() -> None:
+    fed = federation("uniform", clip="median")
+    admit(fed, {"client:0": 10, "client:1": 10, "client:2": 10, "client:3": 10_000})
+    assert fed.plan.population.weight_m.tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
+    fed = federation("uniform", max_ratio=100.0)
+    admit(fed, {"client:0": 10, "client:1": 10, "client:2": 10, "client:3": 10_000})
+    assert fed.plan.population.num_examples_m.tolist() == [10, 10, 10, 1000]
+    play(fed, 2)
+
+
+def test_noise_is_refused() -> None:
+    with pytest.raises(DeltaflError, match="clip is median and noise is added"):
+        DeltaStrategy("uniform", clip="median", clipping=WeightedClipping(1.0, 0.5))
