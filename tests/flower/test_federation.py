@@ -135,7 +135,7 @@ def test_clipping_bounds_what_a_reply_can_do() -> None:
 def test_noise_follows_the_largest_weight_of_those_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although the heavier client did not reply."""
     z, norm, trials, seeds = 2.0, 0.5, 400, count()
-    monkeypatch.setattr("deltafl.flower.federation.secrets.randbits", lambda bits: next(seeds))
+    monkeypatch.setattr("deltafl.flower.weighted_clipping.secrets.randbits", lambda bits: next(seeds))
     noisy = []
     for _ in range(trials):
         fed = federation("uniform", n=2, clipping=WeightedClipping(norm, z))

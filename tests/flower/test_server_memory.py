@@ -91,7 +91,7 @@ def test_a_server_killed_anywhere_resumes_to_the_same_bits(
         else:
             admit(fed, sizes_of(8, 6))
 
-    def stop(*_: Any) -> Any:
+    def stop(*_: Any, **__: Any) -> Any:
         raise CrashError
 
     through, fed = make(tmp_path / "through", mapped=True, m=6), make(tmp_path, mapped=True, m=6)

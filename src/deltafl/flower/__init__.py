@@ -12,7 +12,7 @@ for _package in ("flwr", "filelock"):
     require(_package, "flower")
 
 from .client import LocalSteps, delta_mod, register  # noqa: E402
-from .federation import WeightedClipping  # noqa: E402
 from .strategy import DeltaStrategy  # noqa: E402
+from .weighted_clipping import WeightedClipping  # noqa: E402
 
 __all__ = ["DeltaStrategy", "LocalSteps", "WeightedClipping", "delta_mod", "register"]

@@ -3,7 +3,7 @@
 A client is a *key*, a string that outlives connections and restarts.
 """
 
-import secrets
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,55 +13,19 @@ import numpy as np
 
 from ..accumulate import Accumulator
 from ..arrays import Arrays, Layout, mean_rest, update_of
-from ..errors import DeltaflError, check_ranges, unknown_name
+from ..errors import DeltaflError, unknown_name
 from ..estimators.remote import NOTHING, RemoteControl, RemoteControlState, RemoteReply, begin_anew
 from ..round import Plan, RoundState, init_round, open_round
 from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import DTYPES
-from ..server.optimizers import ServerOptimizer
-from ..streams import stream
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Params, Population, RejectedReply, Reports, RoundInfo
+from ..types import BoolArray, Cohort, IntArray, Params, Population, RejectedReply, Reports, RoundInfo
 from .clients import CannotResizeError, ClientInfo, resize_state
+from .scales import Scales
+from .weighted_clipping import NoisyOptimizer, WeightedClipping
 
+#: States that are kept to go back to.
+KEPT = 3
 _LOST_MEMORY = "the client does not have the memory that the server counts on"
-
-
-@dataclass(frozen=True)
-class WeightedClipping:
-    """Clip each update, and add noise scaled to the largest weight of the round.
-
-    A reply counts coef_i, which may be far above the 1 / n that Flower's own wrappers assume::
-
-        u_i <- u_i min(1, C / norm(u_i))        hence norm(coef_i u_i) <= coef_max C
-        D   <- sum_i coef_i u_i + N(0, (z coef_max C)^2)    in each coordinate
-
-    coef_max is the largest coefficient of all selected clients, fixed before any reply is seen. Given the cohort, this
-    is the Gaussian mechanism with noise multiplier z for adding or removing one reply. It does not cover what the draws
-    of a sampler that learns from the replies reveal.
-
-    Attributes:
-        norm: C > 0, the largest norm of an update, in update units (learning rate included).
-        noise_multiplier: z >= 0, standard deviation of the noise over coef_max C; 0 only clips.
-    """
-
-    norm: float
-    noise_multiplier: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        check_ranges(self, {"norm": "(0, inf)", "noise_multiplier": "[0, inf)"})
-
-    def clip(self, update_d: Params) -> Params:
-        """u_i, scaled to norm C if it is longer; updates that are not finite pass, to be rejected later."""
-        norm = float(np.linalg.norm(update_d.astype(np.float64)))
-        if not self.norm < norm < np.inf:
-            return update_d
-        return (update_d.astype(np.float64) * (self.norm / norm)).astype(np.float32)
-
-    def noise(self, largest_coef: float, num_params: int) -> FloatArray:
-        """Noise for D, float64 (d,), given coef_max; it cannot be seeded, for reproducible noise hides nothing."""
-        scale = self.noise_multiplier * largest_coef * self.norm
-        return stream(secrets.randbits(63), "noise").normal(scale=scale, size=num_params)
 
 
 @dataclass(frozen=True)
@@ -76,6 +40,8 @@ class Rules:
     state_path: Path | None = None
     identity: str = "auto"
     max_ratio: float | None = None
+    #: Whether the seed was drawn here: then that of a saved state takes its place.
+    own_seed: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no federation can do: later it would cost a round of the clients' work."""
@@ -150,6 +116,15 @@ class ClientReply(NamedTuple):
     since: int | None = None
 
 
+class Kept(NamedTuple):
+    """What a federation goes back to where its model is lost."""
+
+    clients: dict[str, ClientInfo]
+    plan: Plan
+    state: RoundState
+    rest: Arrays
+
+
 class Federation:
     """Clients, the model and the state of the rounds, which is None before anybody was admitted."""
 
@@ -161,6 +136,9 @@ class Federation:
         self.state: RoundState | None = None
         #: Sentences for the log; whoever logs them empties the list.
         self.warnings: list[str] = []
+        self.scales = Scales()
+        #: States before the last rounds that said nothing against their models, the oldest first.
+        self.kept: deque[Kept] = deque(maxlen=KEPT)
         self._left_out: set[str] = set()
         self._initial_d = layout.flatten(arrays)
 
@@ -204,6 +182,8 @@ class Federation:
         if not kept_k:
             raise DeltaflError("every known client is to be forgotten; start with a new state_path instead")
         self._set_clients({key: info for key, info in self.clients.items() if key not in keys}, kept_k)
+        self.scales.known = {key: scale for key, scale in self.scales.known.items() if key not in keys}
+        self.kept.clear()  # they know these clients
 
     def expected_memory(self, client: int) -> int | None:
         """The name of the c_i that a client is to subtract; None if clients keep no memory."""
@@ -216,10 +196,19 @@ class Federation:
         return open_round(self.plan, self.current, available_m)
 
     def close(self, cohort: Cohort, replies: Mapping[int, ClientReply]) -> RoundInfo:
-        """Close the round with the replies by client index; those that are missing did not reply."""
+        """Close the round with the replies by client index; those that are missing did not reply.
+
+        Where the model is lost, the oldest of the last good states takes its place.
+        """
         plan, state, sent, client_n = self.plan, self.current, self.arrays(), cohort.client_n.tolist()
+        if self.scales.sound or not self.kept:
+            self.kept.append(Kept(self.clients, plan, state, self.rest))
         reply_n = [self._checked(client, replies.get(client, ClientReply())) for client in client_n]
         updates = [self._update(reply, sent) for reply in reply_n]
+        keys = np.array(self.keys)[cohort.client_n].tolist()
+        far = {} if self.rules.clipping else self.scales.too_far(keys, updates, state.params_d)  # noise hides norms
+        for place, fault in far.items():
+            updates[place], reply_n[place] = None, reply_n[place]._replace(fault=fault)
         reports = Reports.make(
             len(reply_n),
             responded=[update is not None for update in updates],
@@ -243,7 +232,22 @@ class Federation:
             for client, reply in zip(client_n, reply_n, strict=True)
             if reply.fault is not None
         ]
+        told_k = np.flatnonzero(used_n & round.reports.has_loss_n)
+        losses = {keys[place]: float(round.reports.loss_n[place]) for place in told_k}
+        symptom = self.scales.see(info, bool(far), losses, self.params_d)
+        if symptom is not None:
+            self._go_back(symptom)
         return info._replace(rejected=sorted([*info.rejected, *faults]))
+
+    def _go_back(self, symptom: str) -> None:
+        """Take the oldest state that is kept, with its clients; later rounds draw as they would have drawn."""
+        kept, round, folder = self.kept[0], self.current.round, self.rules.plan.memory.folder
+        self.warnings.append(f"{symptom}: the model of round {kept.state.round} is put back")
+        state = kept.state._replace(round=round)
+        if folder is not None:  # its rows are gone from the file
+            state = state._replace(control=init_round(kept.plan, kept.state.params_d).control)
+        self.clients, self.plan, self.state, self.rest = kept.clients, kept.plan, state, kept.rest
+        self.kept.clear()
 
     def _set_clients(self, clients: dict[str, ClientInfo], kept_k: list[int] | None = None) -> None:
         """Continue with these clients; all or nothing."""
@@ -272,6 +276,8 @@ class Federation:
         if not plan.rule.control.remembers:
             return
         size = memory_size(rows, (num_clients, len(self._initial_d)), None if folder is None else plan.n)
+        if rows.folder is None:
+            size = size._replace(disk=size.disk // 2 * (KEPT + 1))  # each state that is kept, and one being written
         num_held = 0 if self.state is None or rows.folder else int(np.count_nonzero(self.state.responded_m))
         held = num_held * len(self._initial_d) * DTYPES[rows.dtype].itemsize
         try:
@@ -324,21 +330,7 @@ class Federation:
             return self.plan
         largest = float(self.plan.collect_replies(self.current, cohort).coef_n.max(initial=0.0))
         noise_d = self.rules.clipping.noise(largest, len(self._initial_d))
-        return replace(self.plan, server_optimizer=_NoisyOptimizer(self.plan.server_optimizer, noise_d))
-
-
-@dataclass(frozen=True)
-class _NoisyOptimizer:
-    """One round's server optimizer, which sees D with noise added."""
-
-    inner: ServerOptimizer
-    noise_d: FloatArray
-
-    def init(self, num_params: int) -> Any:
-        return self.inner.init(num_params)
-
-    def step(self, params_d: Params, delta_d: FloatArray, state: Any) -> tuple[Params, Any]:
-        return self.inner.step(params_d, delta_d + self.noise_d, state)
+        return replace(self.plan, server_optimizer=NoisyOptimizer(self.plan.server_optimizer, noise_d))
 
 
 def looks_like_outage(state: RoundState, client_n: IntArray) -> bool:

@@ -1,13 +1,19 @@
 """The state of a federation on disk: one safetensors file, never seen half written, and the lock of its server.
 
+Beside it are the two good states before it, ``federation-ROUND.safetensors``: a federation whose model is lost goes
+back to them, and a person may put one in the place of a file that is damaged, which a checksum shows. All are for their
+owner alone.
+
 With ``memory_path`` the clients' updates are in a file of their own, in a folder that the header names, and the state
 holds only those of the last round. Both record their round: where an old copy of one was put back, the estimate would
 count updates that nobody sent.
 """
 
 import json
+import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +21,18 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..errors import DeltaflError
-from ..io import Array, read_tensors, write_tensors
+from ..io import Array, private_folder, read_tensors, write_tensors
 from ..round import init_round
-from ..scale.state_file import flatten, note_round, noted_round, owner, settled, unflatten
+from ..scale.state_file import flatten, note_round, noted_round, owner, seal, settled, unflatten
 from .clients import ClientInfo
-from .federation import Federation
+from .federation import KEPT, Federation, Kept
+from .scales import ClientScale
 
 FILE = "federation.safetensors"
-_HEADER = "deltafl-federation"
-_VERSION = 3
+_HEADER, _SEAL = "deltafl-federation", "crc32"
+#: Version 3 had no checksum, and no scales of clients.
+_VERSION = 4
 _REST = "rest."
-_CURE = "put a copy of the folder in its place, or choose a new state_path"
 
 
 @contextmanager
@@ -35,7 +42,7 @@ def sole_owner(folder: Path | None) -> Iterator[None]:
         yield
         return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         lock = FileLock(folder / "federation.lock").acquire(timeout=0)
     except OSError as error:
         why = "another server is using it; stop that one, or" if isinstance(error, Timeout) else f"{error.strerror};"
@@ -46,7 +53,7 @@ def sole_owner(folder: Path | None) -> Iterator[None]:
 
 def save(folder: Path, federation: Federation) -> None:
     """Write the state after a round."""
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     memory = federation.rules.plan.memory.folder
     header = {
         "version": _VERSION,
@@ -54,11 +61,35 @@ def save(folder: Path, federation: Federation) -> None:
         "settings": _settings(federation),
         "layout": federation.layout.entries,
         "clients": [{"key": key, **info._asdict()} for key, info in federation.clients.items()],
+        "scales": federation.scales.known,
         "memory": None if memory is None else {"folder": memory, "round": noted_round(Path(memory))},
     }
     rest = {_REST + name: array for name, array in federation.rest.items()}
-    write_tensors(folder / FILE, {**dict(flatten(federation.current)), **rest}, {_HEADER: json.dumps(header)})
+    arrays, text = {**dict(flatten(federation.current)), **rest}, json.dumps(header)
+    if memory is None and federation.scales.sound:
+        _keep_last(folder, federation.current.round)
+    write_tensors(folder / FILE, arrays, {_HEADER: text, _SEAL: seal(arrays, text)}, private=True)
     _settle(federation)
+
+
+def _older(folder: Path) -> dict[int, Path]:
+    """The good states before the last one, by round."""
+    found = {path.stem.removeprefix("federation-"): path for path in folder.glob("federation-*.safetensors")}
+    return {int(number): found[number] for number in sorted(found, key=len) if number.isdecimal()}
+
+
+def _keep_last(folder: Path, round: int) -> None:
+    """Keep the state of the round before, which has proved good, beside the one that takes its place."""
+    if (folder / FILE).exists():
+        last = folder / f"federation-{round - 1}.safetensors"
+        last.unlink(missing_ok=True)
+        try:
+            os.link(folder / FILE, last)
+        except OSError:  # a file system without links
+            shutil.copy2(folder / FILE, last)
+    older = _older(folder)
+    for number in older.keys() - {round - 1 - back for back in range(KEPT - 1)}:
+        older[number].unlink()
 
 
 def load(folder: Path, federation: Federation) -> bool:
@@ -67,26 +98,46 @@ def load(folder: Path, federation: Federation) -> bool:
         if (folder / "federation.json").exists():  # written before the state was one file
             raise DeltaflError(f"{folder} holds the state of an earlier version of deltafl; choose a new state_path")
         return False
-    arrays, texts = read_tensors(folder / FILE, _CURE)
-    try:
-        _restore(folder, federation, json.loads(texts.get(_HEADER, "{}")), arrays)
-    except DeltaflError:
-        raise
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise DeltaflError(f"{folder / FILE} is damaged; {_CURE}") from error
+    for number, path in sorted(_older(folder).items()):
+        with suppress(DeltaflError):  # of other settings, or damaged
+            _restore(path, federation)
+            if federation.current.round == number:
+                federation.kept.append(Kept(federation.clients, federation.plan, federation.current, federation.rest))
+    _restore(folder / FILE, federation)
     _settle(federation)
     return True
 
 
-def _restore(folder: Path, federation: Federation, header: dict[str, Any], arrays: dict[str, Array]) -> None:
-    if header.get("version") != _VERSION:
-        raise DeltaflError(f"{folder / FILE} is of another version of deltafl; choose a new state_path")
+def _restore(file: Path, federation: Federation) -> None:
+    folder, older = file.parent, _older(file.parent)
+    copy = older[max(older)].name if older and file.name == FILE else "a copy of the folder"
+    cure = f"put {copy} in its place, or choose a new state_path"
+    arrays, texts = read_tensors(file, cure)
+    try:
+        header = json.loads(texts.get(_HEADER, "{}"))
+        version = header.get("version")
+        if (_SEAL in texts or version == _VERSION) and texts.get(_SEAL) != seal(arrays, texts[_HEADER]):
+            raise ValueError("the checksum differs")
+        if version not in (3, _VERSION):
+            raise DeltaflError(f"{file} is of another version of deltafl; choose a new state_path")
+        _take(folder, federation, header, arrays)
+    except DeltaflError:
+        raise
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise DeltaflError(f"{file} is damaged; {cure}") from error
+
+
+def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: dict[str, Array]) -> None:
+    """Put what a file says into the federation, if it belongs to it."""
+    if federation.rules.own_seed:
+        plan = replace(federation.rules.plan, seed=int(header["settings"]["seed"]))
+        federation.rules = replace(federation.rules, plan=plan)
     for name, now in _settings(federation).items():
         before = header["settings"].get(name)  # None in a state that is older than the setting
         if before != now:
+            what = "another seed" if name == "seed" else f"{name} = {before}, now it is {now}"
             raise DeltaflError(
-                f"the state in {folder} was saved with {name} = {before}, now it is {now}; write it as it was, or "
-                "choose a new state_path"
+                f"the state in {folder} was saved with {what}; write it as it was, or choose a new state_path"
             )
     if header["layout"] != json.loads(json.dumps(federation.layout.entries)):
         raise DeltaflError(f"the state in {folder} belongs to a model with other arrays; choose a new state_path")
@@ -94,6 +145,7 @@ def _restore(folder: Path, federation: Federation, header: dict[str, Any], array
         _find_memory(folder, federation, header["memory"], header["round"])
     clients = {entry["key"]: ClientInfo(entry["num_examples"], tuple(entry["aux"])) for entry in header["clients"]}
     federation.require_room(len(clients))
+    federation.scales.known = {key: ClientScale(*scale) for key, scale in header.get("scales", {}).items()}
     federation.clients, federation.plan = clients, federation.rules.plan_for(clients)
     federation.rest = {name: arrays[_REST + name] for name in federation.rest}
     federation.state = unflatten(init_round(federation.plan, federation.params_d), arrays)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from logging import INFO, WARNING
 from math import isfinite
 from pathlib import Path
-from secrets import token_hex
+from secrets import randbits, token_hex
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -21,10 +21,11 @@ from ..scale.rows import RowFormat
 from ..server.optimizers import ServerOptimizer, make_server_optimizer
 from ..types import Cohort, Population, RoundInfo
 from .clients import ClientInfo
-from .federation import Federation, Rules, WeightedClipping, check_texts, check_whole
+from .federation import Federation, Rules, check_texts, check_whole
 from .messages import by_recipient, content_for, content_for_all, mean_metrics, read_reply, round_metrics, to_record
 from .registration import Directory
 from .saved import load, save, sole_owner
+from .weighted_clipping import WeightedClipping
 
 #: Seconds that a message outlives its round's timeout, for replies that are under way.
 _TTL_GRACE = 10.0
@@ -49,7 +50,8 @@ class DeltaStrategy(Strategy):
         state_path: Folder where the state is saved after every round and from which a restart resumes; or None.
         estimator: How replies are weighted; None for the sampler's default.
         weights: ``"data"`` for the target sum_i (n_i / N) F_i, ``"uniform"`` for the plain mean over clients.
-        seed: Seed of the draws.
+        seed: Seed of the draws, which says who is selected when; None draws one, which the state keeps and nothing else
+            shows.
         min_nodes: Clients that must be connected before a round begins; None for n.
         wait_for_nodes: Seconds to wait for them before an error.
         registration_timeout: Seconds that a new node has to register.
@@ -83,7 +85,7 @@ class DeltaStrategy(Strategy):
         estimator: str | None = None,
         *,
         weights: str = "data",
-        seed: int = 0,
+        seed: int | None = None,
         min_nodes: int | None = None,
         wait_for_nodes: float = 600.0,
         registration_timeout: float = 120.0,
@@ -112,7 +114,7 @@ class DeltaStrategy(Strategy):
             server_optimizer = make_server_optimizer(server_optimizer)
         settings: dict[str, Any] = {
             "server_optimizer": server_optimizer,
-            "seed": seed,
+            "seed": randbits(63) if seed is None else seed,
             "response_floor": response_floor,
             "norm_guard": norm_guard,
             "clip": clip,
@@ -125,7 +127,7 @@ class DeltaStrategy(Strategy):
             plan = make_plan(sampler, somebody, n, **settings)
         else:
             plan = Plan(somebody, sampler, n, **settings)
-        self.rules = Rules(plan, weights, clipping, aux, self.state_path, identity, max_ratio)
+        self.rules = Rules(plan, weights, clipping, aux, self.state_path, identity, max_ratio, seed is None)
         self.directory = Directory(identity, registration_timeout, aux, check_texts("forget", forget))
         self.federation: Federation | None = None
         #: The statistics of every round, for callers who want more than Flower's metrics.
@@ -200,12 +202,13 @@ class DeltaStrategy(Strategy):
         federation, cohort = self._active(), self._cohort
         assert cohort is not None  # since configure_train
         received = {client: read_reply(reply) for client, reply in by_recipient(self._trainings, replies).items()}
+        keys = federation.keys  # of this round; a state that is put back may have fewer
         info = federation.close(cohort, received)
         self.history.append(info)
         if self.state_path is not None:
             save(self.state_path, federation)
         silent = [client for client in cohort.client_n.tolist() if client not in received]
-        log_round(info, federation.keys, silent)
+        log_round(info, keys, silent)
         _log_warnings(federation)
         return to_record(federation.arrays()), MetricRecord(round_metrics(info))
 

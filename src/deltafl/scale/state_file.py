@@ -126,6 +126,15 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
     return state
 
 
+def seal(arrays: Mapping[str, Array], text: str) -> str:
+    """The CRC-32 of everything that a file says: names, types, shapes and numbers of its arrays, and a text."""
+    checksum = zlib.crc32(text.encode())
+    for name, array in sorted(arrays.items()):
+        checksum = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), checksum)
+        checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
+    return f"{checksum:08x}"
+
+
 def owner(plan: Plan) -> dict[str, str]:
     """What a state belongs to, as texts: checksums of the clients, and the settings that it depends on."""
     population = plan.population
