@@ -2,6 +2,7 @@
 
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def lose(fed: Federation, size: float) -> None:
 @pytest.mark.parametrize(("memory", "restart"), [(False, False), (True, False), (False, True)])
 def test_a_lost_model_is_put_back(memory: bool, restart: bool, tmp_path: Path) -> None:
     """By the clients' losses: the state before is back, also after a restart, and newcomers join again."""
-    paths = {"state_path": tmp_path / "state", **({"memory_path": tmp_path / "disk"} if memory else {})}
+    paths: dict[str, Any] = {"state_path": tmp_path / "state", "memory_path": tmp_path / "disk" if memory else None}
     fed = federation("innovation", m=6, n=3, **paths)
     models = []
     for number in range(8):
@@ -115,7 +116,7 @@ def test_a_model_with_which_every_reply_is_refused_is_put_back() -> None:
 def test_one_client_cannot_pretend_that_the_model_is_lost() -> None:
     fed = federation("uniform", m=3, n=3)
     play(fed, 3, targets=TARGETS)
-    play_once(fed, lambda client: honest(fed, client)._replace(**({} if client else {"loss": 9e17})))
+    play_once(fed, lambda client: honest(fed, client)._replace(loss=1.0 if client else 9e17))
     assert not fed.warnings
 
 
