@@ -155,7 +155,8 @@ def _smaller(sweep: Sweep, groups: Sequence[Group]) -> list[str]:
     parts, lines = {run.part for group in groups for run in group.runs}, []
     for part, settings in sweep.comparisons.items():
         if part in parts and part in experiment.part_names("paper"):
-            dumps = settings.model_dump(), experiment.comparison(part, "paper").model_dump()
+            pair = settings, experiment.comparison(part, "paper")
+            dumps = [each.model_dump() | {"seeds": len(each.seeds)} for each in pair]
             ours, theirs = ({key: "unset" if value is None else value for key, value in d.items()} for d in dumps)
             changed = [f"{key} {ours[key]} (paper {theirs[key]})" for key in ours if ours[key] != theirs[key]]
             lines += [f"- {full_title(sweep, part)}: {', '.join(changed)}"] if changed else []
