@@ -261,6 +261,15 @@ def test_tls_and_node_authentication(flower: Processes, tmp_path: Path) -> None:
         subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key)], check=True)
         flower.flwr("supernode", "register", f"{key}.pub", "here")
         flower.supernode(name, partition, "--auth-supernode-private-key", str(key))
-    flower.run(n=2, rounds=2, timeout=20.0, identity="public-key", state_path=tmp_path / "state")
-    flower.wait_for("done", 120)
+    settings = {"n": 2, "timeout": 30.0, "identity": "public-key", "state_path": tmp_path / "state", "pause": 1.0}
+    flower.run(rounds=8, **settings)
+    for number in (1, 2):  # twice a node is killed and replaced, by one with its key
+        flower.wait_for(f"round-{2 * number}.npy", 120)
+        flower.stop("b", signal.SIGKILL)
+        time.sleep(2)
+        flower.supernode("b", 1, "--auth-supernode-private-key", str(flower.tls / "b"))
+    flower.wait_for("done", 300)
     assert [client["key"][:4] for client in header_of(tmp_path / "state")["clients"]] == ["key:"] * 2
+    tensors = read_tensors(tmp_path / "state" / "federation.safetensors", "")[0]
+    assert tensors["state.selected_m"].tolist() == [8, 8]
+    assert tensors["state.responded_m"].sum() >= 10

@@ -152,4 +152,5 @@ def test_forgotten_clients_are_not_selected_and_unknown_keys_are_named(
         federation = played(DeltaStrategy("pracdelta", 3, state_path=tmp_path, forget=forget), grid, rounds)
         assert "client:hospital-4" not in federation.keys
         assert 996 not in trained(grid)
+        assert not any(b"hospital-4" in path.read_bytes() for path in tmp_path.glob("federation*.safetensors"))
     assert "forget names client:hopsital-5, xyz, which no saved client has" in flower_log.messages

@@ -1,5 +1,6 @@
 """The state on disk: resuming to the same bits, crashes, other settings, damage."""
 
+import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,7 +12,7 @@ from conftest import same_tree
 from deltafl import DeltaflError
 from deltafl.flower.federation import Federation
 from deltafl.flower.saved import load, save
-from deltafl.io import write_tensors
+from deltafl.io import read_tensors, write_tensors
 from test_arrays import MODEL
 
 from .hosts import admit, federation, play, sizes_of
@@ -83,6 +84,18 @@ def test_a_damaged_state_is_one_sentence(size: int, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(DeltaflError, match=r"put federation-1\.safetensors in its place"):
         load(tmp_path, federation())
+
+
+def test_a_state_of_the_version_before_is_read(tmp_path: Path) -> None:
+    fed = federation(m=6)
+    play(fed, 2, save_to=tmp_path)
+    arrays, texts = read_tensors(tmp_path / "federation.safetensors", "")
+    header = json.loads(texts["deltafl-federation"])
+    old = {key: value for key, value in header.items() if key not in ("owner", "scales")} | {"version": 3}
+    write_tensors(tmp_path / "federation.safetensors", arrays, {"deltafl-federation": json.dumps(old)})
+    again = federation()
+    assert load(tmp_path, again)
+    assert same_tree(again.current, fed.current)
 
 
 def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:

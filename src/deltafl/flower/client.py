@@ -5,7 +5,6 @@ from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -15,7 +14,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from ..arrays import Arrays, as_array, split, update_of
 from ..errors import DeltaflError
 from ..estimators.remote import NOTHING, ClientMemory
-from ..io import write_atomically
+from ..io import private_folder, write_atomically
 from ..types import FloatArray
 
 #: The record that the mod adds, and the action of the registration query (``query.deltafl``).
@@ -192,9 +191,10 @@ def _load_memory(context: Context, num_params: int) -> ClientMemory:
     """The client's memory; an empty one if it is lost, damaged or of another model."""
     memory = ClientMemory(num_params)
     path = context.node_config.get(_MEMORY_FILE)
-    with suppress(FileNotFoundError, EOFError, KeyError, ValueError, BadZipFile):
+    content = BytesIO(b"" if path is None or not Path(str(path)).exists() else Path(str(path)).read_bytes())
+    with suppress(Exception):  # whatever damaged bytes can make NumPy raise; the file's checksums show the damage
         if path is not None:
-            with np.load(Path(str(path)), allow_pickle=False) as file:
+            with np.load(content, allow_pickle=False) as file:
                 memory.restore(dict(file))
         else:
             record = context.state.array_records[_MEMORY_RECORD]
@@ -209,8 +209,8 @@ def _save_memory(context: Context, memory: ClientMemory) -> None:
         return
     target, content = Path(str(path)), BytesIO()
     np.savez(content, allow_pickle=False, **memory.arrays())
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, content.getvalue())
+    private_folder(target.parent)
+    write_atomically(target, content.getvalue(), private=True)
 
 
 def _trained(message: Message, config: ConfigRecord) -> Arrays:

@@ -3,6 +3,7 @@
 A client is a *key*, a string that outlives connections and restarts.
 """
 
+import secrets
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -136,6 +137,8 @@ class Federation:
         self.state: RoundState | None = None
         #: Sentences for the log; whoever logs them empties the list.
         self.warnings: list[str] = []
+        #: A random name, by which its files know each other.
+        self.owner = secrets.token_hex(8)
         self.scales = Scales()
         #: States before the last rounds that said nothing against their models, the oldest first.
         self.kept: deque[Kept] = deque(maxlen=KEPT)

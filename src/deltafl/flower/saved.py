@@ -51,12 +51,13 @@ def sole_owner(folder: Path | None) -> Iterator[None]:
         yield
 
 
-def save(folder: Path, federation: Federation) -> None:
-    """Write the state after a round."""
+def save(folder: Path, federation: Federation, anew: bool = False) -> None:
+    """Write the state after a round; ``anew`` deletes the states before it, which know clients that are forgotten."""
     private_folder(folder)
     memory = federation.rules.plan.memory.folder
     header = {
         "version": _VERSION,
+        "owner": federation.owner,
         "round": federation.current.round,
         "settings": _settings(federation),
         "layout": federation.layout.entries,
@@ -66,7 +67,9 @@ def save(folder: Path, federation: Federation) -> None:
     }
     rest = {_REST + name: array for name, array in federation.rest.items()}
     arrays, text = {**dict(flatten(federation.current)), **rest}, json.dumps(header)
-    if memory is None and federation.scales.sound:
+    for path in _older(folder).values() if anew else ():
+        path.unlink()
+    if memory is None and federation.scales.sound and not anew:
         _keep_last(folder, federation.current.round)
     write_tensors(folder / FILE, arrays, {_HEADER: text, _SEAL: seal(arrays, text)}, private=True)
     _settle(federation)
@@ -98,12 +101,16 @@ def load(folder: Path, federation: Federation) -> bool:
         if (folder / "federation.json").exists():  # written before the state was one file
             raise DeltaflError(f"{folder} holds the state of an earlier version of deltafl; choose a new state_path")
         return False
+    owners = set[str]()
     for number, path in sorted(_older(folder).items()):
         with suppress(DeltaflError):  # of other settings, or damaged
             _restore(path, federation)
+            owners.add(federation.owner)
             if federation.current.round == number:
                 federation.kept.append(Kept(federation.clients, federation.plan, federation.current, federation.rest))
     _restore(folder / FILE, federation)
+    if not owners <= {federation.owner}:
+        raise DeltaflError(f"{folder / FILE} is of another federation than the states beside it; put its own back")
     _settle(federation)
     return True
 
@@ -145,6 +152,7 @@ def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: 
         _find_memory(folder, federation, header["memory"], header["round"])
     clients = {entry["key"]: ClientInfo(entry["num_examples"], tuple(entry["aux"])) for entry in header["clients"]}
     federation.require_room(len(clients))
+    federation.owner = header.get("owner", federation.owner)
     federation.scales.known = {key: ClientScale(*scale) for key, scale in header.get("scales", {}).items()}
     federation.clients, federation.plan = clients, federation.rules.plan_for(clients)
     federation.rest = {name: arrays[_REST + name] for name in federation.rest}

@@ -248,7 +248,10 @@ class DeltaStrategy(Strategy):
         unknown = self.directory.forget - federation.clients.keys()
         if unknown:
             log(WARNING, "forget names %s, which no saved client has", ", ".join(sorted(unknown)))
-        federation.forget(self.directory.forget)
+        forgotten = self.directory.forget & federation.clients.keys()
+        if forgotten:
+            federation.forget(forgotten)
+            save(self.state_path, federation, anew=True)
         done = federation.current.round
         log(INFO, "Resuming after round %d with %d known clients", done, len(federation.clients))
         return federation, done

@@ -1,0 +1,176 @@
+"""How often a damaged or exchanged file of a Flower federation is used without a word: must be never.
+
+    python benchmarks/flower_damage.py [PLACES]
+
+Damages a saved state (with the clients' updates in it, or in a file of their own) and a client's memory, one file at
+one random place each time: a bit is flipped, bytes are overwritten, the file is cut, or exchanged with that of another
+round or federation. Then the server loads its state and plays on, or the client replies. *Refused* is one sentence,
+*harmless* the same results as without damage; *WRONG* are other results, *CRASHED* any other error. An older state in
+the place of the last one is how a person goes back. A client whose memory is refused says that it lost it.
+"""
+
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import Context
+
+from deltafl import ClientMemory, DeltaflError
+from deltafl.arrays import Layout
+from deltafl.flower import DeltaStrategy
+from deltafl.flower.client import _load_memory, _save_memory
+from deltafl.flower.clients import ClientInfo
+from deltafl.flower.federation import ClientReply, Federation
+from deltafl.flower.saved import load, save
+from deltafl.scale.state_file import flatten
+
+KINDS = ("flip", "overwrite", "cut", "other round", "other federation")
+
+
+def make(root: Path, mapped: bool) -> Federation:
+    strategy = DeltaStrategy(
+        "innovation", 3, state_path=root / "state", seed=1, memory_path=root / "disk" if mapped else None
+    )
+    model = {"x": np.zeros(40, np.float32), "running_mean": np.zeros(3, np.float32), "steps": np.array(0)}
+    return Federation(strategy.rules, model, Layout.of(model))
+
+
+def play(federation: Federation, rounds: int, start: int, root: Path | None = None) -> None:
+    for number in range(rounds):
+        cohort = federation.open(federation.keys)
+        rng = np.random.default_rng([start, federation.current.round])
+        replies = {
+            client: ClientReply(
+                {n: (a + rng.normal(size=a.shape)).astype(a.dtype) for n, a in federation.arrays().items()}
+            )
+            for client in cohort.client_n.tolist()
+        }
+        federation.close(cohort, replies)
+        if root is not None:
+            save(root / "state", federation)
+            shutil.copytree(root, root.with_name(f"{root.name}-{number}"))
+
+
+def results(root: Path, mapped: bool) -> list[bytes]:
+    """What follows from the files: the state and what it gives in two more rounds."""
+    federation = make(root, mapped)
+    assert load(root / "state", federation)
+    rows = federation.current.control.control.own.control_md
+    before = [np.asarray(rows[client]).tobytes() for client in range(len(federation.keys))]
+    play(federation, 2, 9)
+    federation.scales.known.pop("", None)
+    return [*before, repr((federation.keys, federation.scales.known)).encode()] + [
+        array.tobytes() for name, array in flatten(federation.current) if "control_md" not in name
+    ]
+
+
+def client_results(path: Path) -> list[bytes]:
+    memory = read_memory(path)
+    taken = [NAMES[path.name]] if memory.follows(NAMES[path.name]) else []
+    if not taken:
+        raise DeltaflError("lost")
+    return [memory.reply(np.ones(40, np.float32), taken[0]).difference_d.tobytes()]
+
+
+NAMES: dict[str, int] = {}
+
+
+def context_of(path: Path) -> Context:
+    return cast(Context, SimpleNamespace(node_config={"memory-file": str(path)}, state=None))
+
+
+def read_memory(path: Path) -> ClientMemory:
+    return _load_memory(context_of(path), 40)
+
+
+def damage(file: Path, kind: str, other: Path, rng: np.random.Generator) -> None:
+    content = bytearray(file.read_bytes())
+    if kind == "flip":
+        content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
+    elif kind == "overwrite":
+        first = int(rng.integers(len(content)))
+        content[first : first + 8] = rng.bytes(min(8, len(content) - first))
+    elif kind == "cut":
+        del content[int(rng.integers(len(content))) :]
+    else:
+        content = bytearray(other.read_bytes())
+    file.write_bytes(content)
+
+
+def judged(action: Any, expected: list[bytes]) -> str:
+    try:
+        with np.errstate(all="ignore"):
+            return "harmless" if action() == expected else "WRONG"
+    except DeltaflError:
+        return "refused"
+    except Exception as error:
+        return f"CRASHED {type(error).__name__}: {error}"[:100]
+
+
+def main(places: int) -> None:
+    rng, counts = np.random.default_rng(0), Counter[tuple[str, str, str]]()
+    with tempfile.TemporaryDirectory() as name:
+        top = Path(name)
+        for mapped in (False, True):
+            for start, label in ((1, "own"), (2, "other")):
+                root = top / f"{mapped}" / label / "now"
+                federation = make(root, mapped)
+                federation.admit({f"client:{i}": ClientInfo(10 + 5 * i) for i in range(6)})
+                play(federation, 5, start, root)
+            own = top / f"{mapped}" / "own"
+            place = own / "now"
+            shutil.copytree(place, top / "backup")
+            expected = results(place, mapped)
+            shutil.rmtree(place)
+            (top / "backup").rename(place)
+            for number in range(places):
+                kind = KINDS[number % len(KINDS)]
+                backup = shutil.copytree(place, top / "backup")
+                files = [
+                    p for p in sorted(place.rglob("*")) if p.is_file() and p.suffix != ".lock" and p.stat().st_size
+                ]
+                file = files[rng.integers(len(files))]
+                twin = top / f"{mapped}" / "other" / "now" if kind == "other federation" else own / "now-2"
+                names = list(twin.rglob(file.name))
+                damage(file, kind if names else "cut", names[0] if names else file, rng)
+                same = kind == "other round" and file.name == "federation.safetensors" and not mapped
+                outcome = judged(partial(results, place, mapped), expected)
+                what = "in the state" if not mapped else "in a file"
+                if same and outcome == "WRONG":
+                    outcome = "went back"  # that is how a person goes back
+                counts[f"state, updates {what}: {file.name}", kind, outcome] += 1
+                shutil.rmtree(place)
+                backup.rename(place)
+        for owner in ("own", "other"):
+            for number in range(3):
+                path = top / owner / f"memory-{number}.npz"
+                memory = read_memory(top / owner / f"memory-{number - 1}.npz") if number else ClientMemory(40)
+                taken = memory._candidates()[-1][0]
+                memory.reply(rng.normal(size=40).astype(np.float32), taken)
+                _save_memory(context_of(path), memory)
+                NAMES[path.name] = memory._candidates()[-1][0] if owner == "own" else NAMES[path.name]
+        path = top / "own" / "memory-2.npz"
+        expected, content = client_results(path), path.read_bytes()
+        for number in range(places):
+            kind = KINDS[number % len(KINDS)]
+            damage(path, kind, top / "own" / "memory-0.npz" if "round" in kind else top / "other" / "memory-2.npz", rng)
+            counts["client's memory", kind, judged(partial(client_results, path), expected)] += 1
+            path.write_bytes(content)
+    for (what, kind, outcome), count in sorted(counts.items()):
+        print(f"{what:60} {kind:18} {outcome:10} {count}")
+    total = Counter[str]()
+    for (_, _, outcome), count in counts.items():
+        total[outcome] += count
+    print(", ".join(f"{outcome} {count}" for outcome, count in total.most_common()))
+    if any(outcome.isupper() or outcome.startswith("CRASHED") for outcome in total):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 250)
