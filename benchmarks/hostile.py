@@ -9,7 +9,7 @@ about it. The rules of Flower aggregate the replies of uniform cohorts. Writes `
 import argparse
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from flwr.server.strategy.aggregate import aggregate_bulyan, aggregate_krum, aggregate_median, aggregate_trimmed_avg
 
 from deltafl import Accumulator, Plan, Population, init_round, make_plan, open_round
+from deltafl.analysis import mean_interval
 from deltafl.simulation import RunSettings, environment, make_settings
 from deltafl.simulation.engine import Engine, reports_of
 from deltafl.simulation.setup import engine_of
@@ -161,23 +162,23 @@ class Federation:
         state, rng = init_round(plan, self.honest.initial_params()), np.random.default_rng(self.seed)
         visits: dict[int, int] = defaultdict(int)
         share, ends = 0.0, []
-        for round in range(ROUNDS):
+        for number in range(ROUNDS):
             cohort = open_round(plan, state)
             liar_n = np.isin(cohort.client_n, list(liars))
-            training = self.honest.train(state.params_d, round, cohort.client_n)
+            training = self.honest.train(state.params_d, number, cohort.client_n)
             update_nd = training.update_nd.astype(np.float64)
             if attack.data and liar_n.any():
-                update_nd[liar_n] = false.train(state.params_d, round, cohort.client_n[liar_n]).update_nd
+                update_nd[liar_n] = false.train(state.params_d, number, cohort.client_n[liar_n]).update_nd
             for row in np.flatnonzero(liar_n):
                 visits[int(cohort.client_n[row])] += 1
-                if round < LATE and (attack.late or attack.silent):
+                if number < LATE and (attack.late or attack.silent):
                     continue
                 sign = -1 if attack.alternating and visits[int(cohort.client_n[row])] % 2 else 1
                 if attack.random:
                     direction = rng.normal(size=update_nd.shape[1])
                     update_nd[row] = direction * np.linalg.norm(update_nd[row]) / np.linalg.norm(direction)
                 update_nd[row] *= sign * attack.factor
-            silent_n = liar_n & (attack.silent and round < LATE)
+            silent_n = liar_n & (attack.silent and number < LATE)
             if callable(rule):
                 here = np.isfinite(update_nd).all(axis=1) & ~silent_n
                 coef_n = plan.collect_replies(state, cohort, here).coef_n
@@ -193,12 +194,12 @@ class Federation:
             here = accumulator.reports.responded_n
             length_n[here] = replies.coef_n * np.sqrt(accumulator.reports.squared_residual_n[here])
             counted_n = liar_n if liars else np.ones_like(liar_n)
-            if not callable(rule) and round > 0 and length_n.sum() > 0 and counted_n.any():
+            if not callable(rule) and number > 0 and length_n.sum() > 0 and counted_n.any():
                 share = max(share, length_n[counted_n].max() / length_n.sum())
             state = following
             if not np.isfinite(state.params_d).all():
                 break
-            if round >= ROUNDS - 5:
+            if number >= ROUNDS - 5:
                 ends.append(self.honest.evaluate(state.params_d).accuracy)
         lost = len(ends) < 5
         return {
@@ -206,10 +207,10 @@ class Federation:
             "attack": name,
             "liars": count,
             "seed": self.seed,
-            "accuracy": self.honest.task.chance if lost else float(np.mean(ends)),
-            "success": float("nan") if lost else self.trigger.evaluate(state.params_d).accuracy,
-            "asked": sum(visits.values()) / count if count else float("nan"),
-            "share": share,
+            "accuracy": round(self.honest.task.chance if lost else float(np.mean(ends)), 5),
+            "success": None if lost else round(self.trigger.evaluate(state.params_d).accuracy, 5),
+            "asked": sum(visits.values()) / count if count else None,
+            "share": round(float(share), 5),
         }
 
 
@@ -222,34 +223,89 @@ def cells() -> list[tuple[str, int]]:
     return found
 
 
+def accuracy_of(runs: list[dict[str, Any]], method: str, cell: tuple[str, int]) -> dict[int, float]:
+    """Accuracy in % by seed."""
+    return {
+        run["seed"]: 100 * run["accuracy"]
+        for run in runs
+        if run["method"] == method and (run["attack"], run["liars"]) == cell
+    }
+
+
+def goal(runs: list[dict[str, Any]]) -> list[str]:
+    """What ``clip`` costs when nobody lies, and what it saves; paired by seed."""
+    text = [
+        "| sampler | nobody lies | with `clip` | difference [95 %] | 10: -10 u | with `clip` | 10: -1000 u, `clip` |"
+    ]
+    text.append("|---|---:|---:|---:|---:|---:|---:|")
+    for label in ("uniform", "pracdelta", "innovation", "balanced"):
+        clipped, honest, ten, far = f"{label}, clip", ("none", 0), ("-10 u", 10), ("-1000 u", 10)
+        plain, with_clip = accuracy_of(runs, label, honest), accuracy_of(runs, clipped, honest)
+        change = mean_interval(np.array([with_clip[seed] - plain[seed] for seed in plain if seed in with_clip]))
+        cells = [(label, honest), (clipped, honest), None, (label, ten), (clipped, ten), (clipped, far)]
+        means = [f"{np.mean(list(accuracy_of(runs, *cell).values())):.1f}" if cell else "" for cell in cells]
+        means[2] = f"{change.mean:+.1f}"
+        if change.low is not None and change.high is not None:
+            means[2] += f" [{change.low:.1f}, {change.high:.1f}]"
+        text.append(f"| `{label}` | {' | '.join(means)} |")
+    return text
+
+
 def page(runs: list[dict[str, Any]], facts: dict[str, Any]) -> str:
-    """Tables of all attacks, for each measure."""
+    """Tables of all attacks, for each measure, over the seeds that have all of them."""
+    number_of_runs = Counter(run["seed"] for run in runs)
+    whole = sorted(seed for seed, number in number_of_runs.items() if number == max(number_of_runs.values()))
 
     def number(key: str, scale: float, method: str, cell: tuple[str, int]) -> str:
-        chosen = [run[key] for run in runs if run["method"] == method and (run["attack"], run["liars"]) == cell]
+        chosen = [
+            x[key] for x in runs if x["method"] == method and (x["attack"], x["liars"]) == cell and x["seed"] in whole
+        ]
         known = [x for x in chosen if x is not None and np.isfinite(x)]
         return f"{scale * np.mean(known):.1f}" if known else "–"
 
     methods = [method for method in METHODS if any(run["method"] == method for run in runs)]
     found = [cell for cell in cells() if any((run["attack"], run["liars"]) == cell for run in runs)]
-    seeds = len({run["seed"] for run in runs})
     text = [
         "# Clients that lie",
         "",
-        f"`python benchmarks/hostile.py --seeds {seeds}`: digits, {CLIENTS} clients with few labels each, {ASKED} "
-        f'asked in each of {ROUNDS} rounds, {seeds} seeds. `clip` is `clip="median"` with `max_ratio=3`; the '
-        "rules below it aggregate replies of uniform cohorts, those by coefficients of `pracdelta`'s.",
+        f"`python benchmarks/hostile.py`: digits, {CLIENTS} clients with few labels each, {ASKED} asked in each of "
+        f'{ROUNDS} rounds; some of them lie. `clip` is `clip="median"`, with `max_ratio=3` for claimed sizes. '
+        "Accuracy is the mean of the last 5 rounds. u is what an honest client would send.",
         "",
-        ", ".join(f"{key} {value}" for key, value in facts.items()) + ".",
+        "## What it costs and what it saves",
+        "",
+        f"Test accuracy, %, {len(number_of_runs)} seeds. The goal: within 1 point when nobody lies, within 5 points of "
+        "that with ten liars of any scale.",
+        "",
+        *goal(runs),
+        "",
+        "Where it ends: turned signs and labels count as any client's; ten who claim 50 times their data still have "
+        "three shares each; ten who turn up after 60 silent rounds cost up to 9 points; and **a backdoor passes**, for "
+        "it is no longer than other updates. Rules that look at each coordinate or reply resist a backdoor longer and "
+        "lose accuracy when nobody lies: honest clients with few labels differ as much as liars do.",
+        "",
+        f"All tables below: seed{'s' * (len(whole) > 1)} {', '.join(map(str, whole))}. "
+        "Flower's rules aggregate replies of uniform cohorts; those by coefficients weigh the replies of `pracdelta`'s "
+        "cohorts by w_i / pi_i.",
     ]
     for key, title, scale in (
         ("accuracy", "Test accuracy at the end, %", 100),
         ("success", "Images with the trigger that are taken for the backdoor's class, %", 100),
         ("asked", "How often a liar was asked, of 100 rounds (10 by equal chances)", 1),
-        ("share", "Largest share of a step that one liar had, % (without liars: one client)", 100),
+        (
+            "share",
+            "Largest share of a step, coef norm(u - c) of one liar over its sum, % (without liars: of one client)",
+            100,
+        ),
     ):
-        chosen = [x for x in methods if key != "share" or not callable(METHODS[x][1])]
+        of_flower = {"FedMedian", "FedTrimmedAvg 0.2", "Krum", "Multi-Krum", "Bulyan"}
+        chosen = [
+            x
+            for x in methods
+            if (key != "share" or not callable(METHODS[x][1])) and (key != "asked" or x not in of_flower)
+        ]
         rows = [cell for cell in found if key != "success" or cell[0].startswith(("none", "backdoor"))]
+        rows = rows[1:] if key == "asked" else rows
         text += [
             "",
             f"## {title}",
@@ -260,7 +316,8 @@ def page(runs: list[dict[str, Any]], facts: dict[str, Any]) -> str:
         for cell in rows:
             values = " | ".join(number(key, scale, method, cell) for method in chosen)
             text.append(f"| {f'{cell[1]}: {cell[0]}' if cell[1] else 'nobody lies'} | {values} |")
-    return "\n".join(text) + "\n"
+    made = ", ".join(f"{key} {value}" for key, value in facts.items() if key != "command")
+    return "\n".join([*text, "", f"Made with {made}."]) + "\n"
 
 
 def main() -> None:
