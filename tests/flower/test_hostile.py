@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord
 
 from deltafl import DeltaflError
 from deltafl.flower import DeltaStrategy, WeightedClipping
+from deltafl.flower.clients import ClientInfo
 from deltafl.flower.federation import ClientReply
 from deltafl.flower.saved import load, save
 
@@ -45,6 +47,15 @@ def test_told_sizes_count_three_medians_at_most() -> None:
     admit(fed, {"client:0": 10, "client:1": 10, "client:2": 10, "client:3": 10_000})
     assert fed.plan.population.num_examples_m.tolist() == [10, 10, 10, 1000]
     play(fed, 2)
+
+
+def test_a_warning_names_who_told_more(flower_log: pytest.LogCaptureFixture) -> None:
+    strategy = DeltaStrategy("uniform", n=2, clip="median")
+    strategy._begin(ArrayRecord({"x": Array(np.zeros(3, np.float32))}))
+    strategy._admit({f"client:{i}": ClientInfo(10 if i else 500) for i in range(4)})
+    assert "client:0 told more than 3 times the median number of examples; that many is what each counts: 30" in (
+        flower_log.text
+    )
 
 
 def test_noise_is_refused() -> None:
