@@ -10,7 +10,8 @@ import os
 import sys
 import tomllib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from functools import cache
 from math import isfinite
@@ -64,25 +65,55 @@ def write_atomically(path: Path, *parts: Any, private: bool = False) -> None:
     A ``private`` one is for its owner alone: what is said about single clients.
     """
     beside = path.with_name(path.name + ".part")
+    with writing(path):
+        beside.unlink(missing_ok=True)  # never written through: it may be a link to another file
+        try:
+            with open(beside, "xb", opener=private_opener if private else None) as file:
+                for part in parts:
+                    file.write(part.encode() if isinstance(part, str) else part)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+            sync_folder(path.parent)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Make an error of the system, such as a full disk, a sentence that names the file that is written."""
     try:
-        with open(beside, "wb", opener=private_opener if private else None) as file:
-            for part in parts:
-                file.write(part.encode() if isinstance(part, str) else part)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        raise DeltaflError(f"cannot write {path}: {error.strerror}; make room, or choose another place") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk: a file that is made or renamed is there after a power loss."""
+    if os.name == "posix":  # Windows opens no folders
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def read_text(path: Path) -> str:
     """The text of a file; a ``DeltaflError`` if it cannot be read, or is not in UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DeltaflError(f"cannot read {path}: {error.strerror}") from None
+        with reading(path):
+            return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise DeltaflError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from None
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Make an error of the system a sentence that names the file that is read."""
+    try:
+        yield
+    except OSError as error:
+        raise DeltaflError(f"cannot read {path}: {error.strerror}") from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -95,16 +126,11 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> Any:
     """The value in a JSON file; a ``DeltaflError`` if it holds none."""
-    return _parsed(read_text(path), str(path))
+    return parsed(read_text(path), str(path))
 
 
-def read_json_lines(path: Path) -> list[Any]:
-    """The values of a file with one JSON value a line; a ``DeltaflError`` that names the line if one is none."""
-    lines = read_text(path).splitlines()
-    return [_parsed(line, f"{path}, line {number},") for number, line in enumerate(lines, start=1)]
-
-
-def _parsed(text: str, where: str) -> Any:
+def parsed(text: str | bytes, where: str) -> Any:
+    """The value that a JSON text stands for; a ``DeltaflError`` that begins with ``where`` if it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

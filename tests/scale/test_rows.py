@@ -14,7 +14,7 @@ from deltafl import DeltaflError, Fixed, Plan, Population, RoundState, close_rou
 from deltafl.estimators.table import ESTIMATORS
 from deltafl.scale import memory_budget
 from deltafl.scale.memory_budget import human, memory_size, require_room
-from deltafl.scale.rows import RowFormat, from_bfloat16, to_bfloat16
+from deltafl.scale.rows import MappedRows, RowFormat, from_bfloat16, to_bfloat16
 from deltafl.scale.state_file import flatten
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.run import run_single
@@ -149,20 +149,15 @@ def test_cut_off_anywhere_while_it_settles_it_is_restored_bit_for_bit(
     state = directory.save(played(plan, 3))
     for _ in range(3):
         state = next_state(plan, state)
-    steps = 0
-
-    class Crashing(np.memmap):
-        def __setitem__(self, key: Any, value: Any) -> None:
-            nonlocal steps
-            if steps == crash_at:
-                raise CrashError
-            steps += 1
-            super().__setitem__(key, value)
-
     with monkeypatch.context() as patch, pytest.raises(CrashError):
-        patch.setattr(np, "memmap", Crashing)
+        whole = MappedRows._write
+
+        def crashing(self: MappedRows, rows: Any, new: bool) -> None:
+            whole(self, list(rows)[:crash_at], new)
+            raise CrashError
+
+        patch.setattr(MappedRows, "_write", crashing)
         directory.save(state)
-        raise CrashError  # fewer rows than that: cut off right after
     back = directory.load(init_round(plan, np.zeros(D)))
     assert content(back) == content(state)
     assert content(next_state(plan, back)) == content(next_state(plan, state))
@@ -182,7 +177,9 @@ def test_a_run_with_its_memory_in_a_file_is_the_same_run(tmp_path: Path) -> None
         run_single(make_settings(RunSettings, given), tmp_path / name, lambda *_: None)
     assert (tmp_path / "ram" / "rounds.jsonl").read_bytes() == (tmp_path / "file" / "rounds.jsonl").read_bytes()
     assert len(list((tmp_path / "disk").glob("file-*/rows.bin"))) == 1
-    RunDirectory(tmp_path / "file").delete()
+    played_there = RunDirectory(tmp_path / "file")
+    played_there.memory_folder(str(tmp_path / "disk"))
+    played_there.delete()
     assert not list((tmp_path / "disk").iterdir())
 
 

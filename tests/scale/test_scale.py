@@ -247,10 +247,10 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     save_state(path, old, plan)
 
     def full(file: int) -> None:
-        raise OSError("no space left on device")
+        raise OSError(28, "no space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(DeltaflError, match=r"^cannot write .*state\.safetensors: no space left on device; make room"):
         save_state(path, play(plan, old, 1), plan)
     assert same(load_state(path, plan), old)
     assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]

@@ -16,11 +16,12 @@ from deltafl.scale.state_file import flatten
 from deltafl.server.optimizers import make_server_optimizer
 from deltafl.simulation.directory import RunDirectory, recorded_settings, refusals
 from deltafl.simulation.record import read_run
-from deltafl.simulation.settings import RunSettings
+from deltafl.simulation.settings import RunSettings, make_settings
 from tools.cli import deltafl
 from tools.simulation import run
 
 PLAN = Plan(Population.from_sizes([3, 1, 2, 5]), PracDelta(), 2, "difference-own", make_server_optimizer("yogi"))
+SETTINGS = make_settings(RunSettings, {"task": "toy", "noise": 3.0, "sampler": "pracdelta"})
 START = init_round(PLAN, np.zeros(3))
 
 
@@ -43,7 +44,7 @@ def same(a: RoundState, b: RoundState) -> bool:
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
     directory = RunDirectory(tmp_path / "run")
-    directory.start(RunSettings(task="toy", noise=3.0), {"data": "three quadratics"})
+    directory.start(SETTINGS, {"data": "three quadratics"})
     return directory
 
 
@@ -75,12 +76,11 @@ def test_an_unfinished_checkpoint_does_not_count(directory: RunDirectory) -> Non
 
 def test_a_copied_folder_does_not_go_on_from_a_memory_that_is_newer(directory: RunDirectory, tmp_path: Path) -> None:
     """Both name one folder of rows, which are those of the last checkpoint that was written."""
-    folder = directory.memory_folder(str(tmp_path / "memory"))
-    assert folder
-    folder.mkdir(parents=True)
+    directory.memory_folder(str(tmp_path / "memory"))
     directory.save(played(2))
     shutil.copytree(directory.path, tmp_path / "copy")
     copy = RunDirectory(tmp_path / "copy")
+    copy.memory_folder(str(tmp_path / "memory"))
     assert same(copy.load(START), played(2))
     directory.save(played(3))
     with pytest.raises(DeltaflError, match=r"is of round 3, later than the last checkpoint of .*copy: a copy"):
@@ -93,7 +93,7 @@ def test_rounds_are_not_erased_where_the_settings_are_missing(directory: RunDire
     before = (directory.path / "rounds.jsonl").read_bytes()
     (directory.path / "config.toml").unlink()
     with pytest.raises(DeltaflError, match=r"rounds\.jsonl belongs to another run, whose config\.toml is missing"):
-        directory.start(RunSettings())
+        directory.start(SETTINGS)
     assert (directory.path / "rounds.jsonl").read_bytes() == before
 
 
@@ -105,10 +105,10 @@ def test_a_reader_can_tell_which_file_is_damaged(directory: RunDirectory, tmp_pa
     readers: dict[str, Callable[[], object]] = {
         "checkpoint.json": lambda: directory.load(START),
         "checkpoint-2.safetensors": lambda: directory.load(START),
-        "rounds.jsonl": lambda: read_run(directory, RunSettings(sampler="pracdelta")),
-        "timings.jsonl": lambda: read_run(directory, RunSettings(sampler="pracdelta")),
+        "rounds.jsonl": lambda: read_run(directory, SETTINGS),
+        "timings.jsonl": lambda: read_run(directory, SETTINGS),
         "environment.json": directory.environment,
-        "memory.json": lambda: directory.memory_folder("any"),
+        "memory.json": lambda: directory.memory_folder(str(tmp_path / "memory")),
         "config.toml": lambda: recorded_settings(directory.path),
     }
     for name, read in readers.items():
@@ -131,8 +131,8 @@ def test_a_reader_can_tell_which_file_is_damaged(directory: RunDirectory, tmp_pa
     [
         ("round", "rovnd", "rounds.jsonl"),
         ("cohort", "cohosT", "does not hold every round"),
-        ("why", "whx", "rounds.jsonl: 2.diverged.why"),
-        ("rejected", "round", "rounds.jsonl: 2.round"),
+        ("why", "whx", "rounds.jsonl, line 3: diverged.why"),
+        ("rejected", "round", "rounds.jsonl, line 3: round"),
     ],
 )
 def test_a_line_with_another_bit_is_named(directory: RunDirectory, entry: str, other: str, name: str) -> None:
@@ -142,7 +142,7 @@ def test_a_line_with_another_bit_is_named(directory: RunDirectory, entry: str, o
     file = directory.path / "rounds.jsonl"
     file.write_text(file.read_text().replace(f'"{entry}"', f'"{other}"'))
     with pytest.raises(DeltaflError, match=re.escape(name)):
-        (read_run(directory, RunSettings(sampler="pracdelta")), directory.ending(), refusals(directory.path))
+        (read_run(directory, SETTINGS), directory.ending(), refusals(directory.path))
 
 
 def test_lines_that_are_shorter_than_at_the_checkpoint_are_not_filled_up(directory: RunDirectory) -> None:

@@ -48,7 +48,7 @@ def test_a_model_reloads_and_is_as_accurate_as_recorded(run: tuple[RunSettings, 
     model.load_state_dict(load_file(to) if suffix == ".safetensors" else torch.load(to), strict=True)
     x = torch.tensor(task.dataset.test_x)
     right = model(x * task.input_scale if x.dtype == torch.uint8 else x).argmax(1).numpy() == task.dataset.test_y
-    assert np.mean(right) == RunDirectory(folder).lines("rounds.jsonl")[-1]["test"]["accuracy"]
+    assert np.mean(right) == RunDirectory(folder).last_line()["test"]["accuracy"]
 
 
 def test_what_holds_no_model_is_refused(tmp_path: Path) -> None:

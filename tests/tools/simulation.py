@@ -1,5 +1,6 @@
 """Small simulated runs."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,4 +36,11 @@ def run(folder: Path, **given: object) -> Evaluation:
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     """A line for each round, the first of round 0."""
-    return RunDirectory(folder).lines("rounds.jsonl")
+    return list(RunDirectory(folder).lines("rounds.jsonl"))
+
+
+def forget_checksums(folder: Path) -> None:
+    """Write the checkpoint as earlier versions did, which knew no checksums of lines."""
+    file = folder / "checkpoint.json"
+    mark = json.loads(file.read_text())
+    file.write_text(json.dumps({name: mark[name] for name in ("round", "tensors", "lengths", "crc32")}))

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from ..errors import DeltaflError
 from ..io import Array, private_folder, read_tensors, write_tensors
 from ..round import init_round
+from ..scale.rows import is_own_folder
 from ..scale.state_file import flatten, note_round, noted_round, owner, seal, settled, unflatten
 from .clients import ClientInfo
 from .federation import KEPT, Federation, Kept
@@ -162,6 +163,10 @@ def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: 
 def _find_memory(folder: Path, federation: Federation, memory: dict[str, Any], round: int) -> None:
     """Point to the folder of the clients' updates, and check that they belong to this state."""
     plan = federation.rules.plan
+    if not is_own_folder(Path(memory["folder"]), Path(str(plan.memory.folder)).parent):
+        raise DeltaflError(
+            f"the state in {folder} names {memory['folder']}, which is not in memory_path; choose a new state_path"
+        )
     plan = replace(plan, memory=replace(plan.memory, folder=memory["folder"]))
     federation.rules = replace(federation.rules, plan=plan)
     # A server killed before or while it settled: the saved state has the missing rows.

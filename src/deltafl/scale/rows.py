@@ -7,6 +7,8 @@ whether they belong to a checkpoint.
 """
 
 import os
+import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
+from ..io import private_folder, private_opener, sync_folder, writing
 from ..types import FloatArray, IntArray, Params
 
 #: float32 (d,), or uint16 (d,): the bits of bfloat16.
@@ -60,20 +63,27 @@ def from_bfloat16(bits_d: npt.NDArray[np.uint16]) -> Params:
 class MappedRows:
     """Rows in a file, and those that ``changed`` since it was written. Immutable, but for the file.
 
-    ``written`` says which file holds the others, counted from 1; 0 if none does: then they are zero.
+    ``written`` says which file holds the others, counted from 1; 0 if none does: then they are zero. ``crc_m`` are the
+    CRC-32 of the rows in the file; empty if none is known, as in checkpoints of earlier versions.
     """
 
     def __init__(
-        self, format: RowFormat, shape: tuple[int, int], changed: Mapping[int, Row] | None = None, written: int = 0
+        self,
+        format: RowFormat,
+        shape: tuple[int, int],
+        changed: Mapping[int, Row] | None = None,
+        written: int = 0,
+        crc_m: Row | None = None,
     ) -> None:
         self.format, self.shape, self.changed, self.written = format, shape, dict(changed or {}), written
+        self.crc_m = np.zeros(0, np.uint32) if crc_m is None else crc_m
         self.dtype = DTYPES[format.dtype]
         self.path = Path(str(format.folder)) / ("rows.bin" if written < 2 else f"rows-{written}.bin")
         self.num_bytes = shape[0] * shape[1] * self.dtype.itemsize
 
     @cached_property
     def _file(self) -> "np.memmap[Any, Any]":
-        return np.memmap(self.path, self.dtype, "r+", shape=self.shape)
+        return np.memmap(self.path, self.dtype, "r", shape=self.shape)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -81,7 +91,14 @@ class MappedRows:
     def __getitem__(self, client: int) -> Row:
         if client in self.changed:
             return self.changed[client]
-        stored_d: Row = self._file[client] if self.written else np.zeros(self.shape[1], dtype=self.dtype)
+        if not self.written:
+            return np.zeros(self.shape[1], dtype=self.dtype)
+        stored_d: Row = self._file[client]
+        if len(self.crc_m) and zlib.crc32(stored_d.data) != self.crc_m[client]:
+            raise DeltaflError(
+                f"the update of client {client} in {self.path} is not as it was written: put copies of this file and "
+                "of the run's folder back that were made at the same time, or start anew"
+            )
         return stored_d
 
     def __iter__(self) -> Iterator[Row]:
@@ -89,25 +106,41 @@ class MappedRows:
 
     def replaced(self, rows: Mapping[int, Row]) -> "MappedRows":
         """The same with other rows of some clients."""
-        return MappedRows(self.format, self.shape, {**self.changed, **rows}, self.written)
+        return MappedRows(self.format, self.shape, {**self.changed, **rows}, self.written, self.crc_m)
 
     def resized(self, num_clients: int) -> "MappedRows":
         """With rows of zeros for clients who join; the last checkpoint does not look at the file beyond its own."""
-        rows = MappedRows(self.format, (num_clients, self.shape[1]), self.changed, self.written)
+        joined = np.full(num_clients - len(self) if len(self.crc_m) else 0, self._zero_crc, dtype=np.uint32)
+        crc_m = np.concatenate([self.crc_m, joined])
+        rows = MappedRows(self.format, (num_clients, self.shape[1]), self.changed, self.written, crc_m)
         if self.written:
             os.truncate(self.path, max(rows.num_bytes, self.path.stat().st_size))
         return rows
 
     def kept(self, kept_k: IntArray) -> "MappedRows":
         """The rows of some clients alone, in this order, in a new file: the last checkpoint needs the old one."""
-        rows = MappedRows(self.format, (len(kept_k), self.shape[1]), written=self.written + 1)
-        rows.path.parent.mkdir(parents=True, exist_ok=True)
-        with rows.path.open("wb") as file:
-            for client in kept_k.tolist():
-                file.write(self[client].tobytes())
-            file.flush()
-            os.fsync(file.fileno())
+        crc_k = np.array([zlib.crc32(self[client].data) for client in kept_k.tolist()], dtype=np.uint32)
+        rows = MappedRows(self.format, (len(kept_k), self.shape[1]), written=self.written + 1, crc_m=crc_k)
+        rows._write(enumerate(self[client] for client in kept_k.tolist()), new=True)
         return rows
+
+    @property
+    def _zero_crc(self) -> int:
+        return zlib.crc32(bytes(self.shape[1] * self.dtype.itemsize))
+
+    def _write(self, rows: Iterable[tuple[int, Row]], new: bool) -> None:
+        """Write rows to the disk, not through the mapping: a full disk would end the process there."""
+        with writing(self.path):
+            private_folder(self.path.parent)
+            with open(self.path, "wb" if new else "r+b", opener=private_opener) as file:
+                if new:
+                    file.truncate(self.num_bytes)  # zeros that take no room yet
+                for client, row_d in rows:
+                    file.seek(client * row_d.nbytes)
+                    file.write(row_d.tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            sync_folder(self.path.parent)
 
     def journal(self) -> dict[str, npt.NDArray[Any]]:
         """What a checkpoint holds: the changed rows with their clients, and which file holds the others."""
@@ -115,12 +148,13 @@ class MappedRows:
         row_kd = np.zeros((len(clients), self.shape[1]), dtype=self.dtype)
         for place, client in enumerate(clients):
             row_kd[place] = self.changed[client]
-        return {"client_k": np.array(clients, np.int64), "row_kd": row_kd, "written": np.array(self.written, np.int64)}
+        written = np.array(self.written, np.int64)
+        return {"client_k": np.array(clients, np.int64), "row_kd": row_kd, "written": written, "crc_m": self.crc_m}
 
     def restored(self, journal: Mapping[str, npt.NDArray[Any]]) -> "MappedRows":
         """The rows of a checkpoint; a ``DeltaflError`` if the file that they go with is not there, or is too short."""
         changed = dict(zip(journal["client_k"].tolist(), journal["row_kd"], strict=True))
-        rows = MappedRows(self.format, self.shape, changed, int(journal["written"]))
+        rows = MappedRows(self.format, self.shape, changed, int(journal["written"]), journal.get("crc_m"))
         if rows.written and (not rows.path.is_file() or rows.path.stat().st_size < rows.num_bytes):
             raise DeltaflError(
                 f"the clients' updates are not in {rows.path}, or not all of them; put the file back, or start anew"
@@ -130,18 +164,25 @@ class MappedRows:
     def settled(self) -> "MappedRows":
         """The same with the changed rows in the file, and older files deleted: once a checkpoint holds them."""
         if self.written:
-            for other in set(self.path.parent.glob("rows*.bin")) - {self.path}:
+            for other in set(row_files(self.path.parent)) - {self.path}:
                 other.unlink()
         if not self.changed:
             return self
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not self.written:
-            with self.path.open("wb") as file:
-                file.truncate(self.num_bytes)  # zeros that take no room yet
-        for client, row_d in self.changed.items():
-            self._file[client] = row_d
-        self._file.flush()
-        return MappedRows(self.format, self.shape, written=max(self.written, 1))
+        self._write(sorted(self.changed.items()), new=not self.written)
+        crc_m = self.crc_m.copy() if self.written else np.full(len(self), self._zero_crc, dtype=np.uint32)
+        if len(crc_m):
+            crc_m[list(self.changed)] = [zlib.crc32(row_d.data) for row_d in self.changed.values()]
+        return MappedRows(self.format, self.shape, written=max(self.written, 1), crc_m=crc_m)
+
+
+def is_own_folder(folder: Path, within: Path) -> bool:
+    """Whether a folder is named as one that a run makes in another: what a file names is followed nowhere else."""
+    return folder.parent == within and bool(re.fullmatch(r".+-[0-9a-f]{8}", folder.name)) and not folder.is_symlink()
+
+
+def row_files(folder: Path) -> list[Path]:
+    """The files of rows in a folder, which only their owner makes there."""
+    return [path for path in folder.glob("rows*.bin") if re.fullmatch(r"rows(-\d+)?\.bin", path.name)]
 
 
 #: A tuple, one (m, d) array, as it is after a resume, or a file.

@@ -5,13 +5,14 @@ Flower's saved states and the files of ``save_state`` hold such arrays in the sa
 its file into memory: rounds read the pages they need, and what they write stays in memory.
 """
 
+import json
 import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from .rows import MappedRows
 from .tree import SumTree
 
 #: The text that marks a state's file.
-_MARK, _VERSION = "deltafl-state", "1"
+_MARK, _VERSION, _SEAL = "deltafl-state", "2", "crc32"
 #: The sums of a tree follow its scores under this name.
 _INNER = ".inner"
 
@@ -60,7 +61,8 @@ def unflatten(template: Any, arrays: Mapping[str, Array], prefix: str = "state",
                 parts[field] = unflatten(part, arrays, name, any_shape)
         return type(template)(**parts)
     if isinstance(template, MappedRows) and f"{prefix}.written" in arrays:
-        return template.restored({name: arrays[f"{prefix}.{name}"] for name in template.journal()})
+        parts = {name: f"{prefix}.{name}" for name in template.journal()}
+        return template.restored({name: arrays[key] for name, key in parts.items() if key in arrays})
     array = arrays.get(prefix)
     if array is None or not (any_shape or array.shape == np.shape(template)):
         raise DeltaflError(f"the saved state does not fit these settings ({prefix} differs); start anew elsewhere")
@@ -78,16 +80,36 @@ def settled(state: Any) -> Any:
     return state.settled() if isinstance(state, MappedRows) else state
 
 
-def note_round(folder: Path, round: int) -> None:
-    """Note which round's state the rows in a folder belong to, once all of them are there; nothing without rows."""
+class Note(NamedTuple):
+    """Which round's state the rows in a folder belong to, and of which run; earlier versions wrote no owner."""
+
+    round: int
+    owner: str = ""
+
+
+def note_round(folder: Path, round: int, owner: str = "") -> None:
+    """Note which round's state the rows in a folder belong to, once all of them are there; nothing without a folder."""
     if folder.is_dir():
-        write_atomically(folder / "round", f"{round}\n")
+        write_atomically(folder / "round", json.dumps(Note(round, owner) if owner else round) + "\n", private=True)
+
+
+def noted(folder: Path) -> Note | None:
+    """The note that was written last; None if none was."""
+    if not (folder / "round").is_file():
+        return None
+    found = read_json(folder / "round")
+    match found:
+        case int(round):
+            return Note(round)
+        case [int(round), str(owner)]:
+            return Note(round, owner)
+    raise DeltaflError(f"{folder / 'round'} does not say to which round the rows beside it belong; put a copy back")
 
 
 def noted_round(folder: Path) -> int | None:
     """The round that was noted last; None if none was."""
-    round: int | None = read_json(folder / "round") if (folder / "round").is_file() else None
-    return round
+    found = noted(folder)
+    return found and found.round
 
 
 def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> None:
@@ -101,7 +123,8 @@ def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> N
         raise DeltaflError(f"the state is of {len(state.selected_m)} clients and the plan of {m}; give its own plan")
     if plan.memory.folder is not None:
         raise DeltaflError("this plan keeps rows in a file of their own, which a state file cannot hold")
-    write_tensors(Path(path), dict(flatten(state, shared=True)), {_MARK: _VERSION, **owner(plan)})
+    arrays, texts = dict(flatten(state, shared=True)), {_MARK: _VERSION, **owner(plan)}
+    write_tensors(Path(path), arrays, {**texts, _SEAL: seal(arrays, json.dumps(texts))}, private=True)
 
 
 def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
@@ -112,7 +135,12 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
     that are no such files, are refused by a ``DeltaflError``.
     """
     arrays, texts = read_tensors(Path(path), "write it anew")
-    if texts.get(_MARK) != _VERSION:
+    checksum = texts.pop(_SEAL, None)
+    if checksum is None if texts.get(_MARK) == _VERSION else checksum is not None:
+        raise DeltaflError(f"{path} is not as it was written; put a copy back, or write it anew")
+    if checksum is not None and checksum != seal(arrays, json.dumps(texts)):
+        raise DeltaflError(f"{path} is not as it was written, its checksum differs; put a copy back, or write it anew")
+    if texts.get(_MARK) not in ("1", _VERSION):  # earlier versions wrote no checksum
         raise DeltaflError(f"{path} does not say which clients and plan its state belongs to; write it with save_state")
     for name, value in owner(plan).items():
         if texts.get(name) != value:

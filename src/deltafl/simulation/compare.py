@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,7 +75,8 @@ def joined(folders: Sequence[Path]) -> Joined:
         checksum = directory.environment().get("data_crc32")
         if checksum is not None and checksums.setdefault(run.seed, checksum) != checksum:
             raise DeltaflError(f"{directory.path} has other data than another run of seed {run.seed}; leave it out")
-        if first is not directory and first.lines("rounds.jsonl") != directory.lines("rounds.jsonl"):
+        both = (place.lines("rounds.jsonl") for place in (first, directory))
+        if first is not directory and any(one != other for one, other in zip_longest(*both)):
             raise DeltaflError(f"{first.path} and {directory.path} are the same run and differ; leave one of them out")
     keys = [(sampler, seed) for sampler in settings.samplers for seed in settings.seeds if (sampler, seed) in found]
     names = dict.fromkeys(str(found[key].environment().get("data", "unknown")) for key in keys)

@@ -7,28 +7,34 @@
     DIR/environment.json     versions and hardware, and the name of the data
     DIR/rounds.jsonl         one line a round: cohort, estimate, evaluation; the same bytes for the same settings
     DIR/timings.jsonl        one line a round: wall clock
-    DIR/checkpoint.json      the last checkpoint: its tensors, and the lengths of the two files above at that moment
+    DIR/checkpoint.json      the last checkpoint: its tensors, the lengths of the two files above at that moment, the
+                             settings, and checksums of all of them
     DIR/checkpoint-N.safetensors
     DIR/doubtful-N.safetensors    the model of a run with a suspect end (server/watch.py); its last checkpoint is older
     DIR/memory.json          with ``memory_path``: the folder of this run's memory of one update a client
 
 A checkpoint is written beside the last one and becomes valid when ``checkpoint.json`` is renamed. Lines after it belong
-to rounds that the next start plays again: they are cut off, so nothing is recorded twice or half.
+to rounds that the next start plays again: they are cut off, so nothing is recorded twice or half. All that it counts on
+is on the disk by then (fsync), and a power loss at any moment leaves a run that goes on. What does not fit the
+checkpoint, because it is damaged, edited or of another run, is refused; old folders, without checksums, are read as
+they are. Checkpoints and memories are for their owner alone (0600), other files for whom the umask says.
 """
 
 import json
 import os
 import platform
+import re
 import secrets
-import shutil
 import sys
-from collections.abc import Iterator, Mapping
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import metadata
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tomli_w
@@ -39,26 +45,32 @@ from .. import given
 from ..errors import DeltaflError
 from ..io import (
     checked,
+    parsed,
     plain_json,
+    private_folder,
     read_json,
-    read_json_lines,
     read_tensors,
     read_toml,
+    reading,
     write_atomically,
     write_tensors,
+    writing,
 )
 from ..round import RoundState
-from ..scale.state_file import flatten, note_round, noted_round, settled, unflatten
+from ..scale.rows import row_files
+from ..scale.state_file import flatten, note_round, noted, settled, unflatten
 from ..tasks.own import short_name
 from ..types import Params
+from .checkpoint import CURE, FILE, Checkpoint, measured, memory_folder, read_checkpoint, require_memory
 from .distributed import ALONE, ProcessGroup
 from .divergence import DivergedError
-from .settings import Settings
+from .settings import RunSettings, Settings, differing, make_settings
 
 LINE_FILES = ("rounds.jsonl", "timings.jsonl")
-
-#: What to do about a damaged file.
-CURE = "it is damaged: delete this run's folder, or choose another one, to run it again"
+#: Files that stay as they are when the run has begun.
+_FIXED = ("environment.json", "engine.json")
+#: Checkpoints and models that looked wrong.
+_TENSORS = re.compile(r"(checkpoint|doubtful)-\d+\.safetensors(\.part)?")
 
 
 class _Ending(BaseModel):
@@ -81,15 +93,6 @@ class _Line(BaseModel):
     test: _Test | None = None
     diverged: _Ending | None = None
     doubt: _Ending | None = None
-
-
-class Checkpoint(NamedTuple):
-    """``checkpoint.json``; old ones lack the checksum of the tensors."""
-
-    round: int
-    tensors: str
-    lengths: dict[str, int]
-    crc32: int | None = None
 
 
 @contextmanager
@@ -172,6 +175,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._memory: Path | None = None  # see memory_folder
 
     def start(self, settings: Settings, data: Mapping[str, str] | None = None) -> None:
         """Write what is known before the first round, unless the folder holds rounds: nothing is erased."""
@@ -187,28 +191,53 @@ class RunDirectory:
 
     def environment(self) -> dict[str, Any]:
         """Versions, hardware and data, as they were when the run was started."""
-        found: dict[str, Any] = read_json(self.path / "environment.json")
+        file, mark = self.path / "environment.json", read_checkpoint(self.path)
+        found: dict[str, Any] = read_json(file)
+        if mark is not None:
+            mark.require(file, measured(file)[1])
         return found
 
     def append(self, round_line: Mapping[str, Any], timing_line: Mapping[str, Any]) -> None:
         """Add one round."""
         for name, line in zip(LINE_FILES, (round_line, timing_line), strict=True):
-            with (self.path / name).open("a", encoding="utf-8") as file:
+            with writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(plain_json(line), allow_nan=False) + "\n")
+        mark = read_checkpoint(self.path) if {"diverged", "doubt"} & round_line.keys() else None
+        if mark is not None:  # the run ends without another checkpoint
+            ended = {name: measured(self.path / name, sync=True)[1] for name in LINE_FILES}
+            mark._replace(ended=ended).write(self.path)
 
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        """The lines of ``rounds.jsonl`` or ``timings.jsonl``."""
-        lines = read_json_lines(self.path / name)
-        checked(list[_Line], lines, str(self.path / name), CURE)
-        return lines
+    def lines(self, name: str) -> Iterator[dict[str, Any]]:
+        """The lines of ``rounds.jsonl`` or ``timings.jsonl``, one by one; an error if they are not as written."""
+        place, mark = self.path / name, read_checkpoint(self.path)
+        at = mark.known(name)[0] if mark else 0
+        size = checksum = 0
+        with reading(place), place.open("rb") as file:
+            for number, text in enumerate(file, start=1):
+                line = parsed(text, f"{place}, line {number},")
+                checked(_Line, line, f"{place}, line {number}", CURE)
+                size, checksum = size + len(text), zlib.crc32(text, checksum)
+                if mark and size == at:
+                    mark.require(place, checksum)
+                    at = 0
+                yield line
+        if mark and (at or (mark.ended and checksum != mark.ended[name])):
+            raise DeltaflError(f"{place} is not as it was written, its checksum differs: {CURE}")
 
     def last_line(self) -> dict[str, Any]:
         """The last line of ``rounds.jsonl``; empty if there is none, or it was cut off as it was written."""
+        ends: list[tuple[int, bytes]] = []
         try:
-            lines, timings = (self.lines(name) for name in LINE_FILES)
+            for name in LINE_FILES:
+                with (self.path / name).open("rb") as file:
+                    ends += deque(enumerate(file, start=1), maxlen=1)
+            if len(ends) < len(LINE_FILES) or ends[0][0] != ends[1][0]:
+                return {}
+            line: dict[str, Any] = parsed(ends[0][1], "the last line")
+            checked(_Line, line, "the last line", CURE)
         except (OSError, ValueError):  # not there, or cut off within a line: it goes on from its checkpoint
             return {}
-        return lines[-1] if lines and len(lines) == len(timings) else {}
+        return line
 
     def ending(self) -> str | None:
         """How the run ended, if it diverged or looked wrong when it was over, as a sentence without its full stop."""
@@ -222,7 +251,7 @@ class RunDirectory:
 
     def is_finished(self, rounds: int) -> bool:
         """Whether the run has played all of its rounds, or has ended before: it diverged, or reached its threshold."""
-        mark, last = self._mark(), self.last_line()
+        mark, last = read_checkpoint(self.path), self.last_line()
         if mark is None or mark.round >= rounds or "diverged" in last:
             return mark is not None
         is_over = "stopped" in last or last.get("round", 0) >= rounds
@@ -230,8 +259,8 @@ class RunDirectory:
 
     def num_clients(self) -> int:
         """The number of clients, by the last checkpoint; 0 if there is none."""
-        mark = self._mark()
-        return len(read_tensors(self.path / mark.tensors, CURE)[0]["state.selected_m"]) if mark else 0
+        mark = read_checkpoint(self.path)
+        return len(read_tensors(self.path / mark.tensors, CURE, mark.crc32)[0]["state.selected_m"]) if mark else 0
 
     def require_same_data(self, now: Mapping[str, str]) -> None:
         """Refuse other data than those that the folder records; old records know none."""
@@ -245,22 +274,61 @@ class RunDirectory:
 
     def save(self, state: RoundState) -> RoundState:
         """Write a checkpoint after the rounds appended so far; returns the state to go on with."""
+        before = read_checkpoint(self.path) or Checkpoint(0, "", {})
         tensors = f"checkpoint-{state.round}.safetensors"
-        checksum = write_tensors(self.path / tensors, dict(flatten(state)))
-        mark = Checkpoint(state.round, tensors, {name: self._size(name) for name in LINE_FILES}, checksum)
-        write_atomically(self.path / "checkpoint.json", json.dumps(mark._asdict(), indent=1) + "\n")
-        for old in (*self.path.glob("checkpoint-*.safetensors*"), *self.path.glob("doubtful-*.safetensors")):
-            if old.name != tensors:
+        there = [name for name in (*LINE_FILES, *_FIXED) if (self.path / name).exists()]
+        read = {name: measured(self.path / name, before.known(name), sync=True) for name in there}
+        mark = Checkpoint(
+            state.round,
+            tensors,
+            {name: read[name][0] for name in LINE_FILES},
+            write_tensors(self.path / tensors, dict(flatten(state)), private=True),
+            before.run or secrets.token_hex(8),
+            before.settings or recorded_settings(self.path),
+            {name: checksum for name, (_, checksum) in read.items()},
+            noted(self._memory) if self._memory else None,
+        )
+        mark.write(self.path)
+        for old in self.path.iterdir():
+            if _TENSORS.fullmatch(old.name) and old.name != tensors:
                 old.unlink()
-        return self._settled(state)
+        following: RoundState = settled(state)
+        if self._memory is not None:
+            with writing(self._memory):
+                private_folder(self._memory)
+            note_round(self._memory, state.round, mark.run)
+        return following
 
     def save_suspect(self, state: RoundState) -> None:
         """Write the model of a run with a suspect end, beside the last checkpoint, which stays."""
-        write_tensors(self.path / f"doubtful-{state.round}.safetensors", {"params_d": np.asarray(state.params_d)})
+        model = {"params_d": np.asarray(state.params_d)}
+        write_tensors(self.path / f"doubtful-{state.round}.safetensors", model, private=True)
+
+    def save_settings(self, settings: Settings) -> None:
+        """Write other settings than the run began with: it goes on with more rounds."""
+        mark = read_checkpoint(self.path)
+        if mark is not None and mark.settings:
+            mark._replace(settings=settings.model_dump(mode="json", exclude_none=True)).write(self.path)
+        write_settings(self.path, settings)
+
+    def require_settings(self, now: RunSettings, rounds: int | None = None) -> None:
+        """Refuse settings that are not those of the checkpoint: then ``config.toml`` was edited, or is another run's.
+
+        ``rounds``, if it is given, is what ``config.toml`` says, from where the run may grow.
+        """
+        mark = read_checkpoint(self.path)
+        for key, old, new in (
+            differing(make_settings(RunSettings, mark.settings), now) if mark and mark.settings else ()
+        ):
+            if key != "rounds" or rounds not in (None, old):
+                raise DeltaflError(
+                    f"{self.path / 'config.toml'} or what is asked for has {key} = {new}, and the checkpoint beside it "
+                    f"{old}: put {key} = {old} back, or choose another folder"
+                )
 
     def model(self) -> tuple[int, Params] | None:
         """Round and model of the last checkpoint, which is only read; None if there is none."""
-        mark = self._mark()
+        mark = read_checkpoint(self.path)
         return mark and (mark.round, read_tensors(self.path / mark.tensors, CURE, mark.crc32)[0]["state.params_d"])
 
     def load(self, template: RoundState, group: ProcessGroup = ALONE) -> RoundState:
@@ -268,65 +336,63 @@ class RunDirectory:
 
         After an error nothing is cut off.
         """
-        arrays = group.from_first(self._cut_off_and_read)
-        return template if arrays is None else self._settled(unflatten(template, arrays))
+        arrays = group.from_first(self._read_all)
+        state = template if arrays is None else settled(unflatten(template, arrays))
+        if group.is_first:
+            self._cut_off()
+        return state
 
-    def _cut_off_and_read(self) -> dict[str, Any] | None:
-        mark, arrays = self._mark(), None
-        folder = self._memory()
-        ahead = (folder and noted_round(folder)) or 0
-        if ahead > (mark.round if mark else 0):
-            raise DeltaflError(
-                f"the memory in {folder} is of round {ahead}, later than the last checkpoint of {self.path}: a copy of "
-                "this folder has gone on with it; continue that one, or run this one again in another folder"
-            )
-        lengths = mark.lengths if mark else dict.fromkeys(LINE_FILES, 0)
+    def _read_all(self) -> dict[str, Any] | None:
+        """The arrays of the checkpoint, if everything beside it belongs to it."""
+        mark = read_checkpoint(self.path)
+        if self._memory is not None:
+            require_memory(self._memory, self.path, mark)
         for name in LINE_FILES:
-            if self._size(name) < lengths[name]:
-                raise DeltaflError(f"{self.path / name} is shorter than at the last checkpoint; {CURE}")
-        if mark is not None:
-            arrays = read_tensors(self.path / mark.tensors, CURE, mark.crc32)[0]
+            if (self.path / name).is_symlink():
+                raise DeltaflError(
+                    f"{self.path / name} is a link, and rounds are added to it; put the file itself there"
+                )
+        if mark is None:
+            return None
+        mark.require_files(self.path)
+        return read_tensors(self.path / mark.tensors, CURE, mark.crc32)[0]
+
+    def _cut_off(self) -> None:
+        mark = read_checkpoint(self.path) or Checkpoint(0, "", dict.fromkeys(LINE_FILES, 0))
+        if mark.ended:
+            mark._replace(ended=None).write(self.path)
         for name in LINE_FILES:
-            (self.path / name).touch()
-            os.truncate(self.path / name, lengths[name])
-        return arrays
+            with writing(self.path / name):
+                (self.path / name).touch()
+                os.truncate(self.path / name, mark.lengths[name])
+        if self._memory is not None:
+            note_round(self._memory, mark.round, mark.run)
 
     def memory_folder(self, memory_path: str | None) -> Path | None:
-        """The folder of this run alone below ``memory_path``, the same after a resume; None without one."""
-        if memory_path is None:
-            return None
-        if not (self.path / "memory.json").exists():
-            own = Path(memory_path).absolute() / f"{self.path.name}-{secrets.token_hex(4)}"
-            write_atomically(self.path / "memory.json", json.dumps({"folder": str(own)}) + "\n")
-        return self._memory()
+        """The folder of this run alone in ``memory_path``, the same after a resume; None without one."""
+        self._memory = None if memory_path is None else memory_folder(self.path, memory_path)
+        return self._memory
 
     def delete(self) -> None:
-        """Delete the run, and what it kept in its memory's folder."""
-        folder = self._memory()
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(self.path)
-
-    def _settled(self, state: RoundState) -> RoundState:
-        """The state with its rows in their file, and beside them the round: for copies of this folder, see ``load``."""
-        following: RoundState = settled(state)
-        folder = self._memory()
-        if folder is not None:
-            note_round(folder, state.round)
-        return following
-
-    def _memory(self) -> Path | None:
-        """The folder of ``memory_folder``, if the run has one."""
-        note = self.path / "memory.json"
-        return Path(checked(dict[str, str], read_json(note), str(note), CURE)["folder"]) if note.exists() else None
-
-    def _mark(self) -> Checkpoint | None:
-        mark = self.path / "checkpoint.json"
-        return checked(Checkpoint, read_json(mark), str(mark), CURE) if mark.exists() else None
+        """Delete the run, and what it kept in its memory's folder: the files that this library writes, no others."""
+        mark, folder = read_checkpoint(self.path), self._memory
+        if folder is not None and (note := noted(folder)) is not None and mark and note.owner in ("", mark.run):
+            _delete(folder, [*row_files(folder), folder / "round"])
+        names = (*LINE_FILES, *_FIXED, "config.toml", "memory.json", FILE)
+        parts = {name for file in names for name in (file, f"{file}.part")}
+        _delete(self.path, [old for old in self.path.iterdir() if old.name in parts or _TENSORS.fullmatch(old.name)])
 
     def _size(self, name: str) -> int:
         file = self.path / name
         return file.stat().st_size if file.exists() else 0
+
+
+def _delete(folder: Path, files: Iterable[Path]) -> None:
+    """Delete files, and their folder unless it holds others."""
+    for file in files:
+        file.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def refusals(folder: Path) -> list[tuple[str, int, int, str, bool]]:

@@ -40,6 +40,7 @@ def export_model(folder: Path, to: Path) -> int:
     from .training import torch
 
     settings = make_settings(RunSettings, recorded)
+    RunDirectory(folder).require_settings(settings)
     model = new_model(task_of(settings).make_model, settings.seed)
     torch.nn.utils.vector_to_parameters(torch.tensor(found[1]), model.parameters())
     tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

@@ -5,6 +5,7 @@ trained at a time. A second pass measures norm(u_i - ubar)^2, ubar = sum w_i u_i
 norm(ubar)^2 would keep few digits where updates are alike.
 """
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
+from ..io import writing
 from ..round import Broadcast
 from ..scale.memory_budget import human
 from ..server.screening import measure, screen_replies
@@ -110,7 +112,9 @@ def mapped_table(m: int, d: int, folder: Path | None = None) -> Params:
             f"the updates of all {m} clients take {human(needed)} a round and {human(free)} are free in {where}: "
             "free some space there, or choose a sampler that does not use all updates, such as 'pracdelta'"
         )
-    with tempfile.TemporaryFile(dir=where) as file:  # the mapping keeps it
+    with writing(where), tempfile.TemporaryFile(dir=where) as file:  # the mapping keeps it
+        if hasattr(os, "posix_fallocate"):  # else a disk that fills up would end the process at a later write
+            os.posix_fallocate(file.fileno(), 0, needed)
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(m, d))
 
 

@@ -7,7 +7,7 @@ Norms are those of the mean local gradient along a client's path, norm(u_i) / (l
 zeta_i = norm(u_i - ubar) / (lr K_i). (The DELTA paper does not name the unit of its figures.)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, nan
 from typing import Any
 
@@ -74,7 +74,7 @@ def probe_everyone(plan: Plan, state: RoundState, oracle: SimulatedOracle, lr: f
     }
 
 
-def probe_columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+def probe_columns(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     """The probes in the lines of ``rounds.jsonl`` as columns, short enough to keep; empty without probes.
 
     ``round`` (rounds done) and the columns ``EVERYONE`` have one entry for each probe of all clients, the columns

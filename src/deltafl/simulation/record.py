@@ -24,7 +24,8 @@ from ..errors import DeltaflError
 from ..io import checked, plain_json, read_json, write_atomically
 from ..samplers import file_name
 from ..types import FloatArray
-from .directory import CURE, RunDirectory, locked, recorded_settings
+from .checkpoint import CURE
+from .directory import RunDirectory, locked, recorded_settings
 from .settings import RunSettings
 
 if TYPE_CHECKING:
@@ -101,28 +102,39 @@ def what_is_run(settings: RunSettings) -> dict[str, Any]:
 
 def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     """The curves of a run in its folder; an error if that does not hold every round once, which two processes leave."""
-    lines, timings = directory.lines("rounds.jsonl"), directory.lines("timings.jsonl")
-    count, drawn = len(lines), [len(line.get("cohort", ())) - len(line.get("counts", ())) for line in lines]
-    if any(drawn) or not [line["round"] for line in lines] == [line["round"] for line in timings] == list(range(count)):
+    directory.require_settings(settings)
+    is_whole, line, tests, bytes_ = True, dict[str, Any](), list[list[Any]](), list[float]()
+    rounds, at, clients, counts = (list[int]() for _ in range(4))
+    for line in directory.lines("rounds.jsonl"):
+        rounds.append(line["round"])
+        bytes_.append(float(line.get("bytes_down", 0) + line.get("bytes_up", 0)))
+        clients += line.get("cohort", ())
+        counts += line.get("counts", ())
+        is_whole &= len(clients) == len(counts)
+        if "test" in line:
+            at.append(line["round"])
+            tests.append([line["test"].get(name) for name in ("accuracy", "loss", "client_accuracy")])
+    timings = [
+        [time.get(name) for name in ("round", "seconds", "cpu_seconds")] for time in directory.lines("timings.jsonl")
+    ]
+    if not (is_whole and rounds and rounds == [timing[0] for timing in timings] == list(range(len(rounds)))):
         raise DeltaflError(f"{directory.path} does not hold every round once and in order; {CURE}")
-    at_r = np.array([line["round"] for line in lines[1:] if "test" in line], dtype=np.int64)
-    tests = [lines[at]["test"] for at in at_r]
-    clients, counts = ([number for line in lines for number in line.get(key, ())] for key in ("cohort", "counts"))
-    diverged = lines[-1].get("diverged")
+    diverged, at_r = line.get("diverged"), np.array(at[1:], dtype=np.int64)
+    accuracy_r, loss_r, client_accuracy_r = np.array([_floats(test) for test in tests[1:]]).reshape(-1, 3).T
     return Run(
         sampler=settings.sampler,
         seed=settings.seed,
-        metric="loss" if lines[0]["test"]["accuracy"] is None else "accuracy",
+        metric="loss" if tests[0][0] is None else "accuracy",
         settings=what_is_run(settings),
         round_r=at_r,
-        accuracy_r=_floats([test["accuracy"] for test in tests]),
-        loss_r=_floats([test["loss"] for test in tests]),
-        seconds_r=np.cumsum([line.get("seconds", np.nan) for line in timings])[at_r],
-        cpu_seconds_r=np.cumsum([line.get("cpu_seconds", np.nan) for line in timings])[at_r],
-        bytes_r=np.cumsum([float(line.get("bytes_down", 0) + line.get("bytes_up", 0)) for line in lines])[at_r],
-        client_accuracy_r=_floats([test.get("client_accuracy") for test in tests]),
+        accuracy_r=accuracy_r,
+        loss_r=loss_r,
+        seconds_r=np.cumsum(_floats([timing[1] for timing in timings]))[at_r],
+        cpu_seconds_r=np.cumsum(_floats([timing[2] for timing in timings]))[at_r],
+        bytes_r=np.cumsum(bytes_)[at_r],
+        client_accuracy_r=client_accuracy_r,
         draws_m=np.bincount(np.array(clients, dtype=np.int64), counts, directory.num_clients()).astype(np.int64),
-        diverged=lines[-1]["round"] if diverged else None,
+        diverged=rounds[-1] if diverged else None,
         diverged_why=diverged["why"] if diverged else "",
     )
 
@@ -133,7 +145,6 @@ def record_of(job: "Job", directory: RunDirectory, task: "Task") -> RunRecord:
     from .training.route import noted_route
 
     run = read_run(directory, job.settings)
-    lines = directory.lines("rounds.jsonl")
     curves: dict[str, Any] = {name: getattr(run, f"{name}_r").tolist() for name in ("round", *_CURVES)}
     by_client = run.client_accuracy_r
     route = noted_route(directory.path)
@@ -147,10 +158,10 @@ def record_of(job: "Job", directory: RunDirectory, task: "Task") -> RunRecord:
         environment=device | versions,
         client_accuracy=[] if by_client is None or np.isnan(by_client).all() else by_client.tolist(),
         draws=run.draws_m.tolist(),
-        refused=sum(len(line.get("rejected", ())) for line in lines),
+        refused=sum(len(line.get("rejected", ())) for line in directory.lines("rounds.jsonl")),
         diverged=run.diverged,
         diverged_why=run.diverged_why,
-        probes=probe_columns(lines),
+        probes=probe_columns(directory.lines("rounds.jsonl")),
         **curves,
     )
 

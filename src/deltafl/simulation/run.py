@@ -6,12 +6,12 @@ theoretical samplers it acts as the oracle, which trains all clients.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from ..server.watch import Watch
 from ..tasks.base import Task
 from ..types import RoundInfo
 from .callback import OnRound, RoundDone, guarded
-from .directory import RunDirectory, locked, recorded_settings, write_settings
+from .directory import RunDirectory, locked, recorded_settings
 from .distributed import ALONE, ProcessGroup, divided
 from .divergence import DivergedError, likely_cause
 from .engine import Engine, Evaluation, reports_of
@@ -76,9 +76,10 @@ def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
     before = make_settings(RunSettings, recorded)
     grown(before, settings)
     directory.require_same_data(task.data)
+    directory.require_settings(settings, before.rounds)
     if settings.rounds != before.rounds:
         require_same_sampler(before, settings, task)
-        write_settings(directory.path, settings)
+        directory.save_settings(settings)
 
 
 def require_same_sampler(before: RunSettings, now: RunSettings, task: Task) -> None:
@@ -106,22 +107,24 @@ def run_experiment(
         DivergedError: If the model is lost (``divergence.py``). The last line of ``rounds.jsonl`` has the reason, the
             checkpoint before it stays, and the run is not played again.
     """
+    memory = directory.memory_folder(settings.memory_path)
     last = group.from_first(directory.last_line)
     if "diverged" in last:
         raise DivergedError(last["round"], **last["diverged"])
     if group.is_first:
         keep_route(engine.route, directory.path)
     population = engine.task.population(settings.weights)
-    plan = plan_of(settings, population, engine.task, directory.memory_folder(settings.memory_path))
+    plan = plan_of(settings, population, engine.task, memory)
     state = directory.load(init_round(plan, engine.initial_params()), group)
-    lines = group.from_first(lambda: directory.lines("rounds.jsonl"))
-    if not lines:
-        lines = [plain_json({"round": 0, "test": engine.evaluate(state.params_d)._asdict()})]
+    watch, is_over = group.from_first(lambda: _watch_of(engine.task, directory.lines("rounds.jsonl")))
+    if watch is None:
+        first = plain_json({"round": 0, "test": engine.evaluate(state.params_d)._asdict()})
+        watch, _ = _watch_of(engine.task, [first])
         if group.is_first:
-            directory.append(lines[0], {"round": 0, "seconds": 0.0, "cpu_seconds": 0.0})
+            directory.append(first, {"round": 0, "seconds": 0.0, "cpu_seconds": 0.0})
             state = directory.save(state)
-    player = _RoundPlayer(settings, engine, directory, group, plan, _watch_of(engine.task, lines), state.round)
-    total, is_over = filled_in(settings.rounds), "stopped" in lines[-1]
+    player = _RoundPlayer(settings, engine, directory, group, plan, cast(Watch, watch), state.round)
+    total = filled_in(settings.rounds)
     while state.round < total and not is_over:
         state, done = player.play(state)
         is_over = "stopped" in done.line
@@ -129,19 +132,20 @@ def run_experiment(
     return state
 
 
-def _watch_of(task: Task, lines: Sequence[dict[str, Any]]) -> Watch:
-    """The watch over a run that has these lines already."""
-
-    def test_of(line: dict[str, Any]) -> tuple[float | None, float]:
+def _watch_of(task: Task, lines: Iterable[dict[str, Any]]) -> tuple[Watch | None, bool]:
+    """The watch over a run that has these lines, None without any, and whether it has reached its threshold."""
+    watch: Watch | None = None
+    is_over = False
+    for line in lines:
         test = line.get("test", {"loss": None, "accuracy": None})
-        return test["loss"], nan if test["accuracy"] is None else test["accuracy"]
-
-    first, skill = test_of(lines[0])
-    watch = Watch(nan if first is None else first, task.metric == "accuracy", task.chance, skill)
-    for line in lines[1:]:
+        loss, accuracy = test["loss"], nan if test["accuracy"] is None else test["accuracy"]
+        if watch is None:
+            watch = Watch(nan if loss is None else loss, task.metric == "accuracy", task.chance, accuracy)
+            continue
         stored = {key: nan if line.get(key) is None else line[key] for key in RoundInfo._fields if key in line}
-        watch.see(RoundInfo(**{**stored, "round": line["round"] - 1}), True, *test_of(line))
-    return watch
+        watch.see(RoundInfo(**{**stored, "round": line["round"] - 1}), True, loss, accuracy)
+        is_over = "stopped" in line
+    return watch, is_over
 
 
 @dataclass

@@ -1,0 +1,122 @@
+"""``checkpoint.json``: which files make up a checkpoint of a run, and what shows that they belong together.
+
+It holds the settings, the lengths and CRC-32 of the files beside it and a random name of the run, which the note in the
+memory's folder has too. So a file that is damaged, edited or of another run is refused.
+"""
+
+import json
+import os
+import secrets
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import DeltaflError
+from ..io import checked, read_json, reading, write_atomically
+from ..scale.rows import is_own_folder
+from ..scale.state_file import Note, noted
+
+FILE = "checkpoint.json"
+#: What to do about a damaged file.
+CURE = "it is damaged: delete this run's folder, or choose another one, to run it again"
+
+
+class Checkpoint(NamedTuple):
+    """What the file holds. Those of earlier versions have no ``seal``, and at most the first four entries."""
+
+    round: int
+    tensors: str
+    lengths: dict[str, int]  # of the files of lines
+    crc32: int | None = None  # of the tensors
+    run: str = ""  # the random name
+    settings: dict[str, Any] | None = None
+    checksums: dict[str, int] | None = None  # of the files beside it, of lines up to their lengths
+    memory: Note | None = None  # the note in the memory's folder when this was written; the next one is of this round
+    ended: dict[str, int] | None = None  # checksums of all lines, if the run has ended without another checkpoint
+    seal: int | None = None  # CRC-32 of the entries above
+
+    def sealed(self) -> "Checkpoint":
+        """With the seal that belongs to it."""
+        return self._replace(seal=zlib.crc32(json.dumps(self._replace(seal=None)).encode()))
+
+    def write(self, folder: Path) -> None:
+        """Make it the last checkpoint of a folder."""
+        write_atomically(folder / FILE, json.dumps(self.sealed()._asdict(), indent=1) + "\n")
+
+    def require(self, file: Path, checksum: int) -> None:
+        """Refuse a file that has another checksum than when this was written."""
+        if checksum != (self.checksums or {}).get(file.name, checksum):
+            raise DeltaflError(f"{file} is not as it was written, its checksum differs: {CURE}")
+
+    def require_files(self, folder: Path) -> None:
+        """Refuse a folder in which a file is shorter than it was, or has another checksum."""
+        for name in {**self.lengths, **(self.checksums or {})}:
+            size, checksum = measured(folder / name, end=self.lengths.get(name))
+            if size < self.lengths.get(name, 0):
+                raise DeltaflError(f"{folder / name} is shorter than at the last checkpoint; {CURE}")
+            self.require(folder / name, checksum)
+
+    def known(self, name: str) -> tuple[int, int]:
+        """Length and CRC-32 of the lines of a file; of none where they are not known."""
+        return (self.lengths[name], self.checksums[name]) if self.checksums and name in self.lengths else (0, 0)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint | None:
+    """The last checkpoint of a folder; None if there is none."""
+    file = folder / FILE
+    if not file.exists():
+        return None
+    mark = checked(Checkpoint, read_json(file), str(file), CURE)
+    if mark.tensors != f"checkpoint-{mark.round}.safetensors" or mark.seal not in (None, mark.sealed().seal):
+        raise DeltaflError(f"{file} is not as it was written: {CURE}")
+    return mark
+
+
+def measured(
+    file: Path, known: tuple[int, int] = (0, 0), end: int | None = None, sync: bool = False
+) -> tuple[int, int]:
+    """Length and CRC-32 of a file up to ``end``, from those of its beginning that are ``known``.
+
+    With ``sync`` they are on the disk then: a power loss does not shorten the file.
+    """
+    size, checksum = known
+    with reading(file), file.open("r+b" if sync else "rb") as opened:
+        if sync:
+            os.fsync(opened.fileno())
+        opened.seek(size)
+        while part := opened.read(2**20 if end is None else min(2**20, end - size)):
+            size, checksum = size + len(part), zlib.crc32(part, checksum)
+    return size, checksum
+
+
+def memory_folder(run: Path, memory_path: str) -> Path:
+    """The folder that ``memory.json`` names, or a new one; followed nowhere but into ``memory_path``."""
+    note, within = run / "memory.json", Path(memory_path).absolute()
+    if not note.exists():
+        own = within / f"{run.name}-{secrets.token_hex(4)}"
+        write_atomically(note, json.dumps({"folder": str(own)}) + "\n")
+    folder = Path(checked(dict[str, str], read_json(note), str(note), CURE).get("folder", ""))
+    if not is_own_folder(folder, within):
+        raise DeltaflError(
+            f"{note} names {folder}, which is no folder of a run in {within}: start where the run began, or {CURE}"
+        )
+    return folder
+
+
+def require_memory(folder: Path, run: Path, mark: Checkpoint | None) -> None:
+    """Refuse a memory that is not of the last checkpoint, nor of the one before if that one was just written."""
+    note, cure = noted(folder), "run this one again in another folder"
+    round, name = (mark.round, mark.run) if mark else (0, "")
+    is_old = mark is not None and mark.seal is None and (note is None or (not note.owner and note.round <= round))
+    if is_old or note in ((mark.memory, Note(round, name)) if mark else (None,)):
+        return
+    if note is not None and note.owner == name and note.round > round:
+        raise DeltaflError(
+            f"the memory in {folder} is of round {note.round}, later than the last checkpoint of {run}: "
+            f"a copy of this folder has gone on with it; continue that one, or {cure}"
+        )
+    of = "not there" if note is None else f"of round {note.round}" + ("" if note.owner == name else " of another run")
+    raise DeltaflError(
+        f"the memory in {folder} is {of}, and the last checkpoint of {run} is of round {round}: put copies of both "
+        f"back that were made at the same time, or {cure}"
+    )
