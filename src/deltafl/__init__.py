@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .samplers.power_of_choice import PowerOfChoice
     from .scale.state_file import load_state, save_state
     from .server.optimizers import Adaptive, Momentum, ServerOptimizer, Sgd, make_server_optimizer
+    from .server.privacy import DifferentialPrivacy
     from .simulation.comparison import Comparison, compare, load, tune
     from .streams import stream
     from .types import Cohort, Oracle, Population, RejectedReply, Replies, Reports, RoundInfo
@@ -36,12 +37,13 @@ __version__ = "0.1.0"
 
 __all__ = ["DESIGNS", "ESTIMATORS", "SAMPLERS", "Accumulator", "Adaptive", "Broadcast", "Centred", "ClientMemory"]
 __all__ += ["ClusterIS", "Cohort", "Comparison", "ControlValue", "ControlVariate", "Delta", "DeltaflError", "Design"]
-__all__ += ["Estimator", "FedIS", "FedPracIS", "Fixed", "Full", "KnownUpdates", "MissingExtraError", "Momentum"]
-__all__ += ["Oracle", "Plan", "Population", "PowerOfChoice", "PracDelta", "RejectedReply", "RemoteReply", "Replies"]
-__all__ += ["Reports", "RoundInfo", "RoundState", "RunFacts", "Sampler", "ServerOptimizer", "Sgd", "broadcast"]
-__all__ += ["close_round", "compare", "draw_cohort", "flatten", "inclusion_probabilities", "init_round", "load"]
-__all__ += ["load_state", "make_plan", "make_sampler", "make_server_optimizer", "open_round", "recommend"]
-__all__ += ["save_state", "stream", "tune", "unflatten", "with_floor"]
+__all__ += ["DifferentialPrivacy", "Estimator", "FedIS", "FedPracIS", "Fixed", "Full", "KnownUpdates"]
+__all__ += ["MissingExtraError", "Momentum", "Oracle", "Plan", "Population", "PowerOfChoice", "PracDelta"]
+__all__ += ["RejectedReply", "RemoteReply", "Replies", "Reports", "RoundInfo", "RoundState", "RunFacts", "Sampler"]
+__all__ += ["ServerOptimizer", "Sgd", "broadcast", "close_round", "compare", "draw_cohort", "flatten"]
+__all__ += ["inclusion_probabilities", "init_round", "load", "load_state", "make_plan", "make_sampler"]
+__all__ += ["make_server_optimizer", "open_round", "recommend", "save_state", "stream", "tune", "unflatten"]
+__all__ += ["with_floor"]
 
 #: Which module a name is loaded from.
 _MODULES = {
@@ -66,6 +68,7 @@ _MODULES = {
         "samplers.power_of_choice": "PowerOfChoice",
         "scale.state_file": "load_state save_state",
         "server.optimizers": "Adaptive Momentum ServerOptimizer Sgd make_server_optimizer",
+        "server.privacy": "DifferentialPrivacy",
         "simulation.comparison": "Comparison compare load tune",
         "streams": "stream",
         "types": "Cohort Oracle Population RejectedReply Replies Reports RoundInfo",

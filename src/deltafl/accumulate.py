@@ -153,6 +153,8 @@ class Accumulator:
             sent_2n = np.array([np.nan_to_num(self._clipping.norm_n), ~np.isnan(self._clipping.norm_n)])
             norm_n, known_n = group.add_up(sent_2n.ravel()).reshape(2, self._n)
             self._clipping.norm_n = np.where(known_n > 0, norm_n, nan)
+        if self.plan.dp is not None:
+            raise DeltaflError("dp makes other noise in each process; gather the updates and use close_round")
         rows = self._rows()
         self._measure(rows)
         n, d, place_k, share_n = self._n, self._d, rows.place_k, self._share()
@@ -287,6 +289,8 @@ class Accumulator:
         if self._clipping is not None:
             here_k = screened.reports.responded_n
             self._clipping.note(place_k[here_k], screened.update_nd[here_k])
+        if self.plan.dp is not None:
+            screened = screened._replace(update_nd=self.plan.dp.clipped(screened.update_nd))
         return screened
 
     def _rows(self) -> _Rows:

@@ -34,6 +34,7 @@ from .server.clipping import init_norms
 from .server.mime import drift, init_mime, remember
 from .server.norm_guard import init_guard, shorten
 from .server.optimizers import ServerOptimizer, Sgd
+from .server.privacy import DifferentialPrivacy
 from .server.screening import FLAT_UPDATE, Updates
 from .streams import stream
 from .types import (
@@ -72,6 +73,7 @@ class Plan:
             None. No defence against clients that lie: samplers that learn ask them all the more.
         clip: ``"median"`` bounds what a client that lies can do to model and scores, see ``clipping.py``. **Biased**;
             or None.
+        dp: ``DifferentialPrivacy``: clips updates and adds noise, for ``uniform@poisson`` alone; or None.
     """
 
     population: Population
@@ -84,6 +86,7 @@ class Plan:
     mime: float = 0.0
     norm_guard: float | None = None
     clip: str | None = None
+    dp: DifferentialPrivacy | None = None
     memory: RowFormat = field(default_factory=RowFormat)
 
     def __post_init__(self) -> None:
@@ -102,6 +105,12 @@ class Plan:
             raise DeltaflError(f"clip is {self.clip!r}; write clip='median', or None for updates as they were sent")
         if self.clip is not None and isinstance(self.rule.control, RemoteControl):
             raise DeltaflError("clip needs updates and these clients send differences; leave out '-remote', or clip")
+        if not isinstance(self.dp, DifferentialPrivacy | None):
+            raise DeltaflError(
+                f"dp is {self.dp!r}; write DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, delta=1e-5)"
+            )
+        if self.dp is not None:
+            self.dp.check(self)
         check_ranges(self, {"response_floor": "(0, 1]", "mime": "[0, 1)", "norm_guard": "(1, inf)"})
 
     @property
@@ -117,7 +126,8 @@ class Plan:
         """
         which = slice(None) if client_k is None else client_k
         responded_k, selected_k = (count_m[which].astype(float) for count_m in (state.responded_m, state.selected_m))
-        rate_k: FloatArray = np.maximum(self.response_floor, (responded_k + 1) / (selected_k + 1))
+        floor = self.response_floor if self.dp is None else 1.0
+        rate_k: FloatArray = np.maximum(floor, (responded_k + 1) / (selected_k + 1))
         return rate_k
 
     def collect_replies(self, state: "RoundState", selected: Cohort, which_n: Any = slice(None)) -> Replies:
@@ -130,6 +140,8 @@ class Plan:
         self, state: "RoundState", cohort: Cohort, reports: Reports, delta_d: FloatArray, control: Any
     ) -> tuple["RoundState", FloatArray, float]:
         """The next state, from an estimate without drift; also the estimate that was used and the guard's factor."""
+        if self.dp is not None:
+            delta_d = delta_d + self.dp.noise(self, len(delta_d))
         drift_d = drift(self.mime, state.mime)
         if drift_d is not None:
             delta_d = drift_d + delta_d

@@ -1,7 +1,6 @@
-"""Rounds without messages: faulty replies, failures, outages, clipping."""
+"""Rounds without messages: faulty replies, failures, outages, noise."""
 
 from collections.abc import Callable
-from itertools import count
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from conftest import Recorder
 from deltafl import DeltaflError
 from deltafl.arrays import Arrays
-from deltafl.flower import WeightedClipping
+from deltafl.flower import DifferentialPrivacy
 from deltafl.flower.federation import ClientReply
 from deltafl.types import FloatArray
 
@@ -123,30 +122,26 @@ def test_a_memory_that_clients_lost_does_not_lower_their_response_rate() -> None
     assert set(rates_of(fed).values()) == {1.0}
 
 
-# Clipping and noise.
+# Differential privacy.
 
 
-def test_clipping_bounds_what_a_reply_can_do() -> None:
-    fed = federation("uniform", n=2, clipping=WeightedClipping(norm=0.5), m=4)
-    info = play_once(fed, lambda i: ClientReply({"x": np.array([3, 4, 0], np.float32)}))
-    assert fed.params_d == pytest.approx(info.sum_of_weights * np.array([0.3, 0.4, 0]), rel=1e-6)
-
-
-def test_noise_follows_the_largest_weight_of_those_selected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although the heavier client did not reply."""
-    z, norm, trials, seeds = 2.0, 0.5, 400, count()
-    monkeypatch.setattr("deltafl.flower.weighted_clipping.secrets.randbits", lambda bits: next(seeds))
-    noisy = []
+def test_noise_is_added_whoever_is_selected_or_replies() -> None:
+    """As much as m max w C z / n, although the heavier client never replies, and some cohorts are empty."""
+    dp, trials = DifferentialPrivacy(clip=0.5, noise_multiplier=2.0, delta=1e-5), 300
+    fed = federation("uniform@poisson", n=1, dp=dp, seed=2**40)
+    admit(fed, {"client:0": 10, "client:1": 90})
+    noisy, sizes = [], set()
     for _ in range(trials):
-        fed = federation("uniform", n=2, clipping=WeightedClipping(norm, z))
-        admit(fed, {"client:0": 10, "client:1": 90})
-        play_once(fed, lambda i: None if i else ClientReply({"x": np.zeros(3, np.float32)}))
-        noisy.append(fed.params_d)
-    ratio = np.stack(noisy).std() / (z * norm * 0.9)
+        before_d = fed.params_d
+        info = play_once(fed, lambda i: None if i else ClientReply(fed.arrays()))
+        noisy.append(fed.params_d - before_d)
+        sizes.add(info.num_selected)
+    ratio = np.stack(noisy).std() / (2 * 0.9 * 0.5 * 2.0)
     assert abs(ratio - 1) < 4 / np.sqrt(2 * 3 * trials)
+    assert sizes == {0, 1, 2}
 
 
-@pytest.mark.parametrize(("norm", "z"), [(0.0, 1.0), (float("nan"), 0.0), (1.0, -1.0), (float("inf"), 0.0)])
-def test_clipping_out_of_range_is_refused(norm: float, z: float) -> None:
-    with pytest.raises(DeltaflError, match="it must be in"):
-        WeightedClipping(norm, z)
+def test_buffers_without_noise_are_refused() -> None:
+    model = {"x": np.zeros(3, np.float32), "norm.running_mean": np.zeros(2, np.float32)}
+    with pytest.raises(DeltaflError, match=r"mean of 'norm.running_mean' would get no noise; use layers"):
+        federation("uniform@poisson", model, dp=DifferentialPrivacy(1.0, 1.0, 1e-5), seed=2**40)

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from deltafl import DeltaflError
-from deltafl.flower import DeltaStrategy, WeightedClipping
+from deltafl.flower import DeltaStrategy, DifferentialPrivacy
 from deltafl.flower.clients import ClientInfo
 from deltafl.flower.federation import ClientReply
 from deltafl.flower.saved import load, save
@@ -59,5 +59,5 @@ def test_a_warning_names_who_told_more(flower_log: pytest.LogCaptureFixture) -> 
 
 
 def test_noise_is_refused() -> None:
-    with pytest.raises(DeltaflError, match="clip is median and noise is added"):
-        DeltaStrategy("uniform", clip="median", clipping=WeightedClipping(1.0, 0.5))
+    with pytest.raises(DeltaflError, match="clip depends on the norms of updates"):
+        DeltaStrategy("uniform@poisson", clip="median", dp=DifferentialPrivacy(1.0, 1.0, 1e-5))

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 from conftest import same_tree
 from deltafl import DeltaflError, Population, Reports, close_round, init_round, make_plan, open_round
-from deltafl.flower import DeltaStrategy, WeightedClipping
+from deltafl.flower import DeltaStrategy, DifferentialPrivacy
 from deltafl.flower.federation import Federation
 from deltafl.flower.messages import mean_metrics, round_metrics
 
@@ -245,15 +245,10 @@ def test_foreign_differential_privacy_is_refused() -> None:
         ({"sampler": "balanced"}, "write aux=10 if each has 10"),
         ({"sampler": "pracdeltta"}, "did you mean 'pracdelta'"),
         ({"n": True}, "n is True; it must be a whole number"),
-        ({"clipping": 3.0}, r"clipping is 3.0; .*write clipping=WeightedClipping\(1.0\)"),
+        ({"dp": 3.0}, r"dp is 3.0; write DifferentialPrivacy\("),
+        ({"dp": DifferentialPrivacy(1.0, 1.0, 1e-5)}, "it learns from replies, and its draws would show them"),
         ({"forget": "client:a"}, r"forget is 'client:a'; it must be a list of texts"),
         ({"sampler": "delta"}, "practical sampler"),
-        ({"estimator": "hajek", "clipping": WeightedClipping(1.0, 1.0)}, "largest weight"),
-        (
-            {"sampler": "md", "norm_guard": 3.0, "clipping": WeightedClipping(1.0, 0.5)},
-            r"norm_guard is 3\.0 and noise is added",
-        ),
-        ({"estimator": "innovation-remote", "clipping": WeightedClipping(1.0)}, "clients remember what they sent"),
         ({"identity": "node"}, "identity"),
         ({"sampler": "innovation", "memory_path": "rows"}, "there is no state_path: write both"),
     ],

@@ -1,6 +1,6 @@
 """deltafl in a Flower federation: the samplers and weights of the simulator. Needs the extra ``flower``.
 
-Server: ``DeltaStrategy``, optionally with ``WeightedClipping``. Client: ``delta_mod``, ``register``, ``LocalSteps``.
+Server: ``DeltaStrategy``, optionally with ``DifferentialPrivacy``. Client: ``delta_mod``, ``register``, ``LocalSteps``.
 
 Flower's messages appear in ``strategy.py``, ``registration.py``, ``messages.py`` and ``client.py`` only.
 ``federation.py`` runs the rounds and does not know Flower.
@@ -11,8 +11,8 @@ from ..errors import require
 for _package in ("flwr", "filelock"):
     require(_package, "flower")
 
+from ..server.privacy import DifferentialPrivacy  # noqa: E402
 from .client import LocalSteps, delta_mod, register  # noqa: E402
 from .strategy import DeltaStrategy  # noqa: E402
-from .weighted_clipping import WeightedClipping  # noqa: E402
 
-__all__ = ["DeltaStrategy", "LocalSteps", "WeightedClipping", "delta_mod", "register"]
+__all__ = ["DeltaStrategy", "DifferentialPrivacy", "LocalSteps", "delta_mod", "register"]

@@ -15,14 +15,13 @@ import numpy as np
 from ..accumulate import Accumulator
 from ..arrays import Arrays, Layout, mean_rest, update_of
 from ..errors import DeltaflError, unknown_name
-from ..estimators.remote import NOTHING, RemoteControl, RemoteControlState, RemoteReply, begin_anew
+from ..estimators.remote import NOTHING, RemoteControlState, RemoteReply, begin_anew
 from ..round import Plan, RoundState, init_round, open_round
 from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import DTYPES
 from ..types import BoolArray, Cohort, IntArray, Params, Population, RejectedReply, Reports, RoundInfo
 from .clients import CannotResizeError, ClientInfo, resize_state
 from .scales import Scales
-from .weighted_clipping import NoisyOptimizer, WeightedClipping
 
 #: States that are kept to go back to.
 KEPT = 3
@@ -36,7 +35,6 @@ class Rules:
     #: The plan, but for its population and with the largest cohort size; with this federation's own memory folder.
     plan: Plan
     weights: str = "data"
-    clipping: WeightedClipping | None = None
     aux: int = 0
     state_path: Path | None = None
     identity: str = "auto"
@@ -46,13 +44,11 @@ class Rules:
 
     def __post_init__(self) -> None:
         """Refuse what no federation can do: later it would cost a round of the clients' work."""
-        plan, sampler, memory, clipping = self.plan, self.plan.sampler, self.plan.memory, self.clipping
+        plan, sampler, memory = self.plan, self.plan.sampler, self.plan.memory
         name, estimator, control = type(sampler).__name__, plan.rule.name, plan.rule.control
         if self.identity not in (identities := ("auto", "public-key", "name", "config")):
             raise unknown_name("identity", self.identity, identities)
         check_whole("seed", plan.seed, "at least 0", 0)
-        if not isinstance(clipping, WeightedClipping | None):
-            raise DeltaflError(f"clipping is {clipping!r}; write clipping=WeightedClipping(1.0) to clip to norm 1")
         if sampler.needs_oracle:
             raise DeltaflError(
                 f"{name} needs every update or loss before the draw, which only a simulation has; choose a practical "
@@ -63,23 +59,6 @@ class Rules:
                 f"{name} with {estimator!r} uses auxiliary variables of the clients: write aux=10 if each has 10, such "
                 "as its shares of 10 labels, and give aux=... to deltafl.flower.register"
             )
-        if clipping is not None and isinstance(control, RemoteControl):
-            raise DeltaflError(
-                f"with {estimator!r} clients remember what they sent, which clipping would change; leave it out"
-            )
-        is_noisy = clipping is not None and clipping.noise_multiplier > 0
-        if is_noisy and estimator not in {"horvitz-thompson", "hansen-hurwitz"}:
-            raise DeltaflError(
-                "noise is scaled to the largest weight of a reply, which bounds the estimator 'horvitz-thompson' "
-                f"alone, not {estimator!r}; write estimator='horvitz-thompson' or leave the noise out"
-            )
-        reveals = {"norm_guard": plan.norm_guard, "clip": plan.clip}
-        for setting, value in reveals.items() if is_noisy else ():
-            if value is not None:
-                raise DeltaflError(
-                    f"{setting} is {value} and noise is added: it would reveal the lengths of earlier estimates or "
-                    "updates without their noise; leave one of them out"
-                )
         if memory.folder is not None and self.state_path is None:
             raise DeltaflError("memory_path is part of the saved state, and there is no state_path: write both")
 
@@ -144,6 +123,11 @@ class Federation:
         self.kept: deque[Kept] = deque(maxlen=KEPT)
         self._left_out: set[str] = set()
         self._initial_d = layout.flatten(arrays)
+        if self.plan.dp is not None and self.rest:
+            raise DeltaflError(
+                f"dp is for trained parameters, and the mean of {next(iter(self.rest))!r} would get no noise; use "
+                "layers without buffers, such as GroupNorm for BatchNorm"
+            )
 
     @property
     def keys(self) -> list[str]:
@@ -209,7 +193,7 @@ class Federation:
         reply_n = [self._checked(client, replies.get(client, ClientReply())) for client in client_n]
         updates = [self._update(reply, sent) for reply in reply_n]
         keys = np.array(self.keys)[cohort.client_n].tolist()
-        far = {} if self.rules.clipping else self.scales.too_far(keys, updates, state.params_d)  # noise hides norms
+        far = {} if plan.dp else self.scales.too_far(keys, updates, state.params_d)
         for place, fault in far.items():
             updates[place], reply_n[place] = None, reply_n[place]._replace(fault=fault)
         reports = Reports.make(
@@ -220,7 +204,7 @@ class Federation:
             step_variance=[reply.step_variance for reply in reply_n],
             num_steps=[reply.num_steps for reply in reply_n],
         )
-        round = Accumulator(self._with_noise(cohort), state, cohort)
+        round = Accumulator(plan, state, cohort)
         round.add_rows(updates, reports)
         following, info = round.close()
         used_n = round.reports.responded_n
@@ -237,7 +221,8 @@ class Federation:
         ]
         told_k = np.flatnonzero(used_n & round.reports.has_loss_n)
         losses = {keys[place]: float(round.reports.loss_n[place]) for place in told_k}
-        symptom = self.scales.see(info, bool(far), losses, self.params_d)
+        # With dp, whether a model is put back, or an update refused, would show norms and losses without noise.
+        symptom = None if plan.dp else self.scales.see(info, bool(far), losses, self.params_d)
         if symptom is not None:
             self._go_back(symptom)
         return info._replace(rejected=sorted([*info.rejected, *faults]))
@@ -325,15 +310,7 @@ class Federation:
         update_d = update_of({name: sent[name] for name in self.layout.trained}, reply.arrays)
         if isinstance(self.current.control, RemoteControlState) and reply.since is not None:
             return RemoteReply(update_d, reply.since)
-        return self.rules.clipping.clip(update_d) if self.rules.clipping else update_d
-
-    def _with_noise(self, cohort: Cohort) -> Plan:
-        """This round's plan, with noise if there is to be any."""
-        if self.rules.clipping is None:
-            return self.plan
-        largest = float(self.plan.collect_replies(self.current, cohort).coef_n.max(initial=0.0))
-        noise_d = self.rules.clipping.noise(largest, len(self._initial_d))
-        return replace(self.plan, server_optimizer=NoisyOptimizer(self.plan.server_optimizer, noise_d))
+        return update_d
 
 
 def looks_like_outage(state: RoundState, client_n: IntArray) -> bool:

@@ -192,6 +192,7 @@ def _settings(federation: Federation) -> dict[str, Any]:
     return {
         **{name: texts[name] for name in ("sampler", "estimator", "server_optimizer", "seed", "norm_guard")},
         "clip": texts.get("clip"),
+        "dp": texts.get("dp"),
         "weights": rules.weights,
         "max_ratio": rules.max_ratio,
         "identity": rules.identity,

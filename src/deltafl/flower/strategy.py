@@ -19,20 +19,20 @@ from ..round import Plan, make_plan
 from ..samplers import Sampler
 from ..scale.rows import RowFormat
 from ..server.optimizers import ServerOptimizer, make_server_optimizer
+from ..server.privacy import DifferentialPrivacy
 from ..types import Cohort, Population, RoundInfo
 from .clients import ClientInfo
 from .federation import Federation, Rules, check_texts, check_whole
 from .messages import by_recipient, content_for, content_for_all, mean_metrics, read_reply, round_metrics, to_record
 from .registration import Directory
 from .saved import load, save, sole_owner
-from .weighted_clipping import WeightedClipping
 
 #: Seconds that a message outlives its round's timeout, for replies that are under way.
 _TTL_GRACE = 10.0
 
 _FOREIGN_PRIVACY = (
     "Flower's wrappers for differential privacy assume that every reply counts 1 / n; importance weights count some "
-    "more, which voids their guarantee: call DeltaStrategy.start with clipping=WeightedClipping(norm, noise_multiplier)"
+    "more, which voids their guarantee: write dp=DifferentialPrivacy(clip, noise_multiplier, delta)"
 )
 
 
@@ -63,7 +63,7 @@ class DeltaStrategy(Strategy):
             selected (``deltafl.server.clipping``). Biased; or None.
         max_ratio: No client counts more than so many times the median number of examples; None for 3 with ``clip``, and
             for no limit without.
-        clipping: Clip updates and add noise, see ``WeightedClipping``.
+        dp: ``DifferentialPrivacy``: clips updates and adds noise, for ``uniform@poisson`` alone; or None.
         aux: Number of auxiliary variables that every client must send when it registers (``register(..., aux=...)``),
             such as its shares of 10 labels, for ``balanced``.
         memory_dtype: ``"float32"`` or ``"bfloat16"``, for the updates that the server remembers, one per client.
@@ -95,7 +95,7 @@ class DeltaStrategy(Strategy):
         norm_guard: float | None = None,
         clip: str | None = None,
         max_ratio: float | None = None,
-        clipping: WeightedClipping | None = None,
+        dp: DifferentialPrivacy | None = None,
         aux: int = 0,
         memory_dtype: str = "float32",
         memory_path: str | Path | None = None,
@@ -118,6 +118,7 @@ class DeltaStrategy(Strategy):
             "response_floor": response_floor,
             "norm_guard": norm_guard,
             "clip": clip,
+            "dp": dp,
             "memory": RowFormat(memory_dtype, folder),
             **({} if estimator is None else {"estimator": estimator}),
         }
@@ -127,7 +128,7 @@ class DeltaStrategy(Strategy):
             plan = make_plan(sampler, somebody, n, **settings)
         else:
             plan = Plan(somebody, sampler, n, **settings)
-        self.rules = Rules(plan, weights, clipping, aux, self.state_path, identity, max_ratio, seed is None)
+        self.rules = Rules(plan, weights, aux, self.state_path, identity, max_ratio, seed is None)
         self.directory = Directory(identity, registration_timeout, aux, check_texts("forget", forget))
         self.federation: Federation | None = None
         #: The statistics of every round, for callers who want more than Flower's metrics.
@@ -154,6 +155,10 @@ class DeltaStrategy(Strategy):
         """
         with sole_owner(self.state_path):
             federation, done = self._begin(initial_arrays)
+            if self.rules.plan.dp is not None:
+                dp, rounds = self.rules.plan.dp, max(done, num_rounds)
+                epsilon = dp.epsilon(rounds, self.rules.plan.n / self.min_nodes)
+                log(INFO, "After %d rounds: epsilon = %.3g at most, with delta = %g", rounds, epsilon, dp.delta)
             self._timeout = float(timeout)
             result = super().start(
                 grid,
