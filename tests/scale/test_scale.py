@@ -141,6 +141,7 @@ def test_a_saved_state_goes_on_bit_for_bit(tmp_path: Path, label: str, estimator
     state = play(plan, init_round(plan, np.zeros(D)), 4)
     path = tmp_path / "state.safetensors"
     save_state(path, state, plan)
+    assert oct(path.stat().st_mode)[-3:] == "600"
     content = path.read_bytes()
     back = load_state(path, plan)
     assert isinstance(back.round, int)
