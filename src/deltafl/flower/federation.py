@@ -222,7 +222,8 @@ class Federation:
         told_k = np.flatnonzero(used_n & round.reports.has_loss_n)
         losses = {keys[place]: float(round.reports.loss_n[place]) for place in told_k}
         # With dp, whether a model is put back, or an update refused, would show norms and losses without noise.
-        symptom = None if plan.dp else self.scales.see(info, bool(far), losses, self.params_d)
+        seen = info._replace(rejected=faults) if far else info
+        symptom = None if plan.dp else self.scales.see(seen, losses, self.params_d)
         if symptom is not None:
             self._go_back(symptom)
         return info._replace(rejected=sorted([*info.rejected, *faults]))

@@ -1,8 +1,8 @@
 """The state of a federation on disk: one safetensors file, never seen half written, and the lock of its server.
 
-Beside it are the two good states before it, ``federation-ROUND.safetensors``: a federation whose model is lost goes
-back to them, and a person may put one in the place of a file that is damaged, which a checksum shows. All are for their
-owner alone.
+Beside it are the two good states before it, ``federation-1.safetensors`` and ``-2``: a federation whose model is lost
+goes back to them, and a person may put one in the place of a file that is damaged, which a checksum shows. All are for
+their owner alone.
 
 With ``memory_path`` the clients' updates are in a file of their own, in a folder that the header names, and the state
 holds only those of the last round. Both record their round: where an old copy of one was put back, the estimate would
@@ -11,10 +11,10 @@ count updates that nobody sent.
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ from .clients import ClientInfo
 from .federation import KEPT, Federation, Kept
 from .scales import ClientScale
 
-FILE = "federation.safetensors"
+#: The last state, and the good ones before it.
+FILES = ["federation.safetensors", *(f"federation-{age}.safetensors" for age in range(1, KEPT))]
+FILE = FILES[0]
 _HEADER, _SEAL = "deltafl-federation", "crc32"
 #: Version 3 had no checksum, and no scales of clients.
 _VERSION = 4
@@ -68,32 +70,21 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
     }
     rest = {_REST + name: array for name, array in federation.rest.items()}
     arrays, text = {**dict(flatten(federation.current)), **rest}, json.dumps(header)
-    for path in _older(folder).values() if anew else ():
-        path.unlink()
+    for name in FILES[1:] if anew else ():
+        (folder / name).unlink(missing_ok=True)
     if memory is None and federation.scales.sound and not anew:
-        _keep_last(folder, federation.current.round)
+        _keep_last(folder)
     write_tensors(folder / FILE, arrays, {_HEADER: text, _SEAL: seal(arrays, text)}, private=True)
     _settle(federation)
 
 
-def _older(folder: Path) -> dict[int, Path]:
-    """The good states before the last one, by round."""
-    found = {path.stem.removeprefix("federation-"): path for path in folder.glob("federation-*.safetensors")}
-    return {int(number): found[number] for number in sorted(found, key=len) if number.isdecimal()}
-
-
-def _keep_last(folder: Path, round: int) -> None:
+def _keep_last(folder: Path) -> None:
     """Keep the state of the round before, which has proved good, beside the one that takes its place."""
-    if (folder / FILE).exists():
-        last = folder / f"federation-{round - 1}.safetensors"
-        last.unlink(missing_ok=True)
-        try:
-            os.link(folder / FILE, last)
-        except OSError:  # a file system without links
-            shutil.copy2(folder / FILE, last)
-    older = _older(folder)
-    for number in older.keys() - {round - 1 - back for back in range(KEPT - 1)}:
-        older[number].unlink()
+    paths = [folder / name for name in FILES]
+    for newer, older in reversed(list(pairwise(paths))):
+        with suppress(OSError):  # there is none yet; a file system without links keeps none
+            older.unlink(missing_ok=True)
+            os.link(newer, older)
 
 
 def load(folder: Path, federation: Federation) -> bool:
@@ -102,23 +93,17 @@ def load(folder: Path, federation: Federation) -> bool:
         if (folder / "federation.json").exists():  # written before the state was one file
             raise DeltaflError(f"{folder} holds the state of an earlier version of deltafl; choose a new state_path")
         return False
-    owners = set[str]()
-    for number, path in sorted(_older(folder).items()):
-        with suppress(DeltaflError):  # of other settings, or damaged
-            _restore(path, federation)
-            owners.add(federation.owner)
-            if federation.current.round == number:
-                federation.kept.append(Kept(federation.clients, federation.plan, federation.current, federation.rest))
+    for name in reversed(FILES[1:]):
+        with suppress(DeltaflError):  # there is none, or one of other settings, or damaged
+            _restore(folder / name, federation)
+            federation.kept.append(Kept(federation.clients, federation.plan, federation.current, federation.rest))
     _restore(folder / FILE, federation)
-    if not owners <= {federation.owner}:
-        raise DeltaflError(f"{folder / FILE} is of another federation than the states beside it; put its own back")
     _settle(federation)
     return True
 
 
 def _restore(file: Path, federation: Federation) -> None:
-    folder, older = file.parent, _older(file.parent)
-    copy = older[max(older)].name if older and file.name == FILE else "a copy of the folder"
+    copy = FILES[1] if (file.parent / FILES[1]).exists() else "a copy of the folder"
     cure = f"put {copy} in its place, or choose a new state_path"
     arrays, texts = read_tensors(file, cure)
     try:
@@ -126,9 +111,11 @@ def _restore(file: Path, federation: Federation) -> None:
         version = header.get("version")
         if (_SEAL in texts or version == _VERSION) and texts.get(_SEAL) != seal(arrays, texts[_HEADER]):
             raise ValueError("the checksum differs")
-        if version not in (3, _VERSION):
+        if version == 3 and file.name == FILE:
+            header |= {"owner": federation.owner, "scales": {}}
+        elif version != _VERSION:
             raise DeltaflError(f"{file} is of another version of deltafl; choose a new state_path")
-        _take(folder, federation, header, arrays)
+        _take(file.parent, federation, header, arrays)
     except DeltaflError:
         raise
     except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -153,8 +140,10 @@ def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: 
         _find_memory(folder, federation, header["memory"], header["round"])
     clients = {entry["key"]: ClientInfo(entry["num_examples"], tuple(entry["aux"])) for entry in header["clients"]}
     federation.require_room(len(clients))
-    federation.owner = header.get("owner", federation.owner)
-    federation.scales.known = {key: ClientScale(*scale) for key, scale in header.get("scales", {}).items()}
+    if federation.kept and header["owner"] != federation.owner:
+        raise DeltaflError(f"{folder / FILE} is of another federation than the states beside it; put its own back")
+    federation.owner = header["owner"]
+    federation.scales.known = {key: ClientScale(*scale) for key, scale in header["scales"].items()}
     federation.clients, federation.plan = clients, federation.rules.plan_for(clients)
     federation.rest = {name: arrays[_REST + name] for name in federation.rest}
     federation.state = unflatten(init_round(federation.plan, federation.params_d), arrays)

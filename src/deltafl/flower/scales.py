@@ -14,6 +14,8 @@ they reported (at least 1): no single one of three clients can pretend that it i
 """
 
 from collections.abc import Mapping, Sequence
+from math import sqrt
+from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ import numpy as np
 from ..estimators.remote import RemoteReply
 from ..server.screening import squared_norms
 from ..server.watch import Watch
-from ..types import Params, RejectedReply, RoundInfo
+from ..types import Params, RoundInfo
 
 #: Times the median norm and times the model's norm that an update may have.
 FAR, WIDE = 1000.0, 10.0
@@ -39,45 +41,37 @@ class Scales:
 
     def __init__(self) -> None:
         self.known: dict[str, ClientScale] = {}
-        self._watch = _watch()
+        self._watch = Watch(1.0, log_loss=True)
         #: Whether the last round said nothing against the model.
         self.sound = True
-
-    def of(self, key: str) -> ClientScale:
-        """What is known of a client."""
-        return self.known.get(key, ClientScale())
 
     def too_far(
         self, keys: Sequence[str], updates: Sequence[Params | RemoteReply | None], params_d: Params
     ) -> dict[int, str]:
         """Note the norms of a round's updates, by client; why some of them are refused, by place."""
         norms = dict[int, float]()
-        for place, update in enumerate(updates):
+        for place, (key, update) in enumerate(zip(keys, updates, strict=True)):
             update_d = update.difference_d if isinstance(update, RemoteReply) else update
             if update_d is not None and np.isfinite(update_d).all():  # else it is refused as it is
                 norms[place] = float(np.sqrt(squared_norms(update_d[None])[0][0]))
-                self.known[keys[place]] = self.of(keys[place])._replace(norm=norms[place])
-        vote_k = np.sort([scale.norm for scale in self.known.values() if scale.norm > 0])
-        median = float(vote_k[(len(vote_k) - 1) // 2]) if len(vote_k) > 1 else float(np.sqrt(len(params_d)))
+                self.known[key] = self.known.get(key, ClientScale())._replace(norm=norms[place])
+        votes = [scale.norm for scale in self.known.values() if scale.norm > 0]
+        median = median_low(votes) if len(votes) > 1 else sqrt(len(params_d))
         most = max(FAR * median, WIDE * float(np.linalg.norm(params_d.astype(np.float64))))
         text = "the update has norm {:.3g}, far beyond those of the other clients: at most {:.3g} is used"
         return {place: text.format(norm, most) for place, norm in norms.items() if norm > most}
 
-    def see(self, info: RoundInfo, any_far: bool, losses: Mapping[str, float], params_d: Params) -> str | None:
+    def see(self, info: RoundInfo, losses: Mapping[str, float], params_d: Params) -> str | None:
         """Why the model is lost after a round with these losses, as a clause; None if it is not."""
         ratios = []
         for key, loss in losses.items():
-            if not self.of(key).loss:
-                self.known[key] = self.of(key)._replace(loss=max(abs(loss), 1.0))
-            ratios.append(loss / self.of(key).loss)
-        refused = [*info.rejected, *[RejectedReply(-1, "too far")] * any_far]
-        median = float(sorted(ratios)[(len(ratios) - 1) // 2]) if ratios else None
-        symptom = self._watch.see(info._replace(rejected=refused), bool(np.isfinite(params_d).all()), median)
-        if symptom is not None:
-            self._watch = _watch()
-        self.sound = symptom is None and self._watch.suspicion is None and not (refused and not info.num_responded)
-        return symptom
-
-
-def _watch() -> Watch:
-    return Watch(1.0, log_loss=True, loss_name="clients' median loss over their first")
+            scale = self.known.get(key, ClientScale())
+            self.known[key] = scale = scale._replace(loss=scale.loss or max(abs(loss), 1.0))
+            ratios.append(loss / scale.loss)
+        symptom = self._watch.see(info, bool(np.isfinite(params_d).all()), median_low(ratios) if ratios else None)
+        refused = bool(info.rejected) and not info.num_responded
+        self.sound = symptom is None and self._watch.suspicion is None and not refused
+        if symptom is None:
+            return None
+        self._watch = Watch(1.0, log_loss=True)
+        return symptom.replace("the test loss", "the clients' median loss over their first one")

@@ -35,20 +35,11 @@ REFUSED = 3
 
 
 class Watch:
-    """Looks at one run, round by round; ``log_loss``: the metric is accuracy; no skill where ``chance`` is 1 or NaN.
-
-    ``loss_name`` is what the loss is called in the reason.
-    """
+    """Looks at one run, round by round; ``log_loss``: the metric is accuracy; no skill where ``chance`` is 1 or NaN."""
 
     def __init__(
-        self,
-        first_loss: float,
-        log_loss: bool,
-        chance: float = np.nan,
-        first_accuracy: float = np.nan,
-        loss_name: str = "test loss",
+        self, first_loss: float, log_loss: bool, chance: float = np.nan, first_accuracy: float = np.nan
     ) -> None:
-        self._loss_name = loss_name
         self._first, self._reference = first_loss, max(first_loss, 1.0) if log_loss else np.inf
         self._chance, self._best = (chance if chance < 1 else np.nan), first_accuracy
         self.infos: deque[RoundInfo] = deque(maxlen=WINDOW)
@@ -79,7 +70,7 @@ class Watch:
         if loss is None:
             return None
         if not np.isfinite(loss):
-            return f"the {self._loss_name} is not finite"
+            return "the test loss is not finite"
         self._high = [*self._high, (loss, accuracy)] if loss > HIGH * self._reference else []
         stays = len(self._high) >= PATIENCE and loss >= self._high[0][0] and not accuracy > self._high[0][1]
         self._unskilled = self._unskilled + 1 if self._knows_nothing(loss, accuracy) else 0
@@ -95,7 +86,7 @@ class Watch:
         return bool(lost and loss >= -np.log(self._chance))
 
     def _describe_loss(self, loss: float) -> str:
-        return f"the {self._loss_name} is {loss:.3g}, it was {self._first:.3g} at the start"
+        return f"the test loss is {loss:.3g}, it was {self._first:.3g} at the start"
 
     def _describe_skill(self) -> str:
         known = f"no better than that of one answer for all, {self._chance:.1%}; it had been {self._best:.1%}"
