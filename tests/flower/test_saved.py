@@ -1,6 +1,7 @@
 """The state on disk: resuming to the same bits, crashes, other settings, damage."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,7 +12,7 @@ import pytest
 from conftest import same_tree
 from deltafl import DeltaflError
 from deltafl.flower.federation import Federation
-from deltafl.flower.saved import load, save
+from deltafl.flower.saved import FILES, load, save
 from deltafl.io import read_tensors, write_tensors
 from test_arrays import MODEL
 
@@ -54,7 +55,7 @@ def test_a_half_written_state_is_never_read(tmp_path: Path, monkeypatch: pytest.
     assert load(tmp_path, again)
     assert same_tree(again.current, kept)
     save(tmp_path, fed)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["federation-1.safetensors", "federation.safetensors"]
+    assert {path.name for path in tmp_path.iterdir()} == set(FILES)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,13 @@ def test_a_damaged_state_is_one_sentence(size: int, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(DeltaflError, match=r"put federation-1\.safetensors in its place"):
         load(tmp_path, federation())
+
+
+def test_no_damage_is_used_without_a_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """At 40 places of each kind of file; the command takes any number."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import_module("flower_damage").main(40)
+    assert "refused" in capsys.readouterr().out
 
 
 def test_a_state_of_the_version_before_is_read(tmp_path: Path) -> None:

@@ -126,9 +126,9 @@ def test_a_state_is_for_its_owner_alone_and_two_older_ones_are_kept(tmp_path: Pa
     play(fed, 6, save_to=folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == dict.fromkeys(
-        ["federation-4.safetensors", "federation-5.safetensors", "federation.safetensors"], 0o600
+        ["federation-1.safetensors", "federation-2.safetensors", "federation.safetensors"], 0o600
     )
-    (folder / "federation-5.safetensors").replace(folder / "federation.safetensors")
+    (folder / "federation-1.safetensors").replace(folder / "federation.safetensors")
     again = federation("pracdelta")
     assert load(folder, again)
     assert again.current.round == 5

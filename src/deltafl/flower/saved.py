@@ -24,7 +24,7 @@ from ..errors import DeltaflError
 from ..io import Array, private_folder, read_tensors, write_tensors
 from ..round import init_round
 from ..scale.rows import is_own_folder
-from ..scale.state_file import flatten, note_round, noted_round, owner, seal, settled, unflatten
+from ..scale.state_file import flatten, note_round, noted, noted_round, owner, seal, settled, unflatten
 from .clients import ClientInfo
 from .federation import KEPT, Federation, Kept
 from .scales import ClientScale
@@ -137,7 +137,7 @@ def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: 
     if header["layout"] != json.loads(json.dumps(federation.layout.entries)):
         raise DeltaflError(f"the state in {folder} belongs to a model with other arrays; choose a new state_path")
     if header["memory"] is not None:
-        _find_memory(folder, federation, header["memory"], header["round"])
+        _find_memory(folder, federation, header)
     clients = {entry["key"]: ClientInfo(entry["num_examples"], tuple(entry["aux"])) for entry in header["clients"]}
     federation.require_room(len(clients))
     if federation.kept and header["owner"] != federation.owner:
@@ -149,8 +149,9 @@ def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: 
     federation.state = unflatten(init_round(federation.plan, federation.params_d), arrays)
 
 
-def _find_memory(folder: Path, federation: Federation, memory: dict[str, Any], round: int) -> None:
+def _find_memory(folder: Path, federation: Federation, header: dict[str, Any]) -> None:
     """Point to the folder of the clients' updates, and check that they belong to this state."""
+    memory, round = header["memory"], header["round"]
     plan = federation.rules.plan
     if not is_own_folder(Path(memory["folder"]), Path(str(plan.memory.folder)).parent):
         raise DeltaflError(
@@ -159,7 +160,12 @@ def _find_memory(folder: Path, federation: Federation, memory: dict[str, Any], r
     plan = replace(plan, memory=replace(plan.memory, folder=memory["folder"]))
     federation.rules = replace(federation.rules, plan=plan)
     # A server killed before or while it settled: the saved state has the missing rows.
-    if noted_round(Path(memory["folder"])) not in (memory["round"], round):
+    note = noted(Path(memory["folder"]))
+    if (note and note.round) not in (memory["round"], round) or (note and note.owner) not in (
+        None,
+        "",
+        header["owner"],
+    ):
         raise DeltaflError(
             f"the clients' updates in {memory['folder']} do not belong to the state in {folder} after round {round}: "
             "put back copies of both that were made at the same time, or choose a new state_path"
@@ -171,7 +177,7 @@ def _settle(federation: Federation) -> None:
     folder = federation.rules.plan.memory.folder
     if folder is not None:
         federation.state = settled(federation.current)
-        note_round(Path(folder), federation.current.round)
+        note_round(Path(folder), federation.current.round, federation.owner)
 
 
 def _settings(federation: Federation) -> dict[str, Any]:
