@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from deltafl.errors import DeltaflError
 from deltafl.round import Broadcast
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.processes import Processes, result
 from deltafl.simulation.runner import Workers
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.base import Dataset, Task
@@ -194,6 +196,20 @@ def test_a_killed_worker_is_an_error_and_not_a_hang() -> None:
         for _ in range(2):
             with pytest.raises(DeltaflError, match="died; if it was killed, memory may have run out"):
                 pids(workers)
+
+
+def test_a_stopped_worker_is_not_waited_for_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("deltafl.simulation.processes._PATIENCE_SECONDS", 0.2)
+    with Processes(1) as processes:
+        future = processes.submit(os.getpid)
+        pid = future.result()[1]
+        os.kill(pid, signal.SIGSTOP)
+        future = processes.submit(os.getpid)
+        Timer(1, os.kill, (pid, signal.SIGCONT)).start()
+        assert result(future) == pid
+    assert "a worker process has not answered for 0.2 seconds" in caplog.text
 
 
 def test_a_task_that_cannot_be_pickled_is_an_error() -> None:

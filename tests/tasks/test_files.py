@@ -2,6 +2,9 @@
 
 import gzip
 import hashlib
+import io
+import shutil
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.tasks import cached_images, check, data_folders, fetch, read_arrays
+from deltafl.tasks import cached_images, check, data_folders, fetch, files, leaf, read_arrays
 from deltafl.tasks.files import RETRIES, SOURCES, Source
 
 CONTENT = bytes(range(256)) * 2000
@@ -175,6 +178,30 @@ def test_broken_archives_of_arrays_are_one_sentence(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(DeltaflError, match=r"x\.npz is not an NPZ file of plain arrays: "):
             read_arrays(path)
+
+
+def test_archives_that_unpack_to_more_than_is_free_are_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "free_ram", lambda: 10**6)
+    np.savez_compressed(tmp_path / "x.npz", x=np.zeros(10**6))
+    with pytest.raises(DeltaflError, match=r"x\.npz .*: it unpacks to 8 MB, and 1 MB of memory are free"):
+        read_arrays(tmp_path / "x.npz")
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        member = tarfile.TarInfo("data_batch_1.bin")
+        member.size = 10**7
+        archive.addfile(member, io.BytesIO(bytes(10**7)))
+    (tmp_path / files.CIFAR_ARCHIVE).write_bytes(content.getvalue())
+    with pytest.raises(DeltaflError, match="it unpacks to 10 MB"):
+        files.load_cifar10(tmp_path)
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / leaf.H5_FILES[0], "w") as file:
+        file.create_dataset("examples/f0/pixels", (10**6, 28, 28), np.float32)
+        file.create_dataset("examples/f0/label", (10**6,), np.int32)
+    shutil.copy(tmp_path / leaf.H5_FILES[0], tmp_path / leaf.H5_FILES[1])
+    with pytest.raises(DeltaflError, match=r"is not TensorFlow Federated's FEMNIST in HDF5: it unpacks to 3\.14 GB"):
+        leaf.load_femnist(tmp_path)
 
 
 def test_images_are_decoded_once_and_a_broken_cache_is_replaced(

@@ -29,6 +29,13 @@ _DIED = (
 )
 
 
+_PATIENCE_SECONDS = 60.0
+_WAITS = (
+    "a worker process has not answered for %g seconds; if it does not go on, see whether it was stopped (T in ps), "
+    "and send it SIGCONT, or end this run, which goes on from its checkpoint with the same command"
+)
+
+
 class Failure(NamedTuple):
     """An error that is no ``DeltaflError``: traceback, error in one line, and the files and lines it came through."""
 
@@ -149,7 +156,11 @@ def send(value: object) -> None:
 def result(future: Future[Any]) -> Any:
     """What a call returned; a ``DeltaflError`` if it raised one or its process died, else a ``JobError``."""
     try:
-        failure, found = future.result()
+        try:
+            failure, found = future.result(_PATIENCE_SECONDS)
+        except TimeoutError:
+            logging.getLogger(__name__).warning(_WAITS, _PATIENCE_SECONDS)
+            failure, found = future.result()
     except BrokenProcessPool:
         raise DeltaflError(_DIED) from None
     if failure is not None:

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError, MissingExtraError, require
+from ..scale.memory_budget import free_ram, human
 from ..types import IntArray
 from .base import Dataset
 
@@ -222,10 +223,18 @@ def read_arrays(path: Path, keys: tuple[str, ...] | None = None) -> dict[str, np
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise ValueError("it is a single array, as .npy files are")
+            require_ram(sum(entry.file_size for entry in archive.zip.infolist()))
             return {key: np.asarray(archive[key]) for key in keys or archive.files}
     except Exception as error:  # NumPy and zipfile raise a dozen kinds, MemoryError and RuntimeError among them
         what = "an NPZ file of plain arrays" if keys is None else f"an archive with the arrays {', '.join(keys)}"
         raise DeltaflError(f"{path} is not {what}: {str(error) or type(error).__name__}") from error
+
+
+def require_ram(size: int) -> None:
+    """Raise a ``MemoryError`` if so many bytes, which a file says that it unpacks to, do not fit into free memory."""
+    free = free_ram()
+    if free is not None and size > free:
+        raise MemoryError(f"it unpacks to {human(size)}, and {human(free)} of memory are free")
 
 
 def cached_images(
@@ -302,11 +311,15 @@ def idx_dataset(
     )
 
 
+#: The published ones have 47 MB; the bytes that a small gzipped file unpacks to may be without end.
+IDX_LARGEST = 2**30
+
+
 def read_idx(path: Path) -> Bytes:
     """The array of an IDX file of unsigned bytes, gzipped or not."""
     try:
         with unpacked(path) as file:
-            content = file.read()
+            content = file.read(IDX_LARGEST)
         if content[:3] != IDX_BYTES:
             raise ValueError(f"it starts with {content[:3].hex()!r}")
         shape = struct.unpack_from(f">{content[3]}I", content, 4)
@@ -331,9 +344,10 @@ def load_cifar10(data_dir: Path | None = None) -> Dataset:
     path = find("cifar10", data_dir, needed, lambda folder: find_file(folder, CIFAR_ARCHIVE))
     try:
         with tarfile.open(path, "r:gz") as archive:
-            members = [member for member in archive if member.isfile()]
+            members = [member for member in archive if member.isfile() and Path(member.name).name in CIFAR_FILES]
+            require_ram(sum(member.size for member in members))
             files = {Path(member.name).name: cast(IO[bytes], archive.extractfile(member)).read() for member in members}
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, OSError, EOFError, zlib.error, MemoryError) as error:
         raise DeltaflError(f"{path} is not a whole tar archive: {error}") from error
     batches = []
     for name in CIFAR_FILES:

@@ -28,7 +28,7 @@ from ..errors import DeltaflError, require
 from ..io import checked, read_json
 from ..types import IntArray
 from .base import Dataset
-from .files import cache_folder, cached_images, data_folders, find
+from .files import cache_folder, cached_images, data_folders, find, require_ram
 
 PARTS = ("train", "test")
 NEEDED = "LEAF's data/train/*.json and data/test/*.json"
@@ -144,9 +144,10 @@ def _read_h5(path: Path) -> Iterator[Share]:
     try:
         with h5py.File(path, "r") as file:
             for writer, group in file["examples"].items():
+                require_ram(group["pixels"].nbytes + group["label"].nbytes)
                 image, label = group["pixels"][()], group["label"][()]
                 yield Share(path, writer, image.reshape(len(label), -1), label)
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError) as error:
         raise DeltaflError(f"{path} is not TensorFlow Federated's FEMNIST in HDF5: {error}") from error
 
 
