@@ -71,6 +71,12 @@ def test_a_control_variate_that_returns_something_else_is_refused(tmp_path: Path
             close_round(plan, state, open_round(plan, state), np.ones((2, 3)))
 
 
+def test_masks_cancel_in_the_secure_sum() -> None:
+    sent, difference = run("secure_sum.py")
+    assert max(int(number) for number in re.findall(r"\d+", sent)) > 2**24  # a mask hides it
+    assert float(difference.rpartition(" ")[2]) < 2e-5  # rounding to whole numbers
+
+
 def test_examples_are_short() -> None:
     for name, limit in (("own_loop.py", 35), ("own_sampler.py", 60), ("own_control.py", 60)):
         assert len((EXAMPLES / name).read_text().splitlines()) <= limit

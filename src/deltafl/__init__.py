@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from .estimators.control_variates import ControlValue, ControlVariate
     from .estimators.remote import ClientMemory, RemoteReply
     from .estimators.table import ESTIMATORS, Estimator
-    from .round import Broadcast, Plan, RoundState, broadcast, close_round, init_round, make_plan, open_round
+    from .round import (
+        Broadcast,
+        Plan,
+        RoundState,
+        broadcast,
+        close_round,
+        close_round_from_sum,
+        init_round,
+        make_plan,
+        open_round,
+    )
     from .samplers import SAMPLERS, RunFacts, Sampler, make_sampler
     from .samplers.centred import Centred
     from .samplers.cluster import ClusterIS
@@ -40,8 +50,8 @@ __all__ += ["ClusterIS", "Cohort", "Comparison", "ControlValue", "ControlVariate
 __all__ += ["DifferentialPrivacy", "Estimator", "FedIS", "FedPracIS", "Fixed", "Full", "KnownUpdates"]
 __all__ += ["MissingExtraError", "Momentum", "Oracle", "Plan", "Population", "PowerOfChoice", "PracDelta"]
 __all__ += ["RejectedReply", "RemoteReply", "Replies", "Reports", "RoundInfo", "RoundState", "RunFacts", "Sampler"]
-__all__ += ["ServerOptimizer", "Sgd", "broadcast", "close_round", "compare", "draw_cohort", "flatten"]
-__all__ += ["inclusion_probabilities", "init_round", "load", "load_state", "make_plan", "make_sampler"]
+__all__ += ["ServerOptimizer", "Sgd", "broadcast", "close_round", "close_round_from_sum", "compare", "draw_cohort"]
+__all__ += ["flatten", "inclusion_probabilities", "init_round", "load", "load_state", "make_plan", "make_sampler"]
 __all__ += ["make_server_optimizer", "open_round", "recommend", "save_state", "stream", "tune", "unflatten"]
 __all__ += ["with_floor"]
 
@@ -59,7 +69,7 @@ _MODULES = {
         "estimators.control_variates": "ControlValue ControlVariate",
         "estimators.remote": "ClientMemory RemoteReply",
         "estimators.table": "ESTIMATORS Estimator",
-        "round": "Broadcast Plan RoundState broadcast close_round init_round make_plan open_round",
+        "round": "Broadcast Plan RoundState broadcast close_round close_round_from_sum init_round make_plan open_round",
         "samplers": "SAMPLERS RunFacts Sampler make_sampler",
         "samplers.centred": "Centred",
         "samplers.cluster": "ClusterIS",

@@ -34,7 +34,7 @@ from .server.clipping import init_norms
 from .server.mime import drift, init_mime, remember
 from .server.norm_guard import init_guard, shorten
 from .server.optimizers import ServerOptimizer, Sgd
-from .server.privacy import DifferentialPrivacy
+from .server.privacy import DifferentialPrivacy, needs_single_updates
 from .server.screening import FLAT_UPDATE, Updates
 from .streams import stream
 from .types import (
@@ -300,3 +300,31 @@ def close_round(
     if info.warning is not None:
         _log.warning("%s", info.warning)
     return following, info
+
+
+def close_round_from_sum(
+    plan: Plan, state: RoundState, cohort: Cohort, responded_n: npt.ArrayLike, sum_d: npt.ArrayLike
+) -> tuple[RoundState, RoundInfo]:
+    """Close a round of whose updates the server knows the weighted sum alone, as with secure aggregation.
+
+    The next state is that of ``close_round`` with the updates, up to rounding; what ``info`` says of single ones is
+    NaN. ``examples/secure_sum.py`` uses it.
+
+    Args:
+        plan: One that needs no single updates: docs/privacy.md lists the samplers.
+        state: The current state.
+        cohort: What ``open_round`` returned.
+        responded_n: bool (n,), whose updates are in the sum; the others did not reply.
+        sum_d: float64 (d,), the sum of coef_i u_i with ``plan.collect_replies(state, cohort).coef_n``.
+
+    Raises:
+        DeltaflError: If the sampler, the estimator or a setting needs single updates, with the reason.
+    """
+    reason = needs_single_updates(plan)
+    if reason is not None:
+        raise DeltaflError(f"a sum of updates is not enough: {reason}; write 'uniform', or use close_round")
+    here = np.asarray(responded_n, dtype=np.bool_)
+    total = plan.collect_replies(state, cohort).coef_n[here].sum()
+    mean_d = np.asarray(sum_d) / total if total > 0 else np.asarray(sum_d)  # all of them may have sent it: the same sum
+    following, info = close_round(plan, state, cohort, [mean_d if replied else None for replied in here])
+    return following, info._replace(variance=np.nan, mean_over_diversity=np.nan, residual=np.nan)

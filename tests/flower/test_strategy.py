@@ -2,7 +2,7 @@
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -237,6 +237,16 @@ def test_foreign_differential_privacy_is_refused() -> None:
         wrapper.start(grid, model())
     with pytest.raises(DeltaflError, match="voids their guarantee"):
         start(strategy, grid, train_config=ConfigRecord({"clipping_norm": 1.0}))
+
+
+def test_epsilon_is_logged_before_the_first_round(flower_log: pytest.LogCaptureFixture) -> None:
+    dp = DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, delta=1e-5)
+    strategy = DeltaStrategy("uniform@poisson", n=2, min_nodes=8, dp=dp, seed=2**40)
+    arrays, grid = model(), FakeGrid(linear_app(), configs(8))
+    del arrays["steps"]
+    strategy.start(cast(Any, grid), arrays, num_rounds=12)
+    assert f"After 12 rounds: epsilon = {dp.epsilon(12, 2 / 8):.3g} at most, with delta = 1e-05" in flower_log.text
+    assert len({info.num_selected for info in strategy.history}) > 2  # a random number
 
 
 @pytest.mark.parametrize(

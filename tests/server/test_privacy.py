@@ -1,23 +1,32 @@
 """Differential privacy: what one update can do, how much noise there is, what is refused, and epsilon."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from deltafl import (
+    SAMPLERS,
     Accumulator,
     Cohort,
     DeltaflError,
     DifferentialPrivacy,
     Plan,
     Population,
+    RoundState,
+    RunFacts,
     close_round,
+    close_round_from_sum,
     init_round,
     make_plan,
     open_round,
 )
+from deltafl.estimators.table import ESTIMATORS
+from deltafl.scale.state_file import flatten
+from deltafl.server.privacy import needs_single_updates
 
 SIZES, SEED = [5, 1, 3, 7], 2**40
 DP = DifferentialPrivacy(clip=0.5, noise_multiplier=1e-9, delta=1e-5)
@@ -25,7 +34,7 @@ DP = DifferentialPrivacy(clip=0.5, noise_multiplier=1e-9, delta=1e-5)
 MOST = 0.875
 
 
-def plan_of(label: str = "uniform@poisson", dp: DifferentialPrivacy = DP, **more: Any) -> Plan:
+def plan_of(label: str = "uniform@poisson", dp: DifferentialPrivacy | None = DP, **more: Any) -> Plan:
     return make_plan(label, Population.from_sizes(SIZES, aux=np.eye(4)), n=2, **{"dp": dp, "seed": SEED, **more})
 
 
@@ -107,3 +116,47 @@ def test_epsilon_is_that_of_the_gaussian_mechanism_and_falls_with_the_rate() -> 
     assert norm.cdf(0.5 - whole) - np.exp(whole) * norm.cdf(-0.5 - whole) == pytest.approx(1e-5, rel=0.01)
     assert dp.epsilon(4, rate=2.0) == whole
     assert 0 < dp.epsilon(4, rate=0.01) < dp.epsilon(4, rate=0.1) < whole / 3
+
+
+# Secure aggregation.
+
+
+def any_plan(label: str) -> Plan:
+    return plan_of(label, facts=RunFacts(num_classes=2), dp=None, seed=0)
+
+
+def test_where_a_sum_is_enough_it_gives_the_same_states() -> None:
+    """All that samplers and estimators learn is the same, with clients that do not reply, and others are refused."""
+    enough = []
+    for label in [*SAMPLERS, *(f"uniform@@{name}" for name in ESTIMATORS)]:
+        plan = any_plan(label)
+        single: RoundState = init_round(plan, np.zeros(5))
+        from_sum = single
+        if (reason := needs_single_updates(plan)) is not None:
+            cohort = Cohort(np.arange(2), np.ones(2, dtype=np.int64), np.full(2, 0.5))
+            with pytest.raises(DeltaflError, match=re.escape(f"a sum of updates is not enough: {reason}; write")):
+                close_round_from_sum(plan, single, cohort, [True, True], np.ones(5))
+            continue
+        enough.append(label)
+        for round in range(3):
+            cohort = open_round(plan, single)
+            update_nd = np.random.default_rng(round).normal(size=(len(cohort.client_n), 5))
+            here = np.arange(len(update_nd)) != 1
+            coef_n = plan.collect_replies(from_sum, cohort).coef_n
+            from_sum, info = close_round_from_sum(plan, from_sum, cohort, here, (coef_n * here) @ update_nd)
+            single, _ = close_round(
+                plan, single, cohort, [u if h else None for u, h in zip(update_nd, here, strict=True)]
+            )
+            assert np.isnan(info.variance)
+        for (name, array), (_, other) in zip(flatten(single), flatten(from_sum), strict=True):
+            np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-6, err_msg=f"{label} {name}")
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
+    listed = re.findall(r"`([\w@-]+)`", page.partition("A sum is enough for the samplers")[2].partition(".\n")[0])
+    assert [name.replace("@@", "") for name in listed] == [label.removeprefix("uniform@@") for label in enough]
+
+
+def test_the_page_names_the_estimators_that_remember_updates() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| the last update, one model a client"))
+    remembering = [name for name, rule in ESTIMATORS.items() if rule.control.remembers]
+    assert re.findall(r"`([\w-]+)`", row.partition("estimators")[2].partition("(hence")[0]) == remembering

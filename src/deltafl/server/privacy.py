@@ -101,3 +101,15 @@ class DifferentialPrivacy:
 
         event = PoissonSampledDpEvent(min(1.0, rate), GaussianDpEvent(self.noise_multiplier))
         return float(PLDAccountant().compose(event, rounds).get_epsilon(self.delta))
+
+
+def needs_single_updates(plan: "Plan") -> str | None:
+    """What needs the updates one by one, as a clause; None if their weighted sum, of secure aggregation, is enough."""
+    name, rule = type(plan.sampler).__name__, plan.rule
+    if plan.sampler.needs_oracle:
+        return f"{name} needs every client's update before the draw"
+    if type(plan.sampler).update is not Sampler.update:
+        return f"{name} learns from each reply"
+    if not rule.control.learns_from_sums:
+        return f"the estimator {rule.name!r} learns from each update"
+    return None if plan.clip is None and plan.dp is None else "clip and dp clip each update"
