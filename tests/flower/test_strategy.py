@@ -20,6 +20,8 @@ from deltafl.flower.messages import mean_metrics, round_metrics
 from .grid import FakeGrid, Handler, configs, linear_app, model, played, start
 from .hosts import rates_of
 
+DP = DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, delta=1e-5)
+
 
 def local_update(x_d: np.ndarray, target: float) -> tuple[np.ndarray, float, float]:
     """What a client of ``linear_app`` does, with its mean loss and step variance."""
@@ -240,12 +242,11 @@ def test_foreign_differential_privacy_is_refused() -> None:
 
 
 def test_epsilon_is_logged_before_the_first_round(flower_log: pytest.LogCaptureFixture) -> None:
-    dp = DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, delta=1e-5)
-    strategy = DeltaStrategy("uniform@poisson", n=2, min_nodes=8, dp=dp, seed=2**40)
+    strategy = DeltaStrategy("uniform@poisson", n=2, min_nodes=8, dp=DP, seed=2**40)
     arrays, grid = model(), FakeGrid(linear_app(), configs(8))
     del arrays["steps"]
     strategy.start(cast(Any, grid), arrays, num_rounds=12)
-    assert f"After 12 rounds: epsilon = {dp.epsilon(12, 2 / 8):.3g} at most, with delta = 1e-05" in flower_log.text
+    assert f"After 12 rounds: epsilon = {DP.epsilon(12, 2 / 8):.3g} at most, with delta = 1e-05" in flower_log.text
     assert len({info.num_selected for info in strategy.history}) > 2  # a random number
 
 
@@ -256,7 +257,8 @@ def test_epsilon_is_logged_before_the_first_round(flower_log: pytest.LogCaptureF
         ({"sampler": "pracdeltta"}, "did you mean 'pracdelta'"),
         ({"n": True}, "n is True; it must be a whole number"),
         ({"dp": 3.0}, r"dp is 3.0; write DifferentialPrivacy\("),
-        ({"dp": DifferentialPrivacy(1.0, 1.0, 1e-5)}, "it learns from replies, and its draws would show them"),
+        ({"dp": DP}, "it learns from replies, and its draws would show them"),
+        ({"sampler": "uniform@poisson", "clip": "median", "dp": DP}, "clip depends on the norms of updates"),
         ({"forget": "client:a"}, r"forget is 'client:a'; it must be a list of texts"),
         ({"sampler": "delta"}, "practical sampler"),
         ({"identity": "node"}, "identity"),
