@@ -137,6 +137,16 @@ def test_a_state_and_a_file_that_do_not_belong_together_are_refused(tmp_path: Pa
     assert resumed(fed, tmp_path).current.round == 2
 
 
+def test_a_state_names_no_folder_elsewhere(tmp_path: Path) -> None:
+    """A state that somebody else has written: rows are written and old ones deleted where it says."""
+    (tmp_path / "diary").mkdir()
+    (tmp_path / "diary" / "rows-7.bin").write_text("dear diary")
+    header = {"memory": {"folder": str(tmp_path / "diary"), "round": None}, "round": 1}
+    with pytest.raises(DeltaflError, match=r"names .*diary, which is not in memory_path; choose a new state_path"):
+        saved_module._find_memory(tmp_path / "state", make(tmp_path, mapped=True), header)
+    assert [path.name for path in (tmp_path / "diary").iterdir()] == ["rows-7.bin"]
+
+
 # Does it fit?
 
 

@@ -83,7 +83,7 @@ def test_a_copied_folder_does_not_go_on_from_a_memory_that_is_newer(directory: R
     copy.memory_folder(str(tmp_path / "memory"))
     assert same(copy.load(START), played(2))
     directory.save(played(3))
-    with pytest.raises(DeltaflError, match=r"is of round 3, later than the last checkpoint of .*copy: a copy"):
+    with pytest.raises(DeltaflError, match=r"is of round 3, and the last checkpoint of .*copy is of round 2: put"):
         copy.load(START)
     assert same(directory.load(START), played(3))
 

@@ -105,18 +105,13 @@ def memory_folder(run: Path, memory_path: str) -> Path:
 
 def require_memory(folder: Path, run: Path, mark: Checkpoint | None) -> None:
     """Refuse a memory that is not of the last checkpoint, nor of the one before if that one was just written."""
-    note, cure = noted(folder), "run this one again in another folder"
+    note = noted(folder)
     round, name = (mark.round, mark.run) if mark else (0, "")
     is_old = mark is not None and mark.seal is None and (note is None or (not note.owner and note.round <= round))
     if is_old or note in ((mark.memory, Note(round, name)) if mark else (None,)):
         return
-    if note is not None and note.owner == name and note.round > round:
-        raise DeltaflError(
-            f"the memory in {folder} is of round {note.round}, later than the last checkpoint of {run}: "
-            f"a copy of this folder has gone on with it; continue that one, or {cure}"
-        )
     of = "not there" if note is None else f"of round {note.round}" + ("" if note.owner == name else " of another run")
     raise DeltaflError(
         f"the memory in {folder} is {of}, and the last checkpoint of {run} is of round {round}: put copies of both "
-        f"back that were made at the same time, or {cure}"
+        "back that were made at once, continue a copy that has gone on, or run this one again in another folder"
     )

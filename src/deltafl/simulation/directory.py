@@ -15,9 +15,8 @@
 
 A checkpoint is written beside the last one and becomes valid when ``checkpoint.json`` is renamed. Lines after it belong
 to rounds that the next start plays again: they are cut off, so nothing is recorded twice or half. All that it counts on
-is on the disk by then (fsync), and a power loss at any moment leaves a run that goes on. What does not fit the
-checkpoint, because it is damaged, edited or of another run, is refused; old folders, without checksums, are read as
-they are. Checkpoints and memories are for their owner alone (0600), other files for whom the umask says.
+is on the disk by then (fsync); what does not fit it, because it is damaged, edited or of another run, is refused. Old
+folders, without checksums, are read as they are. Checkpoints and memories are for their owner alone (0600).
 """
 
 import json
@@ -70,7 +69,7 @@ LINE_FILES = ("rounds.jsonl", "timings.jsonl")
 #: Files that stay as they are when the run has begun.
 _FIXED = ("environment.json", "engine.json")
 #: Checkpoints and models that looked wrong.
-_TENSORS = re.compile(r"(checkpoint|doubtful)-\d+\.safetensors(\.part)?")
+_TENSORS = re.compile(r"(checkpoint|doubtful)-\d+\.safetensors")
 
 
 class _Ending(BaseModel):
@@ -181,7 +180,7 @@ class RunDirectory:
         """Write what is known before the first round, unless the folder holds rounds: nothing is erased."""
         cure = "whose config.toml is missing; put that back, or choose another folder"
         for name in (*LINE_FILES, "checkpoint.json"):
-            if self._size(name) > 0:
+            if (self.path / name).exists() and (self.path / name).stat().st_size > 0:
                 raise DeltaflError(f"{self.path / name} belongs to another run, {cure}")
         self.path.mkdir(parents=True, exist_ok=True)
         for name in LINE_FILES:
@@ -290,7 +289,7 @@ class RunDirectory:
         )
         mark.write(self.path)
         for old in self.path.iterdir():
-            if _TENSORS.fullmatch(old.name) and old.name != tensors:
+            if _TENSORS.fullmatch(old.name.removesuffix(".part")) and old.name != tensors:
                 old.unlink()
         following: RoundState = settled(state)
         if self._memory is not None:
@@ -378,13 +377,9 @@ class RunDirectory:
         mark, folder = read_checkpoint(self.path), self._memory
         if folder is not None and (note := noted(folder)) is not None and mark and note.owner in ("", mark.run):
             _delete(folder, [*row_files(folder), folder / "round"])
-        names = (*LINE_FILES, *_FIXED, "config.toml", "memory.json", FILE)
-        parts = {name for file in names for name in (file, f"{file}.part")}
-        _delete(self.path, [old for old in self.path.iterdir() if old.name in parts or _TENSORS.fullmatch(old.name)])
-
-    def _size(self, name: str) -> int:
-        file = self.path / name
-        return file.stat().st_size if file.exists() else 0
+        own = (*LINE_FILES, *_FIXED, "config.toml", "memory.json", FILE)
+        names = [(file.name.removesuffix(".part"), file) for file in self.path.iterdir()]
+        _delete(self.path, [file for name, file in names if name in own or _TENSORS.fullmatch(name)])
 
 
 def _delete(folder: Path, files: Iterable[Path]) -> None:
