@@ -153,6 +153,7 @@ def test_the_options_are_those_that_were_promised(tmp_path: Path) -> None:
         ("run", ["--sampler", "--seed", "--workers"]),
     ):
         text = deltafl(command, "--help", cwd=tmp_path).stdout
+        assert "[default: (" not in text
         offered = {word for line in text.splitlines() for word in line.split()[:1] if word.startswith("-")}
         assert offered >= {*PROMISED.split(), *own, "--set", "-h,"}
 

@@ -110,6 +110,11 @@ class Listed(deltafl.Fixed):
     options: Any = 1
 
 
+@dataclass(frozen=True)
+class Abstract(deltafl.Sampler):
+    unbiased = True
+
+
 @pytest.fixture
 def _forget() -> Iterator[None]:
     yield
@@ -141,3 +146,12 @@ def test_data_frames_and_tasks_are_given_as_they_are(tmp_path: Path) -> None:
     assert deltafl.compare(task, "full", out=tmp_path / "task", **options).numbers.settings["task"] == "my-digits"
     with pytest.raises(deltafl.DeltaflError, match=r"task is int; it must be a name, a file, a deltafl.tasks.Task"):
         deltafl.compare(3, "full", **options)
+
+
+@pytest.mark.usefixtures("_forget")
+def test_settings_that_do_nothing_are_refused_as_on_the_command_line(tmp_path: Path) -> None:
+    with pytest.raises(deltafl.DeltaflError, match="noise does nothing here: only the task 'synthetic' has it"):
+        deltafl.compare("toy", "uniform", noise=2.0, out=tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(deltafl.DeltaflError, match="Abstract does not define open, as a sampler must"):
+        deltafl.compare("toy", Abstract, out=tmp_path / "out", progress=False)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..types import FloatArray
 from .runs import Run
-from .statistics import Interval, is_late, mean_interval, mean_of_best, ratio_of_means, reach
+from .statistics import Interval, is_late, mean_interval, mean_of_best, ratio_of_means, reach, side_of
 
 Status = Literal["shown", "contradicted", "open", "no interval"]
 
@@ -161,7 +161,8 @@ def compare(
     found = _interval(measure, np.array(pairs, dtype=np.float64))
     status: Status = "no interval"
     if found.low is not None and found.high is not None:
-        status = _status(found.low, found.high, 1.0 if measure.form == "ratio" else 0.0)
+        side = side_of(found.low, found.high, 1.0 if measure.form == "ratio" else 0.0)
+        status = ("open", "shown", "contradicted")[side]
         if (status == "shown" and only_second) or (status == "contradicted" and only_first):
             status = "open"
     return Statement(where, measure, first[0], second[0], *found, len(pairs), only_first, only_second, status)
@@ -170,13 +171,6 @@ def compare(
 def _interval(measure: Measure, pair_s2: FloatArray) -> Interval:
     better_s, worse_s = (pair_s2[:, 0], pair_s2[:, 1]) if measure.higher else (pair_s2[:, 1], pair_s2[:, 0])
     return ratio_of_means(better_s, worse_s) if measure.form == "ratio" else mean_interval(better_s - worse_s)
-
-
-def _status(low: float, high: float, no_difference: float) -> Status:
-    # Pairs that agree up to rounding have an interval without width, which proves nothing.
-    if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12) or low <= no_difference <= high:
-        return "open"
-    return "shown" if low > no_difference else "contradicted"
 
 
 def _finite(value: float) -> float | None:

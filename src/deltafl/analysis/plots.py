@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import require
+from ..errors import DeltaflError, require
 from ..samplers import SAMPLERS
 from ..types import FloatArray
 from .runs import Run, base_name, by_sampler
@@ -113,27 +113,15 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     groups = by_sampler(runs)
-    written = []
-    for metric in ("accuracy", "loss"):
-        with styled():
-            figure = _curves(groups, summary, metric)
-            if figure is not None:
-                written.append(directory / f"{metric}.png")
-                written[-1].write_bytes(small_png(figure))
-    written.append(directory / "selections.png")
-    _draw_selections(groups, looks(list(groups)), written[-1])
-    return written
+    paths = [directory / f"{name}.png" for name in ("accuracy", "loss", "selections")]
+    drawn = [draw_curves(runs, summary, "accuracy", paths[0]), draw_curves(runs, summary, "loss", paths[1])]
+    drawn += [_draw_selections(groups, looks(list(groups)), paths[2])]
+    return [path for path, figure in zip(paths, drawn, strict=True) if figure is not None]
 
 
-def comparison_figure(runs: Sequence[Run], summary: Summary) -> "Figure":
-    """The curves of the comparison's metric."""
-    figure = _curves(by_sampler(runs), summary, summary.metric)
-    assert figure is not None, "a comparison has its metric"
-    return figure
-
-
-def _curves(groups: dict[str, list[Run]], summary: Summary, metric: str) -> "Figure | None":
-    """The curves of a metric; None if no run has an accuracy."""
+def draw_curves(runs: Sequence[Run], summary: Summary, metric: str, path: Path | None = None) -> "Figure | None":
+    """Draw the curves of a metric, as ``draw_panels`` does; None if no run has an accuracy."""
+    groups = by_sampler(runs)
     look_of = looks(list(groups))
     lines = [Line(label, look_of[label], curve_band(group, metric)) for label, group in groups.items()]
     drawn = [line for line in lines if np.isfinite(line.band.mean_r).any()]
@@ -144,7 +132,7 @@ def _curves(groups: dict[str, list[Run]], summary: Summary, metric: str) -> "Fig
     goal = summary.threshold if metric == summary.metric else None
     goals = [None if goal is None else 100 * goal if metric == "accuracy" else goal]
     title = "test accuracy, %" if metric == "accuracy" else "test loss"
-    return panels_figure([drawn], [title], 1, note, log_y=metric == "loss", goals=goals)
+    return draw_panels([drawn], [title], 1, note, path, log_y=metric == "loss", goals=goals)
 
 
 def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
@@ -184,34 +172,17 @@ def draw_panels(
     captions: Sequence[str],
     columns: int,
     note: str,
-    path: Path,
-    *,
-    log_y: bool = False,
-    log_x: bool = False,
-    goals: Sequence[float | None] = (),
-    x_label: str = "rounds",
-) -> None:
-    """Draw panels of lines with captions, a note, perhaps a dashed goal in each, and save them.
-
-    ``log_y`` makes an axis logarithmic unless its numbers are not positive or span less than a factor of 3.
-    """
-    with styled():
-        figure = panels_figure(panels, captions, columns, note, log_y=log_y, log_x=log_x, goals=goals, x_label=x_label)
-        path.write_bytes(small_png(figure))
-
-
-def panels_figure(
-    panels: Sequence[Sequence[Line]],
-    captions: Sequence[str],
-    columns: int,
-    note: str,
+    path: Path | None = None,
     *,
     log_y: bool = False,
     log_x: bool = False,
     goals: Sequence[float | None] = (),
     x_label: str = "rounds",
 ) -> "Figure":
-    """The figure of ``draw_panels``."""
+    """Draw panels of lines with captions, a note, perhaps a dashed goal in each, and save them if there is a path.
+
+    ``log_y`` makes an axis logarithmic unless its numbers are not positive or span less than a factor of 3.
+    """
     require("matplotlib", "plot")
     from matplotlib.figure import Figure
 
@@ -254,6 +225,8 @@ def panels_figure(
             columnspacing=1.2,
             handlelength=2.4,
         )
+        if path is not None:
+            save(figure, path)
     return figure
 
 
@@ -286,7 +259,7 @@ def _draw_line(axes: "Axes", line: Line) -> Any:
     return drawn
 
 
-def _draw_selections(groups: dict[str, list[Run]], look_of: dict[str, Look], path: Path) -> None:
+def _draw_selections(groups: dict[str, list[Run]], look_of: dict[str, Look], path: Path) -> "Figure":
     """Counts of each client, sorted within a run and averaged over seeds, one line a sampler."""
     lines = []
     for label, group in groups.items():
@@ -297,7 +270,19 @@ def _draw_selections(groups: dict[str, list[Run]], look_of: dict[str, Look], pat
     shares = ", ".join(f"{label} {100 * share:.0f} %" for label, share in never.items() if share > 0)
     note = CAPTION + (f" Clients never selected: {shares}." if shares else "")
     title, x_label = "how often each client was selected", "clients, the most often selected first"
-    draw_panels([lines], [title], 1, note, path, log_y=True, x_label=x_label)
+    return draw_panels([lines], [title], 1, note, path, log_y=True, x_label=x_label)
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a figure as the kind of picture that the file's name ends in."""
+    known = figure.canvas.get_supported_filetypes()
+    if path.suffix.lower().removeprefix(".") not in known:
+        raise DeltaflError(f"{path.name} names no kind of picture; end it in {', '.join('.' + name for name in known)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix.lower() == ".png":
+        path.write_bytes(small_png(figure))
+    else:
+        figure.savefig(path)
 
 
 @contextmanager

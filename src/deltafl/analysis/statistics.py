@@ -79,6 +79,14 @@ def area_under(run: Run, horizon: int) -> float:
     return float(np.mean(known_r[np.maximum(last, 0)]))
 
 
+def side_of(low: float, high: float, no_difference: float) -> int:
+    """1 if the interval lies above ``no_difference``, -1 if below, 0 if it contains it or has no width."""
+    # Pairs that agree up to rounding have an interval without width, which proves nothing.
+    if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):
+        return 0
+    return (low > no_difference) - (high < no_difference)
+
+
 def mean_and_sd(value_s: FloatArray) -> tuple[float, float]:
     """Mean and sample standard deviation (divisor S - 1) over seeds; the sd of one seed is NaN, infinity gives NaN."""
     if not np.isfinite(value_s).all() or len(value_s) == 0:

@@ -12,6 +12,7 @@ from rich.text import Text
 from .. import given
 from ..samplers import SAMPLERS, bias_of, parse_label
 from .runs import base_name
+from .statistics import side_of
 from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ToThreshold
 
 #: Stands for a number that does not exist.
@@ -103,10 +104,11 @@ def _number_text(number: float) -> str:
 
 
 def _verdict(found: SpeedUp | GapClosed | None, no_difference: float) -> str:
-    """``"better"`` or ``"worse"`` if the interval excludes ``no_difference`` and has a width, else ``"open"``."""
-    if found is None or found.low is None or found.high is None or found.low == found.high:
-        return "open"
-    return "better" if found.low > no_difference else "worse" if found.high < no_difference else "open"
+    """``"better"`` or ``"worse"`` if the interval shows it, else ``"open"``."""
+    side = (
+        0 if found is None or found.low is None or found.high is None else side_of(found.low, found.high, no_difference)
+    )
+    return ("open", "better", "worse")[side]
 
 
 def threshold_text(summary: Summary) -> str:

@@ -42,12 +42,12 @@ def compare(
 
     Example: deltafl compare --task digits --samplers full,uniform,pracdelta --seeds 3
     """
-    from ..simulation import CompareSettings, run_comparison
+    from ..simulation import CompareSettings, new_folder, run_comparison
     from ..simulation.distributed import refuse_processes
 
     refuse_processes("compare")
     settings = o.settings_from(CompareSettings, ctx.obj, set_, config, out, resume)
-    folder = out or o.new_folder("compare", settings.task)
+    folder = out or new_folder("compare", settings.task)
     count = processes or (os.cpu_count() if settings.device == "cpu" else 1) or 1
     with _explained("compare", folder, settings.task), sweep_progress() as on_progress:
         summary = run_comparison(settings, folder, on_progress, count)
@@ -68,12 +68,12 @@ def tune(
 
     Example: deltafl tune --task digits --samplers full,uniform,innovation --local-rates 0.1,0.2,0.4 --out tuned
     """
-    from ..simulation import TuneSettings, run_comparison, tune_rates
+    from ..simulation import TuneSettings, new_folder, run_comparison, tune_rates
     from ..simulation.distributed import refuse_processes
 
     refuse_processes("tune")
     settings = o.settings_from(TuneSettings, ctx.obj, set_, config, out, resume)
-    folder = out or o.new_folder("tune", settings.task)
+    folder = out or new_folder("tune", settings.task)
     count = processes or (os.cpu_count() if settings.device == "cpu" else 1) or 1
     with _explained("tune", folder, settings.task):
         with sweep_progress() as on_progress:
@@ -97,13 +97,13 @@ def report(
 
     Example: deltafl report my-results more-results --out both
     """
-    from ..simulation import joined
+    from ..simulation import joined, new_folder
     from ..simulation.directory import recorded_settings
 
     if out is not None and recorded_settings(out) is not None:
         raise DeltaflError(f"{out} holds runs of its own; choose another --out for the report")
     together = joined(folders)
-    folder = out or o.new_folder("report", together.settings.task)
+    folder = out or new_folder("report", together.settings.task)
     _print_summary(together.write(folder), folders, folder)
 
 
@@ -139,12 +139,12 @@ def run(
 
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """
-    from ..simulation import RunSettings
+    from ..simulation import RunSettings, new_folder
     from ..simulation.distributed import joined_processes
 
     def opened() -> tuple[RunSettings, Path]:
         settings = o.settings_from(RunSettings, ctx.obj, set_, config, out, resume)
-        return settings, out or o.new_folder("run", settings.task)
+        return settings, out or new_folder("run", settings.task)
 
     with joined_processes() as group:
         settings, folder = group.from_first(opened)

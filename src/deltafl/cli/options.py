@@ -15,7 +15,7 @@ from ..errors import DeltaflError, near_names
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from ..simulation.settings import AnySettings, Settings
+    from ..simulation.settings import AnySettings
 
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="a setting as in a TOML file: proximal=0.01", metavar="KEY=VALUE")
@@ -78,11 +78,14 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
 
 
 def _option(name: str, field: "FieldInfo", of_task: bool) -> TyperOption:
-    shown = "the task's" if of_task else False if field.default is None else text_of(field.default)
-    flag = f"--{name.replace('_', '-')}"
+    shown = "the task's" if of_task else "" if field.default is None else text_of(field.default)
+    decls, meaning = [f"--{name.replace('_', '-')}"], field.description or ""
     if field.annotation is bool:
-        return TyperOption(param_decls=[flag], help=field.description, is_flag=True, show_default=False)
-    return TyperOption(param_decls=[flag], help=field.description, metavar=_metavar(field), show_default=shown)
+        return TyperOption(param_decls=decls, help=meaning, is_flag=True, show_default=False)
+    # As a default of the option it would stand in brackets of its own.
+    return TyperOption(
+        param_decls=decls, help=f"{meaning}  [default: {shown}]" if shown else meaning, metavar=_metavar(field)
+    )
 
 
 def text_of(default: Any) -> str:
@@ -109,7 +112,7 @@ def settings_from(
 ) -> "AnySettings":
     """The settings of a command from its options, checked against what its folder holds already."""
     from ..simulation.directory import RunDirectory, recorded_settings
-    from ..simulation.settings import UNION, grown, make_settings
+    from ..simulation.settings import UNION, grown, make_settings, refuse_ignored
 
     given = _joined(given, sets or [])
     recorded = recorded_settings(out) if out else None
@@ -131,20 +134,13 @@ def settings_from(
         )
     if recorded is None:
         settings = make_settings(kind, given, config)
-        _refuse_ignored(settings, given)
+        refuse_ignored(settings, given)
         return settings
     before = make_settings(kind, recorded)
     now = make_settings(kind, {**recorded, **given}) if config is None else make_settings(kind, given, config)
     if given or config is not None:
         return grown(before, now)
     return before
-
-
-def new_folder(command: str, task: str) -> Path:
-    """A folder of its own below ``runs`` for a command without ``--out``."""
-    from ..simulation.directory import new_folder as new
-
-    return new(command, task)
 
 
 def _joined(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
@@ -156,32 +152,6 @@ def _joined(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, A
             raise DeltaflError(f"--set {key}={value} and {other} set the same; leave one of them out")
         joined[key] = value
     return joined
-
-
-def _refuse_ignored(settings: "Settings", given: Mapping[str, Any]) -> None:
-    """Refuse options that task and partition do not look at; a file of settings may serve several of them."""
-    from ..estimators.table import find_estimator
-    from ..samplers import parse_label
-    from ..tasks import known_tasks
-    from ..tasks.own import is_own
-    from ..tasks.partitions import PARTITIONS
-
-    is_synthetic, partition = settings.task == "synthetic", PARTITIONS.get(settings.partition or "")
-    has_alpha = partition is not None and partition.uses_alpha
-    has_column = is_own(settings.task) or (partition is not None and partition.uses_column)
-    labels = getattr(settings, "samplers", None) or [getattr(settings, "sampler", "full")]
-    remembers = any(find_estimator(parse_label(label).estimator).control.remembers for label in labels)
-    has_files = not is_own(settings.task) and not {"files", "archive"}.isdisjoint(known_tasks()[settings.task].needs)
-    for key, is_used, who in (
-        ("memory_path", remembers, "only methods that remember one update a client have it"),
-        ("data_dir", has_files, "only tasks with files of data have it"),
-        ("noise", is_synthetic, "only the task 'synthetic' has it"),
-        ("truth", is_synthetic, "only the task 'synthetic' has it"),
-        ("alpha", has_alpha, "only Dirichlet partitions have it"),
-        ("column", has_column, "only the partition 'natural' and tables have it"),
-    ):
-        if key in given and not is_used:
-            raise DeltaflError(f"{key} does nothing here: {who}; leave it out")
 
 
 def assignment(text: str) -> tuple[str, Any]:

@@ -132,6 +132,8 @@ def _own_entry(name: str, kind: type[Sampler]) -> SamplerEntry:
     """The row of a user's class: its own default design, and weights by Horvitz and Thompson if it is unbiased."""
     if "__dataclass_fields__" not in vars(kind):
         raise DeltaflError(f"{name} is no dataclass; write @dataclass(frozen=True) above it")
+    if missing := ", ".join(sorted(kind.__abstractmethods__)):
+        raise DeltaflError(f"{name} does not define {missing}, as a sampler must; docs/architecture.md shows how")
     try:
         sampler = kind()
         estimator = _HT if sampler.unbiased else "plain-mean"

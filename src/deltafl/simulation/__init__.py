@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .callback import RoundDone
     from .compare import joined, run_comparison
-    from .directory import RunDirectory, environment, refusals
+    from .directory import RunDirectory, environment, new_folder, refusals
     from .divergence import DivergedError
     from .export import export_model
     from .record import RunRecord, RunStore, read_record, record_of, require_same, what_is_run, write_record
@@ -35,7 +35,7 @@ _MODULES = {
     for module, names in {
         "callback": "RoundDone",
         "compare": "joined run_comparison",
-        "directory": "RunDirectory environment refusals",
+        "directory": "RunDirectory environment new_folder refusals",
         "divergence": "DivergedError",
         "export": "export_model",
         "record": "RunRecord RunStore read_record record_of require_same what_is_run write_record",
@@ -51,7 +51,7 @@ _MODULES = {
 __all__ = ["NEVER", "CompareSettings", "DivergedError", "Doubling", "Grid", "Job", "OnProgress", "Progress"]
 __all__ += ["RoundDone", "RunDirectory", "RunRecord", "RunSettings", "RunStore", "Score", "Search", "Trial"]
 __all__ += ["TuneSettings", "engine_of", "environment", "export_model", "joined", "make_settings", "mean_score"]
-__all__ += ["plan_of", "read_record", "record_of", "refusals", "require_devices", "require_same"]
+__all__ += ["new_folder", "plan_of", "read_record", "record_of", "refusals", "require_devices", "require_same"]
 __all__ += ["rounds_to_threshold", "run_comparison", "run_experiment", "run_job", "run_jobs", "run_single"]
 __all__ += ["subject_of", "task_of", "tune_rates", "what_is_run", "write_record"]
 

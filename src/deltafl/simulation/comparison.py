@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from .. import given
-from ..analysis.plots import comparison_figure, small_png, styled
+from ..analysis.plots import draw_curves, small_png
 from ..analysis.runs import Run
-from ..analysis.summary import Summary
+from ..analysis.summary import SamplerSummary, Summary
 from ..analysis.table import comparison_table
 from ..errors import DeltaflError, require
 from ..samplers import Sampler, label_of, split_labels
@@ -25,7 +25,7 @@ from .callback import OnRound
 from .compare import joined, run_comparison
 from .directory import new_folder
 from .progress import sweep_progress
-from .settings import AnySettings, CompareSettings, make_settings
+from .settings import AnySettings, CompareSettings, make_settings, refuse_ignored
 from .tune import TuneSettings, tune_rates
 
 if TYPE_CHECKING:
@@ -60,21 +60,18 @@ class Comparison:
         """One row a sampler: the columns are those of the table, with intervals as ``_low`` and ``_high``."""
         import pandas as pd
 
-        rows = []
-        for entry in self.numbers.samplers:
-            gap, reached = entry.gap_closed, entry.to_threshold
-            speedup = reached and reached.speedup
-            value = entry.top5 if self.numbers.metric == "accuracy" else entry.final
-            row = {"sampler": entry.sampler, "seeds": len(entry.seeds)}
-            row |= {self.numbers.metric: value.mean, f"{self.numbers.metric}_sd": value.sd}
-            row |= {"gap_closed": gap and gap.value, "gap_low": gap and gap.low, "gap_high": gap and gap.high}
-            row |= {"rounds_to_threshold": reached and reached.rounds and reached.rounds.mean}
-            row |= {"reached": reached and reached.num_reached, "speedup": speedup and speedup.ratio}
-            row |= {"speedup_low": speedup and speedup.low, "speedup_high": speedup and speedup.high}
-            row |= {"seconds": entry.total_seconds, "bytes": entry.total_bytes, "diverged": entry.num_diverged}
-            rows.append(row)
+        def row(entry: SamplerSummary) -> dict[str, Any]:
+            metric, gap, reached = self.numbers.metric, entry.gap_closed, entry.to_threshold
+            value, speedup = entry.top5 if metric == "accuracy" else entry.final, reached and reached.speedup
+            found = {"sampler": entry.sampler, "seeds": len(entry.seeds), metric: value.mean, f"{metric}_sd": value.sd}
+            found |= {"gap_closed": gap and gap.value, "gap_low": gap and gap.low, "gap_high": gap and gap.high}
+            found |= {"rounds_to_threshold": reached and reached.rounds and reached.rounds.mean}
+            found |= {"reached": reached and reached.num_reached, "speedup": speedup and speedup.ratio}
+            found |= {"speedup_low": speedup and speedup.low, "speedup_high": speedup and speedup.high}
+            return found | {"seconds": entry.total_seconds, "bytes": entry.total_bytes, "diverged": entry.num_diverged}
+
         exact = {"sampler", "seeds", "reached", "diverged"}
-        table = pd.DataFrame(rows)
+        table = pd.DataFrame(map(row, self.numbers.samplers))
         return table.astype({name: float for name in table.columns if name not in exact}).set_index("sampler")
 
     def runs(self) -> "pd.DataFrame":
@@ -97,24 +94,22 @@ class Comparison:
             path: Where the figure is saved too: a name that ends in ``.png``, ``.pdf``, ``.svg`` or what else
                 Matplotlib writes.
         """
-        with styled():
-            figure = comparison_figure(self.curves, self.numbers)
-            if path is not None:
-                _save(figure, Path(path))
+        figure = draw_curves(self.curves, self.numbers, self.numbers.metric, None if path is None else Path(path))
+        assert figure is not None, "a comparison has its metric"
         figure._repr_png_ = partial(small_png, figure)  # type: ignore[attr-defined]  # what a notebook shows
         return figure
 
     def _repr_html_(self) -> str:
-        console = Console(record=True, file=io.StringIO(), width=110, force_jupyter=False)
-        console.print(comparison_table(self.numbers))
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return self._printed().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
     def __repr__(self) -> str:
-        console = Console(file=io.StringIO(), width=100, force_jupyter=False, force_terminal=False, color_system=None)
+        return f"{self._printed().export_text().rstrip()}\n\nResults: {', '.join(map(str, self.folders))}"
+
+    def _printed(self) -> Console:
+        """A console that has printed the table."""
+        console = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
         console.print(comparison_table(self.numbers))
-        console.print(f"\nResults: {', '.join(map(str, self.folders))}", highlight=False, soft_wrap=True)
-        text: str = console.file.getvalue()  # type: ignore[attr-defined]
-        return text.rstrip()
+        return console
 
 
 def compare(
@@ -206,6 +201,7 @@ def _resolved(
     named = {} if samplers is None else {"samplers": _labels(samplers)}
     given.TASKS.clear()
     resolved = make_settings(kind, {"task": _task_name(task), **settings, **named})
+    refuse_ignored(resolved, settings)
     return resolved, processes or (os.cpu_count() if resolved.device == "cpu" else 1) or 1
 
 
@@ -260,14 +256,3 @@ def _task_name(task: AnyTask) -> str:
     name = f"my-{name}" if name in known_tasks() else name
     given.TASKS[name] = task
     return name
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    known = figure.canvas.get_supported_filetypes()
-    if path.suffix.lower().removeprefix(".") not in known:
-        raise DeltaflError(f"{path.name} names no kind of picture; end it in {', '.join('.' + name for name in known)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix.lower() == ".png":
-        path.write_bytes(small_png(figure))
-    else:
-        figure.savefig(path)

@@ -26,7 +26,7 @@ from ..samplers import file_name
 from ..types import FloatArray
 from .checkpoint import CURE
 from .directory import RunDirectory, locked, recorded_settings
-from .settings import RunSettings
+from .settings import RunSettings, differing
 
 if TYPE_CHECKING:
     from ..tasks.base import Task
@@ -254,13 +254,10 @@ def _lines_of(path: Path, stamp: tuple[int, int]) -> dict[str, RunRecord]:
 def require_same(recorded: dict[str, Any], job: "Job", place: Path) -> None:
     """Refuse recorded settings that differ from the job's; a setting that is not recorded had its default."""
     cure = "delete it to run it again"
-    before = what_is_run(checked(RunSettings, recorded, f"{place} has impossible settings", cure))
-    now = what_is_run(job.settings)
-    for key in sorted({*before, *now}):
-        if before.get(key) != now.get(key):
-            raise DeltaflError(
-                f"{place} was run with {key} = {before.get(key)}, not {now.get(key)}: choose another --out, or {cure}"
-            )
+    before = checked(RunSettings, recorded, f"{place} has impossible settings", cure)
+    for key, old, new in differing(before, job.settings):
+        if key not in _HOW:
+            raise DeltaflError(f"{place} was run with {key} = {old}, not {new}: choose another --out, or {cure}")
 
 
 def _line(record: RunRecord) -> str:

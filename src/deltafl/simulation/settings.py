@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import DeltaflError, unknown_name
+from ..estimators.table import find_estimator
 from ..io import read_toml, sentence
 from ..samplers import SAMPLERS, RunFacts, parse_label, split_labels
 from ..server.optimizers import Momentum, make_server_optimizer
-from ..tasks import PARTITIONS, TaskSpec, load_own
+from ..tasks import PARTITIONS, TaskSpec, known_tasks, load_own
 from ..tasks.base import Task
 from ..tasks.own import check_picklable, is_own, is_table, own_spec, registered_spec
 from ..types import Population
@@ -276,6 +277,26 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
         return kind.model_validate(values).resolve()
     except ValidationError as error:
         raise DeltaflError(sentence(error.errors()[0])) from None
+
+
+def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
+    """Refuse settings that task, partition and method do not look at; a file of settings may serve several of them."""
+    is_synthetic, partition = settings.task == "synthetic", PARTITIONS.get(settings.partition or "")
+    has_alpha = partition is not None and partition.uses_alpha
+    has_column = is_own(settings.task) or (partition is not None and partition.uses_column)
+    labels = getattr(settings, "samplers", None) or [getattr(settings, "sampler", "full")]
+    remembers = any(find_estimator(parse_label(label).estimator).control.remembers for label in labels)
+    has_files = not is_own(settings.task) and not {"files", "archive"}.isdisjoint(known_tasks()[settings.task].needs)
+    for key, is_used, who in (
+        ("memory_path", remembers, "only methods that remember one update a client have it"),
+        ("data_dir", has_files, "only tasks with files of data have it"),
+        ("noise", is_synthetic, "only the task 'synthetic' has it"),
+        ("truth", is_synthetic, "only the task 'synthetic' has it"),
+        ("alpha", has_alpha, "only Dirichlet partitions have it"),
+        ("column", has_column, "only the partition 'natural' and tables have it"),
+    ):
+        if key in given and not is_used:
+            raise DeltaflError(f"{key} does nothing here: {who}; leave it out")
 
 
 def differing(before: AnySettings, now: AnySettings) -> Iterator[tuple[str, Any, Any]]:
