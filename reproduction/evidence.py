@@ -3,9 +3,8 @@
 import csv
 from pathlib import Path
 
-from deltafl.analysis import Cells, csv_text
-
 from .spec import load_experiment
+from .text import Cells, csv_text
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "src" / "deltafl" / "analysis" / "evidence.csv"

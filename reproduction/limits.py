@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deltafl import Population, close_round, init_round, make_plan, open_round, stream
-from deltafl.analysis import Band, Line, Look, draw_panels, looks, markdown, mean_interval
+from deltafl.analysis import Band, Line, Look, draw_panels, looks, mean_interval
 from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray, Params
 
 from .page import OwnPage, Row, Rows
 from .spec import TEXTS
+from .text import markdown
 from .verdict import ends
 
 #: What each picture has on its x-axis; "far" is of clients who are hardly ever selected.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deltafl.analysis import DIVERGED, Cells, Run, csv_text, folded, markdown
+from deltafl.analysis import DIVERGED, Run
 from deltafl.errors import DeltaflError
 from deltafl.io import checked, read_json, read_text, write_atomically
 from deltafl.simulation import RunSettings
@@ -13,6 +13,7 @@ from deltafl.simulation import RunSettings
 from .groups import Group, data_note, full_title, gather
 from .spec import TEXTS, Experiment, Frozen, Sweep, experiment_names
 from .tables import SHOW
+from .text import Cells, csv_text, folded, markdown
 from .verdict import NO_ORDER, counted, headline, ordered, others_table, pairs_table, paragraph, sum_up
 
 VERDICT = "verdict.json"

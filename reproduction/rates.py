@@ -25,6 +25,7 @@ from deltafl.types import FloatArray
 from .page import OwnPage, Row, Rows
 from .problems import Problem, local_work, make_problem
 from .spec import TEXTS
+from .text import markdown
 from .verdict import ends
 
 TOLERANCE = 0.1  # a slope this near to the claimed order counts as the claimed order: T is finite
@@ -188,7 +189,7 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
         TEXTS["rates"]["bounds"],
         "### The counter-example to theorem 2",
         TEXTS["rates"]["counter"],
-        analysis.markdown(heads, lines),
+        markdown(heads, lines),
     ]
     return OwnPage(*_sum_up(found, counter), blocks, [_csv_row(row) for row in found])
 
@@ -239,7 +240,7 @@ def _table(rows: Sequence[Measured]) -> str:
         least = "0 (x_0)" if row.slope_least is None else f"{row.least:.2e}"
         slopes = [_number(row.slope_least), _number(row.slope_mean)]
         lines.append([row.method, *slopes, claimed, verdict(row), least, f"{row.mean:.2e}", _number(row.ratio)])
-    return analysis.markdown(heads, lines)
+    return markdown(heads, lines)
 
 
 def _duels(problem: str, values: Values) -> str:

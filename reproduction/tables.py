@@ -11,7 +11,9 @@ from deltafl import analysis
 from deltafl.types import FloatArray
 
 from .groups import Group, Row
+from .measures import Measure, Statement, accuracy, best_within, centre, late_loss, late_probe, rounds_to, second_half
 from .spec import TEXTS, Reported, View
+from .text import DASH, Cells, fixed, markdown, plus_minus, plus_minus_short, short
 from .verdict import Measures, between, ends, number_text
 
 _TITLES = {"accuracy": "test accuracy, %", "loss": "test loss", "log10-loss": "log10 of the test loss"}
@@ -24,7 +26,7 @@ class Shown(NamedTuple):
     """Tables with their headings, rows of ``table.csv``, the picture's file, measures by part, a verdict."""
 
     tables: list[tuple[str, str]]
-    cells: analysis.Cells
+    cells: Cells
     picture: str
     measures: Measures
     verdict: str | None = None
@@ -34,34 +36,34 @@ def _head(group: Group, row: Row) -> dict[str, Any]:
     return {"part": group.part, "sampler": row.label, "method": row.name, "seeds": len(row.runs)}
 
 
-def _table_of(columns: Sequence[Column], cells: analysis.Cells, left: int = 1) -> str:
+def _table_of(columns: Sequence[Column], cells: Cells, left: int = 1) -> str:
     lines = [[text(cell) for _, text in columns] for cell in cells]
-    return analysis.markdown([head for head, _ in columns], lines, left=left)
+    return markdown([head for head, _ in columns], lines, left=left)
 
 
-def _over_seeds(measure: analysis.Measure, runs: dict[int, analysis.Run]) -> tuple[float | None, float | None, int]:
+def _over_seeds(measure: Measure, runs: dict[int, analysis.Run]) -> tuple[float | None, float | None, int]:
     """Mean and sd of the seeds with a number, scaled for people (None without one), and how many have none."""
     number_s = measure.numbers(runs)
     mean, sd = (None if np.isnan(number) else measure.scale * number for number in analysis.mean_and_sd(number_s))
     return mean, sd, len(runs) - len(number_s)
 
 
-def _against(group: Group, measure: analysis.Measure, row: Row) -> analysis.Statement:
+def _against(group: Group, measure: Measure, row: Row) -> Statement:
     return between(group, measure, row.label, group.baseline)
 
 
-def measures_of(group: Group, view: View) -> list[analysis.Measure]:
+def measures_of(group: Group, view: View) -> list[Measure]:
     """What the verdict compares: rounds to the threshold if there is one, then the accuracy or the loss."""
     y = view.y[0] if view.y else group.metric
-    value = analysis.accuracy(view.best_of(group.part)) if y == "accuracy" else analysis.late_loss(y == "log10-loss")
+    value = accuracy(view.best_of(group.part)) if y == "accuracy" else late_loss(y == "log10-loss")
     if group.threshold is not None and y == group.metric:
-        return [analysis.rounds_to(group.threshold, group.metric), value]
+        return [rounds_to(group.threshold, group.metric), value]
     return [value]
 
 
 def show_table(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     """A table in the paper's form for each part, with the paper's numbers beside ours, and curves."""
-    tables, cells, measures = [], analysis.Cells(), {}
+    tables, cells, measures = [], Cells(), {}
     for group in groups:
         measures[group.part] = measures_of(group, view)
         own = [_paper_cell(group, row, view, measures[group.part][-1]) for row in group.rows]
@@ -72,12 +74,12 @@ def show_table(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     return Shown(tables, cells, "curves.png", measures)
 
 
-def _paper_cell(group: Group, row: Row, view: View, value: analysis.Measure) -> dict[str, Any]:
+def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str, Any]:
     mean, sd, _ = _over_seeds(value, row.runs)
     cell = _head(group, row) | {"value": value.name, "mean": mean, "sd": sd}
     client_rs = [(seed, run, run.client_accuracy_r) for seed, run in row.runs.items()]
     by_client = {s: run._replace(accuracy_r=value_r) for s, run, value_r in client_rs if value_r is not None}
-    client_mean, _, missing = _over_seeds(analysis.accuracy(view.best_of(group.part)), by_client)
+    client_mean, _, missing = _over_seeds(accuracy(view.best_of(group.part)), by_client)
     if len(by_client) - missing == len(row.runs):
         cell["client_accuracy"] = client_mean
     paper = group.reported.get(row.label, Reported())
@@ -86,13 +88,13 @@ def _paper_cell(group: Group, row: Row, view: View, value: analysis.Measure) -> 
     if group.threshold is None:
         return cell
     for suffix, smoothed in (("", False), ("_smoothed", True)):
-        mean, _, never = _over_seeds(analysis.rounds_to(group.threshold, group.metric, smoothed), row.runs)
+        mean, _, never = _over_seeds(rounds_to(group.threshold, group.metric, smoothed), row.runs)
         cell |= {f"rounds{suffix}": mean, f"never{suffix}": never}
     reached = [(run, at) for run in row.runs.values() if (at := analysis.reach(run, group.threshold)) is not None]
     cell["seconds"] = _mean([run.seconds_r[at] for run, at in reached])
     cell["cpu_seconds"] = _mean([run.cpu_seconds_r[at] for run, at in reached if run.cpu_seconds_r is not None])
     if row.label != group.baseline:
-        speedup = _against(group, analysis.rounds_to(group.threshold, group.metric), row)
+        speedup = _against(group, rounds_to(group.threshold, group.metric), row)
         cell |= {"speedup": speedup.estimate, "low": speedup.low, "high": speedup.high, "pairs": speedup.pairs}
         cell["left_out"] = speedup.only_first + speedup.only_second
         theirs = group.reported.get(group.baseline, Reported()).rounds
@@ -105,18 +107,18 @@ def _mean(numbers: Sequence[float]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _paper_columns(group: Group, cells: analysis.Cells, value: analysis.Measure) -> list[Column]:
+def _paper_columns(group: Group, cells: Cells, value: Measure) -> list[Column]:
     percent, paper, goal = group.metric == "accuracy", bool(group.reported), group.threshold is not None
     head, digits = ("accuracy, %", 2) if percent else (value.name, 3)
     by_client = any("client_accuracy" in cell for cell in cells)
     paper_seconds = any(cell["paper_seconds"] is not None for cell in cells)
     columns: list[tuple[bool, str, Callable[[dict[str, Any]], str]]] = [
         (True, "method", lambda c: c["method"]),
-        (True, head, lambda c: analysis.plus_minus(c["mean"], c["sd"], digits)),
-        (paper, "paper's accuracy", lambda c: analysis.plus_minus(c["paper_accuracy"], c["paper_sd"], 2)),
-        (by_client, "mean over clients, %", lambda c: analysis.fixed(c.get("client_accuracy"), 2)),
-        (goal, analysis.rounds_to(group.threshold or 0, group.metric).name, lambda c: _rounds_text(c, "")),
-        (goal and paper, "paper's rounds", lambda c: analysis.fixed(c["paper_rounds"], 0)),
+        (True, head, lambda c: plus_minus(c["mean"], c["sd"], digits)),
+        (paper, "paper's accuracy", lambda c: plus_minus(c["paper_accuracy"], c["paper_sd"], 2)),
+        (by_client, "mean over clients, %", lambda c: fixed(c.get("client_accuracy"), 2)),
+        (goal, rounds_to(group.threshold or 0, group.metric).name, lambda c: _rounds_text(c, "")),
+        (goal and paper, "paper's rounds", lambda c: fixed(c["paper_rounds"], 0)),
         (goal, "by 5-evaluation mean", lambda c: _rounds_text(c, "_smoothed")),
         (goal, "wall seconds", lambda c: _seconds_text(c["seconds"])),
         (goal, "CPU seconds", lambda c: _seconds_text(c["cpu_seconds"])),
@@ -135,18 +137,18 @@ def _rounds_text(cell: dict[str, Any], suffix: str) -> str:
 
 
 def _seconds_text(number: float | None) -> str:
-    return analysis.DASH if number is None else analysis.human_seconds(number)
+    return DASH if number is None else analysis.human_seconds(number)
 
 
 def _speedup_text(cell: dict[str, Any]) -> str:
     if cell.get("speedup") is None:
-        return analysis.DASH if "speedup" in cell else "baseline"
+        return DASH if "speedup" in cell else "baseline"
     mark = "\\*" if cell["left_out"] else ""
     return f"{cell['speedup']:.2f}{mark}{ends(cell['low'], cell['high'])}"
 
 
 def _paper_speedup_text(cell: dict[str, Any]) -> str:
-    return analysis.fixed(cell["paper_speedup"], 2) if "paper_speedup" in cell else "baseline"
+    return fixed(cell["paper_speedup"], 2) if "paper_speedup" in cell else "baseline"
 
 
 def _table_note(group: Group, view: View) -> str:
@@ -162,10 +164,10 @@ def _table_note(group: Group, view: View) -> str:
 
 
 def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
-    tables, cells, measures = [], analysis.Cells(), {}
+    tables, cells, measures = [], Cells(), {}
     for group in groups:
         measures[group.part] = measures_of(group, view)
-        others = [analysis.accuracy() if y == "accuracy" else analysis.late_loss(y == "log10-loss") for y in view.y[1:]]
+        others = [accuracy() if y == "accuracy" else late_loss(y == "log10-loss") for y in view.y[1:]]
         every = [*measures[group.part], *others]
         heads, lines = ["method"], []
         for measure in every:
@@ -175,20 +177,20 @@ def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
             found = [_value_cell(group, row, measure) for measure in every]
             cells += [cell for cell, _ in found]
             lines.append([row.name, *(text for _, texts in found for text in texts)])
-        tables.append((group.title, analysis.markdown(heads, lines)))
+        tables.append((group.title, markdown(heads, lines)))
     tables[-1] = (tables[-1][0], f"{tables[-1][1]}\n\n{TEXTS['pages']['curves']}")
     _draw_curves(groups, view.y, min(3, len(groups)), folder / "curves.png")
     return Shown(tables, cells, "curves.png", measures)
 
 
-def _value_cell(group: Group, row: Row, measure: analysis.Measure) -> tuple[dict[str, Any], list[str]]:
+def _value_cell(group: Group, row: Row, measure: Measure) -> tuple[dict[str, Any], list[str]]:
     mean, sd, missing = _over_seeds(measure, row.runs)
     number_s = measure.numbers(row.runs)
     interval = analysis.mean_interval(number_s)[1:] if len(number_s) else (None, None)
     low, high = (None if end is None else measure.scale * end for end in interval)
     cell = _head(group, row) | {"value": measure.name, "mean": mean, "sd": sd}
     cell |= {"low": low, "high": high, "missing": missing}
-    text = analysis.plus_minus_short(mean, sd) + ends(low, high, ".4g")
+    text = plus_minus_short(mean, sd) + ends(low, high, ".4g")
     text += f" ({missing} of {len(row.runs)} {measure.failed})" if missing else ""
     if row.label == group.baseline:
         return cell, [text, "baseline"]
@@ -217,22 +219,22 @@ def _draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path:
 
 
 def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
-    tables, cells, measures, panels = [], analysis.Cells(), {}, []
+    tables, cells, measures, panels = [], Cells(), {}, []
     looks, best = _looks(groups), view.best_of("")
     for group in groups:
         length = min(run.num_rounds for run in group.runs)
         horizons = [horizon for horizon in view.rounds if horizon <= length] or [length]
-        own = measures[group.part] = [analysis.best_within(horizon, best) for horizon in horizons]
+        own = measures[group.part] = [best_within(horizon, best) for horizon in horizons]
         lines, bands = [], []
         for row in group.rows:
             found = [_over_seeds(measure, row.runs)[:2] for measure in own]
             for horizon, (mean, sd) in zip(horizons, found, strict=True):
                 cells.append(_head(group, row) | {"rounds": horizon, "best": best, "mean": mean, "sd": sd})
-            lines.append([row.name, *(analysis.plus_minus(mean, sd, 2) for mean, sd in found)])
+            lines.append([row.name, *(plus_minus(mean, sd, 2) for mean, sd in found)])
             value_sh = 100 * np.array([[measure.value(run) for measure in own] for run in row.runs.values()], float)
             bands.append(analysis.band_of([(np.array(horizons), value_h) for value_h in value_sh]))
         heads = ["method", *(f"best {best} of {horizon} rounds, %" for horizon in horizons)]
-        tables.append((group.title, analysis.markdown(heads, lines) + "\n\n± is the sd over seeds."))
+        tables.append((group.title, markdown(heads, lines) + "\n\n± is the sd over seeds."))
         panels.append(_panel(group, looks, bands))
     captions = [f"{group.title}: mean of the {best} best accuracies, %" for group in groups]
     path, columns = folder / "best.png", min(3, len(groups))
@@ -242,20 +244,20 @@ def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
 
 def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     """Each probe column's mean over the second half of the rounds, its range there, the share within bounds."""
-    tables, cells, measures = [], analysis.Cells(), {}
+    tables, cells, measures = [], Cells(), {}
     columns: list[Column] = [
         ("method", lambda cell: cell["method"]),
         ("what", lambda cell: cell["value"]),
-        ("mean, second half", lambda cell: analysis.plus_minus_short(cell["mean"], cell["sd"])),
-        ("least", lambda cell: analysis.short(cell["least"])),
-        ("largest", lambda cell: analysis.short(cell["largest"])),
+        ("mean, second half", lambda cell: plus_minus_short(cell["mean"], cell["sd"])),
+        ("least", lambda cell: short(cell["least"])),
+        ("largest", lambda cell: short(cell["largest"])),
     ]
     if view.bounds:
         within = "{within} of {measured}".format_map
-        columns.append(("the paper's bounds", lambda cell: cell.get("bounds", analysis.DASH)))
-        columns.append(("measured rounds within", lambda cell: within(cell) if "within" in cell else analysis.DASH))
+        columns.append(("the paper's bounds", lambda cell: cell.get("bounds", DASH)))
+        columns.append(("measured rounds within", lambda cell: within(cell) if "within" in cell else DASH))
     for group in groups:
-        measures[group.part] = [analysis.late_probe(title, column, True) for title, column in view.columns.items()]
+        measures[group.part] = [late_probe(title, column, True) for title, column in view.columns.items()]
         own = [cell for row in group.rows for cell in _probe_cells(group, row, view)]
         tables.append((group.title, _table_of(columns, own, left=2)))
         cells += own
@@ -263,10 +265,10 @@ def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     return Shown(tables, cells, "probes.png", measures, _bounds_verdict(groups, cells))
 
 
-def _probe_cells(group: Group, row: Row, view: View) -> analysis.Cells:
-    cells: analysis.Cells = []
+def _probe_cells(group: Group, row: Row, view: View) -> Cells:
+    cells: Cells = []
     for title, column in view.columns.items():
-        cell = _probe_cell(group, row, title, [analysis.second_half(run, column) for run in row.runs.values()])
+        cell = _probe_cell(group, row, title, [second_half(run, column) for run in row.runs.values()])
         if column in view.bounds:
             low, high = view.bounds[column]
             every = np.concatenate([run.probe(column) for run in row.runs.values()])
@@ -282,7 +284,7 @@ def _probe_cells(group: Group, row: Row, view: View) -> analysis.Cells:
 
 
 def _probe_cell(group: Group, row: Row, title: str, late_s: Sequence[FloatArray]) -> dict[str, Any]:
-    means = [mean for late in late_s if (mean := analysis.centre(late)) is not None]
+    means = [mean for late in late_s if (mean := centre(late)) is not None]
     mean, sd = (None if np.isnan(number) else number for number in analysis.mean_and_sd(np.array(means)))
     late = np.concatenate(late_s)
     least, largest = (float(late.min()), float(late.max())) if len(late) else (None, None)
@@ -292,10 +294,10 @@ def _probe_cell(group: Group, row: Row, title: str, late_s: Sequence[FloatArray]
 def _ratio(run: analysis.Run, high: str, low: str) -> FloatArray:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio_r = run.probe(high) / run.probe(low)
-    return analysis.second_half(run._replace(probes={**run.probes, "ratio": ratio_r}), "ratio")
+    return second_half(run._replace(probes={**run.probes, "ratio": ratio_r}), "ratio")
 
 
-def _bounds_verdict(groups: Sequence[Group], cells: analysis.Cells) -> str | None:
+def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> str | None:
     """Where the paper's bounds hold in every measured round, and where they do not; None if it states none."""
     bounded = [cell for cell in cells if "bounds" in cell]
     broken = {cell["part"] for cell in bounded if cell["within"] < cell["measured"]}

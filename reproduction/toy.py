@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from deltafl import KnownUpdates, Plan, Population, close_round, init_round, make_sampler
-from deltafl.analysis import DPI, GREY, INK, PALE, WIDTH, markdown, small_png, styled
+from deltafl.analysis import DPI, GREY, INK, PALE, WIDTH, small_png, styled
 from deltafl.designs import every_cohort
 from deltafl.io import write_atomically
 from deltafl.types import FloatArray, Params
 
 from .page import OwnPage, Row, Rows
 from .spec import TEXTS
+from .text import markdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

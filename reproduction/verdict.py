@@ -1,16 +1,18 @@
 """The verdict: whether the paper's ordering holds, from intervals alone; ``texts.toml`` states the rule.
 
 For each part, each measure and each pair that the paper orders there is one statement, "the first is better than the
-second", which the runs show, contradict or leave open (``deltafl.analysis.Statement``).
+second", which the runs show, contradict or leave open (``measures.Statement``).
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from deltafl.analysis import Measure, Statement, base_name, compare, markdown
+from deltafl.analysis import base_name
 
 from .groups import Group
+from .measures import Measure, Statement, compare
+from .text import markdown
 
 NO_ORDER = "no ordering is claimed"
 #: What the verdict compares, by part.

@@ -12,11 +12,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from deltafl.analysis import Measure, Run, Statement, accuracy, area_under, compare, fieller, mean_interval, t_quantile
+from deltafl.analysis import Run, area_under, fieller, mean_interval, t_quantile
 from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
 from deltafl.simulation import rounds_to_threshold
 from deltafl.types import FloatArray
 
+from ..measures import Measure, Statement, accuracy, compare
 from ..verdict import ends
 from .parts import BASELINE, FULL, Part
 from .runs import Method, Result

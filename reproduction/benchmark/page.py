@@ -14,6 +14,7 @@ from deltafl.simulation import OnProgress
 from ..page import OwnPage, diverged, hardware, write
 from ..reproduce import Request
 from ..spec import TEXTS, Experiment
+from ..text import csv_text
 from ..verdict import counted, sentence_case
 from .judge import GOAL, LEAST, Gap, Judgement, elsewhere_text, gap_of, headline, judge_all, measures, needs, sentence
 from .parts import BASELINE, FULL, Part, parts_of
@@ -41,7 +42,7 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
     with store.runs.lock():
         _draw_gaps(results, experiment.view.core, folder / "gap.png")
         _draw_curves(results, experiment.view.core, folder / "curves.png")
-        write_atomically(folder / "tuning.csv", analysis.csv_text(tuning_cells(results, store)))
+        write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
         blocks = _blocks(parts, judgements, reasons, counts, store)
         measured = " ".join(sentence(judgement) for judgement in judgements)
         shown = OwnPage(measured, headline(judgements), blocks, table_cells(results))

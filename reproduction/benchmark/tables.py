@@ -13,7 +13,9 @@ from deltafl.simulation import NEVER, RunSettings, mean_score, plan_of
 from deltafl.tasks import find_task
 from deltafl.types import FloatArray
 
+from ..measures import Measure, centre, second_half
 from ..spec import TEXTS
+from ..text import DASH, Cells, fixed, markdown, plus_minus
 from ..verdict import ends, number_text
 from .judge import NO_GAP, Gap, against, cut_short, gap_by_seed, gap_of, measures, needs
 from .parts import BASELINE, FULL
@@ -47,15 +49,15 @@ def main_table(result: Result) -> str:
         line = [name_of(label), needs(label), _rounds(method, rounds), speed_up]
         line += [_gap(gap_of(result, label, rounds), label), _mean_text(method, area, 2), points]
         lines.append([*line, _mean_text(method, end, 2), f"{len(method.runs)} of {result.part.seeds}"])
-    return analysis.markdown(heads, lines, left=2)
+    return markdown(heads, lines, left=2)
 
 
-def _mean_text(method: Method, measure: analysis.Measure, digits: int) -> str:
+def _mean_text(method: Method, measure: Measure, digits: int) -> str:
     mean, sd = analysis.mean_and_sd(measure.scale * measure.numbers(method.runs))
-    return analysis.plus_minus(mean, None if np.isnan(sd) else sd, digits)
+    return plus_minus(mean, None if np.isnan(sd) else sd, digits)
 
 
-def _rounds(method: Method, rounds: analysis.Measure) -> str:
+def _rounds(method: Method, rounds: Measure) -> str:
     failed = cut_short(method, rounds)
     notes = [f"{failed} of {len(method.runs)} never"] if failed else []
     notes += [f"{method.diverged} diverged"] if method.diverged else []
@@ -63,10 +65,10 @@ def _rounds(method: Method, rounds: analysis.Measure) -> str:
     return f"{mark}{_mean_text(method, rounds, 1)}{note}"
 
 
-def _to_baseline(result: Result, measure: analysis.Measure, label: str) -> str:
+def _to_baseline(result: Result, measure: Measure, label: str) -> str:
     statement = against(result, measure, label, BASELINE)
     if label == BASELINE or statement is None:
-        return "baseline" if label == BASELINE else analysis.DASH
+        return "baseline" if label == BASELINE else DASH
     mark = "≥" * (cut_short(result.find(BASELINE), measure) > 0) + "≤" * (cut_short(result.find(label), measure) > 0)
     return f"{mark}{' ' * bool(mark)}{number_text(statement)}"
 
@@ -85,11 +87,11 @@ def cost_table(result: Result) -> str:
         if cut_short(method, measures(result.part)[0]):
             costs |= {key: f"≥ {costs[key]}" for key in ("mb_to_threshold", "cpu_seconds_to_threshold")}
         lines.append([name_of(method.label), *costs.values()])
-    return analysis.markdown(heads, lines)
+    return markdown(heads, lines)
 
 
 def _short(value: float | None) -> str:
-    return analysis.DASH if value is None else f"{value:.3g}" if value < 100 else analysis.fixed(value, 0)
+    return DASH if value is None else f"{value:.3g}" if value < 100 else fixed(value, 0)
 
 
 def cost_cells(result: Result, method: Method) -> dict[str, Any]:
@@ -124,10 +126,10 @@ def _to_threshold(result: Result, method: Method, spent: Callable[[analysis.Run]
 
 def _probed(method: Method, column: str) -> float | None:
     """The geometric mean of a probe column over the second half of the rounds; None without probes."""
-    values_s = [analysis.second_half(run, column) for run in method.runs.values() if column in run.probes]
+    values_s = [second_half(run, column) for run in method.runs.values() if column in run.probes]
     # A lower bound of 0 bounds nothing; older records have it where the update of any single client was 0.
     known_s = [value_r[value_r > 0] if column == "least_error" else value_r for value_r in values_s]
-    known = [value for value_r in known_s if (value := analysis.centre(value_r)) is not None]
+    known = [value for value_r in known_s if (value := centre(value_r)) is not None]
     return float(np.mean(known)) if known else None
 
 
@@ -157,7 +159,7 @@ def _sizes(state: Any) -> Iterator[int]:
         yield prod(np.shape(state))
 
 
-def table_cells(results: Sequence[Result]) -> analysis.Cells:
+def table_cells(results: Sequence[Result]) -> Cells:
     return [_method_cells(result, method) for result in results for method in by_rounds(result)]
 
 
@@ -188,8 +190,8 @@ def _with_ends(key: str, interval: tuple[float | None, float | None, float | Non
     return dict(zip((key, f"{key}_low", f"{key}_high"), interval, strict=True))
 
 
-def tuning_cells(results: Sequence[Result], store: Store) -> analysis.Cells:
-    cells: analysis.Cells = []
+def tuning_cells(results: Sequence[Result], store: Store) -> Cells:
+    cells: Cells = []
     for result in results:
         part = result.part
         for method in result.methods:
@@ -206,7 +208,7 @@ def tuning_cells(results: Sequence[Result], store: Store) -> analysis.Cells:
 def rates_table(results: Sequence[Result]) -> str:
     labels = list(dict.fromkeys(method.label for result in results for method in result.methods))
     lines = [[name_of(label), *(_rate(result, label) for result in results)] for label in labels]
-    return analysis.markdown(["method", *(result.part.title for result in results)], lines)
+    return markdown(["method", *(result.part.title for result in results)], lines)
 
 
 def _rate(result: Result, label: str) -> str:
@@ -214,7 +216,7 @@ def _rate(result: Result, label: str) -> str:
     if found is None:
         return ""
     if found.best is None or found.score is None:
-        return analysis.DASH
+        return DASH
     marks = ["edge"] if found.edge else []
     marks += ["never"] if found.score.rounds == NEVER * result.part.rounds_tuning(label) else []
     return f"{found.best:g}" + (f" ({', '.join(marks)})" if marks else "")
@@ -234,7 +236,7 @@ def edge_text(results: Sequence[Result], store: Store) -> str:
         }
         chosen = method.search.best or 0.0
         inside = [rate for rate in rounds_of if rate not in (method.search.rates[0], method.search.rates[-1])]
-        cells = [f"{chosen:g}", f"{np.mean(rounds_of[chosen]):.1f}", analysis.DASH, analysis.DASH, analysis.DASH]
+        cells = [f"{chosen:g}", f"{np.mean(rounds_of[chosen]):.1f}", DASH, DASH, DASH]
         if inside:
             best = min(inside, key=lambda rate: float(np.mean(rounds_of[rate])))
             mean, low, high = analysis.mean_interval(rounds_of[chosen] - rounds_of[best])
@@ -243,4 +245,4 @@ def edge_text(results: Sequence[Result], store: Store) -> str:
         lines.append([result.part.title, f"`{method.label}`", *cells])
     heads = ["task", "method", "chosen", "rounds", "best inside", "rounds", "difference [95 %]"]
     head = TEXTS["benchmark"]["edge"].format(better=better, number=len(at_edge))
-    return f"{head}\n\n{analysis.markdown(heads, lines)}"
+    return f"{head}\n\n{markdown(heads, lines)}"

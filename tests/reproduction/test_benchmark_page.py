@@ -10,13 +10,13 @@ import pytest
 from made_up_benchmark import MADE_UP, curve, made_up, part_of, record, shown, tiny, write_runs
 from scipy import stats
 
-from deltafl.analysis import compare
 from deltafl.errors import DeltaflError
 from deltafl.samplers import SAMPLERS
 from deltafl.simulation import RunSettings, make_settings, rounds_to_threshold
 from reproduction.benchmark.judge import closed, holm, last_accuracy, measures, no_gap, p_value, rounds_at
 from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.tables import num_params_of, server_memory
+from reproduction.measures import compare
 from reproduction.spec import SCALES, load_experiment
 
 

@@ -7,9 +7,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from deltafl.analysis import Measure, Run, Statement, accuracy, best_within, compare, late_loss, late_probe, rounds_to
-from deltafl.analysis.measures import Status
+from deltafl.analysis import Run
 from reproduction.groups import Group, Row
+from reproduction.measures import (
+    Measure,
+    Statement,
+    Status,
+    accuracy,
+    best_within,
+    compare,
+    late_loss,
+    late_probe,
+    rounds_to,
+)
 from reproduction.verdict import NO_ORDER, headline, ordered, pairs_table, paragraph, sum_up
 from tools.runs import make_run
 

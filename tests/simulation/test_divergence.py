@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from conftest import population_of
-from deltafl.analysis.measures import accuracy, late_loss
 from deltafl.analysis.table import remarks
 from deltafl.cli.main import app
 from deltafl.server.watch import Watch
@@ -25,6 +24,7 @@ from deltafl.simulation.settings import CompareSettings, RunSettings, make_setti
 from deltafl.simulation.setup import engine_of, plan_of, task_of
 from deltafl.simulation.sweep import run_job
 from deltafl.types import RejectedReply, RoundInfo
+from reproduction.measures import accuracy, late_loss
 from reproduction.page import write_page
 from reproduction.reproduce import records_of
 from tools.simulation import TINY, lines_of, quiet, run

@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ..types import FloatArray
-from .runs import Run
-from .statistics import Interval, is_late, mean_interval, mean_of_best, ratio_of_means, reach, side_of
+from deltafl.analysis import Run
+from deltafl.analysis.statistics import Interval, is_late, mean_interval, mean_of_best, ratio_of_means, reach, side_of
+from deltafl.types import FloatArray
 
 Status = Literal["shown", "contradicted", "open", "no interval"]
 
