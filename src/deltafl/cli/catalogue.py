@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from .options import text_of
+from .options import allowed, text_of
 
 data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -135,17 +135,6 @@ def settings(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
         rows.append((key, of[0] if len(of) == 1 else "both", allowed(schema), default))
     _print_table(("setting", "of", "allowed", "default"), rows)
     _print_table(("setting", "meaning"), ((key, fields[key].description or "") for key in chosen))
-
-
-def allowed(schema: dict[str, Any]) -> str:
-    """The values that a field's JSON schema allows, for a person."""
-    schema = schema.get("anyOf", [schema])[0]
-    if "enum" in schema:
-        return "|".join(schema["enum"])
-    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if schema.get(key) not in (None, 2**31 - 1)]
-    kind = {"integer": "N", "number": "X", "array": "A,B"}.get(schema["type"], "text")
-    return " ".join([kind, ", ".join(limits)]).rstrip()
 
 
 def _print_table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -53,8 +53,10 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
         def settings(self) -> list[TyperOption]:
             from ..simulation.settings import TASK_DEFAULTS
 
-            fields = getattr(import_module("deltafl.simulation"), kind).model_fields
-            return [_option(name, fields[name], name in TASK_DEFAULTS) for name in names or fields if name != "rates"]
+            settings = getattr(import_module("deltafl.simulation"), kind)
+            fields, schemas = settings.model_fields, settings.model_json_schema()["properties"]
+            chosen = [name for name in names or fields if name != "rates"]
+            return [_option(name, fields[name], schemas[name], name in TASK_DEFAULTS) for name in chosen]
 
         def get_params(self, ctx: Any) -> list[Any]:
             return [*self.settings, *super().get_params(ctx)]
@@ -77,15 +79,14 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
     return SettingsCommand
 
 
-def _option(name: str, field: "FieldInfo", of_task: bool) -> TyperOption:
+def _option(name: str, field: "FieldInfo", schema: dict[str, Any], of_task: bool) -> TyperOption:
     shown = "the task's" if of_task else "" if field.default is None else text_of(field.default)
     decls, meaning = [f"--{name.replace('_', '-')}"], field.description or ""
     if field.annotation is bool:
         return TyperOption(param_decls=decls, help=meaning, is_flag=True, show_default=False)
     # As a default of the option it would stand in brackets of its own.
-    return TyperOption(
-        param_decls=decls, help=f"{meaning}  [default: {shown}]" if shown else meaning, metavar=_metavar(field)
-    )
+    meaning += f"  [default: {shown}]" if shown else ""
+    return TyperOption(param_decls=decls, help=meaning, metavar=allowed(schema).split()[0])
 
 
 def text_of(default: Any) -> str:
@@ -93,13 +94,17 @@ def text_of(default: Any) -> str:
     return ",".join(map(str, default)) if isinstance(default, tuple) else "-" if default is None else str(default)
 
 
-def _metavar(field: "FieldInfo") -> str:
-    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind is not type(None)]
-    for kind in kinds:
-        if get_origin(kind) is Literal:
-            return "|".join(map(str, get_args(kind)))
-    text = str(field.annotation)
-    return "A,B" if "tuple" in text else "N" if "int" in text else "X" if "float" in text else "NAME"
+def allowed(schema: dict[str, Any]) -> str:
+    """The values that a field's JSON schema allows, for a person."""
+    schema = schema.get("anyOf", [schema])[0]
+    if words := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return "|".join(words)
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    limits = [
+        f"{sign} {schema[key]:g}" for key, sign in signs.items() if schema.get(key) not in (None, 2**31 - 1, 1e37)
+    ]
+    kind = {"integer": "N", "number": "X", "array": "A,B"}.get(schema["type"], "NAME")
+    return " ".join([kind, ", ".join(limits)]).rstrip()
 
 
 def settings_from(

@@ -19,6 +19,7 @@ from ..server.optimizers import Momentum, make_server_optimizer
 from ..tasks import PARTITIONS, TaskSpec, known_tasks, load_own
 from ..tasks.base import Task
 from ..tasks.own import check_picklable, is_own, is_table, own_spec, registered_spec
+from ..tasks.partitions import find_partition
 from ..types import Population
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -144,8 +145,8 @@ class Settings(BaseModel):
     def _check(self, spec: TaskSpec) -> None:
         """Refuse unknown names, and values that do not go together."""
         make_server_optimizer(self.server_optimizer, self.server_lr, self.server_momentum)
-        if self.partition is not None and self.partition not in PARTITIONS:
-            raise unknown_name("partition", self.partition, PARTITIONS)
+        if self.partition is not None:
+            find_partition(self.partition)
         clients = spec.num_clients if is_own(self.task) else self.clients
         if self.sample is not None and clients is not None and self.sample > clients:
             raise DeltaflError(f"cannot sample {self.sample} of {clients} clients; lower 'sample'")

@@ -170,6 +170,13 @@ PARTITIONS: dict[str, Partition] = {
 }
 
 
+def find_partition(name: str) -> Partition:
+    """The partition of this name."""
+    if name not in PARTITIONS:
+        raise unknown_name("partition", name, PARTITIONS)
+    return PARTITIONS[name]
+
+
 def make_partition(
     name: str,
     dataset: Dataset,
@@ -187,9 +194,7 @@ def make_partition(
     Raises:
         DeltaflError: If the name is unknown, the data set lacks labels or the column, or the numbers are impossible.
     """
-    if name not in PARTITIONS:
-        raise unknown_name("partition", name, PARTITIONS)
-    partition = PARTITIONS[name]
+    partition = find_partition(name)
     if partition.uses_labels and dataset.num_classes == 0:
         raise DeltaflError(f"partition {name!r} needs class labels, and this task has none: choose 'iid' or 'quantity'")
     if partition.uses_alpha and not 1e-6 <= alpha <= 1e6:  # a Dirichlet sample is rounded away there

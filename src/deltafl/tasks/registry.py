@@ -27,7 +27,7 @@ from .models import (
     softmax_regression,
     two_layer_cnn,
 )
-from .partitions import PARTITIONS, clients_of, make_partition, owner_column
+from .partitions import clients_of, find_partition, make_partition, owner_column
 from .synthetic import make_log_model, make_quadratic_model, make_synthetic_task, make_toy_task
 
 if TYPE_CHECKING:
@@ -178,9 +178,7 @@ def make_task(
         options: dict[str, Any] = {"num_clients": num_clients, **of_synthetic}
         return spec.make(seed=seed, **{key: value for key, value in options.items() if value is not None})
     how = partition or spec.partition or "iid"
-    if how not in PARTITIONS:
-        raise unknown_name("partition", how, PARTITIONS)
-    by_owner = PARTITIONS[how].uses_column
+    by_owner = find_partition(how).uses_column
     dataset = spec.load(data_dir)
     if num_clients is None and not by_owner:
         num_clients = spec.num_clients

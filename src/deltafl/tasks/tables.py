@@ -21,7 +21,7 @@ from ..types import BoolArray, FloatArray, IntArray
 from .base import Dataset, Task
 from .files import read_arrays
 from .models import cross_entropy, one_output, softmax_regression, squared_error
-from .partitions import PARTITIONS, clients_of, hold_out_by_owner, make_partition, rows_by_key
+from .partitions import clients_of, find_partition, hold_out_by_owner, make_partition, rows_by_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -207,9 +207,8 @@ def _who(
 ) -> tuple[str, str | None]:
     """The partition, and the column of owners if it uses one."""
     how, names = partition or "natural", list(columns)
-    if how not in PARTITIONS:
-        raise unknown_name("partition", how, PARTITIONS)
-    if not PARTITIONS[how].uses_column:
+    dealt = find_partition(how)
+    if not dealt.uses_column:
         if column is not None:
             raise DeltaflError(
                 f"partition {how!r} deals the rows, and column {column!r} says who holds them: leave one of them out"
@@ -217,7 +216,7 @@ def _who(
         if clients is None:
             raise DeltaflError(f"partition {how!r} needs the number of clients: write for example clients = 20")
         return how, None
-    owner = PARTITIONS[how].column or column or OWNER
+    owner = dealt.column or column or OWNER
     if column not in {None, owner}:
         raise DeltaflError(f"partition {how!r} uses the column {owner!r}, not {column!r}: leave one of them out")
     if column is None and partition is None and owner not in names:
