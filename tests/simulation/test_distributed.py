@@ -83,7 +83,7 @@ def test_a_failure_is_reported_in_the_other_process(played: Played) -> None:
     assert (code, other_code) == (2, 2)
     assert "process 1 failed: the callback on_round failed in round 2 of pracdelta, seed 0" in words
     assert "the second process is out of luck" in words
-    assert other_words == "the second process is out of luck\n"
+    assert other_words.startswith("the callback on_round failed in round 2 of pracdelta, seed 0")
 
 
 def test_after_a_kill_the_others_end_and_the_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

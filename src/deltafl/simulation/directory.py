@@ -63,7 +63,7 @@ from ..types import Params
 from .checkpoint import CURE, FILE, Checkpoint, measured, memory_folder, read_checkpoint, require_memory
 from .distributed import ALONE, ProcessGroup
 from .divergence import DivergedError
-from .settings import RunSettings, Settings, differing, make_settings
+from .settings import RunSettings, Settings, differing
 
 LINE_FILES = ("rounds.jsonl", "timings.jsonl")
 #: Files that stay as they are when the run has begun.
@@ -316,9 +316,9 @@ class RunDirectory:
         ``rounds``, if it is given, is what ``config.toml`` says, from where the run may grow.
         """
         mark = read_checkpoint(self.path)
-        for key, old, new in (
-            differing(make_settings(RunSettings, mark.settings), now) if mark and mark.settings else ()
-        ):
+        if mark is None or not mark.settings:
+            return
+        for key, old, new in differing(RunSettings.model_validate(mark.settings), now):  # resolved when it was written
             if key != "rounds" or rounds not in (None, old):
                 raise DeltaflError(
                     f"{self.path / 'config.toml'} or what is asked for has {key} = {new}, and the checkpoint beside it "
