@@ -146,9 +146,8 @@ class Accumulator:
         from the first one's means. The control variate must have ``learns_from_sums``.
         """
         if not self._control.learns_from_sums:
-            raise DeltaflError(
-                f"the control variate of {self._rule.name!r} learns from rows; gather them and use close_round"
-            )
+            name = self._rule.name
+            raise DeltaflError(f"the control variate of {name!r} learns from rows; gather them and use close_round")
         if self._clipping is not None:
             sent_2n = np.array([np.nan_to_num(self._clipping.norm_n), ~np.isnan(self._clipping.norm_n)])
             norm_n, known_n = group.add_up(sent_2n.ravel()).reshape(2, self._n)
@@ -319,12 +318,10 @@ class Accumulator:
         reports, place_k = self.reports, rows.place_k
         sketch_size, bias_size = reports.sketch_nq.shape[1], reports.output_bias_nk.shape[1]
         if bias_size > self._d:
-            raise DeltaflError(
-                f"the sampler looks at the last {bias_size} parameters of a model of {self._d}; lower its number"
-            )
-        reports.squared_norm_n[place_k], reports.squared_deviation_n[place_k] = squared_norms(
-            rows.update_kd, self._share(place_k)
-        )
+            what = f"the last {bias_size} parameters of a model of {self._d}"
+            raise DeltaflError(f"the sampler looks at {what}; lower its number")
+        norm_k, deviation_k = squared_norms(rows.update_kd, self._share(place_k))
+        reports.squared_norm_n[place_k], reports.squared_deviation_n[place_k] = norm_k, deviation_k
         reports.squared_residual_n[place_k] = [residual_d @ residual_d for residual_d in rows.residual_kd]
         if sketch_size > 0:
             reports.sketch_nq[place_k] = count_sketch(rows.residual_kd, sketch_size, self.plan.seed)

@@ -37,18 +37,7 @@ from .server.optimizers import ServerOptimizer, Sgd
 from .server.privacy import DifferentialPrivacy, needs_single_updates
 from .server.screening import FLAT_UPDATE, Updates
 from .streams import stream
-from .types import (
-    BoolArray,
-    Cohort,
-    FloatArray,
-    IntArray,
-    Oracle,
-    Params,
-    Population,
-    Replies,
-    Reports,
-    RoundInfo,
-)
+from .types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Population, Replies, Reports, RoundInfo
 
 _log = logging.getLogger(__name__)
 
@@ -69,10 +58,8 @@ class Plan:
         response_floor: Least response rate q assumed of a client, in (0, 1]: no reply counts more than 1 / floor times.
         mime: beta in [0, 1) of the momentum that the server sends to all clients, see ``mime.py``; 0 for none.
         memory: How an estimator that remembers one update a client keeps them, see ``scale/rows.py``.
-        norm_guard: No estimate is longer than so many times the median before it (``norm_guard.py``). **Biased**; or
-            None. No defence against clients that lie: samplers that learn ask them all the more.
-        clip: ``"median"`` bounds what a client that lies can do to model and scores, see ``clipping.py``. **Biased**;
-            or None.
+        norm_guard: No estimate is longer than so many times the median before it (``norm_guard.py``); **biased**.
+        clip: ``"median"`` bounds what a client that lies can do to model and scores (``clipping.py``); **biased**.
         dp: ``DifferentialPrivacy``: clips updates and adds noise, for ``uniform@poisson`` alone; or None.
     """
 
@@ -106,9 +93,7 @@ class Plan:
         if self.clip is not None and isinstance(self.rule.control, RemoteControl):
             raise DeltaflError("clip needs updates and these clients send differences; leave out '-remote', or clip")
         if not isinstance(self.dp, DifferentialPrivacy | None):
-            raise DeltaflError(
-                f"dp is {self.dp!r}; write DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, delta=1e-5)"
-            )
+            raise DeltaflError(f"dp is {self.dp!r}; write DifferentialPrivacy(clip=1, noise_multiplier=1, delta=1e-5)")
         if self.dp is not None:
             self.dp.check(self)
         check_ranges(self, {"response_floor": "(0, 1]", "mime": "[0, 1)", "norm_guard": "(1, inf)"})
@@ -254,11 +239,8 @@ def open_round(
     control variate the others count with their c_i. The ``oracle`` of theoretical samplers is for simulators alone.
     A missing oracle, and a mask of another shape or with nobody, are a ``DeltaflError``.
     """
-    if plan.sampler.needs_oracle and oracle is None:
-        raise DeltaflError(
-            f"{type(plan.sampler).__name__} needs every client's update or loss before the draw, which only a "
-            "simulation has; choose a practical sampler such as 'pracdelta'"
-        )
+    if plan.sampler.needs_oracle:
+        plan.sampler.require_oracle(oracle)
     m = plan.population.num_clients
     mask_m: Any = None
     if available_m is not None:

@@ -99,10 +99,9 @@ class LearnedCoefficient(_Scaled):
         self, state: LearnedCoefficientState, population: Population, replies: Replies, update_nd: Params
     ) -> LearnedCoefficientState:
         """Regress the replies on their control values, then let the inner control variate learn."""
-        weight_n = population.weight_m[replies.client_n]
-        cross, square = _products(
-            update_nd, self.control.value(state.control, replies.client_n).control_nd, weight_n, replies
-        )
+        client_n = replies.client_n
+        control_nd = self.control.value(state.control, client_n).control_nd
+        cross, square = _products(update_nd, control_nd, population.weight_m[client_n], replies)
         return LearnedCoefficientState(
             control=self.control.update(state.control, population, replies, update_nd),
             cross=np.asarray(self.memory * state.cross + cross),

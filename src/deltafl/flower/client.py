@@ -50,7 +50,9 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     received = {} if reply.has_error() else _trained(reply, config)
     if any(name not in received or received[name].shape != array.shape for name, array in sent.items()):
         return reply  # the server reports what is wrong
-    _replace_arrays(reply, subtract_memory(memory, expected, sent, received))
+    ((name, record),) = reply.content.array_records.items()
+    changed = subtract_memory(memory, expected, sent, received)
+    reply.content[name] = ArrayRecord({**record, **{key: Array(array) for key, array in changed.items()}})
     _save_memory(context, memory)  # before the reply is sent: one that was used must never be forgotten
     reply.content[RECORD] = MetricRecord({MEMORY_SINCE: expected})
     return reply
@@ -135,14 +137,15 @@ class LocalSteps:
         Raises:
             DeltaflError: If the number of gradients differs from the first step's.
         """
-        square = None if example_losses is None else float(np.mean(_wide(example_losses) ** 2))
+        losses = None if example_losses is None else np.float64(as_array(example_losses))
+        square = None if losses is None else float(np.mean(losses**2))
         self._square_loss = None if square is None or self._square_loss is None else self._square_loss + square
         self._count += 1
         self._loss += float(loss)
         if gradients is None:
             return
         # Frozen, or not used in this step: a gradient of zero.
-        arrays = [0.0 if gradient is None else _wide(gradient) for gradient in gradients]
+        arrays = [0.0 if gradient is None else np.float64(as_array(gradient)) for gradient in gradients]
         sums = self._sums or [0.0] * len(arrays)
         if len(arrays) != len(sums):
             raise DeltaflError(f"this step has {len(arrays)} gradients, the first had {len(sums)}")
@@ -165,11 +168,6 @@ class LocalSteps:
         variance = 0.0 if variance < 0 or count == 1 else variance
         squares = {} if self._square_loss is None else {SQUARE_LOSS: self._square_loss / count}
         return {LOSS: self._loss / count, **squares, STEP_VARIANCE: variance, NUM_STEPS: count}
-
-
-def _wide(numbers: Any) -> FloatArray:
-    """Numbers as float64, from any device."""
-    return np.asarray(as_array(numbers), dtype=np.float64)
 
 
 def subtract_memory(memory: ClientMemory, expected: int, sent: Arrays, received: Arrays) -> Arrays:
@@ -219,9 +217,3 @@ def _trained(message: Message, config: ConfigRecord) -> Arrays:
     if len(records) != 1 or not isinstance(names, list):
         return {}
     return {str(name): records[0][str(name)].numpy() for name in names if name in records[0]}
-
-
-def _replace_arrays(reply: Message, arrays: Arrays) -> None:
-    ((name, record),) = reply.content.array_records.items()
-    changed = {key: Array(array) for key, array in arrays.items()}
-    reply.content[name] = ArrayRecord({**record, **changed})

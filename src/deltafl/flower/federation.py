@@ -50,10 +50,7 @@ class Rules:
             raise unknown_name("identity", self.identity, identities)
         check_whole("seed", plan.seed, "at least 0", 0)
         if sampler.needs_oracle:
-            raise DeltaflError(
-                f"{name} needs every update or loss before the draw, which only a simulation has; choose a practical "
-                "sampler such as 'pracdelta'"
-            )
+            sampler.require_oracle(None)
         if (sampler.uses_aux or control.uses_aux) and self.aux < 1:
             raise DeltaflError(
                 f"{name} with {estimator!r} uses auxiliary variables of the clients: write aux=10 if each has 10, such "
@@ -214,11 +211,8 @@ class Federation:
             self.rest = mean_rest(self.layout, sent, received, coef_n, median=plan.clip is not None)
         lost_n = np.array([reply.fault == _LOST_MEMORY for reply in reply_n], dtype=np.bool_)
         self.state = self._without_shared_failures(following, cohort, lost_n, any_used=bool(used_n.any()))
-        faults = [
-            RejectedReply(client, reply.fault)
-            for client, reply in zip(client_n, reply_n, strict=True)
-            if reply.fault is not None
-        ]
+        pairs = zip(client_n, reply_n, strict=True)
+        faults = [RejectedReply(client, reply.fault) for client, reply in pairs if reply.fault is not None]
         told_k = np.flatnonzero(used_n & round.reports.has_loss_n)
         losses = {keys[place]: float(round.reports.loss_n[place]) for place in told_k}
         # With dp, whether a model is put back, or an update refused, would show norms and losses without noise.
@@ -250,11 +244,8 @@ class Federation:
         else:
             state = resize_state(plan, self.state, self.plan.population.weight_m, kept_k)
             old, new = self.state.control, state.control
-            if (
-                isinstance(new, RemoteControlState)
-                and (new.taken_m == NOTHING).all()
-                and (old.taken_m != NOTHING).any()
-            ):
+            reset = isinstance(new, RemoteControlState) and (new.taken_m == NOTHING).all()
+            if reset and (old.taken_m != NOTHING).any():
                 self.warnings.append("the weights of known clients changed: the memories of all clients are reset")
         self.clients, self.state, self.plan = clients, state, plan
 

@@ -33,7 +33,6 @@ from .scales import ClientScale
 FILES = ["federation.safetensors", *(f"federation-{age}.safetensors" for age in range(1, KEPT))]
 FILE = FILES[0]
 _HEADER, _SEAL = "deltafl-federation", "crc32"
-#: Version 3 had no checksum, and no scales of clients.
 _VERSION = 4
 _REST = "rest."
 
@@ -90,8 +89,6 @@ def _keep_last(folder: Path) -> None:
 def load(folder: Path, federation: Federation) -> bool:
     """Restore the saved state into a new federation; False if there is none."""
     if not (folder / FILE).exists():
-        if (folder / "federation.json").exists():  # written before the state was one file
-            raise DeltaflError(f"{folder} holds the state of an earlier version of deltafl; choose a new state_path")
         return False
     for name in reversed(FILES[1:]):
         with suppress(DeltaflError):  # there is none, or one of other settings, or damaged
@@ -111,9 +108,7 @@ def _restore(file: Path, federation: Federation) -> None:
         version = header.get("version")
         if (_SEAL in texts or version == _VERSION) and texts.get(_SEAL) != seal(arrays, texts[_HEADER]):
             raise ValueError("the checksum differs")
-        if version == 3 and file.name == FILE:
-            header |= {"owner": federation.owner, "scales": {}}
-        elif version != _VERSION:
+        if version != _VERSION:
             raise DeltaflError(f"{file} is of another version of deltafl; choose a new state_path")
         _take(file.parent, federation, header, arrays)
     except DeltaflError:
@@ -128,7 +123,7 @@ def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: 
         plan = replace(federation.rules.plan, seed=int(header["settings"]["seed"]))
         federation.rules = replace(federation.rules, plan=plan)
     for name, now in _settings(federation).items():
-        before = header["settings"].get(name)  # None in a state that is older than the setting
+        before = header["settings"][name]
         if before != now:
             what = "another seed" if name == "seed" else f"{name} = {before}, now it is {now}"
             raise DeltaflError(
@@ -160,12 +155,8 @@ def _find_memory(folder: Path, federation: Federation, header: dict[str, Any]) -
     plan = replace(plan, memory=replace(plan.memory, folder=memory["folder"]))
     federation.rules = replace(federation.rules, plan=plan)
     # A server killed before or while it settled: the saved state has the missing rows.
-    note = noted(Path(memory["folder"]))
-    if (note and note.round) not in (memory["round"], round) or (note and note.owner) not in (
-        None,
-        "",
-        header["owner"],
-    ):
+    note, owners = noted(Path(memory["folder"])), (None, "", header["owner"])
+    if (note and note.round) not in (memory["round"], round) or (note and note.owner) not in owners:
         raise DeltaflError(
             f"the clients' updates in {memory['folder']} do not belong to the state in {folder} after round {round}: "
             "put back copies of both that were made at the same time, or choose a new state_path"

@@ -223,16 +223,12 @@ class DeltaStrategy(Strategy):
         """Send the model to all connected clients, if ``evaluate`` is set."""
         self._evaluations = []
         if self.evaluate:
-            federation = self._active()
-            content, group_id = content_for_all(federation, config), str(federation.current.round)
-            self._evaluations = [
-                (
-                    key,
-                    Message(content, node_id, MessageType.EVALUATE, ttl=self._timeout + _TTL_GRACE, group_id=group_id),
-                )
-                for key, node_id in self.directory.nodes().items()
-                if key in federation.clients
-            ]
+            federation, ttl = self._active(), self._timeout + _TTL_GRACE
+            content, number = content_for_all(federation, config), str(federation.current.round)
+            for key, node_id in self.directory.nodes().items():
+                if key in federation.clients:
+                    message = Message(content, node_id, MessageType.EVALUATE, ttl=ttl, group_id=number)
+                    self._evaluations.append((key, message))
         return [message for _, message in self._evaluations]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -268,13 +264,11 @@ class DeltaStrategy(Strategy):
         federation.admit(present)
         _log_warnings(federation)
         if federation.clients is not before:
-            keys, weight_m = federation.keys, federation.plan.population.weight_m
+            clients, keys, weight_m = federation.clients, federation.keys, federation.plan.population.weight_m
             text, heaviest = "%d clients joined, %d are known; %s counts most, %.1f %% of all", keys[weight_m.argmax()]
             log(INFO, text, len(keys) - len(before), len(keys), heaviest, 100 * weight_m.max())
             counted_m = federation.plan.population.num_examples_m.tolist()
-            over = [
-                key for key, most in zip(keys, counted_m, strict=True) if federation.clients[key].num_examples > most
-            ]
+            over = [key for key, most in zip(keys, counted_m, strict=True) if clients[key].num_examples > most]
             if over:
                 text = "%s told more than %g times the median number of examples; that many is what each counts: %d"
                 log(WARNING, text, ", ".join(over), self.rules.max_ratio, max(counted_m))

@@ -70,8 +70,8 @@ class Sampler(ABC):
 
     @property
     def skips_zero_updates(self) -> bool:
-        """Whether a client whose update is 0 this round cannot be drawn; possible only with an oracle."""
-        return self.needs_oracle
+        """Whether a client whose update is 0 this round cannot be drawn: with an oracle, unless there is a floor."""
+        return self.needs_oracle and not getattr(self, "floor", 0)
 
     @property
     def skips_zero_scores(self) -> bool:
@@ -120,7 +120,9 @@ class Sampler(ABC):
     def require_oracle(self, oracle: Oracle | None) -> Oracle:
         """The oracle, or a ``DeltaflError`` if there is none."""
         if oracle is None:
-            raise DeltaflError(f"{type(self).__name__} needs every client's update or loss: only a simulation has it")
+            name, why = type(self).__name__, "needs every client's update or loss before the draw"
+            cure = "choose a practical sampler such as 'pracdelta'"
+            raise DeltaflError(f"{name} {why}, which only a simulation has; {cure}")
         return oracle
 
 

@@ -111,9 +111,5 @@ class ClusterISOracle(ClusterIS):
 
     needs_oracle: ClassVar[bool] = True
 
-    @property
-    def skips_zero_updates(self) -> bool:
-        return self.floor == 0
-
     def norms(self, state: ClusterState, oracle: Oracle | None) -> FloatArray:
         return update_norm(self.require_oracle(oracle).reports())

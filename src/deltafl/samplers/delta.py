@@ -56,10 +56,6 @@ class FedIS(_ByReports):
 
     needs_oracle: ClassVar[bool] = True
 
-    @property
-    def skips_zero_updates(self) -> bool:
-        return self.floor == 0
-
     def scores(self, state: WeightState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
         reports = self.require_oracle(oracle).reports()
         score_m = np.where(reports.responded_n, state.weight_m * self.score(reports), 0.0)
