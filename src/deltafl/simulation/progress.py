@@ -1,8 +1,7 @@
-"""Bars for the rounds of runs: in a terminal, and in a notebook that has ``ipywidgets``."""
+"""How far runs are: bars in a terminal, a line in a notebook."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,15 +16,13 @@ def bars() -> Iterator["Bars"]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
     shown = Progress(
         TextColumn("{task.description:<18}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TextColumn("{task.fields[shown]}"),
         TimeRemainingColumn(compact=True),
-        console=console,
-        disable=console.is_jupyter and find_spec("ipywidgets") is None,  # rich would warn each time
+        console=Console(stderr=True),
     )
     try:
         yield shown
@@ -36,14 +33,34 @@ def bars() -> Iterator["Bars"]:
 
 @contextmanager
 def sweep_progress() -> Iterator["OnProgress"]:
-    """A bar for the rounds of many runs, with the names of those that are being played."""
+    """A bar for the rounds of many runs, with the names of those that are being played; a line in a notebook."""
+    from rich.console import Console
+
+    if Console().is_jupyter:
+        yield _line_in_notebook()
+        return
     with bars() as shown:
         bar = shown.add_task("rounds", total=None, shown="")
 
         def on_progress(progress: "Progress") -> None:
             shown.start()
-            now = f"; now {', '.join(progress.running)}" if progress.running else ""
-            text = f"{progress.runs_done} of {progress.runs_total} runs{now}"
-            shown.update(bar, completed=progress.rounds_done, total=progress.rounds_total, shown=text)
+            shown.update(bar, completed=progress.rounds_done, total=progress.rounds_total, shown=_text(progress))
 
         yield on_progress
+
+
+def _text(progress: "Progress") -> str:
+    now = f"; now {', '.join(progress.running)}" if progress.running else ""
+    return f"{progress.runs_done} of {progress.runs_total} runs{now}"
+
+
+def _line_in_notebook() -> "OnProgress":
+    from IPython.display import display  # a notebook has it
+
+    line = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+
+    def on_progress(progress: "Progress") -> None:
+        done = f"{progress.rounds_done} of {progress.rounds_total} rounds, {_text(progress)}"
+        line.update({"text/plain": done}, raw=True)
+
+    return on_progress
