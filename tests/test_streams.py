@@ -52,11 +52,7 @@ def test_neighbouring_streams_are_uncorrelated() -> None:
 
 @pytest.mark.parametrize(
     ("seed", "purpose", "round", "client", "part"),
-    [
-        (0, "drwa", 0, 0, "did you mean 'draw'"),
-        (-1, "draw", 0, 0, "got -1, 0, 0"),
-        (0, "draw", 0, -3, "got 0, 0, -3"),
-    ],
+    [(0, "drwa", 0, 0, "did you mean 'draw'"), (-1, "draw", 0, 0, "got -1, 0, 0"), (0, "draw", 0, -3, "got 0, 0, -3")],
 )
 def test_impossible_streams(seed: int, purpose: str, round: int, client: int, part: str) -> None:
     with pytest.raises(DeltaflError, match=part):

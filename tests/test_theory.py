@@ -101,8 +101,7 @@ def test_the_practical_rule_does_not_compare_strangers() -> None:
         state = sampler.update(state, cohort, reports)
     ideal_m = np.array([1, 3, 10, 30]) / 44
     states(
-        f"$p = ({', '.join(f'{p:g}' for p in np.asarray(state.p_m))})$",
-        f"$({', '.join(f'{p:.4f}' for p in ideal_m)})$",
+        f"$p = ({', '.join(f'{p:g}' for p in np.asarray(state.p_m))})$", f"$({', '.join(f'{p:.4f}' for p in ideal_m)})$"
     )
 
 

@@ -98,11 +98,7 @@ def noisy(round: int, m: int = 30, shift: float = 3.0, spread: float = 1.0, last
 
 @pytest.mark.parametrize(
     ("design", "rate", "beta"),
-    [
-        ("systematic", 1.0, (0.0, 0.15)),
-        ("systematic", 0.9, (0.8, 1.0)),
-        ("poisson", 1.0, (0.9, 1.0)),
-    ],
+    [("systematic", 1.0, (0.0, 0.15)), ("systematic", 0.9, (0.8, 1.0)), ("poisson", 1.0, (0.9, 1.0))],
 )
 def test_what_is_common_is_worth_a_memory_where_it_does_not_cancel(
     design: str, rate: float, beta: tuple[float, float]

@@ -95,5 +95,5 @@ def test_no_damage_is_used_without_a_word(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     write_tensors(tmp_path / "federation.safetensors", {"state.params_d": np.zeros(3)})
-    with pytest.raises(DeltaflError, match="another version of deltafl; choose a new state_path"):
+    with pytest.raises(DeltaflError, match="another version wrote it; put a copy of the folder in its"):
         load(tmp_path, federation())

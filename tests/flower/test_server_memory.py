@@ -79,7 +79,7 @@ def test_a_file_gives_the_bits_of_ram_over_joins_departures_and_restarts(tmp_pat
     assert all(other == seen[0] for other in seen[1:])
 
 
-@pytest.mark.parametrize("crash", ["write_tensors", "settled", "note_round", "join", "forget"])
+@pytest.mark.parametrize("crash", ["write_sealed", "settled", "note_round", "join", "forget"])
 def test_a_server_killed_anywhere_resumes_to_the_same_bits(
     tmp_path: Path, crash: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,10 +21,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..errors import DeltaflError
-from ..io import Array, private_folder, read_tensors, write_tensors
+from ..io import Array, private_folder
 from ..round import init_round
 from ..scale.rows import is_own_folder
-from ..scale.state_file import flatten, note_round, noted, noted_round, owner, seal, settled, unflatten
+from ..scale.state_file import flatten, note_round, noted, owner, read_sealed, settled, unflatten, write_sealed
 from .clients import ClientInfo
 from .federation import KEPT, Federation, Kept
 from .scales import ClientScale
@@ -32,8 +32,8 @@ from .scales import ClientScale
 #: The last state, and the good ones before it.
 FILES = ["federation.safetensors", *(f"federation-{age}.safetensors" for age in range(1, KEPT))]
 FILE = FILES[0]
-_HEADER, _SEAL = "deltafl-federation", "crc32"
-_VERSION = 4
+_HEADER = "deltafl-federation"
+_VERSION = 5
 _REST = "rest."
 
 
@@ -57,6 +57,7 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
     """Write the state after a round; ``anew`` deletes the states before it, which know clients that are forgotten."""
     private_folder(folder)
     memory = federation.rules.plan.memory.folder
+    note = None if memory is None else noted(Path(memory))
     header = {
         "version": _VERSION,
         "owner": federation.owner,
@@ -65,15 +66,15 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
         "layout": federation.layout.entries,
         "clients": [{"key": key, **info._asdict()} for key, info in federation.clients.items()],
         "scales": federation.scales.known,
-        "memory": None if memory is None else {"folder": memory, "round": noted_round(Path(memory))},
+        "memory": None if memory is None else {"folder": memory, "round": note and note.round},
     }
     rest = {_REST + name: array for name, array in federation.rest.items()}
-    arrays, text = {**dict(flatten(federation.current)), **rest}, json.dumps(header)
+    arrays = {**dict(flatten(federation.current)), **rest}
     for name in FILES[1:] if anew else ():
         (folder / name).unlink(missing_ok=True)
     if memory is None and federation.scales.sound and not anew:
         _keep_last(folder)
-    write_tensors(folder / FILE, arrays, {_HEADER: text, _SEAL: seal(arrays, text)}, private=True)
+    write_sealed(folder / FILE, arrays, {_HEADER: json.dumps(header)})
     _settle(federation)
 
 
@@ -102,13 +103,10 @@ def load(folder: Path, federation: Federation) -> bool:
 def _restore(file: Path, federation: Federation) -> None:
     copy = FILES[1] if (file.parent / FILES[1]).exists() else "a copy of the folder"
     cure = f"put {copy} in its place, or choose a new state_path"
-    arrays, texts = read_tensors(file, cure)
+    arrays, texts = read_sealed(file, cure)
     try:
-        header = json.loads(texts.get(_HEADER, "{}"))
-        version = header.get("version")
-        if (_SEAL in texts or version == _VERSION) and texts.get(_SEAL) != seal(arrays, texts[_HEADER]):
-            raise ValueError("the checksum differs")
-        if version != _VERSION:
+        header = json.loads(texts[_HEADER])
+        if header["version"] != _VERSION:
             raise DeltaflError(f"{file} is of another version of deltafl; choose a new state_path")
         _take(file.parent, federation, header, arrays)
     except DeltaflError:
@@ -155,7 +153,7 @@ def _find_memory(folder: Path, federation: Federation, header: dict[str, Any]) -
     plan = replace(plan, memory=replace(plan.memory, folder=memory["folder"]))
     federation.rules = replace(federation.rules, plan=plan)
     # A server killed before or while it settled: the saved state has the missing rows.
-    note, owners = noted(Path(memory["folder"])), (None, "", header["owner"])
+    note, owners = noted(Path(memory["folder"])), (None, header["owner"])
     if (note and note.round) not in (memory["round"], round) or (note and note.owner) not in owners:
         raise DeltaflError(
             f"the clients' updates in {memory['folder']} do not belong to the state in {folder} after round {round}: "

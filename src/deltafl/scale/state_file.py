@@ -25,7 +25,7 @@ from .rows import MappedRows
 from .tree import SumTree
 
 #: The text that marks a state's file.
-_MARK, _VERSION, _SEAL = "deltafl-state", "2", "crc32"
+_MARK, _VERSION, _SEAL = "deltafl-state", "3", "crc32"
 #: The sums of a tree follow its scores under this name.
 _INNER = ".inner"
 
@@ -87,10 +87,10 @@ class Note(NamedTuple):
     owner: str = ""
 
 
-def note_round(folder: Path, round: int, owner: str = "") -> None:
+def note_round(folder: Path, round: int, owner: str) -> None:
     """Note which round's state the rows in a folder belong to, once all of them are there; nothing without a folder."""
     if folder.is_dir():
-        write_atomically(folder / "round", json.dumps(Note(round, owner) if owner else round) + "\n", private=True)
+        write_atomically(folder / "round", json.dumps(Note(round, owner)) + "\n", private=True)
 
 
 def noted(folder: Path) -> Note | None:
@@ -106,12 +106,6 @@ def noted(folder: Path) -> Note | None:
     raise DeltaflError(f"{folder / 'round'} does not say to which round the rows beside it belong; put a copy back")
 
 
-def noted_round(folder: Path) -> int | None:
-    """The round that was noted last; None if none was."""
-    found = noted(folder)
-    return found and found.round
-
-
 def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> None:
     """Write a state into one file, which is never seen half written and may be the one it was loaded from.
 
@@ -123,8 +117,7 @@ def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> N
         raise DeltaflError(f"the state is of {len(state.selected_m)} clients and the plan of {m}; give its own plan")
     if plan.memory.folder is not None:
         raise DeltaflError("this plan keeps rows in a file of their own, which a state file cannot hold")
-    arrays, texts = dict(flatten(state, shared=True)), {_MARK: _VERSION, **owner(plan)}
-    write_tensors(Path(path), arrays, {**texts, _SEAL: seal(arrays, json.dumps(texts))}, private=True)
+    write_sealed(Path(path), dict(flatten(state, shared=True)), {_MARK: _VERSION, **owner(plan)})
 
 
 def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
@@ -134,11 +127,8 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
     To go on with another plan, load with the old one and go on with the new. Files of other clients or another plan, or
     that are no such files, are refused by a ``DeltaflError``.
     """
-    arrays, texts = read_tensors(Path(path), "write it anew")
-    checksum = texts.pop(_SEAL, None)
-    if (checksum or texts.get(_MARK) == _VERSION) and checksum != seal(arrays, json.dumps(texts)):
-        raise DeltaflError(f"{path} is not as it was written, its checksum differs; put a copy back, or write it anew")
-    if texts.get(_MARK) not in ("1", _VERSION):  # earlier versions wrote no checksum
+    arrays, texts = read_sealed(Path(path), "put a copy back, or write it anew with save_state")
+    if texts.get(_MARK) != _VERSION:
         raise DeltaflError(f"{path} does not say which clients and plan its state belongs to; write it with save_state")
     for name, value in owner(plan).items():
         if texts.get(name) != value:
@@ -152,9 +142,23 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
     return state
 
 
-def seal(arrays: Mapping[str, Array], text: str) -> str:
-    """The CRC-32 of everything that a file says: names, types, shapes and numbers of its arrays, and a text."""
-    checksum = zlib.crc32(text.encode())
+def write_sealed(path: Path, arrays: Mapping[str, Array], texts: Mapping[str, str]) -> None:
+    """Write a file for its owner alone, with the CRC-32 of all that it says among its texts."""
+    write_tensors(path, arrays, {**texts, _SEAL: _seal(arrays, texts)}, private=True)
+
+
+def read_sealed(path: Path, cure: str) -> tuple[dict[str, Array], dict[str, str]]:
+    """Arrays and texts of such a file; a ``DeltaflError`` that ends in ``cure`` if it is not as it was written."""
+    arrays, texts = read_tensors(path, cure)
+    checksum = texts.pop(_SEAL, None)
+    if checksum != _seal(arrays, texts):
+        why = "has no checksum, so that another version wrote it" if checksum is None else "is not as it was written"
+        raise DeltaflError(f"{path} {why}; {cure}")
+    return arrays, texts
+
+
+def _seal(arrays: Mapping[str, Array], texts: Mapping[str, str]) -> str:
+    checksum = zlib.crc32(json.dumps(texts).encode())
     for name, array in sorted(arrays.items()):
         checksum = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), checksum)
         checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
