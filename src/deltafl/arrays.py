@@ -135,10 +135,8 @@ def unflatten(vector: Any, like: Any) -> Any:
     layout, vector_d = Layout.of(arrays), as_array(vector)
     num_params = sum(map(prod, layout.trained.values()))
     if vector_d.shape != (num_params,):
-        raise DeltaflError(
-            f"the vector has shape {vector_d.shape}, the model has {num_params} parameters; give a vector that flatten "
-            "made of such a model"
-        )
+        what = f"the vector has shape {vector_d.shape}, the model has {num_params} parameters"
+        raise DeltaflError(f"{what}; give a vector that flatten made of such a model")
     rebuilt = layout.rebuild(vector_d.astype(np.float32), layout.rest(arrays))
     new = {
         name: part.detach().new_tensor(rebuilt[name]) if hasattr(part, "detach") else np.array(rebuilt[name])

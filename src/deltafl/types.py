@@ -256,10 +256,8 @@ def _checked_aux(aux: npt.ArrayLike, num_clients: int) -> FloatArray:
         raise DeltaflError(f"aux must hold one row of numbers, all of one length, for each of {num_clients} clients")
     bad = np.flatnonzero(~(np.abs(aux_mq) <= LARGEST_AUX).all(axis=1))
     if len(bad):
-        raise DeltaflError(
-            f"what is known of client {bad[0]} holds a number that is not finite, or beyond {LARGEST_AUX:.0e}; "
-            "write 0 in its place, or smaller units"
-        )
+        fault = f"a number that is not finite, or beyond {LARGEST_AUX:.0e}"
+        raise DeltaflError(f"what is known of client {bad[0]} holds {fault}; write 0 in its place, or smaller units")
     return aux_mq
 
 

@@ -20,10 +20,11 @@ from deltafl import (
     make_sampler,
 )
 from deltafl.estimators.table import find_estimator
-from deltafl.samplers import Label, bias_of, file_name, is_unbiased, needs_scores, parse_label, split_labels
+from deltafl.samplers import Label, bias_of, file_name, is_unbiased, parse_label, split_labels
 from deltafl.samplers.active_fl import ActiveFL
 from deltafl.samplers.cluster import ClusterIS, ClusterISOracle
 from deltafl.samplers.hics import HicsFL
+from deltafl.samplers.label import needs_scores
 from deltafl.samplers.online import MirrorDescent, VarianceBandit
 from deltafl.samplers.urns import ClusteredBySimilarity
 from deltafl.simulation.settings import CompareSettings, make_settings

@@ -34,9 +34,9 @@ from deltafl import (
 from deltafl.designs.inclusion import inclusion_probabilities, with_floor
 from deltafl.estimators.control_variates import OwnControlState
 from deltafl.estimators.table import find_estimator
-from deltafl.samplers import needs_scores
 from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
 from deltafl.samplers.delta import PracticalState
+from deltafl.samplers.label import needs_scores
 from deltafl.scale.tree import SumTree
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings

@@ -18,7 +18,8 @@ from ..designs.table import DESIGNS, find_design
 from ..errors import DeltaflError
 from ..estimators.table import ESTIMATORS, find_estimator
 from ..round import Plan, RoundState, close_round, init_round
-from ..samplers import RunFacts, find_sampler, make_sampler, needs_scores, parse_label
+from ..samplers import RunFacts, find_sampler, make_sampler, parse_label
+from ..samplers.label import needs_scores
 from ..server.optimizers import Sgd
 from ..server.screening import measure
 from ..streams import stream

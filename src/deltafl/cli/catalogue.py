@@ -20,7 +20,8 @@ def samplers() -> None:
     """
     from ..designs.table import DESIGNS
     from ..estimators.table import ESTIMATORS, REMOTE_ESTIMATORS, find_estimator
-    from ..samplers import NEEDS, SAMPLERS, needs_scores
+    from ..samplers import NEEDS, SAMPLERS
+    from ..samplers.label import needs_scores
 
     yes = {True: "yes", False: "no"}
     entries = SAMPLERS.values()

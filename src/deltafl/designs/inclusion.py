@@ -2,7 +2,7 @@
 
 - ``draw_probabilities``      p_i = s_i / sum s                    sum 1; for draws with replacement
 - ``inclusion_probabilities`` pi_i = min(1, c s_i)                 sum n; for designs that draw a client once at most
-- ``with_floor``              (1 - g) s_i / sum s + g w'_i / sum w'  a score that never starves a client
+- ``with_floor``              (1 - g) s_i / sum s + g / m         sum 1; a score that never starves a client
 
 Undefined cases are defined: n > m, NaN or negative scores are errors; all-zero scores mean equal ones.
 """
@@ -80,18 +80,15 @@ def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
         certain_m |= newly_m
 
 
-def with_floor(
-    score_m: FloatArray, floor: float, share_m: FloatArray | None = None, available_m: BoolArray | None = None
-) -> FloatArray:
-    """Mix in a share that does not depend on the score: (1 - g) s / sum s + g w' / sum w', float64 (m,), sum 1.
+def with_floor(score_m: FloatArray, floor: float, available_m: BoolArray | None = None) -> FloatArray:
+    """Mix in a share that does not depend on the score: (1 - g) s / sum s + g / m, float64 (m,), sum 1.
 
-    With it pi_i >= min(1, g n w'_i / sum w'), so no weight w_i / pi_i exceeds w_i max(1, sum w' / (g n w'_i)). The sums
-    are over the available clients: large scores of absent ones would leave the floor alone to those present.
+    With it pi_i >= min(1, g n / m), so no weight w_i / pi_i exceeds w_i max(1, m / (g n)). m and the sum are those of
+    the available clients: large scores of absent ones would leave the floor alone to those present.
 
     Args:
         score_m: (m,) scores >= 0.
         floor: g in [0, 1]; 0 leaves the scores alone.
-        share_m: (m,) w' > 0; None for equal shares.
         available_m: bool (m,), the available clients, at least one; None for all. The others get 0.
 
     Raises:
@@ -100,10 +97,8 @@ def with_floor(
     if available_m is not None and not available_m.all():
         check_anyone(int(np.count_nonzero(available_m)))
         present_m = np.zeros(len(score_m))
-        share_k = None if share_m is None else share_m[available_m]
-        present_m[available_m] = with_floor(score_m[available_m], floor, share_k)
+        present_m[available_m] = with_floor(score_m[available_m], floor)
         return present_m
     check_floor(floor)
-    even_m: FloatArray = np.ones(len(score_m)) if share_m is None else share_m
-    mixed_m: FloatArray = (1 - floor) * draw_probabilities(score_m) + floor * even_m / even_m.sum()
+    mixed_m: FloatArray = (1 - floor) * draw_probabilities(score_m) + floor / len(score_m)
     return mixed_m

@@ -253,9 +253,7 @@ def _usable_values(how: Design, value_mq: FloatArray | None, m: int, present: In
         return None
     value_mq = np.asarray(value_mq, dtype=np.float64)
     if value_mq.ndim != 2 or len(value_mq) != m:
-        raise DeltaflError(
-            f"value_mq has shape {value_mq.shape}; it must have one row of numbers for each of {m} clients"
-        )
+        raise DeltaflError(f"value_mq has shape {value_mq.shape}; give one row of numbers for each of {m} clients")
     bad = present[~np.isfinite(value_mq[present]).all(axis=1)]
     if len(bad):
         raise DeltaflError(f"a value of client {bad[0]} is not a finite number; write 0 where nothing is known")

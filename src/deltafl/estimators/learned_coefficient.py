@@ -99,9 +99,8 @@ class LearnedCoefficient(_Scaled):
         self, state: LearnedCoefficientState, population: Population, replies: Replies, update_nd: Params
     ) -> LearnedCoefficientState:
         """Regress the replies on their control values, then let the inner control variate learn."""
-        client_n = replies.client_n
-        control_nd = self.control.value(state.control, client_n).control_nd
-        cross, square = _products(update_nd, control_nd, population.weight_m[client_n], replies)
+        weight_n, value = population.weight_m[replies.client_n], self.control.value
+        cross, square = _products(update_nd, value(state.control, replies.client_n).control_nd, weight_n, replies)
         return LearnedCoefficientState(
             control=self.control.update(state.control, population, replies, update_nd),
             cross=np.asarray(self.memory * state.cross + cross),

@@ -113,9 +113,8 @@ def differences(
     ``DeltaflError`` if the updates are no list, or mix up the two kinds of replies, which would bias the estimate.
     """
     if isinstance(updates, Mapping) or np.isscalar(updates) or not hasattr(updates, "__getitem__"):
-        raise DeltaflError(
-            f"updates are a {type(updates).__name__}; give a list or an array, in the order of cohort.client_n"
-        )
+        kind = type(updates).__name__
+        raise DeltaflError(f"updates are a {kind}; give a list or an array, in the order of cohort.client_n")
     remote = isinstance(control, RemoteControl)
     if not remote and isinstance(updates, np.ndarray):
         return updates, {}
@@ -155,16 +154,13 @@ class ClientMemory:
     A client that lost its memory cannot reply until the server begins anew:
     ``state._replace(control=begin_anew(state.control))``, from ``deltafl.estimators.remote``.
 
+    It keeps the last two c_i, in float64, and so can follow a server that goes back by one of its replies.
+
     Args:
         num_params: d.
-        keep: How many c_i it keeps, >= 1, in float64, the newest among them: it can follow a server that goes back by
-            ``keep`` - 1 of its replies.
     """
 
-    def __init__(self, num_params: int, keep: int = 2) -> None:
-        if keep < 1:
-            raise DeltaflError(f"keep is {keep}; a client must keep at least its newest c_i: write 1 or more")
-        self._keep = keep
+    def __init__(self, num_params: int) -> None:
         self._versions: list[tuple[int, FloatArray]] = [(NOTHING, np.zeros(num_params))]
         self._pending: Params | None = None
 
@@ -189,13 +185,11 @@ class ClientMemory:
             DeltaflError: If the server counts on a c_i that is not kept (any more).
         """
         if not self.follows(taken):
-            raise DeltaflError(
-                "the server counts on a c_i that this client does not have: begin the server's memory anew, or let "
-                f"clients keep more than the last {self._keep}"
-            )
+            cure = "begin the server's memory anew"
+            raise DeltaflError(f"the server counts on a c_i that this client does not have: {cure}")
         candidates = [(NOTHING, np.zeros_like(self.control_d))] if taken == NOTHING else self._candidates()
         newest = [name for name, _ in candidates].index(taken)
-        self._versions = candidates[: newest + 1][-self._keep :]
+        self._versions = candidates[: newest + 1][-2:]
         difference_d: Params = (update_d.astype(np.float64) - self.control_d).astype(np.float32)
         self.sent_as(difference_d if drift_d is None else difference_d - drift_d)  # in float32, as the server does it
         return RemoteReply(difference_d, taken)

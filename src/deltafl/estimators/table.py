@@ -31,10 +31,8 @@ def horvitz_thompson(cohort: Cohort, weight_n: FloatArray, response_n: FloatArra
         DeltaflError: If an expectation is unknown: such a sampler cannot be weighed without bias.
     """
     if not np.all(np.isfinite(cohort.expected_n)):
-        raise DeltaflError(
-            "this sampler does not know how likely its clients were, so no unbiased weight exists; "
-            "use the estimator 'plain-mean' or 'fedvarp'"
-        )
+        cure = "use the estimator 'plain-mean' or 'fedvarp'"
+        raise DeltaflError(f"this sampler does not know how likely its clients were; {cure}")
     return weight_n * cohort.count_n / (cohort.expected_n * response_n)
 
 

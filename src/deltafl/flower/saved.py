@@ -124,9 +124,8 @@ def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: 
         before = header["settings"][name]
         if before != now:
             what = "another seed" if name == "seed" else f"{name} = {before}, now it is {now}"
-            raise DeltaflError(
-                f"the state in {folder} was saved with {what}; write it as it was, or choose a new state_path"
-            )
+            cure = "write it as it was, or choose a new state_path"
+            raise DeltaflError(f"the state in {folder} was saved with {what}; {cure}")
     if header["layout"] != json.loads(json.dumps(federation.layout.entries)):
         raise DeltaflError(f"the state in {folder} belongs to a model with other arrays; choose a new state_path")
     if header["memory"] is not None:
@@ -147,9 +146,8 @@ def _find_memory(folder: Path, federation: Federation, header: dict[str, Any]) -
     memory, round = header["memory"], header["round"]
     plan = federation.rules.plan
     if not is_own_folder(Path(memory["folder"]), Path(str(plan.memory.folder)).parent):
-        raise DeltaflError(
-            f"the state in {folder} names {memory['folder']}, which is not in memory_path; choose a new state_path"
-        )
+        why = f"names {memory['folder']}, which is not in memory_path"
+        raise DeltaflError(f"the state in {folder} {why}; choose a new state_path")
     plan = replace(plan, memory=replace(plan.memory, folder=memory["folder"]))
     federation.rules = replace(federation.rules, plan=plan)
     # A server killed before or while it settled: the saved state has the missing rows.

@@ -1,19 +1,8 @@
 """The samplers by name: one file a method; ``base.py`` has the base class, ``table.py`` the names."""
 
 from .base import RunFacts, Sampler
-from .label import (
-    Label,
-    bias_of,
-    file_name,
-    is_unbiased,
-    label_of,
-    make_sampler,
-    needs_scores,
-    parse_label,
-    split_labels,
-    uses_aux,
-)
+from .label import Label, bias_of, file_name, is_unbiased, label_of, make_sampler, parse_label, split_labels, uses_aux
 from .table import NEEDS, SAMPLERS, SamplerEntry, find_sampler
 
 __all__ = ["NEEDS", "SAMPLERS", "Label", "RunFacts", "Sampler", "SamplerEntry", "bias_of", "file_name", "find_sampler"]
-__all__ += ["is_unbiased", "label_of", "make_sampler", "needs_scores", "parse_label", "split_labels", "uses_aux"]
+__all__ += ["is_unbiased", "label_of", "make_sampler", "parse_label", "split_labels", "uses_aux"]

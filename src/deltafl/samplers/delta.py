@@ -126,10 +126,8 @@ class _Diversity(Scored):
     def constants(self) -> tuple[float, float]:
         """(a1, a2); a ``DeltaflError`` if they are still to be taken from the run."""
         if isinstance(self.alpha, str):
-            raise DeltaflError(
-                f"alpha is {self.alpha!r}; 'theory' needs the run's rounds and local steps: "
-                "write sampler.for_run(RunFacts(...)), or a number"
-            )
+            what = "'theory' needs the run's rounds and local steps"
+            raise DeltaflError(f"alpha is {self.alpha!r}; {what}: write sampler.for_run(RunFacts(...)), or a number")
         return self.alpha if isinstance(self.alpha, tuple) else (self.alpha, self.alpha)
 
     def for_run(self, facts: RunFacts) -> Self:

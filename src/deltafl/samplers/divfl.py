@@ -41,10 +41,8 @@ class DivFL(NewFirst):
     def init(self, population: Population) -> DivState:
         m = population.num_clients
         if m > _MAX_CLIENTS:
-            raise DeltaflError(
-                f"divfl compares all pairs of clients, {m} are too many; use it with at most {_MAX_CLIENTS}, or "
-                "another sampler"
-            )
+            cure = f"use it with at most {_MAX_CLIENTS}, or another sampler"
+            raise DeltaflError(f"divfl compares all pairs of clients, {m} are too many; {cure}")
         return DivState(np.zeros((m, self.sketch_size)), np.zeros(m, dtype=np.bool_), np.zeros(m, dtype=np.bool_))
 
     def again(self, state: DivState, present_k: IntArray, size: int, wanted: int, rng: Rng) -> IntArray:

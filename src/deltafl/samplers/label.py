@@ -59,9 +59,7 @@ def parse_label(label: "str | Label") -> Label:
         if entry.design is None:
             raise DeltaflError(f"{name!r} draws in its own way; write {name!r} without the design {design!r}")
         if design == "simple-random" and entry.scores != "equal":
-            raise DeltaflError(
-                f"simple-random draws need equal scores, {name!r} has unequal ones; write {name}@systematic"
-            )
+            raise DeltaflError(f"simple-random draws need equal scores, {name!r} has others; write {name}@systematic")
     entry.make(options, design or None)
     estimator = find_estimator(weights or entry.estimator)
     if entry.scores == "unknown" and estimator.needs_expected:

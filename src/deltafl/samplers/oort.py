@@ -54,9 +54,8 @@ class Oort(Unweighted):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.least_exploration > self.exploration:
-            raise DeltaflError(
-                f"least_exploration is {self.least_exploration}; it must be at most exploration, {self.exploration}"
-            )
+            limit = f"it must be at most exploration, {self.exploration}"
+            raise DeltaflError(f"least_exploration is {self.least_exploration}; {limit}")
 
     def init(self, population: Population) -> OortState:
         m = population.num_clients

@@ -100,9 +100,7 @@ class ClusteredBySize(Sampler):
         _, size = present_clients(available_m, n)
         weight_m = np.where(available_m, state.weight_m, 0.0)
         if weight_m.sum() <= 0:
-            raise DeltaflError(
-                "clustered sampling draws by weight, and all available clients have weight 0; use 'uniform'"
-            )
+            raise DeltaflError("clustered sampling draws by weight, and those available have weight 0; use 'uniform'")
         urn_nm = self.urns(state, weight_m, available_m, size)
         drawn = []
         for urn_m in urn_nm:

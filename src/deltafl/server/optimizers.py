@@ -143,8 +143,6 @@ def make_server_optimizer(name: str, lr: float | None = None, momentum: float | 
     if name == "momentum":
         return Momentum(rate, Momentum.beta if momentum is None else momentum)
     if momentum is not None:
-        raise DeltaflError(
-            f"server momentum is {momentum:g}, but the server optimizer {name!r} has none to set; "
-            "choose the server optimizer 'momentum' or leave it out"
-        )
+        cure = "choose the server optimizer 'momentum' or leave it out"
+        raise DeltaflError(f"server momentum is {momentum:g}, and {name!r} has none to set; {cure}")
     return Sgd(rate) if name == "sgd" else Adaptive(name, rate)
