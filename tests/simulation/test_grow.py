@@ -12,7 +12,7 @@ from deltafl.simulation.compare import joined, run_comparison
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.settings import CompareSettings, make_settings
 from tools.cli import deltafl
-from tools.simulation import TINY, StopError, forget_checksums, lines_of, quiet, run
+from tools.simulation import TINY, StopError, lines_of, quiet, reseal, run
 
 SMALL = {**TINY, "rounds": 4, "threshold": 0.99}
 
@@ -110,11 +110,12 @@ def test_folders_that_differ_are_not_joined(out: Path, small: Path, tmp_path: Pa
     place = out / "runs" / "uniform-seed0"
     lines = place / "rounds.jsonl"
     lines.write_bytes(lines.read_bytes().replace(b'"bytes_up": 1', b'"bytes_up": 2'))
+    reseal(place)
     with pytest.raises(DeltaflError, match="are the same run and differ"):
         joined([small, out])
-    forget_checksums(place)
     note = place / "environment.json"
     note.write_text(note.read_text().replace(RunDirectory(place).environment()["data_crc32"], "00000000"))
+    reseal(place)
     with pytest.raises(DeltaflError, match="other data than another run of seed 0"):
         joined([small, out])
     (place / "checkpoint.json").unlink()
@@ -142,7 +143,7 @@ def test_a_report_and_a_comparison_with_a_run_that_diverged_end_with_3(out: Path
     before, _, last = lines.read_text().rstrip().rpartition("\n")
     ended = '{"diverged": {"why": "the test loss is high", "kept": 0}, '
     lines.write_text(f"{before}\n{ended}{last[1:]}\n")
-    forget_checksums(lines.parent)
+    reseal(lines.parent)
     report = deltafl("report", "out", "--out", "joined", cwd=tmp_path)
     assert report.returncode == 3, report.stderr
     assert "Diverged: uniform (1 of 1 seed)" in report.stdout

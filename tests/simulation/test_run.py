@@ -24,7 +24,7 @@ from deltafl.simulation.setup import engine_of
 from deltafl.simulation.sweep import Progress
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.base import Task
-from tools.simulation import TINY, StopError, forget_checksums, lines_of, quiet, stop_after
+from tools.simulation import TINY, StopError, lines_of, quiet, reseal, stop_after
 from tools.simulation import run as run_of
 
 
@@ -35,7 +35,7 @@ def run(folder: Path, **given: object) -> Evaluation:
 def result_of(folder: Path) -> tuple[bytes, dict[str, bytes]]:
     """What must be the same to the last bit: the lines of the rounds and the final state."""
     mark = json.loads((folder / "checkpoint.json").read_text())
-    tensors = load_file(folder / mark["tensors"])
+    tensors = load_file(folder / f"checkpoint-{mark['round']}.safetensors")
     return (folder / "rounds.jsonl").read_bytes(), {name: array.tobytes() for name, array in sorted(tensors.items())}
 
 
@@ -180,7 +180,7 @@ def test_a_comparison_names_all_data_that_its_runs_read(tmp_path: Path) -> None:
     for seed in (0, 1):
         note = tmp_path / "runs" / f"uniform-seed{seed}" / "environment.json"
         note.write_text(note.read_text().replace('"toy"', '"another toy"'))
-        forget_checksums(note.parent)
+        reseal(note.parent)
     shutil.rmtree(tmp_path / "runs" / "uniform-seed1")
     assert run_comparison(settings, tmp_path, quiet).environment["data"] == "another toy; toy"
 

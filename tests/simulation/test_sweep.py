@@ -20,7 +20,7 @@ from deltafl.simulation.setup import engine_of, task_of
 from deltafl.simulation.sweep import Job, Progress, rounds_played, run_job
 from reproduction.reproduce import make_sweep, records_of, run_sweep
 from reproduction.spec import Experiment, parse_experiment
-from tools.simulation import StopError, forget_checksums, lines_of, quiet, stop_after
+from tools.simulation import StopError, lines_of, quiet, reseal, stop_after
 
 SETTINGS = {"task": "digits", "clients": 6, "sample": 2, "rounds": 3, "local_epochs": 1, "seeds": 2, "threshold": 0.3}
 
@@ -204,7 +204,7 @@ def test_a_run_that_two_processes_played_never_becomes_a_record(job: Job, tmp_pa
         (directory.path / name).write_text("".join([*lines[:3], *lines[2:]]))
     with pytest.raises(DeltaflError, match="is not as it was written, its checksum differs"):
         record_of(job, directory, task_of(job.settings))
-    forget_checksums(directory.path)
+    reseal(directory.path)
     with pytest.raises(DeltaflError, match="does not hold every round once and in order"):
         record_of(job, directory, task_of(job.settings))
 

@@ -1,11 +1,11 @@
 """Small simulated runs."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from deltafl.simulation.callback import RoundDone
+from deltafl.simulation.checkpoint import measured, read_checkpoint
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Evaluation
 from deltafl.simulation.run import run_single
@@ -39,8 +39,8 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return list(RunDirectory(folder).lines("rounds.jsonl"))
 
 
-def forget_checksums(folder: Path) -> None:
-    """Write the checkpoint as earlier versions did, which knew no checksums of lines."""
-    file = folder / "checkpoint.json"
-    mark = json.loads(file.read_text())
-    file.write_text(json.dumps({name: mark[name] for name in ("round", "tensors", "lengths", "crc32")}))
+def reseal(folder: Path) -> None:
+    """Give the checkpoint the checksums of the files as they are now."""
+    mark = read_checkpoint(folder)
+    assert mark is not None
+    mark._replace(files={name: measured(folder / name) for name in mark.files}).write(folder)

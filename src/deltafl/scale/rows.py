@@ -64,7 +64,7 @@ class MappedRows:
     """Rows in a file, and those that ``changed`` since it was written. Immutable, but for the file.
 
     ``written`` says which file holds the others, counted from 1; 0 if none does: then they are zero. ``crc_m`` are the
-    CRC-32 of the rows in the file; empty if none is known, as in checkpoints of earlier versions.
+    CRC-32 of the rows in the file.
     """
 
     def __init__(
@@ -76,8 +76,9 @@ class MappedRows:
         crc_m: Row | None = None,
     ) -> None:
         self.format, self.shape, self.changed, self.written = format, shape, dict(changed or {}), written
-        self.crc_m = np.zeros(0, np.uint32) if crc_m is None else crc_m
         self.dtype = DTYPES[format.dtype]
+        self._zero_crc = zlib.crc32(bytes(shape[1] * self.dtype.itemsize))
+        self.crc_m = np.full(shape[0], self._zero_crc, np.uint32) if crc_m is None else crc_m
         self.path = Path(str(format.folder)) / ("rows.bin" if written < 2 else f"rows-{written}.bin")
         self.num_bytes = shape[0] * shape[1] * self.dtype.itemsize
 
@@ -94,7 +95,7 @@ class MappedRows:
         if not self.written:
             return np.zeros(self.shape[1], dtype=self.dtype)
         stored_d: Row = self._file[client]
-        if len(self.crc_m) and zlib.crc32(stored_d.data) != self.crc_m[client]:
+        if zlib.crc32(stored_d.data) != self.crc_m[client]:
             raise DeltaflError(
                 f"the update of client {client} in {self.path} is not as it was written: put copies of this file and "
                 "of the run's folder back that were made at the same time, or start anew"
@@ -110,8 +111,7 @@ class MappedRows:
 
     def resized(self, num_clients: int) -> "MappedRows":
         """With rows of zeros for clients who join; the last checkpoint does not look at the file beyond its own."""
-        joined = np.full(num_clients - len(self) if len(self.crc_m) else 0, self._zero_crc, dtype=np.uint32)
-        crc_m = np.concatenate([self.crc_m, joined])
+        crc_m = np.append(self.crc_m, np.full(num_clients - len(self), self._zero_crc, np.uint32))
         rows = MappedRows(self.format, (num_clients, self.shape[1]), self.changed, self.written, crc_m)
         if self.written:
             os.truncate(self.path, max(rows.num_bytes, self.path.stat().st_size))
@@ -123,10 +123,6 @@ class MappedRows:
         rows = MappedRows(self.format, (len(kept_k), self.shape[1]), written=self.written + 1, crc_m=crc_k)
         rows._write(enumerate(self[client] for client in kept_k.tolist()), new=True)
         return rows
-
-    @property
-    def _zero_crc(self) -> int:
-        return zlib.crc32(bytes(self.shape[1] * self.dtype.itemsize))
 
     def _write(self, rows: Iterable[tuple[int, Row]], new: bool) -> None:
         """Write rows to the disk, not through the mapping: a full disk would end the process there."""
@@ -154,7 +150,7 @@ class MappedRows:
     def restored(self, journal: Mapping[str, npt.NDArray[Any]]) -> "MappedRows":
         """The rows of a checkpoint; a ``DeltaflError`` if the file that they go with is not there, or is too short."""
         changed = dict(zip(journal["client_k"].tolist(), journal["row_kd"], strict=True))
-        rows = MappedRows(self.format, self.shape, changed, int(journal["written"]), journal.get("crc_m"))
+        rows = MappedRows(self.format, self.shape, changed, int(journal["written"]), journal["crc_m"])
         if rows.written and (not rows.path.is_file() or rows.path.stat().st_size < rows.num_bytes):
             raise DeltaflError(
                 f"the clients' updates are not in {rows.path}, or not all of them; put the file back, or start anew"
@@ -169,9 +165,8 @@ class MappedRows:
         if not self.changed:
             return self
         self._write(sorted(self.changed.items()), new=not self.written)
-        crc_m = self.crc_m.copy() if self.written else np.full(len(self), self._zero_crc, dtype=np.uint32)
-        if len(crc_m):
-            crc_m[list(self.changed)] = [zlib.crc32(row_d.data) for row_d in self.changed.values()]
+        crc_m = self.crc_m.copy()
+        crc_m[list(self.changed)] = [zlib.crc32(row_d.data) for row_d in self.changed.values()]
         return MappedRows(self.format, self.shape, written=max(self.written, 1), crc_m=crc_m)
 
 

@@ -61,8 +61,7 @@ def unflatten(template: Any, arrays: Mapping[str, Array], prefix: str = "state",
                 parts[field] = unflatten(part, arrays, name, any_shape)
         return type(template)(**parts)
     if isinstance(template, MappedRows) and f"{prefix}.written" in arrays:
-        parts = {name: f"{prefix}.{name}" for name in template.journal()}
-        return template.restored({name: arrays[key] for name, key in parts.items() if key in arrays})
+        return template.restored({name: arrays[f"{prefix}.{name}"] for name in template.journal()})
     array = arrays.get(prefix)
     if array is None or not (any_shape or array.shape == np.shape(template)):
         raise DeltaflError(f"the saved state does not fit these settings ({prefix} differs); start anew elsewhere")
@@ -81,10 +80,10 @@ def settled(state: Any) -> Any:
 
 
 class Note(NamedTuple):
-    """Which round's state the rows in a folder belong to, and of which run; earlier versions wrote no owner."""
+    """Which round's state the rows in a folder belong to, and of which run."""
 
     round: int
-    owner: str = ""
+    owner: str
 
 
 def note_round(folder: Path, round: int, owner: str) -> None:
@@ -97,10 +96,7 @@ def noted(folder: Path) -> Note | None:
     """The note that was written last; None if none was."""
     if not (folder / "round").is_file():
         return None
-    found = read_json(folder / "round")
-    match found:
-        case int(round):
-            return Note(round)
+    match read_json(folder / "round"):
         case [int(round), str(owner)]:
             return Note(round, owner)
     raise DeltaflError(f"{folder / 'round'} does not say to which round the rows beside it belong; put a copy back")

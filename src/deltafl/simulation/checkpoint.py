@@ -12,53 +12,53 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import DeltaflError
-from ..io import checked, read_json, reading, write_atomically
+from ..io import Array, checked, read_json, read_tensors, reading, write_atomically
 from ..scale.rows import is_own_folder
 from ..scale.state_file import Note, noted
 
 FILE = "checkpoint.json"
 #: What to do about a damaged file.
-CURE = "it is damaged: delete this run's folder, or choose another one, to run it again"
+CURE = "it is damaged, or of an older version: delete this run's folder, or choose another one, to run it again"
 
 
 class Checkpoint(NamedTuple):
-    """What the file holds. Those of earlier versions have no ``seal``, and at most the first four entries."""
+    """What the file holds."""
 
     round: int
-    tensors: str
-    lengths: dict[str, int]  # of the files of lines
-    crc32: int | None = None  # of the tensors
-    run: str = ""  # the random name
-    settings: dict[str, Any] | None = None
-    checksums: dict[str, int] | None = None  # of the files beside it, of lines up to their lengths
-    memory: Note | None = None  # the note in the memory's folder when this was written; the next one is of this round
-    ended: dict[str, int] | None = None  # checksums of all lines, if the run has ended without another checkpoint
-    seal: int | None = None  # CRC-32 of the entries above
+    crc32: int  # of the tensors
+    files: dict[str, tuple[int, int]]  # lengths and CRC-32 of the files beside it
+    run: str  # the random name
+    settings: dict[str, Any]
+    memory: Note | None  # the note in the memory's folder when this was written; the next one is of this round
+    ended: dict[str, tuple[int, int]]  # of all lines, if the run has ended without another checkpoint
+    seal: int = 0  # CRC-32 of the entries above
+
+    @property
+    def tensors(self) -> str:
+        """The name of the file of the tensors."""
+        return f"checkpoint-{self.round}.safetensors"
 
     def sealed(self) -> "Checkpoint":
         """With the seal that belongs to it."""
-        return self._replace(seal=zlib.crc32(json.dumps(self._replace(seal=None)).encode()))
+        return self._replace(seal=zlib.crc32(json.dumps(self[:-1]).encode()))
 
     def write(self, folder: Path) -> None:
         """Make it the last checkpoint of a folder."""
         write_atomically(folder / FILE, json.dumps(self.sealed()._asdict(), indent=1) + "\n")
 
-    def require(self, file: Path, checksum: int) -> None:
-        """Refuse a file that has another checksum than when this was written."""
-        if checksum != (self.checksums or {}).get(file.name, checksum):
+    def is_whole(self, file: Path) -> bool:
+        """Whether a file is as it was when this was written, or the run ended; what was added is not looked at."""
+        known = (self.files | self.ended).get(file.name)
+        return known is None or measured(file, end=known[0]) == known
+
+    def require(self, file: Path) -> None:
+        """Refuse a file that is not whole."""
+        if not self.is_whole(file):
             raise DeltaflError(f"{file} is not as it was written, its checksum differs: {CURE}")
 
-    def require_files(self, folder: Path) -> None:
-        """Refuse a folder in which a file is shorter than it was, or has another checksum."""
-        for name in {**self.lengths, **(self.checksums or {})}:
-            size, checksum = measured(folder / name, end=self.lengths.get(name))
-            if size < self.lengths.get(name, 0):
-                raise DeltaflError(f"{folder / name} is shorter than at the last checkpoint; {CURE}")
-            self.require(folder / name, checksum)
-
-    def known(self, name: str) -> tuple[int, int]:
-        """Length and CRC-32 of the lines of a file; of none where they are not known."""
-        return (self.lengths[name], self.checksums[name]) if self.checksums and name in self.lengths else (0, 0)
+    def arrays(self, folder: Path) -> dict[str, Array]:
+        """The tensors."""
+        return read_tensors(folder / self.tensors, CURE, self.crc32)[0]
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
@@ -67,7 +67,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     if not file.exists():
         return None
     mark = checked(Checkpoint, read_json(file), str(file), CURE)
-    if mark.tensors != f"checkpoint-{mark.round}.safetensors" or mark.seal not in (None, mark.sealed().seal):
+    if mark.seal != mark.sealed().seal:
         raise DeltaflError(f"{file} is not as it was written: {CURE}")
     return mark
 
@@ -107,8 +107,7 @@ def require_memory(folder: Path, run: Path, mark: Checkpoint | None) -> None:
     """Refuse a memory that is not of the last checkpoint, nor of the one before if that one was just written."""
     note = noted(folder)
     round, name = (mark.round, mark.run) if mark else (0, "")
-    is_old = mark is not None and mark.seal is None and (note is None or (not note.owner and note.round <= round))
-    if is_old or note in ((mark.memory, Note(round, name)) if mark else (None,)):
+    if note in ((mark.memory, Note(round, name)) if mark else (None,)):
         return
     of = "not there" if note is None else f"of round {note.round}" + ("" if note.owner == name else " of another run")
     raise DeltaflError(

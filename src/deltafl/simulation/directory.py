@@ -15,8 +15,8 @@
 
 A checkpoint is written beside the last one and becomes valid when ``checkpoint.json`` is renamed. Lines after it belong
 to rounds that the next start plays again: they are cut off, so nothing is recorded twice or half. All that it counts on
-is on the disk by then (fsync); what does not fit it, because it is damaged, edited or of another run, is refused. Old
-folders, without checksums, are read as they are. Checkpoints and memories are for their owner alone (0600).
+is on the disk by then (fsync); what does not fit it, because it is damaged, edited or of another run, is refused.
+Checkpoints and memories are for their owner alone (0600).
 """
 
 import json
@@ -25,7 +25,6 @@ import platform
 import re
 import secrets
 import sys
-import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -38,17 +37,14 @@ from typing import Any
 import numpy as np
 import tomli_w
 from filelock import FileLock, Timeout
-from pydantic import BaseModel
 
 from .. import given
 from ..errors import DeltaflError
 from ..io import (
-    checked,
     parsed,
     plain_json,
     private_folder,
     read_json,
-    read_tensors,
     read_toml,
     reading,
     write_atomically,
@@ -60,7 +56,7 @@ from ..scale.rows import row_files
 from ..scale.state_file import flatten, note_round, noted, settled, unflatten
 from ..tasks.own import short_name
 from ..types import Params
-from .checkpoint import CURE, FILE, Checkpoint, measured, memory_folder, read_checkpoint, require_memory
+from .checkpoint import FILE, Checkpoint, measured, memory_folder, read_checkpoint, require_memory
 from .distributed import ALONE, ProcessGroup
 from .divergence import DivergedError
 from .settings import RunSettings, Settings, differing
@@ -70,28 +66,6 @@ LINE_FILES = ("rounds.jsonl", "timings.jsonl")
 _FIXED = ("environment.json", "engine.json")
 #: Checkpoints and models that looked wrong.
 _TENSORS = re.compile(r"(checkpoint|doubtful)-\d+\.safetensors")
-
-
-class _Ending(BaseModel):
-    kept: int
-    why: str
-
-
-class _Test(BaseModel):
-    accuracy: float | None
-    loss: float | None
-
-
-class _Line(BaseModel):
-    """What readers look at in the lines of a run, of the right type where it is there."""
-
-    round: int
-    cohort: list[int] = []
-    counts: list[int] = []
-    rejected: list[tuple[int, str]] = []
-    test: _Test | None = None
-    diverged: _Ending | None = None
-    doubt: _Ending | None = None
 
 
 @contextmanager
@@ -191,9 +165,9 @@ class RunDirectory:
     def environment(self) -> dict[str, Any]:
         """Versions, hardware and data, as they were when the run was started."""
         file, mark = self.path / "environment.json", read_checkpoint(self.path)
-        found: dict[str, Any] = read_json(file)
         if mark is not None:
-            mark.require(file, measured(file)[1])
+            mark.require(file)
+        found: dict[str, Any] = read_json(file)
         return found
 
     def append(self, round_line: Mapping[str, Any], timing_line: Mapping[str, Any]) -> None:
@@ -203,38 +177,30 @@ class RunDirectory:
                 file.write(json.dumps(plain_json(line), allow_nan=False) + "\n")
         mark = read_checkpoint(self.path) if {"diverged", "doubt"} & round_line.keys() else None
         if mark is not None:  # the run ends without another checkpoint
-            ended = {name: measured(self.path / name, sync=True)[1] for name in LINE_FILES}
-            mark._replace(ended=ended).write(self.path)
+            mark._replace(ended={name: measured(self.path / name, sync=True) for name in LINE_FILES}).write(self.path)
 
     def lines(self, name: str) -> Iterator[dict[str, Any]]:
         """The lines of ``rounds.jsonl`` or ``timings.jsonl``, one by one; an error if they are not as written."""
         place, mark = self.path / name, read_checkpoint(self.path)
-        at = mark.known(name)[0] if mark else 0
-        size = checksum = 0
+        if mark is not None:
+            mark.require(place)
         with reading(place), place.open("rb") as file:
             for number, text in enumerate(file, start=1):
-                line = parsed(text, f"{place}, line {number},")
-                checked(_Line, line, f"{place}, line {number}", CURE)
-                size, checksum = size + len(text), zlib.crc32(text, checksum)
-                if mark and size == at:
-                    mark.require(place, checksum)
-                    at = 0
-                yield line
-        if mark and (at or (mark.ended and checksum != mark.ended[name])):
-            raise DeltaflError(f"{place} is not as it was written, its checksum differs: {CURE}")
+                yield parsed(text, f"{place}, line {number},")
 
     def last_line(self) -> dict[str, Any]:
         """The last line of ``rounds.jsonl``; empty if there is none, or it was cut off as it was written."""
-        ends: list[tuple[int, bytes]] = []
+        ends, mark = list[tuple[int, bytes]](), read_checkpoint(self.path)
         try:
             for name in LINE_FILES:
                 with (self.path / name).open("rb") as file:
                     ends += deque(enumerate(file, start=1), maxlen=1)
             if len(ends) < len(LINE_FILES) or ends[0][0] != ends[1][0]:
                 return {}
-            line: dict[str, Any] = parsed(ends[0][1], "the last line")
-            checked(_Line, line, "the last line", CURE)
-        except (OSError, ValueError):  # not there, or cut off within a line: it goes on from its checkpoint
+            if mark is not None and mark.ended and not mark.is_whole(self.path / LINE_FILES[0]):
+                return {}
+            line = dict(parsed(ends[0][1], "the last line"))
+        except (OSError, ValueError, TypeError):  # not there, or cut off within a line: it goes on from its checkpoint
             return {}
         return line
 
@@ -259,10 +225,10 @@ class RunDirectory:
     def num_clients(self) -> int:
         """The number of clients, by the last checkpoint; 0 if there is none."""
         mark = read_checkpoint(self.path)
-        return len(read_tensors(self.path / mark.tensors, CURE, mark.crc32)[0]["state.selected_m"]) if mark else 0
+        return len(mark.arrays(self.path)["state.selected_m"]) if mark else 0
 
     def require_same_data(self, now: Mapping[str, str]) -> None:
-        """Refuse other data than those that the folder records; old records know none."""
+        """Refuse other data than those that the folder records."""
         after = now["data_crc32"]
         before = self.environment().get("data_crc32", after)
         if before != after:
@@ -273,23 +239,19 @@ class RunDirectory:
 
     def save(self, state: RoundState) -> RoundState:
         """Write a checkpoint after the rounds appended so far; returns the state to go on with."""
-        before = read_checkpoint(self.path) or Checkpoint(0, "", {})
-        tensors = f"checkpoint-{state.round}.safetensors"
-        there = [name for name in (*LINE_FILES, *_FIXED) if (self.path / name).exists()]
-        read = {name: measured(self.path / name, before.known(name), sync=True) for name in there}
-        mark = Checkpoint(
-            state.round,
-            tensors,
-            {name: read[name][0] for name in LINE_FILES},
-            write_tensors(self.path / tensors, dict(flatten(state)), private=True),
-            before.run or secrets.token_hex(8),
-            before.settings or recorded_settings(self.path),
-            {name: checksum for name, (_, checksum) in read.items()},
-            noted(self._memory) if self._memory else None,
+        before = read_checkpoint(self.path) or Checkpoint(
+            0, 0, {}, secrets.token_hex(8), recorded_settings(self.path) or {}, None, {}
         )
+        there = [name for name in (*LINE_FILES, *_FIXED) if (self.path / name).exists()]
+        mark = before._replace(
+            round=state.round,
+            files={name: measured(self.path / name, before.files.get(name, (0, 0)), sync=True) for name in there},
+            memory=noted(self._memory) if self._memory else None,
+        )
+        mark = mark._replace(crc32=write_tensors(self.path / mark.tensors, dict(flatten(state)), private=True))
         mark.write(self.path)
         for old in self.path.iterdir():
-            if _TENSORS.fullmatch(old.name.removesuffix(".part")) and old.name != tensors:
+            if _TENSORS.fullmatch(old.name.removesuffix(".part")) and old.name != mark.tensors:
                 old.unlink()
         following: RoundState = settled(state)
         if self._memory is not None:
@@ -306,7 +268,7 @@ class RunDirectory:
     def save_settings(self, settings: Settings) -> None:
         """Write other settings than the run began with: it goes on with more rounds."""
         mark = read_checkpoint(self.path)
-        if mark is not None and mark.settings:
+        if mark is not None:
             mark._replace(settings=settings.model_dump(mode="json", exclude_none=True)).write(self.path)
         write_settings(self.path, settings)
 
@@ -316,7 +278,7 @@ class RunDirectory:
         ``rounds``, if it is given, is what ``config.toml`` says, from where the run may grow.
         """
         mark = read_checkpoint(self.path)
-        if mark is None or not mark.settings:
+        if mark is None:
             return
         for key, old, new in differing(RunSettings.model_validate(mark.settings), now):  # resolved when it was written
             if key != "rounds" or rounds not in (None, old):
@@ -328,7 +290,7 @@ class RunDirectory:
     def model(self) -> tuple[int, Params] | None:
         """Round and model of the last checkpoint, which is only read; None if there is none."""
         mark = read_checkpoint(self.path)
-        return mark and (mark.round, read_tensors(self.path / mark.tensors, CURE, mark.crc32)[0]["state.params_d"])
+        return mark and (mark.round, mark.arrays(self.path)["state.params_d"])
 
     def load(self, template: RoundState, group: ProcessGroup = ALONE) -> RoundState:
         """The state of the last checkpoint (the template itself if there is none); later lines are cut off.
@@ -353,18 +315,19 @@ class RunDirectory:
                 )
         if mark is None:
             return None
-        mark.require_files(self.path)
-        return read_tensors(self.path / mark.tensors, CURE, mark.crc32)[0]
+        for name in mark.files:
+            mark._replace(ended={}).require(self.path / name)
+        return mark.arrays(self.path)
 
     def _cut_off(self) -> None:
-        mark = read_checkpoint(self.path) or Checkpoint(0, "", dict.fromkeys(LINE_FILES, 0))
-        if mark.ended:
-            mark._replace(ended=None).write(self.path)
+        mark = read_checkpoint(self.path)
+        if mark is not None and mark.ended:
+            mark._replace(ended={}).write(self.path)
         for name in LINE_FILES:
             with writing(self.path / name):
                 (self.path / name).touch()
-                os.truncate(self.path / name, mark.lengths[name])
-        if self._memory is not None:
+                os.truncate(self.path / name, mark.files[name][0] if mark else 0)
+        if mark is not None and self._memory is not None:
             note_round(self._memory, mark.round, mark.run)
 
     def memory_folder(self, memory_path: str | None) -> Path | None:
