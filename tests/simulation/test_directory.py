@@ -102,10 +102,8 @@ def test_a_reader_can_tell_which_file_is_damaged(directory: RunDirectory, tmp_pa
     directory.save(played(2))
     directory.memory_folder(str(tmp_path / "memory"))
     readers: dict[str, Callable[[], object]] = {
-        "checkpoint.json": lambda: directory.load(START),
-        "checkpoint-2.safetensors": lambda: directory.load(START),
-        "rounds.jsonl": lambda: read_run(directory, SETTINGS),
-        "timings.jsonl": lambda: read_run(directory, SETTINGS),
+        **dict.fromkeys(("checkpoint.json", "checkpoint-2.safetensors"), lambda: directory.load(START)),
+        **dict.fromkeys(("rounds.jsonl", "timings.jsonl"), lambda: read_run(directory, SETTINGS)),
         "environment.json": directory.environment,
         "memory.json": lambda: directory.memory_folder(str(tmp_path / "memory")),
         "config.toml": lambda: recorded_settings(directory.path),
@@ -114,7 +112,7 @@ def test_a_reader_can_tell_which_file_is_damaged(directory: RunDirectory, tmp_pa
         file = directory.path / name
         good = file.read_bytes()
         read()
-        for bad in (b"\xff\xfe{}", b"[" * 100_000, b'{"round": '):
+        for bad in (good[2:], good[:-1] + b"!", b"\xff\xfe{}", b"[" * 100_000, b'{"round": '):
             file.write_bytes(bad)
             before = {path.name: path.read_bytes() for path in directory.path.iterdir()}
             with pytest.raises(DeltaflError) as caught:
@@ -135,27 +133,6 @@ def test_the_last_line_of_a_run_that_ended_is_checked(directory: RunDirectory) -
     with pytest.raises(DeltaflError, match=r"rounds\.jsonl is not as it was written"):
         read_run(directory, SETTINGS)
     assert directory.ending() is None
-
-
-def test_lines_that_are_shorter_than_at_the_checkpoint_are_not_filled_up(directory: RunDirectory) -> None:
-    add(directory, 1)
-    directory.save(played(1))
-    (directory.path / "rounds.jsonl").write_bytes(b"")
-    with pytest.raises(DeltaflError, match=r"rounds\.jsonl is not as it was written"):
-        directory.load(START)
-    assert (directory.path / "rounds.jsonl").read_bytes() == b""
-
-
-def test_a_checkpoint_with_another_bit_is_refused(directory: RunDirectory) -> None:
-    """A number that is another number is no damage that its format would notice."""
-    directory.save(played(1))
-    tensors = directory.path / "checkpoint-1.safetensors"
-    content = tensors.read_bytes()
-    tensors.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(DeltaflError, match=r"checkpoint-1\.safetensors is not as it was written, its checksum differs"):
-        directory.load(START)
-    tensors.write_bytes(content)
-    assert same(directory.load(START), played(1))
 
 
 @contextmanager

@@ -5,10 +5,9 @@ cohort, and after a resume. With ``engine = "batched"`` and on GPUs, last bits a
 """
 
 import math
-from collections.abc import Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from ..errors import DeltaflError
 from ..round import Broadcast
 from ..tasks.base import Task
 from ..types import BoolArray, FloatArray, IntArray, Params, Reports
-from .runner import ClientRunner, Job, Workers, new_model
+from .runner import ClientRunner, Workers, new_model
 from .training import torch
 from .training.route import Computation, Route, choose_route
 from .training.serial import LocalResult, LocalWork
@@ -103,7 +102,8 @@ class Engine:
         size = max(1, min(self._runner.group_size, -(-len(clients) // self._workers.width)))
         order = sorted(range(len(clients)), key=lambda place: -cost_n[place])  # similar costs are trained at once
         groups = [order[first : first + size] for first in range(0, len(order), size)]
-        trained: list[list[LocalResult]] = self._map(
+        trained: list[list[LocalResult]] = self._workers.map(
+            self._runner,
             "train_with_squares" if squares else "train",
             Broadcast(params_d, drift_d),
             [(round, *(clients[place] for place in group)) for group in groups],
@@ -121,13 +121,14 @@ class Engine:
     def losses(self, params_d: Params, client_k: IntArray) -> FloatArray:
         """Mean loss of the global model on each client's own training data, float64 (k,)."""
         jobs = [(client,) for client in client_k.tolist()]
-        return np.array(self._map("loss", Broadcast(params_d, None), jobs, self.costs(client_k)), dtype=np.float64)
+        found = self._workers.map(self._runner, "loss", Broadcast(params_d, None), jobs, self.costs(client_k))
+        return np.array(found, dtype=np.float64)
 
     def evaluate(self, params_d: Params) -> Evaluation:
         """Loss and accuracy of the global model on the pooled test set."""
         num_examples = len(self.task.dataset.test_x)
-        starts = range(0, num_examples, self._runner.evaluation_batch)
-        found = self._map("test", Broadcast(params_d, None), [(start,) for start in starts], [1.0] * len(starts))
+        jobs = [(start,) for start in range(0, num_examples, self._runner.evaluation_batch)]
+        found = self._workers.map(self._runner, "test", Broadcast(params_d, None), jobs, [1.0] * len(jobs))
         loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
         if self.task.metric == "loss":
             return Evaluation(loss, math.nan)
@@ -137,9 +138,6 @@ class Engine:
     def costs(self, client_n: IntArray) -> list[float]:
         """The relative duration of each client's round."""
         return [self._runner.cost(client) for client in client_n.tolist()]
-
-    def _map(self, method: str, sent: Broadcast, jobs: Sequence[Job], costs: Sequence[float]) -> list[Any]:
-        return self._workers.map(self._runner, method, sent, jobs, costs)
 
 
 def _mean_of_clients(hit_e: BoolArray, client_e: IntArray | None) -> float:

@@ -113,10 +113,9 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         if "test" in line:
             at.append(line["round"])
             tests.append([line["test"].get(name) for name in ("accuracy", "loss", "client_accuracy")])
-    timings = [
-        [time.get(name) for name in ("round", "seconds", "cpu_seconds")] for time in directory.lines("timings.jsonl")
-    ]
-    if not (rounds and rounds == [timing[0] for timing in timings] == list(range(len(rounds)))):
+    timings, columns = list(directory.lines("timings.jsonl")), ("round", "seconds", "cpu_seconds")
+    timed_r, seconds_r, cpu_seconds_r = (_floats([timing.get(column) for timing in timings]) for column in columns)
+    if not (rounds and rounds == timed_r.tolist() == list(range(len(rounds)))):
         raise DeltaflError(f"{directory.path} does not hold every round once and in order; {CURE}")
     diverged, at_r = line.get("diverged"), np.array(at[1:], dtype=np.int64)
     accuracy_r, loss_r, client_accuracy_r = np.array([_floats(test) for test in tests[1:]]).reshape(-1, 3).T
@@ -128,8 +127,8 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         round_r=at_r,
         accuracy_r=accuracy_r,
         loss_r=loss_r,
-        seconds_r=np.cumsum(_floats([timing[1] for timing in timings]))[at_r],
-        cpu_seconds_r=np.cumsum(_floats([timing[2] for timing in timings]))[at_r],
+        seconds_r=np.cumsum(seconds_r)[at_r],
+        cpu_seconds_r=np.cumsum(cpu_seconds_r)[at_r],
         bytes_r=np.cumsum(bytes_)[at_r],
         client_accuracy_r=client_accuracy_r,
         draws_m=np.bincount(np.array(clients, dtype=np.int64), counts, directory.num_clients()).astype(np.int64),

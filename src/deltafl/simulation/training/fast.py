@@ -143,11 +143,9 @@ def choose_forward(model: torch.nn.Module, x: torch.Tensor) -> Callable[[torch.T
 def _corrupts_memory(model: torch.nn.Module) -> bool:
     """Whether a layer of the model is not safe with channels last.
 
-    On CPUs without AVX-512, the gradient in the weights of ``Conv2d(4, 8, 1, stride=2)`` on images in channels last
-    writes beyond its memory, and the process dies later without a message. Seen with torch 2.13.0 (oneDNN 3.12.0), for
-    1 to 6 input channels and any stride above 1; not with 7 channels or more, larger kernels, padding, groups, tiles or
-    the standard layout. A CPU with AVX-512 shows it with ONEDNN_MAX_CPU_ISA=AVX2 in the environment, surely so with
-    glibc's libc_malloc_debug.so.0 in LD_PRELOAD and MALLOC_CHECK_=3. The rule takes in a little more than was seen.
+    Without AVX-512 (or with ONEDNN_MAX_CPU_ISA=AVX2), torch 2.13.0 (oneDNN 3.12.0) writes beyond the memory of the
+    gradient of ``Conv2d(4, 8, 1, stride=2)``, and the process dies later without a message. Seen for 1 to 6 input
+    channels and any stride above 1, not with larger kernels or padding; the rule takes in a little more.
     """
     return any(
         isinstance(part, torch.nn.Conv2d)
