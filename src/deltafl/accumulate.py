@@ -201,10 +201,8 @@ class Accumulator:
         digest = zlib.crc32(self.cohort.client_n.tobytes(), zlib.crc32(state.params_d.tobytes())) % 2**20
         count, total, squares, *replied = group.add_up(np.array([1.0, digest, digest**2, *responded_n]))
         if count * squares != total**2:  # all are equal; 20 bits, so that these sums are exact
-            raise DeltaflError(
-                f"the processes of this run do not have the same model and cohort in round {state.round}: run the same "
-                "versions on the same kind of machine everywhere"
-            )
+            what, cure = "the same model and cohort", "run the same versions on the same kind of machine everywhere"
+            raise DeltaflError(f"the processes of this run do not have {what} in round {state.round}: {cure}")
         self._missing_n[:] = False
         here = np.array(replied, dtype=np.bool_)
         if not here.all():
@@ -242,7 +240,6 @@ class Accumulator:
         return following, self._info(replies, variance, delta_d, clip_factor)
 
     def _info(self, replies: Replies, variance: float, delta_d: FloatArray, clip_factor: float) -> RoundInfo:
-        """The numbers of the round; ``delta_d`` is the estimate that was used."""
         reports, coef_n, here = self.reports, replies.coef_n, self.reports.responded_n
         faults = self._rejected | dict.fromkeys(self.cohort.client_n[self._missing_n].tolist(), NO_REPLY)
         norm, zeta_n = float(np.linalg.norm(delta_d)), np.sqrt(reports.squared_deviation_n[here])
@@ -272,7 +269,6 @@ class Accumulator:
             raise DeltaflError("this round is closed; open the next one and make another Accumulator")
 
     def _screen(self, place_k: IntArray, updates: Updates | Sequence[Any], reports: Reports | None) -> ScreenedReplies:
-        """Check replies, and note what their clients reported."""
         self._require_open()
         clients = self.cohort.part(place_k)
         if not self._missing_n[place_k].all():
@@ -293,7 +289,6 @@ class Accumulator:
         return screened
 
     def _rows(self) -> _Rows:
-        """The kept updates of clients whose replies are usable."""
         here_k = self.reports.responded_n[self._place_k]
         if here_k.all():
             return self._rows_of(self._place_k, self._update_kd)
@@ -347,10 +342,8 @@ class Accumulator:
         if not np.array_equal(replies.coef_n, added_n):
             ratio = float(replies.coef_n.sum() / added_n.sum())
             if not np.allclose(replies.coef_n, ratio * added_n, rtol=1e-9, atol=0.0):
-                raise DeltaflError(
-                    f"the coefficients of {self._rule.name!r} depend on which other clients reply in another way than "
-                    "by a common factor; close this round with close_round"
-                )
+                what = "depend on which other clients reply in another way than by a common factor"
+                raise DeltaflError(f"the coefficients of {self._rule.name!r} {what}; close this round with close_round")
         residual_d = ratio * stream.residual_d
         _, self.reports.squared_deviation_n[here] = squared_norms(stream.update_nq[here], self._share(here))
         error_kq = stream.residual_nq[here]

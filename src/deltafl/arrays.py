@@ -172,7 +172,6 @@ def is_model(given: Any) -> bool:
 
 
 def _parts(model: Any) -> dict[str, Any]:
-    """The arrays of a model by name; those of a list by their places."""
     if hasattr(model, "state_dict"):
         model = model.state_dict()
     if isinstance(model, Mapping):

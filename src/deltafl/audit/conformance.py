@@ -145,7 +145,6 @@ def _check_means(cohorts: list[Cohort], available_m: BoolArray, n: int) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equality of nested tuples of arrays, NaN equal to NaN."""
     if isinstance(a, tuple):
         return type(a) is type(b) and len(a) == len(b) and all(map(_same, a, b))
     return bool(np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind == "f"))

@@ -159,7 +159,6 @@ def _undecided(expected: list[float]) -> list[int]:
 
 
 def _with_certain(drawn: tuple[int, ...], expected: list[float]) -> tuple[int, ...]:
-    """Counts of an undecided client that is drawn, and of those that are certain."""
     return tuple(int(e >= 1 or i in drawn) for i, e in enumerate(expected))
 
 
@@ -189,7 +188,6 @@ def _ordered_pivotal(expected: list[float]) -> Support:
 
 
 def _duels(expected: list[float], orders: list[tuple[int, ...]]) -> Support:
-    """Pivotal draws in one of these orders, each as likely."""
     result: Support = defaultdict(float)
 
     def duel(a: int, strength: float, rest: tuple[int, ...], drawn: tuple[int, ...], probability: float) -> None:

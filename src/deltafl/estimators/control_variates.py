@@ -134,7 +134,6 @@ class CommonControl(ControlVariate):
     def update_from_sum(
         self, state: CommonControlState, replies: Replies, residual_d: FloatArray
     ) -> CommonControlState:
-        """Move towards the ratio mean: the mean residual plus c."""
         total = replies.coef_n.sum()
         return self._follow(state, residual_d / total + state.control_d) if total > 0 else state
 
@@ -291,7 +290,6 @@ class RegressionControl(ControlVariate):
         return RegressionControlState(aux_mq, population.weight_m, np.zeros((aux_mq.shape[1], num_params)))
 
     def value(self, state: RegressionControlState, client_n: IntArray) -> ControlValue:
-        """B x_i of the cohort; over all clients it is B times the weighted mean of x."""
         mean_q = np.einsum("m,mq->q", state.weight_m, state.aux_mq)
         total_d = np.einsum("q,qd->d", mean_q, state.slope_qd)
         return ControlValue(total_d, np.einsum("nq,qd->nd", state.aux_mq[client_n], state.slope_qd))

@@ -89,7 +89,6 @@ class LearnedCoefficient(_Scaled):
         return LearnedCoefficientState(self.control.init(population, num_params), np.zeros(()), np.zeros(()))
 
     def coefficient(self, state: LearnedCoefficientState) -> float:
-        """Beta of the next round, in [0, 1]."""
         return float(np.clip(state.cross / state.square, 0.0, 1.0)) if state.square > 0 else 1.0
 
     def value(self, state: LearnedCoefficientState, client_n: IntArray) -> ControlValue:
@@ -98,7 +97,6 @@ class LearnedCoefficient(_Scaled):
     def update(
         self, state: LearnedCoefficientState, population: Population, replies: Replies, update_nd: Params
     ) -> LearnedCoefficientState:
-        """Regress the replies on their control values, then let the inner control variate learn."""
         weight_n, value = population.weight_m[replies.client_n], self.control.value
         cross, square = _products(update_nd, value(state.control, replies.client_n).control_nd, weight_n, replies)
         return LearnedCoefficientState(

@@ -121,10 +121,9 @@ def differences(
     rows, refused = list(updates), dict[int, str]()
     for place, (client, reply) in enumerate(zip(client_n.tolist(), updates, strict=False)):
         if reply is not None and isinstance(reply, RemoteReply) != remote:
-            raise DeltaflError(
-                f"the reply of client {client} is {'no' if remote else 'a'} RemoteReply; with a '-remote' estimator "
-                "send what deltafl.ClientMemory.reply returns, with any other the update itself"
-            )
+            kind = "no RemoteReply" if remote else "a RemoteReply"
+            cure = "send what deltafl.ClientMemory.reply returns, with any other the update itself"
+            raise DeltaflError(f"the reply of client {client} is {kind}; with a '-remote' estimator {cure}")
         if remote and reply is not None:
             taken = int(state.taken_m[client])
             agreed = isinstance(reply.since, int | np.integer) and reply.since == taken

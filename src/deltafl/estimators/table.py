@@ -151,7 +151,6 @@ def find_estimator(given: str | Estimator | ControlVariate) -> Estimator:
 
 @cache
 def _with_options(text: str) -> Estimator:
-    """The estimator of a text that is no name."""
     name, options = parse_call(text)
     name = _ALIASES.get(name, name)
     if ".py:" in name:

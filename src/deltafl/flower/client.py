@@ -88,10 +88,8 @@ def _default_id(context: Context) -> tuple[str, str]:
     for name, kind in (("client-id", "client"), ("partition-id", "partition")):
         if name in context.node_config:
             return kind, str(context.node_config[name])
-    raise DeltaflError(
-        "the node's config has neither 'client-id' nor 'partition-id'; start it with "
-        "--node-config 'client-id=\"NAME\"' or give client_id to register()"
-    )
+    cure = "start it with --node-config 'client-id=\"NAME\"' or give client_id to register()"
+    raise DeltaflError(f"the node's config has neither 'client-id' nor 'partition-id'; {cure}")
 
 
 class LocalSteps:

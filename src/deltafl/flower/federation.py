@@ -52,10 +52,8 @@ class Rules:
         if sampler.needs_oracle:
             sampler.require_oracle(None)
         if (sampler.uses_aux or control.uses_aux) and self.aux < 1:
-            raise DeltaflError(
-                f"{name} with {estimator!r} uses auxiliary variables of the clients: write aux=10 if each has 10, such "
-                "as its shares of 10 labels, and give aux=... to deltafl.flower.register"
-            )
+            cure = "write aux=10 if each has 10, such as shares of labels, and give aux=... to deltafl.flower.register"
+            raise DeltaflError(f"{name} with {estimator!r} uses auxiliary variables of the clients: {cure}")
         if memory.folder is not None and self.state_path is None:
             raise DeltaflError("memory_path is part of the saved state, and there is no state_path: write both")
 
@@ -121,10 +119,8 @@ class Federation:
         self._left_out: set[str] = set()
         self._initial_d = layout.flatten(arrays)
         if self.plan.dp is not None and self.rest:
-            raise DeltaflError(
-                f"dp is for trained parameters, and the mean of {next(iter(self.rest))!r} would get no noise; use "
-                "layers without buffers, such as GroupNorm for BatchNorm"
-            )
+            what = f"the mean of {next(iter(self.rest))!r} would get no noise"
+            raise DeltaflError(f"dp: {what}; use layers without buffers, such as GroupNorm for BatchNorm")
 
     @property
     def keys(self) -> list[str]:

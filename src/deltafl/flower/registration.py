@@ -108,7 +108,6 @@ class Directory:
             time.sleep(min(1.0, max(0.05, end - time.monotonic())))
 
     def _collect(self, grid: Grid, nodes: dict[int, NodeInfo]) -> None:
-        """Read the answers that have come; a node that did not answer in time has failed."""
         pending = [(node_id, message) for node_id, (message, _) in self._queries.items() if message]
         if not pending:
             return
@@ -165,9 +164,9 @@ def read_registration(reply: Message | None, num_aux: int = 0) -> tuple[str, Cli
     values = {name.replace("-", "_"): record.get(name) for name in (KIND, CLIENT_ID, NUM_EXAMPLES)}
     aux = record.get(AUX) if num_aux else []
     if not isinstance(aux, list) or len(aux) != num_aux:
+        wanted, sent = f"{num_aux} auxiliary variables of each client", len(aux) if isinstance(aux, list) else "none"
         raise DeltaflError(
-            f"the server wants {num_aux} auxiliary variables of each client, and the client sent "
-            f"{len(aux) if isinstance(aux, list) else 'none'}; give aux=... to deltafl.flower.register"
+            f"the server wants {wanted}, the client sent {sent}; give aux=... to deltafl.flower.register"
         )
     cure = "call deltafl.flower.register in the ClientApp"
     client = checked(Registration, {**values, "aux": aux}, "the answer to the registration query", cure)

@@ -116,7 +116,6 @@ def _restore(file: Path, federation: Federation) -> None:
 
 
 def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: dict[str, Array]) -> None:
-    """Put what a file says into the federation, if it belongs to it."""
     if federation.rules.own_seed:
         plan = replace(federation.rules.plan, seed=int(header["settings"]["seed"]))
         federation.rules = replace(federation.rules, plan=plan)

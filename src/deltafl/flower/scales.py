@@ -5,9 +5,8 @@ those of this round among them, an update u_i is refused, from the first round o
 
     norm(u_i) > max(1000 M, 10 norm(x)),    x the model; as long as one client alone has voted, M = sqrt(d)
 
-So one finite reply of any size cannot carry the model away, not even as the first or the only one of a round, and
-clients that are wrongly refused are used once the others have voted as they did. Smaller lies pass: ``clip="median"``
-bounds those.
+So no single finite reply can carry the model away, and clients that are wrongly refused are used once the others have
+voted as they did. Smaller lies pass: ``clip="median"`` bounds those.
 
 A model is lost as ``server/watch.py`` says it, by the lower median over the clients of their loss over the first that
 they reported (at least 1): no single one of three clients can pretend that it is.

@@ -240,7 +240,6 @@ class DeltaStrategy(Strategy):
         return MetricRecord(metrics) if metrics else None
 
     def _begin(self, initial_arrays: ArrayRecord) -> tuple[Federation, int]:
-        """The federation, with its saved state if there is one, and the number of rounds done."""
         arrays = {name: array.numpy() for name, array in initial_arrays.items()}
         self.federation = federation = Federation(self.rules, arrays, Layout.of(arrays, self.buffers))
         self._cohort = None
@@ -258,7 +257,6 @@ class DeltaStrategy(Strategy):
         return federation, done
 
     def _admit(self, present: dict[str, ClientInfo]) -> dict[str, ClientInfo]:
-        """Let connected clients join; returns those that can be selected."""
         federation = self._active()
         before = federation.clients
         federation.admit(present)

@@ -88,7 +88,6 @@ class Centred(Scored):
         return state.weight_m[:, None] * state.sketch_mq if self.sketch_size else None
 
     def _residual(self, state: CentredState, n: int) -> FloatArray:
-        """a_i > 0, the predicted norm of each client's residual."""
         m = len(state.weight_m)
         seen_m, again_m = np.isfinite(state.first_m), np.isfinite(state.square_m)
         if not self.by_norm or not np.any(state.first_m > 0, where=seen_m):
@@ -134,5 +133,4 @@ class Centred(Scored):
         )
 
     def _follow(self, before: FloatArray, newest: FloatArray) -> FloatArray:
-        """The exponential mean; the newest value alone where there is none yet."""
         return np.where(np.isnan(before), newest, (1 - self.forgetting) * before + self.forgetting * newest)

@@ -44,10 +44,8 @@ class FedCBS(Unweighted):
     def init(self, population: Population) -> CbsState:
         share_mc, size_m = population.aux_mq, population.num_examples_m
         if share_mc is None or share_mc.shape[1] == 0 or share_mc.min() < 0 or share_mc.sum(axis=1).min() <= 0:
-            raise DeltaflError(
-                "fed-cbs needs the labels of every client; give Population.from_sizes(sizes, aux=shares), one row of "
-                "shares of each class a client, all >= 0"
-            )
+            cure = "give Population.from_sizes(sizes, aux=shares), one row of shares of each class a client, all >= 0"
+            raise DeltaflError(f"fed-cbs needs the labels of every client; {cure}")
         count_mc = size_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True)
         return CbsState(count_mc, np.zeros(len(size_m), dtype=np.int64), np.zeros((), dtype=np.int64))
 

@@ -137,7 +137,6 @@ class MirrorDescent(Scored):
         return self._start_block(population.weight_m, np.full(m, 1 / m), 0, 0.0)
 
     def _start_block(self, weight_m: FloatArray, p_m: FloatArray, block: int, bound: float) -> DescentState:
-        """All experts at p, the smallest step has the largest weight."""
         experts = num_experts(2**block, len(weight_m), self.mixing)
         rank_e = np.arange(1, MAX_EXPERTS + 1)
         weight_e = np.where(rank_e <= experts, (1 + 1 / experts) / (rank_e * (rank_e + 1)), 0.0)

@@ -91,7 +91,6 @@ class Clipping:
 
 
 def _factor(most: FloatArray | float, length_k: FloatArray) -> FloatArray:
-    """min(1, most / length) as a column."""
     with np.errstate(divide="ignore", invalid="ignore"):
         factor_k = np.where(length_k > most, most / length_k, 1.0)
     return factor_k[:, None]

@@ -111,7 +111,6 @@ class Adaptive(_Rule):
             raise unknown_name("adaptive rule", self.rule, ("adagrad", "adam", "yogi"))
 
     def init(self, num_params: int) -> AdaptiveState:
-        """Before the first round, a = 0 and v = tau^2."""
         return AdaptiveState(np.zeros(num_params), np.full(num_params, self.tau**2))
 
     def _change(self, delta_d: FloatArray, state: AdaptiveState) -> tuple[FloatArray, AdaptiveState]:

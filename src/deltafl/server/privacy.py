@@ -51,7 +51,6 @@ class DifferentialPrivacy:
     delta: float
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_ranges(self, {"clip": "(0, inf)", "noise_multiplier": "(0, inf)", "delta": "(0, 1)"})
 
     def check(self, plan: "Plan") -> None:

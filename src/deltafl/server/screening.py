@@ -95,7 +95,6 @@ def _update_fault(update: npt.ArrayLike | None, num_params: int) -> str | None:
 
 
 def _report_faults(reports: Reports, sampler: Sampler | None) -> dict[int, str]:
-    """Row -> the first column that is out of its range."""
     loss_n, square_n, has_loss_n = reports.loss_n, reports.square_loss_n, reports.has_loss_n
     with np.errstate(over="ignore", invalid="ignore"):
         # A mean of squares is at least the square of the mean (Jensen), up to rounding, of half precision at worst.
