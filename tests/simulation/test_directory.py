@@ -112,7 +112,7 @@ def test_a_reader_can_tell_which_file_is_damaged(directory: RunDirectory, tmp_pa
         file = directory.path / name
         good = file.read_bytes()
         read()
-        for bad in (good[2:], good[:-1] + b"!", b"\xff\xfe{}", b"[" * 100_000, b'{"round": '):
+        for bad in (good[:-1] + b"!", b"!" + good[2:], b"\xff\xfe{}", b"[" * 100_000, b'{"round": '):
             file.write_bytes(bad)
             before = {path.name: path.read_bytes() for path in directory.path.iterdir()}
             with pytest.raises(DeltaflError) as caught:
