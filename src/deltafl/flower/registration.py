@@ -164,10 +164,9 @@ def read_registration(reply: Message | None, num_aux: int = 0) -> tuple[str, Cli
     values = {name.replace("-", "_"): record.get(name) for name in (KIND, CLIENT_ID, NUM_EXAMPLES)}
     aux = record.get(AUX) if num_aux else []
     if not isinstance(aux, list) or len(aux) != num_aux:
-        wanted, sent = f"{num_aux} auxiliary variables of each client", len(aux) if isinstance(aux, list) else "none"
-        raise DeltaflError(
-            f"the server wants {wanted}, the client sent {sent}; give aux=... to deltafl.flower.register"
-        )
+        sent, cure = len(aux) if isinstance(aux, list) else "none", "give aux=... to deltafl.flower.register"
+        wanted = f"{num_aux} auxiliary variables of each client"
+        raise DeltaflError(f"the server wants {wanted}, and the client sent {sent}; {cure}")
     cure = "call deltafl.flower.register in the ClientApp"
     client = checked(Registration, {**values, "aux": aux}, "the answer to the registration query", cure)
     return f"{client.kind}:{client.client_id}", ClientInfo(client.num_examples, tuple(client.aux))
