@@ -139,7 +139,7 @@ def test_nothing_is_played_twice_and_what_is_missing_is(tuned: Path) -> None:
     lost.unlink()
     settings = make_settings(TuneSettings, tomllib.loads((tuned / "config.toml").read_text()))
     found = tune_rates(settings, tuned, lambda _: None)
-    given = settings.model_dump(exclude={"task", "samplers", "partition", "alpha", "local_steps"}, exclude_none=True)
+    given = settings.model_dump(exclude={"task", "samplers", "partition", "alpha"}, exclude_defaults=True)
     again = dl.tune("digits", ["uniform", "fedis@multinomial"], out=tuned, processes=1, progress=False, **given)
     assert again == found.rates == tomllib.loads((tuned / "rates.toml").read_text())["rates"]
     after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tuned.rglob("*seed7.json")}
