@@ -13,7 +13,7 @@ from reproduction import reproduce
 from reproduction.page import Finding, read_verdict, write_index, write_verdict
 
 #: Bytes that no reader takes: not UTF-8, brackets without end, half a value, a number of another kind.
-BAD = [b"\xff\xfe{}", b"[" * 100_000, b'{"round": ', b"5", b'[{"score": 1}]']
+BAD = [b"\xff\xfe{}", b"[" * 100_000, b'{"round": ', b"5", b'[{"score": 1}]', b"a = " + b"[" * 100_000]
 
 
 def read_index(path: Path) -> object:
@@ -22,6 +22,7 @@ def read_index(path: Path) -> object:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
+    "config.toml": read_toml,
     "record.json": read_record,
     "summary.json": read_summary,
     "verdict.json": read_verdict,
@@ -30,7 +31,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("bad", BAD, ids=["bytes", "brackets", "half", "number", "other"])
+@pytest.mark.parametrize("bad", BAD, ids=["bytes", "brackets", "half", "number", "other", "nested"])
 @pytest.mark.parametrize("name", READERS)
 def test_every_reader_answers_damage_with_a_sentence(tmp_path: Path, name: str, bad: bytes) -> None:
     path = tmp_path / name

@@ -118,9 +118,10 @@ def reading(path: Path) -> Iterator[None]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a dict; a ``DeltaflError`` if it is none."""
+    text = read_text(path)
     try:
-        return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise DeltaflError(f"{path} is not valid TOML: {error}") from None
 
 

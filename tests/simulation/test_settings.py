@@ -24,7 +24,7 @@ def test_seeds_are_a_number_or_a_list(given: object, seeds: tuple[int, ...]) -> 
     assert make_settings(CompareSettings, {"seeds": given}).seeds == seeds
 
 
-@pytest.mark.parametrize("given", ["two", 0, "0", True, 2.5, "3,3", "3,x", ",", [], [-1]])
+@pytest.mark.parametrize("given", ["two", 0, "0", True, 2.5, 100_001, "3,3", "3,x", ",", [], [-1]])
 def test_other_seeds_are_refused(given: object) -> None:
     with pytest.raises(DeltaflError, match="seed"):
         make_settings(CompareSettings, {"seeds": given})

@@ -166,5 +166,5 @@ def assignment(text: str) -> tuple[str, Any]:
         raise DeltaflError(f"--set {text!r} is not KEY=VALUE; write for instance --set proximal=0.01")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key.strip(), value.strip()

@@ -27,8 +27,6 @@ _DIED = (
     "a process of this run died; if it was killed, memory may have run out: use fewer processes and give the same "
     "command again. In a script of your own, start below: if __name__ == '__main__':"
 )
-
-
 _PATIENCE_SECONDS = 60.0
 _WAITS = (
     "a worker process has not answered for %g seconds; if it does not go on, see whether it was stopped (T in ps), "

@@ -243,7 +243,7 @@ def _lines_of(path: Path, stamp: tuple[int, int]) -> dict[str, RunRecord]:
     cure = "restore it, or delete it to run again"
     try:
         values = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, RecursionError) as error:
         raise DeltaflError(f"{path} cannot be read: {error}; {cure}") from None
     found = [checked(RunRecord, value, f"{path} does not hold records of runs", cure) for value in values]
     return {f"{file_name(record.sampler)}-seed{record.seed}": record for record in found}

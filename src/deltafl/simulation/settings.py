@@ -202,8 +202,8 @@ def listed(seeds: Any) -> Any:
     listed = seeds.split(",") if isinstance(seeds, str) and "," in seeds else seeds
     if isinstance(listed, list | tuple):
         return [seed for seed in listed if seed != ""]
-    if not (str(seeds).strip().isdecimal() and int(seeds) > 0):
-        raise ValueError("it must be a number of seeds, at least 1, or a list such as 3,5,8")
+    if not (str(seeds).strip().isdecimal() and 0 < int(seeds) <= 10**5):
+        raise ValueError("it must be a number of seeds, 1 to 100,000, or a list such as 3,5,8")
     return range(int(seeds))
 
 
