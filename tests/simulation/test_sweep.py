@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.directory import RunDirectory
@@ -195,6 +197,25 @@ def test_runs_end_when_the_sweep_is_killed(tmp_path: Path) -> None:
 
     wait_for(stands_still, pause=1)
     assert seen[-1] < 2000
+
+
+def test_a_run_waits_for_a_process_that_outlives_its_killed_sweep(job: Job, tmp_path: Path) -> None:
+    place, writing, untouched = tmp_path / UNFINISHED / job.key, threading.Event(), []
+
+    def orphan() -> None:
+        with FileLock(f"{place}.lock"):
+            writing.set()
+            time.sleep(2)
+            untouched.append(RunStore(tmp_path).get(job) is None)
+
+    place.parent.mkdir(parents=True)
+    thread = threading.Thread(target=orphan)
+    thread.start()
+    writing.wait()
+    run_job(job, tmp_path)
+    thread.join()
+    assert untouched == [True]
+    assert RunStore(tmp_path).get(job) is not None
 
 
 def test_a_run_that_two_processes_played_never_becomes_a_record(job: Job, tmp_path: Path) -> None:

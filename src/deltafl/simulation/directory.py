@@ -69,14 +69,17 @@ _TENSORS = re.compile(r"(checkpoint|doubtful)-\d+\.safetensors")
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from playing in a folder; the system releases the lock of a process that is killed."""
+def locked(folder: Path, seconds: float = 0) -> Iterator[None]:
+    """Keep other processes from playing in a folder; the system releases the lock of a process that is killed.
+
+    ``seconds`` is how long to wait for it.
+    """
     place = folder.resolve()
     is_new = not place.parent.exists()
     place.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{place}.lock")
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=seconds)
     except Timeout:
         cure = "wait for it, or choose another --out"
         raise DeltaflError(f"another process is playing the run in {folder}; {cure}") from None

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 _POLL_SECONDS = 1.0
+#: How long a process of a killed sweep may go on writing its run, on a machine without free memory for instance.
+_ORPHAN_SECONDS = 60.0
 
 
 class Job(NamedTuple):
@@ -78,12 +80,14 @@ class Player(NamedTuple):
         directory = RunDirectory(self.place(job))
         engine = engine_for(job.settings, directory.path)
         check_memory(job.settings, engine, self.folder)
-        begin(directory, job.settings, engine.task)
-        with suppress(DivergedError):  # the last line has the reason
-            run_experiment(job.settings, engine, directory, on_round)
+        with locked(directory.path, _ORPHAN_SECONDS):
+            begin(directory, job.settings, engine.task)
+            with suppress(DivergedError):  # the last line has the reason
+                run_experiment(job.settings, engine, directory, on_round)
+            if not self.keep_folders:
+                write_record(record_of(job, directory, engine.task), RunStore(self.folder).path(job))
+                directory.delete()
         if not self.keep_folders:
-            write_record(record_of(job, directory, engine.task), RunStore(self.folder).path(job))
-            directory.delete()
             with suppress(OSError):  # other runs of the part are unfinished
                 directory.path.parent.rmdir()
 
