@@ -146,7 +146,11 @@ ENDS = {
         "it is no longer than other updates. Rules that look at each coordinate or reply resist a backdoor longer and "
         "lose accuracy when nobody lies: honest clients with few labels differ as much as liars do."
     ),
-    "fashion-mnist": "",
+    "fashion-mnist": (
+        "One seed and 60 rounds, in which the model is still learning: an example. Nothing is lost when nobody lies. "
+        "**The second half of the goal is missed here**: ten liars cost 3 to 10 points, `innovation` least; without "
+        "`clip` they cost everything."
+    ),
 }
 
 
