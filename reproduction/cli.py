@@ -1,6 +1,5 @@
 """``python -m reproduction``: the paper's tables and figures, one command each."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from deltafl.cli import Out, interruptible, run_app, sweep_progress
 from deltafl.errors import DeltaflError
-from deltafl.simulation import RunSettings, make_settings
+from deltafl.simulation import RunSettings, count_processes, make_settings
 
 from .page import require_index, write_index
 from .reproduce import Request, default_folder
@@ -63,8 +62,7 @@ def reproduce(
     else:
         if device is not None:
             make_settings(RunSettings, {"device": device})  # refuses what is no device before anything is written
-        # One process shares a GPU out; of cores each process has its own.
-        count = processes or (os.cpu_count() if device in (None, "cpu") else 1) or 1
+        count = count_processes(processes, device)
         folder = out or default_folder("" if name == "all" else name, scale)
         request = Request(name, scale, folder, tuple(part or ()) or None, seeds, count, data_dir, device, only_page)
         (_reproduce_all if name == "all" else _reproduce_one)(request)

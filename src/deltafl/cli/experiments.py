@@ -1,6 +1,5 @@
 """``deltafl compare`` and ``deltafl run``: the long work, with progress, interruption and resumption."""
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,13 +41,13 @@ def compare(
 
     Example: deltafl compare --task digits --samplers full,uniform,pracdelta --seeds 3
     """
-    from ..simulation import CompareSettings, new_folder, run_comparison
+    from ..simulation import CompareSettings, count_processes, new_folder, run_comparison
     from ..simulation.distributed import refuse_processes
 
     refuse_processes("compare")
     settings = o.settings_from(CompareSettings, ctx.obj, set_, config, out, resume)
     folder = out or new_folder("compare", settings.task)
-    count = processes or (os.cpu_count() if settings.device == "cpu" else 1) or 1
+    count = count_processes(processes, settings.device)
     with _explained("compare", folder, settings.task), sweep_progress() as on_progress:
         summary = run_comparison(settings, folder, on_progress, count)
     _print_summary(summary, [folder], folder)
@@ -68,13 +67,13 @@ def tune(
 
     Example: deltafl tune --task digits --samplers full,uniform,innovation --local-rates 0.1,0.2,0.4 --out tuned
     """
-    from ..simulation import TuneSettings, new_folder, run_comparison, tune_rates
+    from ..simulation import TuneSettings, count_processes, new_folder, run_comparison, tune_rates
     from ..simulation.distributed import refuse_processes
 
     refuse_processes("tune")
     settings = o.settings_from(TuneSettings, ctx.obj, set_, config, out, resume)
     folder = out or new_folder("tune", settings.task)
-    count = processes or (os.cpu_count() if settings.device == "cpu" else 1) or 1
+    count = count_processes(processes, settings.device)
     with _explained("tune", folder, settings.task):
         with sweep_progress() as on_progress:
             tuned = tune_rates(settings, folder, on_progress, count)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .run import run_experiment, run_single
     from .settings import CompareSettings, RunSettings, make_settings
     from .setup import engine_of, plan_of, subject_of, task_of
-    from .sweep import Job, OnProgress, Progress, require_devices, run_job, run_jobs
+    from .sweep import Job, OnProgress, Progress, count_processes, require_devices, run_job, run_jobs
     from .tune import (
         NEVER,
         Doubling,
@@ -42,7 +42,7 @@ _MODULES = {
         "run": "run_experiment run_single",
         "settings": "CompareSettings RunSettings make_settings",
         "setup": "engine_of plan_of subject_of task_of",
-        "sweep": "Job OnProgress Progress require_devices run_job run_jobs",
+        "sweep": "Job OnProgress Progress count_processes require_devices run_job run_jobs",
         "tune": "NEVER Doubling Grid Score Search Trial TuneSettings mean_score rounds_to_threshold tune_rates",
     }.items()
     for name in names.split()
@@ -50,7 +50,16 @@ _MODULES = {
 
 __all__ = ["NEVER", "CompareSettings", "DivergedError", "Doubling", "Grid", "Job", "OnProgress", "Progress"]
 __all__ += ["RoundDone", "RunDirectory", "RunRecord", "RunSettings", "RunStore", "Score", "Search", "Trial"]
-__all__ += ["TuneSettings", "engine_of", "environment", "export_model", "joined", "make_settings", "mean_score"]
+__all__ += [
+    "TuneSettings",
+    "count_processes",
+    "engine_of",
+    "environment",
+    "export_model",
+    "joined",
+    "make_settings",
+    "mean_score",
+]
 __all__ += ["new_folder", "plan_of", "read_record", "record_of", "refusals", "require_devices", "require_same"]
 __all__ += ["rounds_to_threshold", "run_comparison", "run_experiment", "run_job", "run_jobs", "run_single"]
 __all__ += ["subject_of", "task_of", "tune_rates", "what_is_run", "write_record"]

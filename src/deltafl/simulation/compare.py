@@ -22,7 +22,7 @@ from .directory import RunDirectory, environment, locked, recorded_settings, wri
 from .processes import result
 from .record import read_run
 from .settings import CompareSettings, RunSettings, differing, grown, make_settings
-from .sweep import Job, OnProgress, Player, engine_for, play_jobs, side_by_side
+from .sweep import Job, OnProgress, Player, engine_for, play_jobs, require_simulator, side_by_side
 
 
 class Joined(NamedTuple):
@@ -114,7 +114,14 @@ def run_comparison(
     processes: int = 1,
     on_round: OnRound = lambda _: None,
 ) -> Summary:
-    """Play the runs that are not finished yet, then write the summary and the pictures.
+    """``play_comparison``, then write the summary and the pictures."""
+    return play_comparison(settings, out, on_progress, processes, on_round).write(out)
+
+
+def play_comparison(
+    settings: CompareSettings, out: Path, on_progress: OnProgress, processes: int, on_round: OnRound
+) -> Joined:
+    """Play the runs that are not finished yet; returns all that the folder has.
 
     Args:
         settings: Resolved settings. Samplers, seeds and rounds may be more than are recorded in ``out``, which stay:
@@ -127,8 +134,7 @@ def run_comparison(
     Raises:
         DeltaflError: If another process is playing in the directory, or a run is impossible.
     """
-    for package in ("scipy", "torch"):
-        require(package, "sim")
+    require_simulator()
     with locked(out):
         recorded = recorded_settings(out)
         before = None if recorded is None else make_settings(CompareSettings, recorded)
@@ -148,7 +154,7 @@ def run_comparison(
             elif before != settings:
                 write_settings(out, settings)
             play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress, guarded(on_round))
-        return joined([out]).write(out)
+        return joined([out])
 
 
 def _check(settings: CompareSettings, out: Path, before: CompareSettings | None) -> dict[str, str]:

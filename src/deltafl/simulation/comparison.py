@@ -22,10 +22,11 @@ from ..samplers import Sampler, label_of, split_labels
 from ..tasks.base import Task
 from ..tasks.registry import known_tasks
 from .callback import OnRound
-from .compare import joined, run_comparison
+from .compare import joined, play_comparison
 from .directory import new_folder
 from .progress import sweep_progress
 from .settings import AnySettings, CompareSettings, make_settings, refuse_ignored
+from .sweep import count_processes, require_simulator
 from .tune import TuneSettings, tune_rates
 
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ def compare(
     resolved, count = _resolved(CompareSettings, task, samplers, processes, settings)
     folder = new_folder("compare", resolved.task) if out is None else Path(out)
     with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
-        run_comparison(resolved, folder, on_progress, count, on_round or (lambda _: None))
-    return load(folder)
+        together = play_comparison(resolved, folder, on_progress, count, on_round or (lambda _: None))
+    return Comparison((folder,), together.write(folder), together.runs)
 
 
 def tune(
@@ -196,13 +197,12 @@ def _resolved(
     kind: type[AnySettings], task: AnyTask, samplers: Any, processes: int | None, settings: dict[str, Any]
 ) -> tuple[AnySettings, int]:
     """The settings of a call, and how many runs are played side by side."""
-    for package in ("torch", "scipy"):
-        require(package, "sim")
+    require_simulator()
     named = {} if samplers is None else {"samplers": _labels(samplers)}
     given.TASKS.clear()
     resolved = make_settings(kind, {"task": _task_name(task), **settings, **named})
     refuse_ignored(resolved, settings)
-    return resolved, processes or (os.cpu_count() if resolved.device == "cpu" else 1) or 1
+    return resolved, count_processes(processes, resolved.device)
 
 
 def load(*folders: str | os.PathLike[str]) -> Comparison:

@@ -39,6 +39,7 @@ import tomli_w
 from filelock import FileLock, Timeout
 
 from .. import given
+from ..analysis.runs import base_name
 from ..errors import DeltaflError
 from ..io import (
     parsed,
@@ -129,10 +130,19 @@ def new_folder(command: str, task: str) -> Path:
 def write_header(path: Path, settings: Settings, data: Mapping[str, str] | None = None) -> None:
     """Write environment, with ``Task.data``, and then the settings, which say that something was started here."""
     path.mkdir(parents=True, exist_ok=True)
-    objects = given.names_in(settings.model_dump())
+    objects = _objects(settings.model_dump())
     known = {**environment(), **({"objects": objects} if objects else {}), **(data or {})}
     write_atomically(path / "environment.json", json.dumps(known, indent=1) + "\n")
     write_settings(path, settings)
+
+
+def _objects(settings: Mapping[str, Any]) -> list[str]:
+    """The objects of this process that settings name: only this process can go on with them."""
+    labels = settings.get("samplers") or [settings.get("sampler", "")]
+    classes = dict.fromkeys(map(base_name, labels))
+    return [name for name in classes if name in given.SAMPLERS] + [
+        name for name in [settings.get("task")] if name in given.TASKS
+    ]
 
 
 def write_settings(path: Path, settings: Settings) -> None:

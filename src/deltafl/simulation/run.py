@@ -161,7 +161,7 @@ class _RoundPlayer:
     kept: int
 
     def play(self, opened: RoundState) -> tuple[RoundState, RoundDone]:
-        """One round; the next state, and what callbacks are told."""
+        """One round; the next state, and what callbacks are given."""
         settings, plan, engine, watch, group = self.settings, self.plan, self.engine, self.watch, self.group
         began, began_cpu = time.perf_counter(), time.process_time()
         sent, squares = broadcast(plan, opened), plan.sampler.uses_square_loss

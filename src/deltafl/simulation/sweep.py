@@ -4,6 +4,7 @@ A finished run has a record (``record.py``) and is skipped; others continue from
 ``keep_folders``, as ``deltafl compare`` has it, there are no records, and the folders stay in ``DIR/runs/``.
 """
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -117,12 +118,22 @@ def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnP
     Raises:
         DeltaflError: If what is in the folder has other settings, a run fails, or another process plays there.
     """
-    for package in ("torch", "scipy"):
-        require(package, "sim")
+    require_simulator()
     with locked(folder), side_by_side(min(processes, len(jobs))) as pool:
         play_jobs(jobs, Player(folder), pool, on_progress)
         with suppress(OSError):  # there is none, or it is not empty
             (folder / UNFINISHED).rmdir()
+
+
+def require_simulator() -> None:
+    """Refuse to play, before anything is written, without the packages that it needs."""
+    for package in ("torch", "scipy"):
+        require(package, "sim")
+
+
+def count_processes(asked: int | None, device: str | None) -> int:
+    """How many runs are played side by side: as asked, else one a core; one process shares a GPU out."""
+    return asked or (os.cpu_count() if device in (None, "cpu") else 1) or 1
 
 
 def run_job(job: Job, folder: Path) -> None:
@@ -172,19 +183,19 @@ def play_jobs(
     if pool is None:
         for job in waiting:
 
-            def told(round_done: RoundDone, key: str = job.key) -> None:
+            def after_round(round_done: RoundDone, key: str = job.key) -> None:
                 on_round(round_done)
                 report(key)
 
-            player.play(job, told)
+            player.play(job, after_round)
             done.add(job.key)
             report()
         return
-    running, heard = dict[Future[Any], Job](), Counter[str]()
+    running, received = dict[Future[Any], Job](), Counter[str]()
 
-    def hear(key: str = "", rounds: int = 0) -> None:
-        for sender, round_done in pool.received(lambda: heard[key] >= rounds):
-            heard[sender] += 1
+    def receive(key: str = "", rounds: int = 0) -> None:
+        for sender, round_done in pool.received(lambda: received[key] >= rounds):
+            received[sender] += 1
             on_round(round_done)
 
     while waiting or running:
@@ -193,9 +204,9 @@ def play_jobs(
             running[pool.submit(_play_and_send, player, job)] = job
         for future in wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
             job = running.pop(future)
-            hear(job.key, result(future))
+            receive(job.key, result(future))
             done.add(job.key)
-        hear()
+        receive()
         report(*(job.key for job in running.values()))
 
 

@@ -22,14 +22,14 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from ..analysis.runs import Run
 from ..analysis.statistics import area_under, reach
-from ..errors import DeltaflError, require
+from ..errors import DeltaflError
 from ..io import write_atomically
 from ..tasks import TaskSpec
 from .compare import _check
 from .directory import recorded_settings, write_header, write_settings
 from .record import RunStore
 from .settings import CompareSettings, Positive, Seed, Share, grown, listed, make_settings
-from .sweep import Job, OnProgress, run_jobs
+from .sweep import Job, OnProgress, require_simulator, run_jobs
 
 NEVER = 2  # a tuning run that never reaches the threshold counts as so many times its rounds
 
@@ -219,8 +219,7 @@ def tune_rates(settings: TuneSettings, out: Path, on_progress: OnProgress, proce
     Raises:
         DeltaflError: If another process is playing in the folder, or a run is impossible.
     """
-    for package in ("torch", "scipy"):
-        require(package, "sim")
+    require_simulator()
     data, recorded = _check(settings, out, None), recorded_settings(out)
     if recorded is None:
         write_header(out, settings, data)
