@@ -166,7 +166,7 @@ class RunDirectory:
     def start(self, settings: Settings, data: Mapping[str, str] | None = None) -> None:
         """Write what is known before the first round, unless the folder holds rounds: nothing is erased."""
         cure = "whose config.toml is missing; put that back, or choose another folder"
-        for name in (*LINE_FILES, "checkpoint.json"):
+        for name in (*LINE_FILES, FILE):
             if (self.path / name).exists() and (self.path / name).stat().st_size > 0:
                 raise DeltaflError(f"{self.path / name} belongs to another run, {cure}")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -351,7 +351,7 @@ class RunDirectory:
     def delete(self) -> None:
         """Delete the run, and what it kept in its memory's folder: the files that this library writes, no others."""
         mark, folder = read_checkpoint(self.path), self._memory
-        if folder is not None and (note := noted(folder)) is not None and mark and note.owner in ("", mark.run):
+        if folder is not None and (note := noted(folder)) is not None and mark and note.owner == mark.run:
             _delete(folder, [*row_files(folder), folder / "round"])
         own = (*LINE_FILES, *_FIXED, "config.toml", "memory.json", FILE)
         names = [(file.name.removesuffix(".part"), file) for file in self.path.iterdir()]
