@@ -31,7 +31,7 @@ D = 6
 
 
 def plan_of(m: int, label: str = "pracdelta@ordered-pivotal", n: int = 50, **options: Any) -> Plan:
-    known = np.eye(4)[np.arange(m) % 4] + 0.1 if label in {"balanced", "fed-cbs"} else None
+    known = np.eye(4)[np.arange(m) % 4] + 0.1 if label in {"balanced", "fed-cbs", "fedentopt"} else None
     return Plan(Population.from_sizes(1 + np.arange(m) % 7, aux=known), make_sampler(label), n, **options)
 
 
@@ -134,6 +134,7 @@ def test_clients_join_a_tree_with_the_mean_score() -> None:
         ("clustered-sampling-2", "difference-own"),
         ("balanced", "regression-damped"),
         ("fed-cbs", "weighted-mean"),
+        ("fedentopt", "weighted-mean"),
     ],
 )
 def test_a_saved_state_goes_on_bit_for_bit(tmp_path: Path, label: str, estimator: str) -> None:

@@ -186,6 +186,19 @@ def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:
     return present, min(n, len(present))
 
 
+def label_counts(population: Population, name: str) -> FloatArray:
+    """The clients' numbers of examples of each class, float64 (m, C), from shares among the auxiliary variables.
+
+    A ``DeltaflError`` if there are none, or they are no shares of labels.
+    """
+    share_mc, size_m = population.aux_mq, population.num_examples_m
+    if share_mc is None or share_mc.shape[1] == 0 or share_mc.min() < 0 or share_mc.sum(axis=1).min() <= 0:
+        cure = "give Population.from_sizes(sizes, aux=shares), one row of shares of each class a client, all >= 0"
+        raise DeltaflError(f"{name} needs the labels of every client; {cure}")
+    count_mc: FloatArray = size_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True)
+    return count_mc
+
+
 def replied(cohort: Cohort, reports: Reports) -> tuple[IntArray, Reports]:
     """The indices of the clients that replied, and their rows of the reports alone."""
     here = reports.responded_n

@@ -5,9 +5,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
-from .base import Rng, Unweighted
+from .base import Rng, Unweighted, label_counts
 
 _LEAST = 1e-12  # an imbalance below it counts as it, lest probabilities be infinite
 
@@ -42,12 +41,8 @@ class FedCBS(Unweighted):
     ranges: ClassVar = {"exploration": "[0, inf)"}
 
     def init(self, population: Population) -> CbsState:
-        share_mc, size_m = population.aux_mq, population.num_examples_m
-        if share_mc is None or share_mc.shape[1] == 0 or share_mc.min() < 0 or share_mc.sum(axis=1).min() <= 0:
-            cure = "give Population.from_sizes(sizes, aux=shares), one row of shares of each class a client, all >= 0"
-            raise DeltaflError(f"fed-cbs needs the labels of every client; {cure}")
-        count_mc = size_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True)
-        return CbsState(count_mc, np.zeros(len(size_m), dtype=np.int64), np.zeros((), dtype=np.int64))
+        count_mc = label_counts(population, "fed-cbs")
+        return CbsState(count_mc, np.zeros(len(count_mc), dtype=np.int64), np.zeros((), dtype=np.int64))
 
     def choose(self, state: CbsState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
         left_k, chosen, pooled_c = present_k, list[int](), np.zeros(state.count_mc.shape[1])

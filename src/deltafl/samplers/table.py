@@ -17,6 +17,8 @@ from .cluster import ClusterIS, ClusterISOracle
 from .delta import Delta, FedIS, FedPracIS, PracDelta
 from .divfl import DivFL
 from .fed_cbs import FedCBS
+from .fed_ent_opt import FedEntOpt
+from .fed_lecc import FedLECC
 from .fixed import Fixed, Full
 from .hics import HicsFL
 from .mifa import NewFirst
@@ -33,7 +35,7 @@ NEEDS = {
     "cohort": "sizes, and what earlier cohorts have sent: updates, for active-fl and oort their losses",
     "known": "sizes, and auxiliary variables of every client before the first round, such as its shares of labels; for "
     "balanced also what earlier cohorts have sent",
-    "losses": "the losses of candidates on the current model, before the draw",
+    "losses": "the losses of candidates on the current model, before the draw; for fedlecc also shares of labels",
     "oracle": "all clients' updates of this round, before the draw (ocs and aocs: their norms): everybody trains",
     "everyone": "nothing, for it selects everyone",
 }
@@ -113,6 +115,8 @@ SAMPLERS: dict[str, SamplerEntry] = {
         SamplerEntry("oort", Oort, None, _MEAN, "unknown", "cohort", "Lai et al. 2021"),
         SamplerEntry("hics-fl", HicsFL, None, _MEAN, "unknown", "cohort", "Chen, Vikalo 2024"),
         SamplerEntry("fed-cbs", FedCBS, None, "weighted-mean", "unknown", "known", "Zhang et al. 2023 (Fed-CBS)"),
+        SamplerEntry("fedentopt", FedEntOpt, None, "weighted-mean", "unknown", "known", "Lutz et al. 2024 (FedEntOpt)"),
+        SamplerEntry("fedlecc", FedLECC, None, "weighted-mean", "unknown", "losses", "Jimenez-Gutierrez et al. 2026"),
     )
 }
 

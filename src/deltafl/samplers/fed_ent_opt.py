@@ -1,0 +1,71 @@
+"""FedEntOpt (Lutz et al. 2024): cohorts whose pooled labels have the largest entropy. Biased."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from ..types import Cohort, FloatArray, IntArray, Population, Reports
+from .base import Rng, Unweighted, label_counts, with_rows
+
+
+class EntropyState(NamedTuple):
+    """Who holds which labels, and who was selected when."""
+
+    count_mc: FloatArray  # examples of each class
+    place_m: IntArray  # the client was the 1st, 2nd, ... to be selected, when it was last; 0 for never
+    total: IntArray  # (), selections so far
+
+
+@dataclass(frozen=True)
+class FedEntOpt(Unweighted):
+    """Adds one client after the other, such that the pooled labels of the cohort have the largest entropy.
+
+    With l_i the counts of client i's labels and L their sum over the clients chosen so far, the first client is drawn
+    evenly, and the next is
+
+        argmax over clients i that are free of H((L + l_i) / sum_c (L + l_i)_c),    H(p) = -sum_c p_c ln p_c.
+
+    The last Q clients that were selected are in the buffer and not free, Q <= m - n. Ours: Q is a share of m (the
+    paper's best Q depends on the skew of the labels); of one cohort, clients of a lower index leave the buffer first;
+    where fewer clients are free than there are places, those that have been in it longest are free as well; ties are
+    broken at random. Shares of labels are given in ``Population.aux_mq``. Costs O(n m C) time a round.
+
+    Source: Lutz, Steidl, Muller and Samek, arXiv 2411.01240, algorithm 1.
+
+    Attributes:
+        buffer: Q / m, in [0, 1].
+    """
+
+    buffer: float = 0.5
+
+    uses_aux: ClassVar[bool] = True
+    ranges: ClassVar = {"buffer": "[0, 1]"}
+
+    def init(self, population: Population) -> EntropyState:
+        count_mc = label_counts(population, "fedentopt")
+        return EntropyState(count_mc, np.zeros(len(count_mc), dtype=np.int64), np.zeros((), dtype=np.int64))
+
+    def choose(self, state: EntropyState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+        m, place_k = len(state.place_m), state.place_m[present_k]
+        held = min(int(self.buffer * m + 1e-9), m - size)
+        newest = max(int(state.total) - held, int(np.sort(place_k)[size - 1]))
+        left_k, chosen, pooled_c = present_k[place_k <= newest], list[int](), np.zeros(state.count_mc.shape[1])
+        for _ in range(size):
+            entropy_k = entropies(pooled_c + state.count_mc[left_k])
+            pick = int(np.argmax(entropy_k)) if chosen else 0  # they come in random order
+            chosen.append(int(left_k[pick]))
+            pooled_c = pooled_c + state.count_mc[left_k[pick]]
+            left_k = np.delete(left_k, pick)
+        return np.asarray(chosen, dtype=np.int64)
+
+    def update(self, state: EntropyState, cohort: Cohort, reports: Reports) -> EntropyState:
+        n = len(cohort.client_n)
+        place_m = with_rows(state.place_m, cohort.client_n, state.total + 1 + np.arange(n))
+        return EntropyState(state.count_mc, place_m, np.asarray(state.total + n))
+
+
+def entropies(count_kc: FloatArray) -> FloatArray:
+    """Entropy of each row of pooled counts in nats, float64 (k,), from 0 to ln C."""
+    share_kc = count_kc / count_kc.sum(axis=1, keepdims=True)
+    return np.asarray(-(share_kc * np.log(np.where(share_kc > 0, share_kc, 1.0))).sum(axis=1))
