@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.training.serial import LocalResult, LocalWork, train_serial
+from deltafl.simulation.training.serial import LocalResult, LocalWork, Noise, train_serial
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.models import cross_entropy, mlp, next_token_lstm, two_layer_cnn
@@ -87,6 +87,11 @@ def drift_of(num_params: int, work: LocalWork) -> Params | None:
     return (0.01 * np.random.default_rng(3).normal(size=num_params)).astype(np.float32)
 
 
+def noise_of(rng: np.random.Generator, deviation: float) -> Noise | None:
+    """Normal noise of a standard deviation, None for 0."""
+    return (lambda d: (deviation * rng.standard_normal(d)).astype(np.float32)) if deviation > 0 else None
+
+
 def assert_near(result: LocalResult, twin: LocalResult, tolerance: float = 1e-5) -> None:
     """Equal within float32 rounding over some tens of steps."""
     scale = float(np.abs(twin.update_d).max())
@@ -104,9 +109,11 @@ def twin_of(engine: Engine, work: LocalWork, client: int, round: int = 2) -> Loc
     elif x.dtype == torch.uint8:
         x = x * task.input_scale
     y = torch.tensor(task.dataset.train_y[rows])
-    noise = 0.0 if task.gradient_noise_m is None else float(task.gradient_noise_m[client])
+    batches = stream(0, "batches", 0 if work.fixed_order else round, client)
+    noise_rng = stream(0, "noise", round, client) if work.fixed_order else batches
+    noise = noise_of(noise_rng, 0.0 if task.gradient_noise_m is None else float(task.gradient_noise_m[client]))
     augment, rng = task.augment, stream(0, "augment", round, client)
     vary = None if augment is None else lambda inputs: augment(inputs, rng)
-    drift_d, batches = drift_of(engine.num_params, work), stream(0, "batches", round, client)
+    drift_d = drift_of(engine.num_params, work)
     model, start_d = task.make_model(), engine.initial_params()
     return train_serial(model, task.loss, x, y, start_d, work, batches, noise, drift_d, vary, squares=True)

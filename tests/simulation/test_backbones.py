@@ -31,13 +31,14 @@ BACKBONES: dict[str, tuple[dict[str, object], str]] = {
     "local momentum": ({"local_momentum": 0.9}, ""),
     "server momentum": ({"server_optimizer": "momentum", "server_momentum": 0.8}, ""),
     "mime": ({"mime": 0.9}, ""),
+    "fixed order": ({"fixed_order": True}, ""),
     "fedvarp, own form": ({}, "difference-own"),
     "fedvarp, the paper's": ({}, "fedvarp"),
     "adagrad": ({"server_optimizer": "adagrad"}, ""),
     "adam": ({"server_optimizer": "adam"}, ""),
     "yogi": ({"server_optimizer": "yogi"}, ""),
     "everything": (
-        {"proximal": 0.1, "local_momentum": 0.5, "mime": 0.5, "server_optimizer": "momentum"},
+        {"proximal": 0.1, "local_momentum": 0.5, "mime": 0.5, "fixed_order": True, "server_optimizer": "momentum"},
         "difference-own",
     ),
 }
@@ -70,7 +71,8 @@ def _engine(**local: float) -> Engine:
 
 def engine_for(settings: RunSettings) -> Engine:
     """Runs that agree in their local work share an engine, as in a comparison."""
-    return _engine(proximal=settings.proximal, local_momentum=settings.local_momentum, mime=settings.mime)
+    names = ("proximal", "local_momentum", "mime", "fixed_order")
+    return _engine(**{name: getattr(settings, name) for name in names})
 
 
 def started(folder: Path, settings: RunSettings) -> RunDirectory:

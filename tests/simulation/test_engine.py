@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 
@@ -87,6 +88,14 @@ def test_one_and_two_workers_agree_to_the_last_bit(make_model: object, two: Work
     assert not np.array_equal(drifting.update_nd, alone.train(moved_d, 3, clients).update_nd)
     np.testing.assert_array_equal(alone.losses(moved_d, clients), pair.losses(moved_d, clients))
     assert alone.evaluate(moved_d) == pair.evaluate(moved_d)
+
+
+def test_workers_repeat_a_fixed_order(two: Workers) -> None:
+    task, work, clients = make_task(softmax_net), replace(WORK, fixed_order=True), np.arange(6)
+    alone, pair, fresh = Engine(task, work, 3), Engine(task, work, 3, two), Engine(task, WORK, 3)
+    params_d = alone.initial_params()
+    np.testing.assert_equal(pair.train(params_d, 5, clients), alone.train(params_d, 8, clients))
+    np.testing.assert_equal(pair.train(params_d, 5, clients), fresh.train(params_d, 0, clients))
 
 
 def keeping_net() -> nn.Module:

@@ -118,14 +118,17 @@ class ClientRunner:
         return self.train(sent, round, *clients, squares=self._knows_squares)
 
     def _job(self, round: int, client: int) -> LocalJob:
-        rng, noise = stream(self._seed, "batches", round, client), 0.0
-        if self._noise_m is not None:
-            noise = float(self._noise_m[client])
-        if self._augment is None:
-            return LocalJob(self._rows(client), rng, noise)
-        augment, augment_rng = self._augment, stream(self._seed, "augment", round, client)
-        # Inputs are varied on the CPU.
-        return LocalJob(self._rows(client), rng, noise, lambda x: augment(x.cpu(), augment_rng).to(self._device))
+        fixed = self._work.fixed_order
+        job = LocalJob(self._rows(client), stream(self._seed, "batches", 0 if fixed else round, client))
+        if self._noise_m is not None and self._noise_m[client] > 0:
+            # Without a fixed order, noise goes on where the minibatches ended: recorded runs have these bits.
+            noise_rng = stream(self._seed, "noise", round, client) if fixed else job.rng
+            job = job._replace(noise=partial(_normal, noise_rng, np.float32(self._noise_m[client])))
+        if self._augment is not None:
+            augment, augment_rng = self._augment, stream(self._seed, "augment", round, client)
+            # Inputs are varied on the CPU.
+            job = job._replace(augment=lambda x: augment(x.cpu(), augment_rng).to(self._device))
+        return job
 
     def loss(self, sent: Broadcast, client: int) -> float:
         """Mean loss of the model on the client's data."""
@@ -180,6 +183,10 @@ class ClientRunner:
             self._model = model.eval()
             self._forward = choose_forward(model, self._data[2])
         return self._model
+
+
+def _normal(rng: np.random.Generator, deviation: np.float32, size: int) -> Params:
+    return deviation * rng.standard_normal(size).astype(np.float32)
 
 
 def new_model(make: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:

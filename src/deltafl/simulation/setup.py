@@ -68,6 +68,7 @@ def engine_of(settings: RunSettings, workers: Workers | None = None, route: Rout
         momentum=settings.local_momentum,
         proximal=settings.proximal,
         mime=settings.mime,
+        fixed_order=settings.fixed_order,
     )
     how = Computation(settings.device, settings.precision, settings.engine)
     return Engine(task_of(settings), work, settings.seed, workers, how, route)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from batch_tools import CLASSES, DEVICES, MODELS, SIZES, WORKS, assert_near, drift_of, task_of, twin_of
+from batch_tools import CLASSES, DEVICES, MODELS, SIZES, WORKS, assert_near, drift_of, noise_of, task_of, twin_of
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.training.batched import BatchedTrainer, LocalJob
 from deltafl.simulation.training.route import Computation, padded_width
@@ -155,7 +155,8 @@ def test_dense_models_equal_the_reference_with_the_same_bits_in_any_cohort(
     )
 
     def job_of(client: int) -> LocalJob:
-        return LocalJob(rows[client], stream(0, "batches", 3, client), 0.1 if client % 2 else 0.0)
+        rng = stream(0, "batches", 3, client)
+        return LocalJob(rows[client], rng, noise_of(rng, 0.1 if client % 2 else 0.0))
 
     def trained(clients: Sequence[int]) -> list[LocalResult]:
         return trainer.train([job_of(client) for client in clients], params_d, drift_d, squares=True)

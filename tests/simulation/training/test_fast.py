@@ -17,10 +17,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
-from batch_tools import assert_near, drift_of
+from batch_tools import assert_near, drift_of, noise_of
 from deltafl.simulation.training.fast import FastTrainer, choose_forward
 from deltafl.simulation.training.route import incompatibility
-from deltafl.simulation.training.serial import LocalWork, minibatches, train_serial
+from deltafl.simulation.training.serial import LocalResult, LocalWork, minibatches, train_serial
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray, Params
 
@@ -93,12 +93,13 @@ def test_fast_equals_the_reference(make: Callable[[], nn.Module], work: LocalWor
     x, y = examples(21)
     model, params_d = seeded(make)
     fast, serial = FastTrainer(model, cross_entropy).train, functools.partial(train_serial, model, cross_entropy)
-    for noise in (0.0, 0.1):
-        own, twin = (
-            train(x, y, params_d, work, stream(0, "batches"), noise, drift_of(len(params_d), work), squares=True)
-            for train in (fast, serial)
-        )
-        assert_near(own, twin)
+
+    def trained(train: Callable[..., LocalResult], deviation: float) -> LocalResult:
+        rng, drift_d = stream(0, "batches"), drift_of(len(params_d), work)
+        return train(x, y, params_d, work, rng, noise_of(rng, deviation), drift_d, squares=True)
+
+    for deviation in (0.0, 0.1):
+        assert_near(trained(fast, deviation), trained(serial, deviation))
 
 
 def softmax_by_hand(
@@ -130,7 +131,7 @@ def test_the_reference_equals_gradients_written_by_hand(name: str) -> None:
     x, y = examples(21)
     model, params_d = seeded(softmax_net)
     work, drift_d = WORKS[name], drift_of(len(params_d), WORKS[name])
-    result = train_serial(model, cross_entropy, x, y, params_d, work, stream(0, "batches"), 0, drift_d, squares=True)
+    result = train_serial(model, cross_entropy, x, y, params_d, work, stream(0, "batches"), None, drift_d, squares=True)
     wide_x, wide_d = x.numpy().reshape(21, -1).astype(np.float64), params_d.astype(np.float64)
     wide_drift_d = np.zeros(len(params_d)) if drift_d is None else drift_d.astype(np.float64)
     hand = softmax_by_hand(wide_x, y.numpy(), wide_d, work, stream(0, "batches"), wide_drift_d)
@@ -147,7 +148,8 @@ def test_without_momentum_the_noise_adds_its_variance_to_a_step() -> None:
     x, y = examples(20)
     model, params_d = seeded(softmax_net)
     work, nu, d = LocalWork(lr=1e-4, steps=200, batch_size=None), 5.0, len(params_d)
-    result = FastTrainer(model, cross_entropy).train(x, y, params_d, work, stream(0, "batches"), nu)
+    rng = stream(0, "batches")
+    result = FastTrainer(model, cross_entropy).train(x, y, params_d, work, rng, noise_of(rng, nu))
     expected = work.lr**2 * nu**2 * d * (1 - 1 / 200)
     # The sum of d (K - 1) squared normals has relative standard deviation sqrt(2 / (d (K - 1))) = 0.5 %.
     assert result.step_variance == pytest.approx(expected, rel=0.025)

@@ -21,7 +21,17 @@ from torch.nn import functional
 
 from ...types import IntArray, Params
 from .fast import CPU, has_hooks, take_step
-from .serial import Augmented, LocalResult, LocalWork, is_cross_entropy, losses_of, minibatches, result_of, squared_norm
+from .serial import (
+    Augmented,
+    LocalResult,
+    LocalWork,
+    Noise,
+    is_cross_entropy,
+    losses_of,
+    minibatches,
+    result_of,
+    squared_norm,
+)
 
 if TYPE_CHECKING:
     from ...tasks.base import Loss
@@ -41,7 +51,7 @@ class LocalJob(NamedTuple):
 
     rows: IntArray
     rng: np.random.Generator
-    noise: float = 0.0
+    noise: Noise | None = None
     augment: Augmented | None = None
 
 
@@ -108,7 +118,7 @@ class BatchedTrainer:
         drift_nd = None
         if drift_d is not None:
             drift_nd = state.padded(torch.tensor(drift_d) / torch.from_numpy(schedule.steps_n)[:, None])
-        noisy = any(job.noise > 0 for job in jobs)
+        noisy = any(job.noise is not None for job in jobs)
         active_k = np.searchsorted(-schedule.steps_n, -np.arange(len(rows_knb)))
         for step, active in enumerate(active_k.tolist()):
             active_jobs, weight_nb = schedule.jobs[:active], weight_knb[step, :active]
@@ -218,8 +228,8 @@ def _noise(jobs: Sequence[LocalJob], num_params: int) -> torch.Tensor:
     """Draw the gradient noise of one step."""
     noise_nd = np.zeros((len(jobs), num_params), dtype=np.float32)
     for noise_d, job in zip(noise_nd, jobs, strict=True):
-        if job.noise > 0:
-            np.multiply(job.rng.standard_normal(num_params).astype(np.float32), np.float32(job.noise), out=noise_d)
+        if job.noise is not None:
+            noise_d[:] = job.noise(num_params)
     return torch.from_numpy(noise_nd)
 
 

@@ -19,7 +19,17 @@ import numpy as np
 import torch
 
 from ...types import IntArray, Params
-from .serial import Augmented, LocalResult, LocalWork, losses_of, mean_square, minibatches, result_of, squared_norm
+from .serial import (
+    Augmented,
+    LocalResult,
+    LocalWork,
+    Noise,
+    losses_of,
+    mean_square,
+    minibatches,
+    result_of,
+    squared_norm,
+)
 
 if TYPE_CHECKING:
     from ...tasks.base import Loss
@@ -52,7 +62,7 @@ class FastTrainer:
         params_d: Params,
         work: LocalWork,
         rng: np.random.Generator,
-        noise: float = 0.0,
+        noise: Noise | None = None,
         drift_d: Params | None = None,
         augment: Augmented | None = None,
         squares: bool = False,
@@ -76,9 +86,8 @@ class FastTrainer:
             loss_sum += batch_loss.item()
             if losses is not None:
                 square_loss_sum += mean_square(losses, output, y_batch)
-            if noise > 0:
-                normal_d = torch.from_numpy(rng.standard_normal(len(self._gradient_d)))
-                self._gradient_d += (noise * normal_d.float()).to(self._device)
+            if noise is not None:
+                self._gradient_d += torch.from_numpy(noise(len(self._gradient_d))).to(self._device)
             self._gradient_sum_d += self._gradient_d
             square_sum += squared_norm(self._gradient_d).item()
             take_step(self._current_d, self._gradient_d, self._start_d, self._velocity_d, work, drift_step_d)

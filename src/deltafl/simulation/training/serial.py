@@ -27,6 +27,9 @@ Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 #: Varies the inputs of a minibatch at random; bound to its generator.
 Augmented = Callable[[torch.Tensor], torch.Tensor]
 
+#: ``noise(d)`` is added to the gradient of a minibatch, float32 (d,); bound to its generator.
+Noise = Callable[[int], Params]
+
 
 @dataclass(frozen=True)
 class LocalWork:
@@ -40,6 +43,8 @@ class LocalWork:
         momentum: gamma in [0, 1): v <- gamma v + g, x <- x - lr v, with v = 0 at the start of every round.
         proximal: mu >= 0: adds mu (x - x_0) to the gradient (FedProx, Li et al. 2020).
         mime: beta in [0, 1): x <- x - (1 - beta) lr v + drift / K, with the drift that the server sent; 0 for none.
+        fixed_order: Whether a client's minibatches are those of round 0 in every round. Augmentation, random layers and
+            gradient noise stay new in each round; without them an update is a function of the model alone.
     """
 
     lr: float
@@ -49,6 +54,7 @@ class LocalWork:
     momentum: float = 0.0
     proximal: float = 0.0
     mime: float = 0.0
+    fixed_order: bool = False
 
     @property
     def rate(self) -> float:
@@ -114,7 +120,7 @@ def train_serial(
     params_d: Params,
     work: LocalWork,
     rng: np.random.Generator,
-    noise: float = 0.0,
+    noise: Noise | None = None,
     drift_d: Params | None = None,
     augment: Augmented | None = None,
     squares: bool = False,
@@ -128,8 +134,8 @@ def train_serial(
         y: The client's labels or targets, (n_i,).
         params_d: float32 (d,), the global model x_0, in the order of ``model.parameters()``.
         work: Steps, learning rate, momentum and proximal term.
-        rng: Draws the minibatches of all steps, then d normal numbers for each step if there is noise.
-        noise: Standard deviation of the noise added to each entry of each minibatch gradient, >= 0.
+        rng: Draws the minibatches of all steps, before any noise is drawn.
+        noise: Draws the noise that is added to each minibatch gradient, in the order of the steps; None for none.
         drift_d: float32 (d,), moves the parameters by drift_d / K in each step, whatever the gradient; None for 0.
         augment: Varies the inputs of each minibatch, in the order of the steps; None for none.
         squares: Whether to measure the mean squared losses of single examples.
@@ -152,8 +158,8 @@ def train_serial(
         output, y_batch = model(x[rows] if augment is None else augment(x[rows])), y[rows]
         batch_loss = loss(output, y_batch)
         gradient_d = _gradient(model, batch_loss)
-        if noise > 0:
-            gradient_d += noise * torch.from_numpy(rng.standard_normal(len(start_d))).float().to(x.device)
+        if noise is not None:
+            gradient_d += torch.from_numpy(noise(len(start_d))).to(x.device)
         loss_sum += batch_loss.item()
         if losses is not None:
             square_loss_sum += mean_square(losses, output, y_batch)

@@ -1,0 +1,185 @@
+"""Fixed minibatch order: minibatches of round 0 in every round, on every route; and what a memory then knows."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from batch_tools import CLASSES, DEVICES, SIZES, WORKS, assert_near, drift_of, task_of, twin_of
+from conftest import Problem, Recorder, mean_estimate, mean_square, play
+from deltafl import KnownUpdates, Plan
+from deltafl.round import init_round
+from deltafl.simulation.engine import Engine
+from deltafl.simulation.settings import RunSettings, make_settings
+from deltafl.simulation.setup import engine_of, plan_of
+from deltafl.simulation.training.route import Computation
+from deltafl.simulation.training.serial import LocalResult, LocalWork
+from deltafl.tasks import crop_and_flip
+from deltafl.tasks.base import Task
+from deltafl.tasks.models import mlp
+from deltafl.types import FloatArray, Params
+
+EVERYONE = np.arange(len(SIZES))
+STEPS = LocalWork(lr=0.05, steps=7, batch_size=8)  # over several passes, the last one not to its end
+
+
+def dropping(rate: float) -> nn.Module:
+    """A model that the faster routes do not take."""
+    return nn.Sequential(nn.Flatten(), nn.Dropout(rate), nn.Linear(17, CLASSES))
+
+
+#: The model, who trains it, and the route that is taken.
+ROUTES: dict[str, tuple[str, dict[str, object], Computation, str]] = {
+    "serial": ("mlp", {"make_model": partial(dropping, 0.0)}, Computation(engine="loop"), "loop"),
+    "fast": ("two-layer cnn", {}, Computation(engine="loop"), "loop"),
+    "batched, dense": ("mlp", {}, Computation(engine="batched"), "batched"),
+    "batched": ("two-layer cnn", {}, Computation(engine="batched"), "batched"),
+}
+
+
+def engines(route: str, work: LocalWork, device: str = "cpu", **changes: object) -> tuple[Engine, Engine]:
+    """With and without a fixed order."""
+    name, own, how, path = ROUTES[route]
+    task, how = task_of(name, **own, **changes), how._replace(device=device)
+    found = tuple(Engine(task, replace(work, fixed_order=fixed), 0, how=how) for fixed in (True, False))
+    assert [engine.route.path for engine in found] == [path, path]
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("work", [*WORKS.values(), STEPS], ids=[*WORKS, "steps"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_round_has_the_bits_of_round_0(route: str, work: LocalWork) -> None:
+    fixed, fresh = engines(route, work)
+    params_d, drift_d = fixed.initial_params(), drift_of(fixed.num_params, work)
+    first, later, *fixed_later = (
+        engine.train(params_d, round, EVERYONE, drift_d, squares=True)
+        for engine, round in ((fresh, 0), (fresh, 5), (fixed, 0), (fixed, 5), (fixed, 9))
+    )
+    for own in fixed_later:
+        np.testing.assert_equal(own, first)
+    # Whole data in another order is the same up to rounding.
+    assert np.allclose(first.update_nd, later.update_nd, rtol=0, atol=1e-6) == (work.batch_size is None)
+
+
+def by_hand(task: Task, start_d: Params, client: int, lr: float, num_steps: int, size: int) -> FloatArray:
+    """Softmax regression in float64, minibatches from the seed sequence (seed 0; purpose 2, round 0, client)."""
+    rows = task.client_rows[client]
+    x, y = task.dataset.train_x[rows].reshape(len(rows), -1) / 255, task.dataset.train_y[rows]
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(0, spawn_key=(2, 0, client))))
+    weight, bias = start_d[:-CLASSES].reshape(CLASSES, -1).astype(float), start_d[-CLASSES:].astype(float)
+    steps = 0
+    while True:
+        order = rng.permutation(len(rows))
+        for start in range(0, len(rows), size):
+            if steps == num_steps:
+                return np.concatenate([weight.ravel(), bias]) - start_d
+            own = order[start : start + size]
+            share = np.exp(x[own] @ weight.T + bias)
+            error = (share / share.sum(axis=1, keepdims=True) - np.eye(CLASSES)[y[own]]) / len(own)
+            weight, bias, steps = weight - lr * error.T @ x[own], bias - lr * error.sum(axis=0), steps + 1
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_round_repeats_passes_that_are_written_by_hand(engine: str) -> None:
+    task, work = task_of("mlp", make_model=partial(mlp, 17, [], CLASSES)), replace(STEPS, fixed_order=True)
+    found = Engine(task, work, 0, how=Computation(engine=engine))
+    params_d = found.initial_params()
+    update_nd = found.train(params_d, 7, EVERYONE).update_nd
+    for client in range(len(SIZES)):
+        expected = by_hand(task, params_d, client, work.lr, 7, 8)
+        np.testing.assert_allclose(update_nd[client], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_augmentation_stays_random() -> None:
+    """It is given the same minibatches in the same order in each round, and a generator of its own."""
+    seen: list[tuple[bytes, float]] = []
+
+    def watch(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        seen.append((x.numpy().tobytes(), rng.random()))
+        return x
+
+    fixed, _ = engines("fast", STEPS, augment=watch)
+    rounds = []
+    for round in (3, 8):
+        seen.clear()
+        fixed.train(fixed.initial_params(), round, np.array([1]))
+        rounds.append(list(zip(*seen, strict=True)))
+    assert len(rounds[0][0]) == 7
+    assert rounds[0][0] == rounds[1][0]
+    assert not set(rounds[0][1]) & set(rounds[1][1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("what", ["augment", "gradient_noise_m"])
+def test_randomness_of_a_round_is_that_of_the_reference(route: str, what: str, device: str) -> None:
+    flip: Callable[..., torch.Tensor] = crop_and_flip if "cnn" in ROUTES[route][0] else _scaled
+    noise_m = np.array([0, 0.1, 0.2, 0, 0.1, 0.3])
+    change: object = flip if what == "augment" else noise_m
+    work = replace(WORKS["epochs"], fixed_order=True)
+    fixed, _ = engines(route, work, device, **{what: change})
+    params_d = fixed.initial_params()
+    own, later = (fixed.train(params_d, round, EVERYONE, squares=True) for round in (2, 3))
+    for client, result in enumerate(map(LocalResult._make, zip(*own, strict=True))):
+        assert_near(result, twin_of(fixed, work, client), 1e-4)
+    varied_n = np.abs(own.update_nd - later.update_nd).max(axis=1) > 1e-4
+    assert varied_n.tolist() == ([True] * 6 if what == "augment" else (noise_m > 0).tolist())
+
+
+def _scaled(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    return x * float(rng.uniform(0.5, 1.5))
+
+
+def test_random_layers_stay_random() -> None:
+    engine = Engine(task_of("mlp", make_model=partial(dropping, 0.5)), replace(STEPS, fixed_order=True), 0)
+    params_d = engine.initial_params()
+    one, two = (engine.train(params_d, round, EVERYONE).update_nd for round in (0, 1))
+    assert (np.abs(one - two).max(axis=1) > 1e-4).all()
+
+
+TINY = {"clients": 5, "sample": 2, "local_steps": 3, "batch_size": 8, "partition": "yurochkin2019", "alpha": 0.3}
+
+
+def started(label: str, fixed: bool) -> tuple[Plan, Engine]:
+    """A run whose model stays where it is: its server only records D."""
+    settings = make_settings(RunSettings, TINY | {"sampler": label, "fixed_order": fixed})
+    engine = engine_of(settings)
+    return replace(plan_of(settings, engine.task.population(settings.weights)), server_optimizer=Recorder()), engine
+
+
+def problem_of(plan: Plan, engine: Engine, params_d: Params, round: int) -> Problem:
+    training = engine.train(params_d, round, np.arange(5))
+    known = KnownUpdates(training.update_nd, plan.population.weight_m, training.step_variance_n, training.loss_n)
+    return Problem(plan.population, training.update_nd, known)
+
+
+@pytest.mark.parametrize("label", ["uniform", "uniform@@difference-own", "innovation@local-pivotal", "pracdelta"])
+def test_the_target_is_the_sum_of_the_updates_with_minibatches_of_round_0(label: str) -> None:
+    """E[D] = sum_i w_i u_i(x; xi_i) over all cohorts, after rounds at other models."""
+    plan, engine = started(label, fixed=True)
+    _, fresh = started(label, fixed=False)
+    params_d = engine.initial_params()
+    state = init_round(plan, params_d)
+    for round in range(2):
+        state = play(plan, state, [problem_of(plan, engine, params_d + np.float32(0.1 * round), round)])
+    target = problem_of(plan, fresh, params_d, 0)
+    mean_d = mean_estimate(plan, state, problem_of(plan, engine, params_d, state.round))
+    np.testing.assert_allclose(mean_d, target.ubar_d, rtol=0, atol=1e-10 * np.abs(target.update_md).max())
+    other = problem_of(plan, fresh, params_d, state.round)
+    assert np.abs(mean_d - other.ubar_d).max() > 0.01 * np.abs(target.update_md).max()
+
+
+def test_a_memory_knows_the_minibatch_noise() -> None:
+    """While the model stays, every cohort's estimate is the target once all clients were seen; else noise is left."""
+    error = {}
+    for fixed in (True, False):
+        plan, engine = started("uniform@@difference-own", fixed)
+        state = init_round(plan, engine.initial_params())
+        problems = [problem_of(plan, engine, engine.initial_params(), round) for round in range(13)]
+        state = play(plan, state, problems[:12])
+        error[fixed] = mean_square(plan, state, problems[12])
+    assert error[True] < 1e-12 * error[False]
