@@ -9,7 +9,7 @@ import deltafl
 
 PUBLIC = """
 DESIGNS ESTIMATORS SAMPLERS Accumulator Adaptive Broadcast Centred ClientMemory ClusterIS Cohort Comparison
-ControlValue ControlVariate Delta DeltaflError Design DifferentialPrivacy Estimator FedIS FedPracIS Fixed Full
+ControlValue ControlVariate Delta DeltaflError Design DifferentialPrivacy Estimator FedExP FedIS FedPracIS Fixed Full
 KnownUpdates MissingExtraError Momentum Oracle Plan Population PowerOfChoice PracDelta RejectedReply
 RemoteReply Replies Reports RoundInfo RoundState RunFacts Sampler ServerOptimizer Sgd broadcast close_round
 close_round_from_sum compare draw_cohort flatten inclusion_probabilities init_round load load_state make_plan

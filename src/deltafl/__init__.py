@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .samplers.fixed import Fixed, Full
     from .samplers.power_of_choice import PowerOfChoice
     from .scale.state_file import load_state, save_state
-    from .server.optimizers import Adaptive, Momentum, ServerOptimizer, Sgd, make_server_optimizer
+    from .server.optimizers import Adaptive, FedExP, Momentum, ServerOptimizer, Sgd, make_server_optimizer
     from .server.privacy import DifferentialPrivacy
     from .simulation.comparison import Comparison, compare, load, tune
     from .streams import stream
@@ -47,7 +47,7 @@ __version__ = "0.1.0"
 
 __all__ = ["DESIGNS", "ESTIMATORS", "SAMPLERS", "Accumulator", "Adaptive", "Broadcast", "Centred", "ClientMemory"]
 __all__ += ["ClusterIS", "Cohort", "Comparison", "ControlValue", "ControlVariate", "Delta", "DeltaflError", "Design"]
-__all__ += ["DifferentialPrivacy", "Estimator", "FedIS", "FedPracIS", "Fixed", "Full", "KnownUpdates"]
+__all__ += ["DifferentialPrivacy", "Estimator", "FedExP", "FedIS", "FedPracIS", "Fixed", "Full", "KnownUpdates"]
 __all__ += ["MissingExtraError", "Momentum", "Oracle", "Plan", "Population", "PowerOfChoice", "PracDelta"]
 __all__ += ["RejectedReply", "RemoteReply", "Replies", "Reports", "RoundInfo", "RoundState", "RunFacts", "Sampler"]
 __all__ += ["ServerOptimizer", "Sgd", "broadcast", "close_round", "close_round_from_sum", "compare", "draw_cohort"]
@@ -77,7 +77,7 @@ _MODULES = {
         "samplers.fixed": "Fixed Full",
         "samplers.power_of_choice": "PowerOfChoice",
         "scale.state_file": "load_state save_state",
-        "server.optimizers": "Adaptive Momentum ServerOptimizer Sgd make_server_optimizer",
+        "server.optimizers": "Adaptive FedExP Momentum ServerOptimizer Sgd make_server_optimizer",
         "server.privacy": "DifferentialPrivacy",
         "simulation.comparison": "Comparison compare load tune",
         "streams": "stream",

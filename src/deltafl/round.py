@@ -33,7 +33,7 @@ from .scale.rows import RowFormat
 from .server.clipping import init_norms
 from .server.mime import drift, init_mime, remember
 from .server.norm_guard import init_guard, shorten
-from .server.optimizers import ServerOptimizer, Sgd
+from .server.optimizers import FedExP, ServerOptimizer, Sgd
 from .server.privacy import DifferentialPrivacy, needs_single_updates
 from .server.screening import FLAT_UPDATE, Updates
 from .streams import stream
@@ -96,6 +96,10 @@ class Plan:
             raise DeltaflError(f"dp is {self.dp!r}; write DifferentialPrivacy(clip=1, noise_multiplier=1, delta=1e-5)")
         if self.dp is not None:
             self.dp.check(self)
+        remote = isinstance(self.rule.control, RemoteControl)
+        if isinstance(self.server_optimizer, FedExP) and (self.mime > 0 or self.dp is not None or remote):
+            why = "the norm of every client's whole update"
+            raise DeltaflError(f"fedexp needs {why}; leave out mime, dp and '-remote', or choose 'sgd'")
         check_ranges(self, {"response_floor": "(0, 1]", "mime": "[0, 1)", "norm_guard": "(1, inf)"})
 
     @property
@@ -131,7 +135,13 @@ class Plan:
         if drift_d is not None:
             delta_d = drift_d + delta_d
         delta_d, clip_factor, guard = shorten(self.norm_guard, state.guard, delta_d)
-        params_d, optimizer = self.server_optimizer.step(state.params_d, delta_d, state.optimizer)
+        rule, here = self.server_optimizer, reports.responded_n
+        if isinstance(rule, FedExP):
+            coef_n = self.collect_replies(state, cohort, here).coef_n
+            mean_square = clip_factor**2 * float(coef_n @ reports.squared_norm_n[here])
+            params_d, optimizer = rule.extrapolate(state.params_d, delta_d, mean_square, state.optimizer)
+        else:
+            params_d, optimizer = rule.step(state.params_d, delta_d, state.optimizer)
         following = RoundState(
             round=state.round + 1,
             params_d=params_d,
@@ -139,7 +149,7 @@ class Plan:
             sampler=self.sampler.update(state.sampler, cohort, reports),
             control=control,
             selected_m=state.selected_m.plus_one(cohort.client_n),
-            responded_m=state.responded_m.plus_one(cohort.client_n[reports.responded_n]),
+            responded_m=state.responded_m.plus_one(cohort.client_n[here]),
             mime=remember(state.mime, delta_d),
             guard=guard,
             norms=state.norms,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltafl import Adaptive, DeltaflError, Momentum, ServerOptimizer, Sgd, make_server_optimizer
-from deltafl.server.optimizers import SERVER_OPTIMIZERS
+from deltafl.server.optimizers import SERVER_OPTIMIZERS, FedExP
 
 
 def scalar_twin(name: str, lr: float, deltas: list[float], x: float) -> list[float]:
@@ -18,7 +18,7 @@ def scalar_twin(name: str, lr: float, deltas: list[float], x: float) -> list[flo
     a, v = 0.0, 0.0 if name == "momentum" else 1e-3**2
     path = []
     for delta in deltas:
-        if name == "sgd":
+        if name in ("sgd", "fedexp"):  # eta = 1 as long as nobody says how long the updates are
             x += lr * delta
         elif name == "momentum":
             v = 0.9 * v + delta
@@ -68,6 +68,7 @@ def test_first_step_by_hand(optimizer: ServerOptimizer, step: float) -> None:
 
 def test_names_and_default_rates() -> None:
     assert make_server_optimizer("sgd") == Sgd(1.0)
+    assert make_server_optimizer("fedexp", 0.5) == FedExP(0.5, 1e-3)
     assert make_server_optimizer("momentum", 0.3) == Momentum(0.3, 0.9)
     assert make_server_optimizer("adam") == Adaptive("adam", 0.01, 0.9, 0.99, 1e-3)
     assert make_server_optimizer("momentum", momentum=0.0) == Momentum(1.0, 0.0)
@@ -79,6 +80,7 @@ def test_names_and_default_rates() -> None:
         (lambda: make_server_optimizer("adm"), "did you mean 'adam'"),
         (lambda: make_server_optimizer("yogi", momentum=0.9), "choose the server optimizer 'momentum'"),
         (lambda: Adaptive("yogy"), "did you mean 'yogi'"),
+        (lambda: FedExP(epsilon=0.0), "epsilon is 0.0; it must be in"),
         (lambda: Sgd(float("nan")), "lr is nan; it must be in"),
         (lambda: Momentum(1.0, 1.0), "beta is 1.0; it must be in"),
         (lambda: Adaptive("adam", beta1=1.5), "beta1 is 1.5; it must be in"),

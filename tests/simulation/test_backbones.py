@@ -12,6 +12,7 @@ from conftest import Problem, Recorder, estimate, mean_estimate, same_tree
 from deltafl import SAMPLERS, DeltaflError, KnownUpdates, Plan, RoundState
 from deltafl.estimators.table import find_estimator
 from deltafl.round import broadcast, close_round, init_round, open_round
+from deltafl.server.optimizers import FedExP
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.oracle import SimulatedOracle
@@ -34,6 +35,7 @@ BACKBONES: dict[str, tuple[dict[str, object], str]] = {
     "fixed order": ({"fixed_order": True}, ""),
     "fedvarp, own form": ({}, "difference-own"),
     "fedvarp, the paper's": ({}, "fedvarp"),
+    "fedexp": ({"server_optimizer": "fedexp", "local_lr": 1.0}, ""),  # shorter updates are below epsilon
     "adagrad": ({"server_optimizer": "adagrad"}, ""),
     "adam": ({"server_optimizer": "adam"}, ""),
     "yogi": ({"server_optimizer": "yogi"}, ""),
@@ -71,7 +73,7 @@ def _engine(**local: float) -> Engine:
 
 def engine_for(settings: RunSettings) -> Engine:
     """Runs that agree in their local work share an engine, as in a comparison."""
-    names = ("proximal", "local_momentum", "mime", "fixed_order")
+    names = ("proximal", "local_momentum", "mime", "fixed_order", "local_lr")
     return _engine(**{name: getattr(settings, name) for name in names})
 
 
@@ -135,7 +137,14 @@ def assert_claim_holds(plan: Plan, state: RoundState, problem: Problem, claimed:
     updates: list[Any] = list(problem.update_md[cohort.client_n])
     delta_d = estimate(recording, state, cohort, updates)
     following, _ = close_round(plan, state, cohort, updates)
-    moved_d, _ = plan.server_optimizer.step(state.params_d, delta_d, state.optimizer)
+    rule = plan.server_optimizer
+    if isinstance(rule, FedExP):
+        squared_n = np.sum(problem.update_md[cohort.client_n].astype(np.float64) ** 2, axis=1)
+        mean_square = float(plan.collect_replies(state, cohort).coef_n @ squared_n)
+        moved_d, _ = rule.extrapolate(state.params_d, delta_d, mean_square, state.optimizer)
+        np.testing.assert_allclose(following.params_d, moved_d, rtol=1e-6, atol=1e-9)
+        return
+    moved_d, _ = rule.step(state.params_d, delta_d, state.optimizer)
     np.testing.assert_array_equal(following.params_d, moved_d)
 
 

@@ -55,6 +55,29 @@ class Sgd(_Rule):
         return self.lr * delta_d, state
 
 
+@dataclass(frozen=True)
+class FedExP(Sgd):
+    """x <- x + lr eta D, eta = max(1, N / (2 (norm(D)^2 + epsilon))): FedExP (Jhunjhunwala, Wang and Joshi, ICLR 2023).
+
+    N = sum_S coef_i norm(u_i)^2, with the coefficients of D: an estimate of sum_i w_i norm(u_i)^2, unbiased where D is.
+    For the plain mean of n replies eta is the paper's max(1, sum_S norm(u_i)^2 / (2 n (norm(D)^2 + epsilon))), of all
+    clients or of a cohort. Updates that are alike give eta = 1, updates that cancel a longer step. As eta depends on
+    the draw, eta D is biased even where D is not. The paper judges the mean of the last two models; here, the last.
+
+    Attributes:
+        lr: Multiplies eta, >= 0.
+        epsilon: > 0, in squared update units; 0.001 and 0.1 in the paper's code; much shorter D get eta = 1.
+    """
+
+    epsilon: float = 1e-3
+    ranges: ClassVar[Mapping[str, str]] = {"lr": "[0, inf)", "epsilon": "(0, inf)"}
+
+    def extrapolate(self, params_d: Params, delta_d: FloatArray, mean_square: float, state: Any) -> tuple[Params, Any]:
+        """The step with N, which D does not show; ``step`` alone is that of eta = 1."""
+        eta = max(1.0, mean_square / (2 * (float(delta_d @ delta_d) + self.epsilon)))
+        return self.step(params_d, eta * delta_d, state)
+
+
 class MomentumState(NamedTuple):
     """The velocity v, float64 (d,)."""
 
@@ -127,7 +150,7 @@ class Adaptive(_Rule):
 
 
 #: Name -> learning rate used when none is given (1 for a plain mean; the paper's 0.01 for the adaptive rules).
-SERVER_OPTIMIZERS = {"sgd": 1.0, "momentum": 1.0, "adagrad": 0.01, "adam": 0.01, "yogi": 0.01}
+SERVER_OPTIMIZERS = {"sgd": 1.0, "fedexp": 1.0, "momentum": 1.0, "adagrad": 0.01, "adam": 0.01, "yogi": 0.01}
 
 
 def make_server_optimizer(name: str, lr: float | None = None, momentum: float | None = None) -> ServerOptimizer:
@@ -144,4 +167,5 @@ def make_server_optimizer(name: str, lr: float | None = None, momentum: float | 
     if momentum is not None:
         cure = "choose the server optimizer 'momentum' or leave it out"
         raise DeltaflError(f"server momentum is {momentum:g}, and {name!r} has none to set; {cure}")
-    return Sgd(rate) if name == "sgd" else Adaptive(name, rate)
+    plain = {"sgd": Sgd, "fedexp": FedExP}
+    return plain[name](rate) if name in plain else Adaptive(name, rate)

@@ -21,6 +21,7 @@ from ..samplers.base import Sampler
 from ..samplers.fixed import Fixed
 from ..streams import stream
 from ..types import FloatArray, Params
+from .optimizers import FedExP
 from .screening import squared_norms
 
 if TYPE_CHECKING:
@@ -111,4 +112,6 @@ def needs_single_updates(plan: "Plan") -> str | None:
         return f"{name} learns from each reply"
     if not rule.control.learns_from_sums:
         return f"the estimator {rule.name!r} learns from each update"
+    if isinstance(plan.server_optimizer, FedExP):
+        return "fedexp needs the norm of each update"
     return None if plan.clip is None and plan.dp is None else "clip and dp clip each update"

@@ -68,7 +68,7 @@ class Settings(BaseModel):
     mime: Memory = Field(0.0, description="beta of the server's momentum that all clients apply (FedMIME-style)")
     proximal: NotNegative = Field(0.0, description="proximal term mu (FedProx)")
     fixed_order: bool = Field(False, description="each client's minibatches are the same in every round")
-    server_optimizer: str = Field("sgd", description="sgd, momentum, adagrad, adam or yogi")
+    server_optimizer: str = Field("sgd", description="sgd, fedexp, momentum, adagrad, adam or yogi")
     server_lr: Positive | None = Field(None, description="server learning rate")
     server_momentum: Memory | None = Field(None, description="gamma of server_optimizer = momentum; 0.9 if not set")
     partition: str | None = Field(None, description="how examples are split over clients")
