@@ -54,6 +54,12 @@ def test_own_sampler_reaches_the_optimum_and_selects_who_suffers() -> None:
     assert times.min() >= 1
 
 
+def test_twins_leave_a_part_of_the_updates() -> None:
+    left = [float(found) for found in re.findall(r"leave ([\d.]+) of", "\n".join(run("twin.py")))]
+    assert len(left) == 30
+    assert 0.1 < np.mean(left) < 0.7
+
+
 def test_own_control_lowers_the_error() -> None:
     plain, controlled = (float(line.rpartition(" ")[2]) for line in run("own_control.py"))
     assert 0.02 < plain < 0.2

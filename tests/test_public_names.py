@@ -10,8 +10,8 @@ import deltafl
 PUBLIC = """
 DESIGNS ESTIMATORS SAMPLERS Accumulator Adaptive Broadcast Centred ClientMemory ClusterIS Cohort Comparison
 ControlValue ControlVariate Delta DeltaflError Design DifferentialPrivacy Estimator FedExP FedIS FedPracIS Fixed Full
-KnownUpdates MissingExtraError Momentum Oracle Plan Population PowerOfChoice PracDelta RejectedReply
-RemoteReply Replies Reports RoundInfo RoundState RunFacts Sampler ServerOptimizer Sgd broadcast close_round
+KnownUpdates LearnedCoefficient MissingExtraError Momentum Oracle Plan Population PowerOfChoice PracDelta RejectedReply
+RemoteReply Replies Reports RoundInfo RoundState RunFacts Sampler ServerOptimizer Sgd Twin broadcast close_round
 close_round_from_sum compare draw_cohort flatten inclusion_probabilities init_round load load_state make_plan
 make_sampler make_server_optimizer open_round recommend save_state stream tune unflatten with_floor
 """

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from .designs.table import DESIGNS, Design, draw_cohort
     from .errors import DeltaflError, MissingExtraError
     from .estimators.control_variates import ControlValue, ControlVariate
+    from .estimators.learned_coefficient import LearnedCoefficient
     from .estimators.remote import ClientMemory, RemoteReply
     from .estimators.table import ESTIMATORS, Estimator
+    from .estimators.twin import Twin
     from .round import (
         Broadcast,
         Plan,
@@ -48,12 +50,12 @@ __version__ = "0.1.0"
 __all__ = ["DESIGNS", "ESTIMATORS", "SAMPLERS", "Accumulator", "Adaptive", "Broadcast", "Centred", "ClientMemory"]
 __all__ += ["ClusterIS", "Cohort", "Comparison", "ControlValue", "ControlVariate", "Delta", "DeltaflError", "Design"]
 __all__ += ["DifferentialPrivacy", "Estimator", "FedExP", "FedIS", "FedPracIS", "Fixed", "Full", "KnownUpdates"]
-__all__ += ["MissingExtraError", "Momentum", "Oracle", "Plan", "Population", "PowerOfChoice", "PracDelta"]
-__all__ += ["RejectedReply", "RemoteReply", "Replies", "Reports", "RoundInfo", "RoundState", "RunFacts", "Sampler"]
-__all__ += ["ServerOptimizer", "Sgd", "broadcast", "close_round", "close_round_from_sum", "compare", "draw_cohort"]
-__all__ += ["flatten", "inclusion_probabilities", "init_round", "load", "load_state", "make_plan", "make_sampler"]
-__all__ += ["make_server_optimizer", "open_round", "recommend", "save_state", "stream", "tune", "unflatten"]
-__all__ += ["with_floor"]
+__all__ += ["LearnedCoefficient", "MissingExtraError", "Momentum", "Oracle", "Plan", "Population", "PowerOfChoice"]
+__all__ += ["PracDelta", "RejectedReply", "RemoteReply", "Replies", "Reports", "RoundInfo", "RoundState", "RunFacts"]
+__all__ += ["Sampler", "ServerOptimizer", "Sgd", "Twin", "broadcast", "close_round", "close_round_from_sum", "compare"]
+__all__ += ["draw_cohort", "flatten", "inclusion_probabilities", "init_round", "load", "load_state", "make_plan"]
+__all__ += ["make_sampler", "make_server_optimizer", "open_round", "recommend", "save_state", "stream", "tune"]
+__all__ += ["unflatten", "with_floor"]
 
 #: Which module a name is loaded from.
 _MODULES = {
@@ -67,8 +69,10 @@ _MODULES = {
         "designs.table": "DESIGNS Design draw_cohort",
         "errors": "DeltaflError MissingExtraError",
         "estimators.control_variates": "ControlValue ControlVariate",
+        "estimators.learned_coefficient": "LearnedCoefficient",
         "estimators.remote": "ClientMemory RemoteReply",
         "estimators.table": "ESTIMATORS Estimator",
+        "estimators.twin": "Twin",
         "round": "Broadcast Plan RoundState broadcast close_round close_round_from_sum init_round make_plan open_round",
         "samplers": "SAMPLERS RunFacts Sampler make_sampler",
         "samplers.centred": "Centred",

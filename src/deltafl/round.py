@@ -147,7 +147,7 @@ class Plan:
             params_d=params_d,
             optimizer=optimizer,
             sampler=self.sampler.update(state.sampler, cohort, reports),
-            control=control,
+            control=self.rule.control.at_model(control, self.population, params_d, state.round + 1),
             selected_m=state.selected_m.plus_one(cohort.client_n),
             responded_m=state.responded_m.plus_one(cohort.client_n[here]),
             mime=remember(state.mime, delta_d),
@@ -219,6 +219,12 @@ def init_round(plan: Plan, params: Any) -> RoundState:
         raise DeltaflError("params must be one flat array of numbers; write deltafl.flatten(model)") from None
     if params_d.ndim != 1 or not np.all(np.isfinite(params_d)):
         raise DeltaflError(f"params must be one flat array of finite numbers, got shape {params_d.shape}; use .ravel()")
+    state = blank_state(plan, params_d)
+    return state._replace(control=plan.rule.control.at_model(state.control, plan.population, params_d, 0))
+
+
+def blank_state(plan: Plan, params_d: Params) -> RoundState:
+    """The first state without what its control variate computes from the model: a form for saved states."""
     m, d = plan.population.num_clients, len(params_d)
     control = plan.rule.control.with_rows(plan.memory)
     return RoundState(

@@ -23,6 +23,7 @@ PURPOSES: dict[str, int] = {
     "augment": 10,  # what local training changes at random in a client's inputs
     "sketch": 11,  # buckets and signs of the sketches of updates
     "validation": 12,  # which of a client's examples are held out
+    "public": 13,  # which examples the server may use
 }
 
 

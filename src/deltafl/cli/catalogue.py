@@ -19,7 +19,7 @@ def samplers() -> None:
     Example: deltafl samplers
     """
     from ..designs.table import DESIGNS
-    from ..estimators.table import ESTIMATORS, REMOTE_ESTIMATORS, find_estimator
+    from ..estimators.table import ALL_ESTIMATORS, find_estimator
     from ..samplers import NEEDS, SAMPLERS
     from ..samplers.label import needs_scores
 
@@ -45,11 +45,11 @@ def samplers() -> None:
         ((d.name, yes[d.exact], d.kind, d.variance, d.source or "-") for d in DESIGNS.values()),
     )
     typer.echo("variance: how good info.variance is; close: for many clients; rough: mostly too large, but no bound\n")
-    estimators = [*ESTIMATORS.values(), *REMOTE_ESTIMATORS.values()]
-    _print_table(("estimator", "unbiased", "source"), ((e.name, yes[e.unbiased], e.source or "-") for e in estimators))
+    rules = ALL_ESTIMATORS.values()
+    _print_table(("estimator", "unbiased", "source"), ((e.name, yes[e.unbiased], e.source or "-") for e in rules))
     typer.echo(
         "With norm_guard or clip none of them is unbiased: these settings shorten steps or updates that are too long.\n"
-        "The ...-remote estimators are for hosts whose clients keep a memory."
+        "The ...-remote estimators are for hosts whose clients keep a memory; twin needs --public examples."
     )
 
 

@@ -66,6 +66,10 @@ class ControlVariate(ABC):
     def init(self, population: Population, num_params: int) -> Any:
         """The state before the first round."""
 
+    def at_model(self, state: Any, population: Population, params_d: Params, round: int) -> Any:
+        """The state once a round's model is known, before its draw: for c_i that depend on the model (``twin.py``)."""
+        return state
+
     @abstractmethod
     def value(self, state: Any, client_n: IntArray) -> ControlValue:
         """c_i of some clients, and its weighted sum over all clients."""

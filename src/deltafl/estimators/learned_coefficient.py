@@ -49,6 +49,9 @@ class FixedCoefficient(_Scaled):
     def init(self, population: Population, num_params: int) -> Any:
         return self.control.init(population, num_params)
 
+    def at_model(self, state: Any, population: Population, params_d: Params, round: int) -> Any:
+        return self.control.at_model(state, population, params_d, round)
+
     def value(self, state: Any, client_n: IntArray) -> ControlValue:
         return _times(self.control.value(state, client_n), self.beta)
 
@@ -90,6 +93,11 @@ class LearnedCoefficient(_Scaled):
 
     def coefficient(self, state: LearnedCoefficientState) -> float:
         return float(np.clip(state.cross / state.square, 0.0, 1.0)) if state.square > 0 else 1.0
+
+    def at_model(
+        self, state: LearnedCoefficientState, population: Population, params_d: Params, round: int
+    ) -> LearnedCoefficientState:
+        return state._replace(control=self.control.at_model(state.control, population, params_d, round))
 
     def value(self, state: LearnedCoefficientState, client_n: IntArray) -> ControlValue:
         return _times(self.control.value(state.control, client_n), self.coefficient(state))

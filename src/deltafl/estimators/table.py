@@ -19,6 +19,7 @@ from .calls import check_options, parse_call
 from .control_variates import CommonControl, ControlVariate, InnovationControl, NoControl, OwnControl, RegressionControl
 from .learned_coefficient import FixedCoefficient, LearnedCoefficient
 from .remote import RemoteControl
+from .twin import Twin
 
 #: Cohort of those who replied, (n,) weights w_i, (n,) response rates q_i in (0, 1] -> (n,) coefficients.
 Coefficients = Callable[[Cohort, FloatArray, FloatArray], FloatArray]
@@ -120,12 +121,15 @@ _REMOTE = (
 ESTIMATORS: dict[str, Estimator] = {row.name: row for row in _ROWS}
 #: For hosts whose clients keep their last update and send the difference (``remote.py``); not for simulated clients.
 REMOTE_ESTIMATORS: dict[str, Estimator] = {row.name: row for row in _REMOTE}
+#: For the simulator, which supplies the simulation (``simulation/twins.py``); elsewhere write ``Twin(simulate)``.
+TWIN = _unbiased("twin", LearnedCoefficient(Twin(residual=LearnedCoefficient(OwnControl()))), _OURS)
+ALL_ESTIMATORS = {**ESTIMATORS, **REMOTE_ESTIMATORS, TWIN.name: TWIN}
 _ALIASES = {"hansen-hurwitz": "horvitz-thompson", "ratio": "hajek", "mifa": "fedvarp"}
 
 
 def is_estimator(text: str) -> bool:
     """Whether a part of a label, such as ``fedstale(beta=0.8)`` or ``mine.py:Control``, can only be an estimator."""
-    return ".py:" in text or text.partition("(")[0].strip() in {*ESTIMATORS, *REMOTE_ESTIMATORS, *_ALIASES}
+    return ".py:" in text or text.partition("(")[0].strip() in {*ALL_ESTIMATORS, *_ALIASES}
 
 
 def find_estimator(given: str | Estimator | ControlVariate) -> Estimator:
@@ -146,7 +150,7 @@ def find_estimator(given: str | Estimator | ControlVariate) -> Estimator:
     if not isinstance(given, str):
         raise DeltaflError(f"estimator is {given!r}; write its name, or an instance of it")
     name = _ALIASES.get(given, given)
-    return ESTIMATORS.get(name) or REMOTE_ESTIMATORS.get(name) or _with_options(given)
+    return ALL_ESTIMATORS.get(name) or _with_options(given)
 
 
 @cache
@@ -160,10 +164,9 @@ def _with_options(text: str) -> Estimator:
             return _unbiased(text, kind(**options), "")
         except OWN_ERRORS as error:
             raise DeltaflError(f"{name} cannot be made: {in_one_line(error)}") from error
-    every = ESTIMATORS | REMOTE_ESTIMATORS
-    if name not in every:
-        raise unknown_name("estimator", name, [*every, *_ALIASES])
-    control: Any = every[name].control
+    if name not in ALL_ESTIMATORS:
+        raise unknown_name("estimator", name, [*ALL_ESTIMATORS, *_ALIASES])
+    control: Any = ALL_ESTIMATORS[name].control
     parts = [field.name for field in fields(control) if field.type is not float]  # such as another control variate
     check_options(type(control), options, name, hidden=parts)
-    return every[name]._replace(name=text, control=replace(control, **options))
+    return ALL_ESTIMATORS[name]._replace(name=text, control=replace(control, **options))

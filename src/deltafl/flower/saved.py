@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from ..errors import DeltaflError
 from ..io import Array, private_folder
-from ..round import init_round
+from ..round import blank_state
 from ..scale.rows import is_own_folder
 from ..scale.state_file import flatten, note_round, noted, owner, read_sealed, settled, unflatten, write_sealed
 from .clients import ClientInfo
@@ -137,7 +137,7 @@ def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: 
     federation.scales.known = {key: ClientScale(*scale) for key, scale in header["scales"].items()}
     federation.clients, federation.plan = clients, federation.rules.plan_for(clients)
     federation.rest = {name: arrays[_REST + name] for name in federation.rest}
-    federation.state = unflatten(init_round(federation.plan, federation.params_d), arrays)
+    federation.state = unflatten(blank_state(federation.plan, federation.params_d), arrays)
 
 
 def _find_memory(folder: Path, federation: Federation, header: dict[str, Any]) -> None:

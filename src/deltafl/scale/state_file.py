@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..io import Array, read_json, read_tensors, write_atomically, write_tensors
-from ..round import Plan, RoundState, init_round
+from ..round import Plan, RoundState, blank_state
 from ..types import Population
 from .persistent_array import PersistentArray
 from .rows import MappedRows
@@ -133,7 +133,7 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
     # The form of the state, that of one client: m numbers need not be made.
     aux_mq, params_d = plan.population.aux_mq, arrays.get("state.params_d", np.zeros(0))
     one = replace(plan, population=Population.from_sizes([1], aux=None if aux_mq is None else aux_mq[:1]), n=1)
-    template = init_round(one, np.zeros(params_d.shape))
+    template = blank_state(one, np.zeros(params_d.shape, dtype=np.float32))
     state: RoundState = unflatten(template, arrays, any_shape=True)
     return state
 

@@ -15,7 +15,7 @@ from ..scale.memory_budget import free_ram, human, memory_size, memory_words, re
 from ..scale.rows import RowFormat
 from ..server.optimizers import make_server_optimizer
 from ..tasks import make_task
-from ..tasks.base import Task, with_fewer_tests, with_validation
+from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
 from ..tasks.own import is_own
 from ..types import Population
 from .engine import Engine
@@ -24,6 +24,7 @@ from .runner import Workers
 from .settings import RunSettings
 from .training.route import Computation, Route
 from .training.serial import LocalWork
+from .twins import with_twins
 
 T = TypeVar("T")
 
@@ -48,6 +49,8 @@ def task_of(settings: RunSettings) -> Task:
             truth=settings.truth if synthetic else None,
             nu=settings.noise if synthetic else None,
         )
+    if settings.public is not None:
+        task = with_public(task, settings.public, settings.seed)
     count = settings.test_examples
     if settings.validation is not None:
         task = with_validation(task, settings.validation, settings.seed)
@@ -60,7 +63,12 @@ def engine_of(settings: RunSettings, workers: Workers | None = None, route: Rout
 
     ``route`` is how the run was trained before it was interrupted; chosen by the settings if left out.
     """
-    work = LocalWork(
+    return Engine(task_of(settings), work_of(settings), settings.seed, workers, computation_of(settings), route)
+
+
+def work_of(settings: RunSettings) -> LocalWork:
+    """What every client does in a round."""
+    return LocalWork(
         lr=filled_in(settings.local_lr),
         epochs=settings.local_epochs,
         steps=settings.local_steps,
@@ -70,8 +78,11 @@ def engine_of(settings: RunSettings, workers: Workers | None = None, route: Rout
         mime=settings.mime,
         fixed_order=settings.fixed_order,
     )
-    how = Computation(settings.device, settings.precision, settings.engine)
-    return Engine(task_of(settings), work, settings.seed, workers, how, route)
+
+
+def computation_of(settings: RunSettings) -> Computation:
+    """How a run is to be computed."""
+    return Computation(settings.device, settings.precision, settings.engine)
 
 
 def plan_of(
@@ -91,12 +102,16 @@ def plan_of(
             f"{label.estimator!r} is for clients that keep their last update, which simulated ones do not: "
             f"write {label.estimator.removesuffix('-remote')!r}"
         )
+    rule = find_estimator(label.estimator)
+    if task is not None:
+        rule = with_twins(rule, task, work_of(settings), settings.seed, computation_of(settings))
     plan = make_plan(
         label,
         population,
         filled_in(settings.sample),
         settings.run_facts(population, None if task is None else task.dataset.num_classes),
         server_optimizer=make_server_optimizer(settings.server_optimizer, settings.server_lr, settings.server_momentum),
+        estimator=rule,
         seed=settings.seed,
         mime=settings.mime,
         norm_guard=settings.norm_guard,

@@ -63,6 +63,7 @@ class Task:
         test_clients: int64 (N_test,), the client that each test example belongs to, -1 for none. With it, the clients'
             mean accuracy on their own test examples is evaluated too.
         tokens: Whether inputs are whole numbers, such as characters, which reach the model as int64.
+        public_rows: Of each class the rows of ``dataset.train_*`` that no client holds and the server may use.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Task:
     augment: "Augment | None" = None
     test_clients: IntArray | None = None
     tokens: bool = False
+    public_rows: Sequence[IntArray] = ()
 
     @property
     def num_clients(self) -> int:
@@ -124,6 +126,32 @@ def with_fewer_tests(task: Task, count: int) -> Task:
     owners = {name: owner_e[row_e] for name, owner_e in data.test_columns.items()}
     fewer = replace(data, test_x=data.test_x[row_e], test_y=data.test_y[row_e], test_columns=owners)
     return replace(task, dataset=fewer, test_clients=None if task.test_clients is None else task.test_clients[row_e])
+
+
+def with_public(task: Task, count: int, seed: int) -> Task:
+    """The task with ``count`` training examples of each class in public, drawn by ``seed``: no client holds them.
+
+    Raises:
+        DeltaflError: If the task has no classes or too few examples, or a client would be left without any.
+    """
+    data = task.dataset
+    if data.num_classes < 1 or data.train_y.ndim != 1:
+        raise DeltaflError(f"public is {count}: examples of each class, and {task.name} has no classes; leave it out")
+    row_e = stream(seed, "public").permutation(np.unique(np.concatenate(task.client_rows)))
+    of_class = [row_e[data.train_y[row_e] == label] for label in range(data.num_classes)]
+    for label, rows in enumerate(of_class):
+        if 0 < len(rows) <= count:
+            raise DeltaflError(
+                f"public is {count}; {data.name} has {len(rows)} training examples of class {label}; lower 'public'"
+            )
+    public = [rows[:count] for rows in of_class]
+    stays_e = np.ones(len(data.train_x), bool)
+    stays_e[np.concatenate(public)] = False
+    kept = [np.asarray(rows)[stays_e[rows]] for rows in task.client_rows]
+    if not all(map(len, kept)):
+        what = f"public is {count}, which leaves client {[len(rows) for rows in kept].index(0)} without examples"
+        raise DeltaflError(f"{what}; lower 'public', or choose a task with larger clients")
+    return replace(task, client_rows=kept, public_rows=public)
 
 
 def with_validation(task: Task, share: float, seed: int) -> Task:

@@ -1,0 +1,92 @@
+"""Twins: control variates that the server computes from today's model, by simulating each client on stand-in data.
+
+A memory knows what a client sent some rounds ago, a twin what a client like it would send now. It covers clients that
+were never selected, and needs nothing from the network. What the simulation gets wrong costs variance, never bias.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DeltaflError
+from ..scale.rows import RowFormat
+from ..types import IntArray, Params, Population, Replies
+from .control_variates import ControlValue, ControlVariate, NoControl, OwnControlState, summed_anew
+
+_log = logging.getLogger(__name__)
+
+#: ``simulate(params_d, population, round)``: the updates (m, d) that stand-ins of the clients make from this model.
+Simulate = Callable[[Params, Population, int], npt.ArrayLike]
+
+
+class TwinState(NamedTuple):
+    """The simulated updates of this round, and the state of the control variate of their residuals."""
+
+    twin: OwnControlState
+    residual: Any
+
+
+def _no_simulation(params_d: Params, population: Population, round: int) -> Params:
+    what = "a function (params_d, population, round) -> (m, d)"
+    raise DeltaflError(f"a twin needs a simulation of the clients: write estimator=Twin(simulate), {what}")
+
+
+@dataclass(frozen=True)
+class Twin(ControlVariate):
+    """c_i = g_i + r_i: g_i is a simulation of client i's local work on the round's model, r_i predicts u_i - g_i.
+
+    ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is the difference estimator (Cassel, Sarndal and Wretman 1976),
+    unbiased for any simulation, since c is known before the draw. A simulation that is noisy or wrong is damped by
+    ``LearnedCoefficient(Twin(simulate))``. If one is not finite, all g_i are 0 in that round, and the log says why.
+    Memory: one update a client.
+
+    Attributes:
+        simulate: ``simulate(params_d, population, round)``: float32 (m, d), or a ``DeltaflError``; shares of labels are
+            in ``population.aux_mq``. The same arguments must give the same bits. Called once a round.
+        residual: Learns r_i from u_i - g_i; r_i = 0 if left out.
+    """
+
+    simulate: Simulate = field(default=_no_simulation, repr=False, compare=False)
+    residual: ControlVariate = field(default_factory=NoControl)
+    remembers = True
+
+    @property
+    def uses_aux(self) -> bool:
+        return self.residual.uses_aux
+
+    def with_rows(self, rows: RowFormat) -> Self:
+        return replace(self, residual=self.residual.with_rows(rows))
+
+    def init(self, population: Population, num_params: int) -> TwinState:
+        zero_md = np.zeros((population.num_clients, num_params), dtype=np.float32)
+        return TwinState(OwnControlState(zero_md, np.zeros(num_params)), self.residual.init(population, num_params))
+
+    def at_model(self, state: TwinState, population: Population, params_d: Params, round: int) -> TwinState:
+        shape, simulated = (population.num_clients, len(params_d)), self.simulate(params_d, population, round)
+        try:
+            with np.errstate(over="ignore"):
+                twin_md = np.asarray(simulated, dtype=np.float32)
+        except (TypeError, ValueError):
+            raise DeltaflError(f"simulate must return numbers, one update for each client, {shape}") from None
+        if twin_md.shape != shape:
+            raise DeltaflError(f"simulate returned shape {twin_md.shape}; return one update for each client, {shape}")
+        fault_k = np.flatnonzero(~np.isfinite(twin_md).all(axis=1))
+        if len(fault_k):
+            why = f"the simulation of client {fault_k[0]} is not finite"
+            _log.warning("round %d: %s, so that this round has no twins; lower its learning rate", round + 1, why)
+            twin_md = np.zeros(shape, dtype=np.float32)
+        twin = summed_anew(OwnControlState(twin_md, np.zeros(shape[1])), population.weight_m)
+        return TwinState(twin, self.residual.at_model(state.residual, population, params_d, round))
+
+    def value(self, state: TwinState, client_n: IntArray) -> ControlValue:
+        residual = self.residual.value(state.residual, client_n)
+        twin_nd = np.asarray(state.twin.control_md)[client_n]
+        return ControlValue(state.twin.total_d + residual.total_d, twin_nd + residual.control_nd)
+
+    def update(self, state: TwinState, population: Population, replies: Replies, update_nd: Params) -> TwinState:
+        residual_nd = update_nd - np.asarray(state.twin.control_md)[replies.client_n]
+        return state._replace(residual=self.residual.update(state.residual, population, replies, residual_nd))
