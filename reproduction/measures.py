@@ -7,7 +7,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from deltafl.analysis import Run
-from deltafl.analysis.statistics import Interval, is_late, mean_interval, mean_of_best, ratio_of_means, reach, side_of
+from deltafl.analysis.statistics import (
+    Interval,
+    area_under,
+    is_late,
+    mean_interval,
+    mean_of_best,
+    ratio_of_means,
+    reach,
+    side_of,
+)
 from deltafl.types import FloatArray
 
 Status = Literal["shown", "contradicted", "open", "no interval"]
@@ -51,6 +60,11 @@ def accuracy(best: int = 5) -> Measure:
         return _finite(mean_of_best(run.accuracy_r, run.round_r, True, best))
 
     return Measure("accuracy", "difference", True, value, 100.0, " points")
+
+
+def area(horizon: int) -> Measure:
+    """The mean accuracy over the first ``horizon`` rounds, the area under the curve; a missing accuracy counts as 0."""
+    return Measure("mean accuracy", "difference", True, lambda run: area_under(run, horizon), 100.0, " points")
 
 
 def best_within(horizon: int, best: int) -> Measure:

@@ -65,7 +65,9 @@ class View(Frozen):
     columns: dict[str, str] = {}  # probe columns by their name for people
     ratio: tuple[str, str] | None = None  # two probe columns whose ratio is tabulated
     bounds: dict[str, tuple[float, float]] = {}  # by probe column: the paper claims that it stays between the two
-    core: tuple[str, ...] = ()  # labels in the benchmark's pictures
+    core: tuple[str, ...] = ()  # labels in the benchmark's pictures, and in any case in its tables
+    recommended: str | None = None  # the label that the benchmark's target is about
+    today: tuple[str, ...] = ()  # what it must not be behind
 
     def best_of(self, part: str) -> int:
         return self.best if isinstance(self.best, int) else self.best.get(part, 5)

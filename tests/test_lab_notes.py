@@ -1,11 +1,9 @@
 """The notes say what their files hold: tables as the command makes them, numbers of the tuning runs and the timings."""
 
-import csv
 import gzip
 import importlib
 import itertools
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -64,27 +62,6 @@ def test_the_error_of_even_draws_holds_for_unequal_values(monkeypatch: pytest.Mo
         for pair in itertools.combinations(range(6), 2)
     ]
     assert noise_floor.error_of_even_draws(value_md, 2).sum() == pytest.approx(np.mean(errors))
-
-
-def test_why_less_of_the_gap_is_closed_at_tuned_rates() -> None:
-    """Four G of the tuning seeds, with each side at rate 0.8 or at its own."""
-    with (ROOT / "results" / "benchmark" / "tuning.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["part"] == "digits"]
-    at = {(row["method"], float(row["rate"])): float(row["rounds"]) for row in rows}
-    own = {row["method"]: float(row["rate"]) for row in rows if row["chosen"] == "True"}
-    assert (own["uniform"], own["full"], own["innovation"], own["innovation@local-pivotal"]) == (6.4, 1.6, 0.8, 1.6)
-    text = " ".join((DOCS / "lab-notes.md").read_text().split())
-    pairs = [(uniform, full) for uniform in (0.8, own["uniform"]) for full in (0.8, own["full"])]
-    gaps = [
-        (at["uniform", u] - at["innovation", 0.8]) / (at["uniform", u] - at["full", f]) for u, f in pairs
-    ]  # both at 0.8; full at its own; uniform at its own; both
-    said = re.search(
-        r"G is (\S+) with all at 0.8, (\S+) with `full` alone .*?, (\S+) with `uniform` .*? (\S+) with", text
-    )
-    assert said is not None
-    assert list(said.groups()) == [f"{gap:.2f}" for gap in gaps]
-    gain = {method: at[method, 0.8] - at[method, own[method]] for method in ("uniform", "full")}
-    assert f"`uniform` gains {gain['uniform']:.1f} rounds and `full` {gain['full']:.1f}" in text
 
 
 #: m / n and drift with the same product of age and drift squared, two and two.

@@ -13,13 +13,13 @@ from deltafl.simulation import OnProgress
 
 from ..page import OwnPage, diverged, hardware, write
 from ..reproduce import Request
-from ..spec import TEXTS, Experiment
-from ..text import csv_text
-from ..verdict import counted, sentence_case
-from .judge import GOAL, LEAST, Gap, Judgement, elsewhere_text, gap_of, headline, judge_all, measures, needs, sentence
+from ..spec import TEXTS, Experiment, View
+from ..text import csv_text, folded
+from ..verdict import counted
+from .judge import GOAL, LEAST, SURE, Gap, Judgement, gap_of, headline, judge, measures, needs, no_task, sentence
 from .parts import BASELINE, FULL, Part, parts_of
 from .runs import Reasons, Result, Store, gather, play
-from .tables import cost_table, edge_text, main_table, num_params_of, rates_table, table_cells, tuning_cells
+from .tables import cost_table, crossings_table, main_table, num_params_of, table_cells, tuning_cells
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,54 +37,50 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
     if not results:
         why = "; ".join(reasons.values()) or "leave out --only-page to run some"
         raise DeltaflError(f"{folder} has no finished run yet: {why}")
-    judgements = judge_all(results)
+    judgements = [judge(result, experiment.view) for result in results]
     counts = sum(result.done for result in results), sum(len(part.methods) * part.seeds for part in parts)
     with store.runs.lock():
         _draw_gaps(results, experiment.view.core, folder / "gap.png")
         _draw_curves(results, experiment.view.core, folder / "curves.png")
         write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
-        blocks = _blocks(parts, judgements, reasons, counts, store)
+        blocks = _blocks(parts, judgements, reasons, counts, experiment.view)
         measured = " ".join(sentence(judgement) for judgement in judgements)
         shown = OwnPage(measured, headline(judgements), blocks, table_cells(results))
         return write(experiment, shown, request.scale, counts, replace(request, parts=None).command, folder)
 
 
 def _blocks(
-    parts: Sequence[Part], judgements: Sequence[Judgement], reasons: Reasons, counts: tuple[int, int], store: Store
+    parts: Sequence[Part], judgements: Sequence[Judgement], reasons: Reasons, counts: tuple[int, int], view: View
 ) -> list[str]:
-    by_part = [judgement for judgement in judgements if not judgement.informed]
-    results = [judgement.result for judgement in by_part]
+    results = [judgement.result for judgement in judgements]
     done = f"{counts[0]} of {counts[1]} test runs are done."
-    done += "" if counts[0] == counts[1] else " This is the verdict of those."
-    blocks = ["## Verdict", f"**The target {headline(judgements)}.** {done}"]
+    blocks = [
+        "## Verdict",
+        f"**The target {headline(judgements)}.** The recommended method is `{view.recommended}`. {done}",
+    ]
     blocks += ["\n".join(f"- {sentence(judgement)}" for judgement in judgements)]
-    blocks.append(_TEXTS["rules"].format(least=100 * LEAST))
+    blocks += [_TEXTS["symbols"], folded("The rules", _TEXTS["rules"].format(goal=GOAL, sure=SURE, least=100 * LEAST))]
     blocks += ["![Gap closed by task and method](gap.png)", "![Accuracy over rounds by task](curves.png)"]
-    for judgement in by_part:
-        result = judgement.result
-        blocks.append(f"## {result.part.title}")
-        if judgement.no_gap and judgement.gap.value is None:
-            blocks.append(f"{sentence_case(judgement.no_gap)}.")
-        blocks += [main_table(result), cost_table(result), elsewhere_text(judgement)]
+    for result in results:
+        blocks += [f"## {result.part.title}", main_table(result, view), folded("Costs", cost_table(result))]
         runs = [(f"`{method.label}`", run) for method in result.shown for run in method.runs.values()]
         blocks += diverged("Runs that diverged and were ended there:", runs)
-    blocks += ["## Learning rates", rates_table(results)]
-    grids = "; ".join(map(_grid_text, results))
-    shares = {part.tuning_validation for part in parts}
-    judged = " ".join(_TEXTS["validation" if share else "test_set"].format(share=share) for share in shares)
-    blocks += [_TEXTS["rates"].format(grids=grids, judged=judged), edge_text(results, store)]
-    blocks += ["## What was run", "\n".join(map(_setting_text, results))]
-    blocks.append(_missing(parts, results, reasons))
+    blocks += [
+        "## Appendix",
+        folded("Rounds to the first crossing, for comparison with papers", crossings_table(results)),
+    ]
+    blocks += ["## Learning rates", _TEXTS["rates"].format(grids="; ".join(map(_grid_text, results)))]
+    blocks += ["## What was run", "\n".join(map(_setting_text, results)), _missing(parts, results, reasons)]
     every = [run for result in results for method in result.shown for run in method.runs.values()]
-    return [*blocks, f"Hardware and versions:\n\n{hardware(every)}", _TEXTS["files"]]
+    return [*blocks, folded("Hardware and versions", hardware(every)), _TEXTS["files"]]
 
 
 def _grid_text(result: Result) -> str:
     part = result.part
     rates = ", ".join(f"{rate:g}" for rate in max((method.search.rates for method in result.methods), key=len))
-    rounds = f" of {part.tuning_rounds} rounds" if part.tuning_rounds else ""
     few = _TEXTS["finalists"].format(number=part.finalists) if part.finalists else ""
-    return f"{part.title}: {rates} ({counted(len(part.tuning_seeds), 'tuning seed')}{rounds}{few})"
+    share = f"{part.tuning_validation:.0%} held out"
+    return f"{part.title}: {rates} ({counted(len(part.tuning_seeds), 'tuning seed')}, {share}{few})"
 
 
 def _setting_text(result: Result) -> str:
@@ -101,12 +97,10 @@ def _setting_text(result: Result) -> str:
         ratio=m / n,
         work=f"{run.local_steps} local steps" if run.local_epochs is None else f"{run.local_epochs} local epochs",
         batch=run.batch_size or "all",
-        fewer="".join(f", `{label}` {rounds}" for label, rounds in part.rounds_of.items()),
         tests=f", evaluated on {run.test_examples} test examples" if run.test_examples else "",
         percent=100 * part.threshold,
         parameters=num_params_of(run.task),
         seeds=counted(part.seeds, "test seed"),
-        area=f"; mean accuracy over the first {part.horizon} rounds" if part.rounds_of else "",
     )
 
 
@@ -114,7 +108,7 @@ def _missing(parts: Sequence[Part], results: Sequence[Result], reasons: Reasons)
     found = {result.part.name: result for result in results}
     lines = []
     for part in parts:
-        why = reasons.get((part.name, ""))
+        why = reasons.get((part.name, "")) or part.needs
         if part.name not in found:
             lines.append(f"- {part.title}: no test run is done" + (f" ({why})" if why else ""))
             continue
@@ -152,7 +146,8 @@ def _draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> 
         top, bottom = 1 - 0.3 / height, 0.6 / height
         figure.subplots_adjust(left=0.2, right=0.985, top=top, bottom=bottom, wspace=0.1, hspace=0.35)
         for axes, result in zip(panels, results, strict=False):
-            _gap_axis(axes, [gap_of(result, label, measures(result.part)[0]) for label in shown], shown)
+            gaps = [] if no_task(result) else [gap_of(result, label, measures(result.part)[0]) for label in shown]
+            _gap_axis(axes, gaps, shown)
             axes.set_title(result.part.title, fontsize=6.5)
         for unused in panels[len(results) :]:
             unused.set_visible(False)
@@ -165,7 +160,7 @@ def _draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> 
 
 def _gap_axis(axes: "Axes", gaps: Sequence[Gap], labels: Sequence[str]) -> None:
     """Dots with intervals; what lies outside the axis is drawn at its edge."""
-    for place, (gap, label) in enumerate(zip(gaps, labels, strict=True)):
+    for place, (gap, label) in enumerate(zip(gaps, labels, strict=False)):
         if gap.value is None:
             continue
         x = min(max(gap.value, _LEFT), _RIGHT)
@@ -173,12 +168,12 @@ def _gap_axis(axes: "Axes", gaps: Sequence[Gap], labels: Sequence[str]) -> None:
             ends = [min(max(end, _LEFT), _RIGHT) for end in (gap.low, gap.high)]
             axes.plot(ends, [place, place], color=analysis.GREY, linewidth=1.0, zorder=2)
         inside = "s" if needs(label) == "known" else "o"
-        marker = "<" if gap.bound == "≤" else inside if gap.value == x else "<" if x == _LEFT else ">"
+        marker = inside if gap.value == x else "<" if x == _LEFT else ">"
         fill = analysis.INK if is_unbiased(label) else "white"
         axes.plot([x], [place], marker, markersize=4, mfc=fill, mec=analysis.INK, zorder=3)
     for x, dash in ((0.0, "-"), (1.0, "-"), (GOAL, (0, (5, 3)))):
         axes.axvline(x, color=analysis.GREY if x == GOAL else analysis.PALE, linewidth=0.8, linestyle=dash, zorder=1)
     if not any(gap.value is not None for gap in gaps):
-        axes.text(0.5, 0.5, "no gap", transform=axes.transAxes, ha="center", color=analysis.GREY)
+        axes.text(0.5, 0.5, "no task to judge by", transform=axes.transAxes, ha="center", color=analysis.GREY)
     axes.set_xlim(_LEFT - 0.05, _RIGHT + 0.05)
     axes.grid(axis="y", color=analysis.PALE, linewidth=0.4)

@@ -38,13 +38,13 @@ class Part(BaseModel):
     methods: tuple[str, ...]
     rates: Doubling  # the first grid of local rates
     extensions: Annotated[int, Field(ge=0)] = 3  # how often the grid may grow on each side
-    tuning_rounds: Count | None = None  # the most of a tuning run; None for those of a test run
+    horizon: Count  # the rounds of every run; over them the mean accuracy is taken
     tuning_seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     finalists: Count | None = None  # how many rates of a method the tuning seeds after the first play; None for all
     seeds: Count  # test seeds are 0, 1, ..., seeds - 1
-    rounds_of: dict[str, Count] = {}  # by label where they differ from the part's (full participation is expensive)
     probe_every: Count | None = None  # rounds between two probes of test seed 0; None for none
-    tuning_validation: Annotated[float, Field(ge=0, lt=1)] = 0.2  # what tuning judges by; 0 for the test set
+    tuning_validation: Annotated[float, Field(gt=0, lt=1)] = 0.2  # share of training examples that tuning judges by
+    needs: str = ""  # what is missing here, of a part that is owed
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -62,13 +62,8 @@ class Part(BaseModel):
     def threshold(self) -> float:
         threshold = self.common.threshold
         if threshold is None:
-            raise DeltaflError(f"part {self.name} has no threshold, so there are no rounds to count; set one")
+            raise DeltaflError(f"part {self.name} has no threshold, so there are no rounds to it; set one")
         return threshold
-
-    @property
-    def horizon(self) -> int:
-        """The rounds that all methods play: over these the mean accuracy is taken."""
-        return min(map(self.rounds, self.methods), default=self.rounds(BASELINE))
 
     @property
     def grid(self) -> Grid:
@@ -77,30 +72,18 @@ class Part(BaseModel):
     @property
     def common_tuning(self) -> RunSettings:
         """``common`` of the tuning runs."""
-        return self.common.model_copy(update={"validation": self.tuning_validation or None})
-
-    def rounds(self, label: str) -> int:
-        return self.rounds_of.get(label, self.common.rounds or 1)
-
-    def rounds_tuning(self, label: str) -> int:
-        return min(self.rounds(label), self.tuning_rounds or self.rounds(label))
-
-    @property
-    def tuning_horizon(self) -> int:
-        """The rounds over which the accuracy of tuning runs is averaged."""
-        return min(self.horizon, self.tuning_rounds or self.horizon)
+        return self.common.model_copy(update={"validation": self.tuning_validation})
 
     def tuning_job(self, label: str, rate: float, seed: int) -> Job:
-        own = {"rounds": self.rounds_tuning(label), "validation": self.tuning_validation or None}
-        return Job(f"{self.name}-tuning-{rate:g}", self._run(label, rate, seed, **own))
+        return Job(f"{self.name}-tuning-{rate:g}", self._run(label, rate, seed, validation=self.tuning_validation))
 
     def test_job(self, label: str, rate: float, seed: int) -> Job:
         """A run that is reported; that of seed 0 has probes, which change nothing else."""
         probe = self.probe_every if seed == 0 and label != FULL else None
-        return Job(self.name, self._run(label, rate, seed, rounds=self.rounds_of.get(label), probe_every=probe))
+        return Job(self.name, self._run(label, rate, seed, probe_every=probe))
 
     def _run(self, label: str, rate: float, seed: int, **own: float | None) -> RunSettings:
-        given = {**(self.model_extra or {}), "sampler": label, "local_lr": rate, "seed": seed}
+        given = {**(self.model_extra or {}), "sampler": label, "local_lr": rate, "seed": seed, "rounds": self.horizon}
         given |= {key: value for key, value in own.items() if value is not None}
         return make_settings(RunSettings, {key: value for key, value in given.items() if value is not None})
 

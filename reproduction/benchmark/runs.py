@@ -1,7 +1,7 @@
 """The runs of the benchmark: which are needed, playing those that are missing, and what the finished ones are.
 
-The records of tuning runs are not committed: there are thousands of them, and only the round that reached the threshold
-and the mean accuracy matter. ``tuning/PART.jsonl.gz`` has one line for each; its first line holds what all share.
+The records of tuning runs are not committed: there are thousands of them, and only the mean accuracy over the horizon
+matters. ``tuning/PART.jsonl.gz`` has one line for each; its first line holds what all share.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,6 @@ from deltafl.analysis import Run, area_under
 from deltafl.errors import DeltaflError, unknown_name
 from deltafl.io import checked
 from deltafl.simulation import (
-    NEVER,
     Job,
     OnProgress,
     RunStore,
@@ -32,9 +31,9 @@ from ..spec import Frozen
 from .parts import Part
 
 #: The settings in which the tuning runs of a part differ.
-_OWN = ("sampler", "local_lr", "seed", "rounds")
+_OWN = ("sampler", "local_lr", "seed")
 #: Which tuning run of a part it is: the values of ``_OWN``.
-Key = tuple[str, float, int, int]
+Key = tuple[str, float, int]
 #: Why a part, or a method on a part, is not run; by part and label ("" for the whole part).
 Reasons = dict[tuple[str, str], str]
 
@@ -45,24 +44,24 @@ class TuningResult(Frozen):
     sampler: str
     local_lr: float
     seed: int
-    rounds: int  # planned
     reached: float | None  # the first evaluated round at the threshold; None for never, or if the run diverged
-    mean_accuracy: float  # over the rounds that the file's first line names
+    mean_accuracy: float  # over all rounds, on the examples that tuning judges by
     diverged: int | None
     environment: dict[str, Any]
 
     @property
     def key(self) -> Key:
-        return self.sampler, self.local_lr, self.seed, self.rounds
+        return self.sampler, self.local_lr, self.seed
 
     @property
     def score(self) -> Score:
-        return Score(NEVER * self.rounds if self.reached is None else self.reached, -self.mean_accuracy)
+        """By mean accuracy; a rate with a run that diverged is worse than one with none, or with fewer."""
+        return Score(float(self.diverged is not None), -self.mean_accuracy)
 
 
 def tuning_result(run: Run, part: Part) -> TuningResult:
     own = {name: run.settings[name] for name in _OWN} | {"diverged": run.diverged, "environment": run.environment}
-    reached, area = rounds_to_threshold(run, part.threshold), area_under(run, part.tuning_horizon)
+    reached, area = rounds_to_threshold(run, part.threshold), area_under(run, part.horizon)
     return TuningResult(**own, reached=reached, mean_accuracy=round(area, 6))
 
 
@@ -77,7 +76,7 @@ class Store:
     def tuned(self, part: Part, job: Job) -> TuningResult | None:
         """The result of a tuning run, from its line or else its record; None if it is not finished."""
         lines = self._lines(part)
-        key = (job.settings.sampler, job.settings.local_lr or 0.0, job.settings.seed, job.settings.rounds or 0)
+        key = (job.settings.sampler, job.settings.local_lr or 0.0, job.settings.seed)
         if key not in lines and (record := self.runs.get(job)) is not None:
             lines[key] = tuning_result(record.run(), part)
         return lines.get(key)
@@ -98,8 +97,8 @@ class Store:
                 self.tuned(part, job)
             results = sorted(self._lines(part).values(), key=lambda result: result.key)
             self._folder.mkdir(exist_ok=True)
-            head = {"settings": settings, "horizon": part.tuning_horizon}
-            write_rows(self._path(part), head, [result.model_dump(mode="json") for result in results])
+            rows = [result.model_dump(mode="json") for result in results]
+            write_rows(self._path(part), {"settings": settings}, rows)
 
     def _path(self, part: Part) -> Path:
         return self._folder / f"{part.name}.jsonl.gz"
@@ -116,8 +115,6 @@ def _read_tuning(path: Path, part: Part) -> list[TuningResult]:
         return []
     common, cure = what_is_run(part.common_tuning), "choose another --out, or delete it to run them again"
     require_same(head["settings"] | {name: common[name] for name in _OWN}, Job(part.name, part.common_tuning), path)
-    if head["horizon"] != part.tuning_horizon:
-        raise DeltaflError(f"{path} has means over {head['horizon']} rounds, not {part.tuning_horizon}: {cure}")
     return [checked(TuningResult, row, f"{path}, line {number},", cure) for number, row in enumerate(rows, start=2)]
 
 

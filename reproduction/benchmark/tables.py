@@ -9,47 +9,52 @@ import numpy as np
 from deltafl import Population, analysis, init_round
 from deltafl.estimators.control_variates import NoControlState
 from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
-from deltafl.simulation import NEVER, RunSettings, mean_score, plan_of
+from deltafl.simulation import RunSettings, mean_score, plan_of
 from deltafl.tasks import find_task
 from deltafl.types import FloatArray
 
 from ..measures import Measure, centre, second_half
-from ..spec import TEXTS
-from ..text import DASH, Cells, fixed, markdown, plus_minus
-from ..verdict import ends, number_text
-from .judge import NO_GAP, Gap, against, cut_short, gap_by_seed, gap_of, measures, needs
+from ..spec import View
+from ..text import DASH, Cells, fixed, folded, markdown, plus_minus
+from ..verdict import number_text
+from .judge import NO_GAP, against, cut_short, gap_of, measures, needs, no_task
 from .parts import BASELINE, FULL
 from .runs import Method, Result, Store
 
 MB = 1e6
+MOST_ROWS = 12  # of a task's table that are not folded
 #: Short names of the measures in the columns of table.csv, in the order of ``judge.measures``.
-_KEYS = ("rounds", "rounds_smoothed", "accuracy", "mean_accuracy")
+_KEYS = ("mean_accuracy", "rounds_smoothed", "rounds", "accuracy")
 
 
-def by_rounds(result: Result) -> list[Method]:
-    """The methods with a finished run, fewest mean rounds first; ties by mean accuracy."""
-    rounds, *_, area = measures(result.part)
-    return sorted(result.shown, key=lambda m: (np.mean(rounds.numbers(m.runs)), -float(np.mean(area.numbers(m.runs)))))
+def by_area(result: Result) -> list[Method]:
+    """The methods with a finished run, the highest mean accuracy first."""
+    area = measures(result.part)[0]
+    return sorted(result.shown, key=lambda method: -float(np.mean(area.numbers(method.runs))))
 
 
 def name_of(label: str) -> str:
-    marks = [] if is_unbiased(label) else ["biased"]
-    marks += {"oracle": ["theoretical"], "everyone": ["everybody"]}.get(needs(label), [])
-    return f"`{label}`" + (f" ({', '.join(marks)})" if marks else "")
+    marks = {"oracle": "‡", "known": "§"}.get(needs(label), "") + "†" * (not is_unbiased(label))
+    return f"`{label}`" + (f" {marks}" if marks else "")
 
 
-def main_table(result: Result) -> str:
-    rounds, _, end, area = measures(result.part)
-    heads = ["method", "needs", rounds.name, f"speed-up over {BASELINE} [95 %]", "G [95 %]"]
-    heads += ["mean accuracy, %", f"against {BASELINE}, points [95 %]", "accuracy at the end, %", "seeds"]
-    lines = []
-    for method in by_rounds(result):
-        label = method.label
-        speed_up, points = (_to_baseline(result, measure, label) for measure in (rounds, area))
-        line = [name_of(label), needs(label), _rounds(method, rounds), speed_up]
-        line += [_gap(gap_of(result, label, rounds), label), _mean_text(method, area, 2), points]
-        lines.append([*line, _mean_text(method, end, 2), f"{len(method.runs)} of {result.part.seeds}"])
-    return markdown(heads, lines, left=2)
+def main_table(result: Result, view: View) -> str:
+    """The methods of the pictures and the best others, 12 rows; the rest is folded."""
+    area, smoothed, *_ = measures(result.part)
+    heads = ["method", "G by area [95 %]", "mean accuracy, %", f"above {BASELINE}, points [95 %]"]
+    heads += [smoothed.name, "local rate", "seeds"]
+    methods = by_area(result)
+    core = [method.label for method in methods if method.label in view.core]
+    others = [method.label for method in methods if method.label not in view.core]
+    first = {*core, *others[: max(MOST_ROWS - len(core), 0)]}
+    lines: dict[bool, list[list[str]]] = {True: [], False: []}
+    for method in methods:
+        label, search = method.label, method.search
+        line = [name_of(label), _gap(result, label, area), _mean_text(method, area, 2), _above(result, area, label)]
+        line += [_rounds(method, smoothed), f"{search.best:g}{'*' * bool(search.edge)}", str(len(method.runs))]
+        lines[label in first].append(line)
+    rest = folded(f"{len(lines[False])} more", markdown(heads, lines[False])) if lines[False] else ""
+    return f"{markdown(heads, lines[True])}\n\n{rest}".rstrip()
 
 
 def _mean_text(method: Method, measure: Measure, digits: int) -> str:
@@ -59,22 +64,32 @@ def _mean_text(method: Method, measure: Measure, digits: int) -> str:
 
 def _rounds(method: Method, rounds: Measure) -> str:
     failed = cut_short(method, rounds)
-    notes = [f"{failed} of {len(method.runs)} never"] if failed else []
+    notes = [f"{failed} never"] if failed else []
     notes += [f"{method.diverged} diverged"] if method.diverged else []
     mark, note = "≥ " if failed else "", f" ({', '.join(notes)})" if notes else ""
     return f"{mark}{_mean_text(method, rounds, 1)}{note}"
 
 
-def _to_baseline(result: Result, measure: Measure, label: str) -> str:
+def _above(result: Result, measure: Measure, label: str) -> str:
     statement = against(result, measure, label, BASELINE)
     if label == BASELINE or statement is None:
         return "baseline" if label == BASELINE else DASH
-    mark = "≥" * (cut_short(result.find(BASELINE), measure) > 0) + "≤" * (cut_short(result.find(label), measure) > 0)
-    return f"{mark}{' ' * bool(mark)}{number_text(statement)}"
+    return number_text(statement).replace(measure.unit, "")
 
 
-def _gap(gap: Gap, label: str) -> str:
+def _gap(result: Result, label: str, measure: Measure) -> str:
+    gap = NO_GAP if no_task(result) else gap_of(result, label, measure)
     return str(gap) if gap.value is None else {BASELINE: "0", FULL: "1"}.get(label, str(gap))
+
+
+def crossings_table(results: Sequence[Result]) -> str:
+    """Rounds to the first evaluation at the threshold, which hangs on chance: for comparison with papers."""
+    labels = list(dict.fromkeys(method.label for result in results for method in by_area(result)))
+    lines = []
+    for label in labels:
+        found = [(result.find(label), measures(result.part)[2]) for result in results]
+        lines.append([name_of(label), *("" if method is None else _rounds(method, first) for method, first in found)])
+    return markdown(["method", *(f"{r.part.title}, {100 * r.part.threshold:g} %" for r in results)], lines)
 
 
 def cost_table(result: Result) -> str:
@@ -82,9 +97,9 @@ def cost_table(result: Result) -> str:
     heads = ["method", "MB to the threshold", "MB a round", "server: models", "numbers a client", "MB"]
     heads += ["CPU seconds to the threshold", "a round", "one-round MSE", "lower bound without a control"]
     lines = []
-    for method in by_rounds(result):
+    for method in by_area(result):
         costs = {key: _short(value) for key, value in cost_cells(result, method).items()}
-        if cut_short(method, measures(result.part)[0]):
+        if cut_short(method, measures(result.part)[1]):
             costs |= {key: f"≥ {costs[key]}" for key in ("mb_to_threshold", "cpu_seconds_to_threshold")}
         lines.append([name_of(method.label), *costs.values()])
     return markdown(heads, lines)
@@ -115,10 +130,10 @@ def cost_cells(result: Result, method: Method) -> dict[str, Any]:
 
 
 def _to_threshold(result: Result, method: Method, spent: Callable[[analysis.Run], FloatArray]) -> tuple[float, float]:
-    """Means over runs of what was spent until the threshold was reached, else in all planned rounds; and in a round."""
+    """Means over runs of what was spent until the mean of five reached the threshold, else in all rounds; a round."""
     to_threshold, a_round = [], []
     for run in method.runs.values():
-        at = None if run.diverged is not None else analysis.reach(run, result.part.threshold)
+        at = None if run.diverged is not None else analysis.reach(run, result.part.threshold, smoothed=True)
         a_round.append(float(spent(run)[-1]) / max(run.num_rounds, 1))
         to_threshold.append(a_round[-1] * run.horizon if at is None else float(spent(run)[at]))
     return float(np.mean(to_threshold)), float(np.mean(a_round))
@@ -160,7 +175,7 @@ def _sizes(state: Any) -> Iterator[int]:
 
 
 def table_cells(results: Sequence[Result]) -> Cells:
-    return [_method_cells(result, method) for result in results for method in by_rounds(result)]
+    return [_method_cells(result, method) for result in results for method in by_area(result)]
 
 
 def _method_cells(result: Result, method: Method) -> dict[str, Any]:
@@ -168,21 +183,16 @@ def _method_cells(result: Result, method: Method) -> dict[str, Any]:
     cell: dict[str, Any] = {"part": part.name, "tier": part.tier, "method": label, "unbiased": is_unbiased(label)}
     cell |= {"needs": needs(label), "source": SAMPLERS[parse_label(label).name].source}
     cell |= {"rate": method.search.best, "edge": method.search.edge, "seeds": len(method.runs)}
-    never, never_smoothed, *_ = (cut_short(method, measure) for measure in measures(part))
-    cell |= {"never": never, "never_smoothed": never_smoothed}
+    _, smoothed, first, _ = measures(part)
+    cell |= {"never_smoothed": cut_short(method, smoothed), "never": cut_short(method, first)}
     cell |= {"diverged": method.diverged}
     for key, measure in zip(_KEYS, measures(part), strict=True):
-        cell |= _with_ends(key, analysis.mean_interval(measure.numbers(method.runs)))
-        other, gap = against(result, measure, label, BASELINE), gap_of(result, label, measure)
-        if key == "accuracy":  # the end of a shorter run is no end
-            other = other if part.rounds(label) == part.rounds(BASELINE) else None
-            gap = gap if part.rounds(label) == part.rounds(FULL) == part.rounds(BASELINE) else NO_GAP
+        number_s = measure.numbers(method.runs)
+        cell |= _with_ends(key, analysis.mean_interval(number_s) if len(number_s) else (None, None, None))
+        other = against(result, measure, label, BASELINE)
         if label != BASELINE and other is not None:
             cell |= _with_ends(f"{key}_to_uniform", (other.estimate, other.low, other.high))
-        by_seed = gap_by_seed(result, label, measure) if gap.value is not None else []
-        cell |= _with_ends(f"gap_{key}", gap[:3])
-        cell |= {f"gap_{key}_median": float(np.median(by_seed)) if by_seed else None}
-        cell |= {f"gap_{key}_bound": gap.bound} if measure.cut else {}
+        cell |= _with_ends(f"gap_{key}", (NO_GAP if no_task(result) else gap_of(result, label, measure))[:3])
     return cell | cost_cells(result, method)
 
 
@@ -197,52 +207,11 @@ def tuning_cells(results: Sequence[Result], store: Store) -> Cells:
         for method in result.methods:
             for rate in method.search.rates:
                 if runs := store.tuned_by(part, method.label, rate, part.tuning_seeds):
-                    rounds, minus = mean_score([run.score for run in runs])
+                    diverged, minus = mean_score([run.score for run in runs])
+                    rounds = [float(part.horizon) if run.reached is None else run.reached for run in runs]
                     cell = {"part": part.name, "method": method.label, "rate": rate, "seeds": len(runs)}
-                    cell |= {"rounds": rounds, "mean_accuracy": -100 * minus}
-                    cell |= {"diverged": sum(run.diverged is not None for run in runs)}
-                    cells.append(cell | {"chosen": rate == method.search.best})
+                    cell |= {"mean_accuracy": -100 * minus, "rounds": float(np.mean(rounds))}
+                    cell |= {"never": sum(run.reached is None for run in runs)}
+                    cell |= {"diverged": round(diverged * len(runs)), "chosen": rate == method.search.best}
+                    cells.append(cell)
     return cells
-
-
-def rates_table(results: Sequence[Result]) -> str:
-    labels = list(dict.fromkeys(method.label for result in results for method in result.methods))
-    lines = [[name_of(label), *(_rate(result, label) for result in results)] for label in labels]
-    return markdown(["method", *(result.part.title for result in results)], lines)
-
-
-def _rate(result: Result, label: str) -> str:
-    found = next((method.search for method in result.methods if method.label == label), None)
-    if found is None:
-        return ""
-    if found.best is None or found.score is None:
-        return DASH
-    marks = ["edge"] if found.edge else []
-    marks += ["never"] if found.score.rounds == NEVER * result.part.rounds_tuning(label) else []
-    return f"{found.best:g}" + (f" ({', '.join(marks)})" if marks else "")
-
-
-def edge_text(results: Sequence[Result], store: Store) -> str:
-    """Chosen rates that are still at an edge of their grid, beside the best rate inside it, in tuning rounds."""
-    at_edge = [(result, method) for result in results for method in result.shown if method.search.edge]
-    if not at_edge:
-        return "No chosen rate is at an edge of its grid."
-    lines, better = [], 0
-    for result, method in at_edge:
-        rounds_of = {
-            rate: np.array([run.score.rounds for run in store.tuned_by(result.part, method.label, rate, seeds)])
-            for seeds in [result.part.tuning_seeds]
-            for rate in method.search.finalists
-        }
-        chosen = method.search.best or 0.0
-        inside = [rate for rate in rounds_of if rate not in (method.search.rates[0], method.search.rates[-1])]
-        cells = [f"{chosen:g}", f"{np.mean(rounds_of[chosen]):.1f}", DASH, DASH, DASH]
-        if inside:
-            best = min(inside, key=lambda rate: float(np.mean(rounds_of[rate])))
-            mean, low, high = analysis.mean_interval(rounds_of[chosen] - rounds_of[best])
-            better += high is not None and high < 0
-            cells[2:] = [f"{best:g}", f"{np.mean(rounds_of[best]):.1f}", f"{mean:+.1f}{ends(low, high, '.1f')}"]
-        lines.append([result.part.title, f"`{method.label}`", *cells])
-    heads = ["task", "method", "chosen", "rounds", "best inside", "rounds", "difference [95 %]"]
-    head = TEXTS["benchmark"]["edge"].format(better=better, number=len(at_edge))
-    return f"{head}\n\n{markdown(heads, lines)}"

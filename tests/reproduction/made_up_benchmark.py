@@ -14,7 +14,7 @@ TINY: dict[str, Any] = {
     "task": "digits",
     "clients": 6,
     "sample": 2,
-    "rounds": 4,
+    "horizon": 4,
     "local_epochs": 1,
     "threshold": 0.5,
     "tiers": {
@@ -25,9 +25,12 @@ TINY: dict[str, Any] = {
 }
 
 
+VIEW = {"core": ["full", "uniform", "pracdelta", "delta-centred"], "recommended": "delta-centred", "today": ["spread"]}
+
+
 def tiny(parts: dict[str, Any] | None = None, **changes: Any) -> Experiment:
     content = {"title": "Benchmark", "claim": "the target.", "kind": "benchmark", "settings": TINY | changes}
-    content |= {"parts": parts or {"digits": {"tier": "all", "title": "digits"}}, "view": {"core": list(MADE_UP)}}
+    content |= {"parts": parts or {"digits": {"tier": "all", "title": "digits"}}, "view": VIEW}
     return parse_experiment("benchmark", content)
 
 
@@ -89,5 +92,5 @@ def shown(folder: Path, experiment: Experiment) -> str:
 
 def made_up(**changes: Any) -> Experiment:
     tiers = {"all": {"methods": list(MADE_UP), "rates": [0.1, 0.2, 0.4], "extensions": 0}}
-    own: dict[str, Any] = {"rounds": 40, "seeds": 5, "tiers": tiers}
+    own: dict[str, Any] = {"horizon": 40, "seeds": 5, "tiers": tiers}
     return tiny(**(own | changes))
