@@ -399,7 +399,7 @@ def test_replies_in_a_table_are_screened_as_one_by_one() -> None:
     reports = Reports.make(11, responded=np.arange(11) != 10, **columns)
     cohort = Cohort(np.arange(11), np.ones(11, dtype=np.int64), np.ones(11))
     table, listed = (
-        screen_replies(cohort, updates, reports, 4, drift_d=np.ones(4, dtype=np.float32))
+        screen_replies(cohort, updates, reports, 4, drifts=np.ones(4, dtype=np.float32))
         for updates in (table_nd, list(table_nd))
     )
     assert [reply.client for reply in table.rejected] == [1, 2, 3, 4, 5, 6, 7, 8]

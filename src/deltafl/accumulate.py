@@ -39,7 +39,6 @@ from .estimators.variance import VarianceForm, effective_sample_size, estimate_v
 from .samplers.base import with_rows
 from .scale.rows import weighted_sum
 from .server.clipping import Clipping, KnownNorms, capped
-from .server.mime import drift
 from .server.screening import ScreenedReplies, Updates, screen_replies, squared_norms
 from .types import NO_REPLY, BoolArray, Cohort, FloatArray, IntArray, Params, RejectedReply, Replies, Reports, RoundInfo
 
@@ -275,8 +274,8 @@ class Accumulator:
             client = clients.client_n[~self._missing_n[place_k]][0]
             raise DeltaflError(f"client {client} has replied already; add each reply once")
         rows, refused = differences(self._control, self.state.control, clients.client_n, updates)
-        drift_d = drift(self.plan.mime, self.state.mime)
-        screened = screen_replies(clients, rows, reports, self._d, drift_d, self.plan.sampler)
+        drifts = self.plan.drifts(self.state, clients.client_n)
+        screened = screen_replies(clients, rows, reports, self._d, drifts, self.plan.sampler)
         self._missing_n[place_k] = False
         self._rejected |= {client: refused.get(client, reason) for client, reason in screened.rejected}
         for column, given in zip(self.reports[:6], screened.reports[:6], strict=True):

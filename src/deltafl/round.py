@@ -9,7 +9,7 @@ their replies count::
         updates, reports = host.train(state.params_d, cohort.client_n)      # local work, wherever it happens
         state, info = close_round(plan, state, cohort, updates, reports)    # the estimate, the step, what is learned
 
-``broadcast(plan, state)`` is all that clients are sent; without ``plan.mime`` it is ``state.params_d`` alone.
+``broadcast(plan, state)`` is what clients are sent: ``state.params_d``, and with ``mime`` or ``scaffold`` a drift.
 """
 
 import logging
@@ -35,6 +35,7 @@ from .server.mime import drift, init_mime, remember
 from .server.norm_guard import init_guard, shorten
 from .server.optimizers import FedExP, ServerOptimizer, Sgd
 from .server.privacy import DifferentialPrivacy, needs_single_updates
+from .server.scaffold import corrections
 from .server.screening import FLAT_UPDATE, Updates
 from .streams import stream
 from .types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Population, Replies, Reports, RoundInfo
@@ -58,6 +59,7 @@ class Plan:
         response_floor: Least response rate q assumed of a client, in (0, 1]: no reply counts more than 1 / floor times.
         mime: beta in [0, 1) of the momentum that the server sends to all clients, see ``mime.py``; 0 for none.
         memory: How an estimator that remembers one update a client keeps them, see ``scale/rows.py``.
+        scaffold: Whether local steps are corrected by the estimator's memory of one update a client (``scaffold.py``).
         norm_guard: No estimate is longer than so many times the median before it (``norm_guard.py``); **biased**.
         clip: ``"median"`` bounds what a client that lies can do to model and scores (``clipping.py``); **biased**.
         dp: ``DifferentialPrivacy``: clips updates and adds noise, for ``uniform@poisson`` alone; or None.
@@ -75,6 +77,7 @@ class Plan:
     clip: str | None = None
     dp: DifferentialPrivacy | None = None
     memory: RowFormat = field(default_factory=RowFormat)
+    scaffold: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.population, Population):
@@ -97,9 +100,13 @@ class Plan:
         if self.dp is not None:
             self.dp.check(self)
         remote = isinstance(self.rule.control, RemoteControl)
-        if isinstance(self.server_optimizer, FedExP) and (self.mime > 0 or self.dp is not None or remote):
+        drifts = self.mime > 0 or self.scaffold
+        if isinstance(self.server_optimizer, FedExP) and (drifts or self.dp is not None or remote):
             why = "the norm of every client's whole update"
-            raise DeltaflError(f"fedexp needs {why}; leave out mime, dp and '-remote', or choose 'sgd'")
+            raise DeltaflError(f"fedexp needs {why}; leave out mime, scaffold, dp and '-remote', or choose 'sgd'")
+        if self.scaffold and (self.mime > 0 or not self.rule.control.remembers):
+            why = "scaffold corrects local steps by the last update of each client"
+            raise DeltaflError(f"{why}; choose an estimator that keeps it, 'difference-own', and leave out mime")
         check_ranges(self, {"response_floor": "(0, 1]", "mime": "[0, 1)", "norm_guard": "(1, inf)"})
 
     @property
@@ -118,6 +125,15 @@ class Plan:
         floor = self.response_floor if self.dp is None else 1.0
         rate_k: FloatArray = np.maximum(floor, (responded_k + 1) / (selected_k + 1))
         return rate_k
+
+    def drifts(self, state: "RoundState", client_n: IntArray) -> Params | None:
+        """How far some clients are moved over their local steps beside their gradients; a ``Broadcast`` says how.
+
+        float32 (d,), beta S for all, with ``mime``; (n, d), c - c_i of each, with ``scaffold``; else None.
+        """
+        if self.scaffold:
+            return corrections(self.rule.control, state.control, client_n)
+        return drift(self.mime, state.mime)
 
     def collect_replies(self, state: "RoundState", selected: Cohort, which_n: Any = slice(None)) -> Replies:
         """What each reply counts if those clients of a cohort reply that an index, a mask or a slice names."""
@@ -196,9 +212,11 @@ class RoundState(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """What the server sends to every selected client: the global model, and the momentum's drift beta S (``mime.py``).
+    """What the server sends to every selected client: the global model, and a drift or None.
 
-    Each client adds drift_d / K_i in each of its K_i local steps, and takes (1 - beta) times its usual steps.
+    With ``mime`` the drift is beta S, the momentum's: each client adds drift_d / K_i in each of its K_i local steps,
+    and takes (1 - beta) times its usual steps. With ``scaffold`` it is c: each adds (drift_d - c_i) / K_i, with the row
+    drift_d - c_i of ``Plan.drifts``.
     """
 
     params_d: Params
@@ -242,8 +260,11 @@ def blank_state(plan: Plan, params_d: Params) -> RoundState:
 
 
 def broadcast(plan: Plan, state: RoundState) -> Broadcast:
-    """What the clients of this round are sent; with ``plan.mime`` = 0 that is ``state.params_d`` alone."""
-    return Broadcast(state.params_d, drift(plan.mime, state.mime))
+    """What the clients of this round are sent; without ``mime`` and ``scaffold`` that is ``state.params_d`` alone."""
+    nobody = np.zeros(0, dtype=np.int64)
+    if plan.scaffold:
+        return Broadcast(state.params_d, plan.rule.control.value(state.control, nobody).total_d.astype(np.float32))
+    return Broadcast(state.params_d, plan.drifts(state, nobody))
 
 
 def open_round(

@@ -113,12 +113,14 @@ def test_replies_that_come_one_by_one_give_the_same_step() -> None:
 
 
 def test_it_is_refused_where_the_server_does_not_see_whole_updates() -> None:
+    cure = "leave out mime, scaffold, dp and '-remote', or choose 'sgd'"
     for label, options in (
         ("uniform@@innovation-remote", {}),
         ("uniform", {"mime": 0.5}),
+        ("uniform@@difference-own", {"scaffold": True}),
         ("uniform@poisson", {"dp": DifferentialPrivacy(1, 1, 1e-5), "seed": secrets.randbits(63)}),
     ):
-        with pytest.raises(DeltaflError, match=re.escape("leave out mime, dp and '-remote', or choose 'sgd'")):
+        with pytest.raises(DeltaflError, match=re.escape(cure)):
             make_plan(label, SIZES, 2, server_optimizer=FedExP(), **options)
         make_plan(label, SIZES, 2, **options)
     plan = make_plan("uniform", SIZES, 2, server_optimizer=FedExP())

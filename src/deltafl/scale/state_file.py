@@ -176,6 +176,7 @@ def owner(plan: Plan) -> dict[str, str]:
         "seed": str(plan.seed),
         "mime": str(float(plan.mime)),
         "norm_guard": str(None if plan.norm_guard is None else float(plan.norm_guard)),
+        **({"scaffold": "True"} if plan.scaffold else {}),
         **({} if plan.clip is None else {"clip": plan.clip}),
         **({} if plan.dp is None else {"dp": repr(plan.dp)}),
         "memory": plan.memory.dtype,  # not its folder, which is no part of the state

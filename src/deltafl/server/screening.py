@@ -23,7 +23,7 @@ Updates = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
 class ScreenedReplies(NamedTuple):
     """The usable part of what came back."""
 
-    update_nd: Params  #: without the drift that all clients were sent; zero in rows without a usable reply
+    update_nd: Params  #: without the drift that clients were sent; zero in rows without a usable reply
     reports: Reports  #: with ``responded_n`` False for missing and rejected replies
     rejected: list[RejectedReply]
 
@@ -33,12 +33,13 @@ def screen_replies(
     updates: Updates,
     reports: Reports | None,
     num_params: int,
-    drift_d: Params | None = None,
+    drifts: Params | None = None,
     sampler: Sampler | None = None,
 ) -> ScreenedReplies:
-    """Check every reply, one a client of the cohort, for length, finiteness and range; then subtract the drift.
+    """Check every reply, one a client of the cohort, for length, finiteness and range; then subtract the drifts.
 
-    Replies without a loss are rejected if the sampler has ``needs_loss``. Wrong numbers of rows are the host's fault.
+    Drifts are (d,), the same for all, or (n, d). Replies without a loss are rejected if the sampler has ``needs_loss``.
+    Wrong numbers of rows are the host's fault.
     """
     n = len(cohort.client_n)
     reports = Reports.make(n) if reports is None else reports
@@ -59,8 +60,8 @@ def screen_replies(
         else:
             responded_n[i] = False
             rejected.append(RejectedReply(int(cohort.client_n[i]), fault))
-    if drift_d is not None:
-        update_nd[responded_n] -= drift_d
+    if drifts is not None:
+        update_nd[responded_n] -= drifts if drifts.ndim == 1 else drifts[responded_n]
     return ScreenedReplies(update_nd, _neutral(reports, responded_n), rejected)
 
 

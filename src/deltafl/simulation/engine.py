@@ -7,7 +7,7 @@ cohort, and after a resume. With ``engine = "batched"`` and on GPUs, last bits a
 import math
 from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -92,21 +92,27 @@ class Engine:
         return self._initial_d.copy()
 
     def train(
-        self, params_d: Params, round: int, client_n: IntArray, drift_d: Params | None = None, squares: bool = False
+        self, params_d: Params, round: int, client_n: IntArray, drifts: Params | None = None, squares: bool = False
     ) -> Training:
         """Train the given clients from the global model; round and client determine all randomness.
 
-        ``drift_d`` is sent beside the model, see ``round.Broadcast``; ``squares``: measure mean squared losses, too.
+        ``drifts`` is (d,), the same for all clients, or (n, d), see ``Plan.drifts``; ``squares``: measure mean squared
+        losses, too.
         """
         clients, cost_n = client_n.tolist(), self.costs(client_n)
         size = max(1, min(self._runner.group_size, -(-len(clients) // self._workers.width)))
         order = sorted(range(len(clients)), key=lambda place: -cost_n[place])  # similar costs are trained at once
         groups = [order[first : first + size] for first in range(0, len(order), size)]
+        method, sent = "train_with_squares" if squares else "train", Broadcast(params_d, drifts)
+        jobs: list[tuple[Any, ...]] = [(round, *(clients[place] for place in group)) for group in groups]
+        if drifts is not None and drifts.ndim == 2:
+            jobs = [(method, drifts[group], *job) for group, job in zip(groups, jobs, strict=True)]
+            method, sent = "train_corrected", Broadcast(params_d, None)
         trained: list[list[LocalResult]] = self._workers.map(
             self._runner,
-            "train_with_squares" if squares else "train",
-            Broadcast(params_d, drift_d),
-            [(round, *(clients[place] for place in group)) for group in groups],
+            method,
+            sent,
+            jobs,
             [sum(cost_n[place] for place in group) for group in groups],
         )
         results = [result for _, result in sorted(zip(chain(*groups), chain(*trained), strict=True), key=itemgetter(0))]

@@ -8,6 +8,7 @@ norm(ubar)^2 would keep few digits where updates are alike.
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,9 +47,12 @@ class SimulatedOracle:
         block: int = 32,
         folder: Path | None = None,
         squares: bool = False,
+        drifts: Callable[[IntArray], Params | None] | None = None,
     ) -> None:
+        """``drifts`` has what ``Plan.drifts`` has of some clients; what is sent beside the model if left out."""
         self.engine, self.population, self.round, self.sent = engine, population, round, sent
         self.traffic = Traffic(0, 0)
+        self.drifts = drifts or (lambda client_n: sent.drift_d)
         self._block, self._folder, self._squares = block, folder, squares
         self._table: Training | None = None
         self._reports = Reports.make(0)
@@ -58,7 +62,7 @@ class SimulatedOracle:
         """The screened reports of all m clients; each downloads the model and sends its statistics and its norm."""
         if self._table is not None:
             return self._reports
-        m, d, drift_d = self.population.num_clients, self.engine.num_params, self.sent.drift_d
+        m, d = self.population.num_clients, self.engine.num_params
         self._count(m, bytes_of_statistics(self._squares) + 8)
         in_ram = m * d * BYTES_PER_PARAMETER <= TABLE_BYTES
         update_md = np.empty((m, d), dtype=np.float32) if in_ram else mapped_table(m, d, self._folder)
@@ -70,7 +74,7 @@ class SimulatedOracle:
             update_md[client_k] = training.update_nd
             columns.append(training[1:])
             cohort = Cohort(client_k, np.ones(len(client_k), dtype=np.int64), np.ones(len(client_k)))
-            replies = screen_replies(cohort, training.update_nd, reports_of(training), d, drift_d)
+            replies = screen_replies(cohort, training.update_nd, reports_of(training), d, self.drifts(client_k))
             parts.append(measure(replies.update_nd, replies.reports))
             for i in np.flatnonzero(replies.reports.responded_n):
                 total_d += weight_m[client_k[i]] * replies.update_nd[i].astype(np.float64)
@@ -80,7 +84,8 @@ class SimulatedOracle:
         # The sum that np.average divides by.
         mean_d = total_d / weight_m[usable_m][:, None].sum(axis=0) if usable_m.any() else total_d
         for client in np.flatnonzero(usable_m):
-            update_d = update_md[client] if drift_d is None else update_md[client] - drift_d
+            drifts = self.drifts(np.array([client]))
+            update_d = update_md[client] if drifts is None else update_md[client] - drifts.reshape(d)
             self._reports.squared_deviation_n[client] = np.sum((update_d.astype(np.float64) - mean_d) ** 2)
         return self._reports
 
@@ -96,7 +101,7 @@ class SimulatedOracle:
         """The training of the selected clients; not repeated if ``reports`` has trained all."""
         if self._table is not None:
             return self._table.of(client_n)
-        return self.engine.train(self.sent.params_d, self.round, client_n, self.sent.drift_d, self._squares)
+        return self.engine.train(self.sent.params_d, self.round, client_n, self.drifts(client_n), self._squares)
 
     def _count(self, clients: int, bytes_up: int) -> None:
         down, up = self.traffic

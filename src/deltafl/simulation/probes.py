@@ -50,9 +50,10 @@ def probe_everyone(plan: Plan, state: RoundState, oracle: SimulatedOracle, lr: f
     reports = oracle.reports()
     if not reports.responded_n.all():
         return dict.fromkeys(EVERYONE, nan)
-    update_md = oracle.train(np.arange(plan.population.num_clients)).update_nd
-    if oracle.sent.drift_d is not None:
-        update_md = update_md - oracle.sent.drift_d
+    client_m = np.arange(plan.population.num_clients)
+    update_md, drifts = oracle.train(client_m).update_nd, oracle.drifts(client_m)
+    if drifts is not None:
+        update_md = update_md - drifts
     path_m = lr * reports.num_steps_n
     norm_m = np.sqrt(reports.squared_norm_n) / path_m
     zeta_m = np.sqrt(reports.squared_deviation_n) / path_m

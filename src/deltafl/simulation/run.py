@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from math import nan
 from pathlib import Path
 from typing import Any, cast
@@ -166,7 +167,8 @@ class _RoundPlayer:
         began, began_cpu = time.perf_counter(), time.process_time()
         sent, squares = broadcast(plan, opened), plan.sampler.uses_square_loss
         scratch = self.directory.path if group.is_first else None
-        oracle = SimulatedOracle(engine, plan.population, opened.round, sent, plan.n, scratch, squares=squares)
+        drifts = partial(plan.drifts, opened)
+        oracle = SimulatedOracle(engine, plan.population, opened.round, sent, plan.n, scratch, squares, drifts)
         cohort = open_round(plan, opened, oracle=oracle)
         if group.count > 1 and settings.probe_every is None and plan.rule.control.learns_from_sums:
             place_k = np.array(divided(engine.costs(cohort.client_n), group.count)[group.rank], dtype=np.int64)

@@ -106,16 +106,22 @@ class ClientRunner:
             if self._route.path == "batched":
                 return self._batched.train(jobs, sent.params_d, sent.drift_d, squares)
             results = []
-            for client, (rows, rng, noise, augment) in zip(clients, jobs, strict=True):
+            for i, (client, (rows, rng, noise, augment)) in enumerate(zip(clients, jobs, strict=True)):
+                drift_d = sent.drift_d if sent.drift_d is None or sent.drift_d.ndim == 1 else sent.drift_d[i]
                 x, y = self._examples(rows)
                 with seeded(stream(self._seed, "dropout", round, client), self._device):
-                    trained = self._trainer(x, y, sent.params_d, self._work, rng, noise, sent.drift_d, augment, squares)
+                    trained = self._trainer(x, y, sent.params_d, self._work, rng, noise, drift_d, augment, squares)
                 results.append(trained)
             return results
 
     def train_with_squares(self, sent: Broadcast, round: int, *clients: int) -> list[LocalResult]:
         """The same, with mean squared losses if the losses of single examples are known."""
         return self.train(sent, round, *clients, squares=self._knows_squares)
+
+    def train_corrected(self, sent: Broadcast, method: str, drift_nd: Params, *job: int) -> list[LocalResult]:
+        """One of the two, with a drift of its own for each client."""
+        results: list[LocalResult] = getattr(self, method)(sent._replace(drift_d=drift_nd), *job)
+        return results
 
     def _job(self, round: int, client: int) -> LocalJob:
         fixed = self._work.fixed_order
@@ -215,7 +221,7 @@ def seeded(rng: np.random.Generator, device: torch.device | None = None) -> Iter
             generator.set_state(state)
 
 
-Job = tuple[int, ...]
+Job = tuple[Any, ...]
 
 
 class Workers:

@@ -114,6 +114,7 @@ def plan_of(
         estimator=rule,
         seed=settings.seed,
         mime=settings.mime,
+        scaffold=settings.scaffold,
         norm_guard=settings.norm_guard,
         clip=settings.clip,
         memory=RowFormat(settings.memory_dtype, None if folder is None else str(folder)),

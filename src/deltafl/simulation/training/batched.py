@@ -111,13 +111,14 @@ class BatchedTrainer:
     def train(
         self, jobs: Sequence[LocalJob], params_d: Params, drift_d: Params | None = None, squares: bool = False
     ) -> list[LocalResult]:
-        """``serial.train_serial`` for each of at least one client."""
+        """``serial.train_serial`` for each of at least one client; ``drift_d`` is (d,) for all, or (n, d)."""
         schedule = schedule_of(jobs, self._work, self._width)
         rows_knb, weight_knb = schedule.rows_knb.to(self._device), schedule.weight_knb.to(self._device)
         state = _State(len(jobs), self._shapes, params_d, self._work, squares, self._device)
         drift_nd = None
         if drift_d is not None:
-            drift_nd = state.padded(torch.tensor(drift_d) / torch.from_numpy(schedule.steps_n)[:, None])
+            drift_nd = torch.tensor(drift_d if drift_d.ndim == 1 else drift_d[schedule.order])
+            drift_nd = state.padded(drift_nd / torch.from_numpy(schedule.steps_n)[:, None])
         noisy = any(job.noise is not None for job in jobs)
         active_k = np.searchsorted(-schedule.steps_n, -np.arange(len(rows_knb)))
         for step, active in enumerate(active_k.tolist()):
