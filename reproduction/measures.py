@@ -87,7 +87,8 @@ def rounds_to(threshold: float, metric: str, smoothed: bool = False) -> Measure:
         return None if at is None else float(run.round_r[at])
 
     goal = f"{100 * threshold:g} %" if metric == "accuracy" else f"loss {threshold:g}"
-    return Measure(f"rounds to {goal}", "ratio", False, value, unit="speed-up ", failed=f"never reached {goal}")
+    name = f"rounds to {goal}" + (" by mean of five" if smoothed else "")
+    return Measure(name, "ratio", False, value, unit="speed-up ", failed=f"never reached {goal}")
 
 
 def late_loss(log10: bool) -> Measure:

@@ -91,6 +91,8 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
     blocks += ["## Picture", f"![{experiment.title}]({shown.picture})"]
     if pairs := pairs_table(groups, shown.measures):
         blocks.append(folded("The paper's ordering, pair by pair", f"{pairs}\n\n{TEXTS['pages']['rule']}"))
+    if beside := pairs_table(groups, shown.beside or {}):
+        blocks.append(folded("The same by mean accuracy (area) and by the mean of five", beside))
     if others := others_table(groups, shown.measures):
         blocks.append(folded("Comparisons outside the paper's ordering", others))
     blocks += ["## What was run", _what_was_run(sweep, groups), *_smaller(sweep, groups), missing]

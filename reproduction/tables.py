@@ -11,7 +11,18 @@ from deltafl import analysis
 from deltafl.types import FloatArray
 
 from .groups import Group, Row
-from .measures import Measure, Statement, accuracy, best_within, centre, late_loss, late_probe, rounds_to, second_half
+from .measures import (
+    Measure,
+    Statement,
+    accuracy,
+    area,
+    best_within,
+    centre,
+    late_loss,
+    late_probe,
+    rounds_to,
+    second_half,
+)
 from .spec import TEXTS, Reported, View
 from .text import DASH, Cells, fixed, markdown, plus_minus, plus_minus_short, short
 from .verdict import Measures, between, ends, number_text
@@ -23,13 +34,17 @@ Looks = dict[str, analysis.Look]
 
 
 class Shown(NamedTuple):
-    """Tables with their headings, rows of ``table.csv``, the picture's file, measures by part, a verdict."""
+    """Tables with their headings, rows of ``table.csv``, the picture's file, a verdict; what it compares, by part.
+
+    ``beside`` has measures that decide nothing: those by which the benchmark judges.
+    """
 
     tables: list[tuple[str, str]]
     cells: Cells
     picture: str
     measures: Measures
     verdict: str | None = None
+    beside: Measures | None = None
 
 
 def _head(group: Group, row: Row) -> dict[str, Any]:
@@ -61,6 +76,14 @@ def measures_of(group: Group, view: View) -> list[Measure]:
     return [value]
 
 
+def beside_of(group: Group) -> list[Measure]:
+    """The measures of the benchmark: mean accuracy over all rounds, and rounds to the threshold by the mean of five."""
+    if group.metric != "accuracy":
+        return []
+    found = [area(min(run.horizon for run in group.runs))]
+    return found if group.threshold is None else [*found, rounds_to(group.threshold, group.metric, smoothed=True)]
+
+
 def show_table(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     """A table in the paper's form for each part, with the paper's numbers beside ours, and curves."""
     tables, cells, measures = [], Cells(), {}
@@ -71,7 +94,7 @@ def show_table(groups: Sequence[Group], view: View, folder: Path) -> Shown:
         tables.append((group.title, f"{_table_of(columns, own)}\n\n{_table_note(group, view)}"))
         cells += own
     _draw_curves(groups, (groups[0].metric,), 2 if len(groups) > 1 else 1, folder / "curves.png")
-    return Shown(tables, cells, "curves.png", measures)
+    return Shown(tables, cells, "curves.png", measures, beside={group.part: beside_of(group) for group in groups})
 
 
 def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str, Any]:
@@ -85,6 +108,10 @@ def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str,
     paper = group.reported.get(row.label, Reported())
     cell |= {"paper_accuracy": paper.accuracy, "paper_sd": paper.sd, "paper_rounds": paper.rounds}
     cell["paper_seconds"] = paper.seconds
+    for measure in beside_of(group)[:1]:
+        cell["area"], cell["area_sd"], _ = _over_seeds(measure, row.runs)
+        if row.label != group.baseline:
+            cell["area_above"] = number_text(_against(group, measure, row)).replace(measure.unit, "")
     if group.threshold is None:
         return cell
     for suffix, smoothed in (("", False), ("_smoothed", True)):
@@ -119,7 +146,9 @@ def _paper_columns(group: Group, cells: Cells, value: Measure) -> list[Column]:
         (by_client, "mean over clients, %", lambda c: fixed(c.get("client_accuracy"), 2)),
         (goal, rounds_to(group.threshold or 0, group.metric).name, lambda c: _rounds_text(c, "")),
         (goal and paper, "paper's rounds", lambda c: fixed(c["paper_rounds"], 0)),
-        (goal, "by 5-evaluation mean", lambda c: _rounds_text(c, "_smoothed")),
+        (goal, "rounds by mean of five", lambda c: _rounds_text(c, "_smoothed")),
+        (percent, "mean accuracy (area), %", lambda c: plus_minus(c["area"], c["area_sd"], 2)),
+        (percent, "area above baseline, points [95 %]", lambda c: c.get("area_above", "baseline")),
         (goal, "wall seconds", lambda c: _seconds_text(c["seconds"])),
         (goal, "CPU seconds", lambda c: _seconds_text(c["cpu_seconds"])),
         (goal and paper_seconds, "paper's seconds", lambda c: _seconds_text(c["paper_seconds"])),
@@ -168,7 +197,7 @@ def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     for group in groups:
         measures[group.part] = measures_of(group, view)
         others = [accuracy() if y == "accuracy" else late_loss(y == "log10-loss") for y in view.y[1:]]
-        every = [*measures[group.part], *others]
+        every = [*measures[group.part], *others, *beside_of(group)]
         heads, lines = ["method"], []
         for measure in every:
             unit = ", %" if measure.scale > 1 else ""

@@ -29,7 +29,7 @@ def ordered(groups: Sequence[Group], measures: Measures) -> list[Statement]:
         for group in groups
         for first, second in combinations(group.order, 2)
         if not any({first, second} <= set(rank) for rank in group.ranks)
-        for measure in measures[group.part]
+        for measure in measures.get(group.part, ())
     ]
 
 

@@ -39,11 +39,15 @@ def test_a_table_has_the_papers_form_and_its_numbers(tmp_path: Path) -> None:
     assert page == (tmp_path / "README.md").read_text(encoding="utf-8")
     fedavg, delta = rows_of(page, "FedAvg")[0], rows_of(page, "FedPracDELTA")[0]
     assert fedavg[1:6] == ["79.95 ± 0.07", "70.35 ± 0.51", "31.0", "426", "35.0"]
-    assert fedavg[6:] == ["279", "62", "1,795", "baseline", "baseline"]
+    assert fedavg[6:8] == ["37.98 ± 2.01", "baseline"]  # 0.1 for 29 and 31 of 50 rounds, then 0.8 and 0.799
+    assert fedavg[8:] == ["279", "62", "1,795", "baseline", "baseline"]
     assert delta[1:5] == ["83.95 ± 0.07", "72.10 ± 0.49", "15.5", "322"]
-    assert delta[6:9] == ["140", "31", "–"]
-    assert delta[9].startswith("2.00")
-    assert delta[10] == "1.32"
+    assert delta[7].startswith("+24.52")  # 63.28 and 61.73 against 39.40 and 36.56
+    assert delta[8:11] == ["140", "31", "–"]
+    assert delta[11].startswith("2.00")
+    assert delta[12] == "1.32"
+    assert "| First | FedPracDELTA before FedAvg | rounds to 70 % by mean of five | speed-up ×" in page
+    assert "| First | FedPracDELTA before FedAvg | mean accuracy | +24.52" in page
 
 
 def test_a_page_states_what_was_run(tmp_path: Path) -> None:
@@ -100,7 +104,7 @@ def test_runs_that_never_reach_the_threshold_are_counted(tmp_path: Path) -> None
     ]
     page = written(sweep_of(), tmp_path, runs)
     assert rows_of(page, "FedAvg")[0][2] == "32.0 (1 of 2 never)"
-    assert rows_of(page, "FedPracDELTA")[0][6].startswith("2.00\\*")
+    assert rows_of(page, "FedPracDELTA")[0][8].startswith("2.00\\*")
     assert "Of these, 2 leave out seeds with which one method failed" in page
     assert "no interval (1 seed left out)" in page
 
