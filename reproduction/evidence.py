@@ -19,7 +19,8 @@ def evidence_text() -> str:
     with (ROOT / "results" / "benchmark" / "table.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             gap = {name: row[f"gap_mean_accuracy{end}"] for name, end in _ENDS.items()}
-            if row["unbiased"] == "True" and all(gap.values()) and row["needs"] not in _IMPRACTICAL:
+            own = "+" in row["method"] or row["needs"] in _IMPRACTICAL  # else a label that a server can use as it is
+            if row["unbiased"] == "True" and all(gap.values()) and not own:
                 part = parts[row["part"]]
                 task = {name: part[key] for name, key in _TASK.items()}
                 method = {"unequal": "yes" if part["partition"] in _UNEQUAL else "no", "label": row["method"]}

@@ -12,14 +12,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from deltafl.analysis import Interval, Run, fieller, mean_interval
-from deltafl.samplers import SAMPLERS, parse_label
+from deltafl.samplers import SAMPLERS
 from deltafl.simulation import rounds_to_threshold
 from deltafl.types import FloatArray
 
 from ..measures import Measure, Statement, accuracy, area, compare
 from ..spec import View
 from ..verdict import ends
-from .parts import BASELINE, FULL, Part
+from .parts import BASELINE, FULL, Part, find_label
 from .runs import Method, Result
 
 GOAL, SURE = 0.85, 0.7  # what G has to be, and what its interval has to lie above
@@ -28,12 +28,12 @@ Status = Literal["reached", "missed", "open", "running", "no task"]
 
 
 def needs(label: str) -> str:
-    return SAMPLERS[parse_label(label).name].needs
+    return SAMPLERS[find_label(label).name].needs
 
 
 def _is_rival(label: str) -> bool:
     """Methods of others that a server can use, biased ones and those that are told labels included."""
-    return SAMPLERS[parse_label(label).name].source != "this project" and needs(label) not in ("oracle", "everyone")
+    return SAMPLERS[find_label(label).name].source != "this project" and needs(label) not in ("oracle", "everyone")
 
 
 def measures(part: Part) -> list[Measure]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from deltafl import Population, analysis, init_round
 from deltafl.estimators.control_variates import NoControlState
-from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
+from deltafl.samplers import SAMPLERS, is_unbiased
 from deltafl.simulation import RunSettings, mean_score, plan_of
 from deltafl.tasks import find_task
 from deltafl.types import FloatArray
@@ -18,7 +18,7 @@ from ..spec import View
 from ..text import DASH, Cells, fixed, folded, markdown, plus_minus
 from ..verdict import number_text
 from .judge import NO_GAP, against, cut_short, gap_of, measures, needs, no_task
-from .parts import BASELINE, FULL
+from .parts import BASELINE, FULL, find_label
 from .runs import Method, Result, Store
 
 MB = 1e6
@@ -34,7 +34,7 @@ def by_area(result: Result) -> list[Method]:
 
 
 def name_of(label: str) -> str:
-    marks = {"oracle": "‡", "known": "§"}.get(needs(label), "") + "†" * (not is_unbiased(label))
+    marks = {"oracle": "‡", "known": "§"}.get(needs(label), "") + "†" * (not is_unbiased(find_label(label)))
     return f"`{label}`" + (f" {marks}" if marks else "")
 
 
@@ -180,8 +180,9 @@ def table_cells(results: Sequence[Result]) -> Cells:
 
 def _method_cells(result: Result, method: Method) -> dict[str, Any]:
     label, part = method.label, result.part
-    cell: dict[str, Any] = {"part": part.name, "tier": part.tier, "method": label, "unbiased": is_unbiased(label)}
-    cell |= {"needs": needs(label), "source": SAMPLERS[parse_label(label).name].source}
+    cell: dict[str, Any] = {"part": part.name, "tier": part.tier, "method": label}
+    cell |= {"unbiased": is_unbiased(find_label(label)), "needs": needs(label)}
+    cell |= {"source": SAMPLERS[find_label(label).name].source}
     cell |= {"rate": method.search.best, "edge": method.search.edge, "seeds": len(method.runs)}
     _, smoothed, first, _ = measures(part)
     cell |= {"never_smoothed": cut_short(method, smoothed), "never": cut_short(method, first)}

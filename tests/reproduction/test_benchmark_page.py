@@ -9,9 +9,9 @@ import pytest
 from made_up_benchmark import MADE_UP, curve, made_up, part_of, record, shown, tiny, write_runs
 
 from deltafl.errors import DeltaflError
-from deltafl.samplers import SAMPLERS
+from deltafl.samplers import SAMPLERS, is_unbiased
 from deltafl.simulation import RunSettings, RunStore, make_settings, rounds_to_threshold, write_record
-from reproduction.benchmark.judge import closed, measures, rounds_at
+from reproduction.benchmark.judge import closed, measures, needs, rounds_at
 from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.tables import MOST_ROWS, num_params_of, server_memory
 from reproduction.spec import SCALES, load_experiment
@@ -35,11 +35,14 @@ def test_impossible_settings_are_refused(changes: dict[str, Any], sentence: str)
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_real_file(scale: str) -> None:
     experiment = load_experiment("benchmark")
+    assert is_unbiased(experiment.view.recommended or "")
+    assert needs(experiment.view.recommended or "") != "known"
     for part in parts_of(experiment, scale):
         assert {"full", "uniform", experiment.view.recommended} <= set(part.methods)
         assert part.tier == "core" or set(SAMPLERS) <= set(part.methods) or scale == "smoke"
         assert (part.common.clients or 0) / (part.common.sample or 1) <= 20
         assert part.threshold
+        assert all(part.test_job(label, 0.1, 0).settings.rounds == part.horizon for label in part.methods)
         assert scale == "smoke" or part.seeds >= (20 if part.common.task in ("digits", "mnist") else 10)
         assert scale != "smoke" or part.horizon <= 20
 

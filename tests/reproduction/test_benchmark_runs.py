@@ -1,5 +1,6 @@
 """The benchmark's runs: tuning results, finalists, what is played, skipped and checked."""
 
+import csv
 import gzip
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -111,6 +112,24 @@ def test_later_tuning_seeds_play_only_the_finalists(tmp_path: Path, monkeypatch:
     play(parts_of(experiment, "smoke"), Request("benchmark", "smoke", tmp_path), lambda _: None)
     assert {key for key in played if key[1] == 1000} == {(rate, 1000) for rate in at}
     assert {key for key in played if key[1] == 1001} == {(rate, 1001) for rate in (0.2, 0.4, 0.8)}
+
+
+def test_a_variant_is_a_label_with_settings_of_its_own(tmp_path: Path, ran: list[str]) -> None:
+    """Its records stand beside those of the label alone, and its row is another."""
+    small = {"methods": ["full", "uniform", "uniform+slow"], "rates": [0.1], "extensions": 0}
+    slow = {"server_lr": 0.01, "server_optimizer": "sgd"}
+    experiment = tiny(tiers={"all": small}, horizon=3, seeds=1, variants={"slow": slow})
+    page = reproduced(tmp_path, experiment)
+    assert "digits/uniform-seed0" in ran
+    assert "digits+slow/uniform-seed0" in ran
+    assert "digits-tuning-0.1+slow/uniform-seed1000" in ran
+    with (tmp_path / "table.csv").open(encoding="utf-8") as file:
+        area = {row["method"]: float(row["mean_accuracy"]) for row in csv.DictReader(file)}
+    assert area["uniform+slow"] < area["uniform"]
+    assert "| `uniform+slow` |" in page
+    assert page == reproduced(tmp_path, experiment, only_page=True)
+    with pytest.raises(DeltaflError, match="unknown variant 'slo'"):
+        reproduced(tmp_path, tiny(tiers={"all": small | {"methods": ["uniform+slo"]}}))
 
 
 def test_a_method_that_cannot_run_is_named_and_the_others_run(tmp_path: Path, ran: list[str]) -> None:
