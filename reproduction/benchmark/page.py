@@ -41,7 +41,9 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
     counts = sum(result.done for result in results), sum(len(part.methods) * part.seeds for part in parts)
     with store.runs.lock():
         _draw_gaps(results, experiment.view.core, folder / "gap.png")
-        _draw_curves(results, experiment.view.core, folder / "curves.png")
+        view = experiment.view
+        few = [label for label in view.core if label in {FULL, BASELINE, view.recommended, *view.today}]
+        _draw_curves(results, few, folder / "curves.png")
         write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
         blocks = _blocks(parts, judgements, reasons, counts, experiment.view)
         measured = " ".join(sentence(judgement) for judgement in judgements)

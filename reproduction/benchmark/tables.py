@@ -1,12 +1,13 @@
 """The benchmark's tables: Markdown for people, and everything as rows of CSV."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from deltafl import Population, analysis, init_round
+from deltafl import LearnedCoefficient, Population, Twin, analysis, init_round
 from deltafl.estimators.control_variates import NoControlState
 from deltafl.samplers import SAMPLERS, is_unbiased
 from deltafl.simulation import RunSettings, mean_score, plan_of
@@ -153,6 +154,9 @@ def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, 
     *_, last = find_task(settings.task).make_model().parameters()
     aux_mq = np.ones((num_clients, len(last)))  # one number for each class; their values do not matter
     plan = plan_of(settings, Population.from_sizes([1] * num_clients, aux=aux_mq))
+    if isinstance(getattr(plan.rule.control, "control", None), Twin):  # it is not simulated here, only kept
+        twin = Twin(lambda params_d, population, _: np.zeros((population.num_clients, len(params_d))))
+        plan = replace(plan, estimator=LearnedCoefficient(twin))
     few, more = (sum(_sizes(init_round(plan, np.zeros(num_params)))) for num_params in (5, 8))
     models = (more - few) // 3
     rest = few - 5 * models
