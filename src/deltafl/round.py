@@ -126,6 +126,12 @@ class Plan:
         rate_k: FloatArray = np.maximum(floor, (responded_k + 1) / (selected_k + 1))
         return rate_k
 
+    def model(self, state: "RoundState") -> Params:
+        """The model to use and to judge: ``state.params_d``; with ``FedExP`` the mean of the last two."""
+        if isinstance(self.server_optimizer, FedExP) and state.round > 0:
+            return np.asarray((state.params_d + state.optimizer.previous_d) / 2, dtype=np.float32)
+        return state.params_d
+
     def drifts(self, state: "RoundState", client_n: IntArray) -> Params | None:
         """How far some clients are moved over their local steps beside their gradients; a ``Broadcast`` says how.
 

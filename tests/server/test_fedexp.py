@@ -63,6 +63,18 @@ def test_two_updates_by_hand() -> None:
     np.testing.assert_array_equal(moved(plan, state, [None, None]), [0, 0])
 
 
+def test_the_model_to_judge_is_the_mean_of_the_last_two() -> None:
+    """From 1: D = 0.5 and eta = 6.5 / 1.5 lead to 3.1667; clients go on from there, and 2.0833 is judged."""
+    plan = make_plan("full", [1, 1], 2, server_optimizer=FedExP(epsilon=0.5))
+    state = init_round(plan, np.ones(1))
+    assert plan.model(state).tolist() == [1]
+    state, _ = close_round(plan, state, open_round(plan, state), np.array([[3.0], [-2.0]]))
+    np.testing.assert_allclose([state.params_d, plan.model(state)], [[3.1666667], [2.0833333]], rtol=1e-6)
+    plain = replace(plan, server_optimizer=Sgd())
+    after, _ = close_round(plain, init_round(plain, np.ones(1)), open_round(plain, state), np.array([[3.0], [-2.0]]))
+    assert plain.model(after) is after.params_d
+
+
 class Recording(FedExP):
     """Remembers N."""
 

@@ -58,11 +58,11 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: Pr
         group.from_first(lambda: stack.enter_context(locked(folder)))
         workers = stack.enter_context(Workers(settings.workers, group))
         engine = engine_of(settings, workers, kept_route(folder))
-        plan_of(settings, engine.task.population(settings.weights), engine.task)
+        plan = plan_of(settings, engine.task.population(settings.weights), engine.task)
         check_memory(settings, engine, folder, divided=group.count > 1)
         group.from_first(lambda: begin(directory, settings, engine.task))
         state = run_experiment(settings, engine, directory, guarded(on_round), group)
-        return engine.evaluate(state.params_d)
+        return engine.evaluate(plan.model(state))
 
 
 def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
@@ -119,7 +119,7 @@ def run_experiment(
     state = directory.load(init_round(plan, engine.initial_params()), group)
     watch, is_over = group.from_first(lambda: _watch_of(engine.task, directory.lines("rounds.jsonl")))
     if watch is None:
-        first = plain_json({"round": 0, "test": engine.evaluate(state.params_d)._asdict()})
+        first = plain_json({"round": 0, "test": engine.evaluate(plan.model(state))._asdict()})
         watch, _ = _watch_of(engine.task, [first])
         if group.is_first:
             directory.append(first, {"round": 0, "seconds": 0.0, "cpu_seconds": 0.0})
@@ -187,11 +187,11 @@ class _RoundPlayer:
 
         is_last = state.round == filled_in(settings.rounds)
         is_due = is_last or state.round % settings.evaluate_every == 0 or watch.suspects(info)
-        test = engine.evaluate(state.params_d) if is_due else None
+        test = engine.evaluate(plan.model(state)) if is_due else None
         loss, accuracy = (None, nan) if test is None else (test.loss, test.accuracy)
         symptom = watch.see(info, bool(np.isfinite(state.params_d).all()), loss, accuracy)
         if symptom is not None:
-            test = test or engine.evaluate(state.params_d)
+            test = test or engine.evaluate(plan.model(state))
 
         extra, reply = oracle.traffic, len(state.params_d) * BYTES_PER_PARAMETER + bytes_of_statistics(squares)
         line = {
