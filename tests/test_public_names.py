@@ -8,7 +8,7 @@ from pathlib import Path
 import deltafl
 
 PUBLIC = """
-DESIGNS ESTIMATORS SAMPLERS Accumulator Adaptive Broadcast Centred ClientMemory ClusterIS Cohort Comparison
+DESIGNS ESTIMATORS SAMPLERS Accumulator Adaptive Broadcast Census Centred ClientMemory ClusterIS Cohort Comparison
 ControlValue ControlVariate Delta DeltaflError Design DifferentialPrivacy Estimator FedExP FedIS FedPracIS Fixed Full
 KnownUpdates LearnedCoefficient MissingExtraError Momentum Oracle Plan Population PowerOfChoice PracDelta RejectedReply
 RemoteReply Replies Reports RoundInfo RoundState RunFacts Sampler ServerOptimizer Sgd Twin broadcast close_round
@@ -27,7 +27,7 @@ difference-own-damped innovation-damped regression-damped fedstale fedvarp
 """
 SAMPLERS = """
 full fedavg uniform md md-fixed fedis fedpracis delta pracdelta cluster-is cluster-is-oracle delta-centred spread
-innovation balanced ocs aocs clustered-sampling-1 clustered-sampling-2 osmd k-vib vrb fedvarp fedstale mifa
+innovation balanced census ocs aocs clustered-sampling-1 clustered-sampling-2 osmd k-vib vrb fedvarp fedstale mifa
 power-of-choice active-fl divfl oort hics-fl fed-cbs fedentopt fedlecc
 """
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         open_round,
     )
     from .samplers import SAMPLERS, RunFacts, Sampler, make_sampler
+    from .samplers.census import Census
     from .samplers.centred import Centred
     from .samplers.cluster import ClusterIS
     from .samplers.delta import Delta, FedIS, FedPracIS, PracDelta
@@ -47,15 +48,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["DESIGNS", "ESTIMATORS", "SAMPLERS", "Accumulator", "Adaptive", "Broadcast", "Centred", "ClientMemory"]
-__all__ += ["ClusterIS", "Cohort", "Comparison", "ControlValue", "ControlVariate", "Delta", "DeltaflError", "Design"]
-__all__ += ["DifferentialPrivacy", "Estimator", "FedExP", "FedIS", "FedPracIS", "Fixed", "Full", "KnownUpdates"]
-__all__ += ["LearnedCoefficient", "MissingExtraError", "Momentum", "Oracle", "Plan", "Population", "PowerOfChoice"]
-__all__ += ["PracDelta", "RejectedReply", "RemoteReply", "Replies", "Reports", "RoundInfo", "RoundState", "RunFacts"]
-__all__ += ["Sampler", "ServerOptimizer", "Sgd", "Twin", "broadcast", "close_round", "close_round_from_sum", "compare"]
-__all__ += ["draw_cohort", "flatten", "inclusion_probabilities", "init_round", "load", "load_state", "make_plan"]
-__all__ += ["make_sampler", "make_server_optimizer", "open_round", "recommend", "save_state", "stream", "tune"]
-__all__ += ["unflatten", "with_floor"]
+__all__ = ["DESIGNS", "ESTIMATORS", "SAMPLERS", "Accumulator", "Adaptive", "Broadcast", "Census", "Centred"]
+__all__ += ["ClientMemory", "ClusterIS", "Cohort", "Comparison", "ControlValue", "ControlVariate", "Delta"]
+__all__ += ["DeltaflError", "Design", "DifferentialPrivacy", "Estimator", "FedExP", "FedIS", "FedPracIS", "Fixed"]
+__all__ += ["Full", "KnownUpdates", "LearnedCoefficient", "MissingExtraError", "Momentum", "Oracle", "Plan"]
+__all__ += ["Population", "PowerOfChoice", "PracDelta", "RejectedReply", "RemoteReply", "Replies", "Reports"]
+__all__ += ["RoundInfo", "RoundState", "RunFacts", "Sampler", "ServerOptimizer", "Sgd", "Twin", "broadcast"]
+__all__ += ["close_round", "close_round_from_sum", "compare", "draw_cohort", "flatten", "inclusion_probabilities"]
+__all__ += ["init_round", "load", "load_state", "make_plan", "make_sampler", "make_server_optimizer", "open_round"]
+__all__ += ["recommend", "save_state", "stream", "tune", "unflatten", "with_floor"]
 
 #: Which module a name is loaded from.
 _MODULES = {
@@ -65,6 +66,7 @@ _MODULES = {
         "analysis.recommend": "recommend",
         "arrays": "flatten unflatten",
         "audit": "KnownUpdates",
+        "samplers.census": "Census",
         "designs.inclusion": "inclusion_probabilities with_floor",
         "designs.table": "DESIGNS Design draw_cohort",
         "errors": "DeltaflError MissingExtraError",

@@ -24,6 +24,7 @@ PURPOSES: dict[str, int] = {
     "sketch": 11,  # buckets and signs of the sketches of updates
     "validation": 12,  # which of a client's examples are held out
     "public": 13,  # which examples the server may use
+    "census": 14,  # noise of the answers to a census
 }
 
 

@@ -291,6 +291,8 @@ def ratios(label: str, draws: int = 2500) -> tuple[FloatArray, FloatArray, Float
     sizes = (10 * np.linspace(1, 6, 40) ** 1.3).astype(np.int64)
     problem = make_problem(sizes, d=5, seed=3)
     plan = Plan(problem.population, make_sampler(label), 8, server_optimizer=Recorder())
+    if (census := plan.sampler.census) is not None:
+        plan = plan.with_census([census.answer(update_d) for update_d in problem.update_md])
     state = play(plan, init_round(plan, np.zeros(5)), [make_problem(sizes, d=5, seed=s) for s in range(5)])
     ratio_tm = np.zeros((draws, 40))
     for t in range(draws):
@@ -316,7 +318,7 @@ MONTE_CARLO = [
     *("uniform", "uniform@simple-random", "uniform@pivotal", "uniform@poisson", "md", "md-fixed"),
     *("fedis", "fedis@multinomial", "fedis@pivotal", "fedpracis", "fedpracis@poisson", "delta", "delta@multinomial"),
     *("pracdelta", "pracdelta@pivotal", "cluster-is", "cluster-is-oracle", "full"),
-    *("delta-centred", "spread", "innovation", "balanced"),
+    *("delta-centred", "spread", "innovation", "balanced", "census"),
     *("ocs", "aocs", "clustered-sampling-1", "clustered-sampling-2", "osmd", "k-vib", "vrb"),
 ]
 

@@ -1,27 +1,29 @@
-"""Cohorts that are balanced on auxiliary variables of the clients, such as their shares of each label."""
+"""Cohorts that are balanced on auxiliary variables of the clients: known ones, or what a census answered."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import BoolArray, FloatArray, Oracle, Population
-from .base import Scored
+from ..errors import DeltaflError
+from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
+from .census import Census
+from .centred import Centred, CentredState
 
 #: An axis whose variance is less than this share of the mean square is one in which clients do not differ.
 _NO_SPREAD = 1e-9
 
 
 class BalancedState(NamedTuple):
-    """What the draws go by; it never changes."""
+    """What the draws go by."""
 
-    weight_m: FloatArray
+    visits: CentredState
     value_mq: FloatArray  # w_i x_i, x_i the centred auxiliary variables on the axes in which clients differ
 
 
 @dataclass(frozen=True)
-class Balanced(Scored):
-    """Draws by weight, such that the cohort's estimate of the totals of the auxiliary variables x_i is right.
+class Balanced(Centred):
+    """Draws such that the cohort's estimate of the totals of the auxiliary variables x_i is right.
 
     The cube design keeps ``sum_S (w_i / pi_i) x_i = sum_j w_j x_j`` up to the last q + 1 clients that it has to decide,
     so that the part of the updates that is linear in x is estimated without error (docs/theory.md, section 10). The
@@ -29,23 +31,70 @@ class Balanced(Scored):
     ``md-fixed@pivotal``.
 
     Source: this project. Balanced sampling: Deville and Tille 2004.
+
+    Attributes:
+        by_norm: Score w_i a_i, a_i the predicted norm of u_i - c_i, that is of what is not linear in x; False for w_i
+            alone. What follows is as in ``Centred``.
     """
 
     design: str = "cube"
+    by_norm: bool = False
+    floor: float = 0.0
+    sketch: int = 0
 
     uses_aux: ClassVar[bool] = True
 
-    def init(self, population: Population) -> BalancedState:
+    def init(self, population: Population) -> BalancedState:  # type: ignore[override]
         weight_m, aux_mq = population.weight_m, population.aux_mq
-        if aux_mq is None:
-            return BalancedState(weight_m, np.zeros((len(weight_m), 0)))
-        return BalancedState(weight_m, weight_m[:, None] * _varying(aux_mq, weight_m))
+        if self.census is not None and aux_mq is None:
+            raise DeltaflError(
+                "this sampler begins with a census: write answers = [plan.sampler.census.answer(u) ...] with the first "
+                "update u of every client, then plan = plan.with_census(answers)"
+            )
+        value_mq = np.zeros((len(weight_m), 0)) if aux_mq is None else weight_m[:, None] * _varying(aux_mq, weight_m)
+        return BalancedState(super().init(population), value_mq)
 
-    def scores(self, state: BalancedState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
-        return state.weight_m
+    def scores(  # type: ignore[override]
+        self, state: BalancedState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+    ) -> FloatArray:
+        if not self.by_norm:
+            return state.visits.weight_m
+        return super().scores(state.visits, available_m, n, oracle)
 
-    def values(self, state: BalancedState) -> FloatArray:
+    def values(self, state: BalancedState) -> FloatArray:  # type: ignore[override]
         return state.value_mq
+
+    def update(self, state: BalancedState, cohort: Cohort, reports: Reports) -> BalancedState:  # type: ignore[override]
+        if not self.by_norm:
+            return state
+        return state._replace(visits=super().update(state.visits, cohort, reports))
+
+
+@dataclass(frozen=True)
+class BalancedByCensus(Balanced):
+    """Balanced on what every client answered once, before the first round, and drawn by what balance leaves over.
+
+    The census (``census.py``) costs one round in which everybody works and nobody moves the model. It asks for no
+    labels, and there is no memory of updates: the model's regression on the x_i predicts clients never seen, too.
+
+    Attributes:
+        components: Auxiliary variables made of the answers.
+        size: Numbers of an answer.
+        noise: Standard deviation of the noise that a client adds to each of them.
+    """
+
+    by_norm: bool = True
+    floor: float = 0.2
+    shrink: float = 0.5
+    components: int = 10
+    size: int = 128
+    noise: float = 0.0
+
+    ranges: ClassVar = Centred.ranges | Census.ranges
+
+    @property
+    def census(self) -> Census:
+        return Census(self.components, self.size, self.noise)
 
 
 def _varying(aux_mq: FloatArray, weight_m: FloatArray) -> FloatArray:

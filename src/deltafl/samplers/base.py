@@ -13,6 +13,7 @@ from ..designs.table import draw_cohort, draw_from_tree, find_design
 from ..errors import DeltaflError, check_ranges
 from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from .census import Census
 
 #: A sampler's memory: a NamedTuple of arrays, so that it can be printed, compared and saved as it is.
 State = Any
@@ -92,6 +93,11 @@ class Sampler(ABC):
     def output_bias_size(self) -> int:
         """How many of the last entries of u_i ``reports.output_bias_nk`` holds: one a class; 0 for none."""
         return 0
+
+    @property
+    def census(self) -> Census | None:
+        """What every client is asked once, before the first round; None for nothing."""
+        return None
 
     def for_run(self, facts: RunFacts) -> Self:
         """This sampler with the options that are None ("from the run") filled in; options must fit the run."""

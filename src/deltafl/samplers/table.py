@@ -10,7 +10,7 @@ from ..estimators.calls import check_options
 from ..estimators.table import find_estimator
 from ..io import load_class
 from .active_fl import ActiveFL
-from .balanced import Balanced
+from .balanced import Balanced, BalancedByCensus
 from .base import Sampler
 from .centred import Centred
 from .cluster import ClusterIS, ClusterISOracle
@@ -35,6 +35,7 @@ NEEDS = {
     "cohort": "sizes, and what earlier cohorts have sent: updates, for active-fl and oort their losses",
     "known": "sizes, and auxiliary variables of every client before the first round, such as its shares of labels; for "
     "balanced also what earlier cohorts have sent",
+    "census": "sizes, an answer of every client before the first round, and what earlier cohorts have sent",
     "losses": "the losses of candidates on the current model, before the draw; for fedlecc also shares of labels",
     "oracle": "all clients' updates of this round, before the draw (ocs and aocs: their norms): everybody trains",
     "everyone": "nothing, for it selects everyone",
@@ -98,7 +99,10 @@ SAMPLERS: dict[str, SamplerEntry] = {
         SamplerEntry("delta-centred", Centred, _FIXED, "difference", "unequal", "cohort", _OURS, _COMMON),
         SamplerEntry("spread", Centred, "local-pivotal", "difference", "unequal", "cohort", _OURS, _SPREAD),
         SamplerEntry("innovation", Centred, _FIXED, "innovation-damped", "unequal", "cohort", _OURS, _OWN),
-        SamplerEntry("balanced", Balanced, "cube", "regression-damped", "unequal", "known", _OURS),
+        SamplerEntry("balanced", Balanced, "cube", "regression-damped", "unequal", "known", _OURS, {"sketch": 0}),
+        SamplerEntry(
+            "census", BalancedByCensus, "cube", "regression-damped", "unequal", "census", _OURS, {"sketch": 0}
+        ),
         SamplerEntry("ocs", FedIS, "poisson", _HT, "unequal", "oracle", _OCS),  # fedis@poisson, see ``ocs.py``
         SamplerEntry("aocs", ApproximateOCS, None, _HT, "unequal", "oracle", _OCS),
         SamplerEntry("clustered-sampling-1", ClusteredBySize, None, _HT, "unequal", "sizes", _FRABONI),

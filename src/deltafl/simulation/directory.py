@@ -10,6 +10,7 @@
     DIR/checkpoint.json      the last checkpoint: its tensors, the lengths of the two files above at that moment, the
                              settings, and checksums of all of them
     DIR/checkpoint-N.safetensors
+    DIR/census.safetensors   every client's answer, if the run began with a census
     DIR/doubtful-N.safetensors    the model of a run with a suspect end (server/watch.py); its last checkpoint is older
     DIR/memory.json          with ``memory_path``: the folder of this run's memory of one update a client
 
@@ -46,6 +47,7 @@ from ..io import (
     plain_json,
     private_folder,
     read_json,
+    read_tensors,
     read_toml,
     reading,
     write_atomically,
@@ -56,15 +58,16 @@ from ..round import RoundState
 from ..scale.rows import row_files
 from ..scale.state_file import flatten, note_round, noted, settled, unflatten
 from ..tasks.own import short_name
-from ..types import Params
-from .checkpoint import FILE, Checkpoint, measured, memory_folder, read_checkpoint, require_memory
+from ..types import FloatArray, Params
+from .checkpoint import CURE, FILE, Checkpoint, measured, memory_folder, read_checkpoint, require_memory
 from .distributed import ALONE, ProcessGroup
 from .divergence import DivergedError
 from .settings import RunSettings, Settings, differing
 
 LINE_FILES = ("rounds.jsonl", "timings.jsonl")
 #: Files that stay as they are when the run has begun.
-_FIXED = ("environment.json", "engine.json")
+CENSUS = "census.safetensors"
+_FIXED = ("environment.json", "engine.json", CENSUS)
 #: Checkpoints and models that looked wrong.
 _TENSORS = re.compile(r"(checkpoint|doubtful)-\d+\.safetensors")
 
@@ -315,6 +318,19 @@ class RunDirectory:
         if group.is_first:
             self._cut_off()
         return state
+
+    def save_census(self, answer_mk: FloatArray) -> None:
+        """Keep every client's answer, for a resume; it counts from the first checkpoint on."""
+        write_tensors(self.path / CENSUS, {"answer_mk": answer_mk}, private=True)
+
+    def census(self) -> FloatArray | None:
+        """Every client's answer; None if there is no checkpoint, so that the census is taken again."""
+        mark = read_checkpoint(self.path)
+        if mark is None:
+            return None
+        mark.require(self.path / CENSUS)
+        answer_mk: FloatArray = read_tensors(self.path / CENSUS, CURE)[0]["answer_mk"]
+        return answer_mk
 
     def _read_all(self) -> dict[str, Any] | None:
         """The arrays of the checkpoint, if everything beside it belongs to it."""

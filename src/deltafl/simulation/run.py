@@ -25,6 +25,7 @@ from ..server.watch import Watch
 from ..tasks.base import Task
 from ..types import RoundInfo
 from .callback import OnRound, RoundDone, guarded
+from .census import with_census
 from .directory import RunDirectory, locked, recorded_settings
 from .distributed import ALONE, ProcessGroup, divided
 from .divergence import DivergedError, likely_cause
@@ -116,13 +117,15 @@ def run_experiment(
         keep_route(engine.route, directory.path)
     population = engine.task.population(settings.weights)
     plan = plan_of(settings, population, engine.task, memory)
+    plan, census = with_census(plan, engine, engine.initial_params(), directory, group)
     state = directory.load(init_round(plan, engine.initial_params()), group)
     watch, is_over = group.from_first(lambda: _watch_of(engine.task, directory.lines("rounds.jsonl")))
     if watch is None:
-        first = plain_json({"round": 0, "test": engine.evaluate(plan.model(state))._asdict()})
+        line, timing = census or ({}, {"seconds": 0.0, "cpu_seconds": 0.0})
+        first = plain_json({"round": 0, "test": engine.evaluate(plan.model(state))._asdict(), **line})
         watch, _ = _watch_of(engine.task, [first])
         if group.is_first:
-            directory.append(first, {"round": 0, "seconds": 0.0, "cpu_seconds": 0.0})
+            directory.append(first, {"round": 0, **timing})
             state = directory.save(state)
     player = _RoundPlayer(settings, engine, directory, group, plan, cast(Watch, watch), state.round)
     total = filled_in(settings.rounds)

@@ -1,0 +1,158 @@
+"""Census: a few numbers of every client, asked for once, before the first round.
+
+Two-phase sampling (Neyman 1938): phase one asks everyone for something cheap, phase two samples with it. Every client
+does its usual local work on the initial model and answers with a sketch of the *direction* of its update. The principal
+components of the answers become auxiliary variables, so that cohorts can be balanced on what the clients' data are like
+without asking for labels. Whatever a client answers, estimates stay unbiased: an answer moves cohorts, no weight.
+docs/theory.md, section 11, has the argument.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import erf, exp, prod, sqrt
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DeltaflError, check_ranges
+from ..estimators.sketch import count_sketch
+from ..types import FloatArray
+
+
+@dataclass(frozen=True)
+class Census:
+    """What clients are asked, and what the server makes of their answers.
+
+    Attributes:
+        components: q >= 1, auxiliary variables that are made of the answers.
+        size: k, numbers of an answer, 1 to 128.
+        noise: sigma >= 0, standard deviation of the normal noise that a client adds to each number of its answer, which
+            has length 1 without it. ``epsilon`` says what that hides.
+    """
+
+    components: int = 10
+    size: int = 128
+    noise: float = 0.0
+    ranges: ClassVar = {"components": "[1, 128]", "size": "[1, 128]", "noise": "[0, inf)"}
+
+    def __post_init__(self) -> None:
+        check_ranges(self, self.ranges)
+
+    def answer(
+        self,
+        update: npt.ArrayLike,
+        tensors: Sequence[int] = (),
+        seed: int = 0,
+        rng: np.random.Generator | None = None,
+    ) -> FloatArray:
+        """A client's answer, float64 (size,): the sketch of v / norm(v), with noise if there is any.
+
+        v is made of the last ``tensors`` of the update u, each divided by its own norm. That way an output layer's bias
+        says as much as its weights, and no layer drowns the others.
+
+        Args:
+            update: u = x_K - x_0, (d,), the client's usual local work on the initial model.
+            tensors: How many numbers each of the last tensors of the model has, such as (5120, 10) for weights and
+                bias of an output layer; the whole update as one tensor if left out.
+            seed: Fixes the projection; the same for all clients.
+            rng: Where the noise comes from; needed if there is any.
+        """
+        update_d = np.asarray(update, dtype=np.float64).ravel()
+        ends = np.cumsum(tensors or (len(update_d),))
+        if ends[-1] > len(update_d):
+            raise DeltaflError(f"the census looks at the last {ends[-1]} parameters of an update of {len(update_d)}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            parts = np.split(update_d[len(update_d) - ends[-1] :], ends[:-1])
+            direction_d = np.concatenate([_unit(part) for part in parts])
+            answer_k = _unit(count_sketch(direction_d[None], self.size, seed)[0])
+        if self.noise == 0:
+            return answer_k
+        if rng is None:
+            raise DeltaflError("an answer with noise needs a generator: write rng=np.random.default_rng()")
+        return answer_k + rng.normal(scale=self.noise, size=self.size)
+
+    def auxiliary(self, answers: Sequence[npt.ArrayLike | None] | FloatArray, weight_m: FloatArray) -> FloatArray:
+        """The auxiliary variables, float64 (m, components), of mean 0 and mean squared norm 1, w_i the weights.
+
+        Every answer counts with length 1, whatever was sent, and as the weighted mean of all where there is none: None,
+        numbers that are not finite, or a list of another length. They are the first principal components, in order of
+        their variance, then zeros.
+        """
+        answer_mk = np.full((len(weight_m), self.size), np.nan)
+        if len(answers) != len(weight_m):
+            raise DeltaflError(f"the census has {len(answers)} answers, not one for each of {len(weight_m)} clients")
+        for answer_k, answer in zip(answer_mk, answers, strict=True):
+            answer_k[:] = _read(answer, self.size)
+        here_m = np.isfinite(answer_mk).all(axis=1) & (weight_m > 0)
+        aux_mq = np.zeros((len(weight_m), self.components))
+        if not here_m.any():
+            return aux_mq
+        share_k = weight_m[here_m] / weight_m[here_m].sum()
+        centred_kk = answer_mk[here_m] - share_k @ answer_mk[here_m]
+        _, axes = np.linalg.eigh((share_k[:, None] * centred_kk).T @ centred_kk)
+        axes = axes[:, ::-1][:, : self.components]
+        axes *= np.sign(axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])])  # a newcomer turns no axis round
+        aux_mq[here_m, : axes.shape[1]] = centred_kk @ axes
+        return aux_mq / max(sqrt(float(weight_m @ (aux_mq**2).sum(axis=1))), np.finfo(np.float64).tiny)
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon of one answer: local differential privacy of the update, and so of all of the client's data.
+
+        Answers without noise have length 1, so that no two are further apart than 2: the Gaussian mechanism with that
+        sensitivity, exactly (Balle and Wang 2018, theorem 8). Infinite without noise.
+
+        Args:
+            delta: In (0, 1).
+
+        Example:
+            >>> round(Census(noise=2.0).epsilon(1e-5), 2)
+            4.38
+        """
+        if not 0 < delta < 1:
+            raise DeltaflError(f"delta is {delta}; write a number between 0 and 1, such as 1e-5")
+        if self.noise == 0:
+            return float("inf")
+        ratio = 2 / self.noise
+
+        def excess(epsilon: float) -> float:
+            return _normal(ratio / 2 - epsilon / ratio) - exp(epsilon) * _normal(-ratio / 2 - epsilon / ratio) - delta
+
+        low, high = 0.0, 1.0
+        while excess(high) > 0 and high < 500:
+            low, high = high, 2 * high
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+        return high
+
+
+def _unit(part: FloatArray) -> FloatArray:
+    """A vector of length 1 in the same direction; 0 stays 0."""
+    largest = float(np.abs(part).max(initial=0.0))
+    if largest == 0:
+        return part
+    part = part / largest
+    return np.asarray(part / np.linalg.norm(part))
+
+
+def _read(answer: npt.ArrayLike | None, size: int) -> FloatArray:
+    """An answer of length 1; NaN if it is none."""
+    try:
+        answer_k = np.asarray(np.nan if answer is None else answer, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        answer_k = np.zeros(())
+    if answer_k.shape != (size,) or not np.isfinite(answer_k).all():
+        return np.full(size, np.nan)
+    return _unit(answer_k)
+
+
+def _normal(x: float) -> float:
+    """The standard normal distribution function."""
+    return (1 + erf(x / sqrt(2))) / 2
+
+
+def output_layer(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """How many numbers each tensor of a model's output layer has: the last one, and weights that fit it if a bias."""
+    with_bias = len(shapes) > 1 and len(shapes[-1]) == 1 and tuple(shapes[-2][:1]) == tuple(shapes[-1])
+    return tuple(prod(shape) for shape in shapes[-2 if with_bias else -1 :])

@@ -1,0 +1,202 @@
+"""The census: answers, auxiliary variables, privacy, and estimates that stay unbiased whatever is answered."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import all_cohorts, make_problem, play
+from deltafl import Census, DeltaflError, Plan, close_round, init_round, make_plan, make_sampler
+from deltafl.estimators.sketch import count_sketch
+from deltafl.io import read_json
+from deltafl.samplers.census import output_layer
+from deltafl.simulation import make_settings, run_single
+from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.settings import RunSettings
+from deltafl.types import FloatArray, Params
+
+SMALL = "census(components=2,size=8)"
+
+
+def answers_of(plan: Plan, update_md: Params) -> list[FloatArray]:
+    assert plan.sampler.census is not None
+    return [plan.sampler.census.answer(update_d) for update_d in update_md]
+
+
+# An answer
+
+
+def test_an_answer_is_the_sketch_of_each_tensors_direction() -> None:
+    update_d = np.array([9.0, 9.0, 3.0, 4.0, -0.5])
+    expected_k = count_sketch(np.array([[0.6, 0.8, -1.0]]), 16, seed=4)[0]
+    answer_k = Census(size=16).answer(update_d, tensors=(2, 1), seed=4)
+    np.testing.assert_allclose(answer_k, expected_k / np.linalg.norm(expected_k), rtol=1e-12)
+    louder = update_d * [1, 1, 1e200, 1e200, 1e-200]  # only directions count, and nothing overflows
+    np.testing.assert_allclose(Census(size=16).answer(louder, tensors=(2, 1), seed=4), answer_k, rtol=1e-12)
+
+
+def test_an_update_without_direction_or_number() -> None:
+    assert Census(size=3).answer(np.zeros(5)).tolist() == [0, 0, 0]
+    assert np.isnan(Census(size=3).answer([1.0, np.inf])).all()
+    with pytest.raises(DeltaflError, match="last 9 parameters of an update of 5"):
+        Census().answer(np.ones(5), tensors=(8, 1))
+    with pytest.raises(DeltaflError, match="generator"):
+        Census(noise=1.0).answer(np.ones(5))
+
+
+def test_the_output_layer_has_weights_and_a_bias_that_fits() -> None:
+    assert output_layer([(3, 2), (3,), (10, 5), (10,)]) == (50, 10)
+    assert output_layer([(7,), (10, 5)]) == (50,)
+    assert output_layer([(4, 5), (10,)]) == (10,)
+
+
+# Auxiliary variables
+
+
+def test_auxiliary_variables_are_principal_components() -> None:
+    rng = np.random.default_rng(0)
+    update_md, weight_m = rng.normal(size=(30, 40)), rng.dirichlet(np.ones(30))
+    census = Census(components=4, size=64)
+    answer_mk = np.array([census.answer(update_d) for update_d in update_md])
+    aux_mq = census.auxiliary(answer_mk, weight_m)
+    np.testing.assert_allclose(weight_m @ aux_mq, 0, atol=1e-12)
+    assert weight_m @ (aux_mq**2).sum(axis=1) == pytest.approx(1)
+    # A slow twin: singular vectors of sqrt(w) (a - mean).
+    centred_mk = answer_mk - weight_m @ answer_mk
+    left, size, _ = np.linalg.svd(np.sqrt(weight_m)[:, None] * centred_mk, full_matrices=False)
+    twin_mq = (left * size)[:, :4] / np.sqrt(weight_m)[:, None] / np.sqrt((size[:4] ** 2).sum())
+    np.testing.assert_allclose(np.abs(aux_mq), np.abs(twin_mq), rtol=1e-8)
+
+
+def test_no_answer_counts_as_the_mean_and_a_long_one_as_any_other() -> None:
+    census, rng, weight_m = Census(components=3, size=5), np.random.default_rng(1), np.full(8, 1 / 8)
+    answer_mk = rng.normal(size=(8, 5))
+    answer_mk /= np.linalg.norm(answer_mk, axis=1, keepdims=True)
+    honest_mq = census.auxiliary(answer_mk, weight_m)
+    longer = [answer_k * 10.0**i for i, answer_k in enumerate(answer_mk)]
+    np.testing.assert_allclose(census.auxiliary(longer, weight_m), honest_mq, atol=1e-12)
+    bad: list[object] = [*answer_mk[:4], None, [1.0] * 6, [np.nan] * 5, "text"]
+    aux_mq = census.auxiliary(bad, weight_m)  # type: ignore[arg-type]
+    assert not aux_mq[4:].any()
+    assert aux_mq[:4].any()
+    np.testing.assert_allclose(weight_m @ aux_mq, 0, atol=1e-12)
+    assert not census.auxiliary([None] * 8, weight_m).any()
+    with pytest.raises(DeltaflError, match="7 answers, not one for each of 8"):
+        census.auxiliary(answer_mk[:7], weight_m)
+
+
+def test_signs_of_components_do_not_hang_on_the_machine() -> None:
+    """With the axes pointing to their largest entry, a newcomer does not turn what the regression has learnt."""
+    census, rng = Census(components=2, size=6), np.random.default_rng(2)
+    answer_mk = rng.normal(size=(40, 6)) * [9, 4, 1, 1, 1, 1]
+    before_mq = census.auxiliary(answer_mk[:39], np.full(39, 1 / 39))
+    after_mq = census.auxiliary(answer_mk, np.full(40, 1 / 40))
+    np.testing.assert_allclose(after_mq[:39], before_mq, atol=0.3)
+
+
+# Privacy
+
+
+@pytest.mark.parametrize(("noise", "delta"), [(0.7, 1e-5), (2.0, 1e-5), (6.0, 1e-3)])
+def test_epsilon_is_that_of_the_gaussian_mechanism(noise: float, delta: float) -> None:
+    accounting = pytest.importorskip("dp_accounting")
+    known = accounting.get_epsilon_gaussian(noise / 2, delta)
+    assert Census(noise=noise).epsilon(delta) == pytest.approx(known, rel=1e-6)
+    assert Census().epsilon(delta) == np.inf
+
+
+# Estimates
+
+
+@pytest.mark.parametrize("liar", [None, 1e30, np.nan])
+@pytest.mark.parametrize("label", [SMALL, "census(components=2,size=8,by_norm=False)@local-pivotal"])
+def test_estimates_are_unbiased_whatever_is_answered(label: str, liar: float | None) -> None:
+    """By enumeration of all cohorts, in the first round and after some; a liar's answer moves no weight."""
+    problems = [make_problem([3, 1, 2, 5, 2, 4], d=3, seed=seed) for seed in range(4)]
+    plan = make_plan(label, problems[0].population, 3)
+    answers = answers_of(plan, problems[0].update_md)
+    if liar is not None:
+        answers[3] = np.full(8, liar)
+    plan = plan.with_census(answers)
+    assert plan.sampler.unbiased
+    first = init_round(plan, np.zeros(3))
+    for state in (first, play(plan, first, problems[1:])):
+        total = np.zeros(3)
+        for chance, cohort in all_cohorts(plan, state, None):
+            following, _ = close_round(plan, state, cohort, problems[0].update_md[cohort.client_n])
+            total += chance * (following.params_d.astype(np.float64) - state.params_d)
+        np.testing.assert_allclose(total, problems[0].ubar_d, atol=2e-6)
+
+
+def test_a_liar_is_selected_as_often_as_it_would_be_without_scores() -> None:
+    problem = make_problem([3, 1, 2, 5, 2, 4], d=3)
+    plan = make_plan("census(size=8,by_norm=False)", problem.population, 3)
+    answers = answers_of(plan, problem.update_md)
+    for lie in (answers[3], -answers[3], np.full(8, 1e9)):
+        plan = plan.with_census([*answers[:3], lie, *answers[4:]])
+        share_m = np.zeros(6)
+        for chance, cohort in all_cohorts(plan, init_round(plan, np.zeros(3)), None):
+            share_m[cohort.client_n] += chance
+        np.testing.assert_allclose(share_m, 3 * problem.population.weight_m, rtol=1e-9)
+
+
+def test_a_plan_says_what_is_missing() -> None:
+    with pytest.raises(DeltaflError, match=r"plan = plan\.with_census"):
+        init_round(make_plan("census", [1, 2, 3], 2), np.zeros(2))
+    with pytest.raises(DeltaflError, match="asks for no census"):
+        make_plan("uniform", [1, 2, 3], 2).with_census([None] * 3)
+    assert make_sampler("census(components=3)").census == Census(components=3)
+
+
+# The simulator
+
+
+def run(folder: Path, **changes: object) -> RunDirectory:
+    given = {"task": "digits", "clients": 20, "sample": 4, "rounds": 4, "checkpoint_every": 1, "sampler": "census"}
+    run_single(make_settings(RunSettings, given | changes), folder, lambda done: None)
+    return RunDirectory(folder)
+
+
+def test_a_run_begins_with_a_census_that_is_paid_for(tmp_path: Path) -> None:
+    lines = list(run(tmp_path / "a").lines("rounds.jsonl"))
+    assert lines[0]["answers"] == 20
+    assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (20 * 650 * 4, 20 * 128 * 8)
+    timings = list(RunDirectory(tmp_path / "a").lines("timings.jsonl"))
+    assert timings[0]["cpu_seconds"] > 0
+    # Nobody's share of labels is looked at: without any the rounds are the same.
+    other = run(tmp_path / "b", workers=2)
+    assert list(other.lines("rounds.jsonl")) == lines
+
+
+def test_an_interrupted_run_keeps_its_answers(tmp_path: Path) -> None:
+    whole = list(run(tmp_path / "whole", sampler="census(noise=0.5)").lines("rounds.jsonl"))
+
+    class StopError(BaseException):
+        pass
+
+    def stop(done: object) -> None:
+        raise StopError
+
+    settings = make_settings(RunSettings, {**read_config(tmp_path / "whole")})
+    with pytest.raises(StopError):
+        run_single(settings, tmp_path / "part", stop)
+    answers = RunDirectory(tmp_path / "part").census()
+    assert answers is not None
+    assert answers.shape == (20, 128)
+    run_single(settings, tmp_path / "part", lambda done: None)
+    assert list(RunDirectory(tmp_path / "part").lines("rounds.jsonl")) == whole
+
+
+def read_config(folder: Path) -> dict[str, object]:
+    settings: dict[str, object] = read_json(folder / "checkpoint.json")["settings"]
+    return settings
+
+
+def test_damaged_answers_are_refused(tmp_path: Path) -> None:
+    run(tmp_path / "a", rounds=2)
+    file = tmp_path / "a" / "census.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DeltaflError, match=r"census\.safetensors is not as it was written"):
+        run(tmp_path / "a", rounds=3)
