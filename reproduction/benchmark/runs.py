@@ -200,8 +200,8 @@ def play(parts: Sequence[Part], request: Request, on_progress: OnProgress) -> Re
         methods = _runnable(part, store, reasons)
         while jobs := [job for job in tuning_jobs(part, methods, store) if store.tuned(part, job) is None]:
             run_jobs(jobs, request.out, request.processes, on_progress)
-            store.keep(part, jobs)
         if methods:
+            store.keep(part, tuning_jobs(part, methods, store))  # those of an interrupted command included
             jobs = reported_jobs(part, methods, store)
             run_jobs(jobs, request.out, request.processes, on_progress)
             for place in {job.part for job in jobs}:
@@ -224,7 +224,8 @@ def _runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
     population, kept = task.population(part.common.weights), list[str]()
     for label in part.methods:
         try:
-            plan_of(part.tuning_job(label, part.rates[0], part.tuning_seeds[0]).settings, population, task)
+            settings = part.tuning_job(label, part.rates[0], part.tuning_seeds[0]).settings
+            plan_of(settings, population, task_of(settings) if "+" in label else task)
         except DeltaflError as error:
             reasons[part.name, label] = str(error)
         else:

@@ -34,7 +34,7 @@ def test_what_is_recommended_is_possible_and_the_best(
 
 def test_the_known_answers() -> None:
     assert recommend(labels=True).label == "balanced"
-    assert recommend().label == "innovation"
+    assert recommend().label == "innovation@local-pivotal"
     assert "4 GB" in recommend(clients=1000, parameters=10**6).cost
     assert any("available" in sentence for sentence in recommend(reachable=False).caveats)
     with pytest.raises(DeltaflError, match="clients is 0; write a whole number >= 1"):
