@@ -75,6 +75,16 @@ def test_twins_that_are_right_leave_no_error_and_half_of_them_a_quarter() -> Non
         assert error == pytest.approx(share * plain, abs=1e-12)
 
 
+def test_a_twin_much_longer_than_the_others_is_shortened() -> None:
+    """Norms 5, 1, 2, 3, 100: the median is 3, so that none is longer than 6; the simulation's own array stays."""
+    given_md = np.array([[3.0, 4, 0], [1, 0, 0], [0, 2, 0], [0, 0, 3], [0, 60, 80]], dtype=np.float32)
+    kept_md = given_md.copy()
+    plan = Plan(make_problem(SIZES).population, make_sampler("uniform"), 3, Twin(lambda *_: given_md))
+    value = plan.rule.control.value(init_round(plan, np.zeros(3)).control, np.arange(5))
+    np.testing.assert_allclose(value.control_nd, [*given_md[:4], [0, 3.6, 4.8]], rtol=1e-6)
+    np.testing.assert_array_equal(given_md, kept_md)
+
+
 def test_by_hand_and_one_simulation_a_round_of_the_new_model() -> None:
     """Sizes 1 and 3: sum w_j g_j = (1/4) 2 + (3/4) 4 = 3.5, and the memory holds what the twin left, 5 - 4."""
     calls = []

@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deltafl import ESTIMATORS, SAMPLERS, DeltaflError, init_round
+from deltafl import ESTIMATORS, SAMPLERS, DeltaflError, LearnedCoefficient, Population, Twin, init_round
+from deltafl.estimators.control_variates import OwnControl
 from deltafl.estimators.table import find_estimator
 from deltafl.flower.federation import Federation
 from deltafl.flower.saved import load, save
 from deltafl.scale.state_file import flatten
+from deltafl.types import FloatArray, Params
 
 from .hosts import admit, federation, play, sizes_of
 
@@ -71,6 +73,23 @@ def test_control_variates_are_summed_with_the_new_weights(estimator: str) -> Non
     control_md = np.broadcast_to(guess.control_nd, (7, 3))
     assert np.allclose(guess.total_d, weight_m @ control_md)
     assert control_md.any() == (estimator not in {"horvitz-thompson", "hajek", "plain-mean", "weighted-mean"})
+    play(fed, 3)
+
+
+def test_twins_of_newcomers_are_there_at_once() -> None:
+    """The simulation is given the clients of the round, 5 and then 7; newcomers are simulated when they join."""
+
+    def simulate(params_d: Params, population: Population, round: int) -> FloatArray:
+        return np.outer(population.num_examples_m, np.ones(3)) / (1.0 + round)
+
+    estimator = LearnedCoefficient(Twin(simulate, OwnControl()))
+    fed = federation("md-fixed", estimator=estimator, m=5)
+    play(fed, 3)
+    admit(fed, sizes_of(7, start=5))
+    value = estimator.control.value(fed.current.control.control, np.arange(7))
+    twin_md = np.asarray(fed.current.control.control.twin.control_md)
+    np.testing.assert_allclose(twin_md[:, 0], np.array([10, 15, 20, 25, 30, 35, 40]) / [4, 4, 4, 4, 4, 1, 1])
+    np.testing.assert_allclose(value.total_d, fed.plan.population.weight_m @ value.control_nd)
     play(fed, 3)
 
 

@@ -17,7 +17,7 @@ from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
 from deltafl.simulation.training.route import Computation
 from deltafl.simulation.training.serial import LocalWork, train_serial
-from deltafl.simulation.twins import BATCH, stand_in_rows, twin_simulation
+from deltafl.simulation.twins import BATCH, STEPS, stand_in_rows, twin_simulation
 from tools.simulation import TINY, StopError, lines_of, quiet, stop_after
 
 TWIN = {**TINY, "sampler": "balanced@@twin", "public": 3}
@@ -32,20 +32,22 @@ def test_stand_ins_have_the_shares_of_the_client() -> None:
     assert np.abs(count_c - 1000 * share_c).max() <= 1
 
 
-def test_a_stand_in_trains_as_a_client_does_with_half_the_steps() -> None:
+def test_a_stand_in_trains_as_a_client_does_with_fewer_steps() -> None:
     """Against the serial twin: client 4's rows made here, its minibatches drawn here."""
     settings = make_settings(RunSettings, TWIN)
     engine, work = engine_of(settings), LocalWork(lr=0.5, epochs=3, batch_size=4)
     task, params_d = engine.task, engine.initial_params()
     population = task.population("data")
     twin_md = np.asarray(twin_simulation(task, work, 7, Computation())(params_d, population, 2))
-    steps = round(3 * -(-len(task.client_rows[4]) // 4) / 2)
+    steps = round(3 * -(-len(task.client_rows[4]) // 4) * STEPS)
     rows = stand_in_rows(task.label_shares()[4], BATCH * steps, task.public_rows)
     assert set(rows) <= set(np.concatenate(task.public_rows))
     x, y = torch.tensor(task.dataset.train_x[rows]).float() * task.input_scale, torch.tensor(task.dataset.train_y[rows])
-    half = LocalWork(lr=0.5, steps=steps, batch_size=BATCH)
+    fewer = LocalWork(lr=0.5, steps=steps, batch_size=BATCH)
     model = new_model(task.make_model, 7)
-    slow = train_serial(model, task.loss, x, y, params_d, half, stream(7, "batches", 2, 4))
+    slow = train_serial(
+        model, task.loss, x, y, params_d, fewer, stream(int(stream(7, "public", 1).integers(2**31)), "batches", 2, 4)
+    )
     assert np.linalg.norm(slow.update_d) > 0.1
     np.testing.assert_allclose(twin_md[4], slow.update_d, atol=2e-6)
 

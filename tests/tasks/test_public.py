@@ -31,14 +31,18 @@ def test_a_class_that_nobody_holds_has_no_public_examples() -> None:
 
 def test_what_cannot_be_done_is_refused() -> None:
     task = make_task("digits", seed=0, num_clients=10)
-    with pytest.raises(DeltaflError, match=r"public is 500; digits has 1\d\d training examples of class 0; lower"):
+    with pytest.raises(DeltaflError, match=r"public is 500; digits has 1\d\d of class 0 beside one .*: lower 'public'"):
         with_public(task, 500, seed=0)
     with pytest.raises(DeltaflError, match="examples of each class, and synthetic has no classes; leave it out"):
         with_public(make_task("synthetic", seed=0), 5, seed=0)
-    public = with_public(task, 100, seed=0).public_rows
-    small = replace(task, client_rows=[*task.client_rows, public[3][:2]])
-    with pytest.raises(DeltaflError, match="public is 100, which leaves client 10 without examples; lower 'public'"):
-        with_public(small, 100, seed=0)
+
+
+def test_clients_of_one_example_keep_it() -> None:
+    task = make_task("digits", seed=0, num_clients=10, partition="iid")
+    small = replace(task, client_rows=[*task.client_rows[:9], *task.client_rows[9].reshape(-1, 1)])
+    split = with_public(small, 10, seed=0)
+    assert [rows.tolist() for rows in split.client_rows[9:]] == [rows.tolist() for rows in small.client_rows[9:]]
+    assert [len(rows) for rows in split.public_rows] == [10] * 10
 
 
 def test_it_is_a_setting_of_a_run_beside_a_validation_part() -> None:

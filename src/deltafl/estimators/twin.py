@@ -19,6 +19,9 @@ from .control_variates import ControlValue, ControlVariate, NoControl, OwnContro
 
 _log = logging.getLogger(__name__)
 
+#: Longest twin, in medians of all. Where local work is near divergence, a single one would be most of the variance.
+LONGEST = 2.0
+
 #: ``simulate(params_d, population, round)``: the updates (m, d) that stand-ins of the clients make from this model.
 Simulate = Callable[[Params, Population, int], npt.ArrayLike]
 
@@ -41,8 +44,8 @@ class Twin(ControlVariate):
 
     ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is the difference estimator (Cassel, Sarndal and Wretman 1976),
     unbiased for any simulation, since c is known before the draw. A simulation that is noisy or wrong is damped by
-    ``LearnedCoefficient(Twin(simulate))``. If one is not finite, all g_i are 0 in that round, and the log says why.
-    Memory: one update a client.
+    ``LearnedCoefficient(Twin(simulate))``. If one is not finite, all g_i are 0 in that round, and the log says why;
+    one longer than twice the median is shortened. Memory: one update a client.
 
     Attributes:
         simulate: ``simulate(params_d, population, round)``: float32 (m, d), or a ``DeltaflError``; shares of labels are
@@ -69,7 +72,7 @@ class Twin(ControlVariate):
         shape, simulated = (population.num_clients, len(params_d)), self.simulate(params_d, population, round)
         try:
             with np.errstate(over="ignore"):
-                twin_md = np.asarray(simulated, dtype=np.float32)
+                twin_md = np.array(simulated, dtype=np.float32)
         except (TypeError, ValueError):
             raise DeltaflError(f"simulate must return numbers, one update for each client, {shape}") from None
         if twin_md.shape != shape:
@@ -79,6 +82,9 @@ class Twin(ControlVariate):
             why = f"the simulation of client {fault_k[0]} is not finite"
             _log.warning("round %d: %s, so that this round has no twins; lower its learning rate", round + 1, why)
             twin_md = np.zeros(shape, dtype=np.float32)
+        norm_m = np.linalg.norm(twin_md, axis=1)
+        limit = LONGEST * np.median(norm_m)
+        twin_md[norm_m > limit] *= (limit / norm_m[norm_m > limit])[:, None]
         twin = summed_anew(OwnControlState(twin_md, np.zeros(shape[1])), population.weight_m)
         return TwinState(twin, self.residual.at_model(state.residual, population, params_d, round))
 

@@ -15,6 +15,7 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from ..arrays import BUFFERS, Layout
 from ..errors import DeltaflError
+from ..estimators.control_variates import ControlVariate
 from ..round import Plan, make_plan
 from ..samplers import Sampler
 from ..scale.rows import RowFormat
@@ -48,7 +49,7 @@ class DeltaStrategy(Strategy):
         n: Clients selected per round.
         server_optimizer: A name such as ``"sgd"`` or ``"adam"``, or an optimizer.
         state_path: Folder where the state is saved after every round and from which a restart resumes; or None.
-        estimator: How replies are weighted; None for the sampler's default.
+        estimator: How replies are weighted, a name or a control variate; None for the sampler's default.
         weights: ``"data"`` for the target sum_i (n_i / N) F_i, ``"uniform"`` for the plain mean over clients.
         seed: Seed of the draws, which says who is selected when; None draws one, which the state keeps and nothing else
             shows.
@@ -82,7 +83,7 @@ class DeltaStrategy(Strategy):
         n: int = 10,
         server_optimizer: str | ServerOptimizer = "sgd",
         state_path: str | Path | None = None,
-        estimator: str | None = None,
+        estimator: str | ControlVariate | None = None,
         *,
         weights: str = "data",
         seed: int | None = None,

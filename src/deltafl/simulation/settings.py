@@ -91,7 +91,7 @@ class Settings(BaseModel):
     evaluate_every: Count = Field(1, description="rounds between two evaluations")
     test_examples: Count | None = Field(None, description="evaluate on so many test examples; all if not set")
     validation: Share | None = Field(None, description="judge by this share of training examples")
-    public: Count | None = Field(None, description="examples a class that the server has and no client, for twins")
+    public: Count | None = Field(None, description="public examples a class, for twins")
     device: Annotated[str, Field(pattern=r"^(cpu|cuda|cuda:\d+|auto)$")] = Field(
         "cpu", description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)"
     )

@@ -131,26 +131,22 @@ def with_fewer_tests(task: Task, count: int) -> Task:
 def with_public(task: Task, count: int, seed: int) -> Task:
     """The task with ``count`` training examples of each class in public, drawn by ``seed``: no client holds them.
 
-    Raises:
-        DeltaflError: If the task has no classes or too few examples, or a client would be left without any.
+    Every client keeps one example at least. A task without classes, or with too few examples, is a ``DeltaflError``.
     """
     data = task.dataset
     if data.num_classes < 1 or data.train_y.ndim != 1:
         raise DeltaflError(f"public is {count}: examples of each class, and {task.name} has no classes; leave it out")
-    row_e = stream(seed, "public").permutation(np.unique(np.concatenate(task.client_rows)))
+    rng, held_e = stream(seed, "public"), np.unique(np.concatenate(task.client_rows))
+    row_e = rng.permutation(np.setdiff1d(held_e, [rng.choice(np.asarray(rows)) for rows in task.client_rows]))
     of_class = [row_e[data.train_y[row_e] == label] for label in range(data.num_classes)]
-    for label, rows in enumerate(of_class):
-        if 0 < len(rows) <= count:
-            raise DeltaflError(
-                f"public is {count}; {data.name} has {len(rows)} training examples of class {label}; lower 'public'"
-            )
+    for label in np.unique(data.train_y[held_e]):
+        if len(of_class[label]) < count:
+            left = f"{len(of_class[label])} of class {label} beside one example of each client"
+            raise DeltaflError(f"public is {count}; {data.name} has {left}: lower 'public'")
     public = [rows[:count] for rows in of_class]
     stays_e = np.ones(len(data.train_x), bool)
     stays_e[np.concatenate(public)] = False
     kept = [np.asarray(rows)[stays_e[rows]] for rows in task.client_rows]
-    if not all(map(len, kept)):
-        what = f"public is {count}, which leaves client {[len(rows) for rows in kept].index(0)} without examples"
-        raise DeltaflError(f"{what}; lower 'public', or choose a task with larger clients")
     return replace(task, client_rows=kept, public_rows=public)
 
 
