@@ -19,7 +19,8 @@ from deltafl.types import RoundInfo
 def federation(label: str = "pracdelta", model: Arrays | None = None, m: int = 0, **settings: Any) -> Federation:
     """A federation of m clients whose sizes are 10, 15, 20, ..."""
     model = {"x": np.zeros(3, dtype=np.float32)} if model is None else model
-    aux = 3 if uses_aux(make_sampler(label), settings.get("estimator", parse_label(label).estimator)) else 0
+    sampler, estimator = make_sampler(label), settings.get("estimator", parse_label(label).estimator)
+    aux = 3 if sampler.census is None and uses_aux(sampler, estimator) else 0
     fed = Federation(DeltaStrategy(label, **{"n": 3, "aux": aux, **settings}).rules, model, Layout.of(model))
     if m:
         admit(fed, sizes_of(m))
@@ -36,12 +37,16 @@ def sizes_of(m: int, start: int = 0) -> dict[str, int]:
 
 
 def admit(fed: Federation, sizes: dict[str, int]) -> None:
-    """With the clients' shares of labels, where they matter."""
+    """With the clients' shares of labels, or their answers to a census, where they matter."""
     shares = {
         key: tuple(stream(0, "data", client=size).dirichlet([1] * fed.rules.aux)) if fed.rules.aux else ()
         for key, size in sizes.items()
     }
     fed.admit({key: ClientInfo(size, shares[key]) for key, size in sizes.items()})
+    census = fed.plan.sampler.census
+    if census is not None:
+        numbers = {key: stream(0, "data", client=sizes[key]).normal(size=census.size) for key in fed.unanswered()}
+        fed.answer({key: tuple(answer_k.tolist()) for key, answer_k in numbers.items()})
 
 
 def play_once(fed: Federation, answer: Callable[[int], ClientReply | None]) -> RoundInfo:

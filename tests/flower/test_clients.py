@@ -53,7 +53,9 @@ def test_newcomers_get_the_mean_of_cumulative_scores(label: str) -> None:
     assert np.mean(before_m) > 0
 
 
-@pytest.mark.parametrize("label", ["pracdelta@systematic@difference-own", "innovation", "cluster-is", "balanced"])
+@pytest.mark.parametrize(
+    "label", ["pracdelta@systematic@difference-own", "innovation", "cluster-is", "balanced", "census"]
+)
 def test_joining_before_the_first_round_equals_starting_with_everybody(label: str) -> None:
     late, early = federation(label, m=4), federation(label, m=9)
     admit(late, sizes_of(9, start=4))
@@ -122,7 +124,9 @@ def test_samplers_that_cannot_be_resized_leave_newcomers_out_and_forget_nobody(l
     assert len(fed.keys) == 5
 
 
-@pytest.mark.parametrize("label", ["pracdelta", "innovation@systematic@innovation", "fedavg", "cluster-is", "k-vib"])
+@pytest.mark.parametrize(
+    "label", ["pracdelta", "innovation@systematic@innovation", "fedavg", "cluster-is", "k-vib", "census"]
+)
 def test_a_forgotten_client_leaves_nothing_behind(label: str, tmp_path: Path) -> None:
     targets = {i: float(i) for i in range(5)}
     fed = federation(label, weights="uniform", m=6)

@@ -200,17 +200,26 @@ def header_of(state: Path) -> dict[str, Any]:
     return header
 
 
-@pytest.mark.parametrize("label", ["pracdelta", "innovation", "innovation@systematic@innovation-remote"])
-def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flower: Processes) -> None:
+@pytest.mark.parametrize("label", ["pracdelta", "innovation", "innovation@systematic@innovation-remote", "census"])
+def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flower: Processes, tmp_path: Path) -> None:
     flower.superlink("--simulation")
     resources = "num-supernodes=20 client-resources-num-cpus=1 init-args-num-cpus=1"
-    flower.run("--federation-config", resources, sampler=label, n=5, rounds=5, min_nodes=20)
+    flower.run(
+        "--federation-config", resources, sampler=label, n=5, rounds=5, min_nodes=20, state_path=tmp_path / "state"
+    )
     flower.wait_for("done", 240)
     # The project's own simulator: the example's task, work and seed.
     task = make_task("digits", seed=0, num_clients=20)
     engine = Engine(task, LocalWork(lr=0.05, epochs=2, batch_size=10), seed=0)
     # Clients that keep their memory change no model.
     plan = make_plan(label.removesuffix("-remote"), task.population("data"), 5)
+    if plan.sampler.census is not None:
+        known = {client["key"]: client["aux"] for client in header_of(tmp_path / "state")["clients"]}
+        answers = [known[f"partition:{client}"] for client in range(20)]
+        first = engine.train(np.zeros(engine.num_params, np.float32), 0, np.arange(20)).update_nd
+        expected = [plan.sampler.census.answer(update_d, (640, 10)) for update_d in first]
+        np.testing.assert_allclose(answers, expected, atol=1e-4)
+        plan = plan.with_census(answers)
     state = init_round(plan, np.zeros(engine.num_params))
     for server_round in range(5):
         cohort = open_round(plan, state)
@@ -221,12 +230,14 @@ def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flo
     assert np.linalg.norm(state.params_d - last_d) > 0.01
 
 
-def test_a_deployment_outlives_its_crashes(flower: Processes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("label", ["innovation@local-pivotal", "census"])
+def test_a_deployment_outlives_its_crashes(label: str, flower: Processes, tmp_path: Path) -> None:
     state = tmp_path / "state"
     flower.superlink()
     for partition, name in enumerate("abc"):
         flower.supernode(name, partition)
     settings = {"n": 2, "rounds": 6, "timeout": 45.0, "state_path": state, "pause": 1.0, "min_nodes": 2}
+    settings["sampler"] = label
     flower.run(**settings)
     flower.wait_for("round-1.npy", 150)
     (tmp_path / "fault-a").touch()  # this client raises
@@ -242,6 +253,8 @@ def test_a_deployment_outlives_its_crashes(flower: Processes, tmp_path: Path) ->
     flower.wait_for("done", 300)
     assert header_of(state)["round"] == 6
     assert sorted(client["key"] for client in header_of(state)["clients"]) == ["client:a", "client:b", "client:c"]
+    sizes = [len(client["aux"]) for client in header_of(state)["clients"]]
+    assert sizes == [128 if label == "census" else 0] * 3
     assert np.array_equal(flower.model(3), kept)  # nothing was played twice
     assert not np.array_equal(flower.model(6), kept)
     tensors = read_tensors(state / "federation.safetensors", "")[0]

@@ -19,7 +19,8 @@ from .hosts import admit, federation, play, sizes_of
 
 
 @pytest.mark.parametrize(
-    "label", ["pracdelta", "innovation@local-pivotal", "cluster-is", "balanced", "pracdelta@pivotal@difference-own"]
+    "label",
+    ["pracdelta", "innovation@local-pivotal", "cluster-is", "balanced", "census", "pracdelta@pivotal@difference-own"],
 )
 def test_a_resumed_federation_has_the_same_bits(label: str, tmp_path: Path) -> None:
     def fresh() -> Federation:

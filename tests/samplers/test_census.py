@@ -46,6 +46,8 @@ def test_an_update_without_direction_or_number() -> None:
 
 def test_the_output_layer_has_weights_and_a_bias_that_fits() -> None:
     assert output_layer([(3, 2), (3,), (10, 5), (10,)]) == (50, 10)
+    assert output_layer([(5, 10), (10,)]) == (50, 10)  # Keras, JAX
+    assert output_layer([(10,)]) == (10,)
     assert output_layer([(7,), (10, 5)]) == (50,)
     assert output_layer([(4, 5), (10,)]) == (10,)
 

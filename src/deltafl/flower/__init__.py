@@ -2,7 +2,8 @@
 
 Server: ``DeltaStrategy``, optionally with ``DifferentialPrivacy``. Client: ``delta_mod``, ``register``, ``LocalSteps``.
 
-Flower's messages appear in ``strategy.py``, ``registration.py``, ``messages.py`` and ``client.py`` only.
+Flower's messages appear in ``strategy.py``, ``registration.py``, ``census.py``, ``messages.py`` and ``client.py``
+only.
 ``federation.py`` runs the rounds and does not know Flower.
 """
 

@@ -15,6 +15,7 @@ from ..arrays import Arrays, as_array, split, update_of
 from ..errors import DeltaflError
 from ..estimators.remote import NOTHING, ClientMemory
 from ..io import private_folder, write_atomically
+from ..samplers.census import Census, output_layer
 from ..types import FloatArray
 
 #: The record that the mod adds, and the action of the registration query (``query.deltafl``).
@@ -22,6 +23,8 @@ RECORD = "deltafl"
 KIND, CLIENT_ID, NUM_EXAMPLES, AUX = "kind", "client-id", "num-examples", "aux"
 #: In the train message's config: names, and the c_i that the server counts on. In a reply: the c_i subtracted.
 TRAINED, MEMORY_EXPECTED, MEMORY_SINCE = "deltafl-trained", "deltafl-taken", "memory-since"
+#: In a train message's config: [size, noise] of the answer that is wanted. In the reply: the answer.
+CENSUS = "deltafl-census"
 #: Names of the statistics in a client's metrics.
 LOSS, SQUARE_LOSS, STEP_VARIANCE, NUM_STEPS = "loss", "square-loss", "step-variance", "num-steps"
 
@@ -30,16 +33,22 @@ _MEMORY_RECORD = "deltafl-memory"
 
 
 def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A mod for the ``...-remote`` estimators of ``DeltaStrategy``: a client remembers its last update.
+    """A mod for ``census`` and for the ``...-remote`` estimators of ``DeltaStrategy``.
 
-    Instead of its update it sends the difference from that, and the metric record ``deltafl`` with its name. The memory
+    Asked for a census, the client trains as usual and replies with ``Census.answer`` alone: no arrays, no metrics. Its
+    noise is secret, hence not reproducible.
+
+    With a ``-remote`` estimator the client remembers its last update: instead of its update it sends the difference
+    from that, and the metric record ``deltafl`` with its name. The memory
     is in Flower's ``Context.state``, which lives as long as the run and the node's process, or in the file that
     ``memory-file`` in the node's config names, one per node and federation. Make it the first mod: if one before it
     changes the arrays, the memory is lost. All other messages pass unchanged.
     """
     config = next(iter(message.content.config_records.values()), ConfigRecord())
-    expected = config.get(MEMORY_EXPECTED)
-    if message.metadata.message_type.split(".")[0] != "train" or not isinstance(expected, int):
+    expected, is_train = config.get(MEMORY_EXPECTED), message.metadata.message_type.split(".")[0] == "train"
+    if is_train and CENSUS in config:
+        return _census_reply(message, context, call_next, config)
+    if not is_train or not isinstance(expected, int):
         return call_next(message, context)
     sent = _trained(message, config)  # now, for the client may overwrite the arrays that it was given
     memory = _load_memory(context, sum(array.size for array in sent.values()))
@@ -48,7 +57,7 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
         return Message(RecordDict({RECORD: MetricRecord({MEMORY_SINCE: NOTHING})}), reply_to=message)
     reply = call_next(message, context)
     received = {} if reply.has_error() else _trained(reply, config)
-    if any(name not in received or received[name].shape != array.shape for name, array in sent.items()):
+    if not _fits(sent, received):
         return reply  # the server reports what is wrong
     ((name, record),) = reply.content.array_records.items()
     changed = subtract_memory(memory, expected, sent, received)
@@ -56,6 +65,20 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     _save_memory(context, memory)  # before the reply is sent: one that was used must never be forgotten
     reply.content[RECORD] = MetricRecord({MEMORY_SINCE: expected})
     return reply
+
+
+def _census_reply(message: Message, context: Context, call_next: ClientAppCallable, config: ConfigRecord) -> Message:
+    """The answer to a census, in the place of what was trained; an empty one if that is not the model."""
+    sent = _trained(message, config)
+    reply = call_next(message, context)
+    if reply.has_error():
+        return reply
+    received, asked, answer = _trained(reply, config), config[CENSUS], list[float]()
+    if _fits(sent, received) and isinstance(asked, list):
+        census = Census(size=int(asked[0]), noise=float(asked[1]))
+        tensors = output_layer([array.shape for array in sent.values()])
+        answer = census.answer(update_of(sent, received), tensors, rng=np.random.default_rng()).tolist()
+    return Message(RecordDict({RECORD: MetricRecord({CENSUS: answer})}), reply_to=message)
 
 
 def register(
@@ -215,3 +238,8 @@ def _trained(message: Message, config: ConfigRecord) -> Arrays:
     if len(records) != 1 or not isinstance(names, list):
         return {}
     return {str(name): records[0][str(name)].numpy() for name in names if name in records[0]}
+
+
+def _fits(sent: Arrays, received: Arrays) -> bool:
+    """Whether what came back is the model that was sent."""
+    return all(name in received and received[name].shape == array.shape for name, array in sent.items())

@@ -23,7 +23,7 @@ _CUMULATIVE = {"total_m"}
 
 
 class ClientInfo(NamedTuple):
-    """What a client reports about itself when it registers: its number of examples, and auxiliary variables."""
+    """What a client reports: its number of examples; auxiliary variables, or its answer to a census, () for none."""
 
     num_examples: int
     aux: tuple[float, ...] = ()

@@ -51,7 +51,9 @@ class Rules:
         check_whole("seed", plan.seed, "at least 0", 0)
         if sampler.needs_oracle:
             sampler.require_oracle(None)
-        if (sampler.uses_aux or control.uses_aux) and self.aux < 1:
+        if sampler.census is not None and self.aux:
+            raise DeltaflError(f"{name} asks for a census in place of auxiliary variables; leave out aux")
+        if sampler.census is None and (sampler.uses_aux or control.uses_aux) and self.aux < 1:
             cure = "write aux=10 if each has 10, such as shares of labels, and give aux=... to deltafl.flower.register"
             raise DeltaflError(f"{name} with {estimator!r} uses auxiliary variables of the clients: {cure}")
         if memory.folder is not None and self.state_path is None:
@@ -61,7 +63,8 @@ class Rules:
         """The plan for these clients."""
         sizes, aux = zip(*clients.values(), strict=True)
         population = Population.from_sizes(sizes, self.weights, aux if self.aux else None, self.max_ratio)
-        return replace(self.plan, population=population, n=min(self.plan.n, len(sizes)))
+        plan = replace(self.plan, population=population, n=min(self.plan.n, len(sizes)))
+        return plan if plan.sampler.census is None else plan.with_census(aux)
 
 
 def check_whole(name: str, value: Any, allowed: str, least: int) -> None:
@@ -145,6 +148,8 @@ class Federation:
     def admit(self, infos: Mapping[str, ClientInfo]) -> None:
         """Let clients join, or change what they report; newcomers for whom there is no room are left out."""
         known = {**self.clients, **{key: info for key, info in infos.items() if key in self.clients}}
+        if self.plan.sampler.census is not None:
+            known = {key: info._replace(aux=self.clients[key].aux) for key, info in known.items()}
         # Nodes connect in any order: sort newcomers, partition 10 after partition 9.
         newcomers = sorted(infos.keys() - known.keys(), key=lambda key: (len(key), key))
         try:
@@ -155,6 +160,16 @@ class Federation:
                 self._left_out.update(left_out)
                 self.warnings.append(f"{', '.join(left_out)} cannot join: {error}")
             self._set_clients(known)
+
+    def unanswered(self) -> list[str]:
+        """Clients that have not answered the census; nobody where there is none."""
+        census = self.plan.sampler.census
+        return [key for key, info in self.clients.items() if census is not None and len(info.aux) != census.size]
+
+    def answer(self, answers: Mapping[str, tuple[float, ...]]) -> None:
+        """Take clients' answers to the census; their auxiliary variables are made anew of all answers."""
+        answered = {key: self.clients[key]._replace(aux=answer) for key, answer in answers.items()}
+        self._set_clients({**self.clients, **answered})
 
     def forget(self, keys: Collection[str]) -> None:
         """Drop clients for good: their weight, their scores and everything remembered about them."""

@@ -7,6 +7,7 @@ from typing import TypeVar
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ..arrays import Arrays
+from ..errors import DeltaflError
 from ..types import RoundInfo
 from . import client
 from .federation import ClientReply, Federation
@@ -16,6 +17,8 @@ Metrics = dict[str, int | float | list[int] | list[float]]
 
 #: Names under which clients report their loss: ours, Flower's usual one, and its spelling with a hyphen.
 LOSS_NAMES = (client.LOSS, "train_loss", "train-loss")
+#: In an answer to a census, which has length 1 before there is noise.
+_LARGEST_NUMBER = 1e9
 
 
 def by_recipient(sent: Iterable[tuple[Key, Message]], replies: Iterable[Message]) -> dict[Key, Message]:
@@ -63,6 +66,20 @@ def read_reply(reply: Message) -> ClientReply:
     )
 
 
+def read_answer(reply: Message | None, size: int) -> tuple[float, ...]:
+    """A client's answer to a census; a ``DeltaflError`` says why there is none."""
+    fault = "no reply in time" if reply is None else fault_of(reply)
+    if reply is None or fault is not None:
+        raise DeltaflError(fault)
+    answer = _all_metrics(reply).get(client.CENSUS)
+    if answer is None:
+        raise DeltaflError("the reply holds no answer; add delta_mod to the ClientApp's mods")
+    numbers = answer if isinstance(answer, list) else []
+    if len(numbers) != size or not all(abs(number) <= _LARGEST_NUMBER for number in numbers):
+        raise DeltaflError(f"the answer is not {size} finite numbers of at most {_LARGEST_NUMBER:.0e}")
+    return tuple(map(float, numbers))
+
+
 def content_for_all(federation: Federation, config: ConfigRecord) -> RecordDict:
     """What every client is sent: the model, the user's config, the round."""
     sent = ConfigRecord(dict(config.items()))  # a copy: Flower passes the same config to every round
@@ -73,10 +90,12 @@ def content_for_all(federation: Federation, config: ConfigRecord) -> RecordDict:
 
 def content_for(content: RecordDict, expected_memory: int | None) -> RecordDict:
     """What one client is sent: the common content, and the name of the memory it is to subtract, if it keeps one."""
-    if expected_memory is None:
-        return content
-    config = ConfigRecord({**content.config_records["config"], client.MEMORY_EXPECTED: expected_memory})
-    return RecordDict({**content, "config": config})
+    return content if expected_memory is None else content_with(content, client.MEMORY_EXPECTED, expected_memory)
+
+
+def content_with(content: RecordDict, name: str, value: int | list[float]) -> RecordDict:
+    """The content with one more entry of its config."""
+    return RecordDict({**content, "config": ConfigRecord({**content.config_records["config"], name: value})})
 
 
 def to_record(arrays: Arrays) -> ArrayRecord:

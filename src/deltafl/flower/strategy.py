@@ -22,14 +22,12 @@ from ..scale.rows import RowFormat
 from ..server.optimizers import ServerOptimizer, make_server_optimizer
 from ..server.privacy import DifferentialPrivacy
 from ..types import Cohort, Population, RoundInfo
+from .census import TTL_GRACE, CensusTaker
 from .clients import ClientInfo
 from .federation import Federation, Rules, check_texts, check_whole
 from .messages import by_recipient, content_for, content_for_all, mean_metrics, read_reply, round_metrics, to_record
 from .registration import Directory
 from .saved import load, save, sole_owner
-
-#: Seconds that a message outlives its round's timeout, for replies that are under way.
-_TTL_GRACE = 10.0
 
 _FOREIGN_PRIVACY = (
     "Flower's wrappers for differential privacy assume that every reply counts 1 / n; importance weights count some "
@@ -135,6 +133,7 @@ class DeltaStrategy(Strategy):
         #: The statistics of every round, for callers who want more than Flower's metrics.
         self.history: list[RoundInfo] = []
         self._timeout = 3600.0
+        self._census = CensusTaker()
         #: The last round's cohort, and the messages to its clients.
         self._cohort: Cohort | None = None
         self._trainings: list[tuple[int, Message]] = []
@@ -190,9 +189,13 @@ class DeltaStrategy(Strategy):
             raise DeltaflError(_FOREIGN_PRIVACY)
         federation, is_first = self._active(), self._cohort is None
         present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=is_first, admit=self._admit)
-        cohort, keys = federation.open(present), federation.keys
         content, nodes = content_for_all(federation, config), self.directory.nodes()
-        number, ttl = federation.current.round + 1, self._timeout + _TTL_GRACE
+        number, ttl = federation.current.round + 1, self._timeout + TTL_GRACE
+        here = {key: nodes[key] for key in present}
+        answered = self._census.take(federation, grid, here, content, self._timeout)
+        if answered and number == 1 and self.state_path is not None:
+            save(self.state_path, federation)  # everybody has worked for it
+        cohort, keys = federation.open(present), federation.keys
         self._cohort, self._trainings = cohort, []
         for client in cohort.client_n.tolist():
             own = content_for(content, federation.expected_memory(client))
@@ -224,7 +227,7 @@ class DeltaStrategy(Strategy):
         """Send the model to all connected clients, if ``evaluate`` is set."""
         self._evaluations = []
         if self.evaluate:
-            federation, ttl = self._active(), self._timeout + _TTL_GRACE
+            federation, ttl = self._active(), self._timeout + TTL_GRACE
             content, number = content_for_all(federation, config), str(federation.current.round)
             for key, node_id in self.directory.nodes().items():
                 if key in federation.clients:

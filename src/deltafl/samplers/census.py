@@ -153,6 +153,10 @@ def _normal(x: float) -> float:
 
 
 def output_layer(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """How many numbers each tensor of a model's output layer has: the last one, and weights that fit it if a bias."""
-    with_bias = len(shapes) > 1 and len(shapes[-1]) == 1 and tuple(shapes[-2][:1]) == tuple(shapes[-1])
+    """How many numbers each tensor of a model's output layer has: the last one, and weights that fit it if a bias.
+
+    Weights may have the outputs in rows, as in PyTorch, or in columns, as in Keras and JAX.
+    """
+    ends = [tuple(shape) for shape in (shapes[-2][:1], shapes[-2][-1:])] if len(shapes) > 1 else []
+    with_bias = len(shapes[-1]) == 1 and tuple(shapes[-1]) in ends
     return tuple(prod(shape) for shape in shapes[-2 if with_bias else -1 :])

@@ -1,0 +1,329 @@
+"""The census over messages: what is asked and answered, by whom and when; what becomes of it in the federation."""
+
+import contextlib
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+from flwr.serverapp import Grid
+
+from conftest import same_tree
+from deltafl import Census, DeltaflError, Population, Reports, close_round, init_round, make_plan, open_round, stream
+from deltafl.arrays import Arrays, update_of
+from deltafl.flower import DeltaStrategy, delta_mod, register
+from deltafl.flower.clients import ClientInfo
+from deltafl.flower.federation import Federation
+from deltafl.flower.messages import read_answer
+from deltafl.samplers.census import output_layer
+from deltafl.types import FloatArray
+
+from .grid import FakeGrid, Handler, configs
+from .hosts import admit, federation, sizes_of
+
+SHAPES: dict[str, tuple[int, ...]] = {"hidden": (4,), "weight": (3, 2), "bias": (3,)}
+SMALL = "census(components=2,size=16)"
+
+
+def trained_by(client: int, sent: Arrays) -> Arrays:
+    """Each client goes half the way to a model of its own."""
+    rng = stream(1, "data", client=client)
+    return {name: sent[name] + np.float32(0.5) * (rng.normal(size=SHAPES[name]) - sent[name]) for name in SHAPES}
+
+
+def app_with(mods: list[Mod]) -> ClientApp:
+    app = ClientApp(mods=mods)
+    register(app, num_examples=lambda context: int(context.node_config["examples"]))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays = message.content.array_records["arrays"]
+        own = trained_by(int(context.node_config["target"]), {name: a.numpy() for name, a in arrays.items()})
+        reply = ArrayRecord({**arrays, **{name: Array(a.astype(np.float32)) for name, a in own.items()}})
+        metrics = MetricRecord({"loss": 1.0, "num-examples": 3})
+        return Message(RecordDict({"arrays": reply, "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def grid_of(m: int, mods: list[Mod] | None = None) -> FakeGrid:
+    return FakeGrid(app_with([delta_mod] if mods is None else mods), configs(m))
+
+
+def zeros() -> Arrays:
+    return {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+
+
+def played(label: str, grid: FakeGrid, rounds: int, **settings: Any) -> tuple[DeltaStrategy, Federation]:
+    start = settings.pop("start", {})
+    strategy = DeltaStrategy(label, n=3, seed=4, **settings)
+    initial = ArrayRecord({name: Array(array) for name, array in zeros().items()})
+    strategy.start(cast(Grid, grid), initial, num_rounds=rounds, timeout=30, **start)
+    assert strategy.federation is not None
+    return strategy, strategy.federation
+
+
+def asked(grid: FakeGrid) -> list[tuple[int, int]]:
+    """The rounds and nodes of the questions."""
+    sent = [message.metadata for message in grid.sent if is_question(message)]
+    return [(int(data.group_id), data.dst_node_id) for data in sent]
+
+
+def is_question(message: Message) -> bool:
+    return "deltafl-census" in message.content.config_records.get("config", {})
+
+
+def answers_of(fed: Federation) -> list[tuple[float, ...]]:
+    return [info.aux for info in fed.clients.values()]
+
+
+def expected_answers(m: int, census: Census) -> list[FloatArray]:
+    updates = [
+        update_of(zeros(), {n: a.astype(np.float32) for n, a in trained_by(i, zeros()).items()}) for i in range(m)
+    ]
+    return [census.answer(update_d, (6, 3)) for update_d in updates]
+
+
+# The mod
+
+
+def ask(app: ClientApp, size: int, noise: float, config: dict[str, Any] | None = None) -> Message:
+    asks = {"deltafl-trained": list(SHAPES), "deltafl-census": [float(size), noise], **(config or {})}
+    arrays = ArrayRecord({name: Array(array) for name, array in zeros().items()})
+    message = Message(RecordDict({"arrays": arrays, "config": ConfigRecord(asks)}), 1, "train")
+    return app(message, Context(1, 1, {"examples": 5, "target": 2.0}, RecordDict(), {}))
+
+
+def answer_in(reply: Message) -> list[float]:
+    """The only thing in a reply."""
+    assert list(reply.content) == ["deltafl"]
+    record = reply.content.metric_records["deltafl"]
+    assert list(record) == ["deltafl-census"]
+    return cast(list[float], record["deltafl-census"])
+
+
+def test_the_answer_is_the_censuss_and_nothing_else_leaves_the_client() -> None:
+    assert output_layer(list(SHAPES.values())) == (6, 3)
+    answer = answer_in(ask(app_with([delta_mod]), 16, 0.0))
+    assert answer == expected_answers(3, Census(size=16))[2].tolist()
+
+
+def test_noise_is_added_by_the_client_and_nobody_can_reproduce_it() -> None:
+    exact_k = expected_answers(3, Census())[2]
+    noise_rk = np.array([answer_in(ask(app_with([delta_mod]), 128, 0.5)) for _ in range(20)]) - exact_k
+    assert 0.47 < noise_rk.std() < 0.53  # 2560 normal numbers: four standard errors
+    assert abs(noise_rk.mean()) < 0.04
+    assert len({float(number) for number in noise_rk.ravel()}) == noise_rk.size
+
+
+def test_a_client_whose_training_is_faulty_gives_away_no_array() -> None:
+    app = ClientApp(mods=[delta_mod])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        if message.content.config_records["config"].get("raises"):
+            return Message(Error(2, "no data"), reply_to=message)
+        other = ArrayRecord({"other": Array(np.ones(3, np.float32))})
+        return Message(RecordDict({"arrays": other, "metrics": MetricRecord({"loss": 1.0})}), reply_to=message)
+
+    assert answer_in(ask(app, 16, 0.0)) == []
+    assert ask(app, 16, 0.0, {"raises": True}).error.reason == "no data"
+
+
+# What the server reads
+
+
+def reply_with(**metrics: Any) -> Message:
+    content = {name.replace("_", "-"): value for name, value in metrics.items()}
+    return Message(RecordDict({"deltafl": MetricRecord(content)}), 1, "train")
+
+
+@pytest.mark.parametrize(
+    "lie", [[], [0.5] * 3, [0.5] * 5, [0.5, 0.5, 0.5, np.nan], [np.inf] * 4, [1e30, 0.0, 0.0, 0.0], [2**62] * 4, 1.0]
+)
+def test_what_is_no_answer_is_refused_in_one_sentence(lie: Any) -> None:
+    with pytest.raises(DeltaflError, match=r"the answer is not 4 finite numbers of at most 1e\+09"):
+        read_answer(reply_with(deltafl_census=lie), 4)
+
+
+def test_what_is_read() -> None:
+    assert read_answer(reply_with(deltafl_census=[1, 0, 0, -1]), 4) == (1.0, 0.0, 0.0, -1.0)
+    with pytest.raises(DeltaflError, match="add delta_mod to the ClientApp's mods"):
+        read_answer(reply_with(loss=1.0), 4)
+    with pytest.raises(DeltaflError, match="no reply in time"):
+        read_answer(None, 4)
+
+
+# Rounds
+
+
+@pytest.mark.parametrize("label", [SMALL, "census(by_norm=False)@local-pivotal@difference", "census@@innovation"])
+def test_rounds_are_those_of_the_core_bit_for_bit(label: str, flower_log: pytest.LogCaptureFixture) -> None:
+    grid = grid_of(7)
+    strategy, fed = played(label, grid, 5, server_optimizer="momentum")
+    assert asked(grid) == [(1, 1000 - i) for i in range(7)]
+    assert "Census: 7 of 7 clients answered in " in flower_log.text
+
+    population = Population.from_sizes([10 + 10 * i for i in range(7)])
+    plan = make_plan(label, population, 3, server_optimizer=strategy.rules.plan.server_optimizer, seed=4)
+    assert plan.sampler.census is not None
+    answers = expected_answers(7, plan.sampler.census)
+    assert answers_of(fed) == [tuple(answer_k.tolist()) for answer_k in answers]
+    plan = plan.with_census(answers)
+    state = init_round(plan, np.zeros(13))
+    for info in strategy.history:
+        cohort, sent = open_round(plan, state), fed.layout.rebuild(state.params_d, {})
+        received = [trained_by(client, sent) for client in cohort.client_n.tolist()]
+        updates = [update_of(sent, {n: a.astype(np.float32) for n, a in arrays.items()}) for arrays in received]
+        state, expected = close_round(plan, state, cohort, updates, Reports.make(3, loss=[1.0] * 3))
+        assert info.sum_of_weights == expected.sum_of_weights
+    assert np.array_equal(fed.params_d, state.params_d)
+    assert fed.params_d.any()
+
+
+def test_clients_with_a_memory_of_their_own_answer_without_it() -> None:
+    """The question names no memory: both forms of the estimator give the same models."""
+    models = [played(f"{SMALL}@cube@{name}", grid_of(6), 8)[1].params_d for name in ("innovation", "innovation-remote")]
+    np.testing.assert_allclose(models[0], models[1], rtol=1e-5, atol=1e-6)
+
+
+def test_newcomers_are_asked_when_they_come_and_nobody_twice() -> None:
+    grid = grid_of(4)
+
+    def join(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round == 2:
+            grid.configs |= configs(6)
+
+    _, fed = played(SMALL, grid, 5, start={"evaluate_fn": join})
+    assert asked(grid) == [*((1, 1000 - i) for i in range(4)), (3, 996), (3, 995)]
+    assert fed.unanswered() == []
+    census = cast(Census, fed.plan.sampler.census)
+    aux_mq = census.auxiliary(answers_of(fed), fed.plan.population.weight_m)
+    assert np.array_equal(cast(FloatArray, fed.plan.population.aux_mq), aux_mq)
+    assert np.array_equal(fed.current.control.control.aux_mq[:, 1:], aux_mq)
+
+
+def without_mod(message: Message, context: Context) -> Message | None:
+    return app_with([])(message, context)
+
+
+def failing(message: Message, context: Context) -> Message | None:
+    return Message(Error(2, "no data"), reply_to=message)
+
+
+def lying(answer: list[float]) -> Handler:
+    def reply(message: Message, context: Context) -> Message | None:
+        return Message(RecordDict({"x": MetricRecord({"deltafl-census": answer})}), reply_to=message)
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("handler", "times", "reason"),
+    [
+        (lambda message, context: None, 3, "no reply in time"),
+        (failing, 3, "error 2: no data"),
+        (without_mod, 1, "the reply holds no answer; add delta_mod to the ClientApp's mods"),
+        (lying([1e30] * 16), 1, "the answer is not 16 finite numbers"),
+    ],
+)
+def test_who_does_not_answer_counts_as_the_mean(
+    handler: Handler, times: int, reason: str, flower_log: pytest.LogCaptureFixture
+) -> None:
+    grid = grid_of(6)
+    grid.fail[997] = lambda message, context: (handler if is_question(message) else grid.app)(message, context)
+    strategy, fed = played(SMALL, grid, 5)
+    assert [round for round, node in asked(grid) if node == 997] == list(range(1, times + 1))
+    assert len(asked(grid)) == 5 + times
+    assert fed.unanswered() == ["client:hospital-3"]
+    aux_mq = cast(FloatArray, fed.plan.population.aux_mq)
+    assert not aux_mq[3].any()
+    assert np.delete(aux_mq, 3, axis=0).any(axis=1).all()
+    assert "census: client:hospital-3 counts as the mean of all: " + reason in flower_log.text
+    assert "Census: 5 of 6 clients answered" in flower_log.text
+    assert len(strategy.history) == 5
+    assert same_tree(fed.current.responded_m, fed.current.selected_m)  # silence in the census is no missed round
+
+
+def test_without_any_answer_the_rounds_are_those_of_sizes_alone() -> None:
+    _, fed = played(SMALL, grid_of(5, mods=[]), 4)
+    assert not cast(FloatArray, fed.plan.population.aux_mq).any()
+    assert fed.current.round == 4
+    assert fed.params_d.any()
+
+
+# Restarts
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_server_that_is_killed_in_its_first_round_does_not_ask_again(tmp_path: Path) -> None:
+    def interrupted(folder: Path, deadly: int | None) -> tuple[FakeGrid, Federation]:
+        grid = grid_of(6)
+
+        def deadly_mod(message: Message, context: Context) -> Message | None:
+            number = message.content.config_records["config"]["server-round"]
+            if number == deadly and not is_question(message):
+                raise Killed
+            return grid.app(message, context)
+
+        grid.fail = dict.fromkeys(grid.configs, deadly_mod)
+        with contextlib.suppress(Killed):
+            played(SMALL, grid, 5, state_path=folder)
+        deadly = None
+        return grid, played(SMALL, grid, 5, state_path=folder)[1]
+
+    _, through = interrupted(tmp_path / "through", None)
+    for deadly in (1, 3):
+        grid, again = interrupted(tmp_path / str(deadly), deadly)
+        assert len(asked(grid)) == 6
+        assert again.clients == through.clients
+        assert same_tree(again.current, through.current)
+
+
+def test_a_damaged_answer_is_none(tmp_path: Path) -> None:
+    """Nothing that a state file can hold of a client makes a plan impossible."""
+    rules = federation(SMALL, m=4).rules
+    infos: Any = [("x",) * 16, (1.0,) * 3, (float("nan"),) * 16, tuple(np.eye(16)[0].tolist()), tuple(np.eye(16)[1])]
+    plan = rules.plan_for({str(i): ClientInfo(5, aux) for i, aux in enumerate(infos)})
+    assert cast(FloatArray, plan.population.aux_mq).any(axis=1).tolist() == [False] * 3 + [True] * 2
+
+
+# The federation
+
+
+def test_an_answer_is_kept_while_its_client_changes_and_dropped_with_it() -> None:
+    fed = federation(SMALL, m=6)
+    before = answers_of(fed)
+    fed.admit({"client:1": ClientInfo(99), "client:2": ClientInfo(20)})
+    assert answers_of(fed) == before
+    assert fed.clients["client:1"].num_examples == 99
+    fed.forget(["client:4"])
+    assert answers_of(fed) == [*before[:4], before[5]]
+    rest = federation(SMALL)
+    admit(rest, {"client:1": 99, **{key: size for key, size in sizes_of(6).items() if key[-1] not in "14"}})
+    assert fed.current.sampler.value_mq.shape == (5, 2)
+
+
+def test_a_liar_is_selected_as_often_as_the_honest() -> None:
+    """1e30 x random, in 1000 draws: what is expected of each draw, and how often it comes true, is n w_i."""
+    fed = federation("census(size=16,by_norm=False)", m=6, weights="data")
+    rng = np.random.default_rng(0)
+    share_m = 3 * fed.plan.population.weight_m
+    assert share_m.max() < 1
+    for lie in (None, tuple((1e30 * rng.normal(size=16)).tolist())):
+        if lie is not None:
+            fed.answer({"client:4": lie})
+        drawn_m, draws = np.zeros(6), 1000
+        for number in range(draws):
+            fed.state = fed.current._replace(round=number)
+            cohort = fed.open(fed.keys)
+            np.testing.assert_allclose(cohort.expected_n, share_m[cohort.client_n], rtol=1e-9)
+            drawn_m[cohort.client_n] += 1
+        error_m = np.sqrt(share_m * (1 - share_m) / draws)
+        assert np.all(np.abs(drawn_m / draws - share_m) < 4 * error_m)
