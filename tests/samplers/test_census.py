@@ -12,7 +12,10 @@ from deltafl.io import read_json
 from deltafl.samplers.census import output_layer
 from deltafl.simulation import make_settings, run_single
 from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.engine import Engine
 from deltafl.simulation.settings import RunSettings
+from deltafl.simulation.training.serial import LocalWork
+from deltafl.tasks import make_task
 from deltafl.types import FloatArray, Params
 
 SMALL = "census(components=2,size=8)"
@@ -105,6 +108,20 @@ def test_epsilon_is_that_of_the_gaussian_mechanism(noise: float, delta: float) -
     known = accounting.get_epsilon_gaussian(noise / 2, delta)
     assert Census(noise=noise).epsilon(delta) == pytest.approx(known, rel=1e-6)
     assert Census().epsilon(delta) == np.inf
+
+
+@pytest.mark.parametrize(("noise", "least", "most"), [(0.0, 0.88, 0.94), (0.25, 0.6, 0.74), (1.0, 0.1, 0.35)])
+def test_how_much_an_answer_tells_of_the_labels(noise: float, least: float, most: float) -> None:
+    """Figures of docs/privacy.md, on digits: shares of labels, read from the bias' part of an answer."""
+    task, rng, census = make_task("digits", seed=0, num_clients=100), np.random.default_rng(1), Census(noise=noise)
+    engine = Engine(task, LocalWork(lr=0.05, epochs=2, batch_size=10), seed=0)
+    update_md = engine.train(engine.initial_params(), 0, np.arange(100)).update_nd
+    read_mc = (
+        np.array([census.answer(u, (640, 10), rng=rng) for u in update_md]) @ count_sketch(np.eye(650), 128, 0)[640:].T
+    )
+    share_mc = [np.bincount(task.dataset.train_y[rows], minlength=10) / len(rows) for rows in task.client_rows]
+    pairs = zip(read_mc, share_mc, strict=True)
+    assert least < np.mean([np.corrcoef(read_c, share_c)[0, 1] for read_c, share_c in pairs]) < most
 
 
 # Estimates
