@@ -1,14 +1,17 @@
 """The numbers that docs/theory.md and docs/theory-table-1.md state, computed here and looked up there."""
 
 import re
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from deltafl import Cohort, FedPracIS, KnownUpdates, Population, Reports
+from conftest import all_cohorts
+from deltafl import Census, Cohort, FedPracIS, KnownUpdates, Population, Reports, init_round, make_plan
 from deltafl.designs.exact import support
-from deltafl.designs.inclusion import draw_probabilities, inclusion_probabilities
+from deltafl.designs.inclusion import draw_probabilities, inclusion_probabilities, with_floor
+from deltafl.designs.table import draw_cohort
 from deltafl.types import FloatArray
 from reproduction.rates import counter_example
 from reproduction.toy import SCORES, WAYS, enumerate_toy, hand_picked
@@ -261,3 +264,181 @@ def test_the_table_is_whole_and_every_statement_has_a_section() -> None:
         if re.match(r"\| (theorem|lemma|corollar|remark|proposition)", line):
             assert set(re.findall(r"\d+", line.split("|")[-2])) <= sections
     assert set(re.findall(r"section (\d+)", TABLE)) <= sections
+
+
+# --- the census, twins, fixed order
+
+
+def drawn_error(
+    update_md: FloatArray, weight_m: FloatArray, score_m: FloatArray, n: int, value_mq: FloatArray
+) -> float:
+    """Mean of norm(D - ubar)^2 over 300 cohorts of the cube, no control."""
+    rng, total = np.random.default_rng(1), 0.0
+    for _ in range(300):
+        cohort = draw_cohort(score_m, n, "cube", rng, None, value_mq)
+        coef_n = weight_m[cohort.client_n] / cohort.expected_n
+        total += float(np.sum((coef_n @ update_md[cohort.client_n] - weight_m @ update_md) ** 2))
+    return total / 300
+
+
+def test_what_balance_leaves() -> None:
+    """Deville and Tille's formula against the cube; Neyman's gain; what a landing costs while B is not known."""
+    rng, m, n, q = np.random.default_rng(0), 60, 20, 3
+    weight_m, aux_mq = rng.dirichlet(np.full(m, 8.0)), rng.normal(size=(m, q))
+    aux_mq -= weight_m @ aux_mq
+    noise_md = rng.normal(size=(m, 5)) * rng.lognormal(0, 0.7, size=(m, 1)) / 2
+    slope_qd = rng.normal(size=(q, 5))
+    update_md, norm_m = aux_mq @ slope_qd + noise_md + 1, np.linalg.norm(noise_md, axis=1)
+
+    def left(pi_m: FloatArray, known_mq: FloatArray) -> float:
+        g_m = weight_m**2 * (1 - pi_m) / pi_m
+        x_mq = np.sqrt(g_m)[:, None] * np.column_stack([known_mq, pi_m / weight_m])
+        y_md = np.sqrt(g_m)[:, None] * update_md
+        return float(np.sum((y_md - x_mq @ np.linalg.lstsq(x_mq, y_md, rcond=None)[0]) ** 2)) * m / (m - q - 1)
+
+    damped_m = with_floor(weight_m * np.sqrt(0.5 * norm_m**2 + 0.5 * np.mean(norm_m**2)), 0.2)
+    found = {}
+    for name, score_m in (("weight", weight_m), ("neyman", weight_m * norm_m), ("census", damped_m)):
+        value_mq, pi_m = weight_m[:, None] * aux_mq, inclusion_probabilities(score_m, n)
+        found[name] = [drawn_error(y_md, weight_m, score_m, n, value_mq) for y_md in (update_md, noise_md)]
+        assert left(pi_m, aux_mq) < found[name][0]  # which the landing makes larger
+        if name == "weight":  # clients' residuals are about 0 in the mean, as when B and b are known
+            assert found[name][1] == pytest.approx(left(pi_m, aux_mq), rel=0.15)
+    ratios = {name: np.divide(both, found["weight"]) for name, both in found.items()}
+    assert 3 < ratios["neyman"][0] < 6 and 0.9 < ratios["census"][0] < 1.3
+    np.testing.assert_allclose([ratios["neyman"][1], ratios["census"][1]], [0.56, 0.75], atol=0.05)
+    states("have about 4 times the error", "0.56 of it", "it is 1.1 and 0.75")
+
+    even_m, n = np.full(m, 1 / m), 5  # nobody is capped
+    sums = [
+        np.sum(even_m**2 * (1 - pi_m) / pi_m * norm_m**2)
+        for pi_m in (inclusion_probabilities(even_m, n), inclusion_probabilities(even_m * norm_m, n))
+    ]
+    assert sums[0] - sums[1] == pytest.approx((even_m @ norm_m**2 - (even_m @ norm_m) ** 2) / n)
+
+    pi_m = inclusion_probabilities(weight_m, n)
+    g_m, lied_mq, shift_q = weight_m**2 * (1 - pi_m) / pi_m, aux_mq.copy(), np.array([3.0, -1.0, 2.0])
+    lied_mq[7] += shift_q  # at the honest B the residuals are those of noise_md
+    grown = np.sum(g_m * norm_m**2) + g_m[7] * (np.sum((noise_md[7] - shift_q @ slope_qd) ** 2) - norm_m[7] ** 2)
+    assert left(pi_m, aux_mq) < left(pi_m, lied_mq) < grown * m / (m - q - 1)
+
+
+def kept(part: float, sigma: float, k: int, m: float) -> float:
+    """Rho, the share of a component's variance that noise leaves."""
+    return max(0.0, (part**2 - k / m * sigma**4) / (part * (part + sigma**2)))
+
+
+@pytest.mark.parametrize(("part", "sigma", "k", "m"), [(0.5, 0.5, 32, 400), (0.5, 0.3, 128, 200), (0.3, 0.5, 32, 600)])
+def test_what_noise_leaves_of_a_component(part: float, sigma: float, k: int, m: int) -> None:
+    """Two kinds of clients, through the census itself; and far below the threshold nothing is left."""
+    kind_m = np.resize([1.0, -1.0], m)
+    direction_md = np.column_stack([np.sqrt(part) * kind_m, np.full(m, np.sqrt(1 - part))])
+
+    def found(census: Census, seed: int) -> float:
+        rng = np.random.default_rng(seed)
+        answers = [census.answer(direction_d, seed=3, rng=rng) for direction_d in direction_md]
+        return float(np.corrcoef(census.auxiliary(answers, np.full(m, 1 / m))[:, 0], kind_m)[0, 1] ** 2)
+
+    share = np.mean([found(Census(components=1, size=k, noise=sigma), seed) for seed in range(20)])
+    assert share == pytest.approx(kept(part, sigma, k, m), abs=0.035)
+    assert found(Census(components=1, size=k, noise=4.0), 0) < 0.1
+
+
+def test_the_table_of_noise() -> None:
+    """And epsilon against the integral of max(0, p - exp(epsilon) q) over two normal densities 2 apart."""
+    for sigma in (0.1, 0.25, 0.5, 1, 2):
+        epsilon = Census(noise=sigma).epsilon(1e-5)
+        shares = [kept(part, sigma, 128, m) for part in (0.5, 0.1) for m in (1e12, 100)]
+        states(f"| {sigma:g} | {epsilon:.1f} | {' | '.join(f'{share:.2f}' for share in shares)} |")
+        x, step = np.linspace(-12 * sigma, 12 * sigma, 2_000_001, retstep=True)
+        log_p, log_q = -((x / sigma) ** 2) / 2, -(((x - 2) / sigma) ** 2) / 2
+        excess = np.exp(log_p) * np.maximum(0, -np.expm1(np.minimum(0, epsilon + log_q - log_p)))
+        assert excess.sum() * step / (sigma * np.sqrt(2 * np.pi)) == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_liars_all_together() -> None:
+    update_m = np.array([1.0, 1.0, -1.0, -1.0])
+    errors = []
+    for aux in ([[0, 1], [0, -1], [1, 0], [-1, 0]], [[0.0]] * 4):
+        plan = make_plan("balanced", Population.from_sizes([1] * 4, aux=aux), 2)
+        cohorts = all_cohorts(plan, init_round(plan, np.zeros(1)), None)
+        errors.append(sum(chance * update_m[cohort.client_n].mean() ** 2 for chance, cohort in cohorts))
+    assert errors[0] == pytest.approx(2 * variance(update_m[:, None], np.full(4, 0.25), n=2)) == pytest.approx(1)
+    states(f"with error 1; uniform draws have {errors[1]:.3f}")
+    # The bound, for any draw of fixed size: here of some cohorts at random, with the pi that follow.
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        drawn_cm = np.array([rng.permutation([1] * 3 + [0] * 4) for _ in range(9)])
+        chance_c, y_md = rng.dirichlet(np.ones(9)), rng.normal(size=(7, 2))
+        pi_m = chance_c @ drawn_cm
+        y_md, pi_m, drawn_cm = y_md[pi_m > 0], pi_m[pi_m > 0], drawn_cm[:, pi_m > 0]
+        error = chance_c @ np.sum((drawn_cm @ (y_md / pi_m[:, None]) - y_md.sum(axis=0)) ** 2, axis=1)
+        with_replacement = (np.sum(y_md**2 / (pi_m / 3)[:, None]) - np.sum(y_md.sum(axis=0) ** 2)) / 3
+        assert error <= 3 * with_replacement * (1 + 1e-12)
+
+
+def test_directions_tell_more_than_labels() -> None:
+    """Two styles of writing two classes, and two clients whose updates are ten times as long."""
+    share_m, style_m = np.repeat([0.8, 0.8, -0.8, -0.8], 12), np.repeat([1, -1, 1, -1], 12)
+    one_step = np.column_stack([np.ones(48), share_m * style_m, share_m])
+    for t, s, step_d in zip(share_m, style_m, one_step, strict=True):  # gradient of logistic loss at 0, by examples
+        inputs, y = np.array([[1.0, s, 1.0], [-1.0, s, 1.0]]), np.array([1, -1])
+        np.testing.assert_allclose(((1 + t * y) / 2 * y / 2) @ inputs, step_d / 2)
+    update_md = np.zeros((50, 5))
+    update_md[:48, :3] = one_step
+    update_md[[48, 49], [3, 4]] = 10 * np.linalg.norm(one_step[0])
+    weight_m, census = np.full(50, 1 / 50), Census(components=2)
+    centred_md = update_md - update_md.mean(axis=0)
+    update_m2 = (centred_md @ np.linalg.eigh(centred_md.T @ centred_md)[1])[:, ::-1][:, :2]
+    uniform = float(update_md[:, :3].var(axis=0).sum()) * 50 / 49 * (1 - 10 / 50) / 10
+    answers = census.auxiliary([census.answer(update_d) for update_d in update_md], weight_m)
+    label_m1 = np.append(share_m, [0, 0])[:, None]
+    seen = [
+        drawn_error(update_md[:, :3], weight_m, weight_m, 10, value_mq) / uniform
+        for value_mq in (label_m1, answers, update_m2)
+    ]
+    np.testing.assert_allclose(seen, [0.55, 0.07, 1.0], atol=0.08)
+    states("0.55 balanced on shares, 0.07 on the census and 1.0 on components of updates")
+
+
+def test_twins_of_each_client_and_of_each_class() -> None:
+    share_m = np.arange(5) / 4
+
+    def update(share: FloatArray | float, steps: int) -> FloatArray:
+        """Gradient descent on share (x - 1)^2 / 2 + (1 - share) 3 (x + 1)^2 / 2 from 0, step by step."""
+        x = np.zeros_like(share_m * share)
+        for _ in range(steps):
+            x = x - (share * (x - 1) + 3 * (1 - share) * (x + 1)) / 4
+        return x
+
+    for steps in (1, 10):
+        own_m = update(share_m, steps)
+        class_m = share_m * update(1.0, steps)[0] + (1 - share_m) * update(0.0, steps)[0]
+        beta = own_m @ class_m / (class_m @ class_m)
+        left = np.sum((own_m - beta * class_m) ** 2) / np.sum(own_m**2)
+        assert left == pytest.approx(1 - (own_m @ class_m) ** 2 / np.sum(own_m**2) / np.sum(class_m**2), abs=1e-12)
+        assert left <= min(np.sum((own_m - b * class_m) ** 2) for b in np.linspace(0, 2, 41)) / np.sum(own_m**2)
+        balanced = 1 - np.corrcoef(own_m, share_m)[0, 1] ** 2
+        if steps == 1:
+            np.testing.assert_allclose([left, balanced], 0, atol=1e-12)
+    states(f"$u = {own_m[2]:.4f}$, its class twin ${class_m[2]:.4f}$", f"leave {left:.3f} of", f"shares {balanced:.3f}")
+    rng = np.random.default_rng(3)
+    u_md = rng.normal(size=(4000, 5))
+    c_md = u_md + 0.5 * rng.normal(size=(4000, 5))
+    assert np.sum(u_md * c_md) / np.sum(c_md**2) == pytest.approx(1 / 1.25, abs=0.02)
+    assert np.sum(u_md * c_md) ** 2 / np.sum(u_md**2) / np.sum(c_md**2) == pytest.approx(1 / 1.25, abs=0.02)
+
+
+def test_where_a_fixed_order_settles() -> None:
+    def settled(order: tuple[int, ...]) -> float:
+        x = 0.0
+        for _ in range(100):
+            for b in order:
+                x -= 0.1 * (x - b)
+        return x
+
+    every = np.mean([settled(order) for order in permutations(range(4))])
+    assert every == pytest.approx(1.5)
+    states(
+        f"settles at {settled((0, 1, 2, 3)):.3f}", "the mean is 1.5", f"two steps it settles at {settled((0, 1)):.3f}"
+    )

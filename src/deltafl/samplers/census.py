@@ -9,7 +9,7 @@ docs/theory.md, section 11, has the argument.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import erf, exp, prod, sqrt
+from math import erfc, exp, prod, sqrt
 from typing import ClassVar
 
 import numpy as np
@@ -100,7 +100,7 @@ class Census:
         """Epsilon of one answer: local differential privacy of the update, and so of all of the client's data.
 
         Answers without noise have length 1, so that no two are further apart than 2: the Gaussian mechanism with that
-        sensitivity, exactly (Balle and Wang 2018, theorem 8). Infinite without noise.
+        sensitivity, exactly (Balle and Wang 2018, theorem 8). Infinite without noise, and instead of more than 512.
 
         Args:
             delta: In (0, 1).
@@ -118,9 +118,9 @@ class Census:
         def excess(epsilon: float) -> float:
             return _normal(ratio / 2 - epsilon / ratio) - exp(epsilon) * _normal(-ratio / 2 - epsilon / ratio) - delta
 
-        low, high = 0.0, 1.0
-        while excess(high) > 0 and high < 500:
-            low, high = high, 2 * high
+        low, high = 0.0, 512.0
+        if excess(high) > 0:
+            return float("inf")
         for _ in range(60):
             middle = (low + high) / 2
             low, high = (middle, high) if excess(middle) > 0 else (low, middle)
@@ -149,7 +149,7 @@ def _read(answer: npt.ArrayLike | None, size: int) -> FloatArray:
 
 def _normal(x: float) -> float:
     """The standard normal distribution function."""
-    return (1 + erf(x / sqrt(2))) / 2
+    return erfc(-x / sqrt(2)) / 2
 
 
 def output_layer(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
