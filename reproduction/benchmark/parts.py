@@ -45,7 +45,7 @@ class Part(BaseModel):
     seeds: Count  # test seeds are 0, 1, ..., seeds - 1
     probe_every: Count | None = None  # rounds between two probes of test seed 0; None for none
     tuning_validation: Annotated[float, Field(gt=0, lt=1)] = 0.2  # share of training examples that tuning judges by
-    needs: str = ""  # what is missing here, of a part that is owed
+    needs: str = ""  # why a part is owed; it is played only if it is named
     variants: dict[str, dict[str, Any]] = {}  # settings of the methods that are named LABEL+VARIANT
 
     @model_validator(mode="after")

@@ -196,7 +196,8 @@ def play(parts: Sequence[Part], request: Request, on_progress: OnProgress) -> Re
     for name in request.parts or ():
         if name not in known:
             raise unknown_name("part", name, known)
-    for part in parts if request.parts is None else map(known.__getitem__, request.parts):
+    named = [part.name for part in parts if not part.needs] if request.parts is None else request.parts
+    for part in map(known.__getitem__, named):
         methods = _runnable(part, store, reasons)
         while jobs := [job for job in tuning_jobs(part, methods, store) if store.tuned(part, job) is None]:
             run_jobs(jobs, request.out, request.processes, on_progress)

@@ -139,6 +139,16 @@ def test_a_method_that_cannot_run_is_named_and_the_others_run(tmp_path: Path, ra
     assert "digits/uniform-seed0" in ran
 
 
+def test_a_part_that_is_owed_is_played_only_by_name(tmp_path: Path, ran: list[str]) -> None:
+    small = {"methods": ["uniform"], "rates": [0.1], "extensions": 0}
+    parts = {"digits": {"tier": "all"}, "later": {"tier": "all", "needs": "a week"}}
+    experiment = tiny(parts, horizon=2, seeds=1, tiers={"all": small})
+    assert "- later: no test run is done (a week)" in reproduced(tmp_path, experiment)
+    assert not any(key.startswith("later") for key in ran)
+    reproduced(tmp_path, experiment, parts=("later",))
+    assert "later/uniform-seed0" in ran
+
+
 def test_a_part_without_its_data_is_left_out(tmp_path: Path, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DELTAFL_DATA", raising=False)
     lost = {"tier": "all", "task": "unipen62", "partition": "writer", "seeds": 1}
