@@ -172,7 +172,7 @@ class BalancedInnovation(Sampler):
         oracle: Oracle | None = None,
     ) -> Cohort:
         """Draw by innovation's scores, balanced."""
-        score_m = with_floor(state.seen.weight_m * self.score._residual(state.seen, n), self.score.floor)
+        score_m = with_floor(state.seen.weight_m * self.score.residual(state.seen, n), self.score.floor)
         return draw_cohort(score_m, n, "cube", rng, available_m, state.value_mq)
 
     def update(self, state: KnownAndSeen, cohort: Cohort, reports: Reports) -> KnownAndSeen:

@@ -115,12 +115,11 @@ class Plan:
         return find_estimator(self.estimator)
 
     def with_census(self, answers: Sequence[npt.ArrayLike | None] | FloatArray) -> "Plan":
-        """The plan with auxiliary variables made of every client's answer to ``sampler.census``; None for no answer."""
+        """The plan after a census: ``answers`` has that of each client to ``sampler.census``, or None."""
         census = self.sampler.census
         if census is None:
             raise DeltaflError(f"{type(self.sampler).__name__} asks for no census; write the sampler 'census'")
-        aux_mq = census.auxiliary(answers, self.population.weight_m)
-        return replace(self, population=self.population._replace(aux_mq=aux_mq))
+        return replace(self, population=census.population(self.population, answers))
 
     def response_rates(self, state: "RoundState", client_k: IntArray | None = None) -> FloatArray:
         """q_i = max(floor, (responded_i + 1) / (selected_i + 1)) of some clients, float64 (k,), or of all.

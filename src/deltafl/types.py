@@ -46,6 +46,7 @@ class Population(NamedTuple):
     weight_m: FloatArray  #: >= 0, sum 1
     num_examples_m: IntArray  #: >= 1, sizes of the clients' data
     aux_mq: FloatArray | None = None  #: auxiliary variables
+    norm_m: FloatArray | None = None  #: norms of updates of the initial model, from a census; NaN where unknown
 
     @property
     def num_clients(self) -> int:

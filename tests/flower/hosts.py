@@ -45,7 +45,7 @@ def admit(fed: Federation, sizes: dict[str, int]) -> None:
     fed.admit({key: ClientInfo(size, shares[key]) for key, size in sizes.items()})
     census = fed.plan.sampler.census
     if census is not None:
-        numbers = {key: stream(0, "data", client=sizes[key]).normal(size=census.size) for key in fed.unanswered()}
+        numbers = {key: stream(0, "data", client=sizes[key]).normal(size=census.length) for key in fed.unanswered()}
         fed.answer({key: tuple(answer_k.tolist()) for key, answer_k in numbers.items()})
 
 

@@ -1,12 +1,13 @@
 """The census: answers, auxiliary variables, privacy, and estimates that stay unbiased whatever is answered."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from conftest import all_cohorts, make_problem, play
-from deltafl import Census, DeltaflError, Plan, close_round, init_round, make_plan, make_sampler
+from deltafl import Census, DeltaflError, Plan, Population, close_round, init_round, make_plan, make_sampler, open_round
 from deltafl.estimators.sketch import count_sketch
 from deltafl.io import read_json
 from deltafl.samplers.census import output_layer
@@ -21,6 +22,15 @@ from deltafl.types import FloatArray, Params
 SMALL = "census(components=2,size=8)"
 
 
+def auxiliary(census: Census, answers: Any, weight_m: FloatArray) -> FloatArray:
+    """The auxiliary variables where answers are sketches without a norm."""
+    told = [np.append(answer, 0.0) if np.ndim(answer) == 1 else answer for answer in answers]
+    population = Population(weight_m, np.ones(len(weight_m), dtype=np.int64))
+    aux_mq = census.population(population, told).aux_mq
+    assert aux_mq is not None
+    return aux_mq
+
+
 def answers_of(plan: Plan, update_md: Params) -> list[FloatArray]:
     assert plan.sampler.census is not None
     return [plan.sampler.census.answer(update_d) for update_d in update_md]
@@ -33,16 +43,19 @@ def test_an_answer_is_the_sketch_of_each_tensors_direction() -> None:
     update_d = np.array([9.0, 9.0, 3.0, 4.0, -0.5])
     expected_k = count_sketch(np.array([[0.6, 0.8, -1.0]]), 16, seed=4)[0]
     answer_k = Census(size=16).answer(update_d, tensors=(2, 1), seed=4)
-    np.testing.assert_allclose(answer_k, expected_k / np.linalg.norm(expected_k), rtol=1e-12)
+    np.testing.assert_allclose(answer_k[:-1], expected_k / np.linalg.norm(expected_k), rtol=1e-12)
+    assert answer_k[-1] == pytest.approx(np.linalg.norm(update_d))
     louder = update_d * [1, 1, 1e200, 1e200, 1e-200]  # only directions count, and nothing overflows
-    np.testing.assert_allclose(Census(size=16).answer(louder, tensors=(2, 1), seed=4), answer_k, rtol=1e-12)
+    np.testing.assert_allclose(Census(size=16).answer(louder, tensors=(2, 1), seed=4)[:-1], answer_k[:-1], rtol=1e-12)
 
 
 def test_an_update_without_direction_or_number() -> None:
-    assert Census(size=3).answer(np.zeros(5)).tolist() == [0, 0, 0]
-    assert np.isnan(Census(size=3).answer([1.0, np.inf])).all()
+    assert Census(size=3).answer(np.zeros(5)).tolist() == [0, 0, 0, 0]
+    assert np.isnan(Census(size=3).answer([1.0, np.inf])[:-1]).all()
     with pytest.raises(DeltaflError, match="last 9 parameters of an update of 5"):
         Census().answer(np.ones(5), tensors=(8, 1))
+    hidden_k = Census(size=3, noise=0.5).answer(np.ones(5), rng=np.random.default_rng(0))
+    assert hidden_k[-1] == 0  # its norm would tell more than epsilon says
     with pytest.raises(DeltaflError, match="generator"):
         Census(noise=1.0).answer(np.ones(5))
 
@@ -62,8 +75,8 @@ def test_auxiliary_variables_are_principal_components() -> None:
     rng = np.random.default_rng(0)
     update_md, weight_m = rng.normal(size=(30, 40)), rng.dirichlet(np.ones(30))
     census = Census(components=4, size=64)
-    answer_mk = np.array([census.answer(update_d) for update_d in update_md])
-    aux_mq = census.auxiliary(answer_mk, weight_m)
+    answer_mk = np.array([census.answer(update_d)[:-1] for update_d in update_md])
+    aux_mq = auxiliary(census, answer_mk, weight_m)
     np.testing.assert_allclose(weight_m @ aux_mq, 0, atol=1e-12)
     assert weight_m @ (aux_mq**2).sum(axis=1) == pytest.approx(1)
     # A slow twin: singular vectors of sqrt(w) (a - mean).
@@ -77,25 +90,25 @@ def test_no_answer_counts_as_the_mean_and_a_long_one_as_any_other() -> None:
     census, rng, weight_m = Census(components=3, size=5), np.random.default_rng(1), np.full(8, 1 / 8)
     answer_mk = rng.normal(size=(8, 5))
     answer_mk /= np.linalg.norm(answer_mk, axis=1, keepdims=True)
-    honest_mq = census.auxiliary(answer_mk, weight_m)
+    honest_mq = auxiliary(census, answer_mk, weight_m)
     longer = [answer_k * 10.0**i for i, answer_k in enumerate(answer_mk)]
-    np.testing.assert_allclose(census.auxiliary(longer, weight_m), honest_mq, atol=1e-12)
+    np.testing.assert_allclose(auxiliary(census, longer, weight_m), honest_mq, atol=1e-12)
     bad: list[object] = [*answer_mk[:4], None, [1.0] * 6, [np.nan] * 5, "text"]
-    aux_mq = census.auxiliary(bad, weight_m)  # type: ignore[arg-type]
+    aux_mq = auxiliary(census, bad, weight_m)
     assert not aux_mq[4:].any()
     assert aux_mq[:4].any()
     np.testing.assert_allclose(weight_m @ aux_mq, 0, atol=1e-12)
-    assert not census.auxiliary([None] * 8, weight_m).any()
+    assert not auxiliary(census, [None] * 8, weight_m).any()
     with pytest.raises(DeltaflError, match="7 answers, not one for each of 8"):
-        census.auxiliary(answer_mk[:7], weight_m)
+        auxiliary(census, answer_mk[:7], weight_m)
 
 
 def test_signs_of_components_do_not_hang_on_the_machine() -> None:
     """With the axes pointing to their largest entry, a newcomer does not turn what the regression has learnt."""
     census, rng = Census(components=2, size=6), np.random.default_rng(2)
     answer_mk = rng.normal(size=(40, 6)) * [9, 4, 1, 1, 1, 1]
-    before_mq = census.auxiliary(answer_mk[:39], np.full(39, 1 / 39))
-    after_mq = census.auxiliary(answer_mk, np.full(40, 1 / 40))
+    before_mq = auxiliary(census, answer_mk[:39], np.full(39, 1 / 39))
+    after_mq = auxiliary(census, answer_mk, np.full(40, 1 / 40))
     np.testing.assert_allclose(after_mq[:39], before_mq, atol=0.3)
 
 
@@ -135,7 +148,7 @@ def test_estimates_are_unbiased_whatever_is_answered(label: str, liar: float | N
     plan = make_plan(label, problems[0].population, 3)
     answers = answers_of(plan, problems[0].update_md)
     if liar is not None:
-        answers[3] = np.full(8, liar)
+        answers[3] = np.full(9, liar)
     plan = plan.with_census(answers)
     assert plan.sampler.unbiased
     first = init_round(plan, np.zeros(3))
@@ -149,14 +162,33 @@ def test_estimates_are_unbiased_whatever_is_answered(label: str, liar: float | N
 
 def test_a_liar_is_selected_as_often_as_it_would_be_without_scores() -> None:
     problem = make_problem([3, 1, 2, 5, 2, 4], d=3)
-    plan = make_plan("census(size=8,by_norm=False)", problem.population, 3)
+    plan = make_plan("census(by_norm=False)", problem.population, 3)
     answers = answers_of(plan, problem.update_md)
-    for lie in (answers[3], -answers[3], np.full(8, 1e9)):
+    for lie in (answers[3], -answers[3], np.full(129, 1e9)):
         plan = plan.with_census([*answers[:3], lie, *answers[4:]])
         share_m = np.zeros(6)
         for chance, cohort in all_cohorts(plan, init_round(plan, np.zeros(3)), None):
             share_m[cohort.client_n] += chance
         np.testing.assert_allclose(share_m, 3 * problem.population.weight_m, rtol=1e-9)
+
+
+def test_norms_say_whom_to_ask_first() -> None:
+    """pi_i of the first round is w_i sqrt(shrink + (1 - shrink) norm^2 / mean norm^2), scaled; then visits count."""
+    update_md = np.diag([1.0, 1, 1, 2, 1, 1]).astype(np.float32)
+    plan = make_plan("census(components=1,floor=0)@systematic", [1] * 6, 2)
+    plan = plan.with_census([*answers_of(plan, update_md)[:5], None])
+    state = init_round(plan, np.zeros(6))
+    score_m = np.sqrt(0.5 + 0.5 * np.array([1, 1, 1, 4, 1, 1.6]) / 1.6)
+    np.testing.assert_allclose(plan.sampler.scores(state.sampler, None, 2, None), score_m / score_m.sum())  # type: ignore[attr-defined]
+    # A norm out of the blue is selected for certain once, and no longer when it was seen.
+    liar = plan.with_census([*answers_of(plan, update_md)[:5], np.append(np.ones(128), 1e300)])
+    state = init_round(liar, np.zeros(6))
+    for _ in range(6):
+        cohort = open_round(liar, state)
+        state, _ = close_round(liar, state, cohort, update_md[cohort.client_n])
+    assert int(state.selected_m[5]) <= 4
+    first = open_round(liar, init_round(liar, np.zeros(6)))
+    assert (first.expected_n <= 1).all()
 
 
 def test_a_plan_says_what_is_missing() -> None:
@@ -179,7 +211,7 @@ def run(folder: Path, **changes: object) -> RunDirectory:
 def test_a_run_begins_with_a_census_that_is_paid_for(tmp_path: Path) -> None:
     lines = list(run(tmp_path / "a").lines("rounds.jsonl"))
     assert lines[0]["answers"] == 20
-    assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (20 * 650 * 4, 20 * 128 * 8)
+    assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (20 * 650 * 4, 20 * 129 * 8)
     timings = list(RunDirectory(tmp_path / "a").lines("timings.jsonl"))
     assert timings[0]["cpu_seconds"] > 0
     # Nobody's share of labels is looked at: without any the rounds are the same.
@@ -201,7 +233,7 @@ def test_an_interrupted_run_keeps_its_answers(tmp_path: Path) -> None:
         run_single(settings, tmp_path / "part", stop)
     answers = RunDirectory(tmp_path / "part").census()
     assert answers is not None
-    assert answers.shape == (20, 128)
+    assert answers.shape == (20, 129)
     run_single(settings, tmp_path / "part", lambda done: None)
     assert list(RunDirectory(tmp_path / "part").lines("rounds.jsonl")) == whole
 

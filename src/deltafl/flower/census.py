@@ -38,8 +38,8 @@ class CensusTaker:
         asked = [key for key in federation.unanswered() if key in nodes and self._asked[key] < _MOST]
         if census is None or not asked:
             return False
-        began, size = time.monotonic(), census.size
-        question = content_with(content, CENSUS, [float(size), census.noise])
+        began, length = time.monotonic(), census.length
+        question = content_with(content, CENSUS, [float(census.size), census.noise])
         log(INFO, "Census: %d clients are asked for their answer", len(asked))
         ttl, group = timeout + TTL_GRACE, str(federation.current.round + 1)
         sent = [(key, Message(question, nodes[key], MessageType.TRAIN, ttl=ttl, group_id=group)) for key in asked]
@@ -48,14 +48,14 @@ class CensusTaker:
         for key in asked:
             reply = replies.get(key)
             try:
-                answers[key] = read_answer(reply, size)
+                answers[key] = read_answer(reply, length)
             except DeltaflError as error:
                 faults.setdefault(str(error), []).append(key)
                 self._asked[key] += 1 if reply is None or reply.has_error() else _MOST
         federation.answer(answers)
         for fault, keys in faults.items():
             log(WARNING, "\tcensus: %s counts as the mean of all: %s", ", ".join(keys), fault)
-        down, up = len(asked) * content.array_records["arrays"].count_bytes(), len(answers) * 8 * size
+        down, up = len(asked) * content.array_records["arrays"].count_bytes(), len(answers) * 8 * length
         text = "Census: %d of %d clients answered in %.3g s; %.3g MB were sent to them, %.3g MB came back"
         log(INFO, text, len(answers), len(asked), time.monotonic() - began, down / 1e6, up / 1e6)
         return bool(answers)

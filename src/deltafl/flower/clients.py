@@ -17,7 +17,7 @@ from ..types import FloatArray
 
 _PER_CLIENT = re.compile(r"_m[a-z]?$")
 #: Arrays that depend on the population alone are computed again.
-_FROM_POPULATION = {"weight_m", "score_m", "size_m", "aux_mq", "value_mq", "count_mc"}
+_FROM_POPULATION = {"weight_m", "score_m", "size_m", "aux_mq", "value_mq", "prior_m", "count_mc"}
 #: Scores that only increase: a newcomer that started at zero would stay behind for as long as the run is old.
 _CUMULATIVE = {"total_m"}
 

@@ -164,7 +164,7 @@ class Federation:
     def unanswered(self) -> list[str]:
         """Clients that have not answered the census; nobody where there is none."""
         census = self.plan.sampler.census
-        return [key for key, info in self.clients.items() if census is not None and len(info.aux) != census.size]
+        return [key for key, info in self.clients.items() if census is not None and len(info.aux) != census.length]
 
     def answer(self, answers: Mapping[str, tuple[float, ...]]) -> None:
         """Take clients' answers to the census; their auxiliary variables are made anew of all answers."""

@@ -8,6 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ..arrays import Arrays
 from ..errors import DeltaflError
+from ..samplers.census import LARGEST_NORM
 from ..types import RoundInfo
 from . import client
 from .federation import ClientReply, Federation
@@ -17,8 +18,8 @@ Metrics = dict[str, int | float | list[int] | list[float]]
 
 #: Names under which clients report their loss: ours, Flower's usual one, and its spelling with a hyphen.
 LOSS_NAMES = (client.LOSS, "train_loss", "train-loss")
-#: In an answer to a census, which has length 1 before there is noise.
-_LARGEST_NUMBER = 1e9
+#: In an answer to a census, in update units.
+_LARGEST_NUMBER = LARGEST_NORM
 
 
 def by_recipient(sent: Iterable[tuple[Key, Message]], replies: Iterable[Message]) -> dict[Key, Message]:
@@ -66,7 +67,7 @@ def read_reply(reply: Message) -> ClientReply:
     )
 
 
-def read_answer(reply: Message | None, size: int) -> tuple[float, ...]:
+def read_answer(reply: Message | None, length: int) -> tuple[float, ...]:
     """A client's answer to a census; a ``DeltaflError`` says why there is none."""
     fault = "no reply in time" if reply is None else fault_of(reply)
     if reply is None or fault is not None:
@@ -75,8 +76,8 @@ def read_answer(reply: Message | None, size: int) -> tuple[float, ...]:
     if answer is None:
         raise DeltaflError("the reply holds no answer; add delta_mod to the ClientApp's mods")
     numbers = answer if isinstance(answer, list) else []
-    if len(numbers) != size or not all(abs(number) <= _LARGEST_NUMBER for number in numbers):
-        raise DeltaflError(f"the answer is not {size} finite numbers of at most {_LARGEST_NUMBER:.0e}")
+    if len(numbers) != length or not all(abs(number) <= _LARGEST_NUMBER for number in numbers):
+        raise DeltaflError(f"the answer is not {length} finite numbers of at most {_LARGEST_NUMBER:.0e}")
     return tuple(map(float, numbers))
 
 

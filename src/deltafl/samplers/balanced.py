@@ -5,6 +5,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from ..designs.inclusion import with_floor
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
 from .census import Census
@@ -18,6 +19,7 @@ class BalancedState(NamedTuple):
     """What the draws go by."""
 
     visits: CentredState
+    prior_m: FloatArray  # what squared residuals of clients not seen yet are taken to be proportional to
     value_mq: FloatArray  # w_i x_i, x_i the centred auxiliary variables on the axes in which clients differ
 
 
@@ -52,14 +54,24 @@ class Balanced(Centred):
                 "update u of every client, then plan = plan.with_census(answers)"
             )
         value_mq = np.zeros((len(weight_m), 0)) if aux_mq is None else weight_m[:, None] * _varying(aux_mq, weight_m)
-        return BalancedState(super().init(population), value_mq)
+        return BalancedState(super().init(population), self._prior(population), value_mq)
+
+    def _prior(self, population: Population) -> FloatArray:
+        """Squares of the census's norms over their mean, drawn towards it like those of later visits."""
+        norm_m = np.full(population.num_clients, np.nan) if population.norm_m is None else population.norm_m
+        if np.isnan(norm_m).all():
+            return np.ones(len(norm_m))
+        square_m = (norm_m / np.nanmax(norm_m)) ** 2
+        mean = np.nanmean(square_m)
+        return np.asarray((1 - self.shrink) * np.where(np.isnan(norm_m), mean, square_m) / mean + self.shrink)
 
     def scores(  # type: ignore[override]
         self, state: BalancedState, available_m: BoolArray | None, n: int, oracle: Oracle | None
     ) -> FloatArray:
         if not self.by_norm:
             return state.visits.weight_m
-        return super().scores(state.visits, available_m, n, oracle)
+        residual_m = self.residual(state.visits, n, state.prior_m)
+        return with_floor(state.visits.weight_m * residual_m, self.floor, available_m=available_m)
 
     def values(self, state: BalancedState) -> FloatArray:  # type: ignore[override]
         return state.value_mq

@@ -1,10 +1,10 @@
 """Census: a few numbers of every client, asked for once, before the first round.
 
 Two-phase sampling (Neyman 1938): phase one asks everyone for something cheap, phase two samples with it. Every client
-does its usual local work on the initial model and answers with a sketch of the *direction* of its update. The principal
-components of the answers become auxiliary variables, so that cohorts can be balanced on what the clients' data are like
-without asking for labels. Whatever a client answers, estimates stay unbiased: an answer moves cohorts, no weight.
-docs/theory.md, section 11, has the argument.
+does its usual local work on the initial model and answers with a sketch of the *direction* of its update, and with the
+update's norm. The principal components of the sketches become auxiliary variables, so that cohorts can be balanced on
+what the clients' data are like without asking for labels; the norms say whom to ask first. Whatever a client answers,
+estimates stay unbiased: an answer moves cohorts, no weight. docs/theory.md, section 11, has the argument.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,10 @@ import numpy.typing as npt
 
 from ..errors import DeltaflError, check_ranges
 from ..estimators.sketch import count_sketch
-from ..types import FloatArray
+from ..types import FloatArray, Population
+
+#: Norms are squared and summed.
+LARGEST_NORM = 1e100
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,9 @@ class Census:
 
     Attributes:
         components: q >= 1, auxiliary variables that are made of the answers.
-        size: k, numbers of an answer, 1 to 128.
-        noise: sigma >= 0, standard deviation of the normal noise that a client adds to each number of its answer, which
-            has length 1 without it. ``epsilon`` says what that hides.
+        size: k, numbers of a sketch, 1 to 128; an answer has one more, the norm.
+        noise: sigma >= 0, standard deviation of the normal noise that a client adds to each number of its sketch, which
+            has length 1 without it; then the norm is not told. ``epsilon`` says what that hides.
     """
 
     components: int = 10
@@ -39,6 +42,11 @@ class Census:
     def __post_init__(self) -> None:
         check_ranges(self, self.ranges)
 
+    @property
+    def length(self) -> int:
+        """How many numbers an answer has."""
+        return self.size + 1
+
     def answer(
         self,
         update: npt.ArrayLike,
@@ -46,7 +54,7 @@ class Census:
         seed: int = 0,
         rng: np.random.Generator | None = None,
     ) -> FloatArray:
-        """A client's answer, float64 (size,): the sketch of v / norm(v), with noise if there is any.
+        """A client's answer, float64 (size + 1,): the sketch of v, scaled to length 1, and norm(u), 0 if not told.
 
         v is made of the last ``tensors`` of the update u, each divided by its own norm. That way an output layer's bias
         says as much as its weights, and no layer drowns the others.
@@ -65,25 +73,31 @@ class Census:
         with np.errstate(over="ignore", invalid="ignore"):
             parts = np.split(update_d[len(update_d) - ends[-1] :], ends[:-1])
             direction_d = np.concatenate([_unit(part) for part in parts])
-            answer_k = _unit(count_sketch(direction_d[None], self.size, seed)[0])
+            sketch_k = _unit(count_sketch(direction_d[None], self.size, seed)[0])
+            norm = float(np.linalg.norm(update_d))
         if self.noise == 0:
-            return answer_k
+            return np.append(sketch_k, norm)
         if rng is None:
             raise DeltaflError("an answer with noise needs a generator: write rng=np.random.default_rng()")
-        return answer_k + rng.normal(scale=self.noise, size=self.size)
+        return np.append(sketch_k + rng.normal(scale=self.noise, size=self.size), 0.0)
 
-    def auxiliary(self, answers: Sequence[npt.ArrayLike | None] | FloatArray, weight_m: FloatArray) -> FloatArray:
-        """The auxiliary variables, float64 (m, components), of mean 0 and mean squared norm 1, w_i the weights.
+    def population(self, population: Population, answers: Sequence[npt.ArrayLike | None] | FloatArray) -> Population:
+        """The population with auxiliary variables and norms from every client's answer, in the clients' order.
 
-        Every answer counts with length 1, whatever was sent, and as the weighted mean of all where there is none: None,
-        numbers that are not finite, or a list of another length. They are the first principal components, in order of
-        their variance, then zeros.
+        The auxiliary variables, (m, components), are the first principal components of the sketches in the order of
+        their variance, then zeros, of mean 0 and mean squared norm 1 under the weights w_i. Every sketch counts with
+        length 1, whatever was sent. Where there is no answer (None, numbers that are not finite, a list of another
+        length) the variables are those of the mean client, 0, and the norm is NaN.
         """
-        answer_mk = np.full((len(weight_m), self.size), np.nan)
+        weight_m = population.weight_m
         if len(answers) != len(weight_m):
             raise DeltaflError(f"the census has {len(answers)} answers, not one for each of {len(weight_m)} clients")
-        for answer_k, answer in zip(answer_mk, answers, strict=True):
-            answer_k[:] = _read(answer, self.size)
+        answer_mk = np.array([_read(answer, self.length) for answer in answers])
+        norm_m = np.where(answer_mk[:, -1] > 0, np.minimum(answer_mk[:, -1], LARGEST_NORM), np.nan)
+        sketch_mk = np.array([_unit(answer_k) for answer_k in answer_mk[:, :-1]])
+        return population._replace(aux_mq=self._components(sketch_mk, weight_m), norm_m=norm_m)
+
+    def _components(self, answer_mk: FloatArray, weight_m: FloatArray) -> FloatArray:
         here_m = np.isfinite(answer_mk).all(axis=1) & (weight_m > 0)
         aux_mq = np.zeros((len(weight_m), self.components))
         if not here_m.any():
@@ -99,7 +113,7 @@ class Census:
     def epsilon(self, delta: float) -> float:
         """Epsilon of one answer: local differential privacy of the update, and so of all of the client's data.
 
-        Answers without noise have length 1, so that no two are further apart than 2: the Gaussian mechanism with that
+        Sketches without noise have length 1, so that no two are further apart than 2: the Gaussian mechanism with that
         sensitivity, exactly (Balle and Wang 2018, theorem 8). Infinite without noise, and instead of more than 512.
 
         Args:
@@ -137,14 +151,14 @@ def _unit(part: FloatArray) -> FloatArray:
 
 
 def _read(answer: npt.ArrayLike | None, size: int) -> FloatArray:
-    """An answer of length 1; NaN if it is none."""
+    """An answer as numbers; NaN if it is none."""
     try:
         answer_k = np.asarray(np.nan if answer is None else answer, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         answer_k = np.zeros(())
     if answer_k.shape != (size,) or not np.isfinite(answer_k).all():
         return np.full(size, np.nan)
-    return _unit(answer_k)
+    return answer_k
 
 
 def _normal(x: float) -> float:

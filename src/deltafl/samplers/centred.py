@@ -82,22 +82,25 @@ class Centred(Scored):
         )
 
     def scores(self, state: CentredState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
-        return with_floor(state.weight_m * self._residual(state, n), self.floor, available_m=available_m)
+        return with_floor(state.weight_m * self.residual(state, n), self.floor, available_m=available_m)
 
     def values(self, state: CentredState) -> FloatArray | None:
         return state.weight_m[:, None] * state.sketch_mq if self.sketch_size else None
 
-    def _residual(self, state: CentredState, n: int) -> FloatArray:
+    def residual(self, state: CentredState, n: int, prior_m: FloatArray | None = None) -> FloatArray:
+        """a_i, (m,); ``prior_m``: what squares of clients not seen yet are proportional to, 1 each if left out."""
         m = len(state.weight_m)
+        prior_m = np.ones(m) if prior_m is None else prior_m
         seen_m, again_m = np.isfinite(state.first_m), np.isfinite(state.square_m)
         if not self.by_norm or not np.any(state.first_m > 0, where=seen_m):
-            return np.ones(m)
+            return np.sqrt(prior_m)
         first_m = np.where(seen_m, state.first_m, 0.0)
         once_m = first_m * self._remaining(state)
         square_m = np.where(again_m, state.square_m, once_m) * self._growth(state, n / m)
         mean = square_m[seen_m].mean()
         unseen = first_m[seen_m].mean() if self.own_memory else mean
-        expected_m = np.where(seen_m, (1 - self.shrink) * square_m + self.shrink * mean, self.explore * unseen)
+        unseen_m = self.explore * unseen * (prior_m / prior_m[seen_m].mean())
+        expected_m = np.where(seen_m, (1 - self.shrink) * square_m + self.shrink * mean, unseen_m)
         residual_m: FloatArray = np.sqrt(expected_m)
         return residual_m
 
