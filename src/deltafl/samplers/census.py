@@ -19,6 +19,8 @@ from ..errors import DeltaflError, check_ranges
 from ..estimators.sketch import count_sketch
 from ..types import FloatArray, Population
 
+#: One answer a client; None, or what is no answer, where there is none.
+Answers = Sequence[npt.ArrayLike | None] | FloatArray
 #: Norms are squared and summed.
 LARGEST_NORM = 1e100
 
@@ -81,34 +83,38 @@ class Census:
             raise DeltaflError("an answer with noise needs a generator: write rng=np.random.default_rng()")
         return np.append(sketch_k + rng.normal(scale=self.noise, size=self.size), 0.0)
 
-    def population(self, population: Population, answers: Sequence[npt.ArrayLike | None] | FloatArray) -> Population:
-        """The population with auxiliary variables and norms from every client's answer, in the clients' order.
-
-        The auxiliary variables, (m, components), are the first principal components of the sketches in the order of
-        their variance, then zeros, of mean 0 and mean squared norm 1 under the weights w_i. Every sketch counts with
-        length 1, whatever was sent. Where there is no answer (None, numbers that are not finite, a list of another
-        length) the variables are those of the mean client, 0, and the norm is NaN.
-        """
+    def population(self, population: Population, answers: Answers) -> Population:
+        """The population with auxiliary variables and norms from every client's answer; a norm not told is NaN."""
         weight_m = population.weight_m
-        if len(answers) != len(weight_m):
-            raise DeltaflError(f"the census has {len(answers)} answers, not one for each of {len(weight_m)} clients")
-        answer_mk = np.array([_read(answer, self.length) for answer in answers])
-        norm_m = np.where(answer_mk[:, -1] > 0, np.minimum(answer_mk[:, -1], LARGEST_NORM), np.nan)
-        sketch_mk = np.array([_unit(answer_k) for answer_k in answer_mk[:, :-1]])
-        return population._replace(aux_mq=self._components(sketch_mk, weight_m), norm_m=norm_m)
+        norm_m = self._read(answers, weight_m)[:, -1]
+        norm_m = np.where(norm_m > 0, np.minimum(norm_m, LARGEST_NORM), np.nan)
+        return population._replace(aux_mq=self.auxiliary(answers, weight_m), norm_m=norm_m)
 
-    def _components(self, answer_mk: FloatArray, weight_m: FloatArray) -> FloatArray:
-        here_m = np.isfinite(answer_mk).all(axis=1) & (weight_m > 0)
+    def auxiliary(self, answers: Answers, weight_m: FloatArray) -> FloatArray:
+        """The auxiliary variables, float64 (m, components), of mean 0 and mean squared norm 1 under the weights w_i.
+
+        They are the first principal components of the sketches in the order of their variance, then zeros. Every sketch
+        counts with length 1, whatever was sent, and as the mean client where there is no answer: None, numbers that are
+        not finite, or a list of another length.
+        """
+        sketch_mk = np.array([_unit(answer_k[:-1]) for answer_k in self._read(answers, weight_m)])
+        here_m = np.isfinite(sketch_mk).all(axis=1) & (weight_m > 0)
         aux_mq = np.zeros((len(weight_m), self.components))
         if not here_m.any():
             return aux_mq
         share_k = weight_m[here_m] / weight_m[here_m].sum()
-        centred_kk = answer_mk[here_m] - share_k @ answer_mk[here_m]
+        centred_kk = sketch_mk[here_m] - share_k @ sketch_mk[here_m]
         _, axes = np.linalg.eigh((share_k[:, None] * centred_kk).T @ centred_kk)
         axes = axes[:, ::-1][:, : self.components]
         axes *= np.sign(axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])])  # a newcomer turns no axis round
         aux_mq[here_m, : axes.shape[1]] = centred_kk @ axes
         return aux_mq / max(sqrt(float(weight_m @ (aux_mq**2).sum(axis=1))), np.finfo(np.float64).tiny)
+
+    def _read(self, answers: Answers, weight_m: FloatArray) -> FloatArray:
+        """The answers as numbers, (m, length); NaN where there is none."""
+        if len(answers) != len(weight_m):
+            raise DeltaflError(f"the census has {len(answers)} answers, not one for each of {len(weight_m)} clients")
+        return np.array([_numbers(answer, self.length) for answer in answers])
 
     def epsilon(self, delta: float) -> float:
         """Epsilon of one answer: local differential privacy of the update, and so of all of the client's data.
@@ -150,7 +156,7 @@ def _unit(part: FloatArray) -> FloatArray:
     return np.asarray(part / np.linalg.norm(part))
 
 
-def _read(answer: npt.ArrayLike | None, size: int) -> FloatArray:
+def _numbers(answer: npt.ArrayLike | None, size: int) -> FloatArray:
     """An answer as numbers; NaN if it is none."""
     try:
         answer_k = np.asarray(np.nan if answer is None else answer, dtype=np.float64)
