@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from deltafl import Census
 from deltafl.analysis import recommend
 from deltafl.cli.main import app
 from deltafl.designs.table import DESIGNS
@@ -48,6 +49,31 @@ def test_the_torch_loop_of_the_page_learns_what_its_clients_know() -> None:
     assert names["info"].round == 29
     hits = torch.cat([names["model"](x).argmax(dim=1) == y for x, y in names["data"]])
     assert hits.float().mean() > 0.8
+
+
+def test_the_page_about_the_census_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "census.md").read_text()
+    assert len(page.splitlines()) <= 90
+    rng, sizes = np.random.default_rng(0), np.full(40, 10)
+    target_md = np.tile(np.eye(4)[np.arange(40) % 4], 3) + 0.05 * rng.normal(size=(40, 12))
+    names: dict[str, Any] = {"sizes": sizes, "params_d": np.zeros(12)}
+    names["train"] = lambda client, params_d: 0.5 * (target_md[client] - params_d)
+    block = page.partition("```python\n")[2].partition("```")[0]
+    exec(compile(block, "docs/census.md", "exec"), names)
+    assert names["info"].round == 29
+    np.testing.assert_allclose(names["state"].params_d, target_md.mean(axis=0), atol=0.04)  # uniform draws: 0.08 to 0.23
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    for noise, *shown in rows:
+        square = float(noise) ** 2
+        left = [f"{part / (part + square):.2f}" for part in (0.5, 0.1)]
+        assert shown == [f"{Census(noise=float(noise)).epsilon(1e-5):.1f}", *left]
+    given = re.search(r"^deltafl (compare .*) --out my-census$", page, re.MULTILINE)
+    assert given is not None
+    monkeypatch.chdir(tmp_path)
+    command = shlex.split(given[1].replace("--seeds 5 --rounds 30", "--seeds 1 --rounds 1 --processes 1 --out out"))
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
 
 
 def test_the_page_about_own_data_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
