@@ -61,7 +61,7 @@ def test_the_page_about_the_census_does_what_it_says(tmp_path: Path, monkeypatch
     block = page.partition("```python\n")[2].partition("```")[0]
     exec(compile(block, "docs/census.md", "exec"), names)
     assert names["info"].round == 29
-    np.testing.assert_allclose(names["state"].params_d, target_md.mean(axis=0), atol=0.04)  # uniform draws: 0.08 to 0.23
+    np.testing.assert_allclose(names["state"].params_d, target_md.mean(axis=0), atol=0.04)  # uniform: 0.08 to 0.23
     rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
     assert len(rows) == 5
     for noise, *shown in rows:
