@@ -1,6 +1,7 @@
 """The numbers that docs/theory.md and docs/theory-table-1.md state, computed here and looked up there."""
 
 import re
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from conftest import all_cohorts
-from deltafl import Census, Cohort, FedPracIS, KnownUpdates, Population, Reports, init_round, make_plan
+from deltafl import Census, Cohort, FedPracIS, KnownUpdates, Population, Reports, init_round, make_plan, open_round
 from deltafl.designs.exact import support
 from deltafl.designs.inclusion import draw_probabilities, inclusion_probabilities, with_floor
 from deltafl.designs.table import draw_cohort
@@ -365,6 +366,15 @@ def test_liars_all_together() -> None:
         errors.append(sum(chance * update_m[cohort.client_n].mean() ** 2 for chance, cohort in cohorts))
     assert errors[0] == pytest.approx(2 * variance(update_m[:, None], np.full(4, 0.25), n=2)) == pytest.approx(1)
     states(f"with error 1; uniform draws have {errors[1]:.3f}")
+    plan = make_plan("census", [1] * 30, 5)
+    answers = np.column_stack([np.random.default_rng(3).normal(size=(30, 128)), np.ones(30)])
+    answers[4, -1] = 1e99  # a false norm
+    plan = plan.with_census(answers)
+    pi_m = np.ones(30)
+    for seed in range(40):
+        cohort = open_round(replace(plan, seed=seed), init_round(plan, np.zeros(1)))
+        pi_m[cohort.client_n] = cohort.expected_n
+    assert pi_m[4] > 3 * 5 / 30 > 5 / 30 > pi_m.min() >= 0.2 * 5 / 30
     # The bound, for any draw of fixed size: here of some cohorts at random, with the pi that follow.
     rng = np.random.default_rng(2)
     for _ in range(20):
