@@ -374,7 +374,7 @@ def test_liars_all_together() -> None:
     for seed in range(40):
         cohort = open_round(replace(plan, seed=seed), init_round(plan, np.zeros(1)))
         pi_m[cohort.client_n] = cohort.expected_n
-    assert pi_m[4] > 3 * 5 / 30 > 5 / 30 > pi_m.min() >= 0.2 * 5 / 30
+    assert pi_m[4] > 3 * 5 / 30 > 5 / 30 > pi_m.min() >= 4 / 29
     # The bound, for any draw of fixed size: here of some cohorts at random, with the pi that follow.
     rng = np.random.default_rng(2)
     for _ in range(20):

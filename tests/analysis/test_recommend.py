@@ -18,14 +18,16 @@ def test_the_evidence_is_the_benchmarks_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unequal", "labels", "memory", "reachable"), [*itertools.product((None, True, False), *[(True, False)] * 3)]
+    ("unequal", "labels", "census", "memory", "reachable"),
+    [*itertools.product((None, True, False), *[(True, False)] * 4)],
 )
 def test_what_is_recommended_is_possible_and_the_best(
-    unequal: bool | None, labels: bool, memory: bool, reachable: bool
+    unequal: bool | None, labels: bool, census: bool, memory: bool, reachable: bool
 ) -> None:
-    found = recommend(unequal_sizes=unequal, labels=labels, memory=memory, reachable=reachable)
+    found = recommend(unequal_sizes=unequal, labels=labels, census=census, memory=memory, reachable=reachable)
     plan = deltafl.make_plan(found.label, deltafl.Population.from_sizes([3, 1, 2], aux=[[1.0], [2.0], [4.0]]), n=2)
-    assert labels or not plan.rule.control.uses_aux
+    assert census or plan.sampler.census is None
+    assert labels or plan.sampler.census is not None or not plan.rule.control.uses_aux
     assert memory or not plan.rule.control.remembers
     assert {row.label for row in found.evidence} == {found.label}
     assert all(unequal in (None, row.unequal) for row in found.evidence)
@@ -33,21 +35,29 @@ def test_what_is_recommended_is_possible_and_the_best(
 
 
 def test_the_known_answers() -> None:
-    assert recommend(labels=True).label == "balanced"
-    assert recommend().label == "innovation@local-pivotal"
-    assert "4 GB" in recommend(clients=1000, parameters=10**6).cost
+    assert recommend().label == "census"
+    assert recommend(labels=True, census=False).label == "balanced"
+    assert recommend(census=False).label == "innovation@local-pivotal"
+    assert "4 GB" in recommend(census=False, clients=1000, parameters=10**6).cost
     assert any("available" in sentence for sentence in recommend(reachable=False).caveats)
     with pytest.raises(DeltaflError, match="clients is 0; write a whole number >= 1"):
         recommend(clients=0)
 
 
-@pytest.mark.parametrize("labels", [True, False])
-def test_the_printed_lines_for_python_and_flower_run(labels: bool) -> None:
-    flower = pytest.importorskip("deltafl.flower")
-    found = recommend(labels=labels)
+@pytest.mark.parametrize(("labels", "census"), [(True, False), (False, False), (False, True)])
+def test_the_printed_lines_for_python_and_flower_run(labels: bool, census: bool) -> None:
+    flower, clientapp = pytest.importorskip("deltafl.flower"), pytest.importorskip("flwr.clientapp")
+    found = recommend(labels=labels, census=census)
     lines = dict(line.split(": ", 1) for line in found.usage.splitlines())
     assert str(found).endswith(found.usage)
     assert lines["Command line"] == f"deltafl run --sampler '{found.label}'"
-    names = {"deltafl": deltafl, "sizes": range(10, 30), "label_shares": np.eye(20), **vars(flower)}
-    exec("\n".join([lines["Python"], lines["Flower"]]), names)
+    names = {
+        "deltafl": deltafl,
+        "sizes": range(10, 30),
+        "label_shares": np.eye(20),
+        "answers": [None] * 20,
+        **vars(flower),
+        **vars(clientapp),
+    }
+    exec("\n".join([lines["Python"], lines["Flower"].replace(", and ", "; ")]), names)
     assert names["plan"].sampler == names["strategy"].rules.plan.sampler

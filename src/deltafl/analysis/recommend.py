@@ -65,12 +65,16 @@ class Recommendation(NamedTuple):
     def usage(self) -> str:
         """How to use it on the command line, in Python and in Flower, one line each."""
         parsed, population, number = parse_label(self.label), "sizes", ""
-        if uses_aux(make_sampler(parsed), parsed.estimator):
+        sampler = make_sampler(parsed)
+        after, client = "", ""
+        if sampler.census is not None:
+            after, client = ".with_census(answers)  # docs/census.md", ", and ClientApp(mods=[delta_mod])"
+        elif uses_aux(sampler, parsed.estimator):
             population, number = "deltafl.Population.from_sizes(sizes, aux=label_shares)", ", aux=10"  # ten labels
         return (
             f"Command line: deltafl run --sampler '{self.label}'\n"
-            f'Python: plan = deltafl.make_plan("{self.label}", {population}, n=10)\n'
-            f'Flower: strategy = DeltaStrategy("{self.label}", n=10{number})  # of deltafl.flower'
+            f'Python: plan = deltafl.make_plan("{self.label}", {population}, n=10){after}\n'
+            f'Flower: strategy = DeltaStrategy("{self.label}", n=10{number}){client}  # of deltafl.flower'
         )
 
 
@@ -78,6 +82,7 @@ def recommend(
     *,
     unequal_sizes: bool | None = None,
     labels: bool = False,
+    census: bool = True,
     memory: bool = True,
     reachable: bool = True,
     clients: int | None = None,
@@ -88,6 +93,7 @@ def recommend(
     Args:
         unequal_sizes: Whether clients have unequal numbers of examples; None if you do not know.
         labels: Whether the server may know each client's shares of labels (or other auxiliary variables) beforehand.
+        census: Whether every client can do one round's work, and answer once, before the first draw (docs/census.md).
         memory: Whether the server has space for one update of each client.
         reachable: Whether every selected client can be expected to reply.
         clients: m, for the cost.
@@ -106,7 +112,7 @@ def recommend(
     rows = [row for row in read_evidence() if unequal_sizes in (None, row.unequal)]
     tasks = {row.task for row in rows}
     complete = [x for x in dict.fromkeys(r.label for r in rows) if {r.task for r in rows if r.label == x} == tasks]
-    allowed = [label for label in complete if _fits(label, labels, memory, reachable)]
+    allowed = [label for label in complete if _fits(label, labels, census, memory, reachable)]
     gaps = {label: _mean_gap(label, rows) for label in allowed}
     best, *others = sorted(allowed, key=lambda label: -gaps[label])
     why = (
@@ -133,17 +139,21 @@ def _mean_gap(label: str, rows: Iterable[Evidence]) -> float:
     return mean(map(mean, gaps.values()))
 
 
-def _fits(label: str, labels: bool, memory: bool, reachable: bool) -> bool:
+def _fits(label: str, labels: bool, census: bool, memory: bool, reachable: bool) -> bool:
     parsed = parse_label(label)
     sampler, control = make_sampler(parsed), find_estimator(parsed.estimator).control
-    has_what_it_needs = (labels or not uses_aux(sampler, parsed.estimator)) and (memory or not control.remembers)
+    asked, told = sampler.census is not None, uses_aux(sampler, parsed.estimator)
+    has_what_it_needs = (census if asked else labels or not told) and (memory or not control.remembers)
     return has_what_it_needs and (reachable or not sampler.accepts_no_mask)
 
 
 def _cost(label: str, clients: int | None, parameters: int | None) -> str:
     parsed = parse_label(label)
-    known = "each client's auxiliary variables" if uses_aux(make_sampler(parsed), parsed.estimator) else "sizes alone"
-    kept = "fewer than 100 numbers a client"
+    sampler, known, kept = make_sampler(parsed), "sizes alone", "fewer than 150 numbers a client"
+    if sampler.census is not None:
+        known = "sizes, and an answer of every client that costs it the work of one round"
+    elif uses_aux(sampler, parsed.estimator):
+        known = "each client's auxiliary variables"
     if find_estimator(parsed.estimator).control.remembers:
         kept = "one update a client"
         if clients is not None and parameters is not None:

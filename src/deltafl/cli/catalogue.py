@@ -64,6 +64,13 @@ def recommend(
             help="the server may know each client's shares of labels", prompt="May the server know the labels"
         ),
     ],
+    census: Annotated[
+        bool,
+        typer.Option(
+            help="every client can do one round's work and answer once, before the first draw",
+            prompt="Can every client answer a census once",
+        ),
+    ],
     memory: Annotated[
         bool,
         typer.Option(help="the server can keep one update of each client", prompt="Can it keep one update a client"),
@@ -76,12 +83,12 @@ def recommend(
 ) -> None:
     """Recommend a sampler for your federation, with the evidence; asks for options that are not given.
 
-    Example: deltafl recommend --sizes unequal --no-labels --memory --reachable
+    Example: deltafl recommend --sizes unequal --no-labels --census --memory --reachable
     """
     from ..analysis.recommend import recommend as answer
 
     unequal = {"equal": False, "unequal": True, "unknown": None}[sizes]
-    federation = {"labels": labels, "memory": memory, "reachable": reachable}
+    federation = {"labels": labels, "census": census, "memory": memory, "reachable": reachable}
     typer.echo(answer(unequal_sizes=unequal, **federation, clients=clients, parameters=parameters))
 
 

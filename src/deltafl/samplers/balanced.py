@@ -19,7 +19,7 @@ class BalancedState(NamedTuple):
     """What the draws go by."""
 
     visits: CentredState
-    prior_m: FloatArray  # what squared residuals of clients not seen yet are taken to be proportional to
+    prior_m: FloatArray  # factors of the squared residuals that clients not seen yet are taken to have, of mean 1
     value_mq: FloatArray  # w_i x_i, x_i the centred auxiliary variables on the axes in which clients differ
 
 
@@ -86,8 +86,10 @@ class Balanced(Centred):
 class BalancedByCensus(Balanced):
     """Balanced on what every client answered once, before the first round, and drawn by what balance leaves over.
 
-    The census (``census.py``) costs one round in which everybody works and nobody moves the model. It asks for no
-    labels, and there is no memory of updates: the model's regression on the x_i predicts clients never seen, too.
+    The census (``census.py``) costs the first round's local work of everybody. It asks for no labels, and there is no
+    memory of updates: their regression on the x_i predicts clients never seen, too.
+
+    Scores are drawn half of the way to their mean (``shrink``), which is why no share has to be drawn evenly.
 
     Attributes:
         components: Auxiliary variables made of the answers.
@@ -96,7 +98,6 @@ class BalancedByCensus(Balanced):
     """
 
     by_norm: bool = True
-    floor: float = 0.2
     shrink: float = 0.5
     components: int = 10
     size: int = 128

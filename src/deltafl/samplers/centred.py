@@ -88,7 +88,7 @@ class Centred(Scored):
         return state.weight_m[:, None] * state.sketch_mq if self.sketch_size else None
 
     def residual(self, state: CentredState, n: int, prior_m: FloatArray | None = None) -> FloatArray:
-        """a_i, (m,); ``prior_m``: what squares of clients not seen yet are proportional to, 1 each if left out."""
+        """a_i, (m,); ``prior_m``: factors of the squares of clients not seen yet, of mean 1."""
         m = len(state.weight_m)
         prior_m = np.ones(m) if prior_m is None else prior_m
         seen_m, again_m = np.isfinite(state.first_m), np.isfinite(state.square_m)
@@ -99,7 +99,7 @@ class Centred(Scored):
         square_m = np.where(again_m, state.square_m, once_m) * self._growth(state, n / m)
         mean = square_m[seen_m].mean()
         unseen = first_m[seen_m].mean() if self.own_memory else mean
-        unseen_m = self.explore * unseen * (prior_m / prior_m[seen_m].mean())
+        unseen_m = self.explore * unseen * prior_m
         expected_m = np.where(seen_m, (1 - self.shrink) * square_m + self.shrink * mean, unseen_m)
         residual_m: FloatArray = np.sqrt(expected_m)
         return residual_m

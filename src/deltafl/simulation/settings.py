@@ -228,7 +228,7 @@ class CompareSettings(Settings):
     """A comparison: several samplers, each with the same seeds."""
 
     samplers: Labels = Field(
-        ("full", "balanced", "innovation", "pracdelta", "fedavg", "uniform"),
+        ("full", "census", "balanced", "innovation", "pracdelta", "fedavg", "uniform"),
         min_length=1,
         description="labels, comma separated",
     )
