@@ -7,7 +7,7 @@ import numpy as np
 
 from ..designs.inclusion import with_floor
 from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
+from ..types import BoolArray, Cohort, FloatArray, Nothing, Oracle, Population, Reports
 from .census import Census
 from .centred import Centred, CentredState
 
@@ -15,12 +15,19 @@ from .centred import Centred, CentredState
 _NO_SPREAD = 1e-9
 
 
+class Visits(NamedTuple):
+    """What the scores go by."""
+
+    seen: CentredState
+    prior_m: FloatArray  # factors of the squared residuals that clients not seen yet are taken to have, of mean 1
+
+
 class BalancedState(NamedTuple):
     """What the draws go by."""
 
-    visits: CentredState
-    prior_m: FloatArray  # factors of the squared residuals that clients not seen yet are taken to have, of mean 1
+    weight_m: FloatArray
     value_mq: FloatArray  # w_i x_i, x_i the centred auxiliary variables on the axes in which clients differ
+    visits: Visits | Nothing
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,8 @@ class Balanced(Centred):
                 "update u of every client, then plan = plan.with_census(answers)"
             )
         value_mq = np.zeros((len(weight_m), 0)) if aux_mq is None else weight_m[:, None] * _varying(aux_mq, weight_m)
-        return BalancedState(super().init(population), self._prior(population), value_mq)
+        visits = Visits(super().init(population), self._prior(population)) if self.by_norm else Nothing()
+        return BalancedState(weight_m, value_mq, visits)
 
     def _prior(self, population: Population) -> FloatArray:
         """Squares of the census's norms over their mean, drawn towards it like those of later visits."""
@@ -68,18 +76,18 @@ class Balanced(Centred):
     def scores(  # type: ignore[override]
         self, state: BalancedState, available_m: BoolArray | None, n: int, oracle: Oracle | None
     ) -> FloatArray:
-        if not self.by_norm:
-            return state.visits.weight_m
-        residual_m = self.residual(state.visits, n, state.prior_m)
-        return with_floor(state.visits.weight_m * residual_m, self.floor, available_m=available_m)
+        if not isinstance(state.visits, Visits):
+            return state.weight_m
+        residual_m = self.residual(state.visits.seen, n, state.visits.prior_m)
+        return with_floor(state.weight_m * residual_m, self.floor, available_m=available_m)
 
     def values(self, state: BalancedState) -> FloatArray:  # type: ignore[override]
         return state.value_mq
 
     def update(self, state: BalancedState, cohort: Cohort, reports: Reports) -> BalancedState:  # type: ignore[override]
-        if not self.by_norm:
+        if not isinstance(state.visits, Visits):
             return state
-        return state._replace(visits=super().update(state.visits, cohort, reports))
+        return state._replace(visits=state.visits._replace(seen=super().update(state.visits.seen, cohort, reports)))
 
 
 @dataclass(frozen=True)
