@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,12 +15,15 @@ from . import options as o
 
 if TYPE_CHECKING:
     from ..analysis.summary import Summary
-    from ..simulation.callback import RoundDone
+    from ..simulation.callback import OnRound, RoundDone
     from ..simulation.distributed import ProcessGroup
     from ..simulation.settings import RunSettings
 
 Processes = Annotated[
     int | None, typer.Option(help="runs side by side; as many as cores, 1 on a GPU", metavar="P", min=1)
+]
+Track = Annotated[
+    str | None, typer.Option(help="write each round to a tracker, too: tensorboard or mlflow", metavar="NAME")
 ]
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
 #: A run that diverged: not 1 (a check that failed) and not 2 (bad input).
@@ -30,6 +33,7 @@ EXIT_DIVERGED = 3
 def compare(
     ctx: typer.Context,
     processes: Processes = None,
+    track: Track = None,
     set_: o.SetOption = None,
     config: o.Config = None,
     out: o.Out = None,
@@ -48,8 +52,9 @@ def compare(
     settings = o.settings_from(CompareSettings, ctx.obj, set_, config, out, resume)
     folder = out or new_folder("compare", settings.task)
     count = count_processes(processes, settings.device)
-    with _explained("compare", folder, settings.task), sweep_progress() as on_progress:
-        summary = run_comparison(settings, folder, on_progress, count)
+    explained = _explained("compare", folder, settings.task)
+    with _tracked(track, folder) as on_round, explained, sweep_progress() as on_progress:
+        summary = run_comparison(settings, folder, on_progress, count, on_round)
     _print_summary(summary, [folder], folder)
 
 
@@ -127,6 +132,7 @@ def _print_summary(summary: "Summary", folders: list[Path], written: Path) -> No
 
 def run(
     ctx: typer.Context,
+    track: Track = None,
     set_: o.SetOption = None,
     config: o.Config = None,
     out: o.Out = None,
@@ -147,10 +153,11 @@ def run(
 
     with joined_processes() as group:
         settings, folder = group.from_first(opened)
-        _play(settings, folder, group)
+        with _tracked(track if group.is_first else None, folder) as on_round:
+            _play(settings, folder, group, on_round)
 
 
-def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup") -> None:
+def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup", track: "OnRound") -> None:
     """``deltafl run`` in one of the processes that play it; only the first of them prints."""
     from ..analysis.table import bias_remark
     from ..simulation.directory import RunDirectory
@@ -162,6 +169,7 @@ def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup") -> None:
         bar = shown.add_task(settings.sampler, total=settings.rounds, shown="")
 
         def on_round(done: "RoundDone") -> None:
+            track(done)
             if group.is_first:
                 value = "" if done.loss is None else f"loss {done.loss:.4g}"
                 shown.start()
@@ -243,6 +251,13 @@ def interruptible(sentence: str) -> Iterator[None]:
 
 def _terminate(number: int, frame: object) -> None:
     raise KeyboardInterrupt(number)
+
+
+def _tracked(name: str | None, folder: Path) -> AbstractContextManager["OnRound"]:
+    """The tracker that was asked for, or an ``on_round`` that does nothing."""
+    from ..simulation.tracking import tracker
+
+    return nullcontext(lambda _: None) if name is None else tracker(name, folder)
 
 
 @contextmanager

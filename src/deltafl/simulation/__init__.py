@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .settings import CompareSettings, RunSettings, make_settings
     from .setup import engine_of, plan_of, subject_of, task_of
     from .sweep import Job, OnProgress, Progress, count_processes, require_devices, run_job, run_jobs
+    from .tracking import tracker
     from .tune import (
         NEVER,
         Doubling,
@@ -43,6 +44,7 @@ _MODULES = {
         "settings": "CompareSettings RunSettings make_settings",
         "setup": "engine_of plan_of subject_of task_of",
         "sweep": "Job OnProgress Progress count_processes require_devices run_job run_jobs",
+        "tracking": "tracker",
         "tune": "NEVER Doubling Grid Score Search Trial TuneSettings mean_score rounds_to_threshold tune_rates",
     }.items()
     for name in names.split()
@@ -62,7 +64,7 @@ __all__ += [
 ]
 __all__ += ["new_folder", "plan_of", "read_record", "record_of", "refusals", "require_devices", "require_same"]
 __all__ += ["rounds_to_threshold", "run_comparison", "run_experiment", "run_job", "run_jobs", "run_single"]
-__all__ += ["subject_of", "task_of", "tune_rates", "what_is_run", "write_record"]
+__all__ += ["subject_of", "task_of", "tracker", "tune_rates", "what_is_run", "write_record"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,166 @@
+"""Trackers: callbacks ``on_round`` that write every round to TensorBoard or MLflow, one run a sampler and seed."""
+
+import hashlib
+import os
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ..errors import OWN_ERRORS, DeltaflError, in_one_line, require, unknown_name
+from ..samplers.label import file_name
+from .callback import RoundDone
+from .directory import recorded_settings
+
+
+class Tracker(ABC):
+    """An ``on_round`` that writes to a tracker; use it in a ``with`` block, whose end writes what is still buffered.
+
+    Rounds that are played again after an interruption are written once.
+
+    Args:
+        folder: The folder of the comparison or run (its ``out``), where a tracker keeps its files, too.
+    """
+
+    package: str  #: what is imported
+    extra: str  #: what is installed
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        require(self.package, self.extra)
+        self.folder = Path(folder)
+        self._open: dict[str, Any] = {}
+
+    def __call__(self, done: RoundDone) -> None:
+        key = f"{file_name(done.sampler)}-seed{done.seed}"
+        if key not in self._open:
+            self._open[key] = self.begin(key, done)
+        self.write(self._open[key], done.round, numbers(done))
+        if done.round == done.rounds or "stopped" in done.line:
+            self.end(self._open.pop(key), finished=True)
+
+    @abstractmethod
+    def begin(self, key: str, done: RoundDone) -> Any:
+        """Open a run at the first of its rounds that is played now."""
+
+    @abstractmethod
+    def write(self, run: Any, round: int, value: dict[str, float]) -> None:
+        """Write the numbers of a round."""
+
+    @abstractmethod
+    def end(self, run: Any, finished: bool) -> None:
+        """Close a run: after its last round, or where the work was interrupted or the model diverged."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        while self._open:
+            try:
+                self.end(self._open.popitem()[1], finished=False)
+            except OWN_ERRORS:  # what ended the block says more
+                if error is None:
+                    raise
+
+
+def numbers(done: RoundDone) -> dict[str, float]:
+    """What trackers show of a round: ``test/accuracy``, ``test/loss``, and what ``rounds.jsonl`` has, ``round/...``."""
+    shown = {f"round/{key}": value for key, value in done.line.items() if key != "round"}
+    shown |= {"round/seconds": done.seconds, "test/accuracy": done.accuracy, "test/loss": done.loss}
+    return {key: float(value) for key, value in shown.items() if isinstance(value, int | float)}
+
+
+class TensorBoard(Tracker):
+    """Writes event files into ``FOLDER/tensorboard``; look at them with ``tensorboard --logdir FOLDER``."""
+
+    package = extra = "tensorboard"
+
+    def begin(self, key: str, done: RoundDone) -> Any:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        writer = EventFileWriter(str(self.folder / "tensorboard" / key))
+        # TensorBoard forgets what earlier files have of this round and later ones.
+        start = SessionLog(status=SessionLog.START)
+        writer.add_event(Event(wall_time=time.time(), step=done.round, session_log=start))
+        return writer
+
+    def write(self, run: Any, round: int, value: dict[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        shown = Summary(value=[Summary.Value(tag=tag, simple_value=number) for tag, number in value.items()])
+        run.add_event(Event(wall_time=time.time(), step=round, summary=shown))
+
+    def end(self, run: Any, finished: bool) -> None:
+        run.close()
+
+
+class MLflow(Tracker):
+    """Writes to the store that ``MLFLOW_TRACKING_URI`` names, or else into the folder ``FOLDER/mlruns``.
+
+    The experiment is ``MLFLOW_EXPERIMENT_NAME``, or else the folder's name; the settings are parameters of the runs.
+    """
+
+    package = extra = "mlflow"
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        super().__init__(folder)
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves this machine unasked
+        store = os.environ.get("MLFLOW_TRACKING_URI", "")
+        if not store:
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the only store that needs no database
+            store = (self.folder / "mlruns").resolve().as_uri()
+        from mlflow import MlflowClient
+
+        try:
+            self._client = MlflowClient(store)
+        except OWN_ERRORS as error:
+            raise DeltaflError(f"MLflow cannot use {store}: {in_one_line(error)}; set MLFLOW_TRACKING_URI") from error
+
+    def begin(self, key: str, done: RoundDone) -> Any:
+        client, folder = self._client, self.folder.resolve()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or folder.name
+        found = client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else client.create_experiment(name)
+        mark = hashlib.sha256(str(folder / key).encode()).hexdigest()  # a path could hold any sign
+        before = client.search_runs([experiment], f"tags.deltafl_run = '{mark}'")
+        if before:
+            run_id = before[0].info.run_id
+            client.update_run(run_id, "RUNNING")
+            return run_id, max((point.step for point in client.get_metric_history(run_id, "round/seconds")), default=0)
+        shown = f"{done.sampler}, seed {done.seed}"
+        run_id = client.create_run(experiment, run_name=shown, tags={"deltafl_run": mark}).info.run_id
+        settings = {**(recorded_settings(folder) or {}), "sampler": done.sampler, "seed": done.seed}
+        for setting in sorted(settings.keys() - {"samplers", "seeds"}):
+            client.log_param(run_id, setting, settings[setting])
+        return run_id, 0
+
+    def write(self, run: Any, round: int, value: dict[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        run_id, written = run
+        if round > written:
+            now = int(1000 * time.time())
+            self._client.log_batch(run_id, [Metric(tag, number, now, round) for tag, number in value.items()])
+
+    def end(self, run: Any, finished: bool) -> None:
+        self._client.set_terminated(run[0], "FINISHED" if finished else "FAILED")
+
+
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+
+
+def tracker(name: str, folder: str | os.PathLike[str]) -> Tracker:
+    """The tracker ``"tensorboard"`` or ``"mlflow"`` for a folder of results, an ``on_round``.
+
+    Raises:
+        DeltaflError: If there is no such tracker, or its package is not installed.
+
+    Example:
+        >>> with tracker("tensorboard", "my-results") as on_round:
+        ...     deltafl.compare("digits", seeds=3, out="my-results", on_round=on_round)
+    """
+    if name not in TRACKERS:
+        raise unknown_name("tracker", name, TRACKERS)
+    return TRACKERS[name](folder)
