@@ -103,7 +103,7 @@ def recommend(
         DeltaflError: If ``clients`` or ``parameters`` is below 1.
 
     Example:
-        >>> recommend(labels=True).label
+        >>> recommend(labels=True, census=False).label
         'balanced'
     """
     for name, number in (("clients", clients), ("parameters", parameters)):

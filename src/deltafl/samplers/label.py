@@ -75,7 +75,8 @@ def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
     play runs for it; the last class of a name counts.
 
     Example:
-        >>> label_of(deltafl.PracDelta(floor=0.2, design="pivotal"))
+        >>> from deltafl import PracDelta
+        >>> label_of(PracDelta(floor=0.2, design="pivotal"))
         'pracdelta(floor=0.2)@pivotal'
     """
     if isinstance(sampler, str | Label):

@@ -27,7 +27,7 @@ class Oort(Unweighted):
     """Selects a share of new clients that shrinks, and otherwise clients near the top of utility plus staleness.
 
     The statistical utility of client i is U_i = n_i sqrt(mean over its examples of loss^2) when it was last trained, or
-    n_i |mean loss|, a lower bound, where no square is reported. In round t = 1, 2, ... the share of exploration is
+    n_i abs(mean loss), a lower bound, where no square is reported. In round t = 1, 2, ... the share of exploration is
     e_t = max(least_exploration, exploration decay^(t - 1)). With k = floor((1 - e_t) n):
 
         score_i = (min(U_i, q95) - low) / (high - low) + sqrt(0.1 ln t / L_i),   L_i the round it replied in last;

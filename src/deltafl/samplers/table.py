@@ -141,7 +141,7 @@ def _own_entry(name: str, kind: type[Sampler]) -> SamplerEntry:
     if "__dataclass_fields__" not in vars(kind):
         raise DeltaflError(f"{name} is no dataclass; write @dataclass(frozen=True) above it")
     if missing := ", ".join(sorted(kind.__abstractmethods__)):
-        raise DeltaflError(f"{name} does not define {missing}, as a sampler must; docs/architecture.md shows how")
+        raise DeltaflError(f"{name} does not define {missing}, as a sampler must; docs/add-a-method.md shows how")
     try:
         sampler = kind()
         estimator = _HT if sampler.unbiased else "plain-mean"

@@ -144,8 +144,8 @@ def compare(
         DeltaflError: If something cannot be played, in one sentence; or if ``on_round`` raises.
 
     Example:
-        >>> result = deltafl.compare("digits", ["uniform", "innovation"], seeds=3, rounds=20)
-        >>> result.summary(); result.plot("accuracy.pdf")
+        >>> result = deltafl.compare("digits", ["uniform", "innovation"], seeds=3, rounds=20)  # doctest: +SKIP
+        >>> result.summary(); result.plot("accuracy.pdf")  # doctest: +SKIP
     """
     require("pandas", "sim")
     if seeds is not None:
@@ -184,8 +184,8 @@ def tune(
         DeltaflError: If something cannot be played, in one sentence.
 
     Example:
-        >>> rates = deltafl.tune("digits", ["uniform", "innovation"], rounds=20)
-        >>> deltafl.compare("digits", ["uniform", "innovation"], rounds=20, rates=rates)
+        >>> rates = deltafl.tune("digits", ["uniform", "innovation"], rounds=20)  # doctest: +SKIP
+        >>> deltafl.compare("digits", ["uniform", "innovation"], rounds=20, rates=rates)  # doctest: +SKIP
     """
     resolved, count = _resolved(TuneSettings, task, samplers, processes, settings)
     folder = new_folder("tune", resolved.task) if out is None else Path(out)

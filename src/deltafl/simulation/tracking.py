@@ -158,7 +158,7 @@ def tracker(name: str, folder: str | os.PathLike[str]) -> Tracker:
         DeltaflError: If there is no such tracker, or its package is not installed.
 
     Example:
-        >>> with tracker("tensorboard", "my-results") as on_round:
+        >>> with tracker("tensorboard", "my-results") as on_round:  # doctest: +SKIP
         ...     deltafl.compare("digits", seeds=3, out="my-results", on_round=on_round)
     """
     if name not in TRACKERS:
