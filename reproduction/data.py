@@ -189,6 +189,14 @@ for _spec in (
         needs=("torch", "pillow", "archive"),
         load=load_cifar10_jpeg,
     ),
+    replace(
+        _KNOWN["cifar10"],
+        name="cifar10-jpeg-resnet8",
+        summary="the same with ResNet-8, 78,042 parameters, which two cores can train",
+        needs=("torch", "pillow", "archive"),
+        load=load_cifar10_jpeg,
+        make_model=partial(tasks.resnet, 10, (16, 32, 64), blocks=1, groups=8),
+    ),
     # LEAF's learning rate, whose model differs. Measured, one seed: fedavg swings between the two classes for 12 rounds
     # with 0.1; with 20 clients a round and 0.003, 0.01 or 0.03 it is no better than one class after 20 rounds.
     # Minibatch SGD on the pooled data falls steadily with 0.003. Not settled.

@@ -16,7 +16,7 @@ from deltafl.tasks import (
     femnist_cnn,
     mlp,
     next_token_lstm,
-    resnet18,
+    resnet,
     softmax_regression,
     squared_error,
     two_layer_cnn,
@@ -26,7 +26,14 @@ MODELS = {
     "femnist_cnn": (femnist_cnn, (1, 28, 28), 62, 137_598, LocalWork(lr=0.05, steps=40, batch_size=None)),
     "celeba_cnn": (celeba_cnn, (3, 84, 84), 2, 30_498, LocalWork(lr=0.05, steps=20, batch_size=None)),
     # The usual ResNet-18 with a 3 x 3 stem and 10 classes, whose batch normalization has as many parameters.
-    "resnet18": (resnet18, (3, 8, 8), 10, 11_173_962, LocalWork(lr=0.01, steps=10, batch_size=None)),
+    "resnet8": (
+        lambda: resnet(10, (16, 32, 64), 1, 8),
+        (3, 8, 8),
+        10,
+        78_042,
+        LocalWork(lr=0.01, steps=10, batch_size=None),
+    ),
+    "resnet18": (resnet, (3, 8, 8), 10, 11_173_962, LocalWork(lr=0.01, steps=10, batch_size=None)),
 }
 
 
@@ -81,7 +88,7 @@ def test_the_pool_may_stand_before_the_relu(make: Callable[[], torch.nn.Module])
 
 def test_the_resnet_is_the_published_one_layer_by_layer() -> None:
     torch.manual_seed(0)
-    model = resnet18(classes=7, groups=8)
+    model = resnet(classes=7, groups=8)
     # No pool after the first convolution: 32 x 32 pixels are 4 x 4 before the mean.
     assert model[:-3](torch.zeros(1, 3, 32, 32)).shape == (1, 512, 4, 4)  # type: ignore[index]
     functional, (conv1, norm1, _, conv2, norm2), shortcut = torch.nn.functional, model[5].inner, model[5].shortcut  # type: ignore[index]
@@ -91,8 +98,8 @@ def test_the_resnet_is_the_published_one_layer_by_layer() -> None:
     inner = functional.group_norm(functional.conv2d(inner, conv2.weight, padding=1), 8, norm2.weight, norm2.bias)
     side = functional.group_norm(functional.conv2d(maps, shortcut[0].weight, stride=2), 8)
     assert torch.allclose(model[5](maps), (inner + side).clamp(min=0), atol=1e-5)  # type: ignore[index]
-    with pytest.raises(DeltaflError, match="groups = 3"):
-        resnet18(groups=3)
+    with pytest.raises(DeltaflError, match="which 3 does not divide"):
+        resnet(groups=3)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from .models import (
     femnist_cnn,
     mlp,
     next_token_lstm,
-    resnet18,
+    resnet,
     softmax_regression,
     squared_error,
     two_layer_cnn,
@@ -23,5 +23,5 @@ from .tables import from_huggingface, table_task
 __all__ = ["PARTITIONS", "Dataset", "FileStatus", "Task", "TaskSpec", "cache_folder", "cached_images", "celeba_cnn"]
 __all__ += ["check", "check_task", "crop_and_flip", "cross_entropy", "data_folders", "encode_text", "femnist_cnn"]
 __all__ += ["fetch", "find_task", "from_huggingface", "hold_out_by_owner", "idx_dataset", "import_tasks", "known_tasks"]
-__all__ += ["load_own", "make_partition", "make_task", "mlp", "next_token_lstm", "read_arrays", "register", "resnet18"]
+__all__ += ["load_own", "make_partition", "make_task", "mlp", "next_token_lstm", "read_arrays", "register", "resnet"]
 __all__ += ["softmax_regression", "squared_error", "table_task", "two_layer_cnn"]

@@ -90,25 +90,33 @@ def celeba_cnn(classes: int = 2) -> "torch.nn.Module":
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 5 * 5, classes))
 
 
-def resnet18(classes: int = 10, groups: int = 32) -> "torch.nn.Module":
-    """ResNet-18 for small colour images, from random weights: 11,173,962 parameters with 10 classes.
+def resnet(
+    classes: int = 10, widths: Sequence[int] = (64, 128, 256, 512), blocks: int = 2, groups: int = 32
+) -> "torch.nn.Module":
+    """A residual network for small colour images, from random weights; the default is ResNet-18.
 
-    The first convolution is 3 x 3 and no pool follows it, as is customary for 32 x 32 pixels. GroupNorm, whose number
-    of ``groups`` divides 64, stands for batch normalization, whose statistics clients would have to share.
+    That has 11,173,962 parameters with 10 classes; one block in each of the ``widths`` 16, 32, 64 is ResNet-8 with
+    78,042. The first convolution is 3 x 3 and no pool follows it, as is customary for 32 x 32 pixels; each width
+    but the first halves the image. GroupNorm, whose number of ``groups`` divides the widths, stands for batch
+    normalization, whose statistics clients would have to share.
 
     Raises:
-        DeltaflError: If ``groups`` does not divide 64.
+        DeltaflError: If ``groups`` does not divide a width.
 
     Source: He et al., CVPR 2016; Wu and He, ECCV 2018 (32 groups).
     """
-    if groups < 1 or 64 % groups:
-        raise DeltaflError(f"resnet18 has 64 channels in its first layers, got groups = {groups}: write 2, 8 or 32")
+    if groups < 1 or any(width % groups for width in widths):
+        raise DeltaflError(
+            f"resnet has layers of {', '.join(map(str, widths))} channels, which {groups} does not divide"
+        )
     from .modules import ResidualBlock, nn
 
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.GroupNorm(groups, 64), nn.ReLU()]
-    for before, after, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
-        layers += [ResidualBlock(before, after, stride, groups), ResidualBlock(after, after, 1, groups)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, padding=1, bias=False)]
+    layers += [nn.GroupNorm(groups, widths[0]), nn.ReLU()]
+    for i, (before, after) in enumerate(zip([widths[0], *widths], widths, strict=False)):
+        layers += [ResidualBlock(before, after, 2 if i else 1, groups)]
+        layers += [ResidualBlock(after, after, 1, groups) for _ in range(blocks - 1)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
 
 
 def next_token_lstm(tokens: int, embedding: int = 8, hidden: int = 128) -> "torch.nn.Module":

@@ -23,7 +23,7 @@ from .models import (
     cross_entropy,
     femnist_cnn,
     next_token_lstm,
-    resnet18,
+    resnet,
     softmax_regression,
     two_layer_cnn,
 )
@@ -257,7 +257,7 @@ for _spec in (
         _fashion,
         name="cifar10",
         load=load_cifar10,
-        make_model=partial(resnet18, 10),
+        make_model=partial(resnet, 10),
         alpha=0.5,
         threshold=0.54,
         augment=crop_and_flip,
