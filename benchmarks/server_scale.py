@@ -171,7 +171,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Milliseconds of a round over clients; the trees in colour, the others in grey."""
     from matplotlib.figure import Figure
 
-    from deltafl.analysis.plots import GREY, looks, small_png, styled
+    from deltafl.analysis import GREY, looks, small_png, styled
 
     look_of = looks(["pracdelta@ordered-pivotal", "pracdelta", "uniform", "innovation"])
     with styled():

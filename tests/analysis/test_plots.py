@@ -9,8 +9,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from deltafl.analysis import Run, draw_plots, summarise
-from deltafl.analysis.plots import curve_band, looks
+from deltafl.analysis import Run, curve_band, draw_plots, looks, summarise
 from deltafl.errors import MissingExtraError
 from tools.runs import make_run, runs_of
 

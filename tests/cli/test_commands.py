@@ -35,6 +35,15 @@ def test_compare_writes_summary_pictures_and_a_table(tmp_path: Path) -> None:
         (tmp_path / "out" / name).stat().st_size > 5000 for name in ("accuracy.png", "loss.png", "selections.png")
     )
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 6
+    assert "out/report.html" in done.stdout
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert (
+        "deltafl compare --task digits --clients 12 --sample 4 --rounds 4 --local-epochs 1 --threshold 0.3 --samplers"
+        in report
+    )
+    again = deltafl("report", "out", "--no-report", "--out", "both", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "both" / "accuracy.png").exists() and not (tmp_path / "both" / "report.html").exists()
 
 
 def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> None:

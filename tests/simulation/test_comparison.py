@@ -79,6 +79,8 @@ def test_another_process_loads_what_it_does_not_know(script: tuple[Path, str]) -
     assert len(result.plot().axes) == 1
     with pytest.raises(deltafl.DeltaflError, match=r"curves.txt names no kind of picture; end it in .*\.png"):
         result.plot("curves.txt")
+    result.report(script[0] / "again.html")
+    assert "Even(power=0.5)" in (script[0] / "again.html").read_text(encoding="utf-8")
 
 
 def test_the_command_line_says_who_goes_on_with_objects(script: tuple[Path, str]) -> None:

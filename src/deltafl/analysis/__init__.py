@@ -4,21 +4,17 @@
 ``remarks``; ``draw_plots`` draws the curves of the runs. The functions of ``statistics`` state their formulas.
 """
 
+from .looks import GREY, INK, PALE, Look, looks
 from .plots import (
     CAPTION,
     DPI,
-    GREY,
-    INK,
-    PALE,
     WIDTH,
     Band,
     Line,
-    Look,
     band_of,
     curve_band,
     draw_panels,
     draw_plots,
-    looks,
     small_png,
     styled,
 )

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError, require
-from ..samplers import SAMPLERS
 from ..types import FloatArray
-from .runs import Run, base_name, by_sampler
+from .looks import GREY, INK, PALE, Look, looks
+from .runs import Run, by_sampler
 from .summary import Summary
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 #: Dots an inch, and the width of a figure in inches.
 DPI, WIDTH = 150, 7.2
-INK, GREY, PALE = "#222222", "#767676", "#E8E8E8"
 _STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 8.0,
@@ -44,25 +43,9 @@ _STYLE: dict[Any, Any] = {
     "ytick.color": GREY,
     "ytick.labelcolor": INK,
 }
-# Okabe and Ito (2008) without its yellow, which is too pale on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-_MARKERS = ("o", "s", "^", "D", "v", "P")
-_DASHES = ("-", (0.0, (4.0, 1.5)), (0.0, (1.0, 1.2)), (0.0, (5.0, 1.2, 1.0, 1.2)))
-#: The methods that nearly every picture has; the others take the colours in the order of the table of samplers.
-_FIXED = {"fedavg": ("#000000", "o"), "full": (GREY, "s")}
-#: A theoretical form has the colour of the practical one.
-_PRACTICAL = {"delta": "pracdelta", "fedis": "fedpracis", "cluster-is-oracle": "cluster-is", "md-fixed": "md"}
+METRICS = {"accuracy": "test accuracy, %", "loss": "test loss"}
 #: What lines and bands are.
 CAPTION = "Line: mean over seeds. Band: from the lowest to the highest seed."
-
-
-class Look(NamedTuple):
-    """How a method is drawn."""
-
-    colour: str
-    dash: str | tuple[float, tuple[float, ...]]
-    marker: str
-    zorder: float
 
 
 class Band(NamedTuple):
@@ -80,25 +63,6 @@ class Line(NamedTuple):
     name: str
     look: Look
     band: Band
-
-
-def looks(labels: Sequence[str]) -> dict[str, Look]:
-    """A look for each label: colour and marker of its sampler, the same in every picture, the next dash a variant."""
-    known = [name for name in SAMPLERS if name not in _FIXED and name not in _PRACTICAL]
-    used: dict[tuple[str, str], int] = {}
-    chosen = {}
-    for label in labels:
-        name = base_name(label)
-        name = _PRACTICAL.get(name, name)
-        if name not in _FIXED and name not in known:
-            known.append(name)
-        place = known.index(name) if name in known else 0
-        colour, marker = _FIXED.get(name, (_COLOURS[place % 6], _MARKERS[place // 6 % 6]))
-        variant = used.get((colour, marker), 0)
-        used[colour, marker] = variant + 1
-        marker = _MARKERS[(_MARKERS.index(marker) + variant // 4) % 6]  # there are four dashes
-        chosen[label] = Look(colour, _DASHES[variant % 4], marker, 2.5 if name == "fedavg" else 2.0)
-    return chosen
 
 
 def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> list[Path]:
@@ -131,8 +95,7 @@ def draw_curves(runs: Sequence[Run], summary: Summary, metric: str, path: Path |
     note = CAPTION + (f" Never finite: {', '.join(missing)}." if missing else "")
     goal = summary.threshold if metric == summary.metric else None
     goals = [None if goal is None else 100 * goal if metric == "accuracy" else goal]
-    title = "test accuracy, %" if metric == "accuracy" else "test loss"
-    return draw_panels([drawn], [title], 1, note, path, log_y=metric == "loss", goals=goals)
+    return draw_panels([drawn], [METRICS[metric]], 1, note, path, log_y=metric == "loss", goals=goals)
 
 
 def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
@@ -259,18 +222,30 @@ def _draw_line(axes: "Axes", line: Line) -> Any:
     return drawn
 
 
-def _draw_selections(groups: dict[str, list[Run]], look_of: dict[str, Look], path: Path) -> "Figure":
-    """Counts of each client, sorted within a run and averaged over seeds, one line a sampler."""
-    lines = []
+def selections(groups: dict[str, list[Run]]) -> tuple[dict[str, Band], str]:
+    """How often each client was selected, sorted within a run, and the title of the axis of clients."""
+    bands = {}
     for label, group in groups.items():
         client_m = np.arange(1, len(group[0].draws_m) + 1)
-        band = band_of([(client_m, np.sort(run.draws_m)[::-1].astype(np.float64)) for run in group])
-        lines.append(Line(label, look_of[label], band))
+        bands[label] = band_of([(client_m, np.sort(run.draws_m)[::-1].astype(np.float64)) for run in group])
+    return bands, "clients, the most often selected first"
+
+
+def setting_text(runs: Sequence[Run]) -> str:
+    """How many clients there are, how many of them are asked, and the seeds, for a title."""
+    sample, seeds = runs[0].settings.get("sample"), len({run.seed for run in runs})
+    asked = "" if sample is None else f", {sample} asked a round"
+    return f"{len(runs[0].draws_m):,} clients{asked}, {seeds} {'seed' if seeds == 1 else 'seeds'}"
+
+
+def _draw_selections(groups: dict[str, list[Run]], look_of: dict[str, Look], path: Path) -> "Figure":
+    """Counts of each client, sorted within a run and averaged over seeds, one line a sampler."""
+    bands, x_label = selections(groups)
+    lines = [Line(label, look_of[label], band) for label, band in bands.items()]
     never = {label: float(np.mean([run.draws_m == 0 for run in group])) for label, group in groups.items()}
     shares = ", ".join(f"{label} {100 * share:.0f} %" for label, share in never.items() if share > 0)
     note = CAPTION + (f" Clients never selected: {shares}." if shares else "")
-    title, x_label = "how often each client was selected", "clients, the most often selected first"
-    return draw_panels([lines], [title], 1, note, path, log_y=True, x_label=x_label)
+    return draw_panels([lines], ["how often each client was selected"], 1, note, path, log_y=True, x_label=x_label)
 
 
 def save(figure: "Figure", path: Path) -> None:

@@ -180,6 +180,22 @@ def read_summary(path: Path | str) -> Summary:
     return checked(Summary, read_json(Path(path)), where, "write it again with this version")
 
 
+def value_of(entry: SamplerSummary, summary: Summary) -> MeanSd:
+    """The metric as tables show it: over the best late evaluations for accuracy, at the last one for loss."""
+    return entry.top5 if summary.metric == "accuracy" else entry.final
+
+
+def ranked(summary: Summary) -> list[SamplerSummary]:
+    """The samplers, the best first: by the gap closed where there is one, then by the metric; no number is last."""
+    sign = 1.0 if summary.metric == "accuracy" else -1.0
+
+    def key(entry: SamplerSummary) -> tuple[float, float]:
+        gap, mean = entry.gap_closed, value_of(entry, summary).mean
+        return (-np.inf if gap is None else gap.value, -np.inf if mean is None else sign * mean)
+
+    return sorted(summary.samplers, key=key, reverse=True)
+
+
 def _baseline(given: str | None, labels: Sequence[str]) -> str | None:
     if given is None:
         return find_sampler("uniform", labels) or find_sampler("fedavg", labels)

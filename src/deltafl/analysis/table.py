@@ -13,7 +13,7 @@ from .. import given
 from ..samplers import SAMPLERS, bias_of, parse_label
 from .runs import base_name
 from .statistics import side_of
-from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ToThreshold
+from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ToThreshold, ranked, value_of
 
 #: Stands for a number that does not exist.
 DASH = "—"
@@ -41,18 +41,21 @@ def comparison_table(summary: Summary) -> RenderableType:
     for heading in headings:
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for entry in summary.samplers:
-        table.add_row(*_row(entry, summary))
+        table.add_row(*table_row(entry, summary).values())
     return Group(table, Text(), notes)
 
 
-def _row(entry: SamplerSummary, summary: Summary) -> list[Text]:
+def table_row(entry: SamplerSummary, summary: Summary) -> dict[str, Text]:
+    """The cells of a sampler in the order of the table, a second line with the interval or the share of seeds."""
     gap, reached, number = entry.gap_closed, entry.to_threshold, entry.total_bytes
-    cells = [Text(entry.sampler), Text(_value_text(entry, summary))]
-    cells += [Text(DASH) if gap is None else _with_interval(f"{gap.value:.2f}", gap.low, gap.high, _verdict(gap, 0))]
+    cells = {"sampler": Text(entry.sampler), "value": Text(_value_text(entry, summary)), "gap": Text(DASH)}
+    if gap is not None:
+        cells["gap"] = _with_interval(f"{gap.value:.2f}", gap.low, gap.high, _verdict(gap, 0))
     if reached is not None:
-        cells += [Text(_rounds_text(reached)), _speedup_text(reached.speedup, entry.sampler == summary.baseline)]
+        cells["rounds"] = Text(_rounds_text(reached))
+        cells["speedup"] = _speedup_text(reached.speedup, entry.sampler == summary.baseline)
         number = reached.bytes
-    return [*cells, Text(human_bytes(number))]
+    return cells | {"bytes": Text(human_bytes(number))}
 
 
 def human_bytes(number: float | None) -> str:
@@ -69,7 +72,7 @@ def human_seconds(number: float | None) -> str:
 
 def _value_text(entry: SamplerSummary, summary: Summary) -> str:
     has_accuracy = summary.metric == "accuracy"
-    mean, sd = (entry.top5 if has_accuracy else entry.final).model_dump().values()
+    mean, sd = value_of(entry, summary).model_dump().values()
     if mean is None:
         return DASH
     texts = [f"{100 * value:.1f}" if has_accuracy else f"{value:.3g}" for value in (mean, sd) if value is not None]
@@ -155,6 +158,79 @@ def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]
 
 def _reached(summary: Summary) -> list[tuple[SamplerSummary, ToThreshold]]:
     return [(entry, entry.to_threshold) for entry in summary.samplers if entry.to_threshold is not None]
+
+
+def headline(summary: Summary) -> list[str]:
+    """Which sampler was best and by how much; how sure that is; what it saves. One sentence each, the first the result.
+
+    Best is whose gap closed is largest, else whose speed-up is, else whose metric is. Another sampler is behind only if
+    its interval ends below that of the best.
+    """
+    rated = [entry for entry in summary.samplers if base_name(entry.sampler) != "full"]
+    gaps = {e.sampler: e.gap_closed for e in rated if e.gap_closed and base_name(e.sampler) != "uniform"}
+    speedups = {e.sampler: e.to_threshold.speedup for e in rated if e.to_threshold and e.to_threshold.speedup}
+    found: Mapping[str, GapClosed | SpeedUp] = gaps or speedups
+    if not found:
+        return _without_intervals(summary)
+    best = max(found, key=lambda label: _estimate(found[label]))
+    reference, even = ("uniform sampling", 0.0) if gaps else (str(summary.baseline), 1.0)
+    shown = f"{best} closes {_in_line(found[best])} of the gap between {reference} and full participation"
+    if not gaps:
+        shown = f"{best} needs {_in_line(found[best])} times fewer rounds to {threshold_text(summary)} than {reference}"
+    low = found[best].low
+    if low is None and all(len(entry.seeds) == 1 for entry in summary.samplers):
+        return [f"{shown}, in one seed.", "One seed has no interval: another seed may change the order."]
+    if low is None or _verdict(found[best], even) != "better":
+        why = "has no bounded interval" if low is None else f"has an interval that does not lie above {even:g}"
+        return [
+            f"No sampler is shown to be better than {reference}.",
+            f"The highest number {why}: {shown}. More seeds make intervals shorter.",
+        ]
+    rivals = [label for label, it in found.items() if label != best and (it.high is None or it.high >= low)]
+    if not rivals:
+        sure = [f"{shown}; no other sampler is ahead.", "The 95 % intervals of all others end below this one."]
+    else:
+        named = [
+            best,
+            *(f"{label} ({_in_line(found[label])})" for label in rivals[:3]),
+            *["others"][: len(rivals) // 4],
+        ]
+        open_ = "is best is open, as their 95 % intervals overlap: more seeds decide."
+        sure = [f"{shown}.", f"Which of {' and '.join(named)} {open_}"]
+    return [*sure, *_savings(summary, best)]
+
+
+def _estimate(found: GapClosed | SpeedUp) -> float:
+    return found.value if isinstance(found, GapClosed) else found.ratio
+
+
+def _in_line(found: GapClosed | SpeedUp) -> str:
+    return _with_interval(_number_text(_estimate(found)), found.low, found.high, "open").plain.replace("\n", " ")
+
+
+def _savings(summary: Summary, best: str) -> list[str]:
+    """Rounds and bytes to the threshold beside those of the baseline."""
+    found = {entry.sampler: to for entry, to in _reached(summary) if to.rounds is not None}
+    texts = []
+    for label in (best, summary.baseline):
+        if label not in found:
+            return []
+        to = found[label]
+        share = f" ({to.num_reached} of {to.num_reached + to.num_never} seeds)" if to.num_never else ""
+        texts.append(f"{_rounds_text(to).partition(chr(10))[0]} rounds and {human_bytes(to.bytes)}{share}")
+    return [f"It reaches {threshold_text(summary)} after {texts[0]}, {summary.baseline} after {texts[1]}."]
+
+
+def _without_intervals(summary: Summary) -> list[str]:
+    known = [entry for entry in ranked(summary) if value_of(entry, summary).mean is not None]
+    if not known:
+        return ["No sampler has a finite result.", "Every run diverged: lower the learning rate."]
+    best, missing = known[0], "add uniform and full to the samplers, with 3 seeds or more, and there is one"
+    value = f"{_value_text(best, summary)}{' %' if summary.metric == 'accuracy' else ''}"
+    return [
+        f"{best.sampler} ends with the best {summary.metric}: {value}.",
+        f"No interval says how sure that is: {missing}.",
+    ]
 
 
 def _results(summary: Summary) -> list[str]:

@@ -25,6 +25,7 @@ Processes = Annotated[
 Track = Annotated[
     str | None, typer.Option(help="write each round to a tracker, too: tensorboard or mlflow", metavar="NAME")
 ]
+Report = Annotated[bool, typer.Option("--report/--no-report", help="write report.html beside the summary")]
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
 #: A run that diverged: not 1 (a check that failed) and not 2 (bad input).
 EXIT_DIVERGED = 3
@@ -38,6 +39,7 @@ def compare(
     config: o.Config = None,
     out: o.Out = None,
     resume: o.Resume = False,
+    report: Report = True,
 ) -> None:
     """Compare samplers on one task, seed by seed.
 
@@ -54,7 +56,7 @@ def compare(
     count = count_processes(processes, settings.device)
     explained = _explained("compare", folder, settings.task)
     with _tracked(track, folder) as on_round, explained, sweep_progress() as on_progress:
-        summary = run_comparison(settings, folder, on_progress, count, on_round)
+        summary = run_comparison(settings, folder, on_progress, count, on_round, report)
     _print_summary(summary, [folder], folder)
 
 
@@ -65,6 +67,7 @@ def tune(
     config: o.Config = None,
     out: o.Out = None,
     resume: o.Resume = False,
+    report: Report = True,
 ) -> None:
     """Find each sampler's learning rates on seeds and examples kept for it, then compare with them.
 
@@ -87,15 +90,17 @@ def tune(
                 edge = f", at the {search.edge} edge of its grid" if search.edge else ""
                 typer.echo(f"{label}: {name} = {search.best:g}{edge}")
         with sweep_progress() as on_progress:
-            summary = run_comparison(settings.comparison(tuned.rates), folder / "comparison", on_progress, count)
+            last = settings.comparison(tuned.rates)
+            summary = run_comparison(last, folder / "comparison", on_progress, count, report=report)
     _print_summary(summary, [folder / "comparison"], folder / "comparison")
 
 
 def report(
     folders: Annotated[list[Path], typer.Argument(help="what deltafl compare or run wrote", metavar="DIR...")],
     out: o.Out = None,
+    report: Report = True,
 ) -> None:
-    """Join finished folders of the same task and settings: their table, summary.json and pictures.
+    """Join finished folders of the same task and settings: their table, summary.json, pictures and report.html.
 
     Samplers and seeds may differ. Exit code 3 if a run diverged.
 
@@ -108,7 +113,7 @@ def report(
         raise DeltaflError(f"{out} holds runs of its own; choose another --out for the report")
     together = joined(folders)
     folder = out or new_folder("report", together.settings.task)
-    _print_summary(together.write(folder), folders, folder)
+    _print_summary(together.write(folder, report), folders, folder)
 
 
 def _print_summary(summary: "Summary", folders: list[Path], written: Path) -> None:
@@ -124,8 +129,10 @@ def _print_summary(summary: "Summary", folders: list[Path], written: Path) -> No
         for record in [*folder.glob("rounds.jsonl"), *sorted(folder.glob("runs/*/rounds.jsonl"))]:
             _print_ending(record.parent, f"{record.parent.name} ")
     console.print(f"\nData: {summary.environment['data']}", highlight=False)
-    pictures = " and the pictures beside it" if any(written.glob("*.png")) else ""
-    console.print(f"Results: {written}/summary.json{pictures}", highlight=False, soft_wrap=True)
+    beside = " and the pictures beside it" if any(written.glob("*.png")) else ""
+    console.print(f"Results: {written}/summary.json{beside}", highlight=False, soft_wrap=True)
+    if (written / "report.html").exists():
+        console.print(f"Open {written}/report.html in a browser.", highlight=False, soft_wrap=True)
     if any(entry.num_diverged for entry in summary.samplers):
         raise typer.Exit(EXIT_DIVERGED)
 

@@ -1,10 +1,12 @@
 """Comparing samplers on one task, seed by seed, under the same split, initial model and minibatches.
 
-The folder has settings and environment, a run directory for each run, ``summary.json`` (docs/summary-schema.md) and
-three pictures. It grows: with more samplers, seeds or rounds, what is missing is played. Several folders are joined.
+The folder has settings and environment, a run directory for each run, ``summary.json`` (docs/summary-schema.md), three
+pictures and ``report.html``. It grows: with more samplers, seeds or rounds, what is missing is played. Several folders
+are joined.
 """
 
 import logging
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -12,16 +14,19 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+from .. import given as objects
 from ..analysis.plots import draw_plots
-from ..analysis.runs import Run
+from ..analysis.report import Part, write_report
+from ..analysis.runs import Run, base_name
 from ..analysis.summary import Summary, summarise, write_summary
 from ..errors import DeltaflError, MissingExtraError, require
 from ..io import checked
+from ..tasks.own import is_table, short_name
 from .callback import OnRound, guarded
 from .directory import RunDirectory, environment, locked, recorded_settings, write_header, write_settings
 from .processes import result
 from .record import read_run
-from .settings import CompareSettings, RunSettings, differing, grown, make_settings
+from .settings import FREE_ON_RESUME, OF_TABLES, UNION, CompareSettings, RunSettings, differing, grown, make_settings
 from .sweep import Job, OnProgress, Player, engine_for, play_jobs, require_simulator, side_by_side
 
 
@@ -37,17 +42,51 @@ class Joined(NamedTuple):
         given, facts = self.settings.model_dump(mode="json", exclude_none=True), {**environment(), "data": self.data}
         return summarise(self.runs, self.settings.threshold, settings=given, environment=facts)
 
-    def write(self, folder: Path) -> Summary:
-        """Write ``summary.json`` and the pictures into a folder, and return the summary."""
+    def write(self, folder: Path, report: bool = True) -> Summary:
+        """Write ``summary.json``, the pictures and ``report.html`` into a folder, and return the summary."""
         summary = self.summary()
         folder.mkdir(parents=True, exist_ok=True)
         write_summary(summary, folder / "summary.json")
         try:
             require("matplotlib", "plot")
             draw_plots(self.runs, summary, folder)
+            if report:
+                write_comparison(self.runs, summary, folder / "report.html")
         except MissingExtraError as error:
             logging.getLogger("deltafl").info(f"no pictures: {error}")
         return summary
+
+
+def write_comparison(runs: Sequence[Run], summary: Summary, path: Path) -> None:
+    """Write the report of a comparison, with the command that plays it again."""
+    settings = CompareSettings.model_validate(summary.settings)
+    name = short_name(settings.task)
+    write_report([Part(name, runs, summary, command_of(settings))], path, f"deltafl: {name}")
+
+
+def command_of(settings: CompareSettings) -> str:
+    """The command of a comparison, without the task's defaults; empty if it needs objects of a Python process.
+
+    Rates of single samplers are in ``config.toml``, beside the summary.
+    """
+    if settings.task in objects.TASKS or {*map(base_name, settings.samplers)} & {*objects.SAMPLERS}:
+        return ""
+    given = settings.model_dump(mode="json", exclude_none=True, exclude={"rates", *FREE_ON_RESUME})
+    named = {"task", *UNION, *(OF_TABLES if is_table(settings.task) else ())}
+    try:
+        usual = make_settings(CompareSettings, {key: given[key] for key in named & given.keys()}).model_dump(
+            mode="json"
+        )
+    except DeltaflError:  # objects of another process
+        return ""
+    shown = {key: value for key, value in given.items() if key in named or value != usual[key]}
+    if shown["seeds"] == [*range(len(shown["seeds"]))]:
+        shown["seeds"] = len(shown["seeds"])
+    words = ["deltafl", "compare"] + ([] if settings.rates is None else ["--config", "config.toml"])
+    for key, value in shown.items():
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        words += [f"--{key.replace('_', '-')}"] + ([] if value is True else [text])
+    return shlex.join(words)
 
 
 def joined(folders: Sequence[Path]) -> Joined:
@@ -113,9 +152,10 @@ def run_comparison(
     on_progress: OnProgress,
     processes: int = 1,
     on_round: OnRound = lambda _: None,
+    report: bool = True,
 ) -> Summary:
-    """``play_comparison``, then write the summary and the pictures."""
-    return play_comparison(settings, out, on_progress, processes, on_round).write(out)
+    """``play_comparison``, then write the summary, the pictures and perhaps the report."""
+    return play_comparison(settings, out, on_progress, processes, on_round).write(out, report)
 
 
 def play_comparison(

@@ -22,7 +22,7 @@ from ..samplers import Sampler, label_of, split_labels
 from ..tasks.base import Task
 from ..tasks.registry import known_tasks
 from .callback import OnRound
-from .compare import joined, play_comparison
+from .compare import joined, play_comparison, write_comparison
 from .directory import new_folder
 from .progress import sweep_progress
 from .settings import AnySettings, CompareSettings, make_settings, refuse_ignored
@@ -100,6 +100,10 @@ class Comparison:
         figure._repr_png_ = partial(small_png, figure)  # type: ignore[attr-defined]  # what a notebook shows
         return figure
 
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the page that shows the comparison: one HTML file, which asks the network for nothing."""
+        write_comparison(self.curves, self.numbers, Path(path))
+
     def _repr_html_(self) -> str:
         return self._printed().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
@@ -121,6 +125,7 @@ def compare(
     out: str | os.PathLike[str] | None = None,
     processes: int | None = None,
     progress: bool = True,
+    report: bool = True,
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Comparison:
@@ -136,6 +141,7 @@ def compare(
             on where it was interrupted, and with more samplers, seeds or rounds it plays what is missing.
         processes: Runs side by side; as many as there are cores if left out, 1 on a GPU.
         progress: Whether a bar is shown.
+        report: Whether ``report.html`` is written into the folder.
         on_round: Called here with a ``deltafl.simulation.RoundDone`` for each round of each run; with several processes
             up to a second later and in batches, those of one run in their order.
         settings: The settings of ``deltafl compare``: ``rounds=50``, ``sample=10``, ``local_lr=0.1``, ...
@@ -154,7 +160,7 @@ def compare(
     folder = new_folder("compare", resolved.task) if out is None else Path(out)
     with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
         together = play_comparison(resolved, folder, on_progress, count, on_round or (lambda _: None))
-    return Comparison((folder,), together.write(folder), together.runs)
+    return Comparison((folder,), together.write(folder, report), together.runs)
 
 
 def tune(

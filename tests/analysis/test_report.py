@@ -1,0 +1,146 @@
+"""The report without a browser: its sentences, its numbers, what it loads, how large it is; and the first sentence."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltafl.analysis import Run, summarise
+from deltafl.analysis.looks import ON_DARK, looks
+from deltafl.analysis.report import Part, write_report
+from deltafl.analysis.table import headline
+from deltafl.errors import MissingExtraError
+from deltafl.simulation.compare import command_of
+from deltafl.simulation.settings import CompareSettings, make_settings
+from tools.runs import make_run, runs_of
+
+REACHES: dict[str, Any] = {
+    "full": [1, 2, 1],
+    "uniform": [8, 9, 8],
+    "census": [2, 3, 2],
+    "pracdelta": [8, 8, 9],
+    "fedavg": [9, None, 9],
+}
+
+
+def written(path: Path, runs: list[Run], threshold: float | None = 0.7) -> str:
+    summary = summarise(runs, threshold, settings={"task": "digits"}, environment={"data": "<made up>"})
+    write_report([Part("digits", runs, summary, "deltafl compare --task digits")], path, "deltafl: digits")
+    return path.read_text(encoding="utf-8")
+
+
+def cells(page: str) -> dict[str, dict[str, float]]:
+    """The numbers of the table by sampler and column."""
+    rows = re.findall(r'<tr data-sampler="([^"]+)"(.*?)</tr>', page)
+    return {
+        name: {column: float(value) for column, value in re.findall(r'data-name="(\w+)" data-value="([^"]+)"', row)}
+        for name, row in rows
+    }
+
+
+def test_the_numbers_are_those_of_the_summary(tmp_path: Path) -> None:
+    runs = runs_of(**REACHES)
+    found = cells(written(tmp_path / "report.html", runs))
+    assert list(found) == ["full", "census", "uniform", "pracdelta", "fedavg"]  # the best first
+    for entry in summarise(runs, 0.7).samplers:
+        to = entry.to_threshold
+        assert to is not None and to.rounds is not None and entry.gap_closed is not None
+        wanted: dict[str, Any] = {"gap": entry.gap_closed.value, "value": entry.top5.mean, "rounds": to.rounds.mean}
+        wanted |= {"bytes": to.bytes} | ({} if to.speedup is None else {"speedup": to.speedup.ratio})
+        assert found[entry.sampler] == wanted
+
+
+def test_it_is_one_small_file_that_asks_the_network_for_nothing(tmp_path: Path) -> None:
+    page = written(tmp_path / "report.html", runs_of(**REACHES))
+    assert (tmp_path / "report.html").stat().st_size < 1_500_000
+    own = page.replace(re.findall(r"<script>.*?</script>", page, re.S)[0], "")  # Bokeh's script: see the browser test
+    assert "http" not in own and "url(" not in own and "@import" not in own
+    assert set(re.findall(r'(?:src|href)="([^"]*)"', own)) == {"data:,"}
+    assert "&lt;made up&gt;" in page
+    assert "deltafl compare --task digits" in page
+
+
+def test_two_comparisons_are_two_sections_of_one_page(tmp_path: Path) -> None:
+    runs = runs_of(**REACHES)
+    parts = [Part(title, runs, summarise(runs, threshold)) for title, threshold in (("a", 0.7), ("b & c", None))]
+    write_report(parts, tmp_path / "report.html", "both")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count('<section class="part"') == 2 and '<a href="#part-1">b &amp; c</a>' in page
+    figures = json.loads(re.findall(r'id="figures">(.*?)</script>', page)[0])
+    assert [list(items) for items in figures] == [["curves", "selections"]] * 2
+
+
+@pytest.mark.parametrize("loss_r", [np.full(10, np.nan), np.array([2.0, *[np.inf] * 9]), np.zeros(10)])
+def test_losses_that_are_hard_to_draw(loss_r: np.ndarray[tuple[int], np.dtype[np.float64]], tmp_path: Path) -> None:
+    runs = [make_run("fedavg", 0, 3, "loss"), make_run("fedis", 0, 3, "loss", loss_r=loss_r)]
+    assert "NaN" not in json.dumps(cells(written(tmp_path / "report.html", runs, 0.5)))
+
+
+def test_missing_bokeh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    with pytest.raises(MissingExtraError, match=r"deltafl\[plot\]"):
+        written(tmp_path / "report.html", runs_of(fedavg=[3]))
+
+
+def noisy(sampler: str, area: float, spread: float) -> list[Run]:
+    """Five runs whose accuracy is the same in all rounds: ``area``, and more or less from seed to seed."""
+    values = area + spread * np.array([-1.0, 0.5, 1.0, -0.5, 0.0])
+    return [make_run(sampler, seed, 1, accuracy_r=np.full(10, value)) for seed, value in enumerate(values)]
+
+
+def first(*groups: list[Run], threshold: float | None = None) -> list[str]:
+    return headline(summarise([run for group in groups for run in group], threshold))
+
+
+def test_the_first_sentence_is_as_sure_as_the_intervals() -> None:
+    ends = noisy("full", 0.9, 0.0), noisy("uniform", 0.5, 0.0)
+    clear = first(*ends, noisy("census", 0.8, 0.01), noisy("divfl", 0.6, 0.01))
+    assert clear[0].startswith("census closes 0.75 [0.7") and clear[0].endswith("; no other sampler is ahead.")
+    open_ = first(*ends, noisy("census", 0.8, 0.01), noisy("divfl", 0.79, 0.02))
+    assert open_[0].endswith("of the gap between uniform sampling and full participation.")
+    assert open_[1].startswith("Which of census and divfl (0.73 [0.68, 0.77]) is best is open")
+    none = first(*ends, noisy("census", 0.52, 0.1))
+    assert none[0] == "No sampler is shown to be better than uniform sampling."
+    assert "census closes 0.05" in none[1] and "does not lie above 0" in none[1]
+
+
+def test_the_first_sentence_without_a_gap_or_with_one_seed() -> None:
+    one = headline(summarise([run for run in runs_of(**REACHES) if run.seed == 0], None))
+    assert one[0].startswith("census closes 0.86 of the gap") and one[1].startswith("One seed has no interval")
+    speed = headline(summarise(runs_of(uniform=[8, 9, 8], census=[2, 3, 2]), 0.7))
+    assert re.match(r"census needs 3\.57 \[.*\] times fewer rounds to 70 % than uniform; no other", speed[0])
+    assert speed[2] == "It reaches 70 % after 2.3 rounds and 2.3 kB, uniform after 8.3 rounds and 8.3 kB."
+    assert headline(summarise(runs_of(census=[2, 3]), None))[0] == "census ends with the best accuracy: 80.0±0.0 %."
+    lost = [make_run("census", 0, 1, "loss", loss_r=np.full(10, np.nan))]
+    assert headline(summarise(lost, None))[0] == "No sampler has a finite result."
+
+
+def test_the_command_holds_what_is_not_usual_and_makes_the_same_settings() -> None:
+    given: dict[str, Any] = {"samplers": ["uniform", "osmd(mixing=0.3)"], "seeds": [3, 5], "local_steps": 4}
+    settings = make_settings(CompareSettings, {**given, "scaffold": True, "data_dir": "/data", "threshold": 0.7})
+    text = command_of(settings)
+    assert text == (
+        "deltafl compare --task digits --local-steps 4 --scaffold --threshold 0.7 "
+        "--samplers 'uniform,osmd(mixing=0.3)' --seeds 3,5"
+    )
+    usual = make_settings(CompareSettings, {"seeds": 2, "samplers": "full"})
+    assert command_of(usual) == "deltafl compare --task digits --samplers full --seeds 2"
+    rated = make_settings(CompareSettings, {"seeds": 2, "samplers": "full", "rates": {"full": 0.2}})
+    assert command_of(rated).startswith("deltafl compare --config config.toml --task digits")
+
+
+def test_methods_that_are_often_together_have_colours_of_their_own_in_light_and_dark() -> None:
+    for together in (
+        "full uniform fedavg census balanced innovation pracdelta fed-cbs divfl",
+        "fedavg fedpracis@multinomial pracdelta@multinomial cluster-is power-of-choice md-fixed",
+        "uniform pracdelta delta-centred spread fedvarp innovation",
+    ):
+        look_of = looks(together.split())
+        assert len({(look.colour, look.dash, look.marker) for look in look_of.values()}) == len(look_of)
+        colours = [look.colour for label, look in look_of.items() if label not in ("full", "uniform", "fedavg")]
+        assert len(set(colours)) == min(len(colours), 6) and set(colours) <= set(ON_DARK)
+    assert looks(["fedis"])["fedis"].colour == looks(["fedpracis"])["fedpracis"].colour
