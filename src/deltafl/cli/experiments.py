@@ -25,7 +25,7 @@ Processes = Annotated[
 Track = Annotated[
     str | None, typer.Option(help="write each round to a tracker, too: tensorboard or mlflow", metavar="NAME")
 ]
-Report = Annotated[bool, typer.Option("--report/--no-report", help="write report.html beside the summary")]
+NoReport = Annotated[bool, typer.Option("--no-report", help="leave out report.html")]
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
 #: A run that diverged: not 1 (a check that failed) and not 2 (bad input).
 EXIT_DIVERGED = 3
@@ -39,7 +39,7 @@ def compare(
     config: o.Config = None,
     out: o.Out = None,
     resume: o.Resume = False,
-    report: Report = True,
+    no_report: NoReport = False,
 ) -> None:
     """Compare samplers on one task, seed by seed.
 
@@ -56,7 +56,7 @@ def compare(
     count = count_processes(processes, settings.device)
     explained = _explained("compare", folder, settings.task)
     with _tracked(track, folder) as on_round, explained, sweep_progress() as on_progress:
-        summary = run_comparison(settings, folder, on_progress, count, on_round, report)
+        summary = run_comparison(settings, folder, on_progress, count, on_round, not no_report)
     _print_summary(summary, [folder], folder)
 
 
@@ -67,7 +67,7 @@ def tune(
     config: o.Config = None,
     out: o.Out = None,
     resume: o.Resume = False,
-    report: Report = True,
+    no_report: NoReport = False,
 ) -> None:
     """Find each sampler's learning rates on seeds and examples kept for it, then compare with them.
 
@@ -91,14 +91,14 @@ def tune(
                 typer.echo(f"{label}: {name} = {search.best:g}{edge}")
         with sweep_progress() as on_progress:
             last = settings.comparison(tuned.rates)
-            summary = run_comparison(last, folder / "comparison", on_progress, count, report=report)
+            summary = run_comparison(last, folder / "comparison", on_progress, count, report=not no_report)
     _print_summary(summary, [folder / "comparison"], folder / "comparison")
 
 
 def report(
     folders: Annotated[list[Path], typer.Argument(help="what deltafl compare or run wrote", metavar="DIR...")],
     out: o.Out = None,
-    report: Report = True,
+    no_report: NoReport = False,
 ) -> None:
     """Join finished folders of the same task and settings: their table, summary.json, pictures and report.html.
 
@@ -113,7 +113,7 @@ def report(
         raise DeltaflError(f"{out} holds runs of its own; choose another --out for the report")
     together = joined(folders)
     folder = out or new_folder("report", together.settings.task)
-    _print_summary(together.write(folder, report), folders, folder)
+    _print_summary(together.write(folder, not no_report), folders, folder)
 
 
 def _print_summary(summary: "Summary", folders: list[Path], written: Path) -> None:

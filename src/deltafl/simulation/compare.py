@@ -74,9 +74,7 @@ def command_of(settings: CompareSettings) -> str:
     given = settings.model_dump(mode="json", exclude_none=True, exclude={"rates", *FREE_ON_RESUME})
     named = {"task", *UNION, *(OF_TABLES if is_table(settings.task) else ())}
     try:
-        usual = make_settings(CompareSettings, {key: given[key] for key in named & given.keys()}).model_dump(
-            mode="json"
-        )
+        usual = make_settings(CompareSettings, {key: given.get(key) for key in named}).model_dump(mode="json")
     except DeltaflError:  # objects of another process
         return ""
     shown = {key: value for key, value in given.items() if key in named or value != usual[key]}
