@@ -26,7 +26,7 @@ from deltafl.types import FloatArray, Params
 
 from .page import OwnPage, Row, Rows
 from .spec import TEXTS
-from .text import markdown
+from .text import cut, folded, markdown
 from .verdict import ends
 
 #: What each picture has on its x-axis; "far" is of clients who are hardly ever selected.
@@ -132,8 +132,6 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     methods = [method for method in settings["methods"] if method != "uniform"]
     panels = _panels(settings, found)
     _draw(panels, looks(methods), folder / "limits.png")
-    tables = [f"### {title}\n\n{_table(panel)}" for title, panel in panels.items()]
-    blocks = [TEXTS["limits"]["head"].format(**settings), "![relative errors](limits.png)", *tables]
     texts = []
     for method in methods:
         own = [row for row in found if row.method == method]
@@ -144,8 +142,11 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
         for row in rows
         for seed, error in enumerate(row["error"])
     ]
-    measured = f"Smaller error than uniform draws: {', '.join(texts)}."
-    return OwnPage(measured, "not a claim of the paper", blocks, cells)
+    (title, first), *others = panels.items()
+    blocks = ["![relative errors](limits.png)", TEXTS["limits"]["head"].format(**settings)]
+    blocks += [f"Smaller error than uniform draws: {', '.join(texts)}.", f"### {title}\n\n{cut(_table(first))}"]
+    blocks += [folded(title, _table(panel)) for title, panel in others]
+    return OwnPage(f"Smaller error than uniform draws: {texts[0]}.", "not a claim of the paper", blocks, cells)
 
 
 def _measured(row: Row) -> _Measured:

@@ -13,7 +13,7 @@ from deltafl.simulation import RunSettings
 from .groups import Group, data_note, full_title, gather
 from .spec import TEXTS, Experiment, Frozen, Sweep, experiment_names
 from .tables import SHOW
-from .text import Cells, csv_text, folded, markdown
+from .text import Cells, csv_text, cut, folded, markdown
 from .verdict import NO_ORDER, counted, headline, ordered, others_table, pairs_table, paragraph, sum_up
 
 VERDICT = "verdict.json"
@@ -32,7 +32,8 @@ class Finding(Frozen):
     name: str
     title: str
     claim: str  # of the paper
-    measured: str  # in a line or two, with intervals
+    short: str  # the claim in at most 25 words
+    number: str  # the first of what was measured, with its interval
     verdict: str  # as in "holds in part"
     scale: str
     done: int  # finished runs
@@ -41,9 +42,9 @@ class Finding(Frozen):
 
 
 class OwnPage(NamedTuple):
-    """What an experiment that is no sweep shows: a line, the verdict, the page's blocks, the rows of ``table.csv``."""
+    """What an experiment shows: one number with its interval, the verdict, the page's blocks, rows of ``table.csv``."""
 
-    measured: str
+    number: str
     verdict: str
     blocks: list[str]
     cells: Cells
@@ -82,31 +83,36 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
     note = data_note(groups)
     head = TEXTS["pages"]["diverged"].format(mark=DIVERGED)
     rows = [(f"{group.title}, {row.name}", run) for group in groups for row in group.rows for run in row.runs.values()]
-    blocks = [f"**Data:** {note}"] if note else []
-    blocks += ["## Verdict", paragraph(groups, shown.measures, shown.verdict), *diverged(head, rows)]
+    number = headline(groups, shown.measures) or shown.number
+    verdict, _, reasons = paragraph(groups, shown.measures, shown.verdict).partition(".** ")
+    blocks = ["## Verdict", f"{verdict.removesuffix('.**')}.** {number}".strip()]
+    blocks += [f"**Data:** {note}"] if note else []
     if counts[0] < counts[1]:
         blocks.append(f"Only {counts[0]} of {counts[1]} runs are done; the verdict is that of those.")
-    for heading, table in shown.tables:
-        blocks += [f"## {heading}", table]
-    blocks += ["## Picture", f"![{experiment.title}]({shown.picture})"]
+    blocks += [f"![{experiment.title}]({shown.picture})"]
+    (heading, table), *more = shown.tables
+    blocks += [f"## {heading}", cut(table), *(folded(heading, table) for heading, table in more)]
+    blocks += diverged(head, rows)
     if pairs := pairs_table(groups, shown.measures):
-        blocks.append(folded("The paper's ordering, pair by pair", f"{pairs}\n\n{TEXTS['pages']['rule']}"))
+        text = "\n\n".join(filter(None, [reasons, pairs, TEXTS["pages"]["rule"]]))
+        blocks.append(folded("How the verdict is made: the paper's ordering, pair by pair", text))
     if beside := pairs_table(groups, shown.beside or {}):
         blocks.append(folded("The same by mean accuracy (area) and by the mean of five", beside))
     if others := others_table(groups, shown.measures):
         blocks.append(folded("Comparisons outside the paper's ordering", others))
-    blocks += ["## What was run", _what_was_run(sweep, groups), *_smaller(sweep, groups), missing]
+    ran = "\n\n".join([_what_was_run(sweep, groups), *_smaller(sweep, groups), missing])
+    blocks.append(folded("What was run", ran))
     blocks.append(folded("Hardware and versions", hardware([run for group in groups for run in group.runs])))
     statements = ordered(groups, shown.measures)
     verdict = sum_up(statements) if statements else shown.verdict or NO_ORDER
-    measured = " ".join(filter(None, [headline(groups, shown.measures), note]))
-    return write(experiment, OwnPage(measured, verdict, blocks, shown.cells), sweep.scale, counts, command, out)
+    return write(experiment, OwnPage(number, verdict, blocks, shown.cells), sweep.scale, counts, command, out)
 
 
 def write(experiment: Experiment, shown: OwnPage, scale: str, counts: tuple[int, int], command: str, out: Path) -> str:
     """Write an experiment's page, its table and its verdict; ``counts`` are its finished and its planned runs."""
     about = experiment.model_dump(include={"name", "title", "claim"})
-    about |= {"measured": shown.measured, "verdict": shown.verdict, "scale": scale, "command": command}
+    about |= {"short": experiment.short or experiment.claim, "number": shown.number}
+    about |= {"verdict": shown.verdict, "scale": scale, "command": command}
     finding = Finding(**about, done=counts[0], total=counts[1])
     whose = "target" if experiment.kind == "benchmark" else "paper"
     blocks = [f"# {experiment.title}", f"**The {whose}:** {experiment.claim}", *shown.blocks]
@@ -114,7 +120,7 @@ def write(experiment: Experiment, shown: OwnPage, scale: str, counts: tuple[int,
     if experiment.runs_of is not None:
         blocks.append(f"The runs are those of `{experiment.runs_of}`.")
     if experiment.notes:
-        blocks += ["## Decisions", "\n".join(f"- {note}" for note in experiment.notes)]
+        blocks.append(folded("Decisions", "\n".join(f"- {note}" for note in experiment.notes)))
     page = "\n\n".join(block for block in blocks if block) + "\n"
     write_verdict(out, finding)  # first: a page with no verdict beside it counts as somebody else's
     write_atomically(out / "table.csv", csv_text(shown.cells))
@@ -204,17 +210,13 @@ def write_index(root: Path) -> str:
     require_index(root)
     order = {name: place for place, name in enumerate(experiment_names())}
     found = sorted(findings.items(), key=lambda item: (order.get(item[1].name, len(order)), item[0]))
-    rows = [
-        [f"[{f.title}]({folder}/README.md)", f"**{f.verdict}**", f"{f.done} of {f.total}, scale {f.scale}"]
-        for folder, f in found
-    ]
-    details = [f"**{f.title}**\n\n- Claim: {f.claim}\n- Measured: {f.measured}" for _, f in found]
+    rows = [[f"[{f.title}]({folder}/README.md)", f.short, f"**{f.verdict}**", f.number] for folder, f in found]
+    commands = "\n".join(f"{f.command}  # {f.done} of {f.total} runs" for _, f in found)
     blocks = [
         INDEX.strip(),
         TEXTS["index"]["head"],
-        markdown(["experiment", "verdict", "runs"], rows, left=3),
-        folded("What each experiment claims and what was measured", "\n\n".join(details)),
-        "Commands:\n\n```\n" + "\n".join(f.command for _, f in found) + "\n```",
+        markdown(["experiment", "claim", "verdict", "one number, 95 %"], rows, left=4),
+        folded("Commands", f"```\n{commands}\n```"),
     ]
     left = [f"`{name}`" for name in experiment_names() if name not in {f.name for f in findings.values()}]
     if left:

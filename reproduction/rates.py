@@ -25,7 +25,7 @@ from deltafl.types import FloatArray
 from .page import OwnPage, Row, Rows
 from .problems import Problem, local_work, make_problem
 from .spec import TEXTS
-from .text import markdown
+from .text import cut, folded, markdown
 from .verdict import ends
 
 TOLERANCE = 0.1  # a slope this near to the claimed order counts as the claimed order: T is finite
@@ -182,16 +182,19 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     for label, lr, least, bound in counter:
         broken = " (broken)" if least > bound else ""
         lines.append([label, str(settings["counter_rounds"]), f"{lr:.2e}", f"{least:g}", f"{bound:.2e}{broken}"])
+    tables = {problem: f"{_table(own)}\n\n{_duels(problem, values)}" for problem, own in by_problem.items()}
+    (problem, table), *others = tables.items()
+    number, verdict, text = _sum_up(found, counter)
     blocks = [
-        TEXTS["rates"]["head"].format(**settings, tolerance=TOLERANCE),
-        *(f"### {problem}\n\n{_table(own)}\n\n{_duels(problem, values)}" for problem, own in by_problem.items()),
         "![Decay of the gradient with T](rates.png)",
+        TEXTS["rates"]["head"].format(**settings, tolerance=TOLERANCE),
+        f"### {problem}\n\n{cut(table)}",
+        *(folded(problem, table) for problem, table in others),
+        text,
         TEXTS["rates"]["bounds"],
-        "### The counter-example to theorem 2",
-        TEXTS["rates"]["counter"],
-        markdown(heads, lines),
+        folded("The counter-example to theorem 2", f"{TEXTS['rates']['counter']}\n\n{markdown(heads, lines)}"),
     ]
-    return OwnPage(*_sum_up(found, counter), blocks, [_csv_row(row) for row in found])
+    return OwnPage(number, verdict, blocks, [_csv_row(row) for row in found])
 
 
 def values_of(settings: dict[str, Any], rows: Rows) -> Values:
@@ -208,19 +211,19 @@ def values_of(settings: dict[str, Any], rows: Rows) -> Values:
     return values
 
 
-def _sum_up(found: Sequence[Measured], counter: Sequence[tuple[str, float, float, float]]) -> tuple[str, str]:
+def _sum_up(found: Sequence[Measured], counter: Sequence[tuple[str, float, float, float]]) -> tuple[str, str, str]:
     slow = [row for row in found if verdict(row) == SLOWER]
     held = [row for row in found if verdict(row).startswith(("as claimed", "faster"))]
     broken = [(least, bound) for _, _, least, bound in counter if least > bound]
-    text = f"{len(held)} of {len(found)} slopes are as claimed or steeper."
+    text = number = f"{len(held)} of {len(found)} slopes are as claimed or steeper."
     if slow:
         slopes = [f"{row.method} on {row.problem} {_number(row.slope_mean)} ({row.claimed:g})" for row in slow]
         text += f" Slower than claimed (in brackets): {'; '.join(slopes)}."
     if broken:
         text += f" The counter-example keeps norm(grad f)^2 at {broken[0][0]:g}; theorem 2 claims {broken[0][1]:.2g}."
     if slow or broken:
-        return text, "holds in part and is contradicted in part" if held else "is contradicted"
-    return text, "holds" if len(held) == len(found) else "is not decided"
+        return number, "holds in part and is contradicted in part" if held else "is contradicted", text
+    return number, "holds" if len(held) == len(found) else "is not decided", text
 
 
 def _number(found: analysis.Interval | None) -> str:

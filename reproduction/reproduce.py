@@ -145,7 +145,7 @@ def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) 
                 over = done == total
                 on_progress(Progress(done, total, int(over), 1, () if over else (experiment.name,)))
         shown: OwnPage = module.show(settings, rows, request.out)
-        blocks = ["## Verdict", f"**{sentence_case(shown.verdict)}.** {shown.measured}", *shown.blocks]
+        blocks = ["## Verdict", f"**{sentence_case(shown.verdict)}.** {shown.number}", *shown.blocks]
         return write(experiment, shown._replace(blocks=blocks), request.scale, (1, 1), request.command, request.out)
 
 

@@ -96,6 +96,7 @@ class Experiment(Frozen):
     name: str
     title: str
     claim: str
+    short: str = ""  # the claim in at most 25 words, where it has more
     kind: Kind
     order: tuple[str, ...] = ()  # the paper's of the samplers, best first; ``"a = b"`` for two that it does not order
     notes: tuple[str, ...] = ()  # decisions where the paper is silent

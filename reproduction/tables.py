@@ -36,6 +36,7 @@ Looks = dict[str, analysis.Look]
 class Shown(NamedTuple):
     """Tables with their headings, rows of ``table.csv``, the picture's file, a verdict; what it compares, by part.
 
+    ``number`` is what stands beside the verdict where no methods are compared.
     ``beside`` has measures that decide nothing: those by which the benchmark judges.
     """
 
@@ -44,6 +45,7 @@ class Shown(NamedTuple):
     picture: str
     measures: Measures
     verdict: str | None = None
+    number: str = ""
     beside: Measures | None = None
 
 
@@ -291,7 +293,10 @@ def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
         tables.append((group.title, _table_of(columns, own, left=2)))
         cells += own
     _draw_probes(groups, view, folder / "probes.png")
-    return Shown(tables, cells, "probes.png", measures, _bounds_verdict(groups, cells))
+    bounded = [cell for cell in cells if "bounds" in cell]
+    inside, measured = (sum(cell[name] for cell in bounded) for name in ("within", "measured"))
+    number = f"{inside} of {measured} values are within."
+    return Shown(tables, cells, "probes.png", measures, _bounds_verdict(groups, cells), number if bounded else "")
 
 
 def _probe_cells(group: Group, row: Row, view: View) -> Cells:

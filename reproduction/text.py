@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 DASH = "–"
+MOST_ROWS = 12  # of a table that are not folded
 #: Rows of a CSV file.
 Cells = list[dict[str, Any]]
 
@@ -14,6 +15,16 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1)
     """A Markdown table, its first ``left`` columns to the left and the others to the right."""
     lines = [heads, ["---" if i < left else "---:" for i in range(len(heads))], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cut(table: str, most: int = MOST_ROWS) -> str:
+    """A page's table with its first rows, the others folded; the text below the table stays."""
+    rows, gap, note = table.partition("\n\n")
+    head, rule, *lines = rows.splitlines()
+    if len(lines) <= most:
+        return table
+    rest = folded(f"{len(lines) - most} more", "\n".join([head, rule, *lines[most:]]))
+    return "\n".join([head, rule, *lines[:most]]) + f"\n\n{rest}{gap}{note}"
 
 
 def folded(summary: str, text: str) -> str:

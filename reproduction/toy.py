@@ -18,7 +18,7 @@ from deltafl.types import FloatArray, Params
 
 from .page import OwnPage, Row, Rows
 from .spec import TEXTS
-from .text import markdown
+from .text import folded, markdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,22 +112,24 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     _draw(found, folder / "toy.png")
     biased = {key: f" ({row.bias:.3f})" if row.bias > 1e-6 else "" for key, row in found.items()}
     lines = [[score, *(f"{found[score, way].mse:.3f}{biased[score, way]}" for way in WAYS)] for score in SCORES]
+    number, verdict, text = _verdict(found)
     blocks = [
+        "![Aggregates of two of three](toy.png)",
         TEXTS["toy"]["head"],
         markdown(["", *(way.title for way in WAYS.values())], lines),
-        "![Aggregates of two of three](toy.png)",
-        TEXTS["toy"]["pairs"],
-        _pairs_table(),
+        text,
+        folded("The pairs of the paper's figure", f"{TEXTS['toy']['pairs']}\n\n{_pairs_table()}"),
     ]
     cells = [
         {"score": score, "way": way, "design": WAYS[way].design, "estimator": WAYS[way].estimator}
         | {"mse": f"{row.mse:.6g}", "bias": f"{row.bias if row.bias > 1e-9 else 0:.3g}"}  # below: rounding of this CPU
         for (score, way), row in found.items()
     ]
-    return OwnPage(*_verdict(found), blocks, cells)
+    return OwnPage(number, verdict, blocks, cells)
 
 
-def _verdict(found: dict[tuple[str, str], Enumerated]) -> tuple[str, str]:
+def _verdict(found: dict[tuple[str, str], Enumerated]) -> tuple[str, str, str]:
+    """One number, the verdict, and what it is made of."""
     ways = [way for way in WAYS if WAYS[way].estimator != "difference"]  # that is not the paper's
     mses = {way: [found[score, way].mse for score in ("DELTA", "IS", "uniform")] for way in ways}
     held = [way for way in ways if mses[way][0] < mses[way][1] < mses[way][2]]
@@ -137,11 +139,12 @@ def _verdict(found: dict[tuple[str, str], Enumerated]) -> tuple[str, str]:
         texts = [f"{WAYS[way].title} ({' / '.join(f'{mse:.3f}' for mse in mses[way])})" for way in chosen]
         return ", ".join(texts) or "none"
 
+    number = f"Mean squared error of DELTA / IS / uniform: {listed((held or against)[:1])}."
     text = f"Mean squared error of DELTA / IS / uniform. The paper's order: {listed(held)}. "
     text += f"IS below DELTA: {listed(against)}."
     if held and against:
-        return text, "holds in part and is contradicted in part"
-    return text, "is contradicted" if against else "holds" if len(held) == len(ways) else "holds in part"
+        return number, "holds in part and is contradicted in part", text
+    return number, "is contradicted" if against else "holds" if len(held) == len(ways) else "holds in part", text
 
 
 def hand_picked() -> dict[tuple[int, int], tuple[float, float]]:

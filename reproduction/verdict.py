@@ -84,16 +84,18 @@ def _order_text(group: Group) -> str:
 
 
 def headline(groups: Sequence[Group], measures: Measures) -> str:
-    """What was measured in one line: the paper's best (or else the first other row) against the baseline, by part."""
-    pieces = []
+    """One number: the paper's best (or else the first other row) against the baseline, if any such decides it."""
+    found = []
     for group in groups:
         others = [label for label in [*group.order, *group.labels] if label != group.baseline]
-        if others:
-            best, base = group.row(others[0]), group.row(group.baseline)
-            texts = [_effect(between(group, measure, best.label, base.label)) for measure in measures[group.part]]
-            where = f"{group.title}: " if len(groups) > 1 else ""
-            pieces.append(f"{where}{best.name} against {base.name}: {'; '.join(texts)}.")
-    return " ".join(pieces)
+        found += [(group, between(group, m, others[0], group.baseline)) for m in measures[group.part] if others]
+    if not found:
+        return ""
+    verdict = sum_up(ordered(groups, measures))
+    wanted = "shown" if verdict.startswith("holds") else "contradicted" if verdict == "is contradicted" else "open"
+    group, one = max(found, key=lambda pair: (pair[1].status == wanted, pair[1].status != "no interval"))
+    where = f"{group.title}: " if len(groups) > 1 else ""
+    return f"{where}{one.first} against {one.second}: {_effect(one)}."
 
 
 def _effect(statement: Statement) -> str:

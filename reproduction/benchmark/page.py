@@ -46,8 +46,9 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
         _draw_curves(results, few, folder / "curves.png")
         write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
         blocks = _blocks(parts, judgements, reasons, counts, experiment.view)
-        measured = " ".join(sentence(judgement) for judgement in judgements)
-        shown = OwnPage(measured, headline(judgements), blocks, table_cells(results))
+        first = judgements[0]
+        number = f"{first.result.part.title}: `{first.label}` closes {first.gap} of the gap."
+        shown = OwnPage(number, headline(judgements), blocks, table_cells(results))
         return write(experiment, shown, request.scale, counts, replace(request, parts=None).command, folder)
 
 
@@ -61,8 +62,9 @@ def _blocks(
         f"**The target {headline(judgements)}.** The recommended method is `{view.recommended}`. {done}",
     ]
     blocks += ["\n".join(f"- {sentence(judgement)}" for judgement in judgements)]
-    blocks += [_TEXTS["symbols"], folded("The rules", _TEXTS["rules"].format(goal=GOAL, sure=SURE, least=100 * LEAST))]
-    blocks += ["![Gap closed by task and method](gap.png)", "![Accuracy over rounds by task](curves.png)"]
+    blocks += ["![Gap closed by task and method](gap.png)", _TEXTS["symbols"]]
+    blocks += [folded("The rules", _TEXTS["rules"].format(goal=GOAL, sure=SURE, least=100 * LEAST))]
+    blocks += [folded("Accuracy over rounds", "![Accuracy over rounds by task](curves.png)")]
     for result in results:
         blocks += [f"## {result.part.title}", main_table(result, view), folded("Costs", cost_table(result))]
         runs = [(f"`{method.label}`", run) for method in result.shown for run in method.runs.values()]
@@ -71,8 +73,9 @@ def _blocks(
         "## Appendix",
         folded("Rounds to the first crossing, for comparison with papers", crossings_table(results)),
     ]
-    blocks += ["## Learning rates", _TEXTS["rates"].format(grids="; ".join(map(_grid_text, results)))]
-    blocks += ["## What was run", "\n".join(map(_setting_text, results)), _missing(parts, results, reasons)]
+    blocks += [folded("Learning rates", _TEXTS["rates"].format(grids="; ".join(map(_grid_text, results))))]
+    ran = "\n".join(map(_setting_text, results))
+    blocks += [folded("What was run", f"{ran}\n\n{_missing(parts, results, reasons)}")]
     every = [run for result in results for method in result.shown for run in method.runs.values()]
     return [*blocks, folded("Hardware and versions", hardware(every)), _TEXTS["files"]]
 

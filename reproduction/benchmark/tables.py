@@ -16,14 +16,13 @@ from deltafl.types import FloatArray
 
 from ..measures import Measure, centre, second_half
 from ..spec import View
-from ..text import DASH, Cells, fixed, folded, markdown, plus_minus
+from ..text import DASH, MOST_ROWS, Cells, fixed, folded, markdown, plus_minus
 from ..verdict import number_text
 from .judge import NO_GAP, against, cut_short, gap_of, measures, needs, no_task
 from .parts import BASELINE, FULL, find_label
 from .runs import Method, Result, Store
 
 MB = 1e6
-MOST_ROWS = 12  # of a task's table that are not folded
 #: Short names of the measures in the columns of table.csv, in the order of ``judge.measures``.
 _KEYS = ("mean_accuracy", "rounds_smoothed", "rounds", "accuracy")
 

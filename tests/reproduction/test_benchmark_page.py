@@ -13,8 +13,9 @@ from deltafl.samplers import SAMPLERS, is_unbiased
 from deltafl.simulation import RunSettings, RunStore, make_settings, rounds_to_threshold, write_record
 from reproduction.benchmark.judge import closed, measures, needs, rounds_at
 from reproduction.benchmark.parts import parts_of
-from reproduction.benchmark.tables import MOST_ROWS, num_params_of, server_memory
+from reproduction.benchmark.tables import num_params_of, server_memory
 from reproduction.spec import SCALES, load_experiment
+from reproduction.text import MOST_ROWS
 
 
 @pytest.mark.parametrize(

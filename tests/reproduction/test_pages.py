@@ -77,7 +77,6 @@ def test_titles_and_the_page_name_the_data_that_stand_in(tmp_path: Path) -> None
     page = written(sweep, tmp_path)
     assert "## UNIPEN-62 (for FEMNIST), Adam" in page
     assert "**Data:** UNIPEN-62 stands in for FEMNIST. A subset of CelebA stands in for CelebA." in page
-    assert "UNIPEN-62 stands in for FEMNIST." in finding(tmp_path).measured
     full = Sweep(sweep.experiment, "paper", {"one": sweep.experiment.comparison("one", "paper")})
     page = written(full, tmp_path / "paper")
     assert "## FEMNIST, Adam" in page
@@ -164,14 +163,15 @@ def test_a_wrong_file_is_a_sentence(change: dict[str, Any], words: str) -> None:
 
 def test_the_index_has_a_line_for_each_page(tmp_path: Path) -> None:
     written(sweep_of(), tmp_path / "table-x")
-    toy = {"name": "toy", "title": "The toy", "claim": "a claim", "measured": "c", "verdict": "holds", "scale": "cpu"}
-    write_verdict(tmp_path / "toy", Finding(**toy, done=1, total=1, command="python -m reproduction toy"))
+    toy = {"name": "toy", "title": "The toy", "claim": "a claim", "short": "it is", "number": "c", "verdict": "holds"}
+    command = "python -m reproduction toy"
+    write_verdict(tmp_path / "toy", Finding(**toy, scale="cpu", done=1, total=1, command=command))
     (tmp_path / "speed").mkdir()
     (tmp_path / "speed" / "README.md").write_text("# How fast it is\n", encoding="utf-8")
     text = write_index(tmp_path)
     assert text == (tmp_path / "README.md").read_text(encoding="utf-8") == write_index(tmp_path)
     lines = [line for line in text.splitlines() if line.startswith("| [")]
-    assert lines[0] == "| [The toy](toy/README.md) | **holds** | 1 of 1, scale cpu |"
+    assert lines[0] == "| [The toy](toy/README.md) | it is | **holds** | c |"
     assert len(lines) == 2
     assert "First: FedPracDELTA against FedAvg: rounds to 70 % speed-up ×2.00" in text
     assert "[How fast it is](speed/README.md)" in text
