@@ -1,14 +1,15 @@
 # make demo: the main job on the embedded data set.   make test: lint, types, tests.
 # make results: every committed page and table from the committed records, without data sets; git diff shows changes.
 # make docs: the site, in build/site; a warning is an error.
-# All set up .venv themselves; nothing else needs to be installed but Python >= 3.11.
+# make dist-check PYTHONS="python3.11 python3.13": sdist and wheel, the wheel installed with each extra.
+# All but the last set up .venv themselves; nothing else needs to be installed but Python >= 3.11.
 
 PYTHON ?= python3
 VENV ?= .venv
 # Tests side by side, one thread each: torch's own threads in two processes only wait for each other.
 JOBS ?= 2
 
-.PHONY: demo test results docs clean
+.PHONY: demo test results docs dist-check clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -29,6 +30,10 @@ docs: $(VENV)/.installed
 	$(VENV)/bin/python docs/pages.py build/pages
 	$(VENV)/bin/sphinx-build -q -W --keep-going -c docs build/pages build/site
 	@echo "Look at build/site/index.html"
+
+PYTHONS ?= $(PYTHON)
+dist-check:
+	.ci/dist-check $(PYTHONS)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deltafl needs Python 3.11 or newer: make PYTHON=python3.11")'

@@ -32,6 +32,7 @@ autodoc_mock_imports = [
 ]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+highlight_language = "text"  # of literal blocks, which are formulas
 python_maximum_signature_line_length = 100
 napoleon_custom_sections = [("Attributes", "params_style")]  # they are what is given
 trim_doctest_flags = True

@@ -4,8 +4,8 @@ import hashlib
 import os
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, require, unknown_name
@@ -23,11 +23,10 @@ class Tracker(ABC):
         folder: The folder of the comparison or run (its ``out``), where a tracker keeps its files, too.
     """
 
-    package: str  #: what is imported
-    extra: str  #: what is installed
+    package: str  #: what is imported, and the extra that installs it
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        require(self.package, self.extra)
+        require(self.package, self.package)
         self.folder = Path(folder)
         self._open: dict[str, Any] = {}
 
@@ -54,13 +53,10 @@ class Tracker(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         while self._open:
-            try:
+            with suppress(*OWN_ERRORS):  # what ended the block says more
                 self.end(self._open.popitem()[1], finished=False)
-            except OWN_ERRORS:  # what ended the block says more
-                if error is None:
-                    raise
 
 
 def numbers(done: RoundDone) -> dict[str, float]:
@@ -73,7 +69,7 @@ def numbers(done: RoundDone) -> dict[str, float]:
 class TensorBoard(Tracker):
     """Writes event files into ``FOLDER/tensorboard``; look at them with ``tensorboard --logdir FOLDER``."""
 
-    package = extra = "tensorboard"
+    package = "tensorboard"
 
     def begin(self, key: str, done: RoundDone) -> Any:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -102,7 +98,7 @@ class MLflow(Tracker):
     The experiment is ``MLFLOW_EXPERIMENT_NAME``, or else the folder's name; the settings are parameters of the runs.
     """
 
-    package = extra = "mlflow"
+    package = "mlflow"
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__(folder)
