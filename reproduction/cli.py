@@ -13,7 +13,7 @@ from deltafl.cli import Out, interruptible, run_app, sweep_progress
 from deltafl.errors import DeltaflError
 from deltafl.simulation import RunSettings, count_processes, make_settings
 
-from .page import require_index, write_index
+from .page import REPORT, require_index, write_index
 from .reproduce import Request, default_folder
 from .reproduce import reproduce as run_reproduce
 from .spec import experiment_names, load_experiment
@@ -74,6 +74,8 @@ def _reproduce_one(request: Request) -> None:
     # The verdict is what a person waits for; the tables are too wide for a terminal.
     Console().print(Markdown(page.partition("## Verdict\n\n")[2].partition("\n\n")[0]))
     typer.echo(f"Page: {request.out}/README.md, with its tables, pictures and records beside it")
+    if (request.out / REPORT).exists():
+        typer.echo(f"Open {request.out / REPORT} in a browser.")
 
 
 def _reproduce_all(request: Request) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deltafl.analysis import DIVERGED, Run
+from deltafl.analysis import DIVERGED, Part, Run, summarise, write_report
 from deltafl.errors import DeltaflError
 from deltafl.io import checked, read_json, read_text, write_atomically
 from deltafl.simulation import RunSettings
@@ -17,6 +17,8 @@ from .text import Cells, csv_text, cut, folded, markdown
 from .verdict import NO_ORDER, counted, headline, ordered, others_table, pairs_table, paragraph, sum_up
 
 VERDICT = "verdict.json"
+#: The page to look at: it is made from the records in seconds, and 1.4 MB, so it is not committed.
+REPORT = "report.html"
 #: How an index begins; another page is never overwritten by one.
 INDEX = "# Results\n"
 #: Settings that the tables show, or that do not change the result.
@@ -103,9 +105,16 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
     ran = "\n\n".join([_what_was_run(sweep, groups), *_smaller(sweep, groups), missing])
     blocks.append(folded("What was run", ran))
     blocks.append(folded("Hardware and versions", hardware([run for group in groups for run in group.runs])))
+    write_report([part_of(group, command) for group in groups], out / REPORT, experiment.title)
     statements = ordered(groups, shown.measures)
     verdict = sum_up(statements) if statements else shown.verdict or NO_ORDER
     return write(experiment, OwnPage(number, verdict, blocks, shown.cells), sweep.scale, counts, command, out)
+
+
+def part_of(group: Group, command: str) -> Part:
+    """A group as a part of a report; its rows are told apart by their labels."""
+    runs = [run._replace(sampler=row.label) for row in group.rows for run in row.runs.values()]
+    return Part(group.title, runs, summarise(runs, group.threshold, group.baseline), command)
 
 
 def write(experiment: Experiment, shown: OwnPage, scale: str, counts: tuple[int, int], command: str, out: Path) -> str:

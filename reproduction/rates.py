@@ -46,6 +46,8 @@ CLAIMS = {
     "pracdelta": (-0.5, -1.0),
     "power-of-choice": (0.0, 0.0),
 }
+#: The paper's own forms, drawn first; at most 6 curves of a panel are in colour.
+_IN_COLOUR = ("full", "fedavg", "uniform", "fedis@multinomial", "delta@multinomial")
 
 
 def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
@@ -267,10 +269,10 @@ def _csv_row(row: Measured) -> dict[str, Any]:
 def _draw(settings: dict[str, Any], values: Values, path: Path) -> None:
     horizon_t = np.array(settings["horizons"], dtype=np.float64)
     looks, guide_look = analysis.looks(settings["methods"]), analysis.Look("#767676", (0.0, (1.0, 1.5)), "", 1.0)
-    panels, captions = [], []
+    panels, captions, labels = [], [], []
     for problem, (measure, name) in product(settings["problems"], enumerate(("min over t", "mean over t"))):
         lines, top = [], 0.0
-        for method in settings["methods"]:
+        for method in sorted(settings["methods"], key=lambda it: it not in _IN_COLOUR):
             value_ts = values[problem, method][measure]
             if value_ts.max() > 1e-12:  # else the run starts at the minimum
                 band = analysis.band_of([(horizon_t, value_t) for value_t in value_ts.T])
@@ -281,6 +283,7 @@ def _draw(settings: dict[str, Any], values: Values, path: Path) -> None:
                 guide = analysis.band_of([(horizon_t, top * (horizon_t / horizon_t[0]) ** order)])
                 lines.append(analysis.Line("slopes -1/2 and -1", guide_look, guide))
             panels.append(lines)
-            captions.append(f"{problem}: {name}")
-    label = "rounds T, a run each"
-    analysis.draw_panels(panels, captions, 2, analysis.CAPTION, path, log_y=True, log_x=True, x_label=label)
+            captions.append(problem)
+            labels.append(name)
+    x, note = "rounds T, a run each", analysis.CAPTION
+    analysis.draw_panels(panels, captions, 2, note, path, log_y=True, log_x=True, x_label=x, y_label=labels)

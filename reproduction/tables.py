@@ -241,12 +241,13 @@ def _looks(groups: Sequence[Group]) -> Looks:
 
 def _draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path: Path) -> None:
     looks, panels, captions, goals = _looks(groups), [], [], list[float | None]()
+    labels = [_TITLES[y] for y in ys for _ in groups]
     for y, group in product(ys, groups):
         panels.append(_panel(group, looks, [analysis.curve_band(list(row.runs.values()), y) for row in group.rows]))
-        captions.append(f"{group.title}: {_TITLES[y]}")
+        captions.append(analysis.panel_title(group.title, group.runs))
         has_goal = y == group.metric == "accuracy" and group.threshold is not None
         goals.append(100 * (group.threshold or 0.0) if has_goal else None)
-    analysis.draw_panels(panels, captions, columns, analysis.CAPTION, path, goals=goals)
+    analysis.draw_panels(panels, captions, columns, analysis.CAPTION, path, goals=goals, y_label=labels)
 
 
 def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
@@ -267,9 +268,9 @@ def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
         heads = ["method", *(f"best {best} of {horizon} rounds, %" for horizon in horizons)]
         tables.append((group.title, markdown(heads, lines) + "\n\n± is the sd over seeds."))
         panels.append(_panel(group, looks, bands))
-    captions = [f"{group.title}: mean of the {best} best accuracies, %" for group in groups]
-    path, columns = folder / "best.png", min(3, len(groups))
-    analysis.draw_panels(panels, captions, columns, analysis.CAPTION, path, x_label="first rounds")
+    captions = [analysis.panel_title(group.title, group.runs) for group in groups]
+    path, columns, label = folder / "best.png", min(3, len(groups)), f"mean of the {best} best accuracies, %"
+    analysis.draw_panels(panels, captions, columns, analysis.CAPTION, path, x_label="first rounds", y_label=label)
     return Shown(tables, cells, "best.png", measures)
 
 
@@ -343,14 +344,16 @@ def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> str | None:
 
 
 def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
-    looks, panels, captions = _looks(groups), [], []
+    looks, panels, captions, labels = _looks(groups), [], [], list[str]()
     for group, (title, column) in product(groups, view.columns.items()):
         curves_s = [
             [(run.probe("round").astype(int), run.probe(column)) for run in row.runs.values()] for row in group.rows
         ]
         panels.append(_panel(group, looks, [analysis.band_of(curves) for curves in curves_s]))
-        captions.append(f"{group.title}: {title}" if len(groups) > 1 else title)
-    analysis.draw_panels(panels, captions, min(2, len(panels)), analysis.CAPTION, path, log_y=True)
+        captions.append(analysis.panel_title(group.title, group.runs))
+        labels.append(title)
+    columns = min(2, len(panels))
+    analysis.draw_panels(panels, captions, columns, analysis.CAPTION, path, log_y=True, y_label=labels)
 
 
 SHOW: dict[str, Callable[[Sequence[Group], View, Path], Shown]] = {

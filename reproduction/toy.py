@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from deltafl import KnownUpdates, Plan, Population, close_round, init_round, make_sampler
-from deltafl.analysis import DPI, GREY, INK, PALE, WIDTH, small_png, styled
+from deltafl.analysis import DPI, GREY, INK, PALE, WIDTH, looks, small_png, styled
 from deltafl.designs import every_cohort
 from deltafl.io import write_atomically
 from deltafl.types import FloatArray, Params
@@ -28,7 +28,7 @@ IDEAL = (4.0, 0.0)
 SCORES = {"uniform": "uniform", "IS": "fedis", "DELTA": "delta"}
 #: The pairs of the paper's picture.
 GIVEN_TO = {(1, 2): "FedAvg", (2, 3): "FedIS", (1, 3): "DELTA"}
-_COLOURS = {"uniform": "#767676", "IS": "#D55E00", "DELTA": "#0072B2"}
+_COLOURS = {score: looks([name])[name].colour for score, name in SCORES.items()}
 
 
 class Way(NamedTuple):
@@ -171,6 +171,10 @@ def _draw(found: dict[tuple[str, str], Enumerated], path: Path) -> None:
             for axes, way in zip(line, DRAWN, strict=True):
                 _draw_outcomes(axes, found[score, way], _COLOURS[score])
                 axes.set_title(f"{score}: {way}\nMSE {found[score, way].mse:.3f}")
+        for axes in grid[-1]:
+            axes.set_xlabel("first coordinate")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("second coordinate")
         figure.supxlabel(TEXTS["toy"]["picture"], fontsize=7)
         write_atomically(path, small_png(figure))
 
@@ -186,5 +190,9 @@ def _draw_outcomes(axes: "Axes", row: Enumerated, colour: str) -> None:
     axes.scatter(x_k, y_k, s=220 * probability_k, color=colour, alpha=0.75, linewidths=0, zorder=3)
     for outcome in row.outcomes:
         name = "".join(str(client) for client in outcome.clients)
-        axes.annotate(name, outcome.aggregate, xytext=(4, 3), textcoords="offset points", fontsize=6, color=GREY)
+        away = np.array(outcome.aggregate) - np.array(IDEAL)  # out of the middle, where the points are close
+        away = away / np.linalg.norm(away) if np.linalg.norm(away) > 0.05 else np.array([0.0, -1.0])
+        x, y = (6.0 + np.sqrt(70 * outcome.probability)) * away
+        how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6, "color": GREY}
+        axes.annotate(name, outcome.aggregate, xytext=(x, y), textcoords="offset points", **how)
     axes.plot(*(probability_k @ aggregate_kd), marker="D", markersize=4.5, color=INK, fillstyle="none", zorder=4)

@@ -11,7 +11,7 @@ from deltafl.io import write_atomically
 from deltafl.samplers import is_unbiased
 from deltafl.simulation import OnProgress
 
-from ..page import OwnPage, diverged, hardware, write
+from ..page import REPORT, OwnPage, diverged, hardware, write
 from ..reproduce import Request
 from ..spec import TEXTS, Experiment, View
 from ..text import csv_text, folded
@@ -45,11 +45,13 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
         few = [label for label in view.core if label in {FULL, BASELINE, view.recommended, *view.today}]
         _draw_curves(results, few, folder / "curves.png")
         write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
+        command = replace(request, parts=None).command
+        analysis.write_report([_report_part(result, command) for result in results], folder / REPORT, experiment.title)
         blocks = _blocks(parts, judgements, reasons, counts, experiment.view)
         first = judgements[0]
         number = f"{first.result.part.title}: `{first.label}` closes {first.gap} of the gap."
         shown = OwnPage(number, headline(judgements), blocks, table_cells(results))
-        return write(experiment, shown, request.scale, counts, replace(request, parts=None).command, folder)
+        return write(experiment, shown, request.scale, counts, command, folder)
 
 
 def _blocks(
@@ -132,10 +134,20 @@ def _draw_curves(results: Sequence[Result], labels: Sequence[str], path: Path) -
         drawn = [method for method in result.shown if method.label in labels]
         bands = [analysis.curve_band(list(method.runs.values()), "accuracy", smoothing) for method in drawn]
         panels.append([analysis.Line(m.label, look_of[m.label], band) for m, band in zip(drawn, bands, strict=True)])
-    captions = [f"{result.part.title}: accuracy, %" for result in results]
+    captions = [_title(result) for result in results]
     note = _TEXTS["curves"].format(window=window)
     goals = [100 * result.part.threshold for result in results]
-    analysis.draw_panels(panels, captions, 2, note, path, goals=goals)
+    label = "test accuracy, %"
+    analysis.draw_panels(panels, captions, 2, note, path, goals=goals, y_label=label)
+
+
+def _report_part(result: Result, command: str) -> analysis.Part:
+    runs = [run._replace(sampler=method.label) for method in result.shown for run in method.runs.values()]
+    return analysis.Part(result.part.title, runs, analysis.summarise(runs, result.part.threshold), command)
+
+
+def _title(result: Result) -> str:
+    return analysis.panel_title(result.part.title, list(result.shown[0].runs.values()))
 
 
 def _draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> None:

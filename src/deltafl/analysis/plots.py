@@ -6,6 +6,7 @@ Figures are made with the object-oriented interface and the Agg canvas, so no wi
 
 import io
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,9 @@ import numpy.typing as npt
 
 from ..errors import DeltaflError, require
 from ..types import FloatArray
-from .looks import GREY, INK, PALE, Look, looks
+from .looks import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
 from .runs import Run, by_sampler
-from .summary import Summary
+from .summary import Summary, ranked, references
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,9 +86,11 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
 
 def draw_curves(runs: Sequence[Run], summary: Summary, metric: str, path: Path | None = None) -> "Figure | None":
     """Draw the curves of a metric, as ``draw_panels`` does; None if no run has an accuracy."""
-    groups = by_sampler(runs)
+    found = by_sampler(runs)
+    groups = {entry.sampler: found[entry.sampler] for entry in ranked(summary)}
     look_of = looks(list(groups))
-    lines = [Line(label, look_of[label], curve_band(group, metric)) for label, group in groups.items()]
+    order = sorted(groups, key=lambda label: label not in references(summary))  # the first are in colour
+    lines = [Line(label, look_of[label], curve_band(groups[label], metric)) for label in order]
     drawn = [line for line in lines if np.isfinite(line.band.mean_r).any()]
     if not drawn and metric == "accuracy":
         return None
@@ -95,7 +98,8 @@ def draw_curves(runs: Sequence[Run], summary: Summary, metric: str, path: Path |
     note = CAPTION + (f" Never finite: {', '.join(missing)}." if missing else "")
     goal = summary.threshold if metric == summary.metric else None
     goals = [None if goal is None else 100 * goal if metric == "accuracy" else goal]
-    return draw_panels([drawn], [METRICS[metric]], 1, note, path, log_y=metric == "loss", goals=goals)
+    titles = [panel_title("", runs)]
+    return draw_panels([drawn], titles, 1, note, path, log_y=metric == "loss", goals=goals, y_label=METRICS[metric])
 
 
 def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
@@ -140,15 +144,24 @@ def draw_panels(
     log_y: bool = False,
     log_x: bool = False,
     goals: Sequence[float | None] = (),
-    x_label: str = "rounds",
+    x_label: str | Sequence[str] = "rounds",
+    y_label: str | Sequence[str] = "",
 ) -> "Figure":
     """Draw panels of lines with captions, a note, perhaps a dashed goal in each, and save them if there is a path.
+
+    The first 6 lines of a panel are in colour; a name that is beyond that in one panel is grey in all. Labels of axes
+    are one for all panels, or one for each.
 
     ``log_y`` makes an axis logarithmic unless its numbers are not positive or span less than a factor of 3.
     """
     require("matplotlib", "plot")
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
+    weak = {line.name for lines in panels for line in lines[MOST_STRONG:]}
+    panels = [[line._replace(look=line.look.weak) if line.name in weak else line for line in lines] for lines in panels]
+    x_labels = [x_label] * len(panels) if isinstance(x_label, str) else x_label
+    y_labels = [y_label] * len(panels) if isinstance(y_label, str) else y_label
     names = list(dict.fromkeys(line.name for lines in panels for line in lines))
     # A letter of the legend is about 0.063 inches wide, its key 0.5.
     names_a_row = max(1, int((WIDTH - 0.2) / (0.5 + 0.063 * max(map(len, names), default=0))))
@@ -165,16 +178,19 @@ def draw_panels(
                 _log_axis(axes, lines)
             if goals and (goal := goals[i]) is not None:
                 axes.axhline(goal, color=GREY, linewidth=0.8, linestyle=(0, (5, 3)), zorder=1.5)
-            axes.set_title(caption)
+            # A letter of a title is about 0.07 inches wide.
+            axes.set_title("\n".join(textwrap.fill(part, int(WIDTH / columns / 0.07)) for part in caption.split("\n")))
+            axes.set_ylabel(y_labels[i])
+            if i >= len(panels) - columns or len(set(x_labels)) > 1:
+                axes.set_xlabel(x_labels[i])
             axes.grid(axis="y", color=PALE, linewidth=0.6)
             if log_x:
                 axes.set_xscale("log")
             else:
                 axes.set_xlim(left=0)
+                axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
         for unused in all_axes[len(panels) :]:
             unused.set_visible(False)
-        for axes in all_axes[: len(panels)][-columns:]:
-            axes.set_xlabel(x_label)
         figure.legend(
             list(handles.values()),
             list(handles),
@@ -196,18 +212,25 @@ def draw_panels(
 def _log_axis(axes: "Axes", lines: Sequence[Line]) -> None:
     from matplotlib.ticker import FuncFormatter, LogFormatter
 
+    class PlainFormatter(LogFormatter):
+        """Labels the same ticks, 0.6 as 0.6."""
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:g}" if super().__call__(x, pos) else ""
+
     means = np.concatenate([line.band.mean_r for line in lines] or [np.empty(0)])
     means = means[np.isfinite(means)]
     if len(means) and means.min() > 0 and means.max() >= 3 * means.min():
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.4)))
+        axes.yaxis.set_minor_formatter(PlainFormatter(minor_thresholds=(2, 0.4)))
 
 
 def _draw_line(axes: "Axes", line: Line) -> Any:
     x_r, mean_r, low_r, high_r = line.band
     look = line.look
-    axes.fill_between(x_r, low_r, high_r, color=look.colour, alpha=0.13, linewidth=0, zorder=1.5)
+    if look.colour != WEAK:
+        axes.fill_between(x_r, low_r, high_r, color=look.colour, alpha=0.13, linewidth=0, zorder=1.5)
     (drawn,) = axes.plot(
         x_r,
         mean_r,
@@ -231,6 +254,16 @@ def selections(groups: dict[str, list[Run]]) -> tuple[dict[str, Band], str]:
     return bands, "clients, the most often selected first"
 
 
+def panel_title(title: str, runs: Sequence[Run]) -> str:
+    """A title, and below it the task of the runs, its m clients, and the n of a round."""
+    sample = runs[0].settings.get("sample")
+    task = str(runs[0].settings.get("task", ""))
+    is_named = task.replace("-", "") in title.lower().replace("-", "")
+    setting = ["" if is_named else task, f"m = {len(runs[0].draws_m):,}"]
+    setting += [] if sample is None else [f"n = {sample}"]
+    return "\n".join(filter(None, [title, ", ".join(filter(None, setting))]))
+
+
 def setting_text(runs: Sequence[Run]) -> str:
     """How many clients there are, how many of them are asked, and the seeds, for a title."""
     sample, seeds = runs[0].settings.get("sample"), len({run.seed for run in runs})
@@ -245,7 +278,8 @@ def _draw_selections(groups: dict[str, list[Run]], look_of: dict[str, Look], pat
     never = {label: float(np.mean([run.draws_m == 0 for run in group])) for label, group in groups.items()}
     shares = ", ".join(f"{label} {100 * share:.0f} %" for label, share in never.items() if share > 0)
     note = CAPTION + (f" Clients never selected: {shares}." if shares else "")
-    return draw_panels([lines], ["how often each client was selected"], 1, note, path, log_y=True, x_label=x_label)
+    titles = [panel_title("", next(iter(groups.values())))]
+    return draw_panels([lines], titles, 1, note, path, log_y=True, x_label=x_label, y_label="times selected")
 
 
 def save(figure: "Figure", path: Path) -> None:

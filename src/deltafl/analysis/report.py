@@ -20,7 +20,7 @@ from ..io import write_atomically
 from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .plots import CAPTION, METRICS, Band, band_of, curve_band, selections, setting_text
 from .runs import Run, base_name, by_sampler
-from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ranked, value_of
+from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ranked, references, value_of
 from .table import headline, remarks, table_row, threshold_text
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _table(order: Sequence[SamplerSummary], summary: Summary) -> str:
     """The leaderboard, which is the legend too: a row switches its sampler on and off in all figures."""
     look_of = looks([entry.sampler for entry in order])
     names = [name for name in _ORDER if name in table_row(order[0], summary)]
-    strong = sorted(order, key=lambda entry: base_name(entry.sampler) not in ("full", "uniform"))
+    strong = sorted(order, key=lambda entry: entry.sampler not in references(summary))
     rows = "".join(_row(entry, summary, look_of[entry.sampler], strong.index(entry), names) for entry in order)
     goal = threshold_text(summary).replace(" ", "\N{NO-BREAK SPACE}")
     texts = {**_HEADS, "value": METRICS[summary.metric]} | ({"bytes": "bytes"} if summary.threshold is None else {})

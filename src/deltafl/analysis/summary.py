@@ -196,6 +196,12 @@ def ranked(summary: Summary) -> list[SamplerSummary]:
     return sorted(summary.samplers, key=key, reverse=True)
 
 
+def references(summary: Summary) -> set[str | None]:
+    """The samplers between which a gap is measured: full participation and uniform sampling."""
+    labels = [entry.sampler for entry in summary.samplers]
+    return {find_sampler(name, labels) for name in ("full", "uniform")}
+
+
 def _baseline(given: str | None, labels: Sequence[str]) -> str | None:
     if given is None:
         return find_sampler("uniform", labels) or find_sampler("fedavg", labels)

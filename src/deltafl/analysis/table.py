@@ -1,5 +1,6 @@
 """The comparison as a table for the terminal, with remarks below: what the numbers show and what they do not show."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from .. import given
 from ..samplers import SAMPLERS, bias_of, parse_label
 from .runs import base_name
 from .statistics import side_of
-from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ToThreshold, ranked, value_of
+from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ToThreshold, ranked, references, value_of
 
 #: Stands for a number that does not exist.
 DASH = "—"
@@ -21,6 +22,8 @@ DASH = "—"
 MARK = "*"
 #: Marks a value that rests on a run that diverged.
 DIVERGED = "†"
+#: What distinguishes rows of one sampler in a reproduction, as in ``fedpracis@multinomial+n-20``.
+_PART = re.compile(r"\+[a-z][\w-]*$")
 _STYLES = {"better": "green", "worse": "red", "open": ""}
 
 
@@ -151,7 +154,11 @@ def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]
             return [f"{who}: clipped to 1.5 medians of the norms of updates."]
         return [f"{who}: norm_guard = {factor:g} shortens estimates that are longer than those before."]
     known = {*SAMPLERS, *given.SAMPLERS}
-    parts = {label: bias_of(parse_label(label)) for label in labels if base_name(label) in known or ".py:" in label}
+    parts = {
+        label: bias_of(parse_label(_PART.sub("", label)))
+        for label in labels
+        if base_name(label) in known or ".py:" in label
+    }
     named = [f"{label} ({part})" for label, part in parts.items() if part is not None]
     return [f"Biased: {', '.join(named)}."] if named else []
 
@@ -166,8 +173,8 @@ def headline(summary: Summary) -> list[str]:
     Best is whose gap closed is largest, else whose speed-up is, else whose metric is. Another sampler is behind only if
     its interval ends below that of the best.
     """
-    rated = [entry for entry in summary.samplers if base_name(entry.sampler) != "full"]
-    gaps = {e.sampler: e.gap_closed for e in rated if e.gap_closed and base_name(e.sampler) != "uniform"}
+    rated = [entry for entry in summary.samplers if entry.sampler not in references(summary)]
+    gaps = {e.sampler: e.gap_closed for e in rated if e.gap_closed}
     speedups = {e.sampler: e.to_threshold.speedup for e in rated if e.to_threshold and e.to_threshold.speedup}
     found: Mapping[str, GapClosed | SpeedUp] = gaps or speedups
     if not found:
