@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from deltafl.tasks import make_task
 from tools.cli import deltafl as command
 
 SCRIPT = """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 import deltafl
 from deltafl.tasks import make_task
@@ -157,3 +157,14 @@ def test_settings_that_do_nothing_are_refused_as_on_the_command_line(tmp_path: P
     assert not (tmp_path / "out").exists()
     with pytest.raises(deltafl.DeltaflError, match="Abstract does not define open, as a sampler must"):
         deltafl.compare("toy", Abstract, out=tmp_path / "out", progress=False)
+
+
+def test_a_run_notes_sizes_and_accuracies_of_clients_with_tests_of_their_own(tmp_path: Path) -> None:
+    task = make_task("digits", seed=0, num_clients=20)
+    task = replace(task, test_clients=np.arange(len(task.dataset.test_y)) % 10)  # ten clients have none
+    result = deltafl.compare(task, "uniform", 1, out=tmp_path / "out", progress=False, processes=1, rounds=2, sample=4)
+    (run,) = result.curves
+    assert run.num_examples_m is not None and run.accuracy_m is not None and run.client_accuracy_r is not None
+    assert run.num_examples_m.tolist() == [len(rows) for rows in task.client_rows]
+    assert np.isnan(run.accuracy_m).tolist() == [False] * 10 + [True] * 10
+    assert np.nanmean(run.accuracy_m) == pytest.approx(run.client_accuracy_r[-1], abs=1e-12)

@@ -254,6 +254,30 @@ def selections(groups: dict[str, list[Run]]) -> tuple[dict[str, Band], str]:
     return bands, "clients, the most often selected first"
 
 
+def selections_by_size(runs: Sequence[Run], groups: int = 10) -> Band | None:
+    """How often clients were selected by their size: tenths of the clients of all seeds, with their middle 80 %.
+
+    None if sizes were not recorded, or are all the same.
+    """
+    sizes = [run.num_examples_m for run in runs if run.num_examples_m is not None]
+    if len(sizes) < len(runs) or np.ptp(size_c := np.concatenate(sizes)) == 0:
+        return None
+    draws_c = np.concatenate([run.draws_m for run in runs]).astype(np.float64)
+    tenths = [part for part in np.array_split(np.argsort(size_c, kind="stable"), groups) if len(part)]
+    ends = np.array([np.quantile(draws_c[part], [0.1, 0.9]) for part in tenths])
+    means = [np.array([column[part].mean() for part in tenths]) for column in (size_c, draws_c)]
+    return Band(means[0], means[1], ends[:, 0], ends[:, 1])
+
+
+def client_accuracies(runs: Sequence[Run]) -> Band | None:
+    """Accuracy of the worst q percent of the clients' best, q = 0 to 100, over seeds; None if it was not measured."""
+    known = [run.accuracy_m[np.isfinite(run.accuracy_m)] for run in runs if run.accuracy_m is not None]
+    if len(known) < len(runs) or not all(map(len, known)):
+        return None
+    percent = np.linspace(0, 100, 101)
+    return band_of([(percent, 100 * np.percentile(accuracy_k, percent)) for accuracy_k in known])
+
+
 def panel_title(title: str, runs: Sequence[Run]) -> str:
     """A title, and below it the task of the runs, its m clients, and the n of a round."""
     sample = runs[0].settings.get("sample")

@@ -18,8 +18,19 @@ import numpy.typing as npt
 from ..errors import require
 from ..io import write_atomically
 from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
-from .plots import CAPTION, METRICS, Band, band_of, curve_band, selections, setting_text
+from .plots import (
+    CAPTION,
+    METRICS,
+    Band,
+    band_of,
+    client_accuracies,
+    curve_band,
+    selections,
+    selections_by_size,
+    setting_text,
+)
 from .runs import Run, base_name, by_sampler
+from .statistics import worst_tenth
 from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ranked, references, value_of
 from .table import headline, remarks, table_row, threshold_text
 
@@ -33,6 +44,7 @@ Columns = dict[str, npt.NDArray[Any]]
 _OVER = {"round": "rounds", "bytes": "megabytes sent and received", "seconds": "seconds of training"}
 #: Ends of the axes of dots and bars, by column; beyond them, a number is drawn at the edge.
 _ENDS = {"gap": (-0.5, 1.25), "speedup": (0.25, 8.0)}
+_SIZES = "examples of a client"
 _ORDER = ("sampler", "gap", "speedup", "value", "rounds", "bytes")
 _HEADS = {"gap": "gap closed", "speedup": "speed-up", "rounds": "rounds to {goal}", "bytes": "bytes to {goal}"}
 
@@ -95,10 +107,24 @@ def _section(part: Part, number: int, figures: Mapping[str, Any]) -> str:
     ]
     blocks += [f'<p class="note">{CAPTION}{goal} The best {MOST_STRONG} of those switched on are in colour.</p>']
     if "selections" in figures:
-        blocks += ["<h2>Who was asked how often</h2>", _place("selections")]
+        blocks += ["<h2>Who was selected how often</h2>", _place("selections")]
+        if figures["selections"].xaxis.axis_label == _SIZES:
+            blocks += ['<p class="note">Clients in tenths by their size. Band: the middle 80 % of a tenth.</p>']
+    if "clients" in figures:
+        blocks += ["<h2>Accuracy on each client's own test examples</h2>", _place("clients")]
+        blocks += [f'<p class="note">Mean of the worst tenth of the clients: {_worst_tenths(part.runs)}.</p>']
     blocks += [_details("What else the numbers show", "".join(f"<p>{note}</p>" for note in notes))]
     blocks += [_facts("Settings", summary.settings), _facts("Data and environment", summary.environment)]
     return "\n".join([*blocks, "</section>"])
+
+
+def _worst_tenths(runs: Sequence[Run]) -> str:
+    shown = {}
+    for label, group in by_sampler(runs).items():
+        values = [worst_tenth(run.accuracy_m) for run in group if run.accuracy_m is not None]
+        if values:
+            shown[label] = 100 * float(np.mean(values))
+    return ", ".join(f"{escape(label)} {shown[label]:.1f} %" for label in sorted(shown, key=lambda it: -shown[it]))
 
 
 def _place(figure: str) -> str:
@@ -198,8 +224,17 @@ def _figures(part: Part) -> "dict[str, Figure]":
         line = Span(location=at, dimension="width", name=metric, line_dash=[6, 4], line_color="#888888")
         found["curves"].add_layout(line)
     bands, x_label = selections(groups)
+    by_size = {label: band for label in groups if (band := selections_by_size(groups[label])) is not None}
+    if len(by_size) == len(groups):
+        bands, x_label = by_size, _SIZES
     asked = {label: _columns(bands[label]) for label in look_of if base_name(label) != "full"}
-    return found if not asked else found | {"selections": _figure(asked, look_of, x_label, "times asked")}
+    if asked:
+        found["selections"] = _figure(asked, look_of, x_label, "times selected")
+    clients = {label: band for label in look_of if (band := client_accuracies(groups[label])) is not None}
+    if clients:
+        drawn, x_label = {label: _columns(band) for label, band in clients.items()}, "clients, the worst first, %"
+        found["clients"] = _figure(drawn, look_of, x_label, METRICS["accuracy"])
+    return found
 
 
 def _columns(band: Band) -> Columns:
@@ -237,6 +272,6 @@ def _figure(lines: Mapping[str, Columns], look_of: Mapping[str, Look], x_label: 
         axis.axis_label_text_font = axis.major_label_text_font = "system-ui"
         axis.axis_label_text_font_style, axis.minor_tick_line_color = "normal", None
     value, spread = "@y{0,0.[000]}", "@low{0,0.[000]} to @high{0,0.[000]}"
-    rows = [("sampler", "$name"), (x_label, "@x{0,0.[00]}"), (y_label, value), ("over seeds", spread)]
+    rows = [("sampler", "$name"), (x_label, "@x{0,0.[00]}"), (y_label, value), ("band", spread)]
     plot.add_tools(HoverTool(renderers=drawn, tooltips=rows, line_policy="nearest"))
     return plot

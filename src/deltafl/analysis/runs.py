@@ -33,6 +33,9 @@ class Run(NamedTuple):
         client_accuracy_r: float64 (r,), mean over clients of their own test accuracy; None if not measured.
         probes: Other measurements, column by column, with their own ``round``; NaN where there is no number.
         diverged_why: Symptom and likely cause, one sentence.
+        num_examples_m: float64 (m,), the clients' sizes; None if not recorded.
+        accuracy_m: float64 (m,), the last model's accuracy on each client's own test examples, NaN where a client has
+            none; None if not measured.
     """
 
     sampler: str
@@ -53,6 +56,8 @@ class Run(NamedTuple):
     data: str = ""
     environment: Mapping[str, Any] = _NOTHING
     diverged_why: str = ""
+    num_examples_m: FloatArray | None = None
+    accuracy_m: FloatArray | None = None
 
     @property
     def value_r(self) -> FloatArray:

@@ -87,6 +87,12 @@ def side_of(low: float, high: float, no_difference: float) -> int:
     return (low > no_difference) - (high < no_difference)
 
 
+def worst_tenth(accuracy_m: FloatArray) -> float:
+    """Mean accuracy of the tenth of the clients with the lowest, at least one; NaN is left out."""
+    known = np.sort(accuracy_m[np.isfinite(accuracy_m)])
+    return float(np.mean(known[: max(1, len(known) // 10)])) if len(known) else math.nan
+
+
 def mean_and_sd(value_s: FloatArray) -> tuple[float, float]:
     """Mean and sample standard deviation (divisor S - 1) over seeds; the sd of one seed is NaN, infinity gives NaN."""
     if not np.isfinite(value_s).all() or len(value_s) == 0:

@@ -188,7 +188,7 @@ def headline(summary: Summary) -> list[str]:
     if low is None and all(len(entry.seeds) == 1 for entry in summary.samplers):
         return [f"{shown}, in one seed.", "One seed has no interval: another seed may change the order."]
     if low is None or _verdict(found[best], even) != "better":
-        why = "has no bounded interval" if low is None else f"has an interval that does not lie above {even:g}"
+        why = "has no interval" if low is None else f"has an interval that does not lie above {even:g}"
         return [
             f"No sampler is shown to be better than {reference}.",
             f"The highest number {why}: {shown}. More seeds make intervals shorter.",

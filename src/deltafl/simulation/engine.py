@@ -132,25 +132,37 @@ class Engine:
 
     def evaluate(self, params_d: Params) -> Evaluation:
         """Loss and accuracy of the global model on the pooled test set."""
+        loss, hit_e = self._test(params_d)
+        if self.task.metric == "loss":
+            return Evaluation(loss, math.nan)
+        share_m = _shares(hit_e, self.task)
+        known_m = ~np.isnan(share_m)
+        return Evaluation(loss, float(hit_e.mean()), float(share_m[known_m].mean()) if known_m.any() else math.nan)
+
+    def client_accuracies(self, params_d: Params) -> FloatArray:
+        """Accuracy of the global model on each client's own test examples, float64 (m,); NaN for one without any."""
+        return _shares(self._test(params_d)[1], self.task)
+
+    def _test(self, params_d: Params) -> tuple[float, BoolArray]:
+        """The loss on the pooled test set, and which of its examples are right."""
         num_examples = len(self.task.dataset.test_x)
         jobs = [(start,) for start in range(0, num_examples, self._runner.evaluation_batch)]
         found = self._workers.map(self._runner, "test", Broadcast(params_d, None), jobs, [1.0] * len(jobs))
         loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
-        if self.task.metric == "loss":
-            return Evaluation(loss, math.nan)
-        hit_e = np.concatenate([hits for _, hits in found])
-        return Evaluation(loss, float(hit_e.mean()), _mean_of_clients(hit_e, self.task.test_clients))
+        is_right = self.task.metric == "accuracy"
+        return loss, np.concatenate([hits for _, hits in found]) if is_right else np.zeros(0, dtype=np.bool_)
 
     def costs(self, client_n: IntArray) -> list[float]:
         """The relative duration of each client's round."""
         return [self._runner.cost(client) for client in client_n.tolist()]
 
 
-def _mean_of_clients(hit_e: BoolArray, client_e: IntArray | None) -> float:
-    """The mean over clients of the accuracy on their own examples; NaN if no example has an owner."""
-    if client_e is None or (client_e < 0).all():
-        return math.nan
-    owned_e = client_e >= 0
-    count_m = np.bincount(client_e[owned_e])
-    share_m = np.bincount(client_e[owned_e], weights=hit_e[owned_e])[count_m > 0] / count_m[count_m > 0]
-    return float(share_m.mean())
+def _shares(hit_e: BoolArray, task: Task) -> FloatArray:
+    """The share of each client's own examples that are right, (m,); NaN for a client without any."""
+    share_m = np.full(task.num_clients, math.nan)
+    if task.test_clients is not None:
+        owned_e = task.test_clients >= 0
+        count_m = np.bincount(task.test_clients[owned_e], minlength=task.num_clients)
+        right_m = np.bincount(task.test_clients[owned_e], weights=hit_e[owned_e], minlength=task.num_clients)
+        share_m[count_m > 0] = right_m[count_m > 0] / count_m[count_m > 0]
+    return share_m

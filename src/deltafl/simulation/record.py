@@ -23,7 +23,7 @@ from ..analysis.runs import Metric, Run
 from ..errors import DeltaflError
 from ..io import checked, plain_json, read_json, write_atomically
 from ..samplers import file_name
-from ..types import FloatArray
+from ..types import FloatArray, IntArray
 from .checkpoint import CURE
 from .directory import RunDirectory, locked, recorded_settings
 from .settings import RunSettings, differing
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 UNFINISHED = "unfinished"
 PACKED = ".jsonl.gz"
+#: In a run's own folder.
+CLIENTS = "clients.json"
 _CURVES = ("accuracy", "loss", "seconds", "cpu_seconds", "bytes")
 #: Settings that say where and how a run is computed, not what; they are not compared and not recorded.
 _HOW = {"workers", "data_dir", "checkpoint_every", "memory_path", "device"}
@@ -95,6 +97,19 @@ class RunRecord(BaseModel):
         return Run(**same)
 
 
+def note_clients(folder: Path, num_examples_m: IntArray, accuracy_m: FloatArray | None) -> None:
+    """Write each client's size, and perhaps the last model's accuracy on its own test examples, as the run ends."""
+    known = {"num_examples": num_examples_m.tolist()}
+    known |= {} if accuracy_m is None else {"accuracy": plain_json(accuracy_m.tolist())}
+    write_atomically(folder / CLIENTS, json.dumps(known) + "\n")
+
+
+def _noted_clients(folder: Path) -> dict[str, FloatArray]:
+    """What ``note_clients`` wrote; empty for a run that was not played to its end, or by an older version."""
+    found = read_json(folder / CLIENTS) if (folder / CLIENTS).exists() else {}
+    return {name: _floats(column) for name, column in found.items()}
+
+
 def what_is_run(settings: RunSettings) -> dict[str, Any]:
     """The settings that decide the result, as they are recorded."""
     return settings.model_dump(mode="json", exclude_none=True, exclude=_HOW)
@@ -117,6 +132,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     timed_r, seconds_r, cpu_seconds_r = (_floats([timing.get(column) for timing in timings]) for column in columns)
     if not (rounds and rounds == timed_r.tolist() == list(range(len(rounds)))):
         raise DeltaflError(f"{directory.path} does not hold every round once and in order; {CURE}")
+    of_clients = _noted_clients(directory.path)
     diverged, at_r = line.get("diverged"), np.array(at[1:], dtype=np.int64)
     accuracy_r, loss_r, client_accuracy_r = np.array([_floats(test) for test in tests[1:]]).reshape(-1, 3).T
     return Run(
@@ -134,6 +150,8 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         draws_m=np.bincount(np.array(clients, dtype=np.int64), counts, directory.num_clients()).astype(np.int64),
         diverged=rounds[-1] if diverged else None,
         diverged_why=diverged["why"] if diverged else "",
+        num_examples_m=of_clients.get("num_examples"),
+        accuracy_m=of_clients.get("accuracy"),
     )
 
 

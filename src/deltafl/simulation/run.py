@@ -32,6 +32,7 @@ from .divergence import DivergedError, likely_cause
 from .engine import Engine, Evaluation, reports_of
 from .oracle import BYTES_PER_PARAMETER, SimulatedOracle, bytes_of, bytes_of_statistics
 from .probes import probe_everyone, probe_selected
+from .record import note_clients
 from .runner import Workers
 from .settings import RunSettings, grown, make_settings
 from .setup import check_memory, engine_of, filled_in, plan_of
@@ -133,6 +134,10 @@ def run_experiment(
         state, done = player.play(state)
         is_over = "stopped" in done.line
         on_round(done)
+    has_own_tests = engine.task.metric == "accuracy" and engine.task.test_clients is not None
+    accuracy_m = engine.client_accuracies(plan.model(state)) if has_own_tests else None
+    if group.is_first:
+        note_clients(directory.path, population.num_examples_m, accuracy_m)
     return state
 
 
