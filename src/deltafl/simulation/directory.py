@@ -67,7 +67,7 @@ from .settings import RunSettings, Settings, differing
 
 LINE_FILES = ("rounds.jsonl", "timings.jsonl")
 #: Files that stay as they are when the run has begun.
-CENSUS = "census.safetensors"
+CENSUS, CLIENTS = "census.safetensors", "clients.json"
 _FIXED = ("environment.json", "engine.json", CENSUS)
 #: Checkpoints and models that looked wrong.
 _TENSORS = re.compile(r"(checkpoint|doubtful)-\d+\.safetensors")
@@ -370,7 +370,7 @@ class RunDirectory:
         mark, folder = read_checkpoint(self.path), self._memory
         if folder is not None and (note := noted(folder)) is not None and mark and note.owner == mark.run:
             _delete(folder, [*row_files(folder), folder / "round"])
-        own = (*LINE_FILES, *_FIXED, "config.toml", "memory.json", FILE)
+        own = (*LINE_FILES, *_FIXED, "config.toml", "memory.json", CLIENTS, FILE)
         names = [(file.name.removesuffix(".part"), file) for file in self.path.iterdir()]
         _delete(self.path, [file for name, file in names if name in own or _TENSORS.fullmatch(name)])
 

@@ -25,7 +25,7 @@ from ..io import checked, plain_json, read_json, write_atomically
 from ..samplers import file_name
 from ..types import FloatArray, IntArray
 from .checkpoint import CURE
-from .directory import RunDirectory, locked, recorded_settings
+from .directory import CLIENTS, RunDirectory, locked, recorded_settings
 from .settings import RunSettings, differing
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 UNFINISHED = "unfinished"
 PACKED = ".jsonl.gz"
-#: In a run's own folder.
-CLIENTS = "clients.json"
 _CURVES = ("accuracy", "loss", "seconds", "cpu_seconds", "bytes")
 #: Settings that say where and how a run is computed, not what; they are not compared and not recorded.
 _HOW = {"workers", "data_dir", "checkpoint_every", "memory_path", "device"}
