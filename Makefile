@@ -14,7 +14,6 @@ JOBS ?= 2
 demo: $(VENV)/.installed
 	rm -rf runs/demo
 	$(VENV)/bin/deltafl compare --out runs/demo
-	@echo "Look at runs/demo/accuracy.png, runs/demo/loss.png and runs/demo/selections.png"
 
 test: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

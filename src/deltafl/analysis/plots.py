@@ -291,7 +291,7 @@ def panel_title(title: str, runs: Sequence[Run]) -> str:
 def setting_text(runs: Sequence[Run]) -> str:
     """How many clients there are, how many of them are asked, and the seeds, for a title."""
     sample, seeds = runs[0].settings.get("sample"), len({run.seed for run in runs})
-    asked = "" if sample is None else f", {sample} asked a round"
+    asked = "" if sample is None else f", {sample} selected a round"
     return f"{len(runs[0].draws_m):,} clients{asked}, {seeds} {'seed' if seeds == 1 else 'seeds'}"
 
 
