@@ -153,9 +153,10 @@ def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, 
     *_, last = find_task(settings.task).make_model().parameters()
     aux_mq = np.ones((num_clients, len(last)))  # one number for each class; their values do not matter
     plan = plan_of(settings, Population.from_sizes([1] * num_clients, aux=aux_mq))
-    if isinstance(getattr(plan.rule.control, "control", None), Twin):  # it is not simulated here, only kept
-        twin = Twin(lambda params_d, population, _: np.zeros((population.num_clients, len(params_d))))
-        plan = replace(plan, estimator=LearnedCoefficient(twin))
+    twin = getattr(plan.rule.control, "control", None)
+    if isinstance(twin, Twin):  # it is not simulated here, only kept
+        kept = replace(twin, simulate=lambda params_d, population, _: np.zeros((population.num_clients, len(params_d))))
+        plan = replace(plan, estimator=LearnedCoefficient(kept))
     few, more = (sum(_sizes(init_round(plan, np.zeros(num_params)))) for num_params in (5, 8))
     models = (more - few) // 3
     rest = few - 5 * models

@@ -159,7 +159,7 @@ def test_server_memory_counts_models_and_numbers() -> None:
     assert memory("balanced")[0] == 1 + 11  # the model, and one for each label and the mean
     assert memory("clustered-sampling-2")[1] - memory("uniform")[1] == pytest.approx(66, abs=2)  # a sketch of 64
     assert num_params_of("digits") == 64 * 10 + 10
-    assert memory("balanced@@twin")[0] == 1 + 101  # the model, and one simulated update a client with their sum
+    assert memory("balanced@@twin")[0] == 1 + 101 + 101  # the model, simulated updates, a memory of residuals
     _, numbers, megabytes = memory("uniform")
     assert megabytes == pytest.approx((4 * 650 + 8 * 100 * numbers) / 1e6)
     table = csv.DictReader((Path(__file__).parents[2] / "results/benchmark/table.csv").read_text().splitlines())
