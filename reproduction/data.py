@@ -171,6 +171,13 @@ def load_mnist(data_dir: Path | None = None) -> tasks.Dataset:
 
 _KNOWN = tasks.known_tasks()
 _MNIST = _KNOWN["mnist"]
+_CIFAR_JPEG = replace(
+    _KNOWN["cifar10"],
+    name="cifar10-jpeg",
+    summary="CIFAR-10 recompressed as JPEG, 32 x 32 in colour, cropped and flipped; cifar10_jpeg.npz",
+    needs=("torch", "pillow", "archive"),
+    load=load_cifar10_jpeg,
+)
 for _spec in (
     replace(_MNIST, summary="28 x 28 images of digits; by writer where mnist_writers.npz is found", load=load_mnist),
     replace(
@@ -182,19 +189,11 @@ for _spec in (
         load=load_unipen62,
         all_owners=False,
     ),
+    _CIFAR_JPEG,
     replace(
-        _KNOWN["cifar10"],
-        name="cifar10-jpeg",
-        summary="CIFAR-10 recompressed as JPEG, 32 x 32 in colour, cropped and flipped; cifar10_jpeg.npz",
-        needs=("torch", "pillow", "archive"),
-        load=load_cifar10_jpeg,
-    ),
-    replace(
-        _KNOWN["cifar10"],
+        _CIFAR_JPEG,
         name="cifar10-jpeg-resnet8",
         summary="the same with ResNet-8, 78,042 parameters, which two cores can train",
-        needs=("torch", "pillow", "archive"),
-        load=load_cifar10_jpeg,
         make_model=partial(tasks.resnet, 10, (16, 32, 64), blocks=1, groups=8),
     ),
     # LEAF's learning rate, whose model differs. Measured, one seed: fedavg swings between the two classes for 12 rounds

@@ -183,6 +183,6 @@ def _draw(panels: dict[str, list[_Measured]], look_of: dict[str, Look], path: Pa
             curves.setdefault(row.method, []).append((row.point.x, row.mean, row.low, row.high))
         shown = [(method, look, curves[method]) for method, look in look_of.items() if method in curves]
         lines.append([Line(method, look, Band(*np.array(curve).T)) for method, look, curve in shown])
-    x_labels, y_label, goals = [_AXES[panel[0].point.picture] for panel in panels.values()], "relative error", [1.0]
-    note, goals = TEXTS["limits"]["picture"], goals * len(panels)
-    draw_panels(lines, list(panels), 2, note, path, goals=goals, x_label=x_labels, y_label=y_label)
+    x_labels = [_AXES[panel[0].point.picture] for panel in panels.values()]
+    note, goals = TEXTS["limits"]["picture"], [1.0] * len(panels)
+    draw_panels(lines, list(panels), 2, note, path, goals=goals, x_label=x_labels, y_label="relative error")

@@ -86,8 +86,8 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
     head = TEXTS["pages"]["diverged"].format(mark=DIVERGED)
     rows = [(f"{group.title}, {row.name}", run) for group in groups for row in group.rows for run in row.runs.values()]
     number = headline(groups, shown.measures) or shown.number
-    verdict, _, reasons = paragraph(groups, shown.measures, shown.verdict).partition(".** ")
-    blocks = ["## Verdict", f"{verdict.removesuffix('.**')}.** {number}".strip()]
+    sentence, _, reasons = paragraph(groups, shown.measures, shown.verdict).partition(".** ")
+    blocks = ["## Verdict", f"{sentence.removesuffix('.**')}.** {number}".strip()]
     blocks += [f"**Data:** {note}"] if note else []
     if counts[0] < counts[1]:
         blocks.append(f"Only {counts[0]} of {counts[1]} runs are done; the verdict is that of those.")

@@ -262,9 +262,11 @@ def _terminate(number: int, frame: object) -> None:
 
 def _tracked(name: str | None, folder: Path) -> AbstractContextManager["OnRound"]:
     """The tracker that was asked for, or an ``on_round`` that does nothing."""
+    if name is None:
+        return nullcontext(lambda _: None)
     from ..simulation.tracking import tracker
 
-    return nullcontext(lambda _: None) if name is None else tracker(name, folder)
+    return tracker(name, folder)
 
 
 @contextmanager

@@ -18,8 +18,6 @@ Metrics = dict[str, int | float | list[int] | list[float]]
 
 #: Names under which clients report their loss: ours, Flower's usual one, and its spelling with a hyphen.
 LOSS_NAMES = (client.LOSS, "train_loss", "train-loss")
-#: In an answer to a census, in update units.
-_LARGEST_NUMBER = LARGEST_NORM
 
 
 def by_recipient(sent: Iterable[tuple[Key, Message]], replies: Iterable[Message]) -> dict[Key, Message]:
@@ -76,8 +74,8 @@ def read_answer(reply: Message | None, length: int) -> tuple[float, ...]:
     if answer is None:
         raise DeltaflError("the reply holds no answer; add delta_mod to the ClientApp's mods")
     numbers = answer if isinstance(answer, list) else []
-    if len(numbers) != length or not all(abs(number) <= _LARGEST_NUMBER for number in numbers):
-        raise DeltaflError(f"the answer is not {length} finite numbers of at most {_LARGEST_NUMBER:.0e}")
+    if len(numbers) != length or not all(abs(number) <= LARGEST_NORM for number in numbers):
+        raise DeltaflError(f"the answer is not {length} finite numbers of at most {LARGEST_NORM:.0e}")
     return tuple(map(float, numbers))
 
 
