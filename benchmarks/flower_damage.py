@@ -23,11 +23,11 @@ from flwr.app import Context
 
 from deltafl import ClientMemory, DeltaflError
 from deltafl.arrays import Layout
+from deltafl.federation.clients import ClientInfo
+from deltafl.federation.federation import ClientReply, Federation
+from deltafl.federation.saved import load, save
 from deltafl.flower import DeltaStrategy
 from deltafl.flower.client import _load_memory, _save_memory
-from deltafl.flower.clients import ClientInfo
-from deltafl.flower.federation import ClientReply, Federation
-from deltafl.flower.saved import load, save
 from deltafl.scale.state_file import flatten
 
 KINDS = ("flip", "overwrite", "cut", "other round", "other federation")

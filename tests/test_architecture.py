@@ -11,7 +11,8 @@ ABOVE = {
     "tasks": {"core"},
     "analysis": {"core"},
     "simulation": {"core", "tasks", "analysis"},
-    "flower": {"core"},
+    "federation": {"core"},
+    "flower": {"core", "federation"},
     "cli": {"core", "tasks", "analysis", "simulation"},
     "__main__": {"cli"},
 }

@@ -15,7 +15,7 @@ def _inside_a_run_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(f"flwr.supercore.task_identity.TaskIdentity.{name}", 1)
     monkeypatch.setattr("deltafl.flower.registration.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("deltafl.flower.strategy.randbits", lambda bits: 0)
+    monkeypatch.setattr("deltafl.federation.rules.randbits", lambda bits: 0)
 
 
 @pytest.fixture

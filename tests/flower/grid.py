@@ -13,8 +13,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from deltafl.federation.federation import Federation
 from deltafl.flower import DeltaStrategy, LocalSteps, delta_mod, register
-from deltafl.flower.federation import Federation
 
 #: (message, context) -> a reply, or None to fall silent: takes the place of a node's ClientApp.
 Handler = Callable[[Message, Context], Message | None]

@@ -14,15 +14,15 @@ from flwr.serverapp import Grid
 from conftest import same_tree
 from deltafl import Census, DeltaflError, Population, Reports, close_round, init_round, make_plan, open_round, stream
 from deltafl.arrays import Arrays, update_of
+from deltafl.federation.clients import ClientInfo
+from deltafl.federation.federation import Federation
 from deltafl.flower import DeltaStrategy, delta_mod, register
-from deltafl.flower.clients import ClientInfo
-from deltafl.flower.federation import Federation
 from deltafl.flower.messages import read_answer
 from deltafl.samplers.census import output_layer
 from deltafl.types import FloatArray
+from federation.tools import admit, federation, sizes_of
 
 from .grid import FakeGrid, Handler, configs
-from .hosts import admit, federation, sizes_of
 
 SHAPES: dict[str, tuple[int, ...]] = {"hidden": (4,), "weight": (3, 2), "bias": (3,)}
 SMALL = "census(components=2,size=16)"

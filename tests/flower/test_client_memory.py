@@ -10,14 +10,14 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from deltafl import ClientMemory, stream
+from deltafl.federation.clients import ClientInfo
+from deltafl.federation.federation import ClientReply
+from deltafl.federation.saved import load, save
 from deltafl.flower import DeltaStrategy, delta_mod
 from deltafl.flower.client import subtract_memory
-from deltafl.flower.clients import ClientInfo
-from deltafl.flower.federation import ClientReply
-from deltafl.flower.saved import load, save
+from federation.tools import federation, play_once
 
 from .grid import FakeGrid, configs, linear_app, played
-from .hosts import federation, play_once
 
 D = 3
 REMOTE = "innovation@systematic@innovation-remote"

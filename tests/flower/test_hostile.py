@@ -8,12 +8,11 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from deltafl import DeltaflError
+from deltafl.federation.clients import ClientInfo
+from deltafl.federation.federation import ClientReply
+from deltafl.federation.saved import load, save
 from deltafl.flower import DeltaStrategy
-from deltafl.flower.clients import ClientInfo
-from deltafl.flower.federation import ClientReply
-from deltafl.flower.saved import load, save
-
-from .hosts import admit, federation, play, play_once
+from federation.tools import admit, federation, play, play_once
 
 
 def test_one_client_neither_moves_the_model_nor_its_buffers(tmp_path: Path) -> None:

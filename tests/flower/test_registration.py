@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 
 from deltafl import DeltaflError
+from deltafl.federation.clients import ClientInfo
 from deltafl.flower import DeltaStrategy
-from deltafl.flower.clients import ClientInfo
 from deltafl.flower.registration import client_key, read_registration
 
 from .grid import FakeGrid, configs, linear_app, played, start, trained

@@ -13,12 +13,12 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 from conftest import same_tree
 from deltafl import DeltaflError, Population, Reports, close_round, init_round, make_plan, open_round
+from deltafl.federation.federation import Federation
 from deltafl.flower import DeltaStrategy, DifferentialPrivacy
-from deltafl.flower.federation import Federation
 from deltafl.flower.messages import mean_metrics, round_metrics
+from federation.tools import rates_of
 
 from .grid import FakeGrid, Handler, configs, linear_app, model, played, start
-from .hosts import rates_of
 
 DP = DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, delta=1e-5)
 

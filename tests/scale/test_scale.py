@@ -110,7 +110,7 @@ def test_the_arrays_design_and_the_tree_learn_the_same() -> None:
 
 def test_clients_join_a_tree_with_the_mean_score() -> None:
     pytest.importorskip("flwr")
-    from deltafl.flower.clients import resize_state
+    from deltafl.federation.clients import resize_state
 
     small, large = plan_of(40, n=8), plan_of(60, n=8)
     state = play(small, init_round(small, np.zeros(D)), 5)

@@ -2,9 +2,7 @@
 
 Server: ``DeltaStrategy``, optionally with ``DifferentialPrivacy``. Client: ``delta_mod``, ``register``, ``LocalSteps``.
 
-Flower's messages appear in ``strategy.py``, ``registration.py``, ``census.py``, ``messages.py`` and ``client.py``
-only.
-``federation.py`` runs the rounds and does not know Flower.
+Flower's messages appear here alone; ``deltafl.federation`` has the rounds and does not know Flower.
 """
 
 from ..errors import require

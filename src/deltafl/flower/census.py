@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from ..errors import DeltaflError
+from ..federation.federation import Federation
 from .client import CENSUS
-from .federation import Federation
 from .messages import by_recipient, content_with, read_answer
 
 #: Seconds that a message outlives its round's timeout, for replies that are under way.

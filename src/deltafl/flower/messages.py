@@ -8,10 +8,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ..arrays import Arrays
 from ..errors import DeltaflError
+from ..federation.federation import ClientReply, Federation
 from ..samplers.census import LARGEST_NORM
 from ..types import RoundInfo
 from . import client
-from .federation import ClientReply, Federation
 
 Key = TypeVar("Key")
 Metrics = dict[str, int | float | list[int] | list[float]]

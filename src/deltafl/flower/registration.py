@@ -18,9 +18,9 @@ from flwr.superlink.grid import InMemoryGrid
 from pydantic import BaseModel, Field, StringConstraints
 
 from ..errors import DeltaflError
+from ..federation.clients import ClientInfo
 from ..io import checked
 from .client import AUX, CLIENT_ID, KIND, NUM_EXAMPLES, RECORD
-from .clients import ClientInfo
 from .messages import by_recipient, fault_of
 
 #: Seconds until a node whose registration failed is asked again.

@@ -4,8 +4,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from logging import INFO, WARNING
 from math import isfinite
 from pathlib import Path
-from secrets import randbits, token_hex
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
@@ -16,18 +14,17 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 from ..arrays import BUFFERS, Layout
 from ..errors import DeltaflError
 from ..estimators.control_variates import ControlVariate
-from ..round import Plan, make_plan
+from ..federation.clients import ClientInfo
+from ..federation.federation import Federation
+from ..federation.rules import check_texts, check_whole, make_rules
+from ..federation.saved import load, save, sole_owner
 from ..samplers import Sampler
-from ..scale.rows import RowFormat
-from ..server.optimizers import ServerOptimizer, make_server_optimizer
+from ..server.optimizers import ServerOptimizer
 from ..server.privacy import DifferentialPrivacy
-from ..types import Cohort, Population, RoundInfo
+from ..types import Cohort, RoundInfo
 from .census import TTL_GRACE, CensusTaker
-from .clients import ClientInfo
-from .federation import Federation, Rules, check_texts, check_whole
 from .messages import by_recipient, content_for, content_for_all, mean_metrics, read_reply, round_metrics, to_record
 from .registration import Directory
-from .saved import load, save, sole_owner
 
 _FOREIGN_PRIVACY = (
     "Flower's wrappers for differential privacy assume that every reply counts 1 / n; importance weights count some "
@@ -102,32 +99,28 @@ class DeltaStrategy(Strategy):
         forget: Collection[str] = (),
     ) -> None:
         self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
-        self.state_path = None if state_path is None else Path(state_path)
         self.min_nodes, self.wait_for_nodes = n if min_nodes is None else min_nodes, wait_for_nodes
         self.buffers, self.evaluate = check_texts("buffers", buffers), evaluate
-        check_whole("n", n, "at least 1", 1)
+        self.rules = make_rules(
+            sampler,
+            n,
+            server_optimizer,
+            state_path,
+            estimator,
+            weights=weights,
+            seed=seed,
+            identity=identity,
+            response_floor=response_floor,
+            norm_guard=norm_guard,
+            clip=clip,
+            max_ratio=max_ratio,
+            dp=dp,
+            aux=aux,
+            memory_dtype=memory_dtype,
+            memory_path=memory_path,
+        )
         check_whole("min_nodes", self.min_nodes, "at least 1, or None for n", 1)
-        check_whole("aux", aux, "0 for none", 0)
-        folder = None if memory_path is None else str(Path(memory_path).absolute() / f"federation-{token_hex(4)}")
-        if isinstance(server_optimizer, str):
-            server_optimizer = make_server_optimizer(server_optimizer)
-        settings: dict[str, Any] = {
-            "server_optimizer": server_optimizer,
-            "seed": randbits(63) if seed is None else seed,
-            "response_floor": response_floor,
-            "norm_guard": norm_guard,
-            "clip": clip,
-            "dp": dp,
-            "memory": RowFormat(memory_dtype, folder),
-            **({} if estimator is None else {"estimator": estimator}),
-        }
-        max_ratio = 3.0 if max_ratio is None and clip is not None else max_ratio
-        somebody = Population.from_sizes([1] * n, weights, [[0.0] * aux] * n if aux else None, max_ratio)
-        if isinstance(sampler, str):
-            plan = make_plan(sampler, somebody, n, **settings)
-        else:
-            plan = Plan(somebody, sampler, n, **settings)
-        self.rules = Rules(plan, weights, aux, self.state_path, identity, max_ratio, seed is None)
+        self.state_path = self.rules.state_path
         self.directory = Directory(identity, registration_timeout, aux, check_texts("forget", forget))
         self.federation: Federation | None = None
         #: The statistics of every round, for callers who want more than Flower's metrics.

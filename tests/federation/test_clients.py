@@ -8,12 +8,12 @@ import pytest
 from deltafl import ESTIMATORS, SAMPLERS, DeltaflError, LearnedCoefficient, Population, Twin, init_round
 from deltafl.estimators.control_variates import OwnControl
 from deltafl.estimators.table import find_estimator
-from deltafl.flower.federation import Federation
-from deltafl.flower.saved import load, save
+from deltafl.federation.federation import Federation
+from deltafl.federation.saved import load, save
 from deltafl.scale.state_file import flatten
 from deltafl.types import FloatArray, Params
 
-from .hosts import admit, federation, play, sizes_of
+from .tools import admit, federation, play, sizes_of
 
 #: Their states describe all clients jointly: a tree of them, and experts' probabilities of them.
 FIXED_SIZE = {"clustered-sampling-2", "osmd"}

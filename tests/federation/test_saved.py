@@ -10,12 +10,12 @@ import pytest
 
 from conftest import same_tree
 from deltafl import DeltaflError
-from deltafl.flower.federation import Federation
-from deltafl.flower.saved import FILES, load, save
+from deltafl.federation.federation import Federation
+from deltafl.federation.saved import FILES, load, save
 from deltafl.io import write_tensors
 from test_arrays import MODEL
 
-from .hosts import admit, federation, play, sizes_of
+from .tools import admit, federation, play, sizes_of
 
 
 @pytest.mark.parametrize(

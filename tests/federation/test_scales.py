@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from deltafl.arrays import Arrays
-from deltafl.flower import DeltaStrategy
-from deltafl.flower.federation import ClientReply, Federation
-from deltafl.flower.saved import load, save
+from deltafl.federation.federation import ClientReply, Federation
+from deltafl.federation.rules import make_rules
+from deltafl.federation.saved import load, save
 
-from .hosts import admit, federation, play, play_once, sizes_of
+from .tools import admit, federation, play, play_once, sizes_of
 
 TARGETS = {i: float(1 + i % 5) for i in range(9)}
 
@@ -136,7 +136,7 @@ def test_a_state_is_for_its_owner_alone_and_two_older_ones_are_kept(tmp_path: Pa
 
 def test_who_is_selected_is_a_secret_that_the_state_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # seeds as they are drawn
-    seeds = {DeltaStrategy(n=2).rules.plan.seed for _ in range(3)}
+    seeds = {make_rules(n=2).plan.seed for _ in range(3)}
     assert len(seeds) == 3
     fed = federation("uniform", m=6, n=2, seed=None)
     play(fed, 1, save_to=tmp_path)

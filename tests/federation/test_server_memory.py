@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from deltafl import DeltaflError
-from deltafl.flower import saved as saved_module
-from deltafl.flower.federation import Federation
-from deltafl.flower.saved import load, save
+from deltafl.federation import saved as saved_module
+from deltafl.federation.federation import Federation
+from deltafl.federation.saved import load, save
 from deltafl.scale import memory_budget as budget_module
 from deltafl.scale.rows import MappedRows
 from deltafl.scale.state_file import flatten
 
-from .hosts import admit, federation, play, sizes_of
+from .tools import admit, federation, play, sizes_of
 
 D = 5
 MODEL = {"x": np.zeros(D, np.float32)}

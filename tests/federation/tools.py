@@ -8,10 +8,10 @@ import numpy as np
 
 from deltafl import make_sampler, stream
 from deltafl.arrays import Arrays, Layout
-from deltafl.flower import DeltaStrategy
-from deltafl.flower.clients import ClientInfo
-from deltafl.flower.federation import ClientReply, Federation
-from deltafl.flower.saved import save
+from deltafl.federation.clients import ClientInfo
+from deltafl.federation.federation import ClientReply, Federation
+from deltafl.federation.rules import make_rules
+from deltafl.federation.saved import save
 from deltafl.samplers import parse_label, uses_aux
 from deltafl.types import RoundInfo
 
@@ -21,7 +21,8 @@ def federation(label: str = "pracdelta", model: Arrays | None = None, m: int = 0
     model = {"x": np.zeros(3, dtype=np.float32)} if model is None else model
     sampler, estimator = make_sampler(label), settings.get("estimator", parse_label(label).estimator)
     aux = 3 if sampler.census is None and uses_aux(sampler, estimator) else 0
-    fed = Federation(DeltaStrategy(label, **{"n": 3, "aux": aux, **settings}).rules, model, Layout.of(model))
+    settings = {"n": 3, "aux": aux, **settings}
+    fed = Federation(make_rules(label, **settings), model, Layout.of(model))
     if m:
         admit(fed, sizes_of(m))
     return fed

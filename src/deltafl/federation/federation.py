@@ -1,83 +1,30 @@
-"""Rounds over clients who come and go, without Flower, so that all of it can be tested without messages.
+"""Rounds over clients who come and go, without messages: a host sends the model and hands over what comes back.
 
 A client is a *key*, a string that outlives connections and restarts.
 """
 
 import secrets
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from ..accumulate import Accumulator
 from ..arrays import Arrays, Layout, mean_rest, update_of
-from ..errors import DeltaflError, unknown_name
+from ..errors import DeltaflError
 from ..estimators.remote import NOTHING, RemoteControlState, RemoteReply, begin_anew
 from ..round import Plan, RoundState, init_round, open_round
 from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import DTYPES
-from ..types import BoolArray, Cohort, IntArray, Params, Population, RejectedReply, Reports, RoundInfo
+from ..types import BoolArray, Cohort, IntArray, Params, RejectedReply, Reports, RoundInfo
 from .clients import CannotResizeError, ClientInfo, resize_state
+from .rules import Rules
 from .scales import Scales
 
 #: States that are kept to go back to.
 KEPT = 3
 _LOST_MEMORY = "the client does not have the memory that the server counts on"
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What does not change over the rounds; see ``DeltaStrategy``."""
-
-    #: The plan, but for its population and with the largest cohort size; with this federation's own memory folder.
-    plan: Plan
-    weights: str = "data"
-    aux: int = 0
-    state_path: Path | None = None
-    identity: str = "auto"
-    max_ratio: float | None = None
-    #: Whether the seed was drawn here: then that of a saved state takes its place.
-    own_seed: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse what no federation can do: later it would cost a round of the clients' work."""
-        plan, sampler, memory = self.plan, self.plan.sampler, self.plan.memory
-        name, estimator, control = type(sampler).__name__, plan.rule.name, plan.rule.control
-        if self.identity not in (identities := ("auto", "public-key", "name", "config")):
-            raise unknown_name("identity", self.identity, identities)
-        check_whole("seed", plan.seed, "at least 0", 0)
-        if sampler.needs_oracle:
-            sampler.require_oracle(None)
-        if sampler.census is not None and self.aux:
-            raise DeltaflError(f"{name} asks for a census in place of auxiliary variables; leave out aux")
-        if sampler.census is None and (sampler.uses_aux or control.uses_aux) and self.aux < 1:
-            cure = "write aux=10 if each has 10, such as shares of labels, and give aux=... to deltafl.flower.register"
-            raise DeltaflError(f"{name} with {estimator!r} uses auxiliary variables of the clients: {cure}")
-        if memory.folder is not None and self.state_path is None:
-            raise DeltaflError("memory_path is part of the saved state, and there is no state_path: write both")
-
-    def plan_for(self, clients: Mapping[str, ClientInfo]) -> Plan:
-        """The plan for these clients."""
-        sizes, aux = zip(*clients.values(), strict=True)
-        population = Population.from_sizes(sizes, self.weights, aux if self.aux else None, self.max_ratio)
-        plan = replace(self.plan, population=population, n=min(self.plan.n, len(sizes)))
-        return plan if plan.sampler.census is None else plan.with_census(aux)
-
-
-def check_whole(name: str, value: Any, allowed: str, least: int) -> None:
-    """Raise a ``DeltaflError`` unless ``value`` is an int of at least ``least``; booleans and 10.0 are refused."""
-    if type(value) is not int or value < least:
-        raise DeltaflError(f"{name} is {value!r}; it must be a whole number, {allowed}")
-
-
-def check_texts(name: str, value: Iterable[str]) -> tuple[str, ...]:
-    """Return a list of strings as a tuple; a single string, which would be read letter by letter, is refused."""
-    if isinstance(value, str):
-        raise DeltaflError(f"{name} is {value!r}; it must be a list of texts: write {name}=['...']")
-    return tuple(value)
 
 
 class ClientReply(NamedTuple):

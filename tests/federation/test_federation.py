@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from conftest import Recorder
-from deltafl import DeltaflError
+from deltafl import DeltaflError, DifferentialPrivacy
 from deltafl.arrays import Arrays
-from deltafl.flower import DifferentialPrivacy
-from deltafl.flower.federation import ClientReply
+from deltafl.federation.federation import ClientReply
 from deltafl.types import FloatArray
 
-from .hosts import federation, play, play_once, rates_of
+from .tools import federation, play, play_once, rates_of
 
 FAULTS: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
     "other names": (lambda a: {"other": a["x"]}, "other names"),
@@ -129,7 +128,7 @@ def test_buffers_without_noise_are_refused() -> None:
 
 
 def test_fedexp_takes_longer_steps_where_updates_cancel() -> None:
-    """In Flower as in a simulation: the estimates are those of sgd, the first step is eta times as long."""
+    """In a federation as in a simulation: the estimates are those of sgd, the first step is eta times as long."""
     moved = {}
     for name in ("sgd", "fedexp"):
         fed = federation("uniform", m=6, server_optimizer=name, seed=1)
