@@ -24,7 +24,8 @@ from flwr.app import Context
 from deltafl import ClientMemory, DeltaflError
 from deltafl.arrays import Layout
 from deltafl.federation.clients import ClientInfo
-from deltafl.federation.federation import ClientReply, Federation
+from deltafl.federation.federation import Federation
+from deltafl.federation.replies import ClientReply
 from deltafl.federation.saved import load, save
 from deltafl.flower import DeltaStrategy
 from deltafl.flower.client import _load_memory, _save_memory

@@ -8,7 +8,7 @@ import pytest
 from conftest import Recorder
 from deltafl import DeltaflError, DifferentialPrivacy
 from deltafl.arrays import Arrays
-from deltafl.federation.federation import ClientReply
+from deltafl.federation.replies import ClientReply
 from deltafl.types import FloatArray
 
 from .tools import federation, play, play_once, rates_of

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from deltafl.arrays import Arrays
-from deltafl.federation.federation import ClientReply, Federation
+from deltafl.federation.federation import Federation
+from deltafl.federation.replies import ClientReply
 from deltafl.federation.rules import make_rules
 from deltafl.federation.saved import load, save
 

@@ -9,7 +9,8 @@ import numpy as np
 from deltafl import make_sampler, stream
 from deltafl.arrays import Arrays, Layout
 from deltafl.federation.clients import ClientInfo
-from deltafl.federation.federation import ClientReply, Federation
+from deltafl.federation.federation import Federation
+from deltafl.federation.replies import ClientReply
 from deltafl.federation.rules import make_rules
 from deltafl.federation.saved import save
 from deltafl.samplers import parse_label, uses_aux

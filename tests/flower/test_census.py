@@ -12,12 +12,11 @@ from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid
 
 from conftest import same_tree
-from deltafl import Census, DeltaflError, Population, Reports, close_round, init_round, make_plan, open_round, stream
+from deltafl import Census, Population, Reports, close_round, init_round, make_plan, open_round, stream
 from deltafl.arrays import Arrays, update_of
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.federation import Federation
 from deltafl.flower import DeltaStrategy, delta_mod, register
-from deltafl.flower.messages import read_answer
 from deltafl.samplers.census import output_layer
 from deltafl.types import FloatArray
 from federation.tools import admit, federation, sizes_of
@@ -133,30 +132,6 @@ def test_a_client_whose_training_is_faulty_gives_away_no_array() -> None:
 
     assert answer_in(ask(app, 16, 0.0)) == []
     assert ask(app, 16, 0.0, {"raises": True}).error.reason == "no data"
-
-
-# What the server reads
-
-
-def reply_with(**metrics: Any) -> Message:
-    content = {name.replace("_", "-"): value for name, value in metrics.items()}
-    return Message(RecordDict({"deltafl": MetricRecord(content)}), 1, "train")
-
-
-@pytest.mark.parametrize(
-    "lie", [[], [0.5] * 3, [0.5] * 5, [0.5, 0.5, 0.5, np.nan], [np.inf] * 4, [1e130, 0.0, 0.0, 0.0], 1.0]
-)
-def test_what_is_no_answer_is_refused_in_one_sentence(lie: Any) -> None:
-    with pytest.raises(DeltaflError, match=r"the answer is not 4 finite numbers of at most 1e\+100"):
-        read_answer(reply_with(deltafl_census=lie), 4)
-
-
-def test_what_is_read() -> None:
-    assert read_answer(reply_with(deltafl_census=[1, 0, 0, -1]), 4) == (1.0, 0.0, 0.0, -1.0)
-    with pytest.raises(DeltaflError, match="add delta_mod to the ClientApp's mods"):
-        read_answer(reply_with(loss=1.0), 4)
-    with pytest.raises(DeltaflError, match="no reply in time"):
-        read_answer(None, 4)
 
 
 # Rounds

@@ -11,10 +11,10 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from deltafl import ClientMemory, stream
 from deltafl.federation.clients import ClientInfo
-from deltafl.federation.federation import ClientReply
+from deltafl.federation.local_work import subtract_memory
+from deltafl.federation.replies import ClientReply
 from deltafl.federation.saved import load, save
 from deltafl.flower import DeltaStrategy, delta_mod
-from deltafl.flower.client import subtract_memory
 from federation.tools import federation, play_once
 
 from .grid import FakeGrid, configs, linear_app, played

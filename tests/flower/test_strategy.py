@@ -14,8 +14,9 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from conftest import same_tree
 from deltafl import DeltaflError, Population, Reports, close_round, init_round, make_plan, open_round
 from deltafl.federation.federation import Federation
+from deltafl.federation.replies import round_metrics
 from deltafl.flower import DeltaStrategy, DifferentialPrivacy
-from deltafl.flower.messages import mean_metrics, round_metrics
+from deltafl.flower.messages import mean_metrics
 from federation.tools import rates_of
 
 from .grid import FakeGrid, Handler, configs, linear_app, model, played, start

@@ -2,19 +2,23 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from ..errors import DeltaflError
 from ..estimators.control_variates import OwnControlState, summed_anew
 from ..estimators.remote import RemoteControlState, begin_anew
+from ..io import checked
 from ..round import Plan, RoundState, init_round
 from ..scale.persistent_array import PersistentArray
 from ..scale.rows import MappedRows
 from ..scale.state_file import flatten
 from ..types import FloatArray
 
+#: What to write where the answer to a registration query is no answer.
+CURE = "call deltafl.flower.register, or make a deltafl.nvflare.DeltaClient, in the client's app"
 _PER_CLIENT = re.compile(r"_m[a-z]?$")
 #: Arrays that depend on the population alone are computed again.
 _FROM_POPULATION = {"weight_m", "score_m", "size_m", "aux_mq", "value_mq", "prior_m", "count_mc"}
@@ -27,6 +31,24 @@ class ClientInfo(NamedTuple):
 
     num_examples: int
     aux: tuple[float, ...] = ()
+
+
+class Report(BaseModel):
+    """What a client may report of its data."""
+
+    num_examples: Annotated[int, Field(strict=True, ge=1, le=2**40)]
+    aux: list[Annotated[float, Field(ge=-1e9, le=1e9)]]
+
+
+def read_info(num_examples: object, aux: object, num_aux: int) -> ClientInfo:
+    """What a client reports, checked: it may be anything."""
+    aux = aux if num_aux else []
+    if not isinstance(aux, list) or len(aux) != num_aux:
+        sent = len(aux) if isinstance(aux, list) else "none"
+        wanted = f"{num_aux} auxiliary variables of each client"
+        raise DeltaflError(f"the server wants {wanted}, and the client sent {sent}; give aux=... to register")
+    report = checked(Report, {"num_examples": num_examples, "aux": aux}, "the answer to the registration query", CURE)
+    return ClientInfo(report.num_examples, tuple(report.aux))
 
 
 class CannotResizeError(DeltaflError):

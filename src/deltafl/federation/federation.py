@@ -19,26 +19,13 @@ from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import DTYPES
 from ..types import BoolArray, Cohort, IntArray, Params, RejectedReply, Reports, RoundInfo
 from .clients import CannotResizeError, ClientInfo, resize_state
+from .replies import ClientReply
 from .rules import Rules
 from .scales import Scales
 
 #: States that are kept to go back to.
 KEPT = 3
 _LOST_MEMORY = "the client does not have the memory that the server counts on"
-
-
-class ClientReply(NamedTuple):
-    """A client's model after training, and what ``types.Reports`` holds; without arrays and fault, no reply came."""
-
-    arrays: Arrays | None = None
-    #: Why the reply cannot be used, if that is already known; it then counts as non-response.
-    fault: str | None = None
-    loss: float | None = None
-    square_loss: float | None = None
-    step_variance: float = 0.0
-    num_steps: float = 1
-    #: From a client that keeps its own memory: the name of the c_i that it subtracted.
-    since: int | None = None
 
 
 class Kept(NamedTuple):

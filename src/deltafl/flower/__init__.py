@@ -10,8 +10,9 @@ from ..errors import require
 for _package in ("flwr", "filelock"):
     require(_package, "flower")
 
+from ..federation.local_work import LocalSteps  # noqa: E402
 from ..server.privacy import DifferentialPrivacy  # noqa: E402
-from .client import LocalSteps, delta_mod, register  # noqa: E402
+from .client import delta_mod, register  # noqa: E402
 from .strategy import DeltaStrategy  # noqa: E402
 
 __all__ = ["DeltaStrategy", "DifferentialPrivacy", "LocalSteps", "delta_mod", "register"]

@@ -1,22 +1,20 @@
-"""The client's side: a mod, the registration, and what a training loop may report beside its loss."""
+"""The client's side: a mod and the registration."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from ..arrays import Arrays, as_array, split, update_of
+from ..arrays import Arrays
 from ..errors import DeltaflError
 from ..estimators.remote import NOTHING, ClientMemory
+from ..federation.local_work import answer_census, fits, subtract_memory
 from ..io import private_folder, write_atomically
-from ..samplers.census import Census, output_layer
-from ..types import FloatArray
 
 #: The record that the mod adds, and the action of the registration query (``query.deltafl``).
 RECORD = "deltafl"
@@ -25,8 +23,6 @@ KIND, CLIENT_ID, NUM_EXAMPLES, AUX = "kind", "client-id", "num-examples", "aux"
 TRAINED, MEMORY_EXPECTED, MEMORY_SINCE = "deltafl-trained", "deltafl-taken", "memory-since"
 #: In a train message's config: [size, noise] of the answer that is wanted. In the reply: the answer.
 CENSUS = "deltafl-census"
-#: Names of the statistics in a client's metrics.
-LOSS, SQUARE_LOSS, STEP_VARIANCE, NUM_STEPS = "loss", "square-loss", "step-variance", "num-steps"
 
 _MEMORY_FILE = "memory-file"
 _MEMORY_RECORD = "deltafl-memory"
@@ -57,7 +53,7 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
         return Message(RecordDict({RECORD: MetricRecord({MEMORY_SINCE: NOTHING})}), reply_to=message)
     reply = call_next(message, context)
     received = {} if reply.has_error() else _trained(reply, config)
-    if not _fits(sent, received):
+    if not fits(sent, received):
         return reply  # the server reports what is wrong
     ((name, record),) = reply.content.array_records.items()
     changed = subtract_memory(memory, expected, sent, received)
@@ -73,11 +69,8 @@ def _census_reply(message: Message, context: Context, call_next: ClientAppCallab
     reply = call_next(message, context)
     if reply.has_error():
         return reply
-    received, asked, answer = _trained(reply, config), config[CENSUS], list[float]()
-    if _fits(sent, received) and isinstance(asked, list):
-        census = Census(size=int(asked[0]), noise=float(asked[1]))
-        tensors = output_layer([array.shape for array in sent.values()])
-        answer = census.answer(update_of(sent, received), tensors, rng=np.random.default_rng()).tolist()
+    received, asked = _trained(reply, config), config[CENSUS]
+    answer = answer_census(sent, received, asked) if fits(sent, received) and isinstance(asked, list) else []
     return Message(RecordDict({RECORD: MetricRecord({CENSUS: answer})}), reply_to=message)
 
 
@@ -115,97 +108,6 @@ def _default_id(context: Context) -> tuple[str, str]:
     raise DeltaflError(f"the node's config has neither 'client-id' nor 'partition-id'; {cure}")
 
 
-class LocalSteps:
-    """Collects one round's local steps, with any framework.
-
-    ``step-variance`` = lr^2 ((1/K) sum_k norm(g_k)^2 - norm((1/K) sum_k g_k)^2) >= 0 over the K minibatch gradients g_k
-    along the path (DELTA paper, section 4: sigma_i^2 from the steps that are taken anyway). ``square-loss``, which
-    ``oort`` uses, is the mean of loss^2 over the examples of a minibatch, and over the steps; it is reported if every
-    step has the losses of its examples.
-
-    Args:
-        lr: Local learning rate > 0. With an optimizer other than SGD, pass 1 and add the steps instead of gradients.
-
-    Example:
-        >>> steps = LocalSteps(lr=0.5)
-        >>> steps.add(1.0, [np.array([2.0, 0.0])])
-        >>> steps.add(3.0, [np.array([0.0, 2.0])])
-        >>> steps.metrics()
-        {'loss': 2.0, 'step-variance': 0.5, 'num-steps': 2}
-    """
-
-    def __init__(self, lr: float) -> None:
-        if not lr > 0:
-            raise DeltaflError(f"lr is {lr}; the local learning rate must be above 0")
-        self.lr = lr
-        self._count, self._loss, self._square = 0, 0.0, 0.0
-        self._sums: list[FloatArray | float] | None = None
-        self._square_loss: float | None = 0.0
-
-    def add(
-        self, loss: float, gradients: Iterable[Any | None] | None = None, example_losses: Any | None = None
-    ) -> None:
-        """Count one step.
-
-        Args:
-            loss: The minibatch's mean loss, before the step.
-            gradients: One array (NumPy, or a tensor of PyTorch or TensorFlow) per parameter, in PyTorch
-                ``[p.grad for p in model.parameters()]``, the same in every step; None for one without a gradient. None
-                for the list leaves the variance 0, "not measured".
-            example_losses: The losses whose mean ``loss`` is, one per example of the minibatch; None to report no
-                ``square-loss``.
-
-        Raises:
-            DeltaflError: If the number of gradients differs from the first step's.
-        """
-        losses = None if example_losses is None else np.float64(as_array(example_losses))
-        square = None if losses is None else float(np.mean(losses**2))
-        self._square_loss = None if square is None or self._square_loss is None else self._square_loss + square
-        self._count += 1
-        self._loss += float(loss)
-        if gradients is None:
-            return
-        # Frozen, or not used in this step: a gradient of zero.
-        arrays = [0.0 if gradient is None else np.float64(as_array(gradient)) for gradient in gradients]
-        sums = self._sums or [0.0] * len(arrays)
-        if len(arrays) != len(sums):
-            raise DeltaflError(f"this step has {len(arrays)} gradients, the first had {len(sums)}")
-        for array in arrays:
-            self._square += float(np.sum(array**2))
-        self._sums = [total + array for total, array in zip(sums, arrays, strict=True)]
-
-    def metrics(self) -> dict[str, float | int]:
-        """The statistics under the names that the server reads; put them into the reply's ``MetricRecord``.
-
-        Raises:
-            DeltaflError: If no step was counted.
-        """
-        if self._count == 0:
-            raise DeltaflError("no local step was counted; call add() once per minibatch")
-        count = self._count
-        of_sum = sum(float(np.sum(total**2)) for total in self._sums or [])
-        variance = self.lr**2 * (self._square / count - of_sum / count**2)
-        # Not max(0, .): the NaN of a training that diverged must reach the server, which rejects the reply.
-        variance = 0.0 if variance < 0 or count == 1 else variance
-        squares = {} if self._square_loss is None else {SQUARE_LOSS: self._square_loss / count}
-        return {LOSS: self._loss / count, **squares, STEP_VARIANCE: variance, NUM_STEPS: count}
-
-
-def subtract_memory(memory: ClientMemory, expected: int, sent: Arrays, received: Arrays) -> Arrays:
-    """The trained arrays to send instead of a client's own, so that received - sent is u_i - c_i.
-
-    ``memory`` records what the server, which counts on the c_i ``expected``, will see: rounding included.
-    """
-    difference_d = memory.reply(update_of(sent, received), expected).difference_d
-    parts = split(difference_d, {name: array.shape for name, array in sent.items()})
-    with np.errstate(over="ignore", invalid="ignore"):
-        arrays = {
-            name: (old.astype(np.float64) + parts[name]).astype(received[name].dtype) for name, old in sent.items()
-        }
-    memory.sent_as(update_of(sent, arrays))
-    return arrays
-
-
 def _load_memory(context: Context, num_params: int) -> ClientMemory:
     """The client's memory; an empty one if it is lost, damaged or of another model."""
     memory = ClientMemory(num_params)
@@ -238,8 +140,3 @@ def _trained(message: Message, config: ConfigRecord) -> Arrays:
     if len(records) != 1 or not isinstance(names, list):
         return {}
     return {str(name): records[0][str(name)].numpy() for name in names if name in records[0]}
-
-
-def _fits(sent: Arrays, received: Arrays) -> bool:
-    """Whether what came back is the model that was sent."""
-    return all(name in received and received[name].shape == array.shape for name, array in sent.items())

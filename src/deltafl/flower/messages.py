@@ -1,23 +1,17 @@
 """Flower's messages as plain values, and back; what comes from a client is untrusted and may be anything."""
 
 from collections.abc import Iterable
-from math import isfinite, nan
+from math import isfinite
 from typing import TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ..arrays import Arrays
-from ..errors import DeltaflError
-from ..federation.federation import ClientReply, Federation
-from ..samplers.census import LARGEST_NORM
-from ..types import RoundInfo
+from ..federation.federation import Federation
+from ..federation.replies import ClientReply, Metrics, reply_of
 from . import client
 
 Key = TypeVar("Key")
-Metrics = dict[str, int | float | list[int] | list[float]]
-
-#: Names under which clients report their loss: ours, Flower's usual one, and its spelling with a hyphen.
-LOSS_NAMES = (client.LOSS, "train_loss", "train-loss")
 
 
 def by_recipient(sent: Iterable[tuple[Key, Message]], replies: Iterable[Message]) -> dict[Key, Message]:
@@ -44,7 +38,7 @@ def read_reply(reply: Message) -> ClientReply:
     fault = fault_of(reply)
     if fault is not None:
         return ClientReply(fault=fault)
-    metrics = _all_metrics(reply)
+    metrics = all_metrics(reply)
     since = metrics.get(client.MEMORY_SINCE)
     since = since if isinstance(since, int) else None
     records = list(reply.content.array_records.values())
@@ -54,29 +48,7 @@ def read_reply(reply: Message) -> ClientReply:
         arrays = {name: array.numpy() for name, array in records[0].items()}
     except Exception as error:  # whatever a client's bytes can make NumPy raise
         return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
-    losses = (metrics.get(name) for name in LOSS_NAMES)
-    return ClientReply(
-        arrays,
-        loss=next((float(loss) for loss in losses if isinstance(loss, int | float)), None),
-        square_loss=_number(metrics.get(client.SQUARE_LOSS, nan)),
-        step_variance=_number(metrics.get(client.STEP_VARIANCE, 0.0)),
-        num_steps=_number(metrics.get(client.NUM_STEPS, 1)),
-        since=since,
-    )
-
-
-def read_answer(reply: Message | None, length: int) -> tuple[float, ...]:
-    """A client's answer to a census; a ``DeltaflError`` says why there is none."""
-    fault = "no reply in time" if reply is None else fault_of(reply)
-    if reply is None or fault is not None:
-        raise DeltaflError(fault)
-    answer = _all_metrics(reply).get(client.CENSUS)
-    if answer is None:
-        raise DeltaflError("the reply holds no answer; add delta_mod to the ClientApp's mods")
-    numbers = answer if isinstance(answer, list) else []
-    if len(numbers) != length or not all(abs(number) <= LARGEST_NORM for number in numbers):
-        raise DeltaflError(f"the answer is not {length} finite numbers of at most {LARGEST_NORM:.0e}")
-    return tuple(map(float, numbers))
+    return reply_of(arrays, metrics, since)
 
 
 def content_for_all(federation: Federation, config: ConfigRecord) -> RecordDict:
@@ -102,31 +74,18 @@ def to_record(arrays: Arrays) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
-def round_metrics(info: RoundInfo) -> Metrics:
-    """Flower's metrics of a round; unknown numbers are left out."""
-    names = ["loss", "estimate_norm", "variance", "effective_sample_size", "largest_weight", "sum_of_weights"]
-    numbers = {name.replace("_", "-"): float(getattr(info, name)) for name in [*names, "mean_over_diversity"]}
-    counts = {"selected": info.num_selected, "responded": info.num_responded, "rejected": len(info.rejected)}
-    return {**{name: number for name, number in numbers.items() if isfinite(number)}, **counts}
-
-
 def mean_metrics(weighted: Iterable[tuple[float, Message]]) -> Metrics:
     """Weighted means of the clients' metrics, each over the replies that have a finite number for it."""
     sums: dict[str, tuple[float, float]] = {}
     for weight, reply in weighted:
-        for name, value in {} if reply.has_error() else _all_metrics(reply).items():
+        for name, value in {} if reply.has_error() else all_metrics(reply).items():
             if isinstance(value, int | float) and isfinite(value) and name != client.NUM_EXAMPLES:
                 total, weights = sums.get(name, (0.0, 0.0))
                 sums[name] = (total + weight * value, weights + weight)
     return {name: total / weights for name, (total, weights) in sums.items() if weights > 0}
 
 
-def _number(value: object) -> float:
-    """A metric as a number; NaN, which is checked later, for a list."""
-    return float(value) if isinstance(value, int | float) else nan
-
-
-def _all_metrics(reply: Message) -> Metrics:
+def all_metrics(reply: Message) -> Metrics:
     """All metrics of a reply; of a name that occurs several times the first, so that none counts twice."""
     metrics: Metrics = {}
     for record in reply.content.metric_records.values():

@@ -15,10 +15,10 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore import log
 from flwr.superlink.grid import InMemoryGrid
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, StringConstraints
 
 from ..errors import DeltaflError
-from ..federation.clients import ClientInfo
+from ..federation.clients import CURE, ClientInfo, read_info
 from ..io import checked
 from .client import AUX, CLIENT_ID, KIND, NUM_EXAMPLES, RECORD
 from .messages import by_recipient, fault_of
@@ -27,13 +27,11 @@ from .messages import by_recipient, fault_of
 _RETRY = 30.0
 
 
-class Registration(BaseModel):
-    """What a client may report: the kind of its id, the id (printable characters), its data."""
+class Identity(BaseModel):
+    """The kind of a client's id, and the id (printable characters)."""
 
     kind: Literal["partition", "client"]
     client_id: Annotated[str, StringConstraints(strict=True, pattern=r"^[^\p{C}\p{Zl}\p{Zp}]{1,200}$")]
-    num_examples: Annotated[int, Field(strict=True, ge=1, le=2**40)]
-    aux: list[Annotated[float, Field(ge=-1e9, le=1e9)]]
 
 
 class Directory:
@@ -161,12 +159,7 @@ def read_registration(reply: Message | None, num_aux: int = 0) -> tuple[str, Cli
     if reply is None or fault is not None:
         raise DeltaflError(fault)
     record = reply.content.config_records.get(RECORD, ConfigRecord())
-    values = {name.replace("-", "_"): record.get(name) for name in (KIND, CLIENT_ID, NUM_EXAMPLES)}
-    aux = record.get(AUX) if num_aux else []
-    if not isinstance(aux, list) or len(aux) != num_aux:
-        sent, cure = len(aux) if isinstance(aux, list) else "none", "give aux=... to deltafl.flower.register"
-        wanted = f"{num_aux} auxiliary variables of each client"
-        raise DeltaflError(f"the server wants {wanted}, and the client sent {sent}; {cure}")
-    cure = "call deltafl.flower.register in the ClientApp"
-    client = checked(Registration, {**values, "aux": aux}, "the answer to the registration query", cure)
-    return f"{client.kind}:{client.client_id}", ClientInfo(client.num_examples, tuple(client.aux))
+    info = read_info(record.get(NUM_EXAMPLES), record.get(AUX), num_aux)
+    values = {name.replace("-", "_"): record.get(name) for name in (KIND, CLIENT_ID)}
+    client = checked(Identity, values, "the answer to the registration query", CURE)
+    return f"{client.kind}:{client.client_id}", info

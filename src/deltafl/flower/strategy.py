@@ -1,8 +1,8 @@
 """DeltaStrategy: deltafl's samplers and weights in Flower's rounds. A translation, with no mathematics of its own."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from logging import INFO, WARNING
-from math import isfinite
+from functools import partial
+from logging import INFO
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -11,21 +11,36 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
-from ..arrays import BUFFERS, Layout
+from ..arrays import BUFFERS
 from ..errors import DeltaflError
 from ..estimators.control_variates import ControlVariate
-from ..federation.clients import ClientInfo
+from ..federation.census import CensusTaker
 from ..federation.federation import Federation
+from ..federation.replies import round_metrics
 from ..federation.rules import check_texts, check_whole, make_rules
-from ..federation.saved import load, save, sole_owner
+from ..federation.saved import save, sole_owner
+from ..federation.service import admit, begin, log_round, log_warnings
 from ..samplers import Sampler
+from ..samplers.census import Census
 from ..server.optimizers import ServerOptimizer
 from ..server.privacy import DifferentialPrivacy
 from ..types import Cohort, RoundInfo
-from .census import TTL_GRACE, CensusTaker
-from .messages import by_recipient, content_for, content_for_all, mean_metrics, read_reply, round_metrics, to_record
+from .client import CENSUS
+from .messages import (
+    all_metrics,
+    by_recipient,
+    content_for,
+    content_for_all,
+    content_with,
+    fault_of,
+    mean_metrics,
+    read_reply,
+    to_record,
+)
 from .registration import Directory
 
+#: Seconds that a message outlives its round's timeout, for replies that are under way.
+TTL_GRACE = 10.0
 _FOREIGN_PRIVACY = (
     "Flower's wrappers for differential privacy assume that every reply counts 1 / n; importance weights count some "
     "more, which voids their guarantee: write dp=DifferentialPrivacy(clip, noise_multiplier, delta)"
@@ -147,7 +162,9 @@ class DeltaStrategy(Strategy):
         ``timeout`` also bounds how long a train message lives: a late node does not start old work.
         """
         with sole_owner(self.state_path):
-            federation, done = self._begin(initial_arrays)
+            arrays = {name: array.numpy() for name, array in initial_arrays.items()}
+            self.federation = federation = begin(self.rules, arrays, self.buffers, self.directory.forget, log)
+            done, self._cohort = 0 if federation.state is None else federation.state.round, None
             if self.rules.plan.dp is not None:
                 dp, rounds = self.rules.plan.dp, max(done, num_rounds)
                 epsilon = dp.epsilon(rounds, self.rules.plan.n / self.min_nodes)
@@ -181,11 +198,19 @@ class DeltaStrategy(Strategy):
         if KEY_CLIPPING_NORM in config:
             raise DeltaflError(_FOREIGN_PRIVACY)
         federation, is_first = self._active(), self._cohort is None
-        present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=is_first, admit=self._admit)
+        let_in = partial(admit, federation, log=log)
+        present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=is_first, admit=let_in)
         content, nodes = content_for_all(federation, config), self.directory.nodes()
         number, ttl = federation.current.round + 1, self._timeout + TTL_GRACE
-        here = {key: nodes[key] for key in present}
-        answered = self._census.take(federation, grid, here, content, self._timeout)
+
+        def ask(keys: list[str], census: Census) -> dict[str, object]:
+            question = content_with(content, CENSUS, [float(census.size), census.noise])
+            sent = [(k, Message(question, nodes[k], MessageType.TRAIN, ttl=ttl, group_id=str(number))) for k in keys]
+            received = grid.send_and_receive([message for _, message in sent], timeout=self._timeout)
+            replies = by_recipient(sent, received).items()
+            return {key: fault_of(reply) or all_metrics(reply).get(CENSUS) for key, reply in replies}
+
+        answered = self._census.take(federation, present, ask, log)
         if answered and number == 1 and self.state_path is not None:
             save(self.state_path, federation)  # everybody has worked for it
         cohort, keys = federation.open(present), federation.keys
@@ -210,8 +235,8 @@ class DeltaStrategy(Strategy):
         if self.state_path is not None:
             save(self.state_path, federation)
         silent = [client for client in cohort.client_n.tolist() if client not in received]
-        log_round(info, keys, silent)
-        _log_warnings(federation)
+        log_round(info, keys, silent, log)
+        log_warnings(federation, log)
         return to_record(federation.arrays()), MetricRecord(round_metrics(info))
 
     def configure_evaluate(
@@ -236,60 +261,7 @@ class DeltaStrategy(Strategy):
         metrics = mean_metrics((weights[key], reply) for key, reply in received.items())
         return MetricRecord(metrics) if metrics else None
 
-    def _begin(self, initial_arrays: ArrayRecord) -> tuple[Federation, int]:
-        arrays = {name: array.numpy() for name, array in initial_arrays.items()}
-        self.federation = federation = Federation(self.rules, arrays, Layout.of(arrays, self.buffers))
-        self._cohort = None
-        if self.state_path is None or not load(self.state_path, federation):
-            return federation, 0
-        unknown = self.directory.forget - federation.clients.keys()
-        if unknown:
-            log(WARNING, "forget names %s, which no saved client has", ", ".join(sorted(unknown)))
-        forgotten = self.directory.forget & federation.clients.keys()
-        if forgotten:
-            federation.forget(forgotten)
-            save(self.state_path, federation, anew=True)
-        done = federation.current.round
-        log(INFO, "Resuming after round %d with %d known clients", done, len(federation.clients))
-        return federation, done
-
-    def _admit(self, present: dict[str, ClientInfo]) -> dict[str, ClientInfo]:
-        federation = self._active()
-        before = federation.clients
-        federation.admit(present)
-        _log_warnings(federation)
-        if federation.clients is not before:
-            clients, keys, weight_m = federation.clients, federation.keys, federation.plan.population.weight_m
-            text, heaviest = "%d clients joined, %d are known; %s counts most, %.1f %% of all", keys[weight_m.argmax()]
-            log(INFO, text, len(keys) - len(before), len(keys), heaviest, 100 * weight_m.max())
-            counted_m = federation.plan.population.num_examples_m.tolist()
-            over = [key for key, most in zip(keys, counted_m, strict=True) if clients[key].num_examples > most]
-            if over:
-                text = "%s told more than %g times the median number of examples; that many is what each counts: %d"
-                log(WARNING, text, ", ".join(over), self.rules.max_ratio, max(counted_m))
-        return {key: info for key, info in present.items() if key in federation.clients}
-
     def _active(self) -> Federation:
         if self.federation is None:
             raise DeltaflError(_FOREIGN_PRIVACY)
         return self.federation
-
-
-def log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int]) -> None:
-    """Log who did not reply, which replies were rejected and why, and what the others add up to."""
-    if silent:
-        log(WARNING, "\tno reply in time: %s", ", ".join(keys[client] for client in silent))
-    for client, reason in info.rejected:
-        log(WARNING, "\treply of %s rejected: %s", keys[client], reason)
-    if info.warning is not None:
-        log(WARNING, "\t%s", info.warning)
-    size = info.effective_sample_size if isfinite(info.effective_sample_size) else 0.0
-    text = "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f"
-    log(INFO, text, info.num_responded, info.num_selected, info.sum_of_weights, info.largest_weight, size)
-    if info.clip_factor < 1:
-        log(INFO, "\tclipped, the longest by a factor of %.3g: the estimate of this round is biased", info.clip_factor)
-
-
-def _log_warnings(federation: Federation) -> None:
-    while federation.warnings:
-        log(WARNING, "\t%s", federation.warnings.pop(0))

@@ -1,18 +1,19 @@
 """A federation that anyone may join: what clients tell and send is bounded."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
 
 from deltafl import DeltaflError
 from deltafl.federation.clients import ClientInfo
-from deltafl.federation.federation import ClientReply
+from deltafl.federation.replies import ClientReply
 from deltafl.federation.saved import load, save
-from deltafl.flower import DeltaStrategy
-from federation.tools import admit, federation, play, play_once
+from deltafl.federation.service import admit as admit_and_log
+
+from .tools import admit, federation, play, play_once
 
 
 def test_one_client_neither_moves_the_model_nor_its_buffers(tmp_path: Path) -> None:
@@ -48,10 +49,9 @@ def test_told_sizes_count_three_medians_at_most() -> None:
     play(fed, 2)
 
 
-def test_a_warning_names_who_told_more(flower_log: pytest.LogCaptureFixture) -> None:
-    strategy = DeltaStrategy("uniform", n=2, clip="median")
-    strategy._begin(ArrayRecord({"x": Array(np.zeros(3, np.float32))}))
-    strategy._admit({f"client:{i}": ClientInfo(10 if i else 500) for i in range(4)})
+def test_a_warning_names_who_told_more(caplog: pytest.LogCaptureFixture) -> None:
+    fed = federation("uniform", clip="median")
+    admit_and_log(fed, {f"client:{i}": ClientInfo(10 if i else 500) for i in range(4)}, logging.getLogger("host").log)
     assert "client:0 told more than 3 times the median number of examples; that many is what each counts: 30" in (
-        flower_log.text
+        caplog.text
     )

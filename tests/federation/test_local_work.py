@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from deltafl import stream
-from deltafl.flower import LocalSteps
+from deltafl.federation.local_work import LocalSteps
 
 
 def test_the_step_variance_is_the_textbooks() -> None:

@@ -1,0 +1,54 @@
+"""What a client sent after training, and the numbers of a round, as plain values."""
+
+from collections.abc import Mapping
+from math import isfinite, nan
+from typing import NamedTuple
+
+from ..arrays import Arrays
+from ..types import RoundInfo
+from .local_work import LOSS, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
+
+Metrics = dict[str, int | float | list[int] | list[float]]
+
+#: Names under which clients report their loss: ours, Flower's usual one, and its spelling with a hyphen.
+LOSS_NAMES = (LOSS, "train_loss", "train-loss")
+
+
+class ClientReply(NamedTuple):
+    """A client's model after training, and what ``types.Reports`` holds; without arrays and fault, no reply came."""
+
+    arrays: Arrays | None = None
+    #: Why the reply cannot be used, if that is already known; it then counts as non-response.
+    fault: str | None = None
+    loss: float | None = None
+    square_loss: float | None = None
+    step_variance: float = 0.0
+    num_steps: float = 1
+    #: From a client that keeps its own memory: the name of the c_i that it subtracted.
+    since: int | None = None
+
+
+def reply_of(arrays: Arrays, metrics: Mapping[str, object], since: int | None = None) -> ClientReply:
+    """A reply from a trained model and metrics that may hold anything; weights among them are ignored."""
+    losses = (metrics.get(name) for name in LOSS_NAMES)
+    return ClientReply(
+        arrays,
+        loss=next((float(loss) for loss in losses if isinstance(loss, int | float)), None),
+        square_loss=_number(metrics.get(SQUARE_LOSS, nan)),
+        step_variance=_number(metrics.get(STEP_VARIANCE, 0.0)),
+        num_steps=_number(metrics.get(NUM_STEPS, 1)),
+        since=since,
+    )
+
+
+def round_metrics(info: RoundInfo) -> Metrics:
+    """The metrics of a round; unknown numbers are left out."""
+    names = ["loss", "estimate_norm", "variance", "effective_sample_size", "largest_weight", "sum_of_weights"]
+    numbers = {name.replace("_", "-"): float(getattr(info, name)) for name in [*names, "mean_over_diversity"]}
+    counts = {"selected": info.num_selected, "responded": info.num_responded, "rejected": len(info.rejected)}
+    return {**{name: number for name, number in numbers.items() if isfinite(number)}, **counts}
+
+
+def _number(value: object) -> float:
+    """A metric as a number; NaN, which is checked later, for a list."""
+    return float(value) if isinstance(value, int | float) else nan
