@@ -2,14 +2,15 @@
 # make results: every committed page and table from the committed records, without data sets; git diff shows changes.
 # make docs: the site, in build/site; a warning is an error.
 # make dist-check PYTHONS="python3.11 python3.13": sdist and wheel, the wheel installed with each extra.
-# All but the last set up .venv themselves; nothing else needs to be installed but Python >= 3.11.
+# make pfl: the tests of pfl as a host, in .peers/pfl, as pfl wants older packages than the development set has.
+# All but the last two set up .venv themselves; nothing else needs to be installed but Python >= 3.11.
 
 PYTHON ?= python3
 VENV ?= .venv
 # Tests side by side, one thread each: torch's own threads in two processes only wait for each other.
 JOBS ?= 2
 
-.PHONY: demo test results docs dist-check clean
+.PHONY: demo test results docs pfl dist-check clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -29,6 +30,14 @@ docs: $(VENV)/.installed
 	$(VENV)/bin/python docs/pages.py build/pages
 	$(VENV)/bin/sphinx-build -q -W --keep-going -c docs build/pages build/site
 	@echo "Look at build/site/index.html"
+
+pfl: .peers/pfl/.installed
+	OMP_NUM_THREADS=1 .peers/pfl/bin/pytest tests/test_pfl.py
+
+.peers/pfl/.installed: pyproject.toml constraints-pfl.txt
+	$(PYTHON) -m venv .peers/pfl
+	.peers/pfl/bin/pip install --quiet --disable-pip-version-check --constraint constraints-pfl.txt --editable '.[pfl,sim]' hypothesis pytest pytest-timeout
+	touch $@
 
 PYTHONS ?= $(PYTHON)
 dist-check:

@@ -1,0 +1,220 @@
+"""deltafl in pfl, Apple's simulator of private federated learning. Needs the extra ``pfl`` and Python below 3.13.
+
+``DeltaBackend`` takes the place of ``SimulatedBackend``; algorithm, model, local training and callbacks stay pfl's.
+pfl divides the sum of what users send by the sum of their weights, which no unbiased estimate survives. So the last
+postprocessor hands on, in place of that sum, the step of ``close_round`` with weight 1: the average is the step.
+Users are drawn when their round opens, never ahead of another's end: all samplers work but those that need an oracle.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .arrays import flatten, unflatten
+from .errors import DeltaflError, require
+from .estimators.remote import RemoteControl
+from .round import Plan, RoundState, close_round, init_round, open_round
+from .samplers.census import output_layer
+from .scale.state_file import load_state, save_state
+from .streams import stream
+from .types import Params, Reports, RoundInfo
+
+require("pfl", "pfl")
+
+from pfl.aggregate.simulate import SimulatedBackend  # noqa: E402
+from pfl.common_types import Population, Saveable  # noqa: E402
+from pfl.data.federated_dataset import FederatedDatasetBase  # noqa: E402
+from pfl.exception import CheckpointNotFoundError  # noqa: E402
+from pfl.metrics import Metrics, StringMetricName  # noqa: E402
+from pfl.postprocessor.base import Postprocessor  # noqa: E402
+from pfl.privacy.privacy_mechanism import CentralPrivacyMechanism  # noqa: E402
+from pfl.stats import MappedVectorStatistics  # noqa: E402
+
+__all__ = ["DeltaBackend"]
+
+#: ``report(metrics)``: what ``Reports.make`` gets of a user's metrics, such as ``{"loss": 0.3, "num_steps": 5}``.
+Report = Callable[[Metrics], Mapping[str, float]]
+_STATE, _CENSUS = "deltafl.safetensors", "deltafl-census.npy"
+_LOGGED = ("num_selected", "num_responded", "estimate_norm", "variance", "effective_sample_size", "sum_of_weights")
+
+
+class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
+    """A pfl backend whose cohorts come from ``open_round`` and whose statistics are the step of ``close_round``.
+
+    It takes every algorithm whose statistics are one update of the model's parameters, such as ``FederatedAveraging``
+    and ``FedProx``. The model's central optimizer moves the model along the step: with ``SGD(lr=1)`` the models are
+    those of the plan. A census is taken of all users before the first round. ``RestoreTrainingCallback`` may have the
+    backend among its saveables, beside algorithm and model: a run goes on as it would have gone on.
+
+    Args:
+        plan: Population, sampler, estimator, and n, which ``train_cohort_size`` must be.
+        make_dataset_fn: ``make_dataset_fn(i)``, the pfl ``Dataset`` of client i of the plan; called when i is trained.
+        val_data: The users of pfl's validation population; None where ``val_cohort_size`` is 0.
+        postprocessors: pfl's. One that weights users changes nothing: the weights are the plan's.
+        report: What a user reports beside the update, ``loss``, ``square_loss``, ``step_variance`` or ``num_steps``, by
+            its metrics in pfl; None for nothing.
+
+    Attributes:
+        state: The state of the rounds; None before the first.
+        history: A ``RoundInfo`` for each round of this process.
+
+    Raises:
+        DeltaflError: If the plan needs what users in pfl do not do, or a postprocessor adds central noise.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        make_dataset_fn: Callable[[int], Any],
+        val_data: FederatedDatasetBase | None = None,
+        postprocessors: Sequence[Postprocessor] = (),
+        report: Report | None = None,
+    ) -> None:
+        _check(plan, make_dataset_fn, postprocessors, report)
+        self.plan = plan
+        self.state: RoundState | None = None
+        self.history: list[RoundInfo] = []
+        self._users = _Users(make_dataset_fn, report)
+        self._answers: Any = None
+        super().__init__(self._users, val_data, [*postprocessors, self._users])
+
+    async def async_gather_results(self, model: Any, training_algorithm: Any, *, central_context: Any) -> Any:
+        """A round of the plan for the training population; pfl's own gathering for others."""
+        gather: Any = super().async_gather_results
+        if central_context.population != Population.TRAIN:
+            return await gather(model, training_algorithm, central_context=central_context)
+        if central_context.cohort_size != self.plan.n:
+            sizes = f"train_cohort_size is {central_context.cohort_size} and the plan has n = {self.plan.n}"
+            raise DeltaflError(f"{sizes}; write the same number for both")
+        arrays, users = dict(model.get_parameters().items()), self._users
+        params_d, users.names = flatten(list(arrays.values())), list(arrays)
+
+        async def train(clients: list[int]) -> Any:
+            users.clients = clients
+            if not clients:  # nobody was drawn, by a design of random size; pfl cannot sum over nobody
+                return close()
+            context = replace(central_context, cohort_size=len(clients))
+            return await gather(model, training_algorithm, central_context=context)
+
+        def close() -> Any:
+            updates, reports = users.replies()
+            self.state, info = close_round(plan, state, cohort, updates, reports)
+            self.history.append(info)
+            step = dict(zip(arrays, unflatten(self.state.params_d - params_d, list(arrays.values())), strict=True))
+            logged = [(StringMetricName(f"deltafl | {name}"), getattr(info, name)) for name in _LOGGED]
+            return MappedVectorStatistics(step, weight=1.0), Metrics(logged)
+
+        if self.state is None:
+            if self.plan.sampler.census is not None and self.plan.population.norm_m is None:
+                users.close = None
+                await train(list(range(self.plan.population.num_clients)))
+                self._answer([part.shape for part in arrays.values()])
+            self.state = init_round(self.plan, params_d)
+        # The central optimizer has moved the model: with SGD(lr=1) by the step, up to rounding.
+        plan, state = self.plan, self.state._replace(params_d=params_d)
+        cohort, users.close = open_round(plan, state), close
+        return await train(cohort.client_n.tolist())
+
+    def _answer(self, shapes: list[tuple[int, ...]]) -> None:
+        """Turn everybody's updates into answers to the census."""
+        census, seed, (updates, _) = self.plan.sampler.census, self.plan.seed, self._users.replies()
+        assert census is not None
+        rngs = [stream(seed, "census", 0, client) for client in range(len(updates))]
+        pairs = zip(updates, rngs, strict=True)
+        self._answers = np.array([census.answer(update_d, output_layer(shapes), seed, rng) for update_d, rng in pairs])
+        self.plan = self.plan.with_census(self._answers)
+
+    def save(self, dir_path: str) -> None:
+        """Save the state of the rounds and the answers to a census."""
+        if self.state is not None:
+            if self._answers is not None:
+                np.save(Path(dir_path) / _CENSUS, self._answers, allow_pickle=False)
+            save_state(Path(dir_path) / _STATE, self.state, self.plan)
+
+    def load(self, dir_path: str) -> None:
+        """Go on from a saved state; the rounds are those that would have followed."""
+        state, answers = Path(dir_path) / _STATE, Path(dir_path) / _CENSUS
+        if not state.exists():
+            raise CheckpointNotFoundError(state)
+        if answers.exists():
+            self._answers = np.load(answers, allow_pickle=False)
+            self.plan = self.plan.with_census(self._answers)
+        self.state = load_state(state, self.plan)
+
+
+class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
+    """The users of a round, and what they sent; the last postprocessor."""
+
+    def __init__(self, make_dataset_fn: Callable[[int], Any], report: Report | None) -> None:
+        super().__init__()
+        self.make_dataset_fn, self.report = make_dataset_fn, report
+        self.clients: list[int] = []
+        #: The model's arrays.
+        self.names: list[str] = []
+        #: What is handed on in place of the sum; None in a census, whose sum nobody uses.
+        self.close: Callable[[], Any] | None = None
+        self._training = -1
+        self._received: dict[int, tuple[Params, Mapping[str, float]]] = {}
+
+    def __next__(self) -> Any:
+        raise NotImplementedError("a cohort is drawn as a whole")
+
+    def get_cohort(self, cohort_size: int) -> Iterator[tuple[Any, int]]:
+        """This process's users, one after the other, each with a seed for postprocessors that draw."""
+        workers = self._get_ops().distributed
+        if len(self.clients) < workers.world_size > 1:
+            raise DeltaflError(f"{workers.world_size} processes share {len(self.clients)} users; start fewer processes")
+        for place, client in enumerate(self.clients):
+            seed = self._get_seed()
+            if place % workers.world_size == workers.global_rank:
+                self._training = client
+                yield self.make_dataset_fn(client), seed
+
+    def postprocess_one_user(self, *, stats: Any, user_context: Any) -> Any:
+        """Keep the update, statistics / weight."""
+        if set(stats.keys()) != set(self.names):
+            what = "statistics that are not one update of the model's parameters"
+            raise DeltaflError(f"the algorithm sends {what}; choose another, such as FederatedAveraging")
+        update_d = flatten([stats[name] for name in self.names]) / np.float32(stats.weight)
+        self._received[self._training] = update_d, self.report(user_context.metrics) if self.report else {}
+        return stats, Metrics()
+
+    def postprocess_server(self, *, stats: Any, central_context: Any, aggregate_metrics: Metrics) -> Any:
+        """The step of the round."""
+        return (stats, Metrics()) if self.close is None else self.close()
+
+    def replies(self) -> tuple[list[Params], Reports]:
+        """Updates and reports in the cohort's order, from all processes; they are forgotten here."""
+        received, self._received = self._received, {}
+        workers = self._get_ops().distributed
+        if workers.world_size > 1:
+            import torch
+
+            shares: list[Any] = [None] * workers.world_size
+            torch.distributed.all_gather_object(shares, received)
+            received = {client: reply for share in shares for client, reply in share.items()}
+        told = [received[client][1] for client in self.clients]
+        columns = {name: [one.get(name) for one in told] for name in sorted({name for one in told for name in one})}
+        return [received[client][0] for client in self.clients], Reports.make(len(told), **columns)
+
+
+def _check(plan: Plan, make_dataset_fn: Any, postprocessors: Sequence[Postprocessor], report: Report | None) -> None:
+    """Refuse what users in pfl do not do before any of them works."""
+    sampler, name = plan.sampler, type(plan.sampler).__name__
+    if isinstance(make_dataset_fn, FederatedDatasetBase):
+        what = f"make_dataset_fn is a {type(make_dataset_fn).__name__}, which draws users itself, some ahead of a round"
+        raise DeltaflError(f"{what}; write a function from a client's index to its Dataset")
+    if sampler.needs_oracle:
+        sampler.require_oracle(None)
+    if isinstance(plan.rule.control, RemoteControl):
+        raise DeltaflError("users in pfl keep no memory; write the estimator without '-remote'")
+    if plan.mime > 0 or plan.scaffold:
+        raise DeltaflError("local training in pfl takes no drift; leave out mime and scaffold")
+    if sampler.needs_loss and report is None:
+        raise DeltaflError(f"{name} needs the users' losses; write report=lambda metrics: {{'loss': metrics['...']}}")
+    if any(isinstance(one, CentralPrivacyMechanism) for one in postprocessors):
+        why = "central noise is scaled for users who count 1 at most, and here they count w / pi"
+        raise DeltaflError(f"{why}; give the plan dp=DifferentialPrivacy(...), with 'uniform@poisson'")

@@ -1,0 +1,351 @@
+"""pfl as a host: its rounds are the simulator's, whatever pfl's own weights, workers and interruptions."""
+
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("pfl", reason="pfl has an environment of its own: make pfl")
+
+import torch
+from pfl.aggregate.weighting import WeightByDatapoints
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.callback.restore_training import RestoreTrainingCallback
+from pfl.data.dataset import Dataset
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.sampling import get_user_sampler
+from pfl.hyperparam import NNTrainHyperParams
+from pfl.metrics import Metrics
+from pfl.model.pytorch import PyTorchModel
+from pfl.privacy.gaussian_mechanism import GaussianMechanism
+from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism, NormClippingOnly
+
+from deltafl import (
+    DeltaflError,
+    MissingExtraError,
+    Plan,
+    Sgd,
+    close_round,
+    flatten,
+    init_round,
+    make_plan,
+    open_round,
+)
+from deltafl.pfl import DeltaBackend
+from deltafl.simulation.engine import Engine, reports_of
+from deltafl.simulation.training.serial import LocalWork
+from deltafl.tasks.base import Task
+from deltafl.tasks.registry import make_task
+from deltafl.types import Params
+
+# pfl's own.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+ROOT = Path(__file__).parent.parent
+N, ROUNDS, EPOCHS, LR = 5, 5, 4, 0.5
+
+
+@cache
+def digits() -> Task:
+    return make_task("digits", seed=0, num_clients=20)
+
+
+def plan_of(label: str, n: int = N, **more: Any) -> Plan:
+    return make_plan(label, digits().population("data"), n, **more)
+
+
+def user(client: int) -> Dataset:
+    task, rows = digits(), digits().client_rows[client]
+    x = task.dataset.train_x[rows].astype(np.float32).reshape(len(rows), -1) * np.float32(task.input_scale)
+    return Dataset([torch.from_numpy(x), torch.from_numpy(task.dataset.train_y[rows].astype(np.int64))])
+
+
+class Net(torch.nn.Linear):
+    def loss(self, x: Any, y: Any) -> Any:
+        return torch.nn.functional.cross_entropy(self(x), y)
+
+    def metrics(self, x: Any, y: Any) -> dict[str, Any]:
+        return {}
+
+
+class Measured(FederatedAveraging):  # type: ignore[misc]
+    """Local training that measures what pracdelta wants to know, from its definition."""
+
+    def train_one_user(self, initial_model_state: Any, model: Any, user_dataset: Any, central_context: Any) -> Any:
+        gradients, losses = [], []
+
+        def step(net: Any, optimizer: Any, batch: Any, *others: Any) -> None:
+            optimizer.zero_grad()
+            loss = net.loss(*batch)
+            loss.backward()
+            gradients.append(np.float64(flatten([part.grad for part in net.parameters()])))
+            losses.append(loss.item())
+            optimizer.step()
+
+        model.do_multiple_epochs_of(user_dataset, central_context.model_train_params, step)
+        variance = LR**2 * float(np.var(gradients, axis=0).sum())
+        numbers = {"loss": np.mean(losses), "step_variance": variance, "num_steps": len(losses)}
+        return model.get_model_difference(initial_model_state), Metrics(list(numbers.items()))
+
+
+def report(metrics: Metrics) -> dict[str, float]:
+    return {name: metrics[name] for name in ("loss", "step_variance", "num_steps")}
+
+
+class Keep(TrainingProcessCallback):  # type: ignore[misc]
+    """Keeps the model after each round, and ends the process's run after so many."""
+
+    def __init__(self, stop_after: int = ROUNDS) -> None:
+        self.models: list[Params] = []
+        self.logged: list[Metrics] = []
+        self.stop_after = stop_after
+
+    def after_central_iteration(self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int) -> Any:
+        self.models.append(flatten(model.pytorch_model))
+        self.logged.append(aggregate_metrics)
+        return len(self.models) == self.stop_after, Metrics()
+
+
+def run(
+    plan: Plan,
+    make_dataset_fn: Callable[[int], Dataset] = user,
+    central_lr: float = 1.0,
+    stop_after: int = ROUNDS,
+    folder: Path | None = None,
+    **more: Any,
+) -> tuple[DeltaBackend, Keep]:
+    """Five rounds of a linear model from 0 in pfl."""
+    net, keep, backend = Net(64, 10), Keep(stop_after), DeltaBackend(plan, make_dataset_fn, report=report, **more)
+    for part in net.parameters():
+        torch.nn.init.zeros_(part)
+    model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=central_lr))
+    algorithm, saving = Measured(), []
+    if folder is not None:
+        saving = [RestoreTrainingCallback([algorithm, model, backend], str(folder))]
+    algorithm.run(
+        NNAlgorithmParams(ROUNDS, evaluation_frequency=1000, train_cohort_size=plan.n, val_cohort_size=0),
+        backend,
+        model,
+        NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=LR, local_batch_size=None),
+        callbacks=[keep, *saving],
+    )
+    return backend, keep
+
+
+def simulated(plan: Plan) -> list[Params]:
+    """The same in the project's own simulator."""
+    engine, models = Engine(digits(), LocalWork(LR, epochs=EPOCHS, batch_size=None), seed=0), []
+    zero_d = np.zeros(engine.num_params, dtype=np.float32)
+    if plan.sampler.census is not None:
+        first = engine.train(zero_d, 0, np.arange(20)).update_nd
+        plan = plan.with_census([plan.sampler.census.answer(update_d, (640, 10)) for update_d in first])
+    state = init_round(plan, zero_d)
+    for round in range(ROUNDS):
+        cohort = open_round(plan, state)
+        training = engine.train(state.params_d, round, cohort.client_n)
+        state, _ = close_round(plan, state, cohort, training.update_nd, reports_of(training))
+        models.append(state.params_d)
+    return models
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["pracdelta", "innovation", "census", "oort", "uniform@poisson@difference", "md@multinomial", "full"],
+)
+def test_the_models_are_those_of_the_simulator(label: str) -> None:
+    plan = plan_of(label, 20 if label == "full" else N)
+    backend, keep = run(plan)
+    for round, (found_d, expected_d) in enumerate(zip(keep.models, simulated(plan), strict=True)):
+        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6), round
+    assert np.linalg.norm(keep.models[-1] - keep.models[-2]) > 0.01
+    assert len(backend.history) == ROUNDS
+    sizes = [metrics["deltafl | num_selected"] for metrics in keep.logged]
+    assert sizes == [info.num_selected for info in backend.history]
+    assert keep.logged[-1]["deltafl | sum_of_weights"] == pytest.approx(backend.history[-1].sum_of_weights)
+
+
+def test_weights_that_do_not_sum_to_one_survive() -> None:
+    plan = plan_of("uniform@poisson")
+    backend, keep = run(plan)
+    sums = [info.sum_of_weights for info in backend.history]
+    assert min(sums) < 0.7
+    assert max(sums) > 1.1
+    for found_d, expected_d in zip(keep.models, simulated(plan), strict=True):
+        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
+
+
+def test_pfls_own_weights_change_nothing() -> None:
+    plan = plan_of("innovation")
+    _, plain = run(plan)
+    _, weighted = run(plan, postprocessors=[WeightByDatapoints()])
+    for expected_d, found_d in zip(plain.models, weighted.models, strict=True):
+        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
+
+
+def test_postprocessors_see_users_before_their_updates_are_weighted() -> None:
+    """Each update is clipped to length 0.01, and none of the estimate."""
+    plan = plan_of("uniform")
+    backend, keep = run(plan, postprocessors=[NormClippingOnly(order=2, clipping_bound=0.01)])
+    assert backend.state is not None
+    engine = Engine(digits(), LocalWork(LR, epochs=EPOCHS, batch_size=None), seed=0)
+    cohort = open_round(plan, init_round(plan, np.zeros(650)))
+    update_nd = engine.train(np.zeros(650, dtype=np.float32), 0, cohort.client_n).update_nd
+    norm_n = np.linalg.norm(update_nd, axis=1)
+    assert norm_n.min() > 0.02
+    coef_n = plan.population.weight_m[cohort.client_n] * 20 / N
+    assert keep.models[0] == pytest.approx(0.01 * (coef_n / norm_n) @ update_nd, rel=1e-4, abs=1e-7)
+
+
+def test_an_empty_cohort_moves_the_model_by_the_control_variate() -> None:
+    """With one client a round by Poisson draws, exp(-1) of the rounds have none."""
+    plan = plan_of("uniform@poisson@difference", n=1, seed=4)
+    backend, keep = run(plan)
+    empty = [info.round for info in backend.history if info.num_selected == 0]
+    assert empty and max(empty) > 0
+    for found_d, expected_d in zip(keep.models, simulated(plan), strict=True):
+        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
+    after = max(empty)
+    assert np.linalg.norm(keep.models[after] - keep.models[after - 1]) > 1e-3
+
+
+def test_the_central_optimizer_moves_the_model() -> None:
+    """Half a step in pfl is half a step of the plan."""
+    plan = plan_of("innovation")
+    _, halved = run(plan, central_lr=0.5)
+    expected = simulated(replace(plan, server_optimizer=Sgd(lr=0.5)))
+    for found_d, expected_d in zip(halved.models, expected, strict=True):
+        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("label", ["innovation", "census"])
+def test_a_run_that_was_killed_goes_on_as_it_would_have(label: str, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def dying(client: int) -> Dataset:
+        asked.append(client)
+        if len(asked) == last:
+            raise ConnectionResetError
+        return user(client)
+
+    _, whole = run(plan_of(label))
+    last = 3 * N + 3 + (20 if label == "census" else 0)  # in the fourth round
+    with pytest.raises(ConnectionResetError):
+        run(plan_of(label), dying, folder=tmp_path)
+    asked, last = [], -1
+    again, rest = run(plan_of(label), dying, folder=tmp_path)
+    assert again.state is not None and again.state.round == ROUNDS
+    np.testing.assert_array_equal(rest.models, whole.models[3:])
+    assert len(asked) == 2 * N  # nobody answers the census twice
+
+
+TWO = """
+import sys
+import numpy as np, torch
+sys.path.insert(0, "tests")
+import test_pfl as tests
+
+backend, keep = tests.run(tests.plan_of("census"))
+rank = torch.distributed.get_rank()
+np.save(f"{sys.argv[1]}/{rank}.npy", keep.models)
+np.save(f"{sys.argv[1]}/asked-{rank}.npy", [keep.logged[-1]["deltafl | num_responded"]])
+"""
+
+
+def test_two_processes_make_the_models_of_one(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(TWO)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "two.py")]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command, str(tmp_path)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    _, alone = run(plan_of("census"))
+    for rank in (0, 1):
+        np.testing.assert_array_equal(np.load(tmp_path / f"{rank}.npy"), alone.models)
+        assert np.load(tmp_path / f"asked-{rank}.npy") == [N]
+
+
+def test_what_pfls_users_do_not_do_is_refused_before_they_work() -> None:
+    def refuse(
+        match: str, label: str = "uniform", data: Any = user, plan: dict[str, Any] | None = None, **more: Any
+    ) -> None:
+        with pytest.raises(DeltaflError, match=match):
+            DeltaBackend(plan_of(label, **(plan or {})), data, **more)
+
+    refuse("needs every client's update", "delta")
+    refuse("keep no memory; write the estimator without '-remote'", "innovation@systematic@innovation-remote")
+    refuse("takes no drift", plan={"mime": 0.5})
+    refuse("Oort needs the users' losses; write report=", "oort")
+    noise = GaussianMechanism(clipping_bound=1.0, relative_noise_stddev=1.0)
+    refuse(
+        "central noise is scaled for users who count 1 at most",
+        postprocessors=[CentrallyAppliedPrivacyMechanism(noise)],
+    )
+    ahead = FederatedDataset(user, get_user_sampler("random", list(range(20))))
+    refuse("a FederatedDataset, which draws users itself", data=ahead)
+
+
+def test_another_cohort_size_is_refused() -> None:
+    with pytest.raises(DeltaflError, match="train_cohort_size is 5 and the plan has n = 4; write the same"):
+        replaced, plan = plan_of("uniform", 4), plan_of("uniform", 5)
+        backend = DeltaBackend(replaced, user)
+        net = Net(64, 10)
+        FederatedAveraging().run(
+            NNAlgorithmParams(1, evaluation_frequency=1000, train_cohort_size=plan.n, val_cohort_size=0),
+            backend,
+            PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0)),
+            NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=None),
+        )
+
+
+class TwoThings(Measured):
+    """Sends something beside the update, as pfl's SCAFFOLD does."""
+
+    def train_one_user(self, initial_model_state: Any, model: Any, user_dataset: Any, central_context: Any) -> Any:
+        stats, metrics = super().train_one_user(initial_model_state, model, user_dataset, central_context)
+        stats["c/weight"] = stats["weight"]
+        return stats, metrics
+
+
+def test_statistics_of_another_kind_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "Measured", TwoThings)
+    with pytest.raises(DeltaflError, match="statistics that are not one update of the model's parameters"):
+        run(plan_of("uniform"))
+
+
+def test_the_example_learns() -> None:
+    source = ROOT / "examples" / "pfl_quickstart.py"
+    assert len(source.read_text().splitlines()) <= 60
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, str(source)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    accuracy = [float(found) for found in re.findall(r"accuracy ([\d.]+)", done.stdout)]
+    assert len(accuracy) == 20
+    assert accuracy[0] < 0.6
+    assert accuracy[-1] > 0.8
+
+
+def test_without_pfl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "pfl" else found(name, *more))
+    monkeypatch.delitem(sys.modules, "deltafl.pfl")
+    with pytest.raises(MissingExtraError, match=r"deltafl\[pfl\]"):
+        importlib.import_module("deltafl.pfl")
