@@ -15,7 +15,7 @@ from deltafl.analysis import Run, summarise
 from deltafl.analysis.looks import ON_DARK, looks
 from deltafl.analysis.plots import client_accuracies, selections_by_size
 from deltafl.analysis.report import Part, write_report
-from deltafl.analysis.statistics import worst_tenth
+from deltafl.analysis.statistics import fairness_of, worst_tenth
 from deltafl.analysis.table import headline
 from deltafl.errors import MissingExtraError
 from deltafl.simulation.compare import command_of
@@ -151,8 +151,9 @@ def test_methods_that_are_often_together_have_colours_of_their_own_in_light_and_
 
 
 def test_selections_by_size_and_accuracy_by_client_are_shown_where_they_are_recorded(tmp_path: Path) -> None:
-    size_m, accuracy_m = np.array([4.0, 1.0, 2.0, 3.0]), np.array([0.5, np.nan, 1.0, 0.0])
-    runs = [run._replace(num_examples_m=size_m, accuracy_m=accuracy_m) for run in runs_of(uniform=[2, 3], md=[2, 2])]
+    size_m, accuracy_km = np.array([4.0, 1.0, 2.0, 3.0]), np.array([[0.5, np.nan, 1.0, 0.0], [0.0, np.nan, 0.5, 1.0]])
+    found: dict[str, Any] = {"num_examples_m": size_m, "accuracy_km": accuracy_km, "fairness": fairness_of(accuracy_km)}
+    runs = [run._replace(**found) for run in runs_of(uniform=[2, 3], md=[2, 2])]
     band = selections_by_size(runs[:2], groups=2)  # clients 1 and 2 (2 and 0 draws), then 3 and 0 (5 and 3), twice
     assert band is not None
     assert (band.round_r.tolist(), band.mean_r.tolist()) == ([1.5, 3.5], [1.0, 4.0])
@@ -160,9 +161,12 @@ def test_selections_by_size_and_accuracy_by_client_are_shown_where_they_are_reco
     own = client_accuracies(runs[:2])
     assert own is not None and own.mean_r[[0, 50, 100]].tolist() == [0.0, 50.0, 100.0]
     page = written(tmp_path / "report.html", runs)
-    assert "Mean of the worst tenth of the clients: uniform 0.0 %, md 0.0 %." in page
+    assert {name: numbers["tail"] for name, numbers in cells(page).items()} == {"md": 0.0, "uniform": 0.0}
+    assert "worst tenth, %" in page and "Accuracy per client" in page
     assert "Clients in tenths by their size" in page
-    assert "worst tenth" not in written(tmp_path / "other.html", runs_of(**REACHES))
+    old = [run._replace(accuracy_km=None) for run in runs]  # as packed records are: the column without the figure
+    assert "Accuracy per client" not in (page := written(tmp_path / "old.html", old)) and "worst tenth, %" in page
+    assert "orst tenth" not in written(tmp_path / "other.html", runs_of(**REACHES))
 
 
 def test_the_worst_tenth_is_a_mean_of_the_lowest() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from deltafl.analysis.statistics import (
     area_under,
+    fairness_of,
     fieller,
     first_reach,
     gap_closed,
@@ -68,6 +69,14 @@ def test_mean_and_sd() -> None:
     assert mean == 2.0
     assert math.isnan(sd)
     assert all(math.isnan(number) for number in mean_and_sd(np.array([1.0, np.inf])))
+
+
+def test_fairness_is_the_mean_of_the_late_models_own_numbers() -> None:
+    # Two models with the same 20 accuracies, given to the clients the other way round: the mean model is fair to all.
+    up_m = np.linspace(0.0, 1.9, 20) / 2
+    found = fairness_of(np.array([[*up_m, np.nan], [*up_m[::-1], np.nan]]))
+    assert found == pytest.approx((0.475, 0.025, np.std(up_m)))
+    assert fairness_of(np.full((2, 3), np.nan)) is None and fairness_of(np.zeros((0, 3))) is None
 
 
 def test_ratio_of_means_by_hand() -> None:

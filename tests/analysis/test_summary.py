@@ -11,6 +11,7 @@ import pytest
 
 from deltafl.analysis import Run, Summary, fieller, read_summary, summarise, write_summary
 from deltafl.analysis import summary as models
+from deltafl.analysis.runs import Fairness
 from deltafl.analysis.summary import SamplerSummary
 from deltafl.errors import DeltaflError, MissingExtraError
 from tools.runs import make_run, runs_of
@@ -54,6 +55,26 @@ def _speedup(summary: Summary, sampler: str) -> Any:
     assert reached is not None
     assert reached.speedup is not None
     return reached.speedup
+
+
+def test_fairness_over_seeds_and_against_the_baseline() -> None:
+    def fair(sampler: str, seed: int, worst_tenth: float) -> Run:
+        return make_run(sampler, seed, 3, fairness=Fairness(0.8, worst_tenth, 0.1))
+
+    runs = [fair("uniform", 0, 0.3), fair("uniform", 1, 0.4), fair("fedis", 1, 0.6), fair("fedis", 0, 0.4)]
+    summary = summarise([*runs, make_run("uniform", 2, 3, fairness=Fairness(0.8, 0.9, 0.1))], 0.7)
+    found = entry_of(summary, "fedis").fairness
+    assert found is not None and found.gain is not None
+    assert (found.mean.mean, found.sd.mean) == pytest.approx((0.8, 0.1))
+    assert (found.worst_tenth.mean, found.worst_tenth.sd) == pytest.approx((0.5, math.sqrt(0.02)))
+    margin = math.tan(0.95 * math.pi / 2) * 0.05  # differences 0.1 and 0.2; t_1 is a Cauchy quantile
+    gain = found.gain
+    assert (gain.value, gain.low, gain.high, gain.num_pairs) == pytest.approx((0.15, 0.15 - margin, 0.15 + margin, 2))
+    base = entry_of(summary, "uniform").fairness
+    assert base is not None and base.gain is None and base.worst_tenth.mean == pytest.approx(1.6 / 3)
+    assert [run.fairness and run.fairness.worst_tenth for run in entry_of(summary, "fedis").seeds] == [0.4, 0.6]
+    mixed = summarise([*runs, make_run("fedis", 2, 3)], 0.7)  # an old record has none
+    assert entry_of(mixed, "fedis").fairness is None
 
 
 def test_pairs_are_matched_by_seed_not_by_place() -> None:

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from deltafl.analysis import Run, Summary, comparison_table, remarks, summarise
+from deltafl.analysis.runs import Fairness
 from deltafl.analysis.table import bias_remark, human_bytes, human_seconds
 from tools.runs import make_run, runs_of
 
@@ -48,12 +49,39 @@ def wide_runs() -> list[Run]:
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_the_table_fits_and_cuts_nothing(width: int) -> None:
-    lines = render(summarise(wide_runs(), 0.7), width)
+    runs = [run._replace(fairness=Fairness(0.8, 0.4 + 0.01 * run.seed, 0.1)) for run in wide_runs()]
+    lines = render(summarise(runs, 0.7), width)
     text = "\n".join(lines)
     assert all(len(line) <= width for line in lines)
     assert "…" not in text
-    for piece in ("1,366.7", "2/3 seeds", "0/3 seeds", "baseline", "[1.72, 1.91]", "136.7 GB", "0.00", "1.00"):
+    for piece in (
+        "1,366.7",
+        "2/3 seeds",
+        "0/3 seeds",
+        "baseline",
+        "[1.72, 1.91]",
+        "136.7 GB",
+        "0.00",
+        "1.00",
+        "41.0±1.0",
+        "sd 10.0",
+    ):
         assert piece in text
+
+
+def test_the_worst_tenth_is_shown_where_it_was_measured_and_judged_by_its_interval() -> None:
+    tails = {"uniform": (0.40, 0.42, 0.41), "fair": (0.50, 0.53, 0.51), "greedy": (0.30, 0.33, 0.31)}
+    runs = [
+        make_run(name, seed, 3, fairness=Fairness(0.8, tail, 0.1))
+        for name, tail_s in tails.items()
+        for seed, tail in enumerate(tail_s)
+    ]
+    summary = summarise([*runs, make_run("old", 0, 3)], None)
+    rows = {line.split()[0]: line.split() for line in render(summary, 80) if "±" in line or line.startswith("old")}
+    assert (rows["fair"][2], rows["greedy"][2], rows["old"][2]) == ("51.3±1.5", "31.3±1.5", "—")
+    assert "Higher worst tenth than uniform (interval excludes 0): fair." in remarks(summary)
+    assert "Lower worst tenth than uniform (interval excludes 0): greedy." in remarks(summary)
+    assert "orst tenth" not in " ".join(remarks(summarise(runs_of(uniform=[3, 4]), None)))
 
 
 def test_brackets_in_labels_are_not_markup() -> None:

@@ -164,7 +164,12 @@ def test_a_run_notes_sizes_and_accuracies_of_clients_with_tests_of_their_own(tmp
     task = replace(task, test_clients=np.arange(len(task.dataset.test_y)) % 10)  # ten clients have none
     result = deltafl.compare(task, "uniform", 1, out=tmp_path / "out", progress=False, processes=1, rounds=2, sample=4)
     (run,) = result.curves
-    assert run.num_examples_m is not None and run.accuracy_m is not None and run.client_accuracy_r is not None
+    assert run.num_examples_m is not None and run.accuracy_km is not None and run.client_accuracy_r is not None
     assert run.num_examples_m.tolist() == [len(rows) for rows in task.client_rows]
-    assert np.isnan(run.accuracy_m).tolist() == [False] * 10 + [True] * 10
-    assert np.nanmean(run.accuracy_m) == pytest.approx(run.client_accuracy_r[-1], abs=1e-12)
+    assert np.isnan(run.accuracy_km).tolist() == [[False] * 10 + [True] * 10] * 2
+    assert np.nanmean(run.accuracy_km, axis=1) == pytest.approx(run.client_accuracy_r, abs=1e-4)
+    row = result.summary().loc["uniform"]
+    assert run.fairness is not None and row["client_mean"] == run.fairness.mean == pytest.approx(
+        run.client_accuracy_r.mean(), abs=1e-4
+    )
+    assert (row["worst_tenth"], row["client_sd"]) == (run.fairness.worst_tenth, run.fairness.sd)

@@ -130,6 +130,45 @@ def test_evaluation_is_the_mean_over_all_examples_of_the_model_without_dropout()
     assert own[0] == pytest.approx(expected(data.train_x[rows], data.train_y[rows])[0], rel=1e-5)
 
 
+def test_accuracy_of_a_client_is_that_of_test_examples_split_as_its_training_data_are() -> None:
+    engine = Engine(make_task(dropout_net), WORK, 0)
+    params_d, data = engine.initial_params(), engine.task.dataset
+    pooled, accuracy_m = engine.evaluate_clients(params_d)
+    assert accuracy_m is not None and pooled == engine.evaluate(params_d) and np.isnan(pooled.client_accuracy)
+    hit_e = one_by_one(engine, params_d)  # by an independent twin
+    rng = np.random.default_rng(0)
+    for client, rows in enumerate(engine.task.client_rows):
+        labels = data.train_y[rng.choice(rows, 4000)]  # a large test set with the client's labels
+        drawn = [hit_e[rng.choice(np.flatnonzero(data.test_y == label), (labels == label).sum())] for label in range(3)]
+        assert abs(np.concatenate(drawn).mean() - accuracy_m[client]) < 4 * 0.5 / np.sqrt(4000)
+        counts = [np.mean(hit_e[data.test_y == label]) for label in data.train_y[rows]]
+        assert accuracy_m[client] == pytest.approx(np.mean(counts), abs=1e-12)
+
+
+def one_by_one(engine: Engine, params_d: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    model = dropout_net().eval()
+    nn.utils.vector_to_parameters(torch.tensor(params_d), model.parameters())
+    x, y = torch.tensor(engine.task.dataset.test_x).float() / 255, engine.task.dataset.test_y
+    return np.array([model(row[None]).argmax().item() == label for row, label in zip(x, y, strict=True)])
+
+
+def test_classes_that_the_test_set_lacks_are_left_out_and_shares_renormalised() -> None:
+    # Clients hold classes 0, 0 and 1, 0 and 2, 2; the test set has 0 and 1 alone. A model of zeros says 0 always.
+    x = np.zeros((6, 1, 12, 12), np.uint8)
+    y, test_y = np.array([0, 0, 1, 0, 2, 2]), np.array([0, 1, 1])
+    rows = [np.array([0]), np.array([1, 2]), np.array([3, 4]), np.array([5])]
+    task = make_task(softmax_net, dataset=Dataset("few", x, y, x[:3], test_y, 3), client_rows=rows)
+    engine = Engine(task, WORK, 0)
+    zeros_d = np.zeros(engine.num_params, np.float32)
+    np.testing.assert_equal(engine.evaluate_clients(zeros_d)[1], [1.0, 0.5, 1.0, np.nan])
+    owned = Engine(replace(task, test_clients=np.array([3, 3, -1])), WORK, 0)
+    found, accuracy_m = owned.evaluate_clients(zeros_d)
+    np.testing.assert_equal(accuracy_m, [np.nan, np.nan, np.nan, 0.5])
+    assert (found.accuracy, found.client_accuracy) == pytest.approx((1 / 3, 0.5))
+    of_losses = Engine(replace(task, metric="loss"), WORK, 0)
+    assert of_losses.evaluate_clients(zeros_d)[1] is None
+
+
 def test_initial_parameters_depend_on_the_seed_alone() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()

@@ -14,16 +14,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from deltafl.analysis.statistics import fairness_of
 from deltafl.errors import DeltaflError
 from deltafl.simulation.compare import run_comparison
 from deltafl.simulation.directory import RunDirectory, refusals
 from deltafl.simulation.engine import Engine, Evaluation
+from deltafl.simulation.record import read_run
 from deltafl.simulation.run import begin, run_experiment, run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.sweep import Progress
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.base import Task
+from deltafl.types import FloatArray, Params
 from tools.simulation import TINY, StopError, lines_of, quiet, reseal, stop_after
 from tools.simulation import run as run_of
 
@@ -66,6 +69,41 @@ def test_an_interrupted_run_ends_like_an_unbroken_one(tmp_path: Path, rounds: in
         run_single(settings, tmp_path / "broken", stop_after(rounds))
     run_single(settings, tmp_path / "broken", quiet)
     assert result_of(tmp_path / "broken") == result_of(tmp_path / "unbroken")
+    noted = [(tmp_path / name / "clients.json").read_bytes() for name in ("broken", "unbroken")]
+    assert noted[0] == noted[1] and json.loads(noted[0])["rounds"] == [2, 3, 4, 5, 6]
+
+
+def test_accuracies_by_client_are_those_of_the_last_models_and_cost_no_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[Evaluation] = []
+    evaluate = Engine.evaluate_clients
+
+    def counting(engine: Engine, params_d: Params) -> tuple[Evaluation, FloatArray | None]:
+        found = evaluate(engine, params_d)
+        evaluated.append(found[0])
+        return found
+
+    monkeypatch.setattr(Engine, "evaluate_clients", counting)
+    settings = make_settings(RunSettings, {**TINY, "rounds": 7})
+    directory, engine = RunDirectory(tmp_path / "run"), engine_of(settings)
+    begin(directory, settings, engine.task)
+    state = run_experiment(settings, engine, directory, quiet)
+    assert len(evaluated) == 8  # round 0 as well
+    played = read_run(directory, settings)
+    assert played.accuracy_km is not None and played.accuracy_km.shape == (5, 12)
+    last_m = evaluate(engine, state.params_d)[1]
+    assert last_m is not None
+    np.testing.assert_allclose(played.accuracy_km[-1], last_m, atol=5e-5)
+    assert played.fairness == fairness_of(played.accuracy_km)
+    longer = make_settings(RunSettings, {**TINY, "rounds": 9})
+    begin(directory, longer, engine.task)
+    run_experiment(longer, engine, directory, quiet)
+    assert json.loads((tmp_path / "run" / "clients.json").read_text())["rounds"] == [5, 6, 7, 8, 9]
+    early = make_settings(RunSettings, {**TINY, "rounds": 40, "threshold": 0.3, "stop_at_threshold": True})
+    run_single(early, tmp_path / "early", quiet)
+    noted = json.loads((tmp_path / "early" / "clients.json").read_text())
+    assert noted["rounds"] == [len(lines_of(tmp_path / "early")) - 1] and noted["rounds"][0] < 36
 
 
 @pytest.mark.parametrize("sampler", ["pracdelta", "innovation"])

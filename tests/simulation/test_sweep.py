@@ -70,6 +70,10 @@ def test_a_sweep_in_two_processes_records_what_single_runs_give_and_skips_it_the
     assert run_sweep(sweep, tmp_path, 2, seen.append) == {}
     assert seen[-1] == Progress(12, 12, 4, 4, ())
     records = records_of(sweep, tmp_path)
+    fairness = records[0].fairness
+    assert fairness is not None and records[0].run().fairness == fairness and 0 < fairness.worst_tenth < fairness.mean
+    old = json.loads(records[0].model_dump_json(exclude={"fairness"}))  # as it was before fairness was measured
+    assert RunRecord.model_validate(old).run().fairness is None
     names = [f"{record.sampler} {record.seed}" for record in records]
     assert names == ["uniform 0", "pracdelta 0", "uniform 1", "pracdelta 1"]
     assert not (tmp_path / UNFINISHED).exists()

@@ -270,12 +270,12 @@ def selections_by_size(runs: Sequence[Run], groups: int = 10) -> Band | None:
 
 
 def client_accuracies(runs: Sequence[Run]) -> Band | None:
-    """Accuracy of the worst q percent of the clients' best, q = 0 to 100, over seeds; None if it was not measured."""
-    known = [run.accuracy_m[np.isfinite(run.accuracy_m)] for run in runs if run.accuracy_m is not None]
-    if len(known) < len(runs) or not all(map(len, known)):
+    """Accuracy of the worst q percent of the clients' best, q = 0 to 100, over seeds; None if it was not recorded."""
+    known = [run.accuracy_km for run in runs if run.accuracy_km is not None and run.fairness is not None]
+    if len(known) < len(runs):
         return None
     percent = np.linspace(0, 100, 101)
-    return band_of([(percent, 100 * np.percentile(accuracy_k, percent)) for accuracy_k in known])
+    return band_of([(percent, 100 * np.nanpercentile(row_km, percent, axis=1).mean(axis=1)) for row_km in known])
 
 
 def panel_title(title: str, runs: Sequence[Run]) -> str:

@@ -32,7 +32,6 @@ from .plots import (
     setting_text,
 )
 from .runs import Run, base_name, by_sampler
-from .statistics import worst_tenth
 from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ranked, references, value_of
 from .table import headline, remarks, table_row, threshold_text
 
@@ -47,8 +46,9 @@ _OVER = {"round": "rounds", "bytes": "megabytes sent and received", "seconds": "
 #: Ends of the axes of dots and bars, by column; beyond them, a number is drawn at the edge.
 _ENDS = {"gap": (-0.5, 1.25), "speedup": (0.25, 8.0)}
 _SIZES = "examples of a client"
-_ORDER = ("sampler", "gap", "speedup", "value", "rounds", "bytes")
-_HEADS = {"gap": "gap closed", "speedup": "speed-up", "rounds": "rounds to {goal}", "bytes": "bytes to {goal}"}
+_ORDER = ("sampler", "gap", "speedup", "value", "tail", "rounds", "bytes")
+_HEADS = {"gap": "gap closed", "speedup": "speed-up", "tail": "worst tenth, %"}
+_HEADS |= {"rounds": "rounds to {goal}", "bytes": "bytes to {goal}"}
 
 
 class Part(NamedTuple):
@@ -118,20 +118,12 @@ def _section(part: Part, number: int, figures: Mapping[str, Any]) -> str:
         if figures["selections"].xaxis.axis_label == _SIZES:
             blocks += ['<p class="note">Clients in tenths by their size. Band: the middle 80 % of a tenth.</p>']
     if "clients" in figures:
-        blocks += ["<h2>Accuracy on each client's own test examples</h2>", _place("clients")]
-        blocks += [f'<p class="note">Mean of the worst tenth of the clients: {_worst_tenths(part.runs)}.</p>']
+        blocks += ["<h2>Accuracy per client</h2>", _place("clients")]
+        blocks += ['<p class="note">On its own test examples; where these have no owners, the accuracies of its ']
+        blocks += ["classes with its shares of labels. Mean over the last evaluations.</p>"]
     blocks += [_details("What else the numbers show", "".join(f"<p>{note}</p>" for note in notes))]
     blocks += [_facts("Settings", summary.settings), _facts("Data and environment", summary.environment)]
     return "\n".join([*blocks, "</section>"])
-
-
-def _worst_tenths(runs: Sequence[Run]) -> str:
-    shown = {}
-    for label, group in by_sampler(runs).items():
-        values = [worst_tenth(run.accuracy_m) for run in group if run.accuracy_m is not None]
-        if values:
-            shown[label] = 100 * float(np.mean(values))
-    return ", ".join(f"{escape(label)} {shown[label]:.1f} %" for label in sorted(shown, key=lambda it: -shown[it]))
 
 
 def _place(figure: str) -> str:
@@ -177,6 +169,7 @@ def _row(entry: SamplerSummary, summary: Summary, look: Look, rank: int, names: 
         "gap": None if gap is None else gap.value,
         "speedup": None if speedup is None else speedup.ratio,
         "value": value_of(entry, summary).mean,
+        "tail": None if entry.fairness is None else entry.fairness.worst_tenth.mean,
         "rounds": None if rounds is None else rounds.mean,
         "bytes": entry.total_bytes if to is None else to.bytes,
     }

@@ -16,6 +16,14 @@ Metric = Literal["accuracy", "loss"]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
+class Fairness(NamedTuple):
+    """How a run's late models serve the clients (``statistics.fairness_of``); shares in [0, 1]."""
+
+    mean: float
+    worst_tenth: float
+    sd: float
+
+
 class Run(NamedTuple):
     """One sampler with one seed.
 
@@ -34,8 +42,9 @@ class Run(NamedTuple):
         probes: Other measurements, column by column, with their own ``round``; NaN where there is no number.
         diverged_why: Symptom and likely cause, one sentence.
         num_examples_m: float64 (m,), the clients' sizes; None if not recorded.
-        accuracy_m: float64 (m,), the last model's accuracy on each client's own test examples, NaN where a client has
-            none; None if not measured.
+        accuracy_km: float64 (k, m), accuracies of the clients with each of the k late models (``statistics.is_late``;
+            the last one of a run that was ended), NaN where a client has none; None if not recorded.
+        fairness: Mean, worst tenth and spread of these; None if not measured.
     """
 
     sampler: str
@@ -57,7 +66,8 @@ class Run(NamedTuple):
     environment: Mapping[str, Any] = _NOTHING
     diverged_why: str = ""
     num_examples_m: FloatArray | None = None
-    accuracy_m: FloatArray | None = None
+    accuracy_km: FloatArray | None = None
+    fairness: Fairness | None = None
 
     @property
     def value_r(self) -> FloatArray:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import require
 from ..types import BoolArray, FloatArray, IntArray
-from .runs import Run
+from .runs import Fairness, Run
 
 #: Evaluations in the moving average, and in the mean of the best ones.
 WINDOW = 5
@@ -39,9 +39,13 @@ def mean_of_best(value_r: FloatArray, round_r: IntArray, higher: bool, count: in
 
 def is_late(round_r: IntArray, least: int = WINDOW) -> BoolArray:
     """Which evaluations lie within the last 4 % of the rounds, at least the last ``least`` rounds; bool (r,)."""
-    num_rounds = int(round_r[-1])
-    late_r: BoolArray = round_r > num_rounds - max(least, -(-4 * num_rounds // 100))
+    late_r: BoolArray = round_r > late_after(int(round_r[-1]), least)
     return late_r
+
+
+def late_after(num_rounds: int, least: int = WINDOW) -> int:
+    """The round after which evaluations of a run are late."""
+    return num_rounds - max(least, -(-4 * num_rounds // 100))
 
 
 def moving_average(value_r: FloatArray) -> FloatArray:
@@ -91,6 +95,23 @@ def worst_tenth(accuracy_m: FloatArray) -> float:
     """Mean accuracy of the tenth of the clients with the lowest, at least one; NaN is left out."""
     known = np.sort(accuracy_m[np.isfinite(accuracy_m)])
     return float(np.mean(known[: max(1, len(known) // 10)])) if len(known) else math.nan
+
+
+def fairness_of(accuracy_km: FloatArray) -> Fairness | None:
+    """Mean, worst tenth and standard deviation (divisor m) over clients, each averaged over the k late models.
+
+    It is the spread of one model, not that of a mean of models: with few labels a client the model swings from round to
+    round, and what one round takes from a client the next one gives back. Clients count the same, whatever their
+    weights; those without an accuracy (NaN) are left out. None if all are.
+
+    Source: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR 2020, section 4, which
+    reports mean, worst 10 % and variance.
+    """
+    known_km = accuracy_km[:, np.isfinite(accuracy_km).all(axis=0)]
+    if known_km.size == 0:
+        return None
+    found = [(row_m.mean(), worst_tenth(row_m), row_m.std()) for row_m in known_km]
+    return Fairness(*np.mean(found, axis=0).tolist())
 
 
 def mean_and_sd(value_s: FloatArray) -> tuple[float, float]:

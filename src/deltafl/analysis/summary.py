@@ -14,7 +14,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from ..errors import DeltaflError, unknown_name
 from ..io import checked, plain_json, read_json, write_atomically
 from .runs import Metric, Run, by_sampler, check_runs, find_sampler
-from .statistics import CONFIDENCE, area_under, gap_closed, mean_and_sd, mean_of_best, ratio_of_means, reach
+from .statistics import (
+    CONFIDENCE,
+    area_under,
+    gap_closed,
+    mean_and_sd,
+    mean_interval,
+    mean_of_best,
+    ratio_of_means,
+    reach,
+)
 
 #: A number, or null where it does not exist.
 Number = Annotated[float | None, BeforeValidator(plain_json)]
@@ -40,6 +49,36 @@ class Reach(_Model):
     bytes: float = Field(description="bytes down + up until there")
 
 
+class SeedFairness(_Model):
+    """Accuracy per client: means over the last evaluations (those of `top5`); the last one of a run that was ended.
+
+    A client's accuracy is that on its own test examples; where these have no owners, the mean of the accuracies by
+    class, weighted by the client's shares of labels. All clients count the same.
+    """
+
+    mean: float = Field(description="mean over clients")
+    worst_tenth: float = Field(description="mean of the tenth of the clients with the lowest")
+    sd: float = Field(description="standard deviation over clients (divisor m)")
+
+
+class Gain(_Model):
+    """A difference to the baseline, over paired seeds."""
+
+    value: float = Field(description="mean difference; above 0 is better")
+    low: Number = Field(description="lower end of the interval of a paired t; null with fewer than 2 pairs")
+    high: Number = Field(description="upper end of the interval; null with fewer than 2 pairs")
+    num_pairs: int = Field(description="seeds that both ran")
+
+
+class SamplerFairness(_Model):
+    """The numbers of `SeedFairness` over seeds."""
+
+    mean: MeanSd = Field(description="mean over clients")
+    worst_tenth: MeanSd = Field(description="mean of the tenth of the clients with the lowest")
+    sd: MeanSd = Field(description="standard deviation over clients")
+    gain: Gain | None = Field(description="worst tenth against the baseline; null for the baseline and without a pair")
+
+
 class SeedSummary(_Model):
     """One run."""
 
@@ -50,6 +89,7 @@ class SeedSummary(_Model):
         description="mean of the 5 best evaluations (highest accuracy, lowest loss) within the last 4 % of the rounds, "
         "at least the last 5 rounds; of all evaluations there if they are fewer; `final` of a run that was ended"
     )
+    fairness: SeedFairness | None = Field(default=None, description="accuracy per client; null if not measured")
     total_seconds: float = Field(description="wall clock of the run in seconds, evaluation excluded")
     total_bytes: float = Field(description="bytes down + up of the run")
     diverged: bool = Field(description="whether the run diverged and was ended, or its last test loss is not finite")
@@ -97,6 +137,7 @@ class SamplerSummary(_Model):
     )
     final: MeanSd = Field(description="metric at the last evaluation")
     top5: MeanSd = Field(description="`top5` of the runs; for accuracy this is the paper's acc_top5")
+    fairness: SamplerFairness | None = Field(default=None, description="null if a run did not measure it")
     to_threshold: ToThreshold | None = Field(
         description="by the first evaluation that reaches the threshold; null without a threshold"
     )
@@ -157,6 +198,7 @@ def summarise(
             gap_closed=_gap_closed(label, groups),
             final=_mean_sd(entry.final for entry in entries),
             top5=_mean_sd(entry.top5 for entry in entries),
+            fairness=_fairness(label, seeds, reference),
             to_threshold=None if threshold is None else _to_threshold(label, reaches, reference),
             total_seconds=float(np.mean([entry.total_seconds for entry in entries])),
             total_bytes=float(np.mean([entry.total_bytes for entry in entries])),
@@ -218,6 +260,7 @@ def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
         num_rounds=run.num_rounds,
         final=final,
         top5=final if run.diverged or run.stopped else mean_of_best(run.value_r, run.round_r, run.metric == "accuracy"),
+        fairness=None if run.fairness is None else SeedFairness(**run.fairness._asdict()),
         total_seconds=float(run.seconds_r[-1]),
         total_bytes=float(run.bytes_r[-1]),
         diverged=run.diverged is not None or not np.isfinite(run.loss_r[-1]),
@@ -233,6 +276,19 @@ def _mean_sd(values: Iterable[float | None]) -> MeanSd:
     """Of a number that was not finite, which is null in a summary, there is no mean."""
     mean, sd = mean_and_sd(np.array([np.nan if value is None else value for value in values]))
     return MeanSd(mean=mean, sd=sd)
+
+
+def _fairness(label: str, seeds: Mapping[str, Sequence[SeedSummary]], baseline: str | None) -> SamplerFairness | None:
+    found, base = ({e.seed: e.fairness for e in seeds.get(who or "", ()) if e.fairness} for who in (label, baseline))
+    if len(found) < len(seeds[label]):
+        return None
+    means = {name: _mean_sd(getattr(it, name) for it in found.values()) for name in SeedFairness.model_fields}
+    pairs = [(found[seed].worst_tenth, base[seed].worst_tenth) for seed in sorted(found.keys() & base.keys())]
+    if label == baseline or not pairs:
+        return SamplerFairness(**means, gain=None)
+    own_s, base_s = np.array(pairs).T
+    value, low, high = mean_interval(own_s - base_s)
+    return SamplerFairness(**means, gain=Gain(value=value, low=low, high=high, num_pairs=len(pairs)))
 
 
 #: For each sampler, by seed, when the run reached the threshold; None where it never did.

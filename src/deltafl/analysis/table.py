@@ -14,7 +14,19 @@ from .. import given
 from ..samplers import SAMPLERS, bias_of, parse_label
 from .runs import base_name
 from .statistics import side_of
-from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ToThreshold, ranked, references, value_of
+from .summary import (
+    Gain,
+    GapClosed,
+    MeanSd,
+    SamplerFairness,
+    SamplerSummary,
+    SpeedUp,
+    Summary,
+    ToThreshold,
+    ranked,
+    references,
+    value_of,
+)
 
 #: Stands for a number that does not exist.
 DASH = "—"
@@ -41,6 +53,8 @@ def comparison_table(summary: Summary) -> RenderableType:
     if summary.threshold is not None:
         goal = threshold_text(summary).removeprefix("loss ")
         headings[2:2] = [f"rounds to\n{goal}", "speed-up\n[95 %]"]
+    if has_fairness(summary):
+        headings[1:1] = ["worst\ntenth"]
     for heading in headings:
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for entry in summary.samplers:
@@ -51,7 +65,10 @@ def comparison_table(summary: Summary) -> RenderableType:
 def table_row(entry: SamplerSummary, summary: Summary) -> dict[str, Text]:
     """The cells of a sampler in the order of the table, a second line with the interval or the share of seeds."""
     gap, reached, number = entry.gap_closed, entry.to_threshold, entry.total_bytes
-    cells = {"sampler": Text(entry.sampler), "value": Text(_value_text(entry, summary)), "gap": Text(DASH)}
+    cells = {"sampler": Text(entry.sampler), "value": Text(_value_text(entry, summary))}
+    if has_fairness(summary):
+        cells["tail"] = _tail_text(entry.fairness)
+    cells["gap"] = Text(DASH)
     if gap is not None:
         cells["gap"] = _with_interval(f"{gap.value:.2f}", gap.low, gap.high, _verdict(gap, 0))
     if reached is not None:
@@ -59,6 +76,11 @@ def table_row(entry: SamplerSummary, summary: Summary) -> dict[str, Text]:
         cells["speedup"] = _speedup_text(reached.speedup, entry.sampler == summary.baseline)
         number = reached.bytes
     return cells | {"bytes": Text(human_bytes(number))}
+
+
+def has_fairness(summary: Summary) -> bool:
+    """Whether the accuracy per client was measured in all runs of some sampler."""
+    return any(entry.fairness for entry in summary.samplers)
 
 
 def human_bytes(number: float | None) -> str:
@@ -74,12 +96,22 @@ def human_seconds(number: float | None) -> str:
 
 
 def _value_text(entry: SamplerSummary, summary: Summary) -> str:
-    has_accuracy = summary.metric == "accuracy"
-    mean, sd = value_of(entry, summary).model_dump().values()
-    if mean is None:
+    found = value_of(entry, summary)
+    if found.mean is None:
         return DASH
-    texts = [f"{100 * value:.1f}" if has_accuracy else f"{value:.3g}" for value in (mean, sd) if value is not None]
-    return "±".join(texts) + (DIVERGED if entry.num_diverged else "")
+    return _plus_minus(found, summary.metric == "accuracy") + (DIVERGED if entry.num_diverged else "")
+
+
+def _tail_text(found: SamplerFairness | None) -> Text:
+    if found is None or found.sd.mean is None:
+        return Text(DASH)
+    text = f"{_plus_minus(found.worst_tenth, True)}\nsd {100 * found.sd.mean:.1f}"
+    return Text(text, style=_STYLES[_verdict(found.gain, 0)])
+
+
+def _plus_minus(found: MeanSd, in_percent: bool) -> str:
+    numbers = [value for value in (found.mean, found.sd) if value is not None]
+    return "±".join(f"{100 * value:.1f}" if in_percent else f"{value:.3g}" for value in numbers)
 
 
 def _rounds_text(reached: ToThreshold) -> str:
@@ -109,7 +141,7 @@ def _number_text(number: float) -> str:
     return f"{number:.2f}" if abs(number) < 99.995 else f"{number:.3g}"
 
 
-def _verdict(found: SpeedUp | GapClosed | None, no_difference: float) -> str:
+def _verdict(found: SpeedUp | GapClosed | Gain | None, no_difference: float) -> str:
     """``"better"`` or ``"worse"`` if the interval shows it, else ``"open"``."""
     side = (
         0 if found is None or found.low is None or found.high is None else side_of(found.low, found.high, no_difference)
@@ -247,6 +279,10 @@ def _results(summary: Summary) -> list[str]:
     for verdict, words in (("better", "Better than uniform"), ("worse", "Worse than uniform")):
         if labels := [label for label, found in gaps.items() if found == verdict]:
             sentences.append(f"{words} over all rounds (interval of the gap excludes 0): {', '.join(labels)}.")
+    tails = {e.sampler: _verdict(e.fairness.gain, 0) for e in summary.samplers if e.fairness}
+    for verdict, word in (("better", "Higher"), ("worse", "Lower")):
+        if labels := [label for label, found in tails.items() if found == verdict]:
+            sentences.append(f"{word} worst tenth than {summary.baseline} (interval excludes 0): {', '.join(labels)}.")
     if summary.threshold is None:
         return sentences
     if summary.baseline is None:
@@ -279,15 +315,14 @@ def _columns(summary: Summary) -> str:
     metric, late = summary.metric, "mean of the 5 best of the last evaluations (4 % of the rounds, at least 5)"
     value = f"Accuracy: {late}" if metric == "accuracy" else "Loss: test loss at the last evaluation"
     spread = ", ± sd over seeds" if any(len(entry.seeds) > 1 for entry in summary.samplers) else ""
+    tail = " Worst tenth: mean accuracy of the tenth of the clients with the lowest; below it the sd over clients."
     gap = f" Gap closed: by the mean {metric} over all rounds, 0 is uniform sampling, 1 full participation."
     speedup = f" Speed-up: mean rounds of {summary.baseline} / mean rounds of the sampler, paired by seed."
     span = "of the whole run" if summary.threshold is None else f"up to {threshold_text(summary)}"
-    has_gap = any(entry.gap_closed for entry in summary.samplers)
-    has_speedup = any(reached.speedup for _, reached in _reached(summary))
-    return (
-        f"{value}{spread}.{gap if has_gap else ''}{speedup if has_speedup else ''} Bytes (down + up): {span}. "
-        f"{DASH}: no number."
-    )
+    tail = tail if has_fairness(summary) else ""
+    gap = gap if any(entry.gap_closed for entry in summary.samplers) else ""
+    speedup = speedup if any(reached.speedup for _, reached in _reached(summary)) else ""
+    return f"{value}{spread}.{tail}{gap}{speedup} Bytes (down + up): {span}. {DASH}: no number."
 
 
 def _share(number: int, entry: SamplerSummary) -> str:

@@ -66,6 +66,9 @@ class Comparison:
             value, speedup = entry.top5 if metric == "accuracy" else entry.final, reached and reached.speedup
             found = {"sampler": entry.sampler, "seeds": len(entry.seeds), metric: value.mean, f"{metric}_sd": value.sd}
             found |= {"gap_closed": gap and gap.value, "gap_low": gap and gap.low, "gap_high": gap and gap.high}
+            if (fair := entry.fairness) is not None:
+                found |= {"client_mean": fair.mean.mean, "client_sd": fair.sd.mean}
+                found |= {"worst_tenth": fair.worst_tenth.mean, "worst_tenth_sd": fair.worst_tenth.sd}
             found |= {"rounds_to_threshold": reached and reached.rounds and reached.rounds.mean}
             found |= {"reached": reached and reached.num_reached, "speedup": speedup and speedup.ratio}
             found |= {"speedup_low": speedup and speedup.low, "speedup_high": speedup and speedup.high}

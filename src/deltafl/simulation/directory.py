@@ -10,7 +10,7 @@
     DIR/checkpoint.json      the last checkpoint: its tensors, the lengths of the two files above at that moment, the
                              settings, and checksums of all of them
     DIR/checkpoint-N.safetensors
-    DIR/clients.json         at the end of the run: each client's size, and the accuracy on its own test examples
+    DIR/clients.json         at the end of the run: each client's size, and its accuracy with each of the last models
     DIR/census.safetensors   every client's answer, if the run began with a census
     DIR/doubtful-N.safetensors    the model of a run with a suspect end (server/watch.py); its last checkpoint is older
     DIR/memory.json          with ``memory_path``: the folder of this run's memory of one update a client

@@ -5,6 +5,7 @@ cohort, and after a resume. With ``engine = "batched"`` and on GPUs, last bits a
 """
 
 import math
+from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -48,7 +49,10 @@ def reports_of(training: Training) -> Reports:
 
 
 class Evaluation(NamedTuple):
-    """The global model on the pooled test set; accuracies (the second a mean over clients) are NaN where unknown."""
+    """The global model on the pooled test set; accuracies are NaN where unknown.
+
+    ``client_accuracy`` is the plain mean over the clients that own test examples, whatever their weights.
+    """
 
     loss: float
     accuracy: float
@@ -132,16 +136,40 @@ class Engine:
 
     def evaluate(self, params_d: Params) -> Evaluation:
         """Loss and accuracy of the global model on the pooled test set."""
-        loss, hit_e = self._test(params_d)
-        if self.task.metric == "loss":
-            return Evaluation(loss, math.nan)
-        share_m = _shares(hit_e, self.task)
-        known_m = ~np.isnan(share_m)
-        return Evaluation(loss, float(hit_e.mean()), float(share_m[known_m].mean()) if known_m.any() else math.nan)
+        return self.evaluate_clients(params_d)[0]
 
-    def client_accuracies(self, params_d: Params) -> FloatArray:
-        """Accuracy of the global model on each client's own test examples, float64 (m,); NaN for one without any."""
-        return _shares(self._test(params_d)[1], self.task)
+    def evaluate_clients(self, params_d: Params) -> tuple[Evaluation, FloatArray | None]:
+        """The evaluation, and each client's accuracy, float64 (m,); None for a task with neither owners nor classes.
+
+        Where test examples have owners it is the share that is right of the client's own. Elsewhere it is
+
+            accuracy_i = sum_c share_ic accuracy_c / sum_c share_ic,    sums over the classes in the test set,
+
+        with share_ic the share of class c in the client's training data and accuracy_c the share that is right of the
+        test examples of class c: the expectation if the test set were split as the training data are, without the noise
+        of small splits. NaN for a client with no test example, or none of its classes.
+        """
+        task, (loss, hit_e) = self.task, self._test(params_d)
+        if task.metric == "loss":
+            return Evaluation(loss, math.nan), None
+        if task.test_clients is not None:
+            owned_e = task.test_clients >= 0
+            accuracy_m = _shares(hit_e[owned_e], task.test_clients[owned_e], task.num_clients)
+            known_m = ~np.isnan(accuracy_m)
+            mean = float(accuracy_m[known_m].mean()) if known_m.any() else math.nan
+            return Evaluation(loss, float(hit_e.mean()), mean), accuracy_m
+        pooled = Evaluation(loss, float(hit_e.mean()))
+        if task.dataset.num_classes < 1:
+            return pooled, None
+        accuracy_c = _shares(hit_e, task.dataset.test_y, task.dataset.num_classes)
+        known_c = ~np.isnan(accuracy_c)
+        share_mc = self._share_mc[:, known_c]
+        with np.errstate(invalid="ignore"):
+            return pooled, share_mc @ accuracy_c[known_c] / share_mc.sum(axis=1)
+
+    @cached_property
+    def _share_mc(self) -> FloatArray:
+        return self.task.label_shares()
 
     def _test(self, params_d: Params) -> tuple[float, BoolArray]:
         """The loss on the pooled test set, and which of its examples are right."""
@@ -157,12 +185,9 @@ class Engine:
         return [self._runner.cost(client) for client in client_n.tolist()]
 
 
-def _shares(hit_e: BoolArray, task: Task) -> FloatArray:
-    """The share of each client's own examples that are right, (m,); NaN for a client without any."""
-    share_m = np.full(task.num_clients, math.nan)
-    if task.test_clients is not None:
-        owned_e = task.test_clients >= 0
-        count_m = np.bincount(task.test_clients[owned_e], minlength=task.num_clients)
-        right_m = np.bincount(task.test_clients[owned_e], weights=hit_e[owned_e], minlength=task.num_clients)
-        share_m[count_m > 0] = right_m[count_m > 0] / count_m[count_m > 0]
-    return share_m
+def _shares(hit_e: BoolArray, group_e: IntArray, number: int) -> FloatArray:
+    """The share of the examples of each group that are right; NaN for a group without any."""
+    with np.errstate(invalid="ignore"):
+        right_g = np.bincount(group_e, weights=hit_e, minlength=number)
+        share_g: FloatArray = right_g / np.bincount(group_e, minlength=number)
+    return share_g

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from ..analysis.runs import Metric, Run
+from ..analysis.runs import Fairness, Metric, Run
+from ..analysis.statistics import fairness_of
 from ..errors import DeltaflError
 from ..io import checked, plain_json, read_json, write_atomically
 from ..samplers import file_name
@@ -48,6 +49,7 @@ class RunRecord(BaseModel):
     Attributes:
         settings: Every setting that decides the result (``what_is_run``), sampler and seed included.
         client_accuracy: Mean over clients of their own test accuracy; empty if not measured.
+        fairness: Mean, worst tenth and sd of the clients' accuracies at the end; None if not measured.
         refused: Replies that were refused and counted as missing.
         probes: What else was measured, column by column, with its own ``round``; empty if nothing.
     """
@@ -62,6 +64,7 @@ class RunRecord(BaseModel):
     round: list[int]
     accuracy: Column
     client_accuracy: Column = []
+    fairness: Fairness | None = None
     loss: Column
     seconds: Column
     cpu_seconds: Column
@@ -95,17 +98,24 @@ class RunRecord(BaseModel):
         return Run(**same)
 
 
-def note_clients(folder: Path, num_examples_m: IntArray, accuracy_m: FloatArray | None) -> None:
-    """Write each client's size, and perhaps the last model's accuracy on its own test examples, as the run ends."""
-    known = {"num_examples": num_examples_m.tolist()}
-    known |= {} if accuracy_m is None else {"accuracy": plain_json(accuracy_m.tolist())}
+def note_clients(folder: Path, num_examples_m: IntArray, round: int, accuracy_m: FloatArray | None, since: int) -> None:
+    """Write each client's size, and perhaps its accuracy after this round beside those noted from ``since`` on.
+
+    It is written before the round becomes a checkpoint, so that a round which is played again is noted again.
+    """
+    known: dict[str, Any] = {"num_examples": num_examples_m.tolist()}
+    if accuracy_m is not None:
+        rows = {at: row for at, row in _noted_clients(folder)[1].items() if since <= at < round}
+        rows[round] = plain_json(np.round(accuracy_m, 4).tolist())
+        known |= {"rounds": [*rows], "accuracy": [*rows.values()]}
     write_atomically(folder / CLIENTS, json.dumps(known) + "\n")
 
 
-def _noted_clients(folder: Path) -> dict[str, FloatArray]:
-    """What ``note_clients`` wrote; empty for a run that was not played to its end, or by an older version."""
+def _noted_clients(folder: Path) -> tuple[FloatArray | None, dict[int, Column]]:
+    """Sizes, and accuracies by round, as ``note_clients`` wrote them; none of a run that has not come so far."""
     found = read_json(folder / CLIENTS) if (folder / CLIENTS).exists() else {}
-    return {name: _floats(column) for name, column in found.items()}
+    size_m = _floats(found["num_examples"]) if "num_examples" in found else None
+    return size_m, dict(zip(found.get("rounds", ()), found.get("accuracy", ()), strict=False))
 
 
 def what_is_run(settings: RunSettings) -> dict[str, Any]:
@@ -130,7 +140,8 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     timed_r, seconds_r, cpu_seconds_r = (_floats([timing.get(column) for timing in timings]) for column in columns)
     if not (rounds and rounds == timed_r.tolist() == list(range(len(rounds)))):
         raise DeltaflError(f"{directory.path} does not hold every round once and in order; {CURE}")
-    of_clients = _noted_clients(directory.path)
+    num_examples_m, rows = _noted_clients(directory.path)
+    accuracy_km = np.array([_floats(row) for row in rows.values()]) if rows else None
     diverged, at_r = line.get("diverged"), np.array(at[1:], dtype=np.int64)
     accuracy_r, loss_r, client_accuracy_r = np.array([_floats(test) for test in tests[1:]]).reshape(-1, 3).T
     return Run(
@@ -148,8 +159,9 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         draws_m=np.bincount(np.array(clients, dtype=np.int64), counts, directory.num_clients()).astype(np.int64),
         diverged=rounds[-1] if diverged else None,
         diverged_why=diverged["why"] if diverged else "",
-        num_examples_m=of_clients.get("num_examples"),
-        accuracy_m=of_clients.get("accuracy"),
+        num_examples_m=num_examples_m,
+        accuracy_km=accuracy_km,
+        fairness=None if accuracy_km is None else fairness_of(accuracy_km),
     )
 
 
@@ -170,6 +182,7 @@ def record_of(job: "Job", directory: RunDirectory, task: "Task") -> RunRecord:
         data=task.dataset.name,
         metric=run.metric,
         environment=device | versions,
+        fairness=run.fairness,
         client_accuracy=[] if by_client is None or np.isnan(by_client).all() else by_client.tolist(),
         draws=run.draws_m.tolist(),
         refused=sum(len(line.get("rejected", ())) for line in directory.lines("rounds.jsonl")),
@@ -278,6 +291,7 @@ def _line(record: RunRecord) -> str:
     fields = record.model_dump(mode="json")
     for name in ("accuracy", "client_accuracy", "loss", "seconds", "cpu_seconds"):
         fields[name] = _rounded(fields[name], 6)
+    fields["fairness"] = record.fairness and _rounded([*record.fairness], 4)
     fields["probes"] = {name: _rounded(column, 5) for name, column in fields["probes"].items()}
     return json.dumps(fields, separators=(",", ":")) + "\n"
 

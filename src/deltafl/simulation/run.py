@@ -17,13 +17,13 @@ from typing import Any, cast
 import numpy as np
 
 from ..accumulate import Accumulator
-from ..analysis.statistics import first_reach
+from ..analysis.statistics import first_reach, late_after
 from ..errors import DeltaflError
 from ..io import plain_json
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
 from ..server.watch import Watch
 from ..tasks.base import Task
-from ..types import RoundInfo
+from ..types import FloatArray, RoundInfo
 from .callback import OnRound, RoundDone, guarded
 from .census import with_census
 from .directory import RunDirectory, locked, recorded_settings
@@ -134,10 +134,6 @@ def run_experiment(
         state, done = player.play(state)
         is_over = "stopped" in done.line
         on_round(done)
-    has_own_tests = engine.task.metric == "accuracy" and engine.task.test_clients is not None
-    accuracy_m = engine.client_accuracies(plan.model(state)) if has_own_tests else None
-    if group.is_first:
-        note_clients(directory.path, population.num_examples_m, accuracy_m)
     return state
 
 
@@ -195,11 +191,11 @@ class _RoundPlayer:
 
         is_last = state.round == filled_in(settings.rounds)
         is_due = is_last or state.round % settings.evaluate_every == 0 or watch.suspects(info)
-        test = engine.evaluate(plan.model(state)) if is_due else None
+        test, accuracy_m = engine.evaluate_clients(plan.model(state)) if is_due else (None, None)
         loss, accuracy = (None, nan) if test is None else (test.loss, test.accuracy)
         symptom = watch.see(info, bool(np.isfinite(state.params_d).all()), loss, accuracy)
-        if symptom is not None:
-            test = test or engine.evaluate(plan.model(state))
+        if symptom is not None and test is None:
+            test, accuracy_m = engine.evaluate_clients(plan.model(state))
 
         extra, reply = oracle.traffic, len(state.params_d) * BYTES_PER_PARAMETER + bytes_of_statistics(squares)
         line = {
@@ -229,7 +225,7 @@ class _RoundPlayer:
             "evaluation_seconds": time.perf_counter() - trained,
         }
         if group.is_first:
-            self.directory.append(line, timing)
+            self._record(line, timing, accuracy_m)
         if symptom is not None:
             raise DivergedError(state.round, **line["diverged"])
         line = plain_json(line)
@@ -245,6 +241,14 @@ class _RoundPlayer:
             line=line,
         )
         return self._saved(state, is_last), done
+
+    def _record(self, line: dict[str, Any], timing: dict[str, Any], accuracy_m: FloatArray | None) -> None:
+        """Note the clients' accuracies if the model is one of the last, then write the lines of the round."""
+        round, late = line["round"], late_after(filled_in(self.settings.rounds)) + 1
+        since = round if {"stopped", "diverged"} & line.keys() else late  # where a run was ended, its last model counts
+        if "test" in line and round >= since:
+            note_clients(self.directory.path, self.plan.population.num_examples_m, round, accuracy_m, since)
+        self.directory.append(line, timing)
 
     def _stopped(self, test: Evaluation) -> dict[str, float]:
         """What goes into the line if the run ends with this evaluation, which reaches the threshold."""
