@@ -13,7 +13,7 @@ ABOVE = {
     "simulation": {"core", "tasks", "analysis"},
     "federation": {"core"},
     "flower": {"core", "federation"},
-    "pfl": {"core"},
+    "pfl": {"core", "federation"},
     "cli": {"core", "tasks", "analysis", "simulation"},
     "__main__": {"cli"},
 }

@@ -97,12 +97,8 @@ class Measured(FederatedAveraging):  # type: ignore[misc]
 
         model.do_multiple_epochs_of(user_dataset, central_context.model_train_params, step)
         variance = LR**2 * float(np.var(gradients, axis=0).sum())
-        numbers = {"loss": np.mean(losses), "step_variance": variance, "num_steps": len(losses)}
+        numbers = {"loss": np.mean(losses), "step-variance": variance, "num-steps": len(losses)}
         return model.get_model_difference(initial_model_state), Metrics(list(numbers.items()))
-
-
-def report(metrics: Metrics) -> dict[str, float]:
-    return {name: metrics[name] for name in ("loss", "step_variance", "num_steps")}
 
 
 class Keep(TrainingProcessCallback):  # type: ignore[misc]
@@ -128,7 +124,7 @@ def run(
     **more: Any,
 ) -> tuple[DeltaBackend, Keep]:
     """Five rounds of a linear model from 0 in pfl."""
-    net, keep, backend = Net(64, 10), Keep(stop_after), DeltaBackend(plan, make_dataset_fn, report=report, **more)
+    net, keep, backend = Net(64, 10), Keep(stop_after), DeltaBackend(plan, make_dataset_fn, **more)
     for part in net.parameters():
         torch.nn.init.zeros_(part)
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=central_lr))
@@ -172,9 +168,9 @@ def test_the_models_are_those_of_the_simulator(label: str) -> None:
         assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6), round
     assert np.linalg.norm(keep.models[-1] - keep.models[-2]) > 0.01
     assert len(backend.history) == ROUNDS
-    sizes = [metrics["deltafl | num_selected"] for metrics in keep.logged]
+    sizes = [metrics["deltafl | selected"] for metrics in keep.logged]
     assert sizes == [info.num_selected for info in backend.history]
-    assert keep.logged[-1]["deltafl | sum_of_weights"] == pytest.approx(backend.history[-1].sum_of_weights)
+    assert keep.logged[-1]["deltafl | sum-of-weights"] == pytest.approx(backend.history[-1].sum_of_weights)
 
 
 def test_weights_that_do_not_sum_to_one_survive() -> None:
@@ -260,7 +256,7 @@ import test_pfl as tests
 backend, keep = tests.run(tests.plan_of("census"))
 rank = torch.distributed.get_rank()
 np.save(f"{sys.argv[1]}/{rank}.npy", keep.models)
-np.save(f"{sys.argv[1]}/asked-{rank}.npy", [keep.logged[-1]["deltafl | num_responded"]])
+np.save(f"{sys.argv[1]}/asked-{rank}.npy", [keep.logged[-1]["deltafl | responded"]])
 """
 
 
@@ -293,7 +289,6 @@ def test_what_pfls_users_do_not_do_is_refused_before_they_work() -> None:
     refuse("needs every client's update", "delta")
     refuse("keep no memory; write the estimator without '-remote'", "innovation@systematic@innovation-remote")
     refuse("takes no drift", plan={"mime": 0.5})
-    refuse("Oort needs the users' losses; write report=", "oort")
     noise = GaussianMechanism(clipping_bound=1.0, relative_noise_stddev=1.0)
     refuse(
         "central noise is scaled for users who count 1 at most",

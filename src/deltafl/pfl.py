@@ -6,7 +6,7 @@ postprocessor hands on, in place of that sum, the step of ``close_round`` with w
 Users are drawn when their round opens, never ahead of another's end: all samplers work but those that need an oracle.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ import numpy as np
 from .arrays import flatten, unflatten
 from .errors import DeltaflError, require
 from .estimators.remote import RemoteControl
+from .federation.local_work import NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE, LocalSteps
+from .federation.replies import LOSS_NAMES, ClientReply, reply_of, reports_of, round_metrics
 from .round import Plan, RoundState, close_round, init_round, open_round
 from .samplers.census import output_layer
 from .scale.state_file import load_state, save_state
@@ -28,17 +30,16 @@ from pfl.aggregate.simulate import SimulatedBackend  # noqa: E402
 from pfl.common_types import Population, Saveable  # noqa: E402
 from pfl.data.federated_dataset import FederatedDatasetBase  # noqa: E402
 from pfl.exception import CheckpointNotFoundError  # noqa: E402
-from pfl.metrics import Metrics, StringMetricName  # noqa: E402
+from pfl.metrics import Metrics, get_overall_value  # noqa: E402
 from pfl.postprocessor.base import Postprocessor  # noqa: E402
 from pfl.privacy.privacy_mechanism import CentralPrivacyMechanism  # noqa: E402
 from pfl.stats import MappedVectorStatistics  # noqa: E402
 
-__all__ = ["DeltaBackend"]
+__all__ = ["DeltaBackend", "LocalSteps"]
 
-#: ``report(metrics)``: what ``Reports.make`` gets of a user's metrics, such as ``{"loss": 0.3, "num_steps": 5}``.
-Report = Callable[[Metrics], Mapping[str, float]]
+#: What users may report beside their updates, by the names of metrics.
+_REPORTED = (*LOSS_NAMES, SQUARE_LOSS, STEP_VARIANCE, NUM_STEPS)
 _STATE, _CENSUS = "deltafl.safetensors", "deltafl-census.npy"
-_LOGGED = ("num_selected", "num_responded", "estimate_norm", "variance", "effective_sample_size", "sum_of_weights")
 
 
 class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
@@ -46,16 +47,17 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
 
     It takes every algorithm whose statistics are one update of the model's parameters, such as ``FederatedAveraging``
     and ``FedProx``. The model's central optimizer moves the model along the step: with ``SGD(lr=1)`` the models are
-    those of the plan. A census is taken of all users before the first round. ``RestoreTrainingCallback`` may have the
-    backend among its saveables, beside algorithm and model: a run goes on as it would have gone on.
+    those of the plan. A census is taken of all users before the first round.
+
+    What ``LocalSteps`` measures counts where the algorithm's ``train_one_user`` returns it as metrics:
+    ``Metrics(list(steps.metrics().items()))``. A run that was killed goes on as it would have, if the saveables of
+    ``RestoreTrainingCallback`` are algorithm, model and backend.
 
     Args:
         plan: Population, sampler, estimator, and n, which ``train_cohort_size`` must be.
         make_dataset_fn: ``make_dataset_fn(i)``, the pfl ``Dataset`` of client i of the plan; called when i is trained.
         val_data: The users of pfl's validation population; None where ``val_cohort_size`` is 0.
         postprocessors: pfl's. One that weights users changes nothing: the weights are the plan's.
-        report: What a user reports beside the update, ``loss``, ``square_loss``, ``step_variance`` or ``num_steps``, by
-            its metrics in pfl; None for nothing.
 
     Attributes:
         state: The state of the rounds; None before the first.
@@ -71,13 +73,12 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         make_dataset_fn: Callable[[int], Any],
         val_data: FederatedDatasetBase | None = None,
         postprocessors: Sequence[Postprocessor] = (),
-        report: Report | None = None,
     ) -> None:
-        _check(plan, make_dataset_fn, postprocessors, report)
+        _check(plan, make_dataset_fn, postprocessors)
         self.plan = plan
         self.state: RoundState | None = None
         self.history: list[RoundInfo] = []
-        self._users = _Users(make_dataset_fn, report)
+        self._users = _Users(make_dataset_fn)
         self._answers: Any = None
         super().__init__(self._users, val_data, [*postprocessors, self._users])
 
@@ -104,8 +105,8 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
             self.state, info = close_round(plan, state, cohort, updates, reports)
             self.history.append(info)
             step = dict(zip(arrays, unflatten(self.state.params_d - params_d, list(arrays.values())), strict=True))
-            logged = [(StringMetricName(f"deltafl | {name}"), getattr(info, name)) for name in _LOGGED]
-            return MappedVectorStatistics(step, weight=1.0), Metrics(logged)
+            logged = Metrics([(f"deltafl | {name}", number) for name, number in round_metrics(info).items()])
+            return MappedVectorStatistics(step, weight=1.0), logged
 
         if self.state is None:
             if self.plan.sampler.census is not None and self.plan.population.norm_m is None:
@@ -148,16 +149,16 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
 class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
     """The users of a round, and what they sent; the last postprocessor."""
 
-    def __init__(self, make_dataset_fn: Callable[[int], Any], report: Report | None) -> None:
+    def __init__(self, make_dataset_fn: Callable[[int], Any]) -> None:
         super().__init__()
-        self.make_dataset_fn, self.report = make_dataset_fn, report
+        self.make_dataset_fn = make_dataset_fn
         self.clients: list[int] = []
         #: The model's arrays.
         self.names: list[str] = []
         #: What is handed on in place of the sum; None in a census, whose sum nobody uses.
         self.close: Callable[[], Any] | None = None
         self._training = -1
-        self._received: dict[int, tuple[Params, Mapping[str, float]]] = {}
+        self._received: dict[int, tuple[Params, ClientReply]] = {}
 
     def __next__(self) -> Any:
         raise NotImplementedError("a cohort is drawn as a whole")
@@ -179,7 +180,9 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
             what = "statistics that are not one update of the model's parameters"
             raise DeltaflError(f"the algorithm sends {what}; choose another, such as FederatedAveraging")
         update_d = flatten([stats[name] for name in self.names]) / np.float32(stats.weight)
-        self._received[self._training] = update_d, self.report(user_context.metrics) if self.report else {}
+        told = {name: user_context.metrics[name] for name in _REPORTED if name in user_context.metrics}
+        reply = reply_of({}, {name: float(get_overall_value(number)) for name, number in told.items()})
+        self._received[self._training] = update_d, reply
         return stats, Metrics()
 
     def postprocess_server(self, *, stats: Any, central_context: Any, aggregate_metrics: Metrics) -> Any:
@@ -196,25 +199,21 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
             shares: list[Any] = [None] * workers.world_size
             torch.distributed.all_gather_object(shares, received)
             received = {client: reply for share in shares for client, reply in share.items()}
-        told = [received[client][1] for client in self.clients]
-        columns = {name: [one.get(name) for one in told] for name in sorted({name for one in told for name in one})}
-        return [received[client][0] for client in self.clients], Reports.make(len(told), **columns)
+        in_order = [received[client] for client in self.clients]
+        return [update_d for update_d, _ in in_order], reports_of([reply for _, reply in in_order])
 
 
-def _check(plan: Plan, make_dataset_fn: Any, postprocessors: Sequence[Postprocessor], report: Report | None) -> None:
+def _check(plan: Plan, make_dataset_fn: Any, postprocessors: Sequence[Postprocessor]) -> None:
     """Refuse what users in pfl do not do before any of them works."""
-    sampler, name = plan.sampler, type(plan.sampler).__name__
     if isinstance(make_dataset_fn, FederatedDatasetBase):
         what = f"make_dataset_fn is a {type(make_dataset_fn).__name__}, which draws users itself, some ahead of a round"
         raise DeltaflError(f"{what}; write a function from a client's index to its Dataset")
-    if sampler.needs_oracle:
-        sampler.require_oracle(None)
+    if plan.sampler.needs_oracle:
+        plan.sampler.require_oracle(None)
     if isinstance(plan.rule.control, RemoteControl):
         raise DeltaflError("users in pfl keep no memory; write the estimator without '-remote'")
     if plan.mime > 0 or plan.scaffold:
         raise DeltaflError("local training in pfl takes no drift; leave out mime and scaffold")
-    if sampler.needs_loss and report is None:
-        raise DeltaflError(f"{name} needs the users' losses; write report=lambda metrics: {{'loss': metrics['...']}}")
     if any(isinstance(one, CentralPrivacyMechanism) for one in postprocessors):
         why = "central noise is scaled for users who count 1 at most, and here they count w / pi"
         raise DeltaflError(f"{why}; give the plan dp=DifferentialPrivacy(...), with 'uniform@poisson'")

@@ -17,9 +17,9 @@ from ..estimators.remote import NOTHING, RemoteControlState, RemoteReply, begin_
 from ..round import Plan, RoundState, init_round, open_round
 from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import DTYPES
-from ..types import BoolArray, Cohort, IntArray, Params, RejectedReply, Reports, RoundInfo
+from ..types import BoolArray, Cohort, IntArray, Params, RejectedReply, RoundInfo
 from .clients import CannotResizeError, ClientInfo, resize_state
-from .replies import ClientReply
+from .replies import ClientReply, reports_of
 from .rules import Rules
 from .scales import Scales
 
@@ -138,16 +138,8 @@ class Federation:
         far = {} if plan.dp else self.scales.too_far(keys, updates, state.params_d)
         for place, fault in far.items():
             updates[place], reply_n[place] = None, reply_n[place]._replace(fault=fault)
-        reports = Reports.make(
-            len(reply_n),
-            responded=[update is not None for update in updates],
-            loss=[reply.loss for reply in reply_n],
-            square_loss=[reply.square_loss for reply in reply_n],
-            step_variance=[reply.step_variance for reply in reply_n],
-            num_steps=[reply.num_steps for reply in reply_n],
-        )
         round = Accumulator(plan, state, cohort)
-        round.add_rows(updates, reports)
+        round.add_rows(updates, reports_of(reply_n, [update is not None for update in updates]))
         following, info = round.close()
         used_n = round.reports.responded_n
         if self.rest:

@@ -1,11 +1,11 @@
 """What a client sent after training, and the numbers of a round, as plain values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 from typing import NamedTuple
 
 from ..arrays import Arrays
-from ..types import RoundInfo
+from ..types import Reports, RoundInfo
 from .local_work import LOSS, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
 
 Metrics = dict[str, int | float | list[int] | list[float]]
@@ -38,6 +38,18 @@ def reply_of(arrays: Arrays, metrics: Mapping[str, object], since: int | None = 
         step_variance=_number(metrics.get(STEP_VARIANCE, 0.0)),
         num_steps=_number(metrics.get(NUM_STEPS, 1)),
         since=since,
+    )
+
+
+def reports_of(replies: Sequence[ClientReply], responded: Sequence[bool] | None = None) -> Reports:
+    """What these clients reported of their work; all of them responded if ``responded`` is left out."""
+    return Reports.make(
+        len(replies),
+        responded=responded,
+        loss=[reply.loss for reply in replies],
+        square_loss=[reply.square_loss for reply in replies],
+        step_variance=[reply.step_variance for reply in replies],
+        num_steps=[reply.num_steps for reply in replies],
     )
 
 
