@@ -212,8 +212,8 @@ def test_a_suspect_end_is_reported_and_keeps_the_good_state(tmp_path: Path) -> N
 
 def test_a_lost_skill_ends_a_run_at_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After round 7 the model answers as one that knows nothing; the checkpoints of rounds 10 and 20 are not kept."""
-    round = iter(range(99))
-    monkeypatch.setattr(Engine, "evaluate", lambda *_: Evaluation(2.4, 0.8 if next(round) <= 7 else 0.1))
+    found = ((Evaluation(2.4, 0.8 if round <= 7 else 0.1), None) for round in range(99))
+    monkeypatch.setattr(Engine, "evaluate_clients", lambda *_: next(found))
     words = r"accuracy of the last 20 evaluations is no better .*it had been 80\.0%"
     with pytest.raises(DivergedError, match=words) as caught:
         run(tmp_path, **{**TINY, "rounds": 40, "checkpoint_every": 5})
