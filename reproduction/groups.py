@@ -105,8 +105,7 @@ def full_title(sweep: Sweep, part: str) -> str:
     return title_of(sweep, part) if host is None else f"{title_of(sweep, host)}, {title_of(sweep, part)}"
 
 
-def data_note(groups: Sequence[Group]) -> str:
-    """Which data stand in for the paper's in what is shown, a sentence; empty if none do."""
+def replaced(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """The paper's data that are replaced in what is shown, and what stands in for them."""
     tasks = dict.fromkeys(str(run.settings["task"]) for group in groups for run in group.runs)
-    pairs = [STAND_INS[task] for task in tasks if task in STAND_INS]
-    return " ".join(f"{ours[:1].upper()}{ours[1:]} stands in for {paper}." for paper, ours in pairs)
+    return [STAND_INS[task] for task in tasks if task in STAND_INS]

@@ -20,6 +20,8 @@ from deltafl.analysis.statistics import (
 from deltafl.types import FloatArray
 
 Status = Literal["shown", "contradicted", "open", "no interval"]
+#: Fewer seeds get no interval: with two, the quantile of Student's t is 12.7, and ± sd says all that there is to say.
+LEAST_SEEDS = 3
 
 
 class Measure(NamedTuple):
@@ -33,6 +35,7 @@ class Measure(NamedTuple):
         failed: What a missing number means, as in "never reached 70 %".
         words: What a method with the better number is called, and one with the worse.
         cut: Whether the number of a run is only a bound, larger had the run gone on. None for never.
+        small: A difference, or a ratio's distance from 1, that decides nothing for a user.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Measure(NamedTuple):
     failed: str = "has no finite value"
     words: tuple[str, str] = ("better", "worse")
     cut: Callable[[Run], bool] | None = None
+    small: float = 0.1
 
     def numbers(self, runs: Mapping[int, Run]) -> FloatArray:
         """The numbers of the seeds that have one, (s,)."""
@@ -59,12 +63,12 @@ def accuracy(best: int = 5) -> Measure:
             return _finite(float(run.accuracy_r[-1]))
         return _finite(mean_of_best(run.accuracy_r, run.round_r, True, best))
 
-    return Measure("accuracy", "difference", True, value, 100.0, " points")
+    return Measure("accuracy", "difference", True, value, 100.0, " points", small=0.01)
 
 
 def area(horizon: int) -> Measure:
     """The mean accuracy over the first ``horizon`` rounds, the area under the curve; a missing accuracy counts as 0."""
-    return Measure("mean accuracy", "difference", True, lambda run: area_under(run, horizon), 100.0, " points")
+    return accuracy()._replace(name="mean accuracy", value=lambda run: area_under(run, horizon))
 
 
 def best_within(horizon: int, best: int) -> Measure:
@@ -76,7 +80,7 @@ def best_within(horizon: int, best: int) -> Measure:
         early_r = np.sort(run.accuracy_r[run.round_r <= horizon])
         return _finite(float(np.mean(early_r[-best:]))) if len(early_r) else None
 
-    return Measure(f"best {best} of {horizon} rounds", "difference", True, value, 100.0, " points")
+    return accuracy()._replace(name=f"best {best} of {horizon} rounds", value=value)
 
 
 def rounds_to(threshold: float, metric: str, smoothed: bool = False) -> Measure:
@@ -135,11 +139,11 @@ class Statement(NamedTuple):
     Attributes:
         where: Title of the part.
         estimate: Ratio (above 1) or difference (above 0) in favour of the first; None without a pair.
-        low, high: Its 95 % interval; None with fewer than two pairs.
+        low, high: Its 95 % interval; None with fewer than three pairs.
         pairs: Seeds with a number of both.
         only_first, only_second: Seeds that both ran where only one of them has a number.
         status: ``shown``: the interval excludes no difference in the stated direction; ``contradicted``: in the other;
-            ``open``: it contains no difference; ``no interval``: fewer than two pairs.
+            ``open``: it contains no difference; ``no interval``: fewer than three pairs.
     """
 
     where: str
@@ -153,6 +157,14 @@ class Statement(NamedTuple):
     only_first: int
     only_second: int
     status: Status
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the whole interval is of differences that are small."""
+        if self.low is None or self.high is None:
+            return False
+        even = float(self.measure.form == "ratio")
+        return max(even - self.low, self.high - even) <= self.measure.small
 
 
 def compare(
@@ -185,7 +197,8 @@ def compare(
 
 def _interval(measure: Measure, pair_s2: FloatArray) -> Interval:
     better_s, worse_s = (pair_s2[:, 0], pair_s2[:, 1]) if measure.higher else (pair_s2[:, 1], pair_s2[:, 0])
-    return ratio_of_means(better_s, worse_s) if measure.form == "ratio" else mean_interval(better_s - worse_s)
+    found = ratio_of_means(better_s, worse_s) if measure.form == "ratio" else mean_interval(better_s - worse_s)
+    return found if len(pair_s2) >= LEAST_SEEDS else Interval(found.mean, None, None)
 
 
 def _finite(value: float) -> float | None:

@@ -10,17 +10,19 @@ from deltafl.errors import DeltaflError
 from deltafl.io import checked, read_json, read_text, write_atomically
 from deltafl.simulation import RunSettings
 
-from .groups import Group, data_note, full_title, gather
+from .groups import Group, full_title, gather, replaced
 from .spec import TEXTS, Experiment, Frozen, Sweep, experiment_names
 from .tables import SHOW
 from .text import Cells, csv_text, cut, folded, markdown
-from .verdict import NO_ORDER, counted, headline, ordered, others_table, pairs_table, paragraph, sum_up
+from .verdict import NO_ORDER, counted, headline, ordered, others_table, pairs_table, paragraph, tally, verdict_text
 
 VERDICT = "verdict.json"
 #: The page to look at: it is made from the records in seconds, and 1.4 MB, so it is not committed.
 REPORT = "report.html"
 #: How an index begins; another page is never overwritten by one.
 INDEX = "# Results\n"
+#: The paper's main claim and this project's, the first rows of an index's two tables.
+MAIN = ("table-2", "benchmark")
 #: Settings that the tables show, or that do not change the result.
 _SHOWN = {"sampler", "seed", "clients", "threshold", "data_dir", "workers", "checkpoint_every"}
 #: What an experiment that is no sweep measured, a line each of ``runs.jsonl.gz``.
@@ -38,6 +40,7 @@ class Finding(Frozen):
     number: str  # the first of what was measured, with its interval
     verdict: str  # as in "holds in part"
     scale: str
+    own: bool = False  # no claim of the paper but a study of this project
     done: int  # finished runs
     total: int  # runs of the experiment at this scale
     command: str  # that makes the page
@@ -82,16 +85,12 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
     out.mkdir(parents=True, exist_ok=True)
     shown = SHOW[experiment.kind](groups, experiment.view, out)
     counts, missing = _what_is_missing(sweep, groups, not_run)
-    note = data_note(groups)
     head = TEXTS["pages"]["diverged"].format(mark=DIVERGED)
     rows = [(f"{group.title}, {row.name}", run) for group in groups for row in group.rows for run in row.runs.values()]
-    number = headline(groups, shown.measures) or shown.number
+    number = shown.number or headline(groups, shown.measures)
     sentence, _, reasons = paragraph(groups, shown.measures, shown.verdict).partition(".** ")
     blocks = ["## Verdict", f"{sentence.removesuffix('.**')}.** {number}".strip()]
-    blocks += [f"**Data:** {note}"] if note else []
-    if counts[0] < counts[1]:
-        blocks.append(f"Only {counts[0]} of {counts[1]} runs are done; the verdict is that of those.")
-    blocks += [f"![{experiment.title}]({shown.picture})"]
+    blocks += [_not_tested(sweep, groups, *counts), f"![{experiment.title}]({shown.picture})"]
     (heading, table), *more = shown.tables
     blocks += [f"## {heading}", cut(table), *(folded(heading, table) for heading, table in more)]
     blocks += diverged(head, rows)
@@ -107,7 +106,7 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
     blocks.append(folded("Hardware and versions", hardware([run for group in groups for run in group.runs])))
     write_report([part_of(group, command) for group in groups], out / REPORT, experiment.title)
     statements = ordered(groups, shown.measures)
-    verdict = sum_up(statements) if statements else shown.verdict or NO_ORDER
+    verdict = verdict_text(statements) if statements else shown.verdict or NO_ORDER
     return write(experiment, OwnPage(number, verdict, blocks, shown.cells), sweep.scale, counts, command, out)
 
 
@@ -119,7 +118,7 @@ def part_of(group: Group, command: str) -> Part:
 
 def write(experiment: Experiment, shown: OwnPage, scale: str, counts: tuple[int, int], command: str, out: Path) -> str:
     """Write an experiment's page, its table and its verdict; ``counts`` are its finished and its planned runs."""
-    about = experiment.model_dump(include={"name", "title", "claim"})
+    about = experiment.model_dump(include={"name", "title", "claim", "own"})
     about |= {"short": experiment.short or experiment.claim, "number": shown.number}
     about |= {"verdict": shown.verdict, "scale": scale, "command": command}
     finding = Finding(**about, done=counts[0], total=counts[1])
@@ -205,10 +204,17 @@ def _what_is_missing(sweep: Sweep, groups: Sequence[Group], not_run: dict[str, s
     for part, names in missing.items():
         what = f"missing {', '.join(names)}" if part in {key[0] for key in there} else "no run is done"
         lines.append(f"- {full_title(sweep, part)}: {what}{f' ({not_run[part]})' if part in not_run else ''}")
-    left_out = [full_title(sweep, part) for part in sweep.experiment.parts if part not in sweep.comparisons]
-    if left_out:
-        lines.append(f"- Not part of this page at the scale {sweep.scale}: {', '.join(left_out)}")
     return (done, len(planned)), "\n".join([f"{done} of {len(planned)} runs are done.", "", *lines]).rstrip()
+
+
+def _not_tested(sweep: Sweep, groups: Sequence[Group], done: int, total: int) -> str:
+    """What the verdict is not about: parts of other scales, data that others stand in for, runs that are missing."""
+    experiment = sweep.experiment
+    parts = ", ".join(full_title(sweep, part) for part in experiment.parts if part not in sweep.comparisons)
+    lacks = [f"{parts} (scale `paper`{', a GPU' * ('GPU' in experiment.needs)})"] if parts else []
+    lacks += [f"{paper} itself, for which {ours} stands in" for paper, ours in replaced(groups)]
+    lacks += [f"{total - done} of {total} planned runs"] if done < total else []
+    return f"**Not tested:** {'; '.join(lacks)}." if lacks else ""
 
 
 def write_index(root: Path) -> str:
@@ -218,15 +224,20 @@ def write_index(root: Path) -> str:
         raise DeltaflError(f"{root} has no folder with a {VERDICT}; run `python -m reproduction NAME` first")
     require_index(root)
     order = {name: place for place, name in enumerate(experiment_names())}
-    found = sorted(findings.items(), key=lambda item: (order.get(item[1].name, len(order)), item[0]))
-    rows = [[f"[{f.title}]({folder}/README.md)", f.short, f"**{f.verdict}**", f.number] for folder, f in found]
+    found = sorted(
+        findings.items(), key=lambda item: (item[1].name not in MAIN, order.get(item[1].name, len(order)), item[0])
+    )
+    rows: dict[bool, list[list[str]]] = {False: [], True: []}
+    for folder, f in found:
+        verdict = f"**{f.verdict}**" + f" ({f.done} of {f.total} runs)" * (f.done < f.total)
+        rows[f.own].append([f"[{f.title}]({folder}/README.md)", f.short, verdict, f.number])
     commands = "\n".join(f"{f.command}  # {f.done} of {f.total} runs" for _, f in found)
-    blocks = [
-        INDEX.strip(),
-        TEXTS["index"]["head"],
-        markdown(["experiment", "claim", "verdict", "one number, 95 %"], rows, left=4),
-        folded("Commands", f"```\n{commands}\n```"),
-    ]
+    heads = ["experiment", "claim", "verdict", "one number, 95 %"]
+    blocks = [INDEX.strip(), f"**{tally([f.verdict for _, f in found if not f.own])}** {TEXTS['index']['head']}"]
+    blocks += [markdown(heads, rows[False], left=4)]
+    if rows[True]:
+        blocks += ["## This project's own studies", markdown(heads, rows[True], left=4)]
+    blocks += [folded("Commands", f"```\n{commands}\n```")]
     left = [f"`{name}`" for name in experiment_names() if name not in {f.name for f in findings.values()}]
     if left:
         blocks.append(f"Without a page: {', '.join(left)}. `python -m reproduction --list` shows what each needs.")
@@ -234,7 +245,7 @@ def write_index(root: Path) -> str:
     titles = {folder: read_text(page).partition("\n")[0].removeprefix("# ") for folder, page in others.items()}
     if others:
         links = ", ".join(f"[{title or folder}]({folder}/README.md)" for folder, title in titles.items())
-        blocks.append(f"Beside the paper's experiments: {links}.")
+        blocks.append(f"Also measured: {links}.")
     text = "\n\n".join(blocks) + "\n"
     write_atomically(root / "README.md", text)
     return text

@@ -67,7 +67,6 @@ class View(Frozen):
     bounds: dict[str, tuple[float, float]] = {}  # by probe column: the paper claims that it stays between the two
     core: tuple[str, ...] = ()  # labels in the benchmark's pictures, and in any case in its tables
     recommended: str | None = None  # the label that the benchmark's target is about
-    today: tuple[str, ...] = ()  # what it must not be behind
 
     def best_of(self, part: str) -> int:
         return self.best if isinstance(self.best, int) else self.best.get(part, 5)
@@ -98,6 +97,7 @@ class Experiment(Frozen):
     claim: str
     short: str = ""  # the claim in at most 25 words, where it has more
     kind: Kind
+    own: bool = False  # no claim of the paper but a study of this project
     order: tuple[str, ...] = ()  # the paper's of the samplers, best first; ``"a = b"`` for two that it does not order
     notes: tuple[str, ...] = ()  # decisions where the paper is silent
     needs: str = "nothing"  # beside this package

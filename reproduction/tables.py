@@ -12,6 +12,7 @@ from deltafl.types import FloatArray
 
 from .groups import Group, Row
 from .measures import (
+    LEAST_SEEDS,
     Measure,
     Statement,
     accuracy,
@@ -217,7 +218,7 @@ def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
 def _value_cell(group: Group, row: Row, measure: Measure) -> tuple[dict[str, Any], list[str]]:
     mean, sd, missing = _over_seeds(measure, row.runs)
     number_s = measure.numbers(row.runs)
-    interval = analysis.mean_interval(number_s)[1:] if len(number_s) else (None, None)
+    interval = analysis.mean_interval(number_s)[1:] if len(number_s) >= LEAST_SEEDS else (None, None)
     low, high = (None if end is None else measure.scale * end for end in interval)
     cell = _head(group, row) | {"value": measure.name, "mean": mean, "sd": sd}
     cell |= {"low": low, "high": high, "missing": missing}
@@ -294,10 +295,7 @@ def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
         tables.append((group.title, _table_of(columns, own, left=2)))
         cells += own
     _draw_probes(groups, view, folder / "probes.png")
-    bounded = [cell for cell in cells if "bounds" in cell]
-    inside, measured = (sum(cell[name] for cell in bounded) for name in ("within", "measured"))
-    number = f"{inside} of {measured} values are within."
-    return Shown(tables, cells, "probes.png", measures, _bounds_verdict(groups, cells), number if bounded else "")
+    return Shown(tables, cells, "probes.png", measures, *_bounds_verdict(groups, cells))
 
 
 def _probe_cells(group: Group, row: Row, view: View) -> Cells:
@@ -332,15 +330,18 @@ def _ratio(run: analysis.Run, high: str, low: str) -> FloatArray:
     return second_half(run._replace(probes={**run.probes, "ratio": ratio_r}), "ratio")
 
 
-def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> str | None:
-    """Where the paper's bounds hold in every measured round, and where they do not; None if it states none."""
+def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> tuple[str | None, str]:
+    """Whether the paper's bounds hold in every measured round, on all data or on some; None if it states none."""
     bounded = [cell for cell in cells if "bounds" in cell]
+    if not bounded:
+        return None, ""
+    inside, measured = (sum(cell[name] for cell in bounded) for name in ("within", "measured"))
     broken = {cell["part"] for cell in bounded if cell["within"] < cell["measured"]}
-    if not broken:
-        return "the bounds hold" if bounded else None
     where = " and ".join(group.title for group in groups if group.part in broken)
-    held = " and ".join(group.title for group in groups if group.part not in broken)
-    return f"the bounds hold on {held}, and do not on {where}" if held else f"the bounds do not hold on {where}"
+    number = f"{inside} of {measured} values are within the bounds" + (
+        f"; those outside are of {where}." if where else "."
+    )
+    return "holds" if not broken else "holds in part" if len(broken) < len(groups) else "is contradicted", number
 
 
 def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:

@@ -15,6 +15,14 @@ from .measures import Measure, Statement, compare
 from .text import markdown
 
 NO_ORDER = "no ordering is claimed"
+#: How verdicts begin, and how they are counted.
+_TALLY = {
+    "holds": "hold",
+    "holds in part": "hold in part",
+    "holds in part and is": "hold in part and are contradicted in part",
+    "is contradicted": "contradicted",
+    "is not decided": "not decided",
+}
 #: What the verdict compares, by part.
 Measures = dict[str, list[Measure]]
 #: The statuses of statements, and what a paragraph calls them.
@@ -50,6 +58,24 @@ def sum_up(statements: Sequence[Statement]) -> str:
     return "is contradicted" if number["contradicted"] > chance else "is not decided"
 
 
+def tally(verdicts: Sequence[str]) -> str:
+    """How many of several claims hold, and how many do not."""
+    starts = Counter(max(filter(verdict.startswith, _TALLY), key=len, default="") for verdict in verdicts)
+    found = ", ".join(f"{starts[start]} {words}" for start, words in _TALLY.items())
+    return f"Of {counted(len(verdicts), 'claim')} of the paper: {found}."
+
+
+def verdict_text(statements: Sequence[Statement]) -> str:
+    """The verdict, and why nothing is decided: too few seeds, or most intervals hold small differences alone."""
+    verdict, open_ = sum_up(statements), [s for s in statements if s.status == "open"]
+    if verdict != "is not decided":
+        return verdict
+    if 2 * sum(s.is_small for s in open_) > len(open_):
+        return f"{verdict}: most differences are small"
+    seeds = counted(max(s.pairs for s in statements), "seed")
+    return f"{verdict}: {seeds} {'is' if seeds == '1 seed' else 'are'} too few"
+
+
 def by_chance(number: int) -> int:
     """So many intervals exclude in one direction by chance; a rule of thumb, as those that share runs are dependent."""
     from scipy.stats import binom
@@ -65,7 +91,7 @@ def paragraph(groups: Sequence[Group], measures: Measures, other: str | None = N
     number = Counter[str](statement.status for statement in statements)
     parts = ", ".join(f"{number[status]} {word}" for status, word in _WORDS.items() if number[status])
     orders = dict.fromkeys(_order_text(group) for group in groups if len(group.order) > 1)
-    sentences = [f"**The paper's ordering {sum_up(statements)}.**", f"It is {'; '.join(orders)}."]
+    sentences = [f"**The paper's ordering {verdict_text(statements)}.**", f"It is {'; '.join(orders)}."]
     sentences.append(f"Of {counted(len(statements), 'statement')} on pairs of methods, the runs leave {parts}.")
     with_interval = len(statements) - number["no interval"]
     if with_interval > 1:
@@ -93,7 +119,7 @@ def headline(groups: Sequence[Group], measures: Measures) -> str:
         return ""
     verdict = sum_up(ordered(groups, measures))
     wanted = "shown" if verdict.startswith("holds") else "contradicted" if verdict == "is contradicted" else "open"
-    group, one = max(found, key=lambda pair: (pair[1].status == wanted, pair[1].status != "no interval"))
+    group, one = max(found, key=lambda it: (it[1].status == wanted, it[1].status != "no interval", it[1].pairs > 0))
     where = f"{group.title}: " if len(groups) > 1 else ""
     return f"{where}{one.first} against {one.second}: {_effect(one)}."
 
@@ -102,6 +128,7 @@ def _effect(statement: Statement) -> str:
     """An estimate with its interval and status, as in ``accuracy +0.52 points [0.10, 0.94], better``."""
     measure = statement.measure
     words = {"shown": measure.words[0], "contradicted": measure.words[1]}
+    words["no interval"] = f"{counted(statement.pairs, 'seed')}: too few for an interval"
     failed = statement.only_first + statement.only_second
     lost = f", without {counted(failed, 'seed')} with which one {measure.failed}" if failed else ""
     return f"{measure.name} {number_text(statement)}, {words.get(statement.status, statement.status)}{lost}"

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from deltafl.analysis import Interval, Run, fieller, mean_interval
-from deltafl.samplers import SAMPLERS
+from deltafl.samplers import SAMPLERS, is_unbiased
 from deltafl.simulation import rounds_to_threshold
 from deltafl.types import FloatArray
 
@@ -31,9 +31,16 @@ def needs(label: str) -> str:
     return SAMPLERS[find_label(label).name].needs
 
 
-def _is_rival(label: str) -> bool:
-    """Methods of others that a server can use, biased ones and those that are told labels included."""
-    return SAMPLERS[find_label(label).name].source != "this project" and needs(label) not in ("oracle", "everyone")
+def is_ours(label: str) -> bool:
+    return SAMPLERS[find_label(label).name].source == "this project"
+
+
+def _advantages(part: Part, label: str) -> str:
+    """What a method is told or gives up that the recommended one is not and does not, in brackets; perhaps nothing."""
+    public = part.variants.get(label.partition("+")[2], {}).get("public")
+    words = ["biased"] * (not is_unbiased(find_label(label))) + ["told labels"] * (needs(label) == "known")
+    words += ["public data"] if public else []
+    return f" ({', '.join(words)})" if words else ""
 
 
 def measures(part: Part) -> list[Measure]:
@@ -137,22 +144,20 @@ class Judgement(NamedTuple):
     label: str
     status: Status
     gap: Gap = NO_GAP
-    rivals: tuple[Statement, ...] = ()  # the recommended method against each rival
-    today: tuple[Statement, ...] = ()  # and against the best methods of today
+    pairs: tuple[Statement, ...] = ()  # the recommended method against all others that a server can use
 
-    @property
-    def ahead(self) -> list[Statement]:
-        return [pair for pair in self.rivals if pair.status == "contradicted"]
+    def ahead(self, ours: bool = False) -> list[Statement]:
+        """Methods of others, or this project's own, that are better."""
+        return [pair for pair in self.pairs if pair.status == "contradicted" and is_ours(pair.second) is ours]
 
 
 def judge(result: Result, view: View) -> Judgement:
     label, main = view.recommended or BASELINE, measures(result.part)[0]
     if no_task(result):
         return Judgement(result, label, "no task")
-    others = {name: against(result, main, label, name) for name in [m.label for m in result.shown] if name != label}
-    pairs = {name: pair for name, pair in others.items() if pair is not None}
-    rivals, today = (pair for name, pair in pairs.items() if _is_rival(name)), (pairs.get(name) for name in view.today)
-    found = Judgement(result, label, "running", gap_of(result, label, main), tuple(rivals), tuple(filter(None, today)))
+    others = [m.label for m in result.shown if m.label != label and needs(m.label) not in ("oracle", "everyone")]
+    pairs = tuple(filter(None, (against(result, main, label, other) for other in others)))
+    found = Judgement(result, label, "running", gap_of(result, label, main), pairs)
     return found._replace(status=_status(found))
 
 
@@ -160,7 +165,7 @@ def _status(found: Judgement) -> Status:
     """Reached or missed by the interval; open only after all seeds."""
     value, low, high, seeds = found.gap
     if value is not None and low is not None and high is not None:
-        if high < GOAL or found.ahead:
+        if high < GOAL or found.ahead():
             return "missed"
         if value >= GOAL and low > SURE:
             return "reached"
@@ -179,25 +184,24 @@ def headline(judgements: Sequence[Judgement]) -> str:
 
 def sentence(judgement: Judgement) -> str:
     """The verdict on one task, one line."""
-    result, label, status, gap, rivals, today = judgement
+    result, label, status, gap, pairs = judgement
     if status == "no task":
         return f"{result.part.title}: {no_task(result)}."
     if gap.value is None:
         return f"{result.part.title}: no G yet (needs more seeds of {FULL}, {BASELINE} and `{label}`)."
     seeds = f"not decided after {gap.seeds} of {result.part.seeds} seeds" if status == "running" else status
     word = f"**{seeds}**" if status == "missed" else seeds
-    ahead = _names(judgement.ahead)
-    beaten = f"ahead of it: {ahead}" if ahead else f"none of {len(rivals)} rivals is ahead"
-    behind = _names([pair for pair in today if pair.status == "contradicted"])
-    best = f"behind {behind}" if behind else f"behind none of today's {len(today)} best"
-    return f"{result.part.title}: {word}, `{label}` closes {gap}; {beaten}; {best}."
+    others, ours = (_names(result.part, judgement.ahead(own)) for own in (False, True))
+    number = sum(not is_ours(pair.second) for pair in pairs)
+    ahead = (others or f"none of {number} methods of others") + (f"; of ours {ours}" if ours else "")
+    return f"{result.part.title}: {word}, `{label}` closes {gap}; ahead of it: {ahead}."
 
 
-def _names(pairs: Sequence[Statement], most: int = 3) -> str:
-    """The methods that are ahead, the farthest first, with the points and their interval."""
-    farthest = sorted(pairs, key=lambda pair: pair.estimate or 0)
+def _names(part: Part, pairs: Sequence[Statement], most: int = 3) -> str:
+    """The methods that are ahead, the farthest first, with what they are told, the points and their interval."""
     texts = [
-        f"`{pair.second}` by {-100 * (pair.estimate or 0):.1f} points{ends(pair.high, pair.low, '.1f', -100)}"
-        for pair in farthest
+        f"`{pair.second}`{_advantages(part, pair.second)} by {-100 * (pair.estimate or 0):.1f} points"
+        + ends(pair.high, pair.low, ".1f", -100)
+        for pair in sorted(pairs, key=lambda pair: pair.estimate or 0)
     ]
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

@@ -16,7 +16,21 @@ from ..reproduce import Request
 from ..spec import TEXTS, Experiment, View
 from ..text import csv_text, folded
 from ..verdict import counted
-from .judge import GOAL, LEAST, SURE, Gap, Judgement, gap_of, headline, judge, measures, needs, no_task, sentence
+from .judge import (
+    GOAL,
+    LEAST,
+    SURE,
+    Gap,
+    Judgement,
+    gap_of,
+    headline,
+    is_ours,
+    judge,
+    measures,
+    needs,
+    no_task,
+    sentence,
+)
 from .parts import BASELINE, FULL, Part, find_label, parts_of
 from .runs import Reasons, Result, Store, gather, play
 from .tables import cost_table, crossings_table, main_table, num_params_of, table_cells, tuning_cells
@@ -42,7 +56,7 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
     with store.runs.lock():
         _draw_gaps(results, experiment.view.core, folder / "gap.png")
         view = experiment.view
-        few = [label for label in view.core if label in {FULL, BASELINE, view.recommended, *view.today}]
+        few = [label for label in view.core if label in (FULL, BASELINE) or is_ours(label)]
         _draw_curves(results, few, folder / "curves.png")
         write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
         command = replace(request, parts=None).command

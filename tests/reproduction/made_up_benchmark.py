@@ -25,7 +25,7 @@ TINY: dict[str, Any] = {
 }
 
 
-VIEW = {"core": ["full", "uniform", "pracdelta", "delta-centred"], "recommended": "delta-centred", "today": ["spread"]}
+VIEW = {"core": ["full", "uniform", "pracdelta", "delta-centred"], "recommended": "delta-centred"}
 
 
 def tiny(parts: dict[str, Any] | None = None, **changes: Any) -> Experiment:

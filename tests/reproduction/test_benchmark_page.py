@@ -63,7 +63,7 @@ def test_the_page_judges_the_target_by_area(tmp_path: Path) -> None:
     assert gap > 0.85
     assert "**The target is reached.** The recommended method is `delta-centred`. 20 of 20 test runs are done." in page
     assert f"- digits: reached, `delta-centred` closes {gap:.2f} [" in page
-    assert "; none of 2 rivals is ahead; behind none of today's 0 best." in page
+    assert "; ahead of it: none of 2 methods of others." in page
     rows = [line.split(" | ") for line in page.split("## digits")[1].split("<details>")[0].splitlines() if "`" in line]
     assert [row[0].strip("| ") for row in rows] == ["`full`", "`delta-centred`", "`pracdelta`", "`uniform`"]
     assert rows[0][1] == "1"

@@ -76,7 +76,8 @@ def test_titles_and_the_page_name_the_data_that_stand_in(tmp_path: Path) -> None
     sweep = sweep_of(settings=settings, parts=parts, cpu={}, paper={"task": "femnist"})
     page = written(sweep, tmp_path)
     assert "## UNIPEN-62 (for FEMNIST), Adam" in page
-    assert "**Data:** UNIPEN-62 stands in for FEMNIST. A subset of CelebA stands in for CelebA." in page
+    stand_in = "FEMNIST itself, for which UNIPEN-62 stands in; CelebA itself, for which a subset of CelebA stands in"
+    assert f"**Not tested:** {stand_in}." in page
     full = Sweep(sweep.experiment, "paper", {"one": sweep.experiment.comparison("one", "paper")})
     page = written(full, tmp_path / "paper")
     assert "## FEMNIST, Adam" in page
@@ -87,10 +88,10 @@ def test_unfinished_sweeps_say_so(tmp_path: Path) -> None:
     sweep = sweep_of()
     runs = [run for run in runs_of_sweep(sweep) if run.part == "one" and (run.sampler, run.seed) != ("fedavg", 1)]
     page = write_page(sweep, runs, tmp_path, {"two": "its data are not here"}, COMMAND)
-    assert "Only 3 of 8 runs are done" in page
+    assert "**Not tested:** 5 of 8 planned runs." in page
     assert "- First: missing fedavg seed 1" in page
     assert "- Second: no run is done (its data are not here)" in page
-    assert "**The paper's ordering is not decided.**" in page
+    assert "**The paper's ordering is not decided: 1 seed is too few.**" in page
     assert finding(tmp_path).done == 3
     with pytest.raises(DeltaflError, match="no run is finished"):
         written(sweep, tmp_path, [])
@@ -117,13 +118,18 @@ def test_variants_stand_in_the_table_of_their_host(tmp_path: Path) -> None:
     assert rows_of(page, "FedAvg again")
     others = page.partition("Comparisons outside the paper's ordering")[2]
     assert rows_of(others, "FedPracDELTA (Second) against FedAvg")[0][2].startswith("speed-up ×2.00")
-    assert rows_of(others, "FedPracDELTA (Second) against FedPracDELTA")[0][4] == "open"
+    assert rows_of(others, "FedPracDELTA (Second) against FedPracDELTA")[0][4] == "no interval"  # of two seeds
 
 
 @pytest.mark.parametrize(
-    ("low", "verdict"), [(0.5, "the bounds hold"), (1.05, "the bounds hold on First, and do not on Second")]
+    ("low", "verdict", "number"),
+    [
+        (0.5, "holds", "32 of 32 values are within the bounds."),
+        (1.05, "holds in part", "24 of 32 values are within the bounds; those outside are of Second."),
+        (2.05, "is contradicted", "16 of 32 values are within the bounds; those outside are of First and Second."),
+    ],
 )
-def test_probes_without_an_order_judge_the_bounds(low: float, verdict: str, tmp_path: Path) -> None:
+def test_probes_without_an_order_judge_the_bounds(low: float, verdict: str, number: str, tmp_path: Path) -> None:
     sweep = sweep_of("probes", view={"columns": {"least": "low"}, "bounds": {"low": [low, 100.0]}}, order=[])
     runs = []
     for run in runs_of_sweep(sweep):
@@ -131,7 +137,7 @@ def test_probes_without_an_order_judge_the_bounds(low: float, verdict: str, tmp_
         runs.append(run._replace(probes={"round": np.arange(1.0, 5), "low": least_r}))
     page = written(sweep, tmp_path, runs)
     assert finding(tmp_path).verdict == verdict
-    assert f"**{verdict[:1].upper()}{verdict[1:]}.**" in page
+    assert f"**{verdict[:1].upper()}{verdict[1:]}.** {number}" in page
 
 
 def test_pictures_of_long_runs_stay_small_and_keep_the_colours(tmp_path: Path) -> None:
@@ -165,17 +171,21 @@ def test_the_index_has_a_line_for_each_page(tmp_path: Path) -> None:
     written(sweep_of(), tmp_path / "table-x")
     toy = {"name": "toy", "title": "The toy", "claim": "a claim", "short": "it is", "number": "c", "verdict": "holds"}
     command = "python -m reproduction toy"
-    write_verdict(tmp_path / "toy", Finding(**toy, scale="cpu", done=1, total=1, command=command))
+    write_verdict(tmp_path / "toy", Finding(**toy, scale="cpu", done=1, total=3, command=command))
+    ours = {**toy, "name": "limits", "title": "The limits", "verdict": "no claim"}
+    write_verdict(tmp_path / "limits", Finding(**ours, own=True, scale="cpu", done=1, total=1, command=command))
     (tmp_path / "speed").mkdir()
     (tmp_path / "speed" / "README.md").write_text("# How fast it is\n", encoding="utf-8")
     text = write_index(tmp_path)
     assert text == (tmp_path / "README.md").read_text(encoding="utf-8") == write_index(tmp_path)
     lines = [line for line in text.splitlines() if line.startswith("| [")]
-    assert lines[0] == "| [The toy](toy/README.md) | it is | **holds** | c |"
-    assert len(lines) == 2
+    assert lines[0] == "| [The toy](toy/README.md) | it is | **holds** (1 of 3 runs) | c |"
+    assert len(lines) == 3
+    assert "Of 2 claims of the paper: 1 hold, 0 hold in part, 0 hold in part and are contradicted in part, " in text
+    assert lines[2] in text.partition("## This project's own studies")[2]
     assert "First: FedPracDELTA against FedAvg: rounds to 70 % speed-up ×2.00" in text
     assert "[How fast it is](speed/README.md)" in text
-    assert "Without a page: `limits`, `stability`" in text
+    assert "Without a page: `stability`" in text
     assert "`toy`" not in text
     with pytest.raises(DeltaflError, match=r"no folder with a verdict\.json"):
         write_index(tmp_path / "nowhere")

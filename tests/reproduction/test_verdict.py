@@ -20,7 +20,7 @@ from reproduction.measures import (
     late_probe,
     rounds_to,
 )
-from reproduction.verdict import NO_ORDER, headline, ordered, pairs_table, paragraph, sum_up
+from reproduction.verdict import NO_ORDER, headline, ordered, pairs_table, paragraph, sum_up, verdict_text
 from tools.runs import make_run
 
 Numbers = list[float | None]
@@ -68,6 +68,8 @@ def test_a_paired_difference_is_that_of_scipy() -> None:
     [
         ([0.8], [0.5], "no interval", 1),
         ([], [0.5, 0.6], "no interval", 0),
+        ([0.8, 0.9], [0.5, 0.61], "no interval", 2),
+        ([0.8, 0.9, 0.7], [0.5, 0.61, 0.42], "shown", 3),
         ([0.8, 0.7, 0.9], [0.7, 0.6, 0.8], "open", 3),  # 0.1 each, up to rounding: an interval without width
         ([0.9, 0.2, 0.5], [0.5, 0.5, 0.4], "open", 3),
     ],
@@ -109,6 +111,23 @@ def test_the_rule(statuses: tuple[Status, ...], result: str) -> None:
     assert sum_up([Statement("here", GOOD, "A", "B", 0.1, 0.0, 0.2, 3, 0, 0, s) for s in statuses]) == result
 
 
+@pytest.mark.parametrize(
+    ("measure", "ends", "why"),
+    [
+        (accuracy(), [(-0.009, 0.01), (-0.005, 0.002), (-0.2, 0.3)], "most differences are small"),
+        (accuracy(), [(-0.009, 0.01), (-0.011, 0.002), (-0.2, 0.3)], "3 seeds are too few"),
+        (FEW, [(0.91, 1.09)], "most differences are small"),
+        (FEW, [(0.89, 1.09)], "3 seeds are too few"),
+    ],
+)
+def test_what_is_not_decided_says_why(measure: Measure, ends: list[tuple[float, float]], why: str) -> None:
+    found = [Statement("here", measure, "A", "B", 0.0, *pair, 3, 0, 0, "open") for pair in ends]
+    assert verdict_text(found) == f"is not decided: {why}"
+    assert verdict_text([found[0]._replace(low=None, high=None, status="no interval", pairs=2)]).endswith(
+        "2 seeds are too few"
+    )
+
+
 def test_noise_alone_is_seldom_called_anything() -> None:
     """Four methods that do not differ, three seeds: 19 of 20 verdicts should be undecided."""
     rng = np.random.default_rng(11)
@@ -135,9 +154,9 @@ def test_every_pair_that_the_paper_orders_is_stated_once_for_each_measure() -> N
 
 def test_the_paragraph_states_the_result_and_what_failed() -> None:
     rows = [
-        climbs("fedavg", {0: 40, 1: 43, 2: None}),
-        climbs("fedpracis", {0: 41, 1: 40, 2: 44}),
-        climbs("pracdelta", {0: 20, 1: 21, 2: 22}),
+        climbs("fedavg", {0: 40, 1: 43, 2: None, 3: 44}),
+        climbs("fedpracis", {0: 41, 1: 40, 2: 44, 3: 43}),
+        climbs("pracdelta", {0: 20, 1: 21, 2: 22, 3: 22}),
     ]
     measures = {"one": [rounds_to(0.7, "accuracy")]}
     shown = group(rows, ("pracdelta", "fedpracis", "fedavg"))
