@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.algorithm.fedprox import FedProx, FedProxParams
 from pfl.callback.base import TrainingProcessCallback
 from pfl.callback.restore_training import RestoreTrainingCallback
 from pfl.data.dataset import Dataset
@@ -56,6 +57,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 ROOT = Path(__file__).parent.parent
 N, ROUNDS, EPOCHS, LR = 5, 5, 4, 0.5
+WORK = LocalWork(LR, epochs=EPOCHS, batch_size=None)
 
 
 @cache
@@ -102,37 +104,37 @@ class Measured(FederatedAveraging):  # type: ignore[misc]
 
 
 class Keep(TrainingProcessCallback):  # type: ignore[misc]
-    """Keeps the model after each round, and ends the process's run after so many."""
+    """Keeps model and metrics after each round."""
 
-    def __init__(self, stop_after: int = ROUNDS) -> None:
+    def __init__(self) -> None:
         self.models: list[Params] = []
         self.logged: list[Metrics] = []
-        self.stop_after = stop_after
 
     def after_central_iteration(self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int) -> Any:
         self.models.append(flatten(model.pytorch_model))
         self.logged.append(aggregate_metrics)
-        return len(self.models) == self.stop_after, Metrics()
+        return False, Metrics()
 
 
 def run(
     plan: Plan,
     make_dataset_fn: Callable[[int], Dataset] = user,
     central_lr: float = 1.0,
-    stop_after: int = ROUNDS,
+    proximal: float = 0.0,
     folder: Path | None = None,
     **more: Any,
 ) -> tuple[DeltaBackend, Keep]:
     """Five rounds of a linear model from 0 in pfl."""
-    net, keep, backend = Net(64, 10), Keep(stop_after), DeltaBackend(plan, make_dataset_fn, **more)
+    net, keep, backend = Net(64, 10), Keep(), DeltaBackend(plan, make_dataset_fn, **more)
     for part in net.parameters():
         torch.nn.init.zeros_(part)
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=central_lr))
-    algorithm, saving = Measured(), []
+    algorithm, saving = FedProx() if proximal else Measured(), []
     if folder is not None:
         saving = [RestoreTrainingCallback([algorithm, model, backend], str(folder))]
+    params = partial(FedProxParams, mu=proximal) if proximal else NNAlgorithmParams
     algorithm.run(
-        NNAlgorithmParams(ROUNDS, evaluation_frequency=1000, train_cohort_size=plan.n, val_cohort_size=0),
+        params(ROUNDS, evaluation_frequency=1000, train_cohort_size=plan.n, val_cohort_size=0),
         backend,
         model,
         NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=LR, local_batch_size=None),
@@ -141,9 +143,9 @@ def run(
     return backend, keep
 
 
-def simulated(plan: Plan) -> list[Params]:
+def simulated(plan: Plan, proximal: float = 0.0) -> list[Params]:
     """The same in the project's own simulator."""
-    engine, models = Engine(digits(), LocalWork(LR, epochs=EPOCHS, batch_size=None), seed=0), []
+    engine, models = Engine(digits(), replace(WORK, proximal=proximal), seed=0), []
     zero_d = np.zeros(engine.num_params, dtype=np.float32)
     if plan.sampler.census is not None:
         first = engine.train(zero_d, 0, np.arange(20)).update_nd
@@ -196,7 +198,7 @@ def test_postprocessors_see_users_before_their_updates_are_weighted() -> None:
     plan = plan_of("uniform")
     backend, keep = run(plan, postprocessors=[NormClippingOnly(order=2, clipping_bound=0.01)])
     assert backend.state is not None
-    engine = Engine(digits(), LocalWork(LR, epochs=EPOCHS, batch_size=None), seed=0)
+    engine = Engine(digits(), WORK, seed=0)
     cohort = open_round(plan, init_round(plan, np.zeros(650)))
     update_nd = engine.train(np.zeros(650, dtype=np.float32), 0, cohort.client_n).update_nd
     norm_n = np.linalg.norm(update_nd, axis=1)
@@ -215,6 +217,14 @@ def test_an_empty_cohort_moves_the_model_by_the_control_variate() -> None:
         assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
     after = max(empty)
     assert np.linalg.norm(keep.models[after] - keep.models[after - 1]) > 1e-3
+
+
+def test_other_algorithms_send_their_updates() -> None:
+    plan = plan_of("innovation")
+    _, keep = run(plan, proximal=0.7)
+    for found_d, expected_d in zip(keep.models, simulated(plan, proximal=0.7), strict=True):
+        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
+    assert np.abs(keep.models[-1] - simulated(plan)[-1]).max() > 0.01
 
 
 def test_the_central_optimizer_moves_the_model() -> None:
