@@ -71,6 +71,15 @@ def area(horizon: int) -> Measure:
     return accuracy()._replace(name="mean accuracy", value=lambda run: area_under(run, horizon))
 
 
+def of_clients(name: Literal["mean", "worst_tenth"]) -> Measure:
+    """A number of the clients' accuracies at the end; None in a record from before they were measured."""
+
+    def value(run: Run) -> float | None:
+        return None if run.fairness is None else float(getattr(run.fairness, name))
+
+    return Measure(f"{name.replace('_', ' ')} of the clients", "difference", True, value, 100.0, " points")
+
+
 def best_within(horizon: int, best: int) -> Measure:
     """The mean of the best accuracies within the first ``horizon`` rounds."""
 

@@ -14,7 +14,7 @@ from deltafl.simulation import RunSettings, mean_score, plan_of
 from deltafl.tasks import find_task
 from deltafl.types import FloatArray
 
-from ..measures import Measure, centre, second_half
+from ..measures import Measure, centre, of_clients, second_half
 from ..spec import View
 from ..text import DASH, MOST_ROWS, Cells, fixed, folded, markdown, plus_minus
 from ..verdict import number_text
@@ -42,8 +42,11 @@ def main_table(result: Result, view: View) -> str:
     """The methods of the pictures and the best others, 12 rows; the rest is folded."""
     area, smoothed, *_ = measures(result.part)
     heads = ["method", "G by area [95 %]", "mean accuracy, %", f"above {BASELINE}, points [95 %]"]
-    heads += [smoothed.name, "local rate", "seeds"]
     methods = by_area(result)
+    has_clients = any(run.fairness for method in methods for run in method.runs.values())
+    clients = {"clients at the end, %": of_clients("mean"), "worst tenth, %": of_clients("worst_tenth")}
+    clients = clients if has_clients else {}
+    heads += [*clients, smoothed.name, "local rate", "seeds"]
     core = [method.label for method in methods if method.label in view.core]
     others = [method.label for method in methods if method.label not in view.core]
     first = {*core, *others[: max(MOST_ROWS - len(core), 0)]}
@@ -51,6 +54,7 @@ def main_table(result: Result, view: View) -> str:
     for method in methods:
         label, search = method.label, method.search
         line = [name_of(label), _gap(result, label, area), _mean_text(method, area, 2), _above(result, area, label)]
+        line += [_mean_text(method, measure, 1) for measure in clients.values()]
         line += [_rounds(method, smoothed), f"{search.best:g}{'*' * bool(search.edge)}", str(len(method.runs))]
         lines[label in first].append(line)
     rest = folded(f"{len(lines[False])} more", markdown(heads, lines[False])) if lines[False] else ""
@@ -58,7 +62,10 @@ def main_table(result: Result, view: View) -> str:
 
 
 def _mean_text(method: Method, measure: Measure, digits: int) -> str:
-    mean, sd = analysis.mean_and_sd(measure.scale * measure.numbers(method.runs))
+    number_s = measure.scale * measure.numbers(method.runs)
+    if len(number_s) < len(method.runs):
+        return DASH
+    mean, sd = analysis.mean_and_sd(number_s)
     return plus_minus(mean, None if np.isnan(sd) else sd, digits)
 
 
@@ -198,6 +205,9 @@ def _method_cells(result: Result, method: Method) -> dict[str, Any]:
         if label != BASELINE and other is not None:
             cell |= _with_ends(f"{key}_to_uniform", (other.estimate, other.low, other.high))
         cell |= _with_ends(f"gap_{key}", (NO_GAP if no_task(result) else gap_of(result, label, measure))[:3])
+    for key, measure in (("client_mean", of_clients("mean")), ("worst_tenth", of_clients("worst_tenth"))):
+        if len(number_s := measure.numbers(method.runs)) == len(method.runs):
+            cell |= _with_ends(key, analysis.mean_interval(number_s))
     return cell | cost_cells(result, method)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from made_up_benchmark import MADE_UP, curve, made_up, part_of, record, shown, tiny, write_runs
 
+from deltafl.analysis.runs import Fairness
 from deltafl.errors import DeltaflError
 from deltafl.samplers import SAMPLERS, is_unbiased
 from deltafl.simulation import RunSettings, RunStore, make_settings, rounds_to_threshold, write_record
@@ -111,6 +112,29 @@ def test_runs_that_never_reach_are_marked_and_leave_no_gap_in_rounds(
     assert cells["delta-centred"]["gap_rounds"][:3] == gap[:3]
     assert float(cells["delta-centred"]["gap_mean_accuracy"]) > 0.8
     assert ("(1 never)" in page) == (cells["uniform"]["never"] == "1") == bool(changes)
+
+
+def test_mean_and_worst_tenth_of_the_clients_are_shown_where_all_runs_of_a_method_have_them(tmp_path: Path) -> None:
+    write_runs(tmp_path, made_up(), MADE_UP)
+    assert "worst tenth" not in shown(tmp_path, made_up())
+    (part,) = parts_of(made_up(), "smoke")
+    store = RunStore(tmp_path)
+    for label, seeds in (("delta-centred", range(5)), ("uniform", range(4))):
+        for seed in seeds:
+            job = part.test_job(label, 0.2, seed)
+            record = store.get(job)
+            assert record is not None
+            fairness = Fairness(0.8 + 0.01 * seed, 0.5 + 0.02 * seed, 0.1)
+            write_record(record.model_copy(update={"fairness": fairness}), store.path(job))
+    page = shown(tmp_path, made_up())
+    rows = [line.split(" | ") for line in page.split("## digits")[1].split("<details>")[0].splitlines() if "|" in line]
+    place = rows[0].index("worst tenth, %")
+    cells = {row[0].strip("| `"): row[place - 1 : place + 1] for row in rows[2:]}
+    assert cells.pop("delta-centred") == ["82.0 ± 1.6", "54.0 ± 3.2"]
+    assert set(map(tuple, cells.values())) == {("–", "–")}
+    with (tmp_path / "table.csv").open(encoding="utf-8") as file:
+        found = {row["method"]: row for row in csv.DictReader(file)}
+    assert float(found["delta-centred"]["worst_tenth"]) == pytest.approx(0.54) and found["uniform"]["worst_tenth"] == ""
 
 
 def test_without_a_gap_there_is_no_number() -> None:
