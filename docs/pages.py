@@ -37,6 +37,7 @@ PACKAGES = {
     "audit": ("Audit: is a sampler unbiased?", "check_sampler audit estimate_error lower_bound least_mse"),
     "scale": ("Saved states", ""),
     "flower": ("Flower", "DeltaStrategy delta_mod LocalSteps register"),
+    "nvflare": ("NVFlare", "DeltaFedAvg DeltaClient LocalSteps"),
 }
 
 

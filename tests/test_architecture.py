@@ -14,6 +14,7 @@ ABOVE = {
     "federation": {"core"},
     "flower": {"core", "federation"},
     "pfl": {"core", "federation"},
+    "nvflare": {"core", "federation"},
     "cli": {"core", "tasks", "analysis", "simulation"},
     "__main__": {"cli"},
 }

@@ -48,6 +48,14 @@ def admit(federation: Federation, present: Mapping[str, ClientInfo], log: Log) -
     return {key: info for key, info in present.items() if key in federation.clients}
 
 
+def log_privacy(rules: Rules, rounds: int, num_clients: int, log: Log) -> None:
+    """Log what so many rounds spend where at least so many clients are present."""
+    dp = rules.plan.dp
+    if dp is not None:
+        epsilon = dp.epsilon(rounds, rules.plan.n / num_clients)
+        log(INFO, "After %d rounds: epsilon = %.3g at most, with delta = %g", rounds, epsilon, dp.delta)
+
+
 def log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int], log: Log) -> None:
     """Log who did not reply, which replies were rejected and why, and what the others add up to."""
     if silent:

@@ -19,7 +19,7 @@ from ..federation.federation import Federation
 from ..federation.replies import round_metrics
 from ..federation.rules import check_texts, check_whole, make_rules
 from ..federation.saved import save, sole_owner
-from ..federation.service import admit, begin, log_round, log_warnings
+from ..federation.service import admit, begin, log_privacy, log_round, log_warnings
 from ..samplers import Sampler
 from ..samplers.census import Census
 from ..server.optimizers import ServerOptimizer
@@ -165,10 +165,7 @@ class DeltaStrategy(Strategy):
             arrays = {name: array.numpy() for name, array in initial_arrays.items()}
             self.federation = federation = begin(self.rules, arrays, self.buffers, self.directory.forget, log)
             done, self._cohort = 0 if federation.state is None else federation.state.round, None
-            if self.rules.plan.dp is not None:
-                dp, rounds = self.rules.plan.dp, max(done, num_rounds)
-                epsilon = dp.epsilon(rounds, self.rules.plan.n / self.min_nodes)
-                log(INFO, "After %d rounds: epsilon = %.3g at most, with delta = %g", rounds, epsilon, dp.delta)
+            log_privacy(self.rules, max(done, num_rounds), self.min_nodes, log)
             self._timeout = float(timeout)
             result = super().start(
                 grid,

@@ -1,0 +1,64 @@
+"""The client's side: ``receive`` and ``send`` of NVFlare's Client API, which also answer the server's questions."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import nvflare.client as flare
+from nvflare.client import FLModel, ParamsType
+
+from ..arrays import Arrays, as_array
+from ..federation.local_work import answer_census, fits
+
+#: Where a message's metadata hold what is deltafl's, and the names in it.
+RECORD = "deltafl"
+REGISTER, CENSUS, TRAINED, ROUND = "register", "census", "trained", "round"
+NUM_EXAMPLES, AUX = "num-examples", "aux"
+
+
+class DeltaClient:
+    """Takes the place of ``flare.receive`` and ``flare.send`` in a training script, after ``flare.init()``.
+
+    The server's question for the size of the data is answered by ``receive``. Asked for a census, the client trains as
+    usual, and ``send`` replies with ``Census.answer`` alone: no parameters, no metrics.
+
+    Args:
+        num_examples: The number of examples that the client trains on.
+        aux: Auxiliary variables, such as the share of each label in its data, for ``DeltaFedAvg(aux=10)``; sent to a
+            server that asks.
+    """
+
+    def __init__(self, num_examples: int, aux: Sequence[float] = ()) -> None:
+        self.num_examples, self.aux = int(num_examples), [float(value) for value in aux]
+        self._asked: dict[str, Any] = {}
+        self._sent: Arrays = {}
+
+    def receive(self, timeout: float | None = None) -> FLModel | None:
+        """The next model to train, or None where the job ends; as ``flare.receive``."""
+        while (model := flare.receive(timeout)) is not None:
+            self._asked = model.meta.get(RECORD, {})
+            if REGISTER not in self._asked:
+                self._sent = trained(model, self._asked.get(TRAINED, ())) if CENSUS in self._asked else {}
+                return model
+            told = {NUM_EXAMPLES: self.num_examples, AUX: self.aux if self._asked[REGISTER] else []}
+            flare.send(FLModel(metrics={}, meta={RECORD: told}))
+        return None
+
+    def send(self, model: FLModel) -> None:
+        """Send what was trained from the last model received; as ``flare.send``."""
+        asked, told = self._asked.get(CENSUS), {ROUND: self._asked.get(ROUND)}
+        if isinstance(asked, list):
+            received = trained(model, self._sent, self._sent)
+            told[CENSUS] = answer_census(self._sent, received, asked) if fits(self._sent, received) else []
+            model = FLModel(metrics={})
+        model.meta[RECORD] = told
+        flare.send(model)
+
+
+def trained(model: FLModel, names: Iterable[str], sent: Arrays | None = None) -> Arrays:
+    """The arrays of a model by these names; of a client that sends differences, added to what it was sent."""
+    params = model.params or {}
+    # Copies, for the client may overwrite the arrays that it was given.
+    arrays = {name: as_array(params[name]).copy() for name in names if name in params}
+    if sent is not None and model.params_type == ParamsType.DIFF:
+        arrays = {name: (sent[name] + array).astype(sent[name].dtype) for name, array in arrays.items()}
+    return arrays

@@ -1,0 +1,226 @@
+"""DeltaFedAvg: deltafl's samplers and weights in NVFlare's rounds. A translation, with no mathematics of its own."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from logging import INFO, WARNING
+from math import ceil
+from typing import Any
+
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.workflows.model_controller import ModelController
+
+from ..arrays import BUFFERS, Arrays, as_array
+from ..errors import DeltaflError
+from ..estimators.remote import RemoteControl
+from ..federation.census import CensusTaker
+from ..federation.clients import ClientInfo, read_info
+from ..federation.federation import Federation
+from ..federation.replies import ClientReply, reply_of
+from ..federation.rules import check_texts, check_whole, make_rules
+from ..federation.saved import save, sole_owner
+from ..federation.service import admit, begin, log_privacy, log_round, log_warnings
+from ..samplers import Sampler
+from ..samplers.census import Census
+from ..server.optimizers import ServerOptimizer
+from ..server.privacy import DifferentialPrivacy
+from ..types import RoundInfo
+from .client import AUX, CENSUS, NUM_EXAMPLES, RECORD, REGISTER, ROUND, TRAINED, trained
+
+#: How often a client that does not register is asked.
+_MOST = 3
+
+
+class DeltaFedAvg(ModelController):  # type: ignore[misc]
+    """Client sampling of deltafl as a controller of NVFlare.
+
+    The server aggregates *updates* (received minus sent) with weights from its own probabilities, whatever weights the
+    clients send. A missing or faulty reply is non-response; the server keeps each client's response rate. A client is
+    known by its name, for which NVFlare's certificates vouch. Scripts of clients use ``DeltaClient``.
+
+    Arguments that are not listed mean what they mean in ``deltafl.flower.DeltaStrategy``. NVFlare writes them into the
+    job's configuration, the seed too: leave it out where who is next must stay a secret.
+
+    Args:
+        sampler: A label, such as what ``deltafl.recommend`` answers. The default keeps one update of each client at the
+            server: as many models as there are clients.
+        n: Clients selected per round.
+        num_rounds: Rounds in all, those before a restart included.
+        state_path: Folder where the state is saved after every round and from which a new job resumes; or None. Not in
+            the job's workspace, which a new job does not see.
+        min_clients: Clients that must have registered before a round begins; None for n.
+        timeout: Seconds that a round waits for replies.
+        registration_timeout: Seconds that clients have to register.
+        aux: Number of auxiliary variables that every client must send, ``DeltaClient(..., aux=...)``.
+        persistor_id: The component that loads the initial model and saves the global one, such as ``PTModel`` adds.
+
+    Raises:
+        DeltaflError: If the sampler needs every update before the draw, clients are to keep a memory of their own, or
+            an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        sampler: str | Sampler = "innovation@local-pivotal",
+        n: int = 10,
+        num_rounds: int = 5,
+        server_optimizer: str | ServerOptimizer = "sgd",
+        state_path: str | None = None,
+        *,
+        estimator: str | None = None,
+        weights: str = "data",
+        seed: int | None = None,
+        min_clients: int | None = None,
+        timeout: float = 3600.0,
+        registration_timeout: float = 120.0,
+        buffers: Sequence[str] = BUFFERS,
+        response_floor: float = 0.1,
+        norm_guard: float | None = None,
+        clip: str | None = None,
+        max_ratio: float | None = None,
+        dp: DifferentialPrivacy | None = None,
+        aux: int = 0,
+        memory_dtype: str = "float32",
+        memory_path: str | None = None,
+        forget: Collection[str] = (),
+        persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
+    ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        super().__init__(persistor_id=persistor_id, ignore_result_error=True)
+        # NVFlare writes a job's configuration from attributes with the names of arguments.
+        self.__dict__.update(arguments)
+        self.num_rounds, self.timeout, self.registration_timeout = num_rounds, timeout, registration_timeout
+        self.buffers, self.forget = list(check_texts("buffers", buffers)), list(check_texts("forget", forget))
+        self.rules = make_rules(
+            sampler,
+            n,
+            server_optimizer,
+            state_path,
+            estimator,
+            weights=weights,
+            seed=seed,
+            identity="name",
+            response_floor=response_floor,
+            norm_guard=norm_guard,
+            clip=clip,
+            max_ratio=max_ratio,
+            dp=dp,
+            aux=aux,
+            memory_dtype=memory_dtype,
+            memory_path=memory_path,
+        )
+        if isinstance(self.rules.plan.rule.control, RemoteControl):
+            raise DeltaflError("clients of NVFlare keep no memory; write the estimator without '-remote'")
+        check_whole("num_rounds", num_rounds, "at least 1", 1)
+        self._least = n if min_clients is None else min_clients
+        check_whole("min_clients", self._least, "at least 1, or None for n", 1)
+        self.federation: Federation | None = None
+        #: The statistics of every round.
+        self.history: list[RoundInfo] = []
+        self._registered: dict[str, ClientInfo] = {}
+        self._asked = Counter[str]()
+        self._census = CensusTaker()
+
+    def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
+        """Add this controller to a job; sites have deltafl installed, so that its source is not part of the job."""
+        job.set_app_packages([*job.job.app_packages, "deltafl"])
+        super().add_to_fed_job(job, ctx, **kwargs)
+
+    def run(self) -> None:
+        """Run rounds until ``num_rounds`` are done; NVFlare calls this."""
+        params = self.load_model().params
+        if not params:
+            raise DeltaflError("the job has no initial model; add one, job.to_server(PTModel(model))")
+        with sole_owner(self.rules.state_path):
+            arrays = {name: as_array(value) for name, value in params.items()}
+            self.federation = federation = begin(self.rules, arrays, self.buffers, self.forget, self.logger.log)
+            log_privacy(self.rules, self.num_rounds, self._least, self.logger.log)
+            while (0 if federation.state is None else federation.state.round) < self.num_rounds:
+                if not self._play(federation):
+                    return
+
+    def _play(self, federation: Federation) -> bool:
+        """One round; False if the job is being stopped, which is nobody's non-response."""
+        log, path = self.logger.log, self.rules.state_path
+        present = admit(federation, self._present(federation), log)
+        if len(present) < self._least and not self.abort_signal.triggered:
+            known = f"{len(present)} clients have registered, {self._least} are needed"
+            raise DeltaflError(f"{known}; raise registration_timeout, lower min_clients, or use DeltaClient in scripts")
+
+        def ask(keys: list[str], census: Census) -> dict[str, Any]:
+            question = {CENSUS: [float(census.size), census.noise], TRAINED: list(federation.layout.trained)}
+            return {key: told(reply).get(CENSUS) for key, reply in self._send(federation, question, keys).items()}
+
+        number = federation.current.round
+        if self._census.take(federation, present, ask, log) and number == 0 and path is not None:
+            save(path, federation)  # everybody has worked for it
+        cohort, keys = federation.open(present), federation.keys
+        log(INFO, "Round %d: %d of %d clients selected", number + 1, len(cohort.client_n), len(present))
+        self.fl_ctx.set_prop(AppConstants.CURRENT_ROUND, number, private=True, sticky=False)
+        self.event(AppEventType.ROUND_STARTED)
+        sent, here = federation.arrays(), [keys[client] for client in cohort.client_n]
+        replies = self._send(federation, {ROUND: number}, here)
+        if self.abort_signal.triggered:
+            return False
+        places = {keys[client]: client for client in cohort.client_n.tolist()}
+        received = {places[key]: read_reply(reply, sent, number) for key, reply in replies.items()}
+        info = federation.close(cohort, received)
+        self.history.append(info)
+        if path is not None:
+            save(path, federation)
+        log_round(info, keys, [client for client in places.values() if client not in received], log)
+        log_warnings(federation, log)
+        self.save_model(FLModel(params=federation.arrays(), current_round=number, total_rounds=self.num_rounds))
+        self.event(AppEventType.ROUND_DONE)
+        return True
+
+    def _present(self, federation: Federation) -> dict[str, ClientInfo]:
+        """What the connected clients told of their data; who has not told it yet is asked."""
+        names = [client.name for client in self.engine.get_clients() if client.name not in self.forget]
+        asked = [name for name in names if name not in self._registered and self._asked[name] < _MOST]
+        replies = self._send(federation, {REGISTER: self.rules.aux}, asked, self.registration_timeout)
+        for name in asked:
+            try:
+                if name not in replies:
+                    raise DeltaflError("no answer to the registration query in time")
+                answer = told(replies[name])
+                self._registered[name] = read_info(answer.get(NUM_EXAMPLES), answer.get(AUX), self.rules.aux)
+            except DeltaflError as error:
+                self._asked[name] += 1
+                self.logger.log(WARNING, "%s did not register: %s", name, error)
+        return {name: self._registered[name] for name in names if name in self._registered}
+
+    def _send(
+        self, federation: Federation, question: Mapping[str, Any], names: Sequence[str], timeout: float | None = None
+    ) -> dict[str, FLModel]:
+        """Send a question, and the model but for registration; what came back in time, by name."""
+        if not names:  # for NVFlare that would be everybody
+            return {}
+        task = FLModel(
+            params=None if REGISTER in question else federation.arrays(),
+            metrics={} if REGISTER in question else None,
+            current_round=0 if federation.state is None else federation.state.round,
+            total_rounds=self.num_rounds,
+            meta={RECORD: dict(question)},
+        )
+        seconds = ceil(self.timeout if timeout is None else timeout)
+        replies = self.send_model_and_wait(data=task, targets=list(names), timeout=seconds)
+        return {reply.meta["client_name"]: reply for reply in replies}
+
+
+def told(reply: FLModel) -> Mapping[str, Any]:
+    """What a client told deltafl beside its model; nothing where that is no mapping."""
+    answer = reply.meta.get(RECORD)
+    return answer if isinstance(answer, dict) else {}
+
+
+def read_reply(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
+    """A client's reply to the model of a round, which may hold anything."""
+    if (of := told(reply).get(ROUND)) != number:
+        return ClientReply(fault=f"the reply is to round {of}; use DeltaClient in the client's script")
+    try:
+        arrays = trained(reply, list(reply.params or {}), sent)
+    except Exception as error:  # whatever a client's arrays can make NumPy raise
+        return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
+    return reply_of(arrays, reply.metrics or {})
