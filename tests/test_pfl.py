@@ -36,6 +36,7 @@ from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism, Norm
 
 from deltafl import (
     DeltaflError,
+    DifferentialPrivacy,
     MissingExtraError,
     Plan,
     Sgd,
@@ -181,6 +182,14 @@ def test_weights_that_do_not_sum_to_one_survive() -> None:
     sums = [info.sum_of_weights for info in backend.history]
     assert min(sums) < 0.7
     assert max(sums) > 1.1
+    for found_d, expected_d in zip(keep.models, simulated(plan), strict=True):
+        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
+
+
+def test_the_plans_privacy_is_that_of_the_simulator() -> None:
+    plan = plan_of("uniform@poisson", dp=DifferentialPrivacy(clip=0.2, noise_multiplier=0.5, delta=1e-5), seed=2**62)
+    _, keep = run(plan)
+    assert np.abs(keep.models[0] - simulated(replace(plan, dp=None))[0]).max() > 0.01
     for found_d, expected_d in zip(keep.models, simulated(plan), strict=True):
         assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
 

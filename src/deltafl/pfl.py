@@ -20,7 +20,7 @@ from .federation.local_work import NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE, LocalS
 from .federation.replies import LOSS_NAMES, ClientReply, reply_of, reports_of, round_metrics
 from .round import Plan, RoundState, close_round, init_round, open_round
 from .samplers.census import output_layer
-from .scale.state_file import load_state, save_state
+from .scale.state_file import load_state, read_sealed, save_state, write_sealed
 from .streams import stream
 from .types import Params, Reports, RoundInfo
 
@@ -39,7 +39,7 @@ __all__ = ["DeltaBackend", "LocalSteps"]
 
 #: What users may report beside their updates, by the names of metrics.
 _REPORTED = (*LOSS_NAMES, SQUARE_LOSS, STEP_VARIANCE, NUM_STEPS)
-_STATE, _CENSUS = "deltafl.safetensors", "deltafl-census.npy"
+_STATE, _CENSUS = "deltafl.safetensors", "deltafl-census.safetensors"
 
 
 class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
@@ -132,7 +132,7 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         """Save the state of the rounds and the answers to a census."""
         if self.state is not None:
             if self._answers is not None:
-                np.save(Path(dir_path) / _CENSUS, self._answers, allow_pickle=False)
+                write_sealed(Path(dir_path) / _CENSUS, {"answer_mk": self._answers}, {})
             save_state(Path(dir_path) / _STATE, self.state, self.plan)
 
     def load(self, dir_path: str) -> None:
@@ -141,7 +141,7 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         if not state.exists():
             raise CheckpointNotFoundError(state)
         if answers.exists():
-            self._answers = np.load(answers, allow_pickle=False)
+            self._answers = read_sealed(answers, "put a copy back, or begin anew in another folder")[0]["answer_mk"]
             self.plan = self.plan.with_census(self._answers)
         self.state = load_state(state, self.plan)
 
