@@ -56,7 +56,8 @@ class Plan:
             ``difference-own-remote`` clients reply with what their ``ClientMemory`` makes of their update.
         server_optimizer: How the model moves along the estimate.
         seed: Seed of the draws.
-        response_floor: Least response rate q assumed of a client, in (0, 1]: no reply counts more than 1 / floor times.
+        response_floor: Least rate a q of being available and replying that is assumed of a client, in (0, 1]: for that
+            no reply counts more than 1 / floor times.
         mime: beta in [0, 1) of the momentum that the server sends to all clients, see ``mime.py``; 0 for none.
         memory: How an estimator that remembers one update a client keeps them, see ``scale/rows.py``.
         scaffold: Whether local steps are corrected by the estimator's memory of one update a client (``scaffold.py``).
@@ -122,16 +123,19 @@ class Plan:
         return replace(self, population=census.population(self.population, answers))
 
     def response_rates(self, state: "RoundState", client_k: IntArray | None = None) -> FloatArray:
-        """q_i = max(floor, (responded_i + 1) / (selected_i + 1)) of some clients, float64 (k,), or of all.
+        """max(floor, a_i q_i) of some clients, float64 (k,), or of all: how likely they are there and reply.
 
-        Known before the draw. Dividing by q_i instead of by the number of replies keeps the estimate right when
-        failures depend on the client.
+        a_i = (rounds in which i was available + 1) / (rounds + 1), and q_i = (responded_i + 1) / (selected_i + 1).
+        Known before the draw. Dividing by them, and not by the number of replies, keeps the estimate of the *full*
+        population's update right when absence and failures depend on the client; docs/theory.md, section 13. 1 for
+        samplers whose expectations count this already.
         """
         which = slice(None) if client_k is None else client_k
-        responded_k, selected_k = (count_m[which].astype(float) for count_m in (state.responded_m, state.selected_m))
-        floor = self.response_floor if self.dp is None else 1.0
-        rate_k: FloatArray = np.maximum(floor, (responded_k + 1) / (selected_k + 1))
-        return rate_k
+        counts = (state.responded_m, state.selected_m, state.missed_m)
+        responded_k, selected_k, missed_k = (count_m[which].astype(float) for count_m in counts)
+        there_k = (state.round + 1 - missed_k) / (state.round + 1)
+        floor = 1.0 if self.dp is not None or self.sampler.expects_absence else self.response_floor
+        return np.asarray(np.maximum(floor, there_k * (responded_k + 1) / (selected_k + 1)))
 
     def model(self, state: "RoundState") -> Params:
         """The model to use and to judge: ``state.params_d``; with ``FedExP`` the mean of the last two."""
@@ -179,6 +183,7 @@ class Plan:
             control=self.rule.control.at_model(control, self.population, params_d, state.round + 1),
             selected_m=state.selected_m.plus_one(cohort.client_n),
             responded_m=state.responded_m.plus_one(cohort.client_n[here]),
+            missed_m=state.missed_m if cohort.absent is None else state.missed_m.plus_one(cohort.absent),
             mime=remember(state.mime, delta_d),
             guard=guard,
             norms=state.norms,
@@ -219,6 +224,7 @@ class RoundState(NamedTuple):
     control: Any  #: the memory of the estimator's control variate
     selected_m: PersistentArray  #: int16 (m,), how often each client was selected; wider once a count needs it
     responded_m: PersistentArray  #: the same for how often it responded
+    missed_m: PersistentArray  #: the same for the rounds in which it was not available
     mime: Any  #: the momentum that is sent to the clients
     guard: Any  #: the norms that the norm guard uses
     norms: Any  #: the norm of each client's last update, where updates are clipped
@@ -266,6 +272,7 @@ def blank_state(plan: Plan, params_d: Params) -> RoundState:
         control=control.init(plan.population, d),
         selected_m=PersistentArray(np.zeros(m, dtype=np.int16)),
         responded_m=PersistentArray(np.zeros(m, dtype=np.int16)),
+        missed_m=PersistentArray(np.zeros(m, dtype=np.int16)),
         mime=init_mime(plan.mime, d),
         guard=init_guard(plan.norm_guard),
         norms=init_norms(plan.clip, m),
@@ -285,22 +292,26 @@ def open_round(
 ) -> Cohort:
     """Select the clients of this round; nothing is changed, so that it may be opened again with the same result.
 
-    ``available_m``, bool (m,), says which clients can be selected: the estimate targets the sum over these; with a
-    control variate the others count with their c_i. The ``oracle`` of theoretical samplers is for simulators alone.
-    A missing oracle, and a mask of another shape or with nobody, are a ``DeltaflError``.
+    ``available_m``, bool (m,), says which clients can be selected. The estimate targets all clients, those that are
+    away included: each reply is divided by how often its client was there (``Plan.response_rates``). The ``oracle`` of
+    theoretical samplers is for simulators alone. A missing oracle, and a mask of another shape or with nobody, are a
+    ``DeltaflError``.
     """
     if plan.sampler.needs_oracle:
         plan.sampler.require_oracle(oracle)
     m = plan.population.num_clients
     mask_m: Any = None
+    absent: IntArray | None = None
     if available_m is not None:
         mask_m = np.asarray(available_m)
         if mask_m.shape != (m,) or mask_m.dtype != np.bool_:
             raise DeltaflError(f"available_m is {mask_m!r:.60}; it must hold True or False for each of {m} clients")
         check_anyone(int(np.count_nonzero(mask_m)))
+        absent = None if mask_m.all() else np.flatnonzero(~mask_m)
     elif not plan.sampler.accepts_no_mask:  # else m numbers are saved
         mask_m = np.ones(m, dtype=np.bool_)
-    return plan.sampler.open(state.sampler, mask_m, plan.n, stream(plan.seed, "draw", state.round), oracle)
+    cohort = plan.sampler.open(state.sampler, mask_m, plan.n, stream(plan.seed, "draw", state.round), oracle)
+    return cohort if absent is None else cohort._replace(absent=absent)
 
 
 def close_round(

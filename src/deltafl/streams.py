@@ -25,6 +25,7 @@ PURPOSES: dict[str, int] = {
     "validation": 12,  # which of a client's examples are held out
     "public": 13,  # which examples the server may use
     "census": 14,  # noise of the answers to a census
+    "world": 15,  # who is available, how long clients take, who drops out
 }
 
 

@@ -47,6 +47,7 @@ class Population(NamedTuple):
     num_examples_m: IntArray  #: >= 1, sizes of the clients' data
     aux_mq: FloatArray | None = None  #: auxiliary variables
     norm_m: FloatArray | None = None  #: norms of updates of the initial model, from a census; NaN where unknown
+    seconds_m: FloatArray | None = None  #: > 0, expected seconds of each client's round, for ``per_second`` scores
 
     @property
     def num_clients(self) -> int:
@@ -112,10 +113,11 @@ class Cohort(NamedTuple):
     count_n: IntArray  #: >= 1; above 1 only in designs with replacement
     expected_n: FloatArray  #: > 0, the expectation of the count before the draw; NaN if unknown
     kind: str = "unknown"  #: or "fixed-size", "poisson", "replacement": how it was drawn, for variance estimates
+    absent: IntArray | None = None  #: clients that were not available to the draw; None for nobody
 
     def part(self, which_n: Any) -> "Cohort":
         """The rows that an index or a mask names, such as those of the clients that replied."""
-        return Cohort(self.client_n[which_n], self.count_n[which_n], self.expected_n[which_n], self.kind)
+        return Cohort(self.client_n[which_n], self.count_n[which_n], self.expected_n[which_n], self.kind, self.absent)
 
 
 class Replies(NamedTuple):
@@ -124,7 +126,7 @@ class Replies(NamedTuple):
     cohort: Cohort  #: the clients that replied
     selected: Cohort  #: all selected clients, these included
     coef_n: FloatArray  #: coefficient of each reply in the estimate
-    response_n: FloatArray  #: their response rates q_i in (0, 1], as assumed before the round
+    response_n: FloatArray  #: how likely they are available and reply, in (0, 1], as assumed before the round
 
     @property
     def client_n(self) -> IntArray:

@@ -89,7 +89,7 @@ def _check_state(state: State) -> None:
 
 
 def _check_cohort(cohort: Cohort, available_m: BoolArray) -> None:
-    client_n, count_n, expected_n, _ = cohort
+    client_n, count_n, expected_n = cohort[:3]
     _require(client_n.shape == count_n.shape == expected_n.shape, "the columns of the cohort differ in length")
     _require(np.issubdtype(client_n.dtype, np.integer), f"client_n has type {client_n.dtype}, not whole numbers")
     _require(np.all(np.diff(client_n) > 0), f"client_n is {client_n}; it must be sorted, without repetition")

@@ -8,6 +8,7 @@ import numpy as np
 from ..designs.inclusion import with_floor
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, Nothing, Oracle, Population, Reports
+from .base import per_second
 from .census import Census
 from .centred import Centred, CentredState
 
@@ -25,7 +26,7 @@ class Visits(NamedTuple):
 class BalancedState(NamedTuple):
     """What the draws go by."""
 
-    weight_m: FloatArray
+    factor_m: FloatArray  # of the scores: w_i, or w_i / sqrt(seconds_i)
     value_mq: FloatArray  # w_i x_i, x_i the centred auxiliary variables on the axes in which clients differ
     visits: Visits | Nothing
 
@@ -62,7 +63,7 @@ class Balanced(Centred):
             )
         value_mq = np.zeros((len(weight_m), 0)) if aux_mq is None else weight_m[:, None] * _varying(aux_mq, weight_m)
         visits = Visits(super().init(population), self._prior(population)) if self.by_norm else Nothing()
-        return BalancedState(weight_m, value_mq, visits)
+        return BalancedState(per_second(weight_m, population, self.per_second), value_mq, visits)
 
     def _prior(self, population: Population) -> FloatArray:
         """Squares of the census's norms over their mean, drawn towards it like those of later visits."""
@@ -77,9 +78,9 @@ class Balanced(Centred):
         self, state: BalancedState, available_m: BoolArray | None, n: int, oracle: Oracle | None
     ) -> FloatArray:
         if not isinstance(state.visits, Visits):
-            return state.weight_m
+            return state.factor_m
         residual_m = self.residual(state.visits.seen, n, state.visits.prior_m)
-        return with_floor(state.weight_m * residual_m, self.floor, available_m=available_m)
+        return with_floor(state.factor_m * residual_m, self.floor, available_m=available_m)
 
     def values(self, state: BalancedState) -> FloatArray:  # type: ignore[override]
         return state.value_mq

@@ -53,6 +53,8 @@ class Sampler(ABC):
     needs_loss: ClassVar[bool] = False
     #: Whether ``update`` reads ``reports.square_loss_n``, which may hold NaN.
     uses_square_loss: ClassVar[bool] = False
+    #: Whether its expectations count how often a client is away or silent, as FedAU's do.
+    expects_absence: ClassVar[bool] = False
     #: Whether it reads the auxiliary variables ``Population.aux_mq``.
     uses_aux: ClassVar[bool] = False
 
@@ -166,6 +168,24 @@ class Scored(Sampler):
         if isinstance(scores, SumTree):
             return draw_from_tree(scores, n, self.floor, rng, available_m)
         return draw_cohort(scores, n, self.design, rng, available_m, self.values(state))
+
+
+def per_second(score_m: FloatArray, population: Population, wanted: bool) -> FloatArray:
+    """The scores, or ``score_m / sqrt(seconds)`` if ``wanted``: the most information for the clients' time.
+
+    Of independent draws with sum_i pi_i T_i <= B, T_i the expected seconds of client i, the variance sum_i w_i^2 a_i^2
+    (1 / pi_i - 1) is least at pi_i proportional to w_i a_i / sqrt(T_i) (Neyman's allocation with unequal costs; Cochran
+    1977, section 5.5). B is the sum over clients of their time, not the time until the last of them is ready.
+
+    Raises:
+        DeltaflError: If the population does not know the seconds.
+    """
+    if not wanted:
+        return score_m
+    if population.seconds_m is None:
+        cure = "write Population(..., seconds_m=...), or in the simulator speeds='lognormal'"
+        raise DeltaflError(f"per_second needs the expected seconds of each client's round: {cure}")
+    return np.asarray(score_m / np.sqrt(population.seconds_m))
 
 
 @dataclass(frozen=True)

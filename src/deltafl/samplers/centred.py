@@ -11,7 +11,7 @@ import numpy as np
 from ..designs.inclusion import with_floor
 from ..designs.table import find_design
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import Scored, replied, with_rows
+from .base import Scored, per_second, replied, with_rows
 
 _PRIOR_VISITS = 5  # the prior of 1/2 weighs as much as so many second visits
 
@@ -20,6 +20,7 @@ class CentredState(NamedTuple):
     """What is remembered of each client."""
 
     weight_m: FloatArray
+    factor_m: FloatArray  # of the scores: w_i, or w_i / sqrt(seconds_i)
     first_m: FloatArray  # norm(u_i - c_i)^2 when it was seen first; NaN until then
     square_m: FloatArray  # exponential mean of norm(u_i - c_i)^2 over its other visits; NaN until its second
     seen_m: IntArray  # the round in which it was last seen; -1 for never
@@ -43,6 +44,7 @@ class Centred(Scored):
         forgetting: In (0, 1], the share of the newest value in the exponential means.
         explore: > 0, factor of a_i^2 of clients never seen; above 1 for what their first visit is worth later.
         sketch: Numbers of a sketch, where the design spreads by values.
+        per_second: Whether scores are divided by the root of each client's expected seconds (``base.per_second``).
     """
 
     by_norm: bool = True
@@ -53,6 +55,7 @@ class Centred(Scored):
     forgetting: float = 0.5
     explore: float = 1.0
     sketch: int = 8
+    per_second: bool = False
 
     ranges: ClassVar = {
         "floor": "[0, 1]",
@@ -74,6 +77,7 @@ class Centred(Scored):
         m = population.num_clients
         return CentredState(
             weight_m=population.weight_m,
+            factor_m=per_second(population.weight_m, population, self.per_second),
             first_m=np.full(m, np.nan),
             square_m=np.full(m, np.nan),
             seen_m=np.full(m, -1, dtype=np.int64),
@@ -82,7 +86,7 @@ class Centred(Scored):
         )
 
     def scores(self, state: CentredState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
-        return with_floor(state.weight_m * self.residual(state, n), self.floor, available_m=available_m)
+        return with_floor(state.factor_m * self.residual(state, n), self.floor, available_m=available_m)
 
     def values(self, state: CentredState) -> FloatArray | None:
         return state.weight_m[:, None] * state.sketch_mq if self.sketch_size else None
@@ -128,6 +132,7 @@ class Centred(Scored):
         later, before_nq = client_n[later_n], np.where(new_n[:, None], np.nan, state.sketch_mq[client_n])
         return CentredState(
             weight_m=state.weight_m,
+            factor_m=state.factor_m,
             first_m=with_rows(state.first_m, client_n[new_n], newest_n[new_n]),
             square_m=with_rows(state.square_m, later, self._follow(state.square_m[later], newest_n[later_n])),
             seen_m=with_rows(state.seen_m, client_n, state.rounds),

@@ -8,7 +8,7 @@ import numpy as np
 from ..designs.table import ORDERED
 from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population
-from .base import Rng, Sampler, Scored
+from .base import Rng, Sampler, Scored, per_second
 
 
 class FixedState(NamedTuple):
@@ -35,13 +35,16 @@ class Full(Sampler):
 class Fixed(Scored):
     """Constant scores: equal (``uniform``, ``fedavg``) or the clients' weights w_i (``md``, ``md-fixed``).
 
-    ``md``, with the design ``"multinomial"``, is that of Li et al. 2020 (FedProx).
+    ``md``, with the design ``"multinomial"``, is that of Li et al. 2020 (FedProx). With ``per_second`` they are divided
+    by the root of each client's expected seconds.
     """
 
     by_weight: bool = False
+    per_second: bool = False
 
     def init(self, population: Population) -> FixedState:
         score_m = population.weight_m.copy() if self.by_weight else np.ones(population.num_clients)
+        score_m = per_second(score_m, population, self.per_second)
         return FixedState(SumTree(score_m) if self.design == ORDERED else score_m)
 
     def scores(

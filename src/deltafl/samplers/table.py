@@ -16,6 +16,7 @@ from .centred import Centred
 from .cluster import ClusterIS, ClusterISOracle
 from .delta import Delta, FedIS, FedPracIS, PracDelta
 from .divfl import DivFL
+from .fed_au import FedAU
 from .fed_cbs import FedCBS
 from .fed_ent_opt import FedEntOpt
 from .fed_lecc import FedLECC
@@ -112,6 +113,7 @@ SAMPLERS: dict[str, SamplerEntry] = {
         SamplerEntry("vrb", VarianceBandit, "multinomial", _HT, "unequal", "cohort", "Borsos, Krause, Levy 2018"),
         SamplerEntry("fedvarp", Fixed, _FIXED, "difference-own", "equal", "cohort", "Jhunjhunwala et al. 2022", _EQUAL),
         SamplerEntry("fedstale", Fixed, _FIXED, "fedstale", "equal", "cohort", "Rodio, Neglia 2024", _EQUAL),
+        SamplerEntry("fedau", FedAU, "simple-random", _HT, "equal", "cohort", "Wang, Ji 2024 (FedAU)"),
         SamplerEntry("mifa", NewFirst, None, "fedvarp", "unknown", "cohort", "Gu et al. 2021"),
         SamplerEntry("power-of-choice", PowerOfChoice, None, _MEAN, "unknown", "losses", "Cho, Wang, Joshi 2022"),
         SamplerEntry("active-fl", ActiveFL, None, _MEAN, "unknown", "cohort", "Goetz et al. 2019"),

@@ -37,10 +37,11 @@ class Training(NamedTuple):
         return Training._make(column[place_k] for column in self)
 
 
-def reports_of(training: Training) -> Reports:
-    """The clients' statistics as ``close_round`` takes them."""
+def reports_of(training: Training, responded_n: BoolArray | None = None) -> Reports:
+    """The clients' statistics as ``close_round`` takes them; ``responded_n``: whose replies came, all if left out."""
     return Reports.make(
         len(training.update_nd),
+        responded=responded_n,
         loss=training.loss_n,
         square_loss=training.square_loss_n,
         step_variance=training.step_variance_n,

@@ -23,20 +23,21 @@ from ..io import plain_json
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
 from ..server.watch import Watch
 from ..tasks.base import Task
-from ..types import FloatArray, RoundInfo
+from ..types import BoolArray, Cohort, FloatArray, RoundInfo
 from .callback import OnRound, RoundDone, guarded
 from .census import with_census
 from .directory import RunDirectory, locked, recorded_settings
 from .distributed import ALONE, ProcessGroup, divided
 from .divergence import DivergedError, likely_cause
-from .engine import Engine, Evaluation, reports_of
+from .engine import Engine, Evaluation, Training, reports_of
 from .oracle import BYTES_PER_PARAMETER, SimulatedOracle, bytes_of, bytes_of_statistics
 from .probes import probe_everyone, probe_selected
 from .record import note_clients
 from .runner import Workers
 from .settings import RunSettings, grown, make_settings
-from .setup import check_memory, engine_of, filled_in, plan_of
+from .setup import check_memory, engine_of, filled_in, plan_of, world_of
 from .training.route import keep_route, kept_route
+from .world import World
 
 
 def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: ProcessGroup = ALONE) -> Evaluation:
@@ -117,18 +118,23 @@ def run_experiment(
     if group.is_first:
         keep_route(engine.route, directory.path)
     population = engine.task.population(settings.weights)
+    world = world_of(settings, population, 2 * engine.num_params * BYTES_PER_PARAMETER)
+    population = population._replace(seconds_m=world.seconds_m)
     plan = plan_of(settings, population, engine.task, memory)
     plan, census = with_census(plan, engine, engine.initial_params(), directory, group)
     state = directory.load(init_round(plan, engine.initial_params()), group)
     watch, is_over = group.from_first(lambda: _watch_of(engine.task, directory.lines("rounds.jsonl")))
     if watch is None:
         line, timing = census or ({}, {"seconds": 0.0, "cpu_seconds": 0.0})
+        if census is not None and world.seconds_m is not None:
+            line["clock"] = float(world.seconds_m.max())  # it waits for everybody
         first = plain_json({"round": 0, "test": engine.evaluate(plan.model(state))._asdict(), **line})
         watch, _ = _watch_of(engine.task, [first])
         if group.is_first:
             directory.append(first, {"round": 0, **timing})
             state = directory.save(state)
-    player = _RoundPlayer(settings, engine, directory, group, plan, cast(Watch, watch), state.round)
+    clock = float(group.from_first(directory.last_line).get("clock", 0.0))
+    player = _RoundPlayer(settings, engine, directory, group, plan, world, cast(Watch, watch), state.round, clock)
     total = filled_in(settings.rounds)
     while state.round < total and not is_over:
         state, done = player.play(state)
@@ -155,15 +161,17 @@ def _watch_of(task: Task, lines: Iterable[dict[str, Any]]) -> tuple[Watch | None
 
 @dataclass
 class _RoundPlayer:
-    """Plays and records rounds; ``kept`` is the round of the last checkpoint."""
+    """Plays and records rounds; ``kept`` is the round of the last checkpoint, ``clock`` the virtual seconds so far."""
 
     settings: RunSettings
     engine: Engine
     directory: RunDirectory
     group: ProcessGroup
     plan: Plan
+    world: World
     watch: Watch
     kept: int
+    clock: float
 
     def play(self, opened: RoundState) -> tuple[RoundState, RoundDone]:
         """One round; the next state, and what callbacks are given."""
@@ -173,20 +181,11 @@ class _RoundPlayer:
         scratch = self.directory.path if group.is_first else None
         drifts = partial(plan.drifts, opened)
         oracle = SimulatedOracle(engine, plan.population, opened.round, sent, plan.n, scratch, squares, drifts)
-        cohort = open_round(plan, opened, oracle=oracle)
-        if group.count > 1 and settings.probe_every is None and plan.rule.control.learns_from_sums:
-            place_k = np.array(divided(engine.costs(cohort.client_n), group.count)[group.rank], dtype=np.int64)
-            with group.apart():
-                training = oracle.train(cohort.client_n[place_k])
-            accumulator = Accumulator(plan, opened, cohort)
-            accumulator.add_rows(training.update_nd, reports_of(training), place_k)
-            accumulator.merge(group)
-            state, info = accumulator.close()
-            if info.warning is not None and group.is_first:
-                logging.getLogger(__name__).warning("%s", info.warning)
-        else:
-            training = oracle.train(cohort.client_n)
-            state, info = close_round(plan, opened, cohort, training.update_nd, reports_of(training))
+        available_m, clock = self.world.available(opened.round, self.clock)
+        cohort = open_round(plan, opened, available_m, oracle)
+        waited = self.world.wait(opened.round, cohort.client_n)
+        self.clock = clock + waited.seconds
+        training, state, info = self._closed(opened, cohort, oracle, waited.responded_n)
         trained, trained_cpu = time.perf_counter(), time.process_time()
 
         is_last = state.round == filled_in(settings.rounds)
@@ -206,6 +205,10 @@ class _RoundPlayer:
             "bytes_down": extra.down or len(cohort.client_n) * bytes_of(sent),
             "bytes_up": info.num_responded * reply + extra.up,
         }
+        if available_m is not None:
+            line["available"] = int(available_m.sum())
+        if self.world.seconds_m is not None:
+            line["clock"] = self.clock
         if test is not None:
             line |= {"test": test._asdict(), **self._stopped(test)}
         if symptom is None and settings.probe_every is not None:
@@ -249,6 +252,26 @@ class _RoundPlayer:
         if "test" in line and round >= since:
             note_clients(self.directory.path, self.plan.population.num_examples_m, round, accuracy_m, since)
         self.directory.append(line, timing)
+
+    def _closed(
+        self, opened: RoundState, cohort: Cohort, oracle: SimulatedOracle, responded_n: BoolArray
+    ) -> tuple[Training, RoundState, RoundInfo]:
+        """Train the cohort and close the round with those that replied in time; in several processes with a share."""
+        plan, group = self.plan, self.group
+        if group.count == 1 or self.settings.probe_every is not None or not plan.rule.control.learns_from_sums:
+            training = oracle.train(cohort.client_n)
+            reports = reports_of(training, responded_n)
+            return training, *close_round(plan, opened, cohort, training.update_nd, reports)
+        place_k = np.array(divided(self.engine.costs(cohort.client_n), group.count)[group.rank], dtype=np.int64)
+        with group.apart():
+            training = oracle.train(cohort.client_n[place_k])
+        accumulator = Accumulator(plan, opened, cohort)
+        accumulator.add_rows(training.update_nd, reports_of(training, responded_n[place_k]), place_k)
+        accumulator.merge(group)
+        state, info = accumulator.close()
+        if info.warning is not None and group.is_first:
+            logging.getLogger(__name__).warning("%s", info.warning)
+        return training, state, info
 
     def _stopped(self, test: Evaluation) -> dict[str, float]:
         """What goes into the line if the run ends with this evaluation, which reaches the threshold."""

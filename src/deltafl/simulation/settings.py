@@ -21,6 +21,7 @@ from ..tasks.base import Task
 from ..tasks.own import check_picklable, is_own, is_table, own_spec, registered_spec
 from ..tasks.partitions import find_partition
 from ..types import Population
+from .world import Trace, find_availability, find_speeds
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[Finite, Field(gt=0, le=1e37)]  # in float32
@@ -92,6 +93,15 @@ class Settings(BaseModel):
     test_examples: Count | None = Field(None, description="evaluate on so many test examples; all if not set")
     validation: Share | None = Field(None, description="judge by this share of training examples")
     public: Count | None = Field(None, description="public examples a class, for twins")
+    availability: str = Field(
+        "always", description="who can be selected: bernoulli, markov, daily, labels, sizes, or FILE.csv"
+    )
+    speeds: str | None = Field(None, description="seconds of clients: lognormal, or FILE.csv; no clock if not set")
+    dropout: Memory = Field(0.0, description="share of the selected clients that never reply")
+    deadline: Positive | None = Field(None, description="seconds after which the server closes a round")
+    over_select: Annotated[Finite, Field(ge=1, le=100)] = Field(
+        1.0, description="select so many times 'sample', and keep the first to reply"
+    )
     device: Annotated[str, Field(pattern=r"^(cpu|cuda|cuda:\d+|auto)$")] = Field(
         "cpu", description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)"
     )
@@ -158,6 +168,14 @@ class Settings(BaseModel):
                 f"threshold is {self.threshold:g}; accuracy is a share between 0 and 1, write 0.7 for 70 %"
             )
 
+        find_availability(self.availability)
+        if self.speeds is not None:
+            find_speeds(self.speeds)
+        elif (
+            self.deadline is not None or self.over_select > 1 or isinstance(find_availability(self.availability), Trace)
+        ):
+            what = "a deadline, over_select and a trace of availability"
+            raise DeltaflError(f"{what} need a clock: write speeds = 'lognormal', or a file")
         if self.stop_at_threshold and self.threshold is None:
             raise DeltaflError("stop_at_threshold needs a threshold: set one, such as threshold = 0.7")
 

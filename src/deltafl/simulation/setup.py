@@ -1,6 +1,7 @@
 """From settings to what a run is made of: its task, its engine and its plan, and whether they fit into memory."""
 
 import logging
+from math import ceil
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from .settings import RunSettings
 from .training.route import Computation, Route
 from .training.serial import LocalWork
 from .twins import with_twins
+from .world import World, find_availability, find_speeds
 
 T = TypeVar("T")
 
@@ -80,6 +82,21 @@ def work_of(settings: RunSettings) -> LocalWork:
     )
 
 
+def world_of(settings: RunSettings, population: Population, num_bytes: int) -> World:
+    """The world of a run, in which a client moves so many bytes a round."""
+    return World(
+        population,
+        work_of(settings),
+        num_bytes,
+        settings.seed,
+        find_availability(settings.availability),
+        None if settings.speeds is None else find_speeds(settings.speeds),
+        settings.dropout,
+        settings.deadline,
+        settings.over_select,
+    )
+
+
 def computation_of(settings: RunSettings) -> Computation:
     """How a run is to be computed."""
     return Computation(settings.device, settings.precision, settings.engine)
@@ -108,7 +125,7 @@ def plan_of(
     plan = make_plan(
         label,
         population,
-        filled_in(settings.sample),
+        min(ceil(settings.over_select * filled_in(settings.sample)), population.num_clients),
         settings.run_facts(population, None if task is None else task.dataset.num_classes),
         server_optimizer=make_server_optimizer(settings.server_optimizer, settings.server_lr, settings.server_momentum),
         estimator=rule,

@@ -61,6 +61,11 @@ class LocalWork:
         """(1 - beta) lr: the learning rate beside the server's momentum."""
         return (1 - self.mime) * self.lr
 
+    def num_steps(self, num_examples: int) -> int:
+        """K of a client with so many examples."""
+        batches_a_pass = -(-num_examples // min(self.batch_size or num_examples, num_examples))
+        return self.steps if self.steps is not None else (self.epochs or 1) * batches_a_pass
+
 
 class LocalResult(NamedTuple):
     """What a client returns.
@@ -103,8 +108,7 @@ def result_of(
 def minibatches(num_examples: int, work: LocalWork, rng: np.random.Generator) -> list[IntArray]:
     """The rows of each local step; all passes are drawn from ``rng`` in order, so every path sees the same ones."""
     size = num_examples if work.batch_size is None else min(work.batch_size, num_examples)
-    batches_a_pass = -(-num_examples // size)
-    num_steps = work.steps if work.steps is not None else (work.epochs or 1) * batches_a_pass
+    num_steps = work.num_steps(num_examples)
     batches: list[IntArray] = []
     while len(batches) < num_steps:
         order = rng.permutation(num_examples)

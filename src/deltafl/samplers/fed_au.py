@@ -1,0 +1,59 @@
+"""FedAU (Wang and Ji, ICLR 2024): weights by how long each client stays away. Biased until these are learned."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from .base import Rng, Scored
+
+
+class AUState(NamedTuple):
+    """What is remembered of each client."""
+
+    interval_m: FloatArray  # the mean length of its intervals, omega_i; 1 until the first one ends
+    ended_m: IntArray  # intervals that ended
+    rounds_m: IntArray  # rounds of the interval that is going on
+
+
+@dataclass(frozen=True)
+class FedAU(Scored):
+    """Draws evenly from those who are there, and counts a reply w_i omega_i: 1 / omega_i stands for its probability.
+
+    omega_i is the mean number of rounds from one reply of client i to its next, and an interval that has lasted
+    ``cutoff`` rounds ends there: a client that never comes would else count ever more. Rounds up to the last one count,
+    not this one, so that omega_i is known before the draw.
+
+    Source: Wang and Ji, "A lightweight method for tackling unknown participation statistics in federated averaging",
+    ICLR 2024, algorithm 2; its K is 50. There all clients that are there take part; a cohort is drawn here.
+    """
+
+    design: str = "simple-random"
+    cutoff: int = 50
+
+    unbiased: ClassVar[bool] = False
+    expects_absence: ClassVar[bool] = True
+    ranges: ClassVar = {"cutoff": "[1, inf)"}
+
+    def init(self, population: Population) -> AUState:
+        m = population.num_clients
+        return AUState(np.ones(m), np.zeros(m, dtype=np.int64), np.zeros(m, dtype=np.int64))
+
+    def scores(self, state: AUState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
+        return np.ones(len(state.interval_m))
+
+    def open(
+        self, state: AUState, available_m: BoolArray | None, n: int, rng: Rng, oracle: Oracle | None = None
+    ) -> Cohort:
+        cohort = super().open(state, available_m, n, rng, oracle)
+        return cohort._replace(expected_n=cohort.count_n / state.interval_m[cohort.client_n], kind="unknown")
+
+    def update(self, state: AUState, cohort: Cohort, reports: Reports) -> AUState:
+        rounds_m = state.rounds_m + 1
+        ended_m = rounds_m >= self.cutoff
+        ended_m[cohort.client_n[reports.responded_n]] = True
+        mean_m = (state.ended_m * state.interval_m + rounds_m) / (state.ended_m + 1)
+        return AUState(
+            np.where(ended_m, mean_m, state.interval_m), state.ended_m + ended_m, np.where(ended_m, 0, rounds_m)
+        )
