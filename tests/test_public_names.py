@@ -27,7 +27,7 @@ difference-own-damped innovation-damped regression-damped fedstale fedvarp
 """
 SAMPLERS = """
 full fedavg uniform md md-fixed fedis fedpracis delta pracdelta cluster-is cluster-is-oracle delta-centred spread
-innovation balanced census ocs aocs clustered-sampling-1 clustered-sampling-2 osmd k-vib vrb fedvarp fedstale mifa
+innovation balanced census ocs aocs clustered-sampling-1 clustered-sampling-2 osmd k-vib vrb fedvarp fedstale fedau mifa
 power-of-choice active-fl divfl oort hics-fl fed-cbs fedentopt fedlecc
 """
 

@@ -105,7 +105,7 @@ def test_claim_and_verdict(name: str, design: str | None, estimator: str) -> Non
 
 def test_the_table_says_the_same_of_default_forms() -> None:
     biased = {name for name, entry in SAMPLERS.items() if not entry.unbiased}
-    rivals = {"mifa", "active-fl", "divfl", "oort", "hics-fl", "fed-cbs", "fedentopt", "fedlecc"}
+    rivals = {"mifa", "fedau", "active-fl", "divfl", "oort", "hics-fl", "fed-cbs", "fedentopt", "fedlecc"}
     assert biased == {"fedavg", "power-of-choice", *rivals}
     assert {name for name in ESTIMATORS if name not in UNBIASED} == {"hajek", "plain-mean", "weighted-mean", "fedvarp"}
     assert {name for name, design in DESIGNS.items() if not design.exact} == {"successive"}

@@ -96,7 +96,7 @@ def test_commas_inside_parentheses_do_not_split() -> None:
         ("delta@pivotal@hayek", "did you mean 'hajek'"),
         ("full@pivotal", "draws in its own way"),
         ("osmd(mixin=0.3)", "unknown option of 'osmd' 'mixin': did you mean 'mixing'"),
-        ("md(by_weight=False)", "'md' has no options"),
+        ("md(by_weight=False)", "unknown option of 'md' 'by_weight'"),
         ("osmd(mixing=high)", "mixing of 'osmd' is 'high'; it must be a number"),
         ("power-of-choice(candidates=2.5)", "it must be a whole number or None"),
         ("cluster-is(clusters=True)", "it must be a whole number"),

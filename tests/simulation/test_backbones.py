@@ -46,9 +46,9 @@ BACKBONES: dict[str, tuple[dict[str, object], str]] = {
     ),
 }
 #: Draws without known probabilities can be given no unbiased weight; and the paper's FedVARP uses none.
-BIASED = {"fedvarp, the paper's", *(name for name, entry in SAMPLERS.items() if entry.scores == "unknown")}
+BIASED = {"fedau", "fedvarp, the paper's", *(name for name, entry in SAMPLERS.items() if entry.scores == "unknown")}
 #: Biased, though the probabilities are known; it is the default of ``fedavg``.
-BIASED |= {"hajek"}
+BIASED |= {"fedau", "hajek"}
 
 
 def estimators_of(backbone: str, sampler: str) -> list[str]:

@@ -80,12 +80,12 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
 
 
 def _option(name: str, field: "FieldInfo", schema: dict[str, Any], of_task: bool) -> TyperOption:
-    shown = "the task's" if of_task else "" if field.default is None else text_of(field.default)
+    shown = "" if field.default is None else f"  [default: {text_of(field.default)}]"
     decls, meaning = [f"--{name.replace('_', '-')}"], field.description or ""
     if field.annotation is bool:
         return TyperOption(param_decls=decls, help=meaning, is_flag=True, show_default=False)
     # As a default of the option it would stand in brackets of its own.
-    meaning += f"  [default: {shown}]" if shown else ""
+    meaning += "  [the task's]" if of_task else shown
     return TyperOption(param_decls=decls, help=meaning, metavar=allowed(schema).split()[0])
 
 

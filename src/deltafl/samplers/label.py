@@ -147,7 +147,10 @@ def bias_of(label: str | Label) -> str | None:
         return f"estimator {parsed.estimator}"
     if parsed.design is not None and not find_design(parsed.design).exact:
         return f"design {parsed.design}"
-    return None if make_sampler(parsed).unbiased else "draws that leave clients out"
+    sampler = make_sampler(parsed)
+    if sampler.expects_absence:
+        return "weights from past rounds"
+    return None if sampler.unbiased else "draws that leave clients out"
 
 
 def is_unbiased(label: str | Label) -> bool:

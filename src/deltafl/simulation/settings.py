@@ -72,10 +72,10 @@ class Settings(BaseModel):
     fixed_order: bool = Field(False, description="each client's minibatches are the same in every round")
     server_optimizer: str = Field("sgd", description="sgd, fedexp, momentum, adagrad, adam or yogi")
     server_lr: Positive | None = Field(None, description="server learning rate")
-    server_momentum: Memory | None = Field(None, description="gamma of server_optimizer = momentum; 0.9 if not set")
-    partition: str | None = Field(None, description="how examples are split over clients")
-    alpha: Positive | None = Field(None, description="concentration of Dirichlet partitions")
-    column: str | None = Field(None, description="column that names the owner: natural partition, tables")
+    server_momentum: Memory | None = Field(None, description="gamma of momentum; 0.9 if not set")
+    partition: str | None = Field(None, description="how clients share examples")
+    alpha: Positive | None = Field(None, description="of Dirichlet partitions")
+    column: str | None = Field(None, description="column of the owner: natural partition, tables")
     label: str | None = Field(None, description="column of the label, for tables; 'label' if not set")
     task_type: Literal["classification", "regression"] | None = Field(
         None, description="what a table's label is; words and up to 20 whole numbers are classes"
@@ -90,22 +90,18 @@ class Settings(BaseModel):
     threshold: Finite | None = Field(None, description="accuracy (or loss) that counts as reached")
     stop_at_threshold: bool = Field(False, description="end a run that reaches the threshold")
     evaluate_every: Count = Field(1, description="rounds between two evaluations")
-    test_examples: Count | None = Field(None, description="evaluate on so many test examples; all if not set")
+    test_examples: Count | None = Field(None, description="test examples to evaluate on; all if not set")
     validation: Share | None = Field(None, description="judge by this share of training examples")
     public: Count | None = Field(None, description="public examples a class, for twins")
-    availability: str = Field(
-        "always", description="who can be selected: bernoulli, markov, daily, labels, sizes, or FILE.csv"
-    )
-    speeds: str | None = Field(None, description="seconds of clients: lognormal, or FILE.csv; no clock if not set")
-    dropout: Memory = Field(0.0, description="share of the selected clients that never reply")
-    deadline: Positive | None = Field(None, description="seconds after which the server closes a round")
-    over_select: Annotated[Finite, Field(ge=1, le=100)] = Field(
-        1.0, description="select so many times 'sample', and keep the first to reply"
-    )
+    availability: str = Field("always", description="who is there; docs/world.md")
+    speeds: str | None = Field(None, description="seconds of clients; no clock if not set")
+    dropout: Memory = Field(0.0, description="share that never replies")
+    deadline: Positive | None = Field(None, description="seconds until a round is closed")
+    over_select: Annotated[Finite, Field(ge=1, le=100)] = Field(1.0, description="ask n times this, keep the first n")
     device: Annotated[str, Field(pattern=r"^(cpu|cuda|cuda:\d+|auto)$")] = Field(
         "cpu", description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)"
     )
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="of products in local training")
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="of products in training")
     engine: Literal["auto", "loop", "batched"] = Field("auto", description="one client after the other, or all at once")
     data_dir: str | None = Field(None, description="folder with data sets; DELTAFL_DATA does the same")
     noise: NotNegative = Field(20.0, description="nu of the synthetic task")

@@ -63,7 +63,7 @@ class ByRate(Availability):
 
     memory: float = 0.0
 
-    ranges: ClassVar = dict.fromkeys(("rate", "least", "most"), "[0, 1]") | {"memory": "[0, 1)"}
+    ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
 
     @abstractmethod
     def rates(self, population: Population) -> FloatArray:
@@ -78,6 +78,8 @@ class Bernoulli(ByRate):
     """Every client is there in a share of the rounds, ``rate``."""
 
     rate: float = 0.5
+
+    ranges: ClassVar = ByRate.ranges | {"rate": "(0, 1]"}
 
     def rates(self, population: Population) -> FloatArray:
         return np.full(population.num_clients, float(self.rate))
@@ -100,6 +102,8 @@ class ByLabel(ByRate):
     least: float = 0.1
     most: float = 0.9
 
+    ranges: ClassVar = ByRate.ranges | {"least": "[0, 1]", "most": "(0, 1]"}
+
     def rates(self, population: Population) -> FloatArray:
         share_mc = population.aux_mq
         if share_mc is None:
@@ -113,6 +117,8 @@ class BySize(ByRate):
 
     least: float = 0.1
     most: float = 0.9
+
+    ranges: ClassVar = ByRate.ranges | {"least": "[0, 1]", "most": "(0, 1]"}
 
     def rates(self, population: Population) -> FloatArray:
         return self.least + (self.most - self.least) * _ranks(population.num_examples_m)
@@ -153,8 +159,6 @@ class _Chain(Presence):
     """Steps of the chain are drawn in order; an earlier round, after a resume, begins again at round 0."""
 
     def __init__(self, rate_m: FloatArray, memory: float, seed: int) -> None:
-        if not rate_m.any():
-            raise DeltaflError("nobody is ever available in this world; write a higher rate")
         self._rate_m, self._memory, self._seed = rate_m, memory, seed
         self._round, self._there_m = -1, np.zeros(0)
 
