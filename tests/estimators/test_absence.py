@@ -12,7 +12,7 @@ from deltafl import ESTIMATORS, Plan, Population, RoundState, close_round, init_
 from deltafl.samplers.base import per_second
 from deltafl.samplers.fed_au import FedAU
 from deltafl.scale.persistent_array import PersistentArray
-from deltafl.types import FloatArray
+from deltafl.types import BoolArray, FloatArray
 
 SIZES = [10, 15, 20, 25, 30]
 #: Who is there in ten equally likely rounds: client 0 in 2, client 4 in 9, and never independently.
@@ -158,7 +158,7 @@ def slow_omega(came: list[bool], cutoff: int) -> float:
 def test_fedau_has_the_intervals_of_its_paper() -> None:
     problem, cutoff = make_problem(SIZES, seed=9), 4
     plan = Plan(problem.population, FedAU(cutoff=cutoff), 2, "horvitz-thompson", Recorder(), seed=3)
-    state, came_tm = init_round(plan, np.zeros(3)), []
+    state, came_tm = init_round(plan, np.zeros(3)), list[BoolArray]()
     for round in range(40):
         cohort = open_round(plan, state, THERE_TM[round % 10])
         assert (plan.response_rates(state) == 1).all()

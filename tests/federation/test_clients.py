@@ -53,6 +53,14 @@ def test_newcomers_get_the_mean_of_cumulative_scores(label: str) -> None:
     assert np.mean(before_m) > 0
 
 
+def test_newcomers_count_as_away_as_often_as_the_others() -> None:
+    fed = federation("uniform", m=6)
+    for _ in range(10):
+        fed.close(fed.open(fed.keys[:3]), {})
+    admit(fed, sizes_of(8, start=6))
+    assert fed.current.missed_m.tolist() == [0, 0, 0, 10, 10, 10, 5, 5]
+
+
 @pytest.mark.parametrize(
     "label", ["pracdelta@systematic@difference-own", "innovation", "cluster-is", "balanced", "census"]
 )

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from deltafl import DeltaflError, Population, stream
+from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training.serial import LocalWork, minibatches
 from deltafl.simulation.world import LogNormal, World, find_availability, find_speeds
 from deltafl.types import BoolArray
-from tools.simulation import StopError, lines_of, run, run_single, stop_after
+from tools.simulation import StopError, lines_of, run, stop_after
 
 M, ROUNDS = 40, 3000
 SHARE_MC = np.random.default_rng(0).dirichlet(np.full(4, 0.3), size=M)
@@ -24,9 +25,15 @@ def world_of(availability: str = "always", speeds: str | None = None, seed: int 
     return World(POPULATION, WORK, 10_000, seed, find_availability(availability), found, **more)
 
 
+def there(world: World, round: int) -> BoolArray:
+    there_m, _ = world.available(round, 0.0)
+    assert there_m is not None
+    return there_m
+
+
 def presences(text: str, rounds: int = ROUNDS) -> BoolArray:
     world = world_of(text)
-    return np.array([world.available(round, 0.0)[0] for round in range(rounds)])
+    return np.array([there(world, round) for round in range(rounds)])
 
 
 @pytest.mark.parametrize(
@@ -66,8 +73,8 @@ def test_days_come_again_and_somebody_is_always_there() -> None:
 def test_a_round_is_the_same_in_whichever_order_it_is_asked_for(text: str) -> None:
     forward, world = presences(text, 12), world_of(text)
     for round in (7, 3, 11, 3):
-        assert np.array_equal(world.available(round, 0.0)[0], forward[round])
-    assert not np.array_equal(forward[7], world_of(text, seed=1).available(7, 0.0)[0])
+        assert np.array_equal(there(world, round), forward[round])
+    assert not np.array_equal(forward[7], there(world_of(text, seed=1), 7))
 
 
 def test_a_trace_follows_the_clock_and_the_server_waits_for_the_next_client(tmp_path: Path) -> None:
@@ -107,9 +114,9 @@ def test_log_normal_speeds() -> None:
 def test_a_table_of_speeds(tmp_path: Path) -> None:
     path = tmp_path / "speeds.csv"
     path.write_text("seconds,megabits\n" + "0.5,2\n" * M)
-    seconds = world_of(speeds=str(path)).seconds_m
-    assert seconds is not None
-    np.testing.assert_allclose(seconds, world_of(speeds="lognormal(seconds=0.5, megabits=2, sigma=0)").seconds_m)
+    found, expected = world_of(speeds=str(path)), world_of(speeds="lognormal(seconds=0.5, megabits=2, sigma=0)")
+    assert found.seconds_m is not None and expected.seconds_m is not None
+    np.testing.assert_allclose(found.seconds_m, expected.seconds_m)
 
 
 # --- how a round ends ------------------------------------------------------------------------------------------------

@@ -21,9 +21,10 @@ from ..types import FloatArray
 CURE = "call deltafl.flower.register, or make a deltafl.nvflare.DeltaClient, in the client's app"
 _PER_CLIENT = re.compile(r"_m[a-z]?$")
 #: Arrays that depend on the population alone are computed again.
-_FROM_POPULATION = {"weight_m", "score_m", "size_m", "aux_mq", "value_mq", "prior_m", "count_mc"}
-#: Scores that only increase: a newcomer that started at zero would stay behind for as long as the run is old.
-_CUMULATIVE = {"total_m"}
+_FROM_POPULATION = {"weight_m", "factor_m", "score_m", "size_m", "aux_mq", "value_mq", "prior_m", "count_mc"}
+#: What only increases: a newcomer that started at zero would stay behind for as long as the run is old, or count as one
+#: that was there all the time.
+_CUMULATIVE = {"total_m", "missed_m"}
 
 
 class ClientInfo(NamedTuple):
@@ -101,7 +102,7 @@ def _resized(old: Any, fresh: Any, kept_k: Sequence[int] | None, name: str) -> A
             rows = rows / rows.sum() if rows.sum() > 0 else np.full(len(rows), 1 / len(rows))
         rows = rows * (len(rows) / len(fresh))
     elif name in _CUMULATIVE:
-        newcomers = np.full(len(newcomers), np.mean(rows))
+        newcomers = np.full(len(newcomers), np.mean(rows)).astype(fresh.dtype)
     resized = np.concatenate([rows, newcomers])
     return type(fresh)(resized) if isinstance(fresh, PersistentArray) else resized
 

@@ -63,7 +63,7 @@ class ByRate(Availability):
 
     memory: float = 0.0
 
-    ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
+    ranges: ClassVar = {"memory": "[0, 1)"}
 
     @abstractmethod
     def rates(self, population: Population) -> FloatArray:
