@@ -291,7 +291,7 @@ def page(task: str, runs: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     methods = [method for method in METHODS if any(run["method"] == method for run in runs)]
     found = [cell for cell in cells() if any((run["attack"], run["liars"]) == cell for run in runs)]
     text = [
-        "# Clients that lie",
+        f"# Clients that lie{': FashionMNIST' * (task == 'fashion-mnist')}",
         "",
         f"`python benchmarks/hostile.py --task {task}`: {CLIENTS} clients with few labels each, {ASKED} asked in each "
         f'of {TASKS[task]["rounds"]} rounds; some of them lie. `clip` is `clip="median"`, with `max_ratio=3` for '

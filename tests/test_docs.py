@@ -17,7 +17,9 @@ from deltafl.analysis import recommend
 from deltafl.cli.main import app
 from deltafl.designs.table import DESIGNS
 from deltafl.estimators.table import ESTIMATORS, REMOTE_ESTIMATORS
-from deltafl.samplers import SAMPLERS
+from deltafl.samplers import SAMPLERS, is_unbiased
+from reproduction.benchmark.judge import needs
+from reproduction.benchmark.parts import find_label
 from reproduction.spec import load_experiment
 
 ROOT = Path(__file__).parent.parent
@@ -122,14 +124,23 @@ def test_the_readmes_first_table_is_that_of_the_benchmark() -> None:
     with (ROOT / "results" / "benchmark" / "table.csv").open(encoding="utf-8") as file:
         measured = {(row["method"], titles[row["part"]]): row for row in csv.DictReader(file)}
     lines = [line.strip("| ").split(" | ") for line in (ROOT / "README.md").read_text().splitlines() if line[:1] == "|"]
-    labels = [cell.strip("`") for cell in lines[0][1:]]
+    labels = [cell.split("`")[1] for cell in lines[0][1:]]
+    for label, head in zip(labels, lines[0][1:], strict=True):
+        marks = "§" * (needs(label) == "known") + "†" * (not is_unbiased(find_label(label)))
+        assert head == f"`{label}` {marks}".rstrip()
     rows = [line for line in lines if line[0] in titles.values()]
     assert {"pracdelta", "fedentopt", "fed-cbs"} < set(labels)
     assert len(rows) >= 2
     for title, *shown in rows:
         for label, cell in zip(labels, shown, strict=True):
+            if (label, title) not in measured:
+                assert cell == "–"
+                continue
             numbers = [float(measured[label, title][f"gap_mean_accuracy{end}"]) for end in ("", "_low", "_high")]
             assert cell == "{:.2f} [{:.2f}, {:.2f}]".format(*numbers), f"README.md, {label}, {title}"
+    quoted = re.findall(r"\d\.\d\d \[.*?\]", (ROOT / "docs" / "which-sampler.md").read_text())
+    assert len(quoted) >= 7
+    assert set(quoted) <= {cell for row in rows for cell in row}
 
 
 def test_the_readme_recommends_what_the_evidence_does() -> None:

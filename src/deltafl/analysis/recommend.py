@@ -151,9 +151,13 @@ def _cost(label: str, clients: int | None, parameters: int | None) -> str:
     parsed = parse_label(label)
     sampler, known, kept = make_sampler(parsed), "sizes alone", "fewer than 150 numbers a client"
     if sampler.census is not None:
-        known = "sizes, and an answer of every client that costs it the work of one round"
+        known = (
+            f"sizes, and {sampler.census.size + 1} numbers that every client sends once, after the work of one round"
+        )
+        kept = f"{sampler.census.components + 1} models and {kept}"
     elif uses_aux(sampler, parsed.estimator):
-        known = "each client's auxiliary variables"
+        known = "q auxiliary variables of each client, such as shares of labels"
+        kept = f"q + 1 models and {kept}"
     if find_estimator(parsed.estimator).control.remembers:
         kept = "one update a client"
         if clients is not None and parameters is not None:
@@ -163,7 +167,8 @@ def _cost(label: str, clients: int | None, parameters: int | None) -> str:
 
 def _caveats(evidence: Sequence[Evidence], reachable: bool) -> Iterable[str]:
     data = list(dict.fromkeys(row.data for row in evidence))
-    yield f"All are simulations, with {len(data)} data sets ({', '.join(data)}) and rates tuned for each method."
+    sets = "one data set" if len(data) == 1 else f"{len(data)} data sets"
+    yield f"All are simulations, on {sets} ({', '.join(data)}), with rates tuned for each method."
     yield "Where clients may lie, add clip='median' (biased; deltafl run --clip median; docs/flower.md)."
     num_open = sum(row.low <= 0 for row in evidence)
     if num_open > len(evidence) / 2:
