@@ -75,7 +75,8 @@ def test_fairness_is_the_mean_of_the_late_models_own_numbers() -> None:
     # Two models with the same 20 accuracies, given to the clients the other way round: the mean model is fair to all.
     up_m = np.linspace(0.0, 1.9, 20) / 2
     found = fairness_of(np.array([[*up_m, np.nan], [*up_m[::-1], np.nan]]))
-    assert found == pytest.approx((0.475, 0.025, np.std(up_m)))
+    assert found is not None
+    assert found.model_dump() == pytest.approx({"mean": 0.475, "worst_tenth": 0.025, "sd": np.std(up_m)})
     assert fairness_of(np.full((2, 3), np.nan)) is None and fairness_of(np.zeros((0, 3))) is None
 
 

@@ -59,10 +59,10 @@ def _speedup(summary: Summary, sampler: str) -> Any:
 
 def test_fairness_over_seeds_and_against_the_baseline() -> None:
     def fair(sampler: str, seed: int, worst_tenth: float) -> Run:
-        return make_run(sampler, seed, 3, fairness=Fairness(0.8, worst_tenth, 0.1))
+        return make_run(sampler, seed, 3, fairness=Fairness(mean=0.8, worst_tenth=worst_tenth, sd=0.1))
 
     runs = [fair("uniform", 0, 0.3), fair("uniform", 1, 0.4), fair("fedis", 1, 0.6), fair("fedis", 0, 0.4)]
-    summary = summarise([*runs, make_run("uniform", 2, 3, fairness=Fairness(0.8, 0.9, 0.1))], 0.7)
+    summary = summarise([*runs, make_run("uniform", 2, 3, fairness=Fairness(mean=0.8, worst_tenth=0.9, sd=0.1))], 0.7)
     found = entry_of(summary, "fedis").fairness
     assert found is not None and found.gain is not None
     assert (found.mean.mean, found.sd.mean) == pytest.approx((0.8, 0.1))

@@ -49,7 +49,7 @@ def wide_runs() -> list[Run]:
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_the_table_fits_and_cuts_nothing(width: int) -> None:
-    runs = [run._replace(fairness=Fairness(0.8, 0.4 + 0.01 * run.seed, 0.1)) for run in wide_runs()]
+    runs = [run._replace(fairness=Fairness(mean=0.8, worst_tenth=0.4 + 0.01 * run.seed, sd=0.1)) for run in wide_runs()]
     lines = render(summarise(runs, 0.7), width)
     text = "\n".join(lines)
     assert all(len(line) <= width for line in lines)
@@ -72,7 +72,7 @@ def test_the_table_fits_and_cuts_nothing(width: int) -> None:
 def test_the_worst_tenth_is_shown_where_it_was_measured_and_judged_by_its_interval() -> None:
     tails = {"uniform": (0.40, 0.42, 0.41), "fair": (0.50, 0.53, 0.51), "greedy": (0.30, 0.33, 0.31)}
     runs = [
-        make_run(name, seed, 3, fairness=Fairness(0.8, tail, 0.1))
+        make_run(name, seed, 3, fairness=Fairness(mean=0.8, worst_tenth=tail, sd=0.1))
         for name, tail_s in tails.items()
         for seed, tail in enumerate(tail_s)
     ]

@@ -124,7 +124,7 @@ def test_mean_and_worst_tenth_of_the_clients_are_shown_where_all_runs_of_a_metho
             job = part.test_job(label, 0.2, seed)
             record = store.get(job)
             assert record is not None
-            fairness = Fairness(0.8 + 0.01 * seed, 0.5 + 0.02 * seed, 0.1)
+            fairness = Fairness(mean=0.8 + 0.01 * seed, worst_tenth=0.5 + 0.02 * seed, sd=0.1)
             write_record(record.model_copy(update={"fairness": fairness}), store.path(job))
     page = shown(tmp_path, made_up())
     rows = [line.split(" | ") for line in page.split("## digits")[1].split("<details>")[0].splitlines() if "|" in line]

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import DeltaflError
 from ..types import FloatArray, IntArray
@@ -16,12 +17,18 @@ Metric = Literal["accuracy", "loss"]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Fairness(NamedTuple):
-    """How a run's late models serve the clients (``statistics.fairness_of``); shares in [0, 1]."""
+class Fairness(BaseModel):
+    """Accuracy per client: means over the last evaluations (those of `top5`); the last one of a run that was ended.
 
-    mean: float
-    worst_tenth: float
-    sd: float
+    A client's accuracy is that on its own test examples; where these have no owners, the mean of the accuracies by
+    class, weighted by the client's shares of labels. All clients count the same.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mean: float = Field(description="mean over clients")
+    worst_tenth: float = Field(description="mean of the tenth of the clients with the lowest")
+    sd: float = Field(description="standard deviation over clients (divisor m)")
 
 
 class Run(NamedTuple):

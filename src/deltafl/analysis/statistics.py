@@ -110,8 +110,8 @@ def fairness_of(accuracy_km: FloatArray) -> Fairness | None:
     known_km = accuracy_km[:, np.isfinite(accuracy_km).all(axis=0)]
     if known_km.size == 0:
         return None
-    found = [(row_m.mean(), worst_tenth(row_m), row_m.std()) for row_m in known_km]
-    return Fairness(*np.mean(found, axis=0).tolist())
+    tail = float(np.mean([worst_tenth(row_m) for row_m in known_km]))
+    return Fairness(mean=float(known_km.mean()), worst_tenth=tail, sd=float(known_km.std(axis=1).mean()))
 
 
 def mean_and_sd(value_s: FloatArray) -> tuple[float, float]:

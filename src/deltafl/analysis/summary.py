@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from ..errors import DeltaflError, unknown_name
 from ..io import checked, plain_json, read_json, write_atomically
-from .runs import Metric, Run, by_sampler, check_runs, find_sampler
+from .runs import Fairness, Metric, Run, by_sampler, check_runs, find_sampler
 from .statistics import (
     CONFIDENCE,
     area_under,
@@ -49,18 +49,6 @@ class Reach(_Model):
     bytes: float = Field(description="bytes down + up until there")
 
 
-class SeedFairness(_Model):
-    """Accuracy per client: means over the last evaluations (those of `top5`); the last one of a run that was ended.
-
-    A client's accuracy is that on its own test examples; where these have no owners, the mean of the accuracies by
-    class, weighted by the client's shares of labels. All clients count the same.
-    """
-
-    mean: float = Field(description="mean over clients")
-    worst_tenth: float = Field(description="mean of the tenth of the clients with the lowest")
-    sd: float = Field(description="standard deviation over clients (divisor m)")
-
-
 class Gain(_Model):
     """A difference to the baseline, over paired seeds."""
 
@@ -71,7 +59,7 @@ class Gain(_Model):
 
 
 class SamplerFairness(_Model):
-    """The numbers of `SeedFairness` over seeds."""
+    """The numbers of `Fairness` over seeds."""
 
     mean: MeanSd = Field(description="mean over clients")
     worst_tenth: MeanSd = Field(description="mean of the tenth of the clients with the lowest")
@@ -89,7 +77,7 @@ class SeedSummary(_Model):
         description="mean of the 5 best evaluations (highest accuracy, lowest loss) within the last 4 % of the rounds, "
         "at least the last 5 rounds; of all evaluations there if they are fewer; `final` of a run that was ended"
     )
-    fairness: SeedFairness | None = Field(default=None, description="accuracy per client; null if not measured")
+    fairness: Fairness | None = Field(default=None, description="accuracy per client; null if not measured")
     total_seconds: float = Field(description="wall clock of the run in seconds, evaluation excluded")
     total_bytes: float = Field(description="bytes down + up of the run")
     diverged: bool = Field(description="whether the run diverged and was ended, or its last test loss is not finite")
@@ -260,7 +248,7 @@ def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
         num_rounds=run.num_rounds,
         final=final,
         top5=final if run.diverged or run.stopped else mean_of_best(run.value_r, run.round_r, run.metric == "accuracy"),
-        fairness=None if run.fairness is None else SeedFairness(**run.fairness._asdict()),
+        fairness=run.fairness,
         total_seconds=float(run.seconds_r[-1]),
         total_bytes=float(run.bytes_r[-1]),
         diverged=run.diverged is not None or not np.isfinite(run.loss_r[-1]),
@@ -282,7 +270,7 @@ def _fairness(label: str, seeds: Mapping[str, Sequence[SeedSummary]], baseline: 
     found, base = ({e.seed: e.fairness for e in seeds.get(who or "", ()) if e.fairness} for who in (label, baseline))
     if len(found) < len(seeds[label]):
         return None
-    means = {name: _mean_sd(getattr(it, name) for it in found.values()) for name in SeedFairness.model_fields}
+    means = {name: _mean_sd(getattr(it, name) for it in found.values()) for name in Fairness.model_fields}
     pairs = [(found[seed].worst_tenth, base[seed].worst_tenth) for seed in sorted(found.keys() & base.keys())]
     if label == baseline or not pairs:
         return SamplerFairness(**means, gain=None)

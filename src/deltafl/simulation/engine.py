@@ -163,10 +163,8 @@ class Engine:
         if task.dataset.num_classes < 1:
             return pooled, None
         accuracy_c = _shares(hit_e, task.dataset.test_y, task.dataset.num_classes)
-        known_c = ~np.isnan(accuracy_c)
-        share_mc = self._share_mc[:, known_c]
         with np.errstate(invalid="ignore"):
-            return pooled, share_mc @ accuracy_c[known_c] / share_mc.sum(axis=1)
+            return pooled, self._share_mc @ np.nan_to_num(accuracy_c) / (self._share_mc @ ~np.isnan(accuracy_c))
 
     @cached_property
     def _share_mc(self) -> FloatArray:

@@ -291,7 +291,7 @@ def _line(record: RunRecord) -> str:
     fields = record.model_dump(mode="json")
     for name in ("accuracy", "client_accuracy", "loss", "seconds", "cpu_seconds"):
         fields[name] = _rounded(fields[name], 6)
-    fields["fairness"] = record.fairness and _rounded([*record.fairness], 4)
+    fields["fairness"] = record.fairness and {name: round(number, 4) for name, number in record.fairness}
     fields["probes"] = {name: _rounded(column, 5) for name, column in fields["probes"].items()}
     return json.dumps(fields, separators=(",", ":")) + "\n"
 
