@@ -187,7 +187,8 @@ def test_weights_that_do_not_sum_to_one_survive() -> None:
 
 
 def test_the_plans_privacy_is_that_of_the_simulator() -> None:
-    plan = plan_of("uniform@poisson", dp=DifferentialPrivacy(clip=0.2, noise_multiplier=0.5, delta=1e-5), seed=2**62)
+    """Up to noise, other in every call, which is too small here to be seen."""
+    plan = plan_of("uniform@poisson", dp=DifferentialPrivacy(clip=0.2, noise_multiplier=1e-7, delta=1e-5), seed=2**62)
     _, keep = run(plan)
     assert np.abs(keep.models[0] - simulated(replace(plan, dp=None))[0]).max() > 0.01
     for found_d, expected_d in zip(keep.models, simulated(plan), strict=True):
