@@ -119,8 +119,8 @@ def _section(part: Part, number: int, figures: Mapping[str, Any]) -> str:
             blocks += ['<p class="note">Clients in tenths by their size. Band: the middle 80 % of a tenth.</p>']
     if "clients" in figures:
         blocks += ["<h2>Accuracy per client</h2>", _place("clients")]
-        blocks += ['<p class="note">On its own test examples; where these have no owners, the accuracies of its ']
-        blocks += ["classes with its shares of labels. Mean over the last evaluations.</p>"]
+        blocks += ['<p class="note">On the client\'s own test examples; where these have no owners, the accuracies of ']
+        blocks += ["its classes, weighted by its shares of labels. Mean over the last evaluations.</p>"]
     blocks += [_details("What else the numbers show", "".join(f"<p>{note}</p>" for note in notes))]
     blocks += [_facts("Settings", summary.settings), _facts("Data and environment", summary.environment)]
     return "\n".join([*blocks, "</section>"])

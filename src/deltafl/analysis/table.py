@@ -315,7 +315,7 @@ def _columns(summary: Summary) -> str:
     metric, late = summary.metric, "mean of the 5 best of the last evaluations (4 % of the rounds, at least 5)"
     value = f"Accuracy: {late}" if metric == "accuracy" else "Loss: test loss at the last evaluation"
     spread = ", ± sd over seeds" if any(len(entry.seeds) > 1 for entry in summary.samplers) else ""
-    tail = " Worst tenth: mean accuracy of the tenth of the clients with the lowest; below it the sd over clients."
+    tail = " Worst tenth: mean accuracy of the tenth of the clients with the lowest, and the sd over clients."
     gap = f" Gap closed: by the mean {metric} over all rounds, 0 is uniform sampling, 1 full participation."
     speedup = f" Speed-up: mean rounds of {summary.baseline} / mean rounds of the sampler, paired by seed."
     span = "of the whole run" if summary.threshold is None else f"up to {threshold_text(summary)}"
