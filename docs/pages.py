@@ -37,7 +37,7 @@ PACKAGES = {
     "audit": ("Audit: is a sampler unbiased?", "check_sampler audit estimate_error lower_bound least_mse"),
     "scale": ("Saved states", ""),
     "flower": ("Flower", "DeltaStrategy delta_mod LocalSteps register"),
-    "nvflare": ("NVFlare", "DeltaFedAvg DeltaClient LocalSteps"),
+    "nvflare": ("NVFlare", "DeltaFedAvg DeltaClient"),
 }
 
 
@@ -76,7 +76,11 @@ class Documents:
             return f"{ORPHAN}# {source.relative_to(ROOT)}\n\n{code}\n"
         text = self.linked(text, source.parent, path)
         if source == ROOT / "results" / "README.md":
-            text += "\n```{toctree}\n:hidden:\n:glob:\n*/README\n*/*/README\n```\n"
+            pages = [
+                *dict.fromkeys(re.findall(r"\]\(([\w-]+/README)\.md\)", text)),
+                "*/*/README",
+            ]  # as the index has them
+            text += "\n```{toctree}\n:hidden:\n:glob:\n" + "\n".join(pages) + "\n```\n"
         elif source.parts[len(ROOT.parts)] not in {"docs", "results"}:
             text = ORPHAN + text
         if "<!-- README -->" in text:  # all of it but its list of links, which the site has at the side
@@ -96,8 +100,8 @@ class Documents:
         return LINK.sub(link, text)
 
 
-def method_page(entry: SamplerEntry, measured: list[list[str]]) -> str:
-    """The page of a method: what it does, what it needs, what was measured."""
+def method_page(entry: SamplerEntry, measured: list[list[str]], costs: str) -> str:
+    """The page of a method: what it does, what it needs, what it costs, what was measured."""
     name, kind = entry.name, f"{entry.kind.__module__}.{entry.kind.__name__}"
     default = {field.name: field.default for field in fields(entry.kind)}  # type: ignore[arg-type]
     variant = ", ".join(f"{key}={value}" for key, value in entry.fixed.items())
@@ -105,13 +109,13 @@ def method_page(entry: SamplerEntry, measured: list[list[str]]) -> str:
     facts = {
         "unbiased": yes(entry.unbiased),
         "what the server must know": NEEDS[entry.needs],
+        "costs": costs,
         "design": f"`{entry.design}`; others: {others}" if entry.design else "its own",
         "estimator": f"`{entry.estimator}`; another: `{name}@@ESTIMATOR`",
         "options": ", ".join(f"`{option}={default[option]!r}`" for option in entry.options) or "none",
+        "fixed": f"`{variant}`" if variant else "nothing",
         "source": f"{entry.source} ([references](../references.md))",
     }
-    if variant:
-        facts["a form of its class"] = f"with {variant}"
     heads = ("task", "label", "gap closed [95 %]", "against uniform sampling", "local rate")
     text = (ROOT / "docs" / "templates" / "method.txt").read_text(encoding="utf-8")
     return text.format(name=name, kind=kind, facts=table(("", ""), facts.items()), measured=table(heads, measured))
@@ -136,17 +140,32 @@ def measured_row(row: dict[str, str], title: str) -> list[str]:
     return [title, f"`{row['method']}`", gap, verdict, row["rate"]]
 
 
+def costs_of(entry: SamplerEntry, row: dict[str, str], uniform: dict[str, str]) -> str:
+    """What the server keeps and what clients send, by a method's and by uniform sampling's row of the benchmark."""
+    census = entry.make({}).census
+    sent = f"every client sends {census.size + 1} numbers once, after the work of a round; " if census else ""
+    times = f"{float(row['mb_a_round']) / float(uniform['mb_a_round']):.2g} times the traffic of uniform sampling"
+    traffic = "the traffic of uniform sampling" if times.startswith("1 ") else times
+    models = "1 model" if row["models"] == "1" else f"{row['models']} models"
+    kept = f"the server keeps {models} and {float(row['numbers_a_client']):.0f} numbers a client"
+    return f"{sent}{kept}; {traffic} (digits, 10 of 100 clients a round)"
+
+
 def write_methods(folder: Path) -> None:
     """A page for each row of the table of samplers, and the tables of what there is."""
     folder.mkdir()
     parts = tomllib.loads((ROOT / "reproduction" / "files" / "benchmark.toml").read_text(encoding="utf-8"))["parts"]
     measured: dict[str, list[list[str]]] = {name: [] for name in SAMPLERS}
+    on_digits: dict[str, dict[str, str]] = {}
     with (ROOT / "results" / "benchmark" / "table.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
+            if row["part"] == "digits":
+                on_digits[row["method"]] = row
             measured[re.split(r"[@(+]", row["method"])[0]].append(measured_row(row, parts[row["part"]]["title"]))
     samplers = []
     for name, entry in SAMPLERS.items():
-        (folder / f"{name}.md").write_text(method_page(entry, measured[name]), encoding="utf-8")
+        costs = costs_of(entry, on_digits[name], on_digits["uniform"]) if name in on_digits else "not measured"
+        (folder / f"{name}.md").write_text(method_page(entry, measured[name], costs), encoding="utf-8")
         gap = next((line[2] for line in measured[name] if line[1] == f"`{name}`"), "-")
         samplers.append((f"[`{name}`]({name}.md)", yes(entry.unbiased), entry.needs, gap, entry.source))
     page = (ROOT / "docs" / "templates" / "methods.txt").read_text(encoding="utf-8")

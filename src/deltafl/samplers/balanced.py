@@ -93,10 +93,11 @@ class Balanced(Centred):
 
 @dataclass(frozen=True)
 class BalancedByCensus(Balanced):
-    """Balanced on what every client answered once, before the first round, and drawn by what balance leaves over.
+    """Cohorts that represent everybody in what each client answered once, before the first round.
 
-    The census (``census.py``) costs the first round's local work of everybody. It asks for no labels, and there is no
-    memory of updates: their regression on the x_i predicts clients never seen, too.
+    Clients that the answers explain badly are drawn more often. The census (``census.py``) costs the first round's
+    local work of everybody. It asks for no labels, and there is no memory of updates: their regression on the x_i
+    predicts clients never seen, too.
 
     Scores are drawn half of the way to their mean (``shrink``), which is why no share has to be drawn evenly.
 
