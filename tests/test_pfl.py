@@ -1,7 +1,5 @@
 """pfl as a host: its rounds are the simulator's, whatever pfl's own weights, workers and interruptions."""
 
-import importlib
-import importlib.util
 import os
 import re
 import subprocess
@@ -37,7 +35,6 @@ from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism, Norm
 from deltafl import (
     DeltaflError,
     DifferentialPrivacy,
-    MissingExtraError,
     Plan,
     Sgd,
     close_round,
@@ -356,11 +353,3 @@ def test_the_example_learns() -> None:
     assert len(accuracy) == 20
     assert accuracy[0] < 0.6
     assert accuracy[-1] > 0.8
-
-
-def test_without_pfl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "pfl" else found(name, *more))
-    monkeypatch.delitem(sys.modules, "deltafl.pfl")
-    with pytest.raises(MissingExtraError, match=r"deltafl\[pfl\]"):
-        importlib.import_module("deltafl.pfl")

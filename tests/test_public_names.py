@@ -1,9 +1,13 @@
 """What ``import deltafl`` gives, and what it costs."""
 
+import importlib
+import importlib.util
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import deltafl
 
@@ -58,6 +62,13 @@ def test_errors_are_value_errors() -> None:
     error = deltafl.MissingExtraError("torch", "sim")
     assert isinstance(error, deltafl.DeltaflError)
     assert str(error) == "this needs the package 'torch': pip install 'deltafl[sim]'"
+
+
+def test_a_host_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
+    monkeypatch.delitem(sys.modules, "deltafl.pfl", raising=False)
+    with pytest.raises(deltafl.MissingExtraError, match=r"needs the package 'pfl': pip install 'deltafl\[pfl\]'"):
+        importlib.import_module("deltafl.pfl")
 
 
 def test_everything_is_in_the_wheel() -> None:
