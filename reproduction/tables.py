@@ -10,6 +10,7 @@ import numpy as np
 from deltafl import analysis
 from deltafl.types import FloatArray
 
+from .curves import draw_curves, looks_of, panel
 from .groups import Group, Row
 from .measures import (
     LEAST_SEEDS,
@@ -25,13 +26,11 @@ from .measures import (
     second_half,
 )
 from .spec import TEXTS, Reported, View
-from .text import DASH, Cells, fixed, markdown, plus_minus, plus_minus_short, short
+from .text import DASH, Cells, fixed, folded, markdown, plus_minus, plus_minus_short, short
 from .verdict import Measures, between, ends, number_text
 
-_TITLES = {"accuracy": "test accuracy, %", "loss": "test loss", "log10-loss": "log10 of the test loss"}
 #: A column of a Markdown table: its heading, and its text in a row.
 Column = tuple[str, Callable[[dict[str, Any]], str]]
-Looks = dict[str, analysis.Look]
 
 
 class Shown(NamedTuple):
@@ -93,10 +92,11 @@ def show_table(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     for group in groups:
         measures[group.part] = measures_of(group, view)
         own = [_paper_cell(group, row, view, measures[group.part][-1]) for row in group.rows]
-        columns = _paper_columns(group, own, measures[group.part][-1])
-        tables.append((group.title, f"{_table_of(columns, own)}\n\n{_table_note(group, view)}"))
+        columns, more = _paper_columns(group, own, measures[group.part][-1])
+        rest = [folded("More columns", _table_of([columns[0], *more], own))] if more else []
+        tables.append((group.title, "\n\n".join([_table_of(columns, own), _table_note(group, view), *rest])))
         cells += own
-    _draw_curves(groups, (groups[0].metric,), 2 if len(groups) > 1 else 1, folder / "curves.png")
+    draw_curves(groups, (groups[0].metric,), 2 if len(groups) > 1 else 1, folder / "curves.png")
     return Shown(tables, cells, "curves.png", measures, beside={group.part: beside_of(group) for group in groups})
 
 
@@ -137,28 +137,32 @@ def _mean(numbers: Sequence[float]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _paper_columns(group: Group, cells: Cells, value: Measure) -> list[Column]:
+def _paper_columns(group: Group, cells: Cells, value: Measure) -> tuple[list[Column], list[Column]]:
+    """The columns that decide, the speed-up first, and those to unfold."""
     percent, paper, goal = group.metric == "accuracy", bool(group.reported), group.threshold is not None
     head, digits = ("accuracy, %", 2) if percent else (value.name, 3)
     by_client = any("client_accuracy" in cell for cell in cells)
     paper_seconds = any(cell["paper_seconds"] is not None for cell in cells)
     columns: list[tuple[bool, str, Callable[[dict[str, Any]], str]]] = [
         (True, "method", lambda c: c["method"]),
+        (goal, "speed-up [95 %]", _speedup_text),
+        (goal and paper, "paper's speed-up", _paper_speedup_text),
         (True, head, lambda c: plus_minus(c["mean"], c["sd"], digits)),
         (paper, "paper's accuracy", lambda c: plus_minus(c["paper_accuracy"], c["paper_sd"], 2)),
-        (by_client, "mean over clients, %", lambda c: fixed(c.get("client_accuracy"), 2)),
         (goal, rounds_to(group.threshold or 0, group.metric).name, lambda c: _rounds_text(c, "")),
         (goal and paper, "paper's rounds", lambda c: fixed(c["paper_rounds"], 0)),
-        (goal, "rounds by mean of five", lambda c: _rounds_text(c, "_smoothed")),
-        (percent, "mean accuracy (area), %", lambda c: plus_minus(c["area"], c["area_sd"], 2)),
         (percent, "area above baseline, points [95 %]", lambda c: c.get("area_above", "baseline")),
+    ]
+    more: list[tuple[bool, str, Callable[[dict[str, Any]], str]]] = [
+        (percent, "mean accuracy (area), %", lambda c: plus_minus(c["area"], c["area_sd"], 2)),
+        (by_client, "mean over clients, %", lambda c: fixed(c.get("client_accuracy"), 2)),
+        (goal, "rounds by mean of five", lambda c: _rounds_text(c, "_smoothed")),
         (goal, "wall seconds", lambda c: _seconds_text(c["seconds"])),
         (goal, "CPU seconds", lambda c: _seconds_text(c["cpu_seconds"])),
         (goal and paper_seconds, "paper's seconds", lambda c: _seconds_text(c["paper_seconds"])),
-        (goal, "speed-up [95 %]", _speedup_text),
-        (goal and paper, "paper's speed-up", _paper_speedup_text),
     ]
-    return [(head, text) for shown, head, text in columns if shown]
+    first, rest = ([(head, text) for shown, head, text in each if shown] for each in (columns, more))
+    return first, rest
 
 
 def _rounds_text(cell: dict[str, Any], suffix: str) -> str:
@@ -211,7 +215,7 @@ def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
             lines.append([row.name, *(text for _, texts in found for text in texts)])
         tables.append((group.title, markdown(heads, lines)))
     tables[-1] = (tables[-1][0], f"{tables[-1][1]}\n\n{TEXTS['pages']['curves']}")
-    _draw_curves(groups, view.y, min(3, len(groups)), folder / "curves.png")
+    draw_curves(groups, view.y, min(3, len(groups)), folder / "curves.png")
     return Shown(tables, cells, "curves.png", measures)
 
 
@@ -232,28 +236,9 @@ def _value_cell(group: Group, row: Row, measure: Measure) -> tuple[dict[str, Any
     return cell, [text, number_text(against)]
 
 
-def _panel(group: Group, looks: Looks, bands: Sequence[analysis.Band]) -> list[analysis.Line]:
-    return [analysis.Line(row.name, looks[row.label], band) for row, band in zip(group.rows, bands, strict=True)]
-
-
-def _looks(groups: Sequence[Group]) -> Looks:
-    return analysis.looks(list(dict.fromkeys(label for group in groups for label in group.labels)))
-
-
-def _draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path: Path) -> None:
-    looks, panels, captions, goals = _looks(groups), [], [], list[float | None]()
-    labels = [_TITLES[y] for y in ys for _ in groups]
-    for y, group in product(ys, groups):
-        panels.append(_panel(group, looks, [analysis.curve_band(list(row.runs.values()), y) for row in group.rows]))
-        captions.append(analysis.panel_title(group.title, group.runs))
-        has_goal = y == group.metric == "accuracy" and group.threshold is not None
-        goals.append(100 * (group.threshold or 0.0) if has_goal else None)
-    analysis.draw_panels(panels, captions, columns, analysis.CAPTION, path, goals=goals, y_label=labels)
-
-
 def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     tables, cells, measures, panels = [], Cells(), {}, []
-    looks, best = _looks(groups), view.best_of("")
+    looks, best = looks_of(groups), view.best_of("")
     for group in groups:
         length = min(run.num_rounds for run in group.runs)
         horizons = [horizon for horizon in view.rounds if horizon <= length] or [length]
@@ -268,7 +253,7 @@ def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
             bands.append(analysis.band_of([(np.array(horizons), value_h) for value_h in value_sh]))
         heads = ["method", *(f"best {best} of {horizon} rounds, %" for horizon in horizons)]
         tables.append((group.title, markdown(heads, lines) + "\n\n± is the sd over seeds."))
-        panels.append(_panel(group, looks, bands))
+        panels.append(panel(group.rows, looks, bands))
     captions = [analysis.panel_title(group.title, group.runs) for group in groups]
     path, columns, label = folder / "best.png", min(3, len(groups)), f"mean of the {best} best accuracies, %"
     analysis.draw_panels(panels, captions, columns, analysis.CAPTION, path, x_label="first rounds", y_label=label)
@@ -345,12 +330,12 @@ def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> tuple[str | None, 
 
 
 def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
-    looks, panels, captions, labels = _looks(groups), [], [], list[str]()
+    looks, panels, captions, labels = looks_of(groups), [], [], list[str]()
     for group, (title, column) in product(groups, view.columns.items()):
         curves_s = [
             [(run.probe("round").astype(int), run.probe(column)) for run in row.runs.values()] for row in group.rows
         ]
-        panels.append(_panel(group, looks, [analysis.band_of(curves) for curves in curves_s]))
+        panels.append(panel(group.rows, looks, [analysis.band_of(curves) for curves in curves_s]))
         captions.append(analysis.panel_title(group.title, group.runs))
         labels.append(title)
     columns = min(2, len(panels))

@@ -19,7 +19,7 @@ from deltafl.types import FloatArray
 from ..measures import Measure, Statement, accuracy, area, compare
 from ..spec import View
 from ..verdict import ends
-from .parts import BASELINE, FULL, Part, find_label
+from .parts import BASELINE, FULL, Part, find_label, is_ours
 from .runs import Method, Result
 
 GOAL, SURE = 0.85, 0.7  # what G has to be, and what its interval has to lie above
@@ -29,10 +29,6 @@ Status = Literal["reached", "missed", "open", "running", "no task"]
 
 def needs(label: str) -> str:
     return SAMPLERS[find_label(label).name].needs
-
-
-def is_ours(label: str) -> bool:
-    return SAMPLERS[find_label(label).name].source == "this project"
 
 
 def _advantages(part: Part, label: str) -> str:

@@ -16,22 +16,8 @@ from ..reproduce import Request
 from ..spec import TEXTS, Experiment, View
 from ..text import csv_text, folded
 from ..verdict import counted
-from .judge import (
-    GOAL,
-    LEAST,
-    SURE,
-    Gap,
-    Judgement,
-    gap_of,
-    headline,
-    is_ours,
-    judge,
-    measures,
-    needs,
-    no_task,
-    sentence,
-)
-from .parts import BASELINE, FULL, Part, find_label, parts_of
+from .judge import GOAL, LEAST, SURE, Gap, Judgement, gap_of, headline, judge, measures, needs, no_task, sentence
+from .parts import BASELINE, FULL, Part, find_label, is_ours, parts_of
 from .runs import Reasons, Result, Store, gather, play
 from .tables import cost_table, crossings_table, main_table, num_params_of, table_cells, tuning_cells
 

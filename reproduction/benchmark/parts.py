@@ -102,6 +102,10 @@ def find_label(label: str) -> Label:
     return parse_label(label.partition("+")[0])
 
 
+def is_ours(label: str) -> bool:
+    return SAMPLERS[find_label(label).name].source == "this project"
+
+
 def parts_of(experiment: Experiment, scale: str, **own: Any) -> list[Part]:
     """The parts of a scale; the user's ``own`` settings, such as ``data_dir``, or ``seeds`` (test seeds), win."""
     return [_part(experiment, scale, name, own) for name in experiment.part_names(scale)]

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from deltafl import DeltaflError
-from deltafl.analysis import Run, looks
+from deltafl.analysis import Run, curve_band, looks
+from reproduction.curves import differences, lie_together
 from reproduction.groups import gather
 from reproduction.page import Finding, read_verdict, write_index, write_page, write_verdict
 from reproduction.spec import Sweep
@@ -37,15 +38,12 @@ def test_a_table_has_the_papers_form_and_its_numbers(tmp_path: Path) -> None:
     delta_there = {"accuracy": 72.1, "sd": 0.49, "rounds": 322}
     page = written(sweep_of(reported={"one": {"fedavg": fedavg_there, "pracdelta": delta_there}}), tmp_path)
     assert page == (tmp_path / "README.md").read_text(encoding="utf-8")
-    fedavg, delta = rows_of(page, "FedAvg")[0], rows_of(page, "FedPracDELTA")[0]
-    assert fedavg[1:6] == ["79.95 ± 0.07", "70.35 ± 0.51", "31.0", "426", "35.0"]
-    assert fedavg[6:8] == ["37.98 ± 2.01", "baseline"]  # 0.1 for 29 and 31 of 50 rounds, then 0.8 and 0.799
-    assert fedavg[8:] == ["279", "62", "1,795", "baseline", "baseline"]
-    assert delta[1:5] == ["83.95 ± 0.07", "72.10 ± 0.49", "15.5", "322"]
+    (fedavg, more), (delta, delta_more) = rows_of(page, "FedAvg")[:2], rows_of(page, "FedPracDELTA")[:2]
+    assert fedavg[1:] == ["baseline", "baseline", "79.95 ± 0.07", "70.35 ± 0.51", "31.0", "426", "baseline"]
+    assert more[1:] == ["37.98 ± 2.01", "35.0", "279", "62", "1,795"]  # 0.1 for 29 and 31 of 50 rounds, then 0.8, 0.799
+    assert delta[1:7] == ["2.00", "1.32", "83.95 ± 0.07", "72.10 ± 0.49", "15.5", "322"]
     assert delta[7].startswith("+24.52")  # 63.28 and 61.73 against 39.40 and 36.56
-    assert delta[8:11] == ["140", "31", "–"]
-    assert delta[11].startswith("2.00")
-    assert delta[12] == "1.32"
+    assert delta_more[3:] == ["140", "31", "–"]
     assert "| First | FedPracDELTA before FedAvg | rounds to 70 % by mean of five | speed-up ×" in page
     assert "| First | FedPracDELTA before FedAvg | mean accuracy | +24.52" in page
 
@@ -103,8 +101,8 @@ def test_runs_that_never_reach_the_threshold_are_counted(tmp_path: Path) -> None
         for run in runs_of_sweep(sweep_of())
     ]
     page = written(sweep_of(), tmp_path, runs)
-    assert rows_of(page, "FedAvg")[0][2] == "32.0 (1 of 2 never)"
-    assert rows_of(page, "FedPracDELTA")[0][8].startswith("2.00\\*")
+    assert rows_of(page, "FedAvg")[0][3] == "32.0 (1 of 2 never)"
+    assert rows_of(page, "FedPracDELTA")[0][1].startswith("2.00\\*")
     assert "Of these, 2 leave out seeds with which one method failed" in page
     assert "no interval (1 seed left out)" in page
 
@@ -138,6 +136,23 @@ def test_probes_without_an_order_judge_the_bounds(low: float, verdict: str, numb
     page = written(sweep, tmp_path, runs)
     assert finding(tmp_path).verdict == verdict
     assert f"**{verdict[:1].upper()}{verdict[1:]}.** {number}" in page
+
+
+def test_curves_that_lie_on_one_another_are_drawn_as_differences(tmp_path: Path) -> None:
+    def level(run: Run) -> float:
+        return 0.2 + 0.01 * run.seed + 0.02 * (run.sampler == "pracdelta")
+
+    sweep = sweep_of("curves", view={"y": ["accuracy"]})
+    runs = [run._replace(accuracy_r=np.linspace(level(run), level(run) + 0.3, 50)) for run in runs_of_sweep(sweep)]
+    group = gather(sweep, runs)[0]
+    (found,) = differences(group, [group.row("pracdelta")], "accuracy")
+    np.testing.assert_allclose(found.mean_r, 2)
+    bands = [curve_band(list(row.runs.values()), "accuracy") for row in group.rows]
+    assert not lie_together(bands, [found])  # 2 of 32 points
+    assert lie_together(bands, [found._replace(mean_r=found.mean_r / 2)])
+    assert not lie_together(bands, [found._replace(mean_r=np.full(50, np.nan))])
+    assert not lie_together(bands, [])
+    written(sweep, tmp_path, runs)
 
 
 def test_pictures_of_long_runs_stay_small_and_keep_the_colours(tmp_path: Path) -> None:
