@@ -3,14 +3,15 @@
 # make docs: the site, in build/site; a warning is an error.
 # make dist-check PYTHONS="python3.11 python3.13": sdist and wheel, the wheel installed with each extra.
 # make pfl: the tests of pfl as a host, in .peers/pfl, as pfl wants older packages than the development set has.
-# All but the last two set up .venv themselves; nothing else needs to be installed but Python >= 3.11.
+# make nvflare: the slow tests of hosts, NVFlare's simulator and its Flower integration included, about five minutes.
+# All but pfl and dist-check set up .venv themselves; nothing else needs to be installed but Python >= 3.11.
 
 PYTHON ?= python3
 VENV ?= .venv
 # Tests side by side, one thread each: torch's own threads in two processes only wait for each other.
 JOBS ?= 2
 
-.PHONY: demo test results docs pfl dist-check clean
+.PHONY: demo test results docs pfl nvflare dist-check clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -37,6 +38,19 @@ pfl: .peers/pfl/.installed
 .peers/pfl/.installed: pyproject.toml constraints-pfl.txt
 	$(PYTHON) -m venv .peers/pfl
 	.peers/pfl/bin/pip install --quiet --disable-pip-version-check --constraint constraints-pfl.txt --editable '.[pfl,sim]' hypothesis pytest pytest-timeout
+	touch $@
+
+nvflare: .peers/nvflare/.installed
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m slow tests/hosts
+
+# The development set with an older Flower, see tests/hosts/test_flower_in_nvflare.py.
+.peers/nvflare/.installed: $(VENV)/.installed tests/hosts/flower_options.sh
+	$(VENV)/bin/python -m venv .peers/nvflare
+	.peers/nvflare/bin/pip install --quiet --disable-pip-version-check --no-deps flwr==1.39.0
+	where='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	$(VENV)/bin/python -c "$$where" > "$$(.peers/nvflare/bin/python -c "$$where")/development.pth"
+	install tests/hosts/flower_options.sh .peers/nvflare/bin/flower-superlink
+	install tests/hosts/flower_options.sh .peers/nvflare/bin/flower-supernode
 	touch $@
 
 PYTHONS ?= $(PYTHON)
