@@ -15,6 +15,7 @@ from deltafl.analysis.statistics import (
     mean_of_best,
     ratio_of_means,
     reach,
+    rounds_until,
     side_of,
 )
 from deltafl.types import FloatArray
@@ -97,7 +98,7 @@ def rounds_to(threshold: float, metric: str, smoothed: bool = False) -> Measure:
 
     def value(run: Run) -> float | None:
         at = reach(run, threshold, smoothed)
-        return None if at is None else float(run.round_r[at])
+        return None if at is None else float(rounds_until(run, at))
 
     goal = f"{100 * threshold:g} %" if metric == "accuracy" else f"loss {threshold:g}"
     name = f"rounds to {goal}" + (" by mean of five" if smoothed else "")

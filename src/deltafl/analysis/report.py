@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from rich.text import Text
 
 from ..errors import require
 from ..io import write_atomically
+from ..samplers import SAMPLERS, is_unbiased
+from ..samplers.table import NEEDED
 from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .plots import (
     CAPTION,
@@ -33,7 +36,7 @@ from .plots import (
 )
 from .runs import Run, base_name, by_sampler
 from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ranked, references, value_of
-from .table import headline, remarks, table_row, threshold_text
+from .table import area_text, headline, remarks, table_row, threshold_text, without_part
 
 if TYPE_CHECKING:
     from bokeh.models.renderers import DataRenderer
@@ -42,12 +45,17 @@ if TYPE_CHECKING:
 #: The columns of one line of a figure; those that are drawn are x, y, low and high.
 Columns = dict[str, npt.NDArray[Any]]
 #: What curves are drawn over.
-_OVER = {"round": "rounds", "bytes": "megabytes sent and received", "seconds": "seconds of training"}
+_OVER = {
+    "round": "rounds",
+    "bytes": "megabytes sent and received",
+    "seconds": "seconds of training",
+    "clock": "seconds of the virtual clock",
+}
 #: Ends of the axes of dots and bars, by column; beyond them, a number is drawn at the edge.
 _ENDS = {"gap": (-0.5, 1.25), "speedup": (0.25, 8.0)}
 _SIZES = "examples of a client"
-_ORDER = ("sampler", "gap", "speedup", "value", "tail", "rounds", "bytes")
-_HEADS = {"gap": "gap closed", "speedup": "speed-up", "tail": "worst tenth, %"}
+_ORDER = ("sampler", "gap", "speedup", "value", "area", "tail", "rounds", "bytes", "needs")
+_HEADS = {"gap": "gap closed", "speedup": "speed-up", "tail": "worst tenth, %", "needs": "the server knows"}
 _HEADS |= {"rounds": "rounds to {goal}", "bytes": "bytes to {goal}"}
 
 
@@ -104,7 +112,7 @@ def _section(part: Part, number: int, figures: Mapping[str, Any]) -> str:
     blocks = [f'<section class="part" id="part-{number}">']
     blocks += [f'<p class="note">{escape(part.title)}: {escape(setting_text(part.runs))}</p>', f"<h1>{first}</h1>"]
     blocks += [f"<p>{sentence}</p>" for sentence in more]
-    blocks += [f'<p class="note command">Repeat it: <code>{escape(part.command)}</code></p>'] if part.command else []
+    blocks += [f'<p class="note command">Repeat it: <code>{_command(part.command)}</code></p>'] if part.command else []
     blocks += [
         _table(ranked(summary), summary),
         f'<p class="note">{columns}</p>',
@@ -115,6 +123,9 @@ def _section(part: Part, number: int, figures: Mapping[str, Any]) -> str:
     blocks += [f'<p class="note">{CAPTION}{goal} The best {MOST_STRONG} of those switched on are in colour.</p>']
     if "selections" in figures:
         blocks += ["<h2>Who was selected how often</h2>", _place("selections")]
+        blocks += [
+            '<p class="note">A flat line is an even choice. Full participation, which selects all, is left out.</p>'
+        ]
         if figures["selections"].xaxis.axis_label == _SIZES:
             blocks += ['<p class="note">Clients in tenths by their size. Band: the middle 80 % of a tenth.</p>']
     if "clients" in figures:
@@ -133,7 +144,8 @@ def _place(figure: str) -> str:
 def _controls(part: Part) -> str:
     selects = []
     metrics = dict.fromkeys([part.summary.metric, "loss"])
-    for name, choices in (("metric", metrics), ("over", _OVER), ("scale", {"linear": "", "log": ""})):
+    over = [name for name in _OVER if name != "clock" or part.runs[0].clock_r is not None]
+    for name, choices in (("metric", metrics), ("over", over), ("scale", ("linear", "log y", "log x"))):
         texts = {value: METRICS.get(value) or _OVER.get(value, value) for value in choices}
         options = "".join(f'<option value="{value}">{text}</option>' for value, text in texts.items())
         selects.append(f'<label>{name} <select name="{name}">{options}</select></label>')
@@ -143,11 +155,13 @@ def _controls(part: Part) -> str:
 def _table(order: Sequence[SamplerSummary], summary: Summary) -> str:
     """The leaderboard, which is the legend too: a row switches its sampler on and off in all figures."""
     look_of = looks([entry.sampler for entry in order])
-    names = [name for name in _ORDER if name in table_row(order[0], summary)]
+    names = [name for name in _ORDER if name in {"area", "needs", *table_row(order[0], summary)}]
     strong = sorted(order, key=lambda entry: entry.sampler not in references(summary))
     rows = "".join(_row(entry, summary, look_of[entry.sampler], strong.index(entry), names) for entry in order)
     goal = threshold_text(summary).replace(" ", "\N{NO-BREAK SPACE}")
-    texts = {**_HEADS, "value": METRICS[summary.metric]} | ({"bytes": "bytes"} if summary.threshold is None else {})
+    texts = {**_HEADS, "value": METRICS[summary.metric], "area": "mean over rounds"} | (
+        {"bytes": "bytes"} if summary.threshold is None else {}
+    )
     heads = [
         f'<th aria-sort="none"><button type="button" data-column="{place}">{texts.get(name, name)}</button></th>'
         for place, name in enumerate(names)
@@ -171,8 +185,11 @@ def _row(entry: SamplerSummary, summary: Summary, look: Look, rank: int, names: 
         "value": value_of(entry, summary).mean,
         "tail": None if entry.fairness is None else entry.fairness.worst_tenth.mean,
         "rounds": None if rounds is None else rounds.mean,
+        "area": None if entry.area is None else entry.area.mean,
         "bytes": entry.total_bytes if to is None else to.bytes,
+        "needs": None,
     }
+    texts |= {"area": area_text(entry, summary), "needs": Text(_needs(entry.sampler))}
     intervals: dict[str, GapClosed | SpeedUp | None] = {"gap": gap, "speedup": speedup}
     dash = "none" if isinstance(look.dash, str) else " ".join(f"{2 * length:g}" for length in look.dash[1])
     swatch = f'<svg viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28" stroke-dasharray="{dash}"/></svg>'
@@ -185,6 +202,19 @@ def _row(entry: SamplerSummary, summary: Summary, look: Look, rank: int, names: 
         cells.append(f'<td data-name="{name}"{value}>{bar}<span>{text} <small>{more}</small></span></td>')
     data = f'data-rank="{rank}" data-colour="{look.colour}" data-dark="{ON_DARK[look.colour]}"'
     return f'<tr data-sampler="{escape(entry.sampler)}" {data}>{"".join(cells)}</tr>'
+
+
+def _needs(label: str) -> str:
+    """What a method must know, in a few words, and whether it is biased."""
+    if base_name(label) not in SAMPLERS:
+        return ""
+    words = NEEDED[SAMPLERS[base_name(label)].needs]
+    return words if is_unbiased(without_part(label)) else f"{words}\nbiased"
+
+
+def _command(text: str) -> str:
+    """A command that breaks between its words and after commas, not at hyphens."""
+    return " ".join(f"<span>{escape(word).replace(',', ',<wbr>')}</span>" for word in text.split(" "))
 
 
 def _bar(value: float, low: float | None, high: float | None, start: float, end: float) -> str:
@@ -250,6 +280,8 @@ def _curve_columns(runs: Sequence[Run]) -> Columns:
     columns["round"] = band.round_r
     columns["bytes"] = band_of([(run.round_r, run.bytes_r / 1e6) for run in runs]).mean_r
     columns["seconds"] = band_of([(run.round_r, run.seconds_r) for run in runs]).mean_r
+    clocks = [(run.round_r, run.clock_r) for run in runs if run.clock_r is not None]
+    columns |= {"clock": band_of(clocks).mean_r} if len(clocks) == len(runs) else {}
     return columns | _columns(curve_band(runs, runs[0].metric))
 
 

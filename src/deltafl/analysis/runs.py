@@ -4,6 +4,7 @@ Letters: ``r`` evaluations of one run in order of time, ``m`` clients, ``s`` see
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import DeltaflError
+from ..samplers import SAMPLERS
 from ..types import FloatArray, IntArray
 
 Metric = Literal["accuracy", "loss"]
@@ -52,6 +54,7 @@ class Run(NamedTuple):
         accuracy_km: float64 (k, m), accuracies of the clients with each of the k late models (``statistics.is_late``;
             the last one of a run that was ended), NaN where a client has none; None if not recorded.
         fairness: Mean, worst tenth and spread of these; None if not measured.
+        clock_r: float64 (r,), seconds of the virtual clock of the run's world up to there; None without a clock.
     """
 
     sampler: str
@@ -75,6 +78,7 @@ class Run(NamedTuple):
     num_examples_m: FloatArray | None = None
     accuracy_km: FloatArray | None = None
     fairness: Fairness | None = None
+    clock_r: FloatArray | None = None
 
     @property
     def value_r(self) -> FloatArray:
@@ -90,6 +94,11 @@ class Run(NamedTuple):
     def horizon(self) -> int:
         """Rounds that were planned; those at the last evaluation if the settings do not say."""
         return int(self.settings.get("rounds") or self.num_rounds)
+
+    @property
+    def rounds_before(self) -> int:
+        """Rounds before the first one in which every client works: 1 for a sampler that begins with a census."""
+        return int(begins_with_census(self.sampler))
 
     @property
     def stopped(self) -> bool:
@@ -114,6 +123,13 @@ def by_sampler(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def base_name(label: str) -> str:
     """The sampler's bare name: of ``pracdelta(floor=0.1)@pivotal`` and of ``pracdelta+part`` it is ``pracdelta``."""
     return label.partition("+")[0].partition("@")[0].partition("(")[0]
+
+
+@cache
+def begins_with_census(label: str) -> bool:
+    """Whether the sampler of a label asks every client for an answer before the first round."""
+    entry = SAMPLERS.get(base_name(label))
+    return entry is not None and entry.needs == "census"
 
 
 def find_sampler(name: str, labels: Sequence[str]) -> str | None:

@@ -23,6 +23,7 @@ from .statistics import (
     mean_of_best,
     ratio_of_means,
     reach,
+    rounds_until,
 )
 
 #: A number, or null where it does not exist.
@@ -44,8 +45,11 @@ class MeanSd(_Model):
 class Reach(_Model):
     """When one run reached the threshold."""
 
-    round: int = Field(description="rounds completed at the first evaluation that reaches the threshold")
+    round: int = Field(
+        description="rounds completed at the first evaluation that reaches the threshold, that of a census included"
+    )
     seconds: float = Field(description="wall clock up to there in seconds, evaluation excluded")
+    clock: Number = Field(default=None, description="seconds of the virtual clock up to there; null without a clock")
     bytes: float = Field(description="bytes down + up until there")
 
 
@@ -112,6 +116,7 @@ class ToThreshold(_Model):
     num_never: int = Field(description="seeds that never did within their rounds")
     rounds: MeanSd | None = Field(description="rounds; null if no seed reached it")
     seconds: Number = Field(description="mean wall clock in seconds, evaluation excluded; null if no seed reached it")
+    clock: Number = Field(default=None, description="mean seconds of the virtual clock; null without one")
     bytes: Number = Field(description="mean bytes down + up; null if no seed reached it")
     speedup: SpeedUp | None = Field(description="against the baseline; null for the baseline itself and without a pair")
 
@@ -125,6 +130,7 @@ class SamplerSummary(_Model):
     )
     final: MeanSd = Field(description="metric at the last evaluation")
     top5: MeanSd = Field(description="`top5` of the runs; for accuracy this is the paper's acc_top5")
+    area: MeanSd | None = Field(default=None, description="mean of the metric over all rounds")
     fairness: SamplerFairness | None = Field(default=None, description="null if a run did not measure it")
     to_threshold: ToThreshold | None = Field(
         description="by the first evaluation that reaches the threshold; null without a threshold"
@@ -186,6 +192,7 @@ def summarise(
             gap_closed=_gap_closed(label, groups),
             final=_mean_sd(entry.final for entry in entries),
             top5=_mean_sd(entry.top5 for entry in entries),
+            area=_mean_sd(entry.area for entry in entries),
             fairness=_fairness(label, seeds, reference),
             to_threshold=None if threshold is None else _to_threshold(label, reaches, reference),
             total_seconds=float(np.mean([entry.total_seconds for entry in entries])),
@@ -254,9 +261,16 @@ def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
         diverged=run.diverged is not None or not np.isfinite(run.loss_r[-1]),
         stopped=run.stopped,
         diverged_in=run.diverged,
-        reach=None
-        if at is None
-        else Reach(round=int(run.round_r[at]), seconds=float(run.seconds_r[at]), bytes=float(run.bytes_r[at])),
+        reach=None if at is None else _reach(run, at),
+    )
+
+
+def _reach(run: Run, at: int) -> Reach:
+    return Reach(
+        round=rounds_until(run, at),
+        seconds=float(run.seconds_r[at]),
+        clock=None if run.clock_r is None else float(run.clock_r[at]),
+        bytes=float(run.bytes_r[at]),
     )
 
 
@@ -285,11 +299,13 @@ Reaches = dict[str, dict[int, Reach | None]]
 
 def _to_threshold(label: str, reaches: Reaches, baseline: str | None) -> ToThreshold:
     reached = [reach for reach in reaches[label].values() if reach is not None]
+    clocks = [reach.clock for reach in reached if reach.clock is not None]
     return ToThreshold(
         num_reached=len(reached),
         num_never=len(reaches[label]) - len(reached),
         rounds=_mean_sd(reach.round for reach in reached) if reached else None,
         seconds=float(np.mean([reach.seconds for reach in reached])) if reached else None,
+        clock=float(np.mean(clocks)) if clocks else None,
         bytes=float(np.mean([reach.bytes for reach in reached])) if reached else None,
         speedup=_speedup(label, reaches, baseline),
     )

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
@@ -12,8 +13,8 @@ from rich.text import Text
 
 from .. import given
 from ..samplers import SAMPLERS, bias_of, parse_label
-from .runs import base_name
-from .statistics import side_of
+from .runs import base_name, begins_with_census
+from .statistics import WINDOW, late_after, mean_interval, ratio_of_means, side_of
 from .summary import (
     Gain,
     GapClosed,
@@ -55,6 +56,8 @@ def comparison_table(summary: Summary) -> RenderableType:
         headings[2:2] = [f"rounds to\n{goal}", "speed-up\n[95 %]"]
     if has_fairness(summary):
         headings[1:1] = ["worst\ntenth"]
+    if has_clock(summary):
+        headings[-1] = "bytes\ntime"
     for heading in headings:
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for entry in summary.samplers:
@@ -75,12 +78,18 @@ def table_row(entry: SamplerSummary, summary: Summary) -> dict[str, Text]:
         cells["rounds"] = Text(_rounds_text(reached))
         cells["speedup"] = _speedup_text(reached.speedup, entry.sampler == summary.baseline)
         number = reached.bytes
-    return cells | {"bytes": Text(human_bytes(number))}
+    clock = None if reached is None else reached.clock
+    return cells | {"bytes": Text(human_bytes(number) + ("" if clock is None else f"\n{human_seconds(clock)} s"))}
 
 
 def has_fairness(summary: Summary) -> bool:
     """Whether the accuracy per client was measured in all runs of some sampler."""
     return any(entry.fairness for entry in summary.samplers)
+
+
+def has_clock(summary: Summary) -> bool:
+    """Whether the runs have a virtual clock."""
+    return summary.settings.get("speeds") is not None
 
 
 def human_bytes(number: float | None) -> str:
@@ -100,6 +109,13 @@ def _value_text(entry: SamplerSummary, summary: Summary) -> str:
     if found.mean is None:
         return DASH
     return _plus_minus(found, summary.metric == "accuracy") + (DIVERGED if entry.num_diverged else "")
+
+
+def area_text(entry: SamplerSummary, summary: Summary) -> Text:
+    """The mean over all rounds, the area under the curve, with its spread."""
+    found = entry.area
+    known = found is not None and found.mean is not None
+    return Text(_plus_minus(found, summary.metric == "accuracy") if found is not None and known else DASH)
 
 
 def _tail_text(found: SamplerFairness | None) -> Text:
@@ -187,12 +203,17 @@ def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]
         return [f"{who}: norm_guard = {factor:g} shortens estimates that are longer than those before."]
     known = {*SAMPLERS, *given.SAMPLERS}
     parts = {
-        label: bias_of(parse_label(_PART.sub("", label)))
+        label: bias_of(parse_label(without_part(label)))
         for label in labels
         if base_name(label) in known or ".py:" in label
     }
     named = [f"{label} ({part})" for label, part in parts.items() if part is not None]
     return [f"Biased: {', '.join(named)}."] if named else []
+
+
+def without_part(label: str) -> str:
+    """The label of a row of a reproduction, without the part that its runs are from."""
+    return _PART.sub("", label)
 
 
 def _reached(summary: Summary) -> list[tuple[SamplerSummary, ToThreshold]]:
@@ -202,8 +223,8 @@ def _reached(summary: Summary) -> list[tuple[SamplerSummary, ToThreshold]]:
 def headline(summary: Summary) -> list[str]:
     """Which sampler was best and by how much; how sure that is; what it saves. One sentence each, the first the result.
 
-    Best is whose gap closed is largest, else whose speed-up is, else whose metric is. Another sampler is behind only if
-    its interval ends below that of the best.
+    Best is whose gap closed is largest, else whose speed-up is, else whose metric is. Another sampler is behind if the
+    interval of its distance to the best, over paired seeds, excludes 0.
     """
     rated = [entry for entry in summary.samplers if entry.sampler not in references(summary)]
     gaps = {e.sampler: e.gap_closed for e in rated if e.gap_closed}
@@ -225,18 +246,59 @@ def headline(summary: Summary) -> list[str]:
             f"No sampler is shown to be better than {reference}.",
             f"The highest number {why}: {shown}. More seeds make intervals shorter.",
         ]
-    rivals = [label for label, it in found.items() if label != best and (it.high is None or it.high >= low)]
-    if not rivals:
-        sure = [f"{shown}; no other sampler is ahead.", "The 95 % intervals of all others end below this one."]
-    else:
-        named = [
-            best,
-            *(f"{label} ({_in_line(found[label])})" for label in rivals[:3]),
-            *["others"][: len(rivals) // 4],
+    leads = {label: _lead(summary, best, label, by_area=bool(gaps)) for label in found if label != best}
+    rivals = [label for label, lead in leads.items() if _verdict(lead, even) != "better"]
+    paired = "over all rounds" if gaps else f"to {threshold_text(summary)}"
+    if rivals:
+        named = [f"{label} ({_lead_text(leads[label], summary)})" for label in rivals[:3]]
+        named += ["others"][: len(rivals) // 4]
+        sure = [
+            f"{shown}.",
+            f"Not told apart from it {paired}, by paired seeds: {', '.join(named)}. More seeds decide.",
         ]
-        open_ = "is best is open, as their 95 % intervals overlap: more seeds decide."
-        sure = [f"{shown}.", f"Which of {' and '.join(named)} {open_}"]
+    elif leads:
+        label = max(leads, key=lambda label: _estimate(found[label]))
+        ahead = f"{_lead_text(leads[label], summary)} {paired}, by paired seeds"
+        sure = [f"{shown}; no other sampler is ahead.", f"The next is {label}: {best} is ahead by {ahead}."]
+    else:
+        sure = [f"{shown}."]
     return [*sure, *_savings(summary, best)]
+
+
+def _lead(summary: Summary, best: str, other: str, by_area: bool) -> Gain | SpeedUp | None:
+    """How far ``best`` is ahead of another sampler over paired seeds: in the mean metric, or in rounds."""
+    one, two = ({seed.seed: seed for seed in e.seeds} for e in _entries(summary, best, other))
+    shared = [(one[seed], two[seed]) for seed in sorted(one.keys() & two.keys())]
+    if by_area:
+        areas = [(a.area, b.area) for a, b in shared if a.area is not None and b.area is not None]
+        if not areas:
+            return None
+        sign = 1.0 if summary.metric == "accuracy" else -1.0
+        value, low, high = mean_interval(sign * np.subtract(*np.array(areas).T))
+        return Gain(value=value, low=low, high=high, num_pairs=len(areas))
+    rounds = [(b.reach.round, a.reach.round) for a, b in shared if a.reach is not None and b.reach is not None]
+    if not rounds:
+        return None
+    ratio, low, high = ratio_of_means(*np.array(rounds, dtype=np.float64).T)
+    return SpeedUp(ratio=ratio, low=low, high=high, num_pairs=len(rounds), num_left_out=len(shared) - len(rounds))
+
+
+def _entries(summary: Summary, *labels: str) -> list[SamplerSummary]:
+    return [next(entry for entry in summary.samplers if entry.sampler == label) for label in labels]
+
+
+def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
+    if lead is None:
+        return "no pair of seeds"
+    if isinstance(lead, SpeedUp):
+        return f"{_in_line(lead)} times fewer rounds"
+    factor, unit, digits = (100, " points", 1) if summary.metric == "accuracy" else (1, "", 3)
+    ends = (
+        ""
+        if lead.low is None or lead.high is None
+        else f" [{factor * lead.low:.{digits}f}, {factor * lead.high:.{digits}f}]"
+    )
+    return f"{factor * lead.value:.{digits}f}{ends}{unit}"
 
 
 def _estimate(found: GapClosed | SpeedUp) -> float:
@@ -256,8 +318,11 @@ def _savings(summary: Summary, best: str) -> list[str]:
             return []
         to = found[label]
         share = f" ({to.num_reached} of {to.num_reached + to.num_never} seeds)" if to.num_never else ""
-        texts.append(f"{_rounds_text(to).partition(chr(10))[0]} rounds and {human_bytes(to.bytes)}{share}")
-    return [f"It reaches {threshold_text(summary)} after {texts[0]}, {summary.baseline} after {texts[1]}."]
+        costs = [f"{_rounds_text(to).partition(chr(10))[0]} rounds", human_bytes(to.bytes)]
+        costs += [] if to.clock is None else [f"{human_seconds(to.clock)} s of the clock"]
+        texts.append(f"{', '.join(costs[:-1])} and {costs[-1]}{share}")
+    census = ", the first one with all clients" if begins_with_census(best) else ""
+    return [f"It reaches {threshold_text(summary)} after {texts[0]}{census}, {summary.baseline} after {texts[1]}."]
 
 
 def _without_intervals(summary: Summary) -> list[str]:
@@ -305,24 +370,31 @@ def _censored(summary: Summary) -> list[str]:
         return [f"No run reached {goal}."]
     if not never:
         return []
-    return [
-        f"Never reached {goal}: {', '.join(never)}. Rounds and bytes are means over the seeds that did; "
-        f"{MARK} leaves out such seeds, which flatters the sampler that failed."
-    ]
+    return [f"Never reached {goal}: {', '.join(never)}. Rounds and bytes are means over the seeds that did."]
 
 
 def _columns(summary: Summary) -> str:
-    metric, late = summary.metric, "mean of the 5 best of the last evaluations (4 % of the rounds, at least 5)"
+    metric, late = summary.metric, _late_text(summary)
     value = f"Accuracy: {late}" if metric == "accuracy" else "Loss: test loss at the last evaluation"
     spread = ", ± sd over seeds" if any(len(entry.seeds) > 1 for entry in summary.samplers) else ""
     tail = " Worst tenth: mean accuracy of the tenth of the clients with the lowest, and the sd over clients."
     gap = f" Gap closed: by the mean {metric} over all rounds, 0 is uniform sampling, 1 full participation."
     speedup = f" Speed-up: mean rounds of {summary.baseline} / mean rounds of the sampler, paired by seed."
+    if any(reached.speedup and reached.speedup.num_left_out for _, reached in _reached(summary)):
+        speedup += f" {MARK}: without seeds that one of the two never finished, which flatters the slower one."
     span = "of the whole run" if summary.threshold is None else f"up to {threshold_text(summary)}"
+    span += "; below them seconds of the virtual clock" if has_clock(summary) else ""
+    if any(begins_with_census(entry.sampler) for entry in summary.samplers):
+        span += ". Rounds, bytes and time of a census are counted, but its round is not in the mean over rounds"
     tail = tail if has_fairness(summary) else ""
     gap = gap if any(entry.gap_closed for entry in summary.samplers) else ""
     speedup = speedup if any(reached.speedup for _, reached in _reached(summary)) else ""
     return f"{value}{spread}.{tail}{gap}{speedup} Bytes (down + up): {span}. {DASH}: no number."
+
+
+def _late_text(summary: Summary) -> str:
+    last = max(seed.num_rounds for entry in summary.samplers for seed in entry.seeds)
+    return f"mean of the {WINDOW} best of the evaluations after round {max(late_after(last), 0)}"
 
 
 def _share(number: int, entry: SamplerSummary) -> str:

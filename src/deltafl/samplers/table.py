@@ -42,6 +42,18 @@ NEEDS = {
     "everyone": "nothing, for it selects everyone",
 }
 
+#: The same in a few words.
+NEEDED = {
+    "nothing": "nothing",
+    "sizes": "sizes",
+    "cohort": "sizes, earlier updates",
+    "known": "labels",
+    "census": "an answer of everybody",
+    "losses": "losses of this round",
+    "oracle": "all updates of this round",
+    "everyone": "all updates",
+}
+
 
 class SamplerEntry(NamedTuple):
     """A row of the table of methods."""

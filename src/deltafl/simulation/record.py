@@ -49,6 +49,7 @@ class RunRecord(BaseModel):
     Attributes:
         settings: Every setting that decides the result (``what_is_run``), sampler and seed included.
         client_accuracy: Mean over clients of their own test accuracy; empty if not measured.
+        clock: Seconds of the virtual clock; empty without one.
         fairness: Mean, worst tenth and sd of the clients' accuracies at the end; None if not measured.
         refused: Replies that were refused and counted as missing.
         probes: What else was measured, column by column, with its own ``round``; empty if nothing.
@@ -64,6 +65,7 @@ class RunRecord(BaseModel):
     round: list[int]
     accuracy: Column
     client_accuracy: Column = []
+    clock: Column = []
     fairness: Fairness | None = None
     loss: Column
     seconds: Column
@@ -93,6 +95,7 @@ class RunRecord(BaseModel):
             "round_r": np.array(self.round, dtype=np.int64),
             "draws_m": np.array(self.draws, dtype=np.int64),
             "client_accuracy_r": _floats(self.client_accuracy) if self.client_accuracy else None,
+            "clock_r": _floats(self.clock) if self.clock else None,
             "probes": {name: _floats(column) for name, column in self.probes.items()},
         }
         return Run(**same)
@@ -128,6 +131,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     directory.require_settings(settings)
     line, tests, bytes_ = dict[str, Any](), list[list[Any]](), list[float]()
     rounds, at, clients, counts = (list[int]() for _ in range(4))
+    clocks = list[float]()
     for line in directory.lines("rounds.jsonl"):
         rounds.append(line["round"])
         bytes_.append(float(line.get("bytes_down", 0) + line.get("bytes_up", 0)))
@@ -135,6 +139,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         counts += line.get("counts", ())
         if "test" in line:
             at.append(line["round"])
+            clocks += [line["clock"]] if "clock" in line and line["round"] else []
             tests.append([line["test"].get(name) for name in ("accuracy", "loss", "client_accuracy")])
     timings, columns = list(directory.lines("timings.jsonl")), ("round", "seconds", "cpu_seconds")
     timed_r, seconds_r, cpu_seconds_r = (_floats([timing.get(column) for timing in timings]) for column in columns)
@@ -156,6 +161,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         cpu_seconds_r=np.cumsum(cpu_seconds_r)[at_r],
         bytes_r=np.cumsum(bytes_)[at_r],
         client_accuracy_r=client_accuracy_r,
+        clock_r=np.array(clocks) if clocks else None,
         draws_m=np.bincount(np.array(clients, dtype=np.int64), counts, directory.num_clients()).astype(np.int64),
         diverged=rounds[-1] if diverged else None,
         diverged_why=diverged["why"] if diverged else "",
@@ -183,6 +189,7 @@ def record_of(job: "Job", directory: RunDirectory, task: "Task") -> RunRecord:
         metric=run.metric,
         environment=device | versions,
         fairness=run.fairness,
+        clock=[] if run.clock_r is None else run.clock_r.tolist(),
         client_accuracy=[] if by_client is None or np.isnan(by_client).all() else by_client.tolist(),
         draws=run.draws_m.tolist(),
         refused=sum(len(line.get("rejected", ())) for line in directory.lines("rounds.jsonl")),
@@ -289,7 +296,7 @@ def require_same(recorded: dict[str, Any], job: "Job", place: Path) -> None:
 
 def _line(record: RunRecord) -> str:
     fields = record.model_dump(mode="json")
-    for name in ("accuracy", "client_accuracy", "loss", "seconds", "cpu_seconds"):
+    for name in ("accuracy", "client_accuracy", "clock", "loss", "seconds", "cpu_seconds"):
         fields[name] = _rounded(fields[name], 6)
     fields["fairness"] = record.fairness and {name: round(number, 4) for name, number in record.fairness}
     fields["probes"] = {name: _rounded(column, 5) for name, column in fields["probes"].items()}
