@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from deltafl.analysis import Run, summarise
+from deltafl.analysis.headline import headline
 from deltafl.analysis.looks import ON_DARK, looks
 from deltafl.analysis.plots import client_accuracies, selections_by_size
 from deltafl.analysis.report import Part, write_report
 from deltafl.analysis.statistics import fairness_of, worst_tenth
-from deltafl.analysis.table import headline
 from deltafl.errors import MissingExtraError
 from deltafl.simulation.compare import command_of
 from deltafl.simulation.settings import CompareSettings, make_settings
@@ -54,7 +54,9 @@ def test_the_numbers_are_those_of_the_summary(tmp_path: Path) -> None:
         to = entry.to_threshold
         assert to is not None and to.rounds is not None and entry.gap_closed is not None
         wanted: dict[str, Any] = {"gap": entry.gap_closed.value, "value": entry.top5.mean, "rounds": to.rounds.mean}
-        wanted |= {"bytes": to.bytes} | ({} if to.speedup is None else {"speedup": to.speedup.ratio})
+        assert entry.area is not None
+        wanted |= {"area": entry.area.mean, "bytes": to.bytes}
+        wanted |= {} if to.speedup is None else {"speedup": to.speedup.ratio}
         assert found[entry.sampler] == wanted
 
 
@@ -64,7 +66,7 @@ def test_it_is_one_small_file_that_asks_the_network_for_nothing(tmp_path: Path) 
     assert "http" not in page and "url(" not in page and "@import" not in page  # what Bokeh asks for: browser test
     assert set(re.findall(r'(?:src|href)="([^"]*)"', page)) == {"data:,"}
     assert "&lt;made up&gt;" in page
-    assert "deltafl compare --task digits" in page
+    assert "<span>deltafl</span> <span>compare</span> <span>--task</span> <span>digits</span>" in page
 
 
 def test_two_comparisons_are_two_sections_of_one_page(tmp_path: Path) -> None:
@@ -102,11 +104,12 @@ def first(*groups: list[Run], threshold: float | None = None) -> list[str]:
 
 def test_the_first_sentence_is_as_sure_as_the_intervals() -> None:
     ends = noisy("full", 0.9, 0.0), noisy("uniform", 0.5, 0.0)
-    clear = first(*ends, noisy("census", 0.8, 0.01), noisy("divfl", 0.6, 0.01))
+    clear = first(*ends, noisy("census", 0.8, 0.01), noisy("divfl", 0.6, -0.01))
     assert clear[0].startswith("census closes 0.75 [0.7") and clear[0].endswith("; no other sampler is ahead.")
-    open_ = first(*ends, noisy("census", 0.8, 0.01), noisy("divfl", 0.79, 0.02))
+    open_ = first(*ends, noisy("census", 0.8, 0.01), noisy("divfl", 0.79, -0.02))
     assert open_[0].endswith("of the gap between uniform sampling and full participation.")
-    assert open_[1].startswith("Which of census and divfl (0.73 [0.68, 0.77]) is best is open")
+    assert re.match(r"Not told apart .* by paired seeds: divfl \(1\.0 \[-\d\.\d, \d\.\d\] points\)", open_[1])
+    assert clear[1].startswith("The next is divfl: census is ahead by 20.0 [18.0, 22.0] points over all rounds")
     none = first(*ends, noisy("census", 0.52, 0.1))
     assert none[0] == "No sampler is shown to be better than uniform sampling."
     assert "census closes 0.05" in none[1] and "does not lie above 0" in none[1]
@@ -115,9 +118,9 @@ def test_the_first_sentence_is_as_sure_as_the_intervals() -> None:
 def test_the_first_sentence_without_a_gap_or_with_one_seed() -> None:
     one = headline(summarise([run for run in runs_of(**REACHES) if run.seed == 0], None))
     assert one[0].startswith("census closes 0.86 of the gap") and one[1].startswith("One seed has no interval")
-    speed = headline(summarise(runs_of(uniform=[8, 9, 8], census=[2, 3, 2]), 0.7))
-    assert re.match(r"census needs 3\.57 \[.*\] times fewer rounds to 70 % than uniform; no other", speed[0])
-    assert speed[2] == "It reaches 70 % after 2.3 rounds and 2.3 kB, uniform after 8.3 rounds and 8.3 kB."
+    speed = headline(summarise(runs_of(uniform=[8, 9, 8], innovation=[2, 3, 2]), 0.7))
+    assert re.match(r"innovation needs 3\.57 \[.*\] times fewer rounds to 70 % than uniform\.", speed[0])
+    assert speed[1] == "It reaches 70 % after 2.3 rounds and 2.3 kB, uniform after 8.3 rounds and 8.3 kB."
     assert headline(summarise(runs_of(census=[2, 3]), None))[0] == "census ends with the best accuracy: 80.0±0.0 %."
     lost = [make_run("census", 0, 1, "loss", loss_r=np.full(10, np.nan))]
     assert headline(summarise(lost, None))[0] == "No sampler has a finite result."

@@ -78,7 +78,9 @@ const of = (it) => Array.from(it.data_source.data[arguments[0]]);
 return { on: drawn.filter((it) => it.visible).map((it) => it.name).sort(), x: plot.below[0].axis_label,
   colours: Object.fromEntries(drawn.map((it) => [it.name, it.glyph.line_color.value ?? it.glyph.line_color])),
   bands: plot.renderers.filter((it) => it.glyph.type === "VArea" && it.visible).length,
-  y: plot.left[0].axis_label, scale: plot.y_scale.type, goal: plot.center.find((it) => it.type === "Span").visible,
+  y: plot.left[0].axis_label, scale: plot.y_scale.type,
+  across: plot.x_scale.type,
+  goal: plot.center.find((it) => it.type === "Span").visible,
   values: Object.fromEntries(drawn.map((it) => [it.name, of(it)])) };
 """
 
@@ -93,7 +95,7 @@ def click(browser: Any, selector: str) -> None:
 
 
 def choose(browser: Any, name: str, value: str) -> None:
-    click(browser, f"select[name={name}] option[value={value}]")
+    click(browser, f"select[name={name}] option[value='{value}']")
 
 
 def test_nothing_leaves_the_page_and_the_console_is_quiet(browser: Any, page: Path) -> None:
@@ -154,9 +156,11 @@ def test_axes_change_what_is_drawn(browser: Any, page: Path) -> None:
     choose(browser, "over", "seconds")
     assert state(browser, "x")["values"]["census"] == [2.0 * (i + 1) for i in range(10)]
     choose(browser, "metric", "loss")
-    choose(browser, "scale", "log")
+    choose(browser, "scale", "log y")
     found = state(browser)
     assert (found["y"], found["scale"], found["goal"]) == ("test loss", "LogScale", False)
+    choose(browser, "scale", "log x")
+    assert (state(browser)["scale"], state(browser)["across"]) == ("LinearScale", "LogScale")
     assert found["values"]["census"][-1] == pytest.approx(0.1, rel=1e-6)
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 

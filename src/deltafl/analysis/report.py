@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from rich.text import Text
 
 from ..errors import require
 from ..io import write_atomically
 from ..samplers import SAMPLERS, is_unbiased
 from ..samplers.table import NEEDED
+from .headline import headline
 from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .plots import (
     CAPTION,
@@ -36,7 +36,7 @@ from .plots import (
 )
 from .runs import Run, base_name, by_sampler
 from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ranked, references, value_of
-from .table import area_text, headline, remarks, table_row, threshold_text, without_part
+from .table import area_text, remarks, table_row, threshold_text, without_part
 
 if TYPE_CHECKING:
     from bokeh.models.renderers import DataRenderer
@@ -54,8 +54,8 @@ _OVER = {
 #: Ends of the axes of dots and bars, by column; beyond them, a number is drawn at the edge.
 _ENDS = {"gap": (-0.5, 1.25), "speedup": (0.25, 8.0)}
 _SIZES = "examples of a client"
-_ORDER = ("sampler", "gap", "speedup", "value", "area", "tail", "rounds", "bytes", "needs")
-_HEADS = {"gap": "gap closed", "speedup": "speed-up", "tail": "worst tenth, %", "needs": "the server knows"}
+_ORDER = ("sampler", "gap", "speedup", "value", "area", "tail", "rounds", "bytes")
+_HEADS = {"gap": "gap closed", "speedup": "speed-up", "tail": "worst tenth, %"}
 _HEADS |= {"rounds": "rounds to {goal}", "bytes": "bytes to {goal}"}
 
 
@@ -155,7 +155,7 @@ def _controls(part: Part) -> str:
 def _table(order: Sequence[SamplerSummary], summary: Summary) -> str:
     """The leaderboard, which is the legend too: a row switches its sampler on and off in all figures."""
     look_of = looks([entry.sampler for entry in order])
-    names = [name for name in _ORDER if name in {"area", "needs", *table_row(order[0], summary)}]
+    names = [name for name in _ORDER if name in {"area", *table_row(order[0], summary)}]
     strong = sorted(order, key=lambda entry: entry.sampler not in references(summary))
     rows = "".join(_row(entry, summary, look_of[entry.sampler], strong.index(entry), names) for entry in order)
     goal = threshold_text(summary).replace(" ", "\N{NO-BREAK SPACE}")
@@ -187,14 +187,13 @@ def _row(entry: SamplerSummary, summary: Summary, look: Look, rank: int, names: 
         "rounds": None if rounds is None else rounds.mean,
         "area": None if entry.area is None else entry.area.mean,
         "bytes": entry.total_bytes if to is None else to.bytes,
-        "needs": None,
     }
-    texts |= {"area": area_text(entry, summary), "needs": Text(_needs(entry.sampler))}
+    texts["area"] = area_text(entry, summary)
     intervals: dict[str, GapClosed | SpeedUp | None] = {"gap": gap, "speedup": speedup}
     dash = "none" if isinstance(look.dash, str) else " ".join(f"{2 * length:g}" for length in look.dash[1])
     swatch = f'<svg viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28" stroke-dasharray="{dash}"/></svg>'
     label = f'<label><input type="checkbox" checked>{swatch}{escape(entry.sampler)}</label>'
-    cells = [f'<th scope="row">{label}</th>']
+    cells = [f'<th scope="row">{label}<small>{_needs(entry.sampler)}</small></th>']
     for name in names[1:]:
         number, found, (text, _, more) = numbers[name], intervals.get(name), texts[name].plain.partition("\n")
         value = "" if number is None else f' data-value="{number!r}"'
@@ -209,7 +208,7 @@ def _needs(label: str) -> str:
     if base_name(label) not in SAMPLERS:
         return ""
     words = NEEDED[SAMPLERS[base_name(label)].needs]
-    return words if is_unbiased(without_part(label)) else f"{words}\nbiased"
+    return f"knows {words}" if is_unbiased(without_part(label)) else f"biased; knows {words}"
 
 
 def _command(text: str) -> str:

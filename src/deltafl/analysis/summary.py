@@ -81,6 +81,10 @@ class SeedSummary(_Model):
         description="mean of the 5 best evaluations (highest accuracy, lowest loss) within the last 4 % of the rounds, "
         "at least the last 5 rounds; of all evaluations there if they are fewer; `final` of a run that was ended"
     )
+    area: Number = Field(
+        default=None,
+        description="mean of the metric over all rounds, the area under its curve; null if the run was stopped",
+    )
     fairness: Fairness | None = Field(default=None, description="accuracy per client; null if not measured")
     total_seconds: float = Field(description="wall clock of the run in seconds, evaluation excluded")
     total_bytes: float = Field(description="bytes down + up of the run")
@@ -255,6 +259,7 @@ def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
         num_rounds=run.num_rounds,
         final=final,
         top5=final if run.diverged or run.stopped else mean_of_best(run.value_r, run.round_r, run.metric == "accuracy"),
+        area=None if run.stopped else area_under(run, run.horizon),
         fairness=run.fairness,
         total_seconds=float(run.seconds_r[-1]),
         total_bytes=float(run.bytes_r[-1]),

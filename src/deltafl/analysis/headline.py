@@ -1,0 +1,137 @@
+"""The result of a comparison in three sentences: which sampler was best, how sure that is, what it saves."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from .runs import begins_with_census
+from .statistics import mean_interval, ratio_of_means
+from .summary import Gain, GapClosed, SamplerSummary, SpeedUp, Summary, ranked, references, value_of
+from .table import (
+    human_bytes,
+    human_seconds,
+    number_text,
+    rounds_text,
+    threshold_text,
+    thresholds_of,
+    value_text,
+    verdict_of,
+    with_interval,
+)
+
+
+def headline(summary: Summary) -> list[str]:
+    """Which sampler was best and by how much; how sure that is; what it saves. One sentence each, the first the result.
+
+    Best is whose gap closed is largest, else whose speed-up is, else whose metric is. Another sampler is behind if the
+    interval of its distance to the best, over paired seeds, excludes 0.
+    """
+    rated = [entry for entry in summary.samplers if entry.sampler not in references(summary)]
+    gaps = {e.sampler: e.gap_closed for e in rated if e.gap_closed}
+    speedups = {e.sampler: e.to_threshold.speedup for e in rated if e.to_threshold and e.to_threshold.speedup}
+    found: Mapping[str, GapClosed | SpeedUp] = gaps or speedups
+    if not found:
+        return _without_intervals(summary)
+    best = max(found, key=lambda label: _estimate(found[label]))
+    reference, even = ("uniform sampling", 0.0) if gaps else (str(summary.baseline), 1.0)
+    shown = f"{best} closes {_in_line(found[best])} of the gap between {reference} and full participation"
+    if not gaps:
+        shown = f"{best} needs {_in_line(found[best])} times fewer rounds to {threshold_text(summary)} than {reference}"
+    low = found[best].low
+    if low is None and all(len(entry.seeds) == 1 for entry in summary.samplers):
+        return [f"{shown}, in one seed.", "One seed has no interval: another seed may change the order."]
+    if low is None or verdict_of(found[best], even) != "better":
+        why = "has no interval" if low is None else f"has an interval that does not lie above {even:g}"
+        return [
+            f"No sampler is shown to be better than {reference}.",
+            f"The highest number {why}: {shown}. More seeds make intervals shorter.",
+        ]
+    leads = {label: _lead(summary, best, label, by_area=bool(gaps)) for label in found if label != best}
+    rivals = [label for label, lead in leads.items() if verdict_of(lead, even) != "better"]
+    paired = "over all rounds" if gaps else f"to {threshold_text(summary)}"
+    if rivals:
+        named = [f"{label} ({_lead_text(leads[label], summary)})" for label in rivals[:3]]
+        named += ["others"][: len(rivals) // 4]
+        sure = [
+            f"{shown}.",
+            f"Not told apart from it {paired}, by paired seeds: {', '.join(named)}. More seeds decide.",
+        ]
+    elif leads:
+        label = max(leads, key=lambda label: _estimate(found[label]))
+        ahead = f"{_lead_text(leads[label], summary)} {paired}, by paired seeds"
+        sure = [f"{shown}; no other sampler is ahead.", f"The next is {label}: {best} is ahead by {ahead}."]
+    else:
+        sure = [f"{shown}."]
+    return [*sure, *_savings(summary, best)]
+
+
+def _lead(summary: Summary, best: str, other: str, by_area: bool) -> Gain | SpeedUp | None:
+    """How far ``best`` is ahead of another sampler over paired seeds: in the mean metric, or in rounds."""
+    one, two = ({seed.seed: seed for seed in e.seeds} for e in _entries(summary, best, other))
+    shared = [(one[seed], two[seed]) for seed in sorted(one.keys() & two.keys())]
+    if by_area:
+        areas = [(a.area, b.area) for a, b in shared if a.area is not None and b.area is not None]
+        if not areas:
+            return None
+        sign = 1.0 if summary.metric == "accuracy" else -1.0
+        value, low, high = mean_interval(sign * np.subtract(*np.array(areas).T))
+        return Gain(value=value, low=low, high=high, num_pairs=len(areas))
+    rounds = [(b.reach.round, a.reach.round) for a, b in shared if a.reach is not None and b.reach is not None]
+    if not rounds:
+        return None
+    ratio, low, high = ratio_of_means(*np.array(rounds, dtype=np.float64).T)
+    return SpeedUp(ratio=ratio, low=low, high=high, num_pairs=len(rounds), num_left_out=len(shared) - len(rounds))
+
+
+def _entries(summary: Summary, *labels: str) -> list[SamplerSummary]:
+    return [next(entry for entry in summary.samplers if entry.sampler == label) for label in labels]
+
+
+def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
+    if lead is None:
+        return "no pair of seeds"
+    if isinstance(lead, SpeedUp):
+        return f"{_in_line(lead)} times fewer rounds"
+    factor, unit, digits = (100, " points", 1) if summary.metric == "accuracy" else (1, "", 3)
+    ends = (
+        ""
+        if lead.low is None or lead.high is None
+        else f" [{factor * lead.low:.{digits}f}, {factor * lead.high:.{digits}f}]"
+    )
+    return f"{factor * lead.value:.{digits}f}{ends}{unit}"
+
+
+def _estimate(found: GapClosed | SpeedUp) -> float:
+    return found.value if isinstance(found, GapClosed) else found.ratio
+
+
+def _in_line(found: GapClosed | SpeedUp) -> str:
+    return with_interval(number_text(_estimate(found)), found.low, found.high, "open").plain.replace("\n", " ")
+
+
+def _savings(summary: Summary, best: str) -> list[str]:
+    """Rounds and bytes to the threshold beside those of the baseline."""
+    found = {entry.sampler: to for entry, to in thresholds_of(summary) if to.rounds is not None}
+    texts = []
+    for label in (best, summary.baseline):
+        if label not in found:
+            return []
+        to = found[label]
+        share = f" ({to.num_reached} of {to.num_reached + to.num_never} seeds)" if to.num_never else ""
+        first = " (the first with all clients)" if begins_with_census(label) else ""
+        costs = [f"{rounds_text(to).partition(chr(10))[0]} rounds{first}", human_bytes(to.bytes)]
+        costs += [] if to.clock is None else [f"{human_seconds(to.clock)} s of the clock"]
+        texts.append(f"{', '.join(costs[:-1])} and {costs[-1]}{share}")
+    return [f"It reaches {threshold_text(summary)} after {texts[0]}, {summary.baseline} after {texts[1]}."]
+
+
+def _without_intervals(summary: Summary) -> list[str]:
+    known = [entry for entry in ranked(summary) if value_of(entry, summary).mean is not None]
+    if not known:
+        return ["No sampler has a finite result.", "Every run diverged: lower the learning rate."]
+    best, missing = known[0], "add uniform and full to the samplers, with 3 seeds or more, and there is one"
+    value = f"{value_text(best, summary)}{' %' if summary.metric == 'accuracy' else ''}"
+    return [
+        f"{best.sampler} ends with the best {summary.metric}: {value}.",
+        f"No interval says how sure that is: {missing}.",
+    ]
