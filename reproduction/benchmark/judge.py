@@ -190,7 +190,19 @@ def sentence(judgement: Judgement) -> str:
     others, ours = (_names(result.part, judgement.ahead(own)) for own in (False, True))
     number = sum(not is_ours(pair.second) for pair in pairs)
     ahead = (others or f"none of {number} methods of others") + (f"; of ours {ours}" if ours else "")
-    return f"{result.part.title}: {word}, `{label}` closes {gap}; ahead of it: {ahead}."
+    late = _late(result, label) if needs(label) == "census" else ""
+    return f"{result.part.title}: {word}, `{label}` closes {gap}{late}; ahead of it: {ahead}."
+
+
+def _late(result: Result, label: str) -> str:
+    """The gap if the round of the census, in which the first cohort has done its work, counts as one for nothing."""
+    main = measures(result.part)[0]
+    found = gap_of(
+        result,
+        label,
+        main._replace(value=lambda run: main.value(run._replace(round_r=run.round_r + run.rounds_before))),
+    )
+    return f", or {found} with its census as a round without progress" if found.value is not None else ""
 
 
 def _names(part: Part, pairs: Sequence[Statement], most: int = 3) -> str:

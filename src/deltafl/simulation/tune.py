@@ -21,7 +21,7 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from ..analysis.runs import Run
-from ..analysis.statistics import area_under, reach
+from ..analysis.statistics import area_under, reach, rounds_until
 from ..errors import DeltaflError
 from ..io import write_atomically
 from ..tasks import TaskSpec
@@ -149,9 +149,9 @@ def mean_score(scores: Sequence[Score]) -> Score:
 
 
 def rounds_to_threshold(run: Run, threshold: float, smoothed: bool = False) -> float | None:
-    """The first evaluated round at the threshold; None for never, and for a run that diverged at any time."""
+    """Rounds to the threshold, that of a census included; None for never, and for a run that diverged at any time."""
     at = None if run.diverged is not None else reach(run, threshold, smoothed)
-    return None if at is None else float(run.round_r[at])
+    return None if at is None else float(rounds_until(run, at))
 
 
 class TuneSettings(CompareSettings):
