@@ -46,8 +46,8 @@ CLAIMS = {
     "pracdelta": (-0.5, -1.0),
     "power-of-choice": (0.0, 0.0),
 }
-#: The paper's own forms, drawn first; at most 6 curves of a panel are in colour.
-_IN_COLOUR = ("full", "fedavg", "uniform", "fedis@multinomial", "delta@multinomial")
+#: What the picture shows, the paper's own forms; the tables have all methods.
+_DRAWN = ("full", "fedavg", "uniform", "fedis@multinomial", "delta@multinomial")
 
 
 def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
@@ -272,7 +272,7 @@ def _draw(settings: dict[str, Any], values: Values, path: Path) -> None:
     panels, captions, labels = [], [], []
     for problem, (measure, name) in product(settings["problems"], enumerate(("min over t", "mean over t"))):
         lines, top = [], 0.0
-        for method in sorted(settings["methods"], key=lambda it: it not in _IN_COLOUR):
+        for method in [method for method in settings["methods"] if method in _DRAWN]:
             value_ts = values[problem, method][measure]
             if value_ts.max() > 1e-12:  # else the run starts at the minimum
                 band = analysis.band_of([(horizon_t, value_t) for value_t in value_ts.T])
