@@ -283,17 +283,26 @@ def test_a_new_job_resumes_and_forgets(label: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_job_that_is_stopped_counts_nobody_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    controller = Played("uniform", 3, 5).join(monkeypatch, 5)
+    for label, question in (("uniform", "round"), ("census", "census"), ("uniform", "register")):
+        controller = Played(label, 3, 5).join(monkeypatch, 5)
 
-    def stop(model: FLModel) -> None:
-        controller.abort_signal.trigger("stopped")
+        class Stopping(Site):
+            def answer(
+                self, message: FLModel, question: str = question, signal: Signal = controller.abort_signal
+            ) -> FLModel | None:
+                if question in message.meta["deltafl"]:
+                    signal.trigger("stopped")
+                    return None
+                return super().answer(message)
 
-    for site in controller.sites.values():
-        site.script = stop
-    controller.run()
-    assert controller.history == []
-    assert controller.federation is not None
-    assert not np.asarray(controller.federation.current.selected_m).any()
+        controller.sites = {name: Stopping(i, []) for i, name in enumerate(controller.sites)}
+        controller.run()
+        assert controller.history == []
+        assert controller.federation is not None
+        if question == "register":
+            assert controller.federation.state is None
+        else:
+            assert not np.asarray(controller.federation.current.selected_m).any()
 
 
 def test_nobody_is_sent_anything_where_nobody_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,8 +143,11 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
     def _play(self, federation: Federation) -> bool:
         """One round; False if the job is being stopped, which is nobody's non-response."""
         log, path = self.logger.log, self.rules.state_path
-        present = admit(federation, self._present(federation), log)
-        if len(present) < self._least and not self.abort_signal.triggered:
+        registered = self._present(federation)
+        if self.abort_signal.triggered:
+            return False
+        present = admit(federation, registered, log)
+        if len(present) < self._least:
             known = f"{len(present)} clients have registered, {self._least} are needed"
             raise DeltaflError(f"{known}; raise registration_timeout, lower min_clients, or use DeltaClient in scripts")
 
