@@ -28,6 +28,8 @@ from ..server.privacy import DifferentialPrivacy
 from ..types import RoundInfo
 from .client import AUX, CENSUS, NUM_EXAMPLES, RECORD, REGISTER, ROUND, TRAINED, trained
 
+#: Arguments of the host alone; ``make_rules`` takes the others.
+OWN = {"num_rounds", "min_clients", "timeout", "registration_timeout", "buffers", "forget", "persistor_id"}
 #: How often a client that does not register is asked.
 _MOST = 3
 
@@ -92,24 +94,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self.__dict__.update(arguments)
         self.num_rounds, self.timeout, self.registration_timeout = num_rounds, timeout, registration_timeout
         self.buffers, self.forget = list(check_texts("buffers", buffers)), list(check_texts("forget", forget))
-        self.rules = make_rules(
-            sampler,
-            n,
-            server_optimizer,
-            state_path,
-            estimator,
-            weights=weights,
-            seed=seed,
-            identity="name",
-            response_floor=response_floor,
-            norm_guard=norm_guard,
-            clip=clip,
-            max_ratio=max_ratio,
-            dp=dp,
-            aux=aux,
-            memory_dtype=memory_dtype,
-            memory_path=memory_path,
-        )
+        self.rules = make_rules(identity="name", **{name: arguments[name] for name in arguments.keys() - OWN})
         if isinstance(self.rules.plan.rule.control, RemoteControl):
             raise DeltaflError("clients of NVFlare keep no memory; write the estimator without '-remote'")
         check_whole("num_rounds", num_rounds, "at least 1", 1)
