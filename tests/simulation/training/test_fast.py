@@ -87,6 +87,15 @@ WORKS = {
 }
 
 
+@pytest.fixture(params=["AVX2", "AVX512"])
+def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The layouts of CPUs with this instruction set, on any CPU."""
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("capability")
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
 @pytest.mark.parametrize("make", [softmax_net, cnn, odd_cnn, group_norm_cnn, ViewNet])
 def test_fast_equals_the_reference(make: Callable[[], nn.Module], work: LocalWork) -> None:
@@ -239,12 +248,23 @@ def feature_layout(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return seen[0]
 
 
-def test_layouts_are_chosen_by_structure() -> None:
+def test_layouts_are_chosen_by_structure_and_cpu(capability: str) -> None:
     x, _ = examples(4)
-    assert feature_layout(cnn(), x).is_mkldnn
-    assert feature_layout(odd_cnn(), x).is_mkldnn
+    for model in (cnn(), odd_cnn()):
+        layout = feature_layout(model, x)
+        assert layout.is_mkldnn == (capability == "AVX512")
+        assert layout.is_mkldnn or layout.stride(1) == 1
     assert feature_layout(group_norm_cnn(), x).stride(1) == 1
     assert feature_layout(ViewNet(), x).is_contiguous()
+
+
+@pytest.mark.parametrize("limit", ["AVX2", "avx2_vnni", "SSE41"])
+def test_a_limit_of_onednn_chooses_the_layouts_of_the_cpu_it_allows(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert feature_layout(cnn(), examples(4)[0]).stride(1) == 1
 
 
 STRIDED = """
@@ -271,6 +291,7 @@ def test_a_convolution_that_corrupts_memory_without_avx512_is_kept_out_of_channe
     assert "AVX512" not in done.stdout
 
 
+@pytest.mark.usefixtures("capability")
 @pytest.mark.parametrize("make", [cnn, odd_cnn, group_norm_cnn])
 def test_ties_in_a_pool_give_the_gradient_to_the_same_place(make: Callable[[], nn.Module]) -> None:
     """Images of few values have large flat parts, whose maxima are all equal, as the black borders of MNIST."""
