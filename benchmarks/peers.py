@@ -1,9 +1,9 @@
-"""The FashionMNIST job in deltafl, a plain PyTorch loop, Flower's simulation engine and pfl; same data, same cores.
+"""The FashionMNIST job in deltafl, a plain PyTorch loop and the simulators of Flower, pfl and NVFlare; same data and cores.
 
     python benchmarks/peers.py [--repeats 5] [--rounds 4] [--home .peers] [--out result.json]
 
-20 clients with 200 images each train 5 epochs of the two-layer CNN, minibatches of 32: 700 local steps a round. Flower
-and pfl are installed once, in environments of their own under ``--home``; the jobs are the scripts in ``jobs/``. Every
+20 clients with 200 images each train 5 epochs of the two-layer CNN, minibatches of 32: 700 local steps a round. The
+peers are installed once, in environments of their own under ``--home``; the jobs are the scripts in ``jobs/``. Every
 variant of a repeat is a fresh set of processes on the same one or two cores; the first round warms up. Measured are
 wall and processor seconds a round, the latter of all processes that the job started, and the time to the first round.
 All have glibc's malloc tuned by the environment (it keeps freed blocks) but for one row.
@@ -28,7 +28,7 @@ from deltafl.tasks import make_task
 
 JOBS = Path(__file__).parent / "jobs"
 CLIENTS = 20
-PEERS = {"pfl": ["pfl==0.6.0"], "flower": ["flwr[simulation]==1.41.0"]}
+PEERS = {"pfl": ["pfl==0.6.0"], "flower": ["flwr[simulation]==1.41.0"], "nvflare-simulator": ["nvflare[PT]==2.9.0"]}
 TORCH = "torch==2.13.0"
 CORES = {1: "0", 2: "0,1"}
 TUNED = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
@@ -54,14 +54,14 @@ class Taken(NamedTuple):
 
 def variants(home: Path) -> list[Variant]:
     """Everything that is compared; the first one is the base of the ratios."""
-    pfl, flower = home / "pfl" / "bin", home / "flower" / "bin" / "python"
+    pfl, flower, nvflare = (home / name / "bin" for name in PEERS)
     alone = [Variant("plain loop, malloc as it is", [sys.executable, "plain_job.py"], 1, tuned=False)]
     return [Variant("plain loop", [sys.executable, "plain_job.py"], 1), *alone] + [
         variant
         for cores in (1, 2)
         for variant in (
             Variant(f"deltafl, {cores} core(s)", [sys.executable, "deltafl_job.py"], cores, (str(cores),)),
-            Variant(f"Flower, {cores} core(s)", [str(flower), "flower_job.py"], cores, (str(cores),)),
+            Variant(f"Flower, {cores} core(s)", [str(flower / "python"), "flower_job.py"], cores, (str(cores),)),
             Variant(
                 f"pfl, {cores} core(s)",
                 [str(pfl / "python"), "pfl_job.py"]
@@ -69,6 +69,7 @@ def variants(home: Path) -> list[Variant]:
                 else [str(pfl / "torchrun"), "--nproc-per-node", "2", "pfl_job.py"],
                 cores,
             ),
+            Variant(f"NVFlare, {cores} core(s)", [str(nvflare / "python"), "nvflare_job.py"], cores),
         )
     ]
 

@@ -163,6 +163,9 @@ def test_the_options_are_those_that_were_promised(tmp_path: Path) -> None:
         assert "[default: (" not in text
         offered = {word for line in text.splitlines() for word in line.split()[:1] if word.startswith("-")}
         assert offered >= {*PROMISED.split(), *own, "--set", "-h,"}
+        assert not offered & {"--engine", "--precision"}, "nobody has measured them"
+    listed = deltafl("settings", cwd=tmp_path).stdout
+    assert all(f"\n{name} " in listed for name in ("engine", "precision"))
 
 
 def test_samplers_and_tasks_are_listed(tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ def _option(name: str, field: "FieldInfo", schema: dict[str, Any], of_task: bool
         return TyperOption(param_decls=decls, help=meaning, is_flag=True, show_default=False)
     # As a default of the option it would stand in brackets of its own.
     meaning += "  [the task's]" if of_task else shown
-    return TyperOption(param_decls=decls, help=meaning, metavar=allowed(schema).split()[0])
+    hidden = bool(schema.get("hidden"))
+    return TyperOption(param_decls=decls, help=meaning, metavar=allowed(schema).split()[0], hidden=hidden)
 
 
 def text_of(default: Any) -> str:

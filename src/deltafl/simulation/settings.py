@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from ..errors import DeltaflError, unknown_name
 from ..estimators.table import find_estimator
@@ -33,6 +33,9 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Numbers = Annotated[tuple[float, float], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
 Labels = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(split_labels(v)) if isinstance(v, str) else v)]
 Seed = Annotated[int, Field(ge=0)]
+
+#: In a field: not in ``--help``, as nobody has measured it; ``deltafl settings`` shows it, ``--set`` and files take it.
+UNMEASURED: dict[str, JsonValue] = {"hidden": True}
 
 #: Settings that may differ when a run is continued: they do not change its result.
 FREE_ON_RESUME = {"workers", "data_dir", "checkpoint_every"}
@@ -101,8 +104,14 @@ class Settings(BaseModel):
     device: Annotated[str, Field(pattern=r"^(cpu|cuda|cuda:\d+|auto)$")] = Field(
         "cpu", description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)"
     )
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="of products in training")
-    engine: Literal["auto", "loop", "batched"] = Field("auto", description="one client after the other, or all at once")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of products in training; not yet measured on a GPU", json_schema_extra=UNMEASURED
+    )
+    engine: Literal["auto", "loop", "batched"] = Field(
+        "auto",
+        description="one client after the other, or all at once; not yet measured on a GPU",
+        json_schema_extra=UNMEASURED,
+    )
     data_dir: str | None = Field(None, description="folder with data sets; DELTAFL_DATA does the same")
     noise: NotNegative = Field(20.0, description="nu of the synthetic task")
     truth: Numbers = Field((8.0, 2.0), description="(A, b) of the synthetic task")
