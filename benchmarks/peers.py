@@ -1,12 +1,13 @@
-"""The FashionMNIST job in deltafl, a plain PyTorch loop and the simulators of Flower, pfl and NVFlare; same data and cores.
+"""The FashionMNIST job in deltafl, a plain PyTorch loop and the simulators of Flower, pfl and NVFlare.
 
     python benchmarks/peers.py [--repeats 5] [--rounds 4] [--home .peers] [--out result.json]
 
-20 clients with 200 images each train 5 epochs of the two-layer CNN, minibatches of 32: 700 local steps a round. The
-peers are installed once, in environments of their own under ``--home``; the jobs are the scripts in ``jobs/``. Every
-variant of a repeat is a fresh set of processes on the same one or two cores; the first round warms up. Measured are
-wall and processor seconds a round, the latter of all processes that the job started, and the time to the first round.
-All have glibc's malloc tuned by the environment (it keeps freed blocks) but for one row.
+The same data and cores for all: 20 clients with 200 images each train 5 epochs of the two-layer CNN, minibatches of
+32: 700 local steps a round. The peers are installed once, in environments of their own under ``--home``; the jobs are
+the scripts in ``jobs/``. Every variant of a repeat is a fresh set of processes on the same one or two cores; the
+first round warms up. Measured are wall and processor seconds a round, the latter of all processes that the job
+started, and the time to the first round. All have glibc's malloc tuned by the environment (it keeps freed blocks) but
+for one row.
 """
 
 import argparse

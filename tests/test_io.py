@@ -17,7 +17,8 @@ BAD = [b"\xff\xfe{}", b"[" * 100_000, b'{"round": ', b"5", b'[{"score": 1}]', b"
 
 
 def read_index(path: Path) -> object:
-    write_verdict(path.parent / "toy", Finding(**dict.fromkeys(Finding.model_fields, "x") | {"done": 1, "total": 1, "own": False}))
+    about = dict.fromkeys(Finding.model_fields, "x") | {"done": 1, "total": 1, "own": False}
+    write_verdict(path.parent / "toy", Finding(**about))
     return write_index(path.parent)
 
 

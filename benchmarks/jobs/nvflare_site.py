@@ -26,7 +26,7 @@ def main() -> None:
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(model(x), y).backward()
                 optimizer.step()
-        flare.send(flare.FLModel(params=model.state_dict(), metrics={}, meta={"NUM_STEPS_CURRENT_ROUND": len(examples)}))
+        flare.send(flare.FLModel(params=model.state_dict(), meta={"NUM_STEPS_CURRENT_ROUND": len(examples)}))
 
 
 if __name__ == "__main__":
