@@ -14,14 +14,18 @@ _ENDS = {"gap": "", "low": "_low", "high": "_high"}
 
 
 def evidence_text() -> str:
-    """A line for each unbiased, practical method on each judged task: G by area with its interval."""
+    """A line for each unbiased, practical method on each judged task: G by area with its interval.
+
+    The task where clients are away is left out: fewer methods were played there, and methods are compared on tasks that
+    all of them have.
+    """
     parts, cells = load_experiment("benchmark").parts, Cells()
     with (ROOT / "results" / "benchmark" / "table.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             gap = {name: row[f"gap_mean_accuracy{end}"] for name, end in _ENDS.items()}
             own = "+" in row["method"] or row["needs"] in _IMPRACTICAL  # else a label that a server can use as it is
-            if row["unbiased"] == "True" and all(gap.values()) and not own:
-                part = parts[row["part"]]
+            part = parts[row["part"]]
+            if row["unbiased"] == "True" and all(gap.values()) and not own and "availability" not in part:
                 task = {name: part[key] for name, key in _TASK.items()}
                 method = {"unequal": "yes" if part["partition"] in _UNEQUAL else "no", "label": row["method"]}
                 cells.append({**task, **method, **gap, "seeds": row["seeds"]})

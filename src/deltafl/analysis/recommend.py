@@ -174,4 +174,4 @@ def _caveats(evidence: Sequence[Evidence], reachable: bool) -> Iterable[str]:
     if num_open > len(evidence) / 2:
         yield f"Thin: on {num_open} of {len(evidence)} tasks the interval contains 0: perhaps no better than uniform."
     if not reachable:
-        yield "Thin: in these tasks all clients were available."
+        yield "Thin: in these tasks all clients were available; the benchmark has one where they are away by label."
