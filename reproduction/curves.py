@@ -42,7 +42,7 @@ def draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path: 
         captions.append(analysis.panel_title(group.title, group.runs))
         goals.append(goal)
         labels.append(label)
-    note = analysis.CAPTION + TEXTS["pages"]["differences"] * (0.0 in goals)
+    note = analysis.CAPTION + " Dashed: the threshold." * any(goals) + TEXTS["pages"]["differences"] * (0.0 in goals)
     analysis.draw_panels(panels, captions, columns, note, path, goals=goals, y_label=labels)
 
 

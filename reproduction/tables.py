@@ -330,7 +330,7 @@ def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> tuple[str | None, 
 
 
 def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
-    looks, panels, captions, labels = looks_of(groups), [], [], list[str]()
+    looks, panels, captions, labels, goals = looks_of(groups), [], [], list[str](), list[float | None]()
     for group, (title, column) in product(groups, view.columns.items()):
         curves_s = [
             [(run.probe("round").astype(int), run.probe(column)) for run in row.runs.values()] for row in group.rows
@@ -338,8 +338,9 @@ def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
         panels.append(panel(group.rows, looks, [analysis.band_of(curves) for curves in curves_s]))
         captions.append(analysis.panel_title(group.title, group.runs))
         labels.append(title)
-    columns = min(2, len(panels))
-    analysis.draw_panels(panels, captions, columns, analysis.CAPTION, path, log_y=True, y_label=labels)
+        goals.append(next((end for end in view.bounds.get(column, ()) if 0 < end < np.inf), None))
+    note = analysis.CAPTION + " Dashed: the paper's bound." * any(goals)
+    analysis.draw_panels(panels, captions, min(2, len(panels)), note, path, goals=goals, y_label=labels)
 
 
 SHOW: dict[str, Callable[[Sequence[Group], View, Path], Shown]] = {

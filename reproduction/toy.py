@@ -170,11 +170,11 @@ def _draw(found: dict[tuple[str, str], Enumerated], path: Path) -> None:
         for line, score in zip(grid, SCORES, strict=True):
             for axes, way in zip(line, DRAWN, strict=True):
                 _draw_outcomes(axes, found[score, way], _COLOURS[score])
-                axes.set_title(f"{score}: {way}\nMSE {found[score, way].mse:.3f}")
+                title = "\n".join([*WAYS[way].title.rsplit(", ", 1), ""]) if score == "uniform" else ""
+                axes.set_title(f"{title}MSE {found[score, way].mse:.3f}")
+            line[0].set_ylabel(f"{score}\nsecond coordinate")
         for axes in grid[-1]:
             axes.set_xlabel("first coordinate")
-        for axes in grid[:, 0]:
-            axes.set_ylabel("second coordinate")
         figure.supxlabel(TEXTS["toy"]["picture"], fontsize=7)
         write_atomically(path, small_png(figure))
 

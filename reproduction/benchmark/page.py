@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deltafl import analysis
+from deltafl.analysis.looks import MOST_STRONG
 from deltafl.errors import DeltaflError
 from deltafl.io import write_atomically
 from deltafl.samplers import is_unbiased
@@ -43,7 +44,7 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
         _draw_gaps(results, experiment.view.core, folder / "gap.png")
         view = experiment.view
         few = [label for label in view.core if label in (FULL, BASELINE) or is_ours(label)]
-        _draw_curves(results, few, folder / "curves.png")
+        _draw_curves(results, few[:MOST_STRONG], folder / "curves.png")
         write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
         command = replace(request, parts=None).command
         analysis.write_report([_report_part(result, command) for result in results], folder / REPORT, experiment.title)
@@ -131,7 +132,7 @@ def _draw_curves(results: Sequence[Result], labels: Sequence[str], path: Path) -
     look_of, panels, window = analysis.looks(labels), [], analysis.WINDOW
     for result in results:
         smoothing = window if result.part.horizon >= 10 * window else 1
-        drawn = [method for method in result.shown if method.label in labels]
+        drawn = [method for label in labels if (method := result.find(label))]
         bands = [analysis.curve_band(list(method.runs.values()), "accuracy", smoothing) for method in drawn]
         panels.append([analysis.Line(m.label, look_of[m.label], band) for m, band in zip(drawn, bands, strict=True)])
     captions = [_title(result) for result in results]
@@ -154,43 +155,42 @@ def _draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> 
     from matplotlib.figure import Figure
 
     shown = [label for label in labels if label not in (BASELINE, FULL) and any(r.find(label) for r in results)]
-    columns = min(4, len(results))
+    columns = min(3, len(results))
     rows = -(-len(results) // columns)
     with analysis.styled():
-        height = rows * (0.45 + 0.19 * max(len(shown), 1)) + 0.6
-        figure = Figure(figsize=(analysis.WIDTH, height), dpi=analysis.DPI, facecolor="white")
+        height = rows * (0.8 + 0.19 * max(len(shown), 1)) + 0.4
+        figure = Figure(figsize=(analysis.WIDTH, height), dpi=analysis.DPI, facecolor="white", layout="constrained")
         panels = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
-        top, bottom = 1 - 0.3 / height, 0.6 / height
-        figure.subplots_adjust(left=0.2, right=0.985, top=top, bottom=bottom, wspace=0.1, hspace=0.35)
         for axes, result in zip(panels, results, strict=False):
             gaps = [] if no_task(result) else [gap_of(result, label, measures(result.part)[0]) for label in shown]
             _gap_axis(axes, gaps, shown)
-            axes.set_title(result.part.title, fontsize=6.5)
+            axes.set_title(_title(result), fontsize=7)
         for unused in panels[len(results) :]:
             unused.set_visible(False)
         for first in panels[::columns]:
             first.set_yticks(range(len(shown)), shown, fontsize=7)
         panels[0].set_ylim(len(shown) - 0.4, -0.6)
-        figure.text(0.012, 0.06 / height, _TEXTS["gaps"], fontsize=7, color=analysis.GREY)
+        figure.supxlabel(_TEXTS["gaps"], x=0.01, ha="left", fontsize=7)
         path.write_bytes(analysis.small_png(figure))
 
 
 def _gap_axis(axes: "Axes", gaps: Sequence[Gap], labels: Sequence[str]) -> None:
     """Dots with intervals; what lies outside the axis is drawn at its edge."""
     for place, (gap, label) in enumerate(zip(gaps, labels, strict=False)):
+        colour = analysis.looks([label])[label].colour
         if gap.value is None:
             continue
         x = min(max(gap.value, _LEFT), _RIGHT)
         if gap.low is not None and gap.high is not None:
             ends = [min(max(end, _LEFT), _RIGHT) for end in (gap.low, gap.high)]
-            axes.plot(ends, [place, place], color=analysis.GREY, linewidth=1.0, zorder=2)
+            axes.plot(ends, [place, place], color=colour, linewidth=1.4, zorder=2)
         inside = "s" if needs(label) == "known" else "o"
         marker = inside if gap.value == x else "<" if x == _LEFT else ">"
-        fill = analysis.INK if is_unbiased(find_label(label)) else "white"
-        axes.plot([x], [place], marker, markersize=4, mfc=fill, mec=analysis.INK, zorder=3)
+        fill = colour if is_unbiased(find_label(label)) else "white"
+        axes.plot([x], [place], marker, markersize=4, mfc=fill, mec=colour, zorder=3)
     for x, dash in ((0.0, "-"), (1.0, "-"), (GOAL, (0, (5, 3)))):
         axes.axvline(x, color=analysis.GREY if x == GOAL else analysis.PALE, linewidth=0.8, linestyle=dash, zorder=1)
     if not any(gap.value is not None for gap in gaps):
         axes.text(0.5, 0.5, "no task to judge by", transform=axes.transAxes, ha="center", color=analysis.GREY)
-    axes.set_xlim(_LEFT - 0.05, _RIGHT + 0.05)
+    axes.set(xlim=(_LEFT - 0.05, _RIGHT + 0.05), xlabel="gap closed, G")
     axes.grid(axis="y", color=analysis.PALE, linewidth=0.4)

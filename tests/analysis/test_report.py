@@ -120,7 +120,7 @@ def test_the_first_sentence_without_a_gap_or_with_one_seed() -> None:
     assert one[0].startswith("census closes 0.86 of the gap") and one[1].startswith("One seed has no interval")
     speed = headline(summarise(runs_of(uniform=[8, 9, 8], innovation=[2, 3, 2]), 0.7))
     assert re.match(r"innovation needs 3\.57 \[.*\] times fewer rounds to 70 % than uniform\.", speed[0])
-    assert speed[1] == "It reaches 70 % after 2.3 rounds and 2.3 kB, uniform after 8.3 rounds and 8.3 kB."
+    assert speed[1] == "innovation reaches 70 % after 2.3 rounds and 2.3 kB, uniform after 8.3 rounds and 8.3 kB."
     assert headline(summarise(runs_of(census=[2, 3]), None))[0] == "census ends with the best accuracy: 80.0±0.0 %."
     lost = [make_run("census", 0, 1, "loss", loss_r=np.full(10, np.nan))]
     assert headline(summarise(lost, None))[0] == "No sampler has a finite result."
@@ -165,10 +165,10 @@ def test_selections_by_size_and_accuracy_by_client_are_shown_where_they_are_reco
     assert own is not None and own.mean_r[[0, 50, 100]].tolist() == [0.0, 50.0, 100.0]
     page = written(tmp_path / "report.html", runs)
     assert {name: numbers["tail"] for name, numbers in cells(page).items()} == {"md": 0.0, "uniform": 0.0}
-    assert "worst tenth, %" in page and "Accuracy per client" in page
+    assert "worst tenth,\N{NO-BREAK SPACE}%" in page and "Accuracy per client" in page
     assert "Clients in tenths by their size" in page
     old = [run._replace(accuracy_km=None) for run in runs]  # as packed records are: the column without the figure
-    assert "Accuracy per client" not in (page := written(tmp_path / "old.html", old)) and "worst tenth, %" in page
+    assert "Accuracy per client" not in (page := written(tmp_path / "old.html", old)) and "worst tenth,\N{NO-BREAK SPACE}%" in page
     assert "orst tenth" not in written(tmp_path / "other.html", runs_of(**REACHES))
 
 

@@ -129,6 +129,8 @@ def test_the_numbers_on_the_page_are_those_of_the_summary(browser: Any, page: Pa
     assert heading.startswith(f"census closes {float(shown['census']['gap'][0]):.2f}")
     first = browser.execute_script("return document.querySelector('.command').getBoundingClientRect().bottom")
     assert first < 900  # the result, how sure it is, and the command are seen without scrolling
+    table = "const table = document.querySelector('.wide'); return table.scrollWidth - table.clientWidth"
+    assert browser.execute_script(table) == 0  # nor sideways
 
 
 def test_rows_switch_samplers_and_six_are_in_colour(browser: Any, page: Path) -> None:
@@ -137,6 +139,8 @@ def test_rows_switch_samplers_and_six_are_in_colour(browser: Any, page: Path) ->
     assert before["on"] == sorted(SAMPLERS)
     weak = [name for name, colour in before["colours"].items() if colour == "#BDBDBD"]
     assert weak == ["fedavg"] and before["bands"] == 6
+    legend = browser.find_element("css selector", ".legend").text.split()
+    assert sorted(legend) == sorted({*SAMPLERS} - {"fedavg"})
     click(browser, 'tr[data-sampler="census"] label')
     after = state(browser)
     assert after["on"] == sorted({*SAMPLERS} - {"census"})
@@ -163,6 +167,27 @@ def test_axes_change_what_is_drawn(browser: Any, page: Path) -> None:
     assert (state(browser)["scale"], state(browser)["across"]) == ("LinearScale", "LogScale")
     assert found["values"]["census"][-1] == pytest.approx(0.1, rel=1e-6)
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_a_pointer_on_a_curve_shows_its_values(browser: Any, page: Path) -> None:
+    show(browser, page)
+    canvas = browser.find_element("css selector", "[data-figure=curves]")
+    browser.execute_script("arguments[0].scrollIntoView()", canvas)
+    place = """
+const plot = Bokeh.documents[0].roots()[0], view = Bokeh.index.find_one(plot), data = view.model.renderers;
+const line = data.filter((it) => it.name === "census" && it.glyph.type === "Line")[0].data_source.data;
+const box = view.el.getBoundingClientRect(), frame = view.frame;
+return [box.x + frame.x_scale.compute(line.x[5]), box.y + frame.y_scale.compute(line.y[5])];
+"""
+    x, y = browser.execute_script(place)
+    browser.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
+    text = """
+const all = (root) => [...root.querySelectorAll("*")].flatMap((it) => [it, ...(it.shadowRoot ? all(it.shadowRoot) : [])]);
+return all(document).filter((it) => it.className === "bk-tooltip-row-value").map((it) => it.textContent);
+"""
+    shown = [value.strip() for value in browser.execute_script(text)]
+    at = shown.index("census")
+    assert shown[at : at + 4] == ["census", "6", "80", "80 to 80"]  # its name, round, mean, lowest and highest
 
 
 def test_the_table_sorts_and_filters(browser: Any, page: Path) -> None:

@@ -122,7 +122,7 @@ def _savings(summary: Summary, best: str) -> list[str]:
         costs = [f"{rounds_text(to).partition(chr(10))[0]} rounds{first}", human_bytes(to.bytes)]
         costs += [] if to.clock is None else [f"{human_seconds(to.clock)} s of the clock"]
         texts.append(f"{', '.join(costs[:-1])} and {costs[-1]}{share}")
-    return [f"It reaches {threshold_text(summary)} after {texts[0]}, {summary.baseline} after {texts[1]}."]
+    return [f"{best} reaches {threshold_text(summary)} after {texts[0]}, {summary.baseline} after {texts[1]}."]
 
 
 def _without_intervals(summary: Summary) -> list[str]:

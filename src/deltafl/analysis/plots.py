@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ..errors import DeltaflError, require
 from ..types import FloatArray
 from .looks import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
-from .runs import Run, by_sampler
+from .runs import Run, base_name, by_sampler
 from .summary import Summary, ranked, references
 
 if TYPE_CHECKING:
@@ -77,20 +77,17 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    groups = by_sampler(runs)
     paths = [directory / f"{name}.png" for name in ("accuracy", "loss", "selections")]
     drawn = [draw_curves(runs, summary, "accuracy", paths[0]), draw_curves(runs, summary, "loss", paths[1])]
-    drawn += [_draw_selections(groups, looks(list(groups)), paths[2])]
+    drawn += [_draw_selections(_first_in_colour(runs, summary), paths[2])]
     return [path for path, figure in zip(paths, drawn, strict=True) if figure is not None]
 
 
 def draw_curves(runs: Sequence[Run], summary: Summary, metric: str, path: Path | None = None) -> "Figure | None":
     """Draw the curves of a metric, as ``draw_panels`` does; None if no run has an accuracy."""
-    found = by_sampler(runs)
-    groups = {entry.sampler: found[entry.sampler] for entry in ranked(summary)}
+    groups = _first_in_colour(runs, summary)
     look_of = looks(list(groups))
-    order = sorted(groups, key=lambda label: label not in references(summary))  # the first are in colour
-    lines = [Line(label, look_of[label], curve_band(groups[label], metric)) for label in order]
+    lines = [Line(label, look_of[label], curve_band(group, metric)) for label, group in groups.items()]
     drawn = [line for line in lines if np.isfinite(line.band.mean_r).any()]
     if not drawn and metric == "accuracy":
         return None
@@ -98,8 +95,16 @@ def draw_curves(runs: Sequence[Run], summary: Summary, metric: str, path: Path |
     note = CAPTION + (f" Never finite: {', '.join(missing)}." if missing else "")
     goal = summary.threshold if metric == summary.metric else None
     goals = [None if goal is None else 100 * goal if metric == "accuracy" else goal]
+    note += "" if goal is None else f" Dashed: {goals[0]:g}{' %' * (metric == 'accuracy')}, the threshold."
     titles = [panel_title("", runs)]
     return draw_panels([drawn], titles, 1, note, path, log_y=metric == "loss", goals=goals, y_label=METRICS[metric])
+
+
+def _first_in_colour(runs: Sequence[Run], summary: Summary) -> dict[str, list[Run]]:
+    """The runs by sampler: full participation and uniform sampling, then the best."""
+    groups, ends = by_sampler(runs), references(summary)
+    order = sorted((entry.sampler for entry in ranked(summary)), key=lambda label: label not in ends)
+    return {label: groups[label] for label in order}
 
 
 def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
@@ -156,7 +161,7 @@ def draw_panels(
     """
     require("matplotlib", "plot")
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     weak = {line.name for lines in panels for line in lines[MOST_STRONG:]}
     panels = [[line._replace(look=line.look.weak) if line.name in weak else line for line in lines] for lines in panels]
@@ -178,14 +183,12 @@ def draw_panels(
                 _log_axis(axes, lines)
             if goals and (goal := goals[i]) is not None:
                 axes.axhline(goal, color=GREY, linewidth=0.8, linestyle=(0, (5, 3)), zorder=1.5)
-            # A letter of a title is about 0.07 inches wide.
-            axes.set_title("\n".join(textwrap.fill(part, int(WIDTH / columns / 0.07)) for part in caption.split("\n")))
-            axes.set_ylabel(y_labels[i])
-            if i >= len(panels) - columns or len(set(x_labels)) > 1:
-                axes.set_xlabel(x_labels[i])
+            axes.set_title(_filled(caption, WIDTH / columns / 0.07))
+            axes.set(xlabel=x_labels[i], ylabel=y_labels[i])
             axes.grid(axis="y", color=PALE, linewidth=0.6)
             if log_x:
                 axes.set_xscale("log")
+                axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             else:
                 axes.set_xlim(left=0)
                 axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
@@ -196,7 +199,7 @@ def draw_panels(
             list(handles),
             loc="outside lower left",
             ncols=names_a_row,
-            title=note,
+            title=_filled(note, WIDTH / 0.056),
             title_fontsize=7,
             alignment="left",
             frameon=False,
@@ -209,20 +212,25 @@ def draw_panels(
     return figure
 
 
+def _filled(text: str, letters: float) -> str:
+    """Lines that are not longer: a letter of a title is about 0.07 inches wide, one of a note 0.056."""
+    return "\n".join(textwrap.fill(line, int(letters)) for line in text.split("\n"))
+
+
 def _log_axis(axes: "Axes", lines: Sequence[Line]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogFormatter
+    from matplotlib.ticker import LogFormatter
 
     class PlainFormatter(LogFormatter):
-        """Labels the same ticks, 0.6 as 0.6."""
+        """Labels the same ticks, 0.00006 as 0.00006."""
 
         def __call__(self, x: float, pos: int | None = None) -> str:
-            return f"{x:g}" if super().__call__(x, pos) else ""
+            return np.format_float_positional(x, 3, fractional=False, trim="-") if super().__call__(x, pos) else ""
 
     means = np.concatenate([line.band.mean_r for line in lines] or [np.empty(0)])
     means = means[np.isfinite(means)]
     if len(means) and means.min() > 0 and means.max() >= 3 * means.min():
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_major_formatter(PlainFormatter())
         axes.yaxis.set_minor_formatter(PlainFormatter(minor_thresholds=(2, 0.4)))
 
 
@@ -246,9 +254,11 @@ def _draw_line(axes: "Axes", line: Line) -> Any:
 
 
 def selections(groups: dict[str, list[Run]]) -> tuple[dict[str, Band], str]:
-    """How often each client was selected, sorted within a run, and the title of the axis of clients."""
+    """How often each client was selected, sorted within a run, without ``full``, and the title of the axis of clients."""
     bands = {}
     for label, group in groups.items():
+        if base_name(label) == "full":  # selects everyone, every time
+            continue
         client_m = np.arange(1, len(group[0].draws_m) + 1)
         bands[label] = band_of([(client_m, np.sort(run.draws_m)[::-1].astype(np.float64)) for run in group])
     return bands, "clients, the most often selected first"
@@ -280,26 +290,32 @@ def client_accuracies(runs: Sequence[Run]) -> Band | None:
 
 def panel_title(title: str, runs: Sequence[Run]) -> str:
     """A title, and below it the task of the runs, its m clients, and the n of a round."""
-    sample = runs[0].settings.get("sample")
     task = str(runs[0].settings.get("task", ""))
     is_named = task.replace("-", "") in title.lower().replace("-", "")
     setting = ["" if is_named else task, f"m = {len(runs[0].draws_m):,}"]
-    setting += [] if sample is None else [f"n = {sample}"]
+    setting += [f"n = {n}"] if (n := _samples(runs)) else []
     return "\n".join(filter(None, [title, ", ".join(filter(None, setting))]))
 
 
 def setting_text(runs: Sequence[Run]) -> str:
     """How many clients there are, how many of them are asked, and the seeds, for a title."""
-    sample, seeds = runs[0].settings.get("sample"), len({run.seed for run in runs})
-    asked = "" if sample is None else f", {sample} selected a round"
+    seeds = len({run.seed for run in runs})
+    asked = f", {n} selected a round" if (n := _samples(runs)) else ""
     return f"{len(runs[0].draws_m):,} clients{asked}, {seeds} {'seed' if seeds == 1 else 'seeds'}"
 
 
-def _draw_selections(groups: dict[str, list[Run]], look_of: dict[str, Look], path: Path) -> "Figure":
-    """Counts of each client, sorted within a run and averaged over seeds, one line a sampler."""
-    bands, x_label = selections(groups)
+def _samples(runs: Sequence[Run]) -> str:
+    """How many clients are selected a round; several numbers where runs differ in it."""
+    return ", ".join(str(n) for n in dict.fromkeys(run.settings.get("sample") for run in runs) if n is not None)
+
+
+def _draw_selections(groups: dict[str, list[Run]], path: Path) -> "Figure | None":
+    """Counts of each client, sorted within a run and averaged over seeds, one line a sampler; None for full alone."""
+    (bands, x_label), look_of = selections(groups), looks(list(groups))
+    if not bands:
+        return None
     lines = [Line(label, look_of[label], band) for label, band in bands.items()]
-    never = {label: float(np.mean([run.draws_m == 0 for run in group])) for label, group in groups.items()}
+    never = {label: float(np.mean([run.draws_m == 0 for run in groups[label]])) for label in bands}
     shares = ", ".join(f"{label} {100 * share:.0f} %" for label, share in never.items() if share > 0)
     note = CAPTION + (f" Clients never selected: {shares}." if shares else "")
     titles = [panel_title("", next(iter(groups.values())))]

@@ -110,8 +110,8 @@ def _section(part: Part, number: int, figures: Mapping[str, Any]) -> str:
     *notes, columns = map(escape, remarks(summary))
     goal = f" Dashed: {threshold_text(summary)}." if summary.threshold is not None else ""
     blocks = [f'<section class="part" id="part-{number}">']
-    blocks += [f'<p class="note">{escape(part.title)}: {escape(setting_text(part.runs))}</p>', f"<h1>{first}</h1>"]
-    blocks += [f"<p>{sentence}</p>" for sentence in more]
+    what = f"{part.title}: {setting_text(part.runs)}. In brackets: {100 * summary.confidence:g} % intervals."
+    blocks += [f'<p class="note">{escape(what)}</p>', f"<h1>{first}</h1>", *(f"<p>{it}</p>" for it in more)]
     blocks += [f'<p class="note command">Repeat it: <code>{_command(part.command)}</code></p>'] if part.command else []
     blocks += [
         _table(ranked(summary), summary),
@@ -120,7 +120,7 @@ def _section(part: Part, number: int, figures: Mapping[str, Any]) -> str:
         _controls(part),
         _place("curves"),
     ]
-    blocks += [f'<p class="note">{CAPTION}{goal} The best {MOST_STRONG} of those switched on are in colour.</p>']
+    blocks += [f'<p class="note">{CAPTION}{goal} The best {MOST_STRONG} that are switched on have colours, others are grey.</p>']
     if "selections" in figures:
         blocks += ["<h2>Who was selected how often</h2>", _place("selections")]
         blocks += [
@@ -134,11 +134,11 @@ def _section(part: Part, number: int, figures: Mapping[str, Any]) -> str:
         blocks += ["its classes, weighted by its shares of labels. Mean over the last evaluations.</p>"]
     blocks += [_details("What else the numbers show", "".join(f"<p>{note}</p>" for note in notes))]
     blocks += [_facts("Settings", summary.settings), _facts("Data and environment", summary.environment)]
-    return "\n".join([*blocks, "</section>"])
+    return "\n".join([*blocks, "</section>"]).replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _place(figure: str) -> str:
-    return f'<figure data-figure="{figure}"></figure>'
+    return f'<p class="legend"></p><figure data-figure="{figure}"></figure>'
 
 
 def _controls(part: Part) -> str:
@@ -158,7 +158,7 @@ def _table(order: Sequence[SamplerSummary], summary: Summary) -> str:
     names = [name for name in _ORDER if name in {"area", *table_row(order[0], summary)}]
     strong = sorted(order, key=lambda entry: entry.sampler not in references(summary))
     rows = "".join(_row(entry, summary, look_of[entry.sampler], strong.index(entry), names) for entry in order)
-    goal = threshold_text(summary).replace(" ", "\N{NO-BREAK SPACE}")
+    goal = threshold_text(summary)
     texts = {**_HEADS, "value": METRICS[summary.metric], "area": "mean over rounds"} | (
         {"bytes": "bytes"} if summary.threshold is None else {}
     )
@@ -253,11 +253,10 @@ def _figures(part: Part) -> "dict[str, Figure]":
         line = Span(location=at, dimension="width", name=metric, line_dash=[6, 4], line_color="#888888")
         found["curves"].add_layout(line)
     bands, x_label = selections(groups)
-    by_size = {label: band for label in groups if (band := selections_by_size(groups[label])) is not None}
-    if len(by_size) == len(groups):
+    by_size = {label: band for label in bands if (band := selections_by_size(groups[label])) is not None}
+    if len(by_size) == len(bands):
         bands, x_label = by_size, _SIZES
-    asked = {label: _columns(bands[label]) for label in look_of if base_name(label) != "full"}
-    if asked:
+    if asked := {label: _columns(bands[label]) for label in look_of if label in bands}:
         found["selections"] = _figure(asked, look_of, x_label, "times selected")
     clients = {label: band for label in look_of if (band := client_accuracies(groups[label])) is not None}
     if clients:

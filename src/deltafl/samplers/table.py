@@ -48,7 +48,7 @@ NEEDED = {
     "sizes": "sizes",
     "cohort": "sizes, earlier updates",
     "known": "labels",
-    "census": "an answer of everybody",
+    "census": "one answer of each client",
     "losses": "losses of this round",
     "oracle": "all updates of this round",
     "everyone": "all updates",
