@@ -1,18 +1,22 @@
 """Sphinx's settings; ``make docs`` writes the pages with ``pages.py``, then builds the site from them."""
 
 import importlib.util
+import logging
 import re
 from importlib.metadata import version as version_of
 from typing import Any
 
 from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
+logging.getLogger("alembic").setLevel(logging.WARNING)  # which MLflow loads, and which lists its plugins
 project, author = "deltafl", "The deltafl authors"
 version = release = version_of("deltafl")
 project_copyright = author
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = f"deltafl {version}"
 html_show_sourcelink = html_copy_source = False
@@ -77,8 +81,16 @@ def _literal_formulas(app: Sphinx, what: str, name: str, obj: object, options: o
             lines[number:number] = ["::", ""]
 
 
+def _formula(translator: Any, node: nodes.Element) -> None:
+    """A formula as MathML, which browsers draw themselves: nothing is asked of another host."""
+    display = "block" if isinstance(node, nodes.math_block) else "inline"
+    translator.body.append(convert(node.astext().replace(r"\mathrm", r"\operatorname"), display=display))
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
     """Connect them."""
+    app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
     app.connect("autodoc-process-signature", _signature)
     app.connect("object-description-transform", _attribute)
     app.connect("autodoc-process-docstring", _literal_formulas, priority=400)  # before napoleon's
