@@ -14,7 +14,7 @@ from .groups import Group, full_title, gather, replaced
 from .spec import TEXTS, Experiment, Frozen, Sweep, experiment_names
 from .tables import SHOW
 from .text import Cells, csv_text, cut, folded, markdown
-from .verdict import NO_ORDER, counted, headline, ordered, others_table, pairs_table, paragraph, tally, verdict_text
+from .verdict import counted, judge, others_table, pairs_table, tally
 
 VERDICT = "verdict.json"
 #: The page to look at: it is made from the records in seconds, and 1.4 MB, so it is not committed.
@@ -87,15 +87,15 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
     counts, missing = _what_is_missing(sweep, groups, not_run)
     head = TEXTS["pages"]["diverged"].format(mark=DIVERGED)
     rows = [(f"{group.title}, {row.name}", run) for group in groups for row in group.rows for run in row.runs.values()]
-    number = shown.number or headline(groups, shown.measures)
-    sentence, _, reasons = paragraph(groups, shown.measures, shown.verdict).partition(".** ")
-    blocks = ["## Verdict", f"{sentence.removesuffix('.**')}.** {number}".strip()]
+    found = judge(groups, shown.measures, shown.verdict)
+    number = shown.number or found.number
+    blocks = ["## Verdict", f"**{found.sentence}** {number}".strip()]
     blocks += [_not_tested(sweep, groups, *counts), f"![{experiment.title}]({shown.picture})"]
     (heading, table), *more = shown.tables
     blocks += [f"## {heading}", cut(table), *(folded(heading, table) for heading, table in more)]
     blocks += diverged(head, rows)
     if pairs := pairs_table(groups, shown.measures):
-        text = "\n\n".join(filter(None, [reasons, pairs, TEXTS["pages"]["rule"]]))
+        text = "\n\n".join(filter(None, [found.reasons, pairs, TEXTS["pages"]["rule"]]))
         blocks.append(folded("How the verdict is made: the paper's ordering, pair by pair", text))
     if beside := pairs_table(groups, shown.beside or {}):
         blocks.append(folded("The same by mean accuracy (area) and by the mean of five", beside))
@@ -105,9 +105,7 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
     blocks.append(folded("What was run", ran))
     blocks.append(folded("Hardware and versions", hardware([run for group in groups for run in group.runs])))
     write_report([part_of(group, command) for group in groups], out / REPORT, experiment.title)
-    statements = ordered(groups, shown.measures)
-    verdict = verdict_text(statements) if statements else shown.verdict or NO_ORDER
-    return write(experiment, OwnPage(number, verdict, blocks, shown.cells), sweep.scale, counts, command, out)
+    return write(experiment, OwnPage(number, found.verdict, blocks, shown.cells), sweep.scale, counts, command, out)
 
 
 def part_of(group: Group, command: str) -> Part:

@@ -7,6 +7,7 @@ second", which the runs show, contradict or leave open (``measures.Statement``).
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 from deltafl.analysis import base_name
 
@@ -83,16 +84,27 @@ def by_chance(number: int) -> int:
     return int(binom.ppf(0.95, number, 0.025))
 
 
-def paragraph(groups: Sequence[Group], measures: Measures, other: str | None = None) -> str:
-    """The verdict in words; ``other`` is that on a claim which is no ordering."""
+class Verdict(NamedTuple):
+    """The verdict, as in "holds in part", and in a sentence; one number with its interval; what the verdict is from."""
+
+    verdict: str
+    sentence: str
+    number: str
+    reasons: str = ""
+
+
+def judge(groups: Sequence[Group], measures: Measures, other: str | None = None) -> Verdict:
+    """The verdict on the paper's ordering; ``other`` is that on a claim which is no ordering."""
     statements = ordered(groups, measures)
+    verdict = verdict_text(statements) if statements else other or NO_ORDER
+    headline = _headline(groups, measures, verdict)
     if not statements:
-        return f"**{sentence_case(other or NO_ORDER)}.**"
+        return Verdict(verdict, f"{sentence_case(verdict)}.", headline)
     number = Counter[str](statement.status for statement in statements)
     parts = ", ".join(f"{number[status]} {word}" for status, word in _WORDS.items() if number[status])
     orders = dict.fromkeys(_order_text(group) for group in groups if len(group.order) > 1)
-    sentences = [f"**The paper's ordering {verdict_text(statements)}.**", f"It is {'; '.join(orders)}."]
-    sentences.append(f"Of {counted(len(statements), 'statement')} on pairs of methods, the runs leave {parts}.")
+    sentences = [f"It is {'; '.join(orders)}."]
+    sentences += [f"Of {counted(len(statements), 'statement')} on pairs of methods, the runs leave {parts}."]
     with_interval = len(statements) - number["no interval"]
     if with_interval > 1:
         chance = by_chance(with_interval)
@@ -101,7 +113,7 @@ def paragraph(groups: Sequence[Group], measures: Measures, other: str | None = N
     failed = sum(bool(s.only_first or s.only_second) for s in statements)
     if failed:
         sentences.append(f"Of these, {failed} leave out seeds with which one method failed; it is never called better.")
-    return " ".join(sentences)
+    return Verdict(verdict, f"The paper's ordering {verdict}.", headline, " ".join(sentences))
 
 
 def _order_text(group: Group) -> str:
@@ -109,7 +121,7 @@ def _order_text(group: Group) -> str:
     return " before ".join(" and ".join(rank) for rank in names if rank)
 
 
-def headline(groups: Sequence[Group], measures: Measures) -> str:
+def _headline(groups: Sequence[Group], measures: Measures, verdict: str) -> str:
     """One number: the paper's best (or else the first other row) against the baseline, if any such decides it."""
     found = []
     for group in groups:
@@ -117,7 +129,6 @@ def headline(groups: Sequence[Group], measures: Measures) -> str:
         found += [(group, between(group, m, others[0], group.baseline)) for m in measures[group.part] if others]
     if not found:
         return ""
-    verdict = sum_up(ordered(groups, measures))
     wanted = "shown" if verdict.startswith("holds") else "contradicted" if verdict == "is contradicted" else "open"
     group, one = max(found, key=lambda it: (it[1].status == wanted, it[1].status != "no interval", it[1].pairs > 0))
     where = f"{group.title}: " if len(groups) > 1 else ""

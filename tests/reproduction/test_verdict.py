@@ -20,7 +20,7 @@ from reproduction.measures import (
     late_probe,
     rounds_to,
 )
-from reproduction.verdict import NO_ORDER, headline, ordered, pairs_table, paragraph, sum_up, verdict_text
+from reproduction.verdict import NO_ORDER, judge, ordered, pairs_table, sum_up, verdict_text
 from tools.runs import make_run
 
 Numbers = list[float | None]
@@ -152,7 +152,7 @@ def test_every_pair_that_the_paper_orders_is_stated_once_for_each_measure() -> N
     assert [s.second for s in ordered([tied], measures)[::2]] == ["FEDPRACIS", "FEDAVG"]
 
 
-def test_the_paragraph_states_the_result_and_what_failed() -> None:
+def test_the_verdict_states_the_result_and_what_failed() -> None:
     rows = [
         climbs("fedavg", {0: 40, 1: 43, 2: None, 3: 44}),
         climbs("fedpracis", {0: 41, 1: 40, 2: 44, 3: 43}),
@@ -160,15 +160,15 @@ def test_the_paragraph_states_the_result_and_what_failed() -> None:
     ]
     measures = {"one": [rounds_to(0.7, "accuracy")]}
     shown = group(rows, ("pracdelta", "fedpracis", "fedavg"))
-    text = paragraph([shown], measures)
-    assert text.startswith("**The paper's ordering holds in part.** It is PRACDELTA before FEDPRACIS before FEDAVG.")
-    assert "Of 3 statements on pairs of methods, the runs leave 2 shown, 1 open." in text
-    assert "Of these, 2 leave out seeds with which one method failed" in text
+    found = judge([shown], measures)
+    assert (found.verdict, found.sentence) == ("holds in part", "The paper's ordering holds in part.")
+    assert found.reasons.startswith("It is PRACDELTA before FEDPRACIS before FEDAVG.")
+    assert "Of 3 statements on pairs of methods, the runs leave 2 shown, 1 open." in found.reasons
+    assert "Of these, 2 leave out seeds with which one method failed" in found.reasons
     assert "| PRACDELTA before FEDAVG | rounds to 70 % |" in pairs_table([shown], measures)
-    assert paragraph([group(rows, ())], measures) == "**No ordering is claimed.**"
-    assert headline([group(rows[1:], (), "fedpracis")], measures).startswith(
-        "PRACDELTA against FEDPRACIS: rounds to 70 %"
-    )
+    none = judge([group(rows[1:], (), "fedpracis")], measures)
+    assert (none.sentence, none.reasons) == ("No ordering is claimed.", "")
+    assert none.number.startswith("PRACDELTA against FEDPRACIS: rounds to 70 %")
 
 
 def test_a_lower_number_is_called_lower() -> None:
@@ -179,9 +179,9 @@ def test_a_lower_number_is_called_lower() -> None:
     ]
     measures = {"one": [late_loss(True)]}
     shown, turned = (group(rows, order, threshold=None) for order in (("delta", "fedavg"), ("fedavg", "delta")))
-    assert paragraph([shown], measures).startswith("**The paper's ordering holds.**")
+    assert judge([shown], measures).verdict == "holds"
     assert "| delta before fedavg | log10 loss | lower by 0.98" in pairs_table([shown], measures)
-    assert paragraph([turned], measures).startswith("**The paper's ordering is contradicted.**")
+    assert judge([turned], measures).verdict == "is contradicted"
 
 
 def test_measures_by_hand() -> None:
