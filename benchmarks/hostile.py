@@ -257,13 +257,28 @@ def accuracy_of(runs: list[dict[str, Any]], method: str, cell: tuple[str, int]) 
     }
 
 
+SHOWN = ("uniform", "pracdelta", "innovation", "balanced")
+
+
+def verdict(runs: list[dict[str, Any]]) -> str:
+    """Whether the goal is met: the most that is lost with ``clip``, against honest clients without it."""
+
+    def lost(*cell: Any) -> float:
+        pairs = [(accuracy_of(runs, label, ("none", 0)), accuracy_of(runs, f"{label}, clip", cell)) for label in SHOWN]
+        return max(float(np.mean([*honest.values()]) - np.mean([*clipped.values()])) for honest, clipped in pairs)
+
+    quiet, ten = max(lost("none", 0), 0.0), max(lost(scale, 10) for scale in ("-10 u", "-1000 u"))
+    word = "reached" if quiet <= 1 and ten <= 5 else "missed"
+    return f"**The goal is {word}.** At most {quiet:.1f} points are lost when nobody lies, {ten:.1f} with ten liars."
+
+
 def goal(runs: list[dict[str, Any]]) -> list[str]:
     """What ``clip`` costs when nobody lies, and what it saves; paired by seed."""
     text = [
         "| sampler | nobody lies | with `clip` | difference [95 %] | 10: -10 u | with `clip` | 10: -1000 u, `clip` |"
     ]
     text.append("|---|---:|---:|---:|---:|---:|---:|")
-    for label in ("uniform", "pracdelta", "innovation", "balanced"):
+    for label in SHOWN:
         clipped, honest, ten, far = f"{label}, clip", ("none", 0), ("-10 u", 10), ("-1000 u", 10)
         plain, with_clip = accuracy_of(runs, label, honest), accuracy_of(runs, clipped, honest)
         change = mean_interval(np.array([with_clip[seed] - plain[seed] for seed in plain if seed in with_clip]))
@@ -293,6 +308,13 @@ def page(task: str, runs: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     text = [
         f"# Clients that lie{': FashionMNIST' * (task == 'fashion-mnist')}",
         "",
+        '**The goal:** with `clip="median"` the test accuracy stays within 1 point when nobody lies, and within 5 '
+        "points of that with ten liars of any scale.",
+        "",
+        "## Verdict",
+        "",
+        verdict(runs),
+        "",
         f"`python benchmarks/hostile.py --task {task}`: {CLIENTS} clients with few labels each, {ASKED} asked in each "
         f'of {TASKS[task]["rounds"]} rounds; some of them lie. `clip` is `clip="median"`, with `max_ratio=3` for '
         "claimed sizes. "
@@ -300,8 +322,7 @@ def page(task: str, runs: list[dict[str, Any]], facts: dict[str, Any]) -> str:
         "",
         "## What it costs and what it saves",
         "",
-        f"Test accuracy, %; number of seeds: {len(number_of_runs)}. The goal: within 1 point when nobody lies, within "
-        "5 points of that with ten liars of any scale.",
+        f"Test accuracy, %; number of seeds: {len(number_of_runs)}.",
         "",
         *goal(runs),
         "",
@@ -331,7 +352,7 @@ def page(task: str, runs: list[dict[str, Any]], facts: dict[str, Any]) -> str:
         rows = rows[1:] if key == "asked" else rows
         text += [
             "",
-            f"## {title}",
+            f"<details><summary>{title}</summary>",
             "",
             f"| liars, what they send | {' | '.join(chosen)} |",
             "|---|" + "---:|" * len(chosen),
@@ -339,6 +360,7 @@ def page(task: str, runs: list[dict[str, Any]], facts: dict[str, Any]) -> str:
         for cell in rows:
             values = " | ".join(number(key, scale, method, cell) for method in chosen)
             text.append(f"| {f'{cell[1]}: {cell[0]}' if cell[1] else 'nobody lies'} | {values} |")
+        text += ["", "</details>"]
     made = ", ".join(f"{key} {value}" for key, value in facts.items() if key != "command")
     return "\n".join([*text, "", f"Made with {made}."]) + "\n"
 

@@ -69,7 +69,9 @@ def _blocks(
     blocks += [folded("The rules", _TEXTS["rules"].format(goal=GOAL, sure=SURE, least=100 * LEAST))]
     blocks += [folded("Accuracy over rounds", "![Accuracy over rounds by task](curves.png)")]
     for result in results:
-        blocks += [f"## {result.part.title}", main_table(result, view), folded("Costs", cost_table(result))]
+        tables = [main_table(result, view), folded("Costs", cost_table(result))]
+        first = result is results[0]
+        blocks += [f"## {result.part.title}", *tables] if first else [folded(result.part.title, "\n\n".join(tables))]
         runs = [(f"`{method.label}`", run) for method in result.shown for run in method.runs.values()]
         blocks += diverged("Runs that diverged and were ended there:", runs)
     blocks += [

@@ -168,7 +168,8 @@ def test_selections_by_size_and_accuracy_by_client_are_shown_where_they_are_reco
     assert "worst tenth,\N{NO-BREAK SPACE}%" in page and "Accuracy per client" in page
     assert "Clients in tenths by their size" in page
     old = [run._replace(accuracy_km=None) for run in runs]  # as packed records are: the column without the figure
-    assert "Accuracy per client" not in (page := written(tmp_path / "old.html", old)) and "worst tenth,\N{NO-BREAK SPACE}%" in page
+    page = written(tmp_path / "old.html", old)
+    assert "Accuracy per client" not in page and "worst tenth,\N{NO-BREAK SPACE}%" in page
     assert "orst tenth" not in written(tmp_path / "other.html", runs_of(**REACHES))
 
 

@@ -182,7 +182,8 @@ return [box.x + frame.x_scale.compute(line.x[5]), box.y + frame.y_scale.compute(
     x, y = browser.execute_script(place)
     browser.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
     text = """
-const all = (root) => [...root.querySelectorAll("*")].flatMap((it) => [it, ...(it.shadowRoot ? all(it.shadowRoot) : [])]);
+const under = (it) => [it, ...(it.shadowRoot ? all(it.shadowRoot) : [])];
+const all = (root) => [...root.querySelectorAll("*")].flatMap(under);
 return all(document).filter((it) => it.className === "bk-tooltip-row-value").map((it) => it.textContent);
 """
     shown = [value.strip() for value in browser.execute_script(text)]

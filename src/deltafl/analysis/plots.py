@@ -199,7 +199,7 @@ def draw_panels(
             list(handles),
             loc="outside lower left",
             ncols=names_a_row,
-            title=_filled(note, WIDTH / 0.056),
+            title=_filled(note, WIDTH / 0.0525),
             title_fontsize=7,
             alignment="left",
             frameon=False,
@@ -213,7 +213,7 @@ def draw_panels(
 
 
 def _filled(text: str, letters: float) -> str:
-    """Lines that are not longer: a letter of a title is about 0.07 inches wide, one of a note 0.056."""
+    """Lines that are not longer: a letter of a title is about 0.07 inches wide, one of a note 0.0525."""
     return "\n".join(textwrap.fill(line, int(letters)) for line in text.split("\n"))
 
 
@@ -254,7 +254,7 @@ def _draw_line(axes: "Axes", line: Line) -> Any:
 
 
 def selections(groups: dict[str, list[Run]]) -> tuple[dict[str, Band], str]:
-    """How often each client was selected, sorted within a run, without ``full``, and the title of the axis of clients."""
+    """How often clients were selected, sorted within a run, ``full`` left out, and the title of the axis of clients."""
     bands = {}
     for label, group in groups.items():
         if base_name(label) == "full":  # selects everyone, every time

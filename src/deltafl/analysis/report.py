@@ -108,37 +108,34 @@ def _section(part: Part, number: int, figures: Mapping[str, Any]) -> str:
     if best in {escape(entry.sampler) for entry in summary.samplers}:
         first = " ".join([f"<b>{best}</b>", *words])
     *notes, columns = map(escape, remarks(summary))
-    goal = f" Dashed: {threshold_text(summary)}." if summary.threshold is not None else ""
-    blocks = [f'<section class="part" id="part-{number}">']
     what = f"{part.title}: {setting_text(part.runs)}. In brackets: {100 * summary.confidence:g} % intervals."
-    blocks += [f'<p class="note">{escape(what)}</p>', f"<h1>{first}</h1>", *(f"<p>{it}</p>" for it in more)]
-    blocks += [f'<p class="note command">Repeat it: <code>{_command(part.command)}</code></p>'] if part.command else []
-    blocks += [
-        _table(ranked(summary), summary),
-        f'<p class="note">{columns}</p>',
-        "<h2>Curves</h2>",
-        _controls(part),
-        _place("curves"),
-    ]
-    blocks += [f'<p class="note">{CAPTION}{goal} The best {MOST_STRONG} that are switched on have colours, others are grey.</p>']
+    blocks = [f'<section class="part" id="part-{number}">', _note(escape(what)), f"<h1>{first}</h1>"]
+    blocks += [f"<p>{sentence}</p>" for sentence in more]
+    blocks += [_note(f"Repeat it: <code>{_command(part.command)}</code>", "note command")] if part.command else []
+    blocks += [_table(ranked(summary), summary), _note(columns)]
+    goal = f" Dashed: {threshold_text(summary)}." if summary.threshold is not None else ""
+    lines = f"{CAPTION}{goal} The best {MOST_STRONG} that are switched on have colours, others are grey."
+    blocks += _shown("Curves", "curves", lines, _controls(part))
     if "selections" in figures:
-        blocks += ["<h2>Who was selected how often</h2>", _place("selections")]
-        blocks += [
-            '<p class="note">A flat line is an even choice. Full participation, which selects all, is left out.</p>'
-        ]
+        text = "A flat line is an even choice. Full participation, which selects all, is left out."
         if figures["selections"].xaxis.axis_label == _SIZES:
-            blocks += ['<p class="note">Clients in tenths by their size. Band: the middle 80 % of a tenth.</p>']
+            text += " Clients in tenths by their size. Band: the middle 80 % of a tenth."
+        blocks += _shown("Who was selected how often", "selections", text)
     if "clients" in figures:
-        blocks += ["<h2>Accuracy per client</h2>", _place("clients")]
-        blocks += ['<p class="note">On the client\'s own test examples; where these have no owners, the accuracies of ']
-        blocks += ["its classes, weighted by its shares of labels. Mean over the last evaluations.</p>"]
+        text = "On the client's own test examples; where these have no owners, the accuracies of its classes, "
+        text += "weighted by its shares of labels. Mean over the last evaluations."
+        blocks += _shown("Accuracy per client", "clients", text)
     blocks += [_details("What else the numbers show", "".join(f"<p>{note}</p>" for note in notes))]
     blocks += [_facts("Settings", summary.settings), _facts("Data and environment", summary.environment)]
     return "\n".join([*blocks, "</section>"]).replace(" %", "\N{NO-BREAK SPACE}%")
 
 
-def _place(figure: str) -> str:
-    return f'<p class="legend"></p><figure data-figure="{figure}"></figure>'
+def _note(text: str, kind: str = "note") -> str:
+    return f'<p class="{kind}">{text}</p>'
+
+
+def _shown(title: str, figure: str, text: str, controls: str = "") -> list[str]:
+    return [f'<h2>{title}</h2>{controls}<p class="legend"></p><figure data-figure="{figure}"></figure>', _note(text)]
 
 
 def _controls(part: Part) -> str:
