@@ -131,8 +131,14 @@ def test_active_drops_the_share_that_was_asked_for() -> None:
 # --- Oort -------------------------------------------------------------------------------------------------------------
 
 
-def oort(utility: npt.ArrayLike, last: list[int], rounds: int) -> OortState:
-    return OortState(np.ones(len(last), dtype=np.int64), np.array(utility, float), np.array(last), np.array(rounds))
+def oort(
+    utility: npt.ArrayLike, last: list[int], rounds: int, seconds: npt.ArrayLike = 1, fast: float = 0.3
+) -> OortState:
+    population = Population.from_sizes([1] * len(last))
+    population = population._replace(seconds_m=np.broadcast_to(np.array(seconds, float), len(last)))
+    utility_m, rounds_ = np.array(utility, float), np.array(rounds)
+    state = Oort().init(population)
+    return state._replace(utility_m=utility_m, last_m=np.array(last), rounds=rounds_, fast=np.array(fast))
 
 
 def test_oort_utility_of_unequal_losses_by_hand() -> None:
@@ -206,6 +212,41 @@ def test_oort_fills_up_from_whom_there_is() -> None:
     assert frequencies(sampler, state, 4, 2)[3] == 1
     fresh = sampler.init(Population.from_sizes([5, 6, 7, 8]))
     assert_frequencies(frequencies(sampler, fresh, 4, 2), np.full(4, 0.5))
+
+
+def test_oort_system_utility_by_hand() -> None:
+    """(T / T_i)^2 of those slower than T, the quantile that 3 of 10 are below; new ones are drawn by it, too."""
+    state = oort([np.nan] * 10, [0] * 10, 0, seconds=[8, 2, 1, 4, 3, 5, 6, 7, 9, 10])
+    square_m = (4 / np.array([8, 4, 4, 4, 4, 5, 6, 7, 9, 10])) ** 2
+    np.testing.assert_allclose(Oort().system(state), square_m)
+    np.testing.assert_allclose(Oort(penalty=1.0).system(state), np.sqrt(square_m))
+    assert (Oort().system(state._replace(fast=np.array(1.0))) == 1).all()
+    assert_frequencies(frequencies(Oort(), state, 10, 1), square_m / square_m.sum())
+
+
+def test_oort_exploits_fast_clients() -> None:
+    """Of two with the same utility, the one three times too slow has a ninth of the score, below the cut-off."""
+    sampler, known = Oort(exploration=0.0, least_exploration=0.0), [1, 1, 1]
+    assert_frequencies(frequencies(sampler, oort([5.0] * 3, known, 1), 3, 1), np.full(3, 1 / 3))
+    state = oort([5.0] * 3, known, 1, seconds=[1, 3, 1])
+    assert_frequencies(frequencies(sampler, state, 3, 1), np.array([0.5, 0, 0.5]))
+    assert_frequencies(frequencies(Oort(0.0, 1.0, 0.0, penalty=0.0), state, 3, 1), np.full(3, 1 / 3))
+
+
+def test_oort_pacer_relaxes_when_utility_does_not_grow() -> None:
+    """By 5 % of the clients after rounds 40, 60, ..., if the last 20 gained no more than the 20 before."""
+
+    def shares(loss_t: list[float]) -> list[float]:
+        sampler, found = Oort(), list[float]()
+        state = sampler.init(Population.from_sizes([2, 3]))
+        for loss in loss_t:
+            state = reply(sampler, state, [0, 1], loss=[loss, 9.0], responded=[1, 0])
+            found.append(round(float(state.fast), 9))
+        return found
+
+    assert shares([1.0] * 61) == [0.3] * 39 + [0.35] * 20 + [0.4] * 2
+    assert shares([*np.arange(1.0, 41), *[40.0] * 19, 0.0]) == [0.3] * 60
+    assert shares([1.0] * 400)[-1] == 1.0
 
 
 # --- DivFL ------------------------------------------------------------------------------------------------------------

@@ -149,6 +149,9 @@ def test_over_selection_keeps_the_first() -> None:
     assert waited.responded_n.sum() == 10
     assert waited.seconds == np.sort(seconds_m[:13])[9]
     assert np.array_equal(waited.responded_n, seconds_m[:13] <= waited.seconds)
+    # Fewer are there than were wanted: n are kept. Everybody is selected, as by full: the same share.
+    kept = [fast(over_select=1.3, n=10).wait(0, ALL[:size]).responded_n.sum() for size in (8, 11, 39)]
+    assert kept == [8, 10, 30]
 
 
 def test_drop_outs_are_a_share_and_do_not_depend_on_the_cohort() -> None:
@@ -246,9 +249,12 @@ def test_impossible_worlds_are_refused_in_a_sentence(given: dict[str, Any], sent
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("client,start\n1,2\n", "columns client, start, end"),
+        ("client,start\n1,2\n", "no column 'end'; write a CSV file with the columns client, start, end"),
         ("client,start,end\n1,a,3\n", "all numbers"),
+        ("client,start,end\n", "no rows"),
         ("client,start,end\n99,0,3\n", "0 to 39"),
+        ("client,start,end\n1e30,0,3\n", "0 to 39"),
+        ("client,start,end\n1.5,0,3\n", "0 to 39"),
         ("client,start,end\n1,4,3\n", "end after it begins"),
         ("client,start,end\n1,,3\n", "not finite"),
         ("", "columns client, start, end"),

@@ -94,6 +94,7 @@ def world_of(settings: RunSettings, population: Population, num_bytes: int) -> W
         settings.dropout,
         settings.deadline,
         settings.over_select,
+        filled_in(settings.sample),
     )
 
 

@@ -1,15 +1,15 @@
 """The world of a run: which clients are available, how long they take, who drops out, how long the server waits.
 
 A round in it: the server draws from the clients that are *available*; each of the cohort takes its *seconds* for the
-download, its local steps and the upload; some *drop out*; the server closes the round once a share ``1 / over_select``
-of the cohort has replied, once nobody is left to wait for, or at the *deadline*. Replies that are late count as
-missing. A virtual clock adds up the rounds' seconds.
+download, its local steps and the upload; some *drop out*; the server closes the round once the first n have replied,
+once nobody is left to wait for, or at the *deadline*. Replies that are late count as missing. A virtual clock adds up
+the rounds' seconds.
 
 All of it comes from ``stream(seed, "world", ...)``: the samplers of a comparison that share a seed meet the same world.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
@@ -31,6 +31,10 @@ _PATIENCE = 10_000
 T = TypeVar("T")
 
 
+#: (round, clock) -> who is available, bool (m,), at least one; and the clock, later if the server had to wait.
+Presence = Callable[[int, float], tuple[BoolArray, float]]
+
+
 class Availability(ABC):
     """Which clients can be selected in a round. Subclasses are frozen dataclasses whose fields are their options."""
 
@@ -40,16 +44,8 @@ class Availability(ABC):
         check_ranges(self, self.ranges)
 
     @abstractmethod
-    def begin(self, population: Population, seed: int) -> "Presence":
-        """The clients of one run."""
-
-
-class Presence(ABC):
-    """The clients of one run over its rounds."""
-
-    @abstractmethod
-    def at(self, round: int, clock: float) -> tuple[BoolArray, float]:
-        """Who is available in a round, bool (m,), at least one; and the clock, later if the server had to wait."""
+    def begin(self, population: Population, seed: int) -> Presence:
+        """The clients of one run over its rounds."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,26 @@ class ByRate(Availability):
         """The a_i, float64 (m,)."""
 
     def begin(self, population: Population, seed: int) -> Presence:
-        return _Chain(self.rates(population), self.memory, seed)
+        rate_m = there_m = self.rates(population)
+        last = -1
+
+        def at(round: int, clock: float) -> tuple[BoolArray, float]:
+            nonlocal last, there_m
+            if round < last:
+                last, there_m = -1, rate_m
+            while last < round:  # steps of the chain are drawn in order, also after a resume
+                last += 1
+                rng = stream(seed, "world", last + 1, _AVAILABLE)
+                for _ in range(_PATIENCE):
+                    chance_m = rate_m + self.memory * (there_m - rate_m)
+                    there_m = (rng.random(len(chance_m)) < chance_m).astype(float)
+                    if there_m.any():
+                        break
+                else:
+                    raise DeltaflError(f"nobody was available {_PATIENCE:,} times in a row; write a higher rate")
+            return there_m > 0, clock
+
+        return at
 
 
 @dataclass(frozen=True)
@@ -93,35 +108,42 @@ class Markov(Bernoulli):
 
 
 @dataclass(frozen=True)
-class ByLabel(ByRate):
-    """a_i = sum_c share_ic r_c: the rates r_c of the classes grow evenly from ``least`` to ``most``.
+class Graded(ByRate):
+    """a_i = least + (most - least) g_i, g_i in [0, 1]."""
+
+    least: float = 0.1
+    most: float = 0.9
+
+    ranges: ClassVar = ByRate.ranges | {"least": "[0, 1]", "most": "(0, 1]"}
+
+    @abstractmethod
+    def grades(self, population: Population) -> FloatArray:
+        """The g_i, float64 (m,)."""
+
+    def rates(self, population: Population) -> FloatArray:
+        return np.asarray(self.least + (self.most - self.least) * self.grades(population))
+
+
+@dataclass(frozen=True)
+class ByLabel(Graded):
+    """g_i grows evenly from the first class to the last, and is the mean over a client's examples.
 
     Clients of some labels are there rarely: what biases every method that takes those who are there for all.
     """
 
-    least: float = 0.1
-    most: float = 0.9
-
-    ranges: ClassVar = ByRate.ranges | {"least": "[0, 1]", "most": "(0, 1]"}
-
-    def rates(self, population: Population) -> FloatArray:
+    def grades(self, population: Population) -> FloatArray:
         share_mc = population.aux_mq
         if share_mc is None:
             raise DeltaflError("availability by labels needs a task with classes; write 'sizes' or 'bernoulli'")
-        return np.asarray(share_mc @ np.linspace(self.least, self.most, share_mc.shape[1]))
+        return np.asarray(share_mc @ np.linspace(0, 1, share_mc.shape[1]))
 
 
 @dataclass(frozen=True)
-class BySize(ByRate):
-    """a_i grows from ``least`` for the client with the fewest examples to ``most``, evenly by rank."""
+class BySize(Graded):
+    """g_i grows evenly by rank, from the client with the fewest examples to that with the most."""
 
-    least: float = 0.1
-    most: float = 0.9
-
-    ranges: ClassVar = ByRate.ranges | {"least": "[0, 1]", "most": "(0, 1]"}
-
-    def rates(self, population: Population) -> FloatArray:
-        return self.least + (self.most - self.least) * _ranks(population.num_examples_m)
+    def grades(self, population: Population) -> FloatArray:
+        return _ranks(population.num_examples_m)
 
 
 @dataclass(frozen=True)
@@ -138,45 +160,13 @@ class Daily(Availability):
 
     def begin(self, population: Population, seed: int) -> Presence:
         phase_m = stream(seed, "world", 0, _AVAILABLE).random(population.num_clients)
-        return _Days(phase_m, self.share, self.period)
 
+        def at(round: int, clock: float) -> tuple[BoolArray, float]:
+            hour_m = (round / self.period + phase_m) % 1.0
+            there_m = hour_m < self.share
+            return there_m if there_m.any() else hour_m == hour_m.max(), clock  # that whose day is the next to begin
 
-@dataclass(frozen=True)
-class _Days(Presence):
-    phase_m: FloatArray
-    share: float
-    period: float
-
-    def at(self, round: int, clock: float) -> tuple[BoolArray, float]:
-        hour_m = (round / self.period + self.phase_m) % 1.0
-        there_m = hour_m < self.share
-        if not there_m.any():
-            there_m = hour_m == hour_m.max()  # the next day to begin
-        return there_m, clock
-
-
-class _Chain(Presence):
-    """Steps of the chain are drawn in order; an earlier round, after a resume, begins again at round 0."""
-
-    def __init__(self, rate_m: FloatArray, memory: float, seed: int) -> None:
-        self._rate_m, self._memory, self._seed = rate_m, memory, seed
-        self._round, self._there_m = -1, np.zeros(0)
-
-    def at(self, round: int, clock: float) -> tuple[BoolArray, float]:
-        if round < self._round:
-            self._round = -1
-        while self._round < round:
-            self._round += 1
-            rng = stream(self._seed, "world", self._round + 1, _AVAILABLE)
-            before_m = self._rate_m if self._round == 0 else self._there_m
-            for _ in range(_PATIENCE):
-                chance_m = self._rate_m + self._memory * (before_m - self._rate_m)
-                before_m = self._there_m = (rng.random(len(chance_m)) < chance_m).astype(float)
-                if before_m.any():
-                    break
-            else:
-                raise DeltaflError(f"nobody was available {_PATIENCE:,} times in a row; write a higher rate")
-        return self._there_m > 0, clock
+        return at
 
 
 @dataclass(frozen=True)
@@ -188,33 +178,25 @@ class Trace(Availability):
     path: str
 
     def begin(self, population: Population, seed: int) -> Presence:
-        table = _table(self.path, ("client", "start", "end"))
-        client_k, start_k, end_k = table["client"].astype(np.int64), table["start"], table["end"]
+        client_k, start_k, end_k = _table(self.path, "client", "start", "end")
         m = population.num_clients
-        if not len(client_k) or client_k.min() < 0 or client_k.max() >= m or (table["client"] % 1).any():
+        if not np.isin(client_k, np.arange(m)).all():
             raise DeltaflError(f"{self.path}: the column client must have whole numbers from 0 to {m - 1}")
         if (start_k < 0).any() or (end_k <= start_k).any():
             raise DeltaflError(f"{self.path}: an interval must begin at 0 or later, and end after it begins")
-        return _Intervals(m, client_k, start_k, end_k)
+        client_k, length = client_k.astype(np.int64), end_k.max()
 
+        def at(round: int, clock: float) -> tuple[BoolArray, float]:
+            time = clock % length
+            if not ((start_k <= time) & (time < end_k)).any():
+                later = start_k[start_k > time]
+                begins = later.min() if len(later) else length + start_k.min()
+                clock, time = clock + begins - time, begins % length
+            there_m = np.zeros(m, dtype=np.bool_)
+            there_m[client_k[(start_k <= time) & (time < end_k)]] = True
+            return there_m, clock
 
-@dataclass(frozen=True)
-class _Intervals(Presence):
-    m: int
-    client_k: IntArray
-    start_k: FloatArray
-    end_k: FloatArray
-
-    def at(self, round: int, clock: float) -> tuple[BoolArray, float]:
-        length = self.end_k.max()
-        time = clock % length
-        if not ((self.start_k <= time) & (time < self.end_k)).any():
-            later = self.start_k[self.start_k > time]
-            begins = later.min() if len(later) else length + self.start_k.min()
-            clock, time = clock + begins - time, begins % length
-        there_m = np.zeros(self.m, dtype=np.bool_)
-        there_m[self.client_k[(self.start_k <= time) & (time < self.end_k)]] = True
-        return there_m, clock
+        return at
 
 
 class Speeds(ABC):
@@ -235,9 +217,9 @@ class LogNormal(Speeds):
     Attributes:
         seconds: > 0, the median client's seconds of a local step.
         megabits: > 0, the median client's megabits a second.
-        sigma: >= 0, standard deviation of both logarithms over clients; they are independent.
+        sigma: In [0, 9], standard deviation of both logarithms over clients; they are independent.
         size: In [-1, 1], correlation of the log seconds of a step with the client's rank in size.
-        jitter: >= 0, standard deviation of the logarithm of a client's seconds from round to round.
+        jitter: In [0, 9], standard deviation of the logarithm of a client's seconds from round to round.
     """
 
     seconds: float = 0.1
@@ -247,11 +229,8 @@ class LogNormal(Speeds):
     jitter: float = 0.1
 
     def __post_init__(self) -> None:
-        positive, spread = (
-            dict.fromkeys(("seconds", "megabits"), "(0, inf)"),
-            dict.fromkeys(("sigma", "jitter"), "[0, 9]"),
-        )
-        check_ranges(self, {**positive, **spread, "size": "[-1, 1]"})
+        number, spread = "[1e-9, 1e9]", "[0, 9]"
+        check_ranges(self, {"seconds": number, "megabits": number, "sigma": spread, "size": "[-1, 1]", "jitter": spread})
 
     def begin(self, population: Population, seed: int) -> tuple[FloatArray, FloatArray]:
         from scipy.special import ndtri
@@ -270,10 +249,11 @@ class Measured(Speeds):
     path: str
 
     def begin(self, population: Population, seed: int) -> tuple[FloatArray, FloatArray]:
-        table, m = _table(self.path, ("seconds", "megabits")), population.num_clients
-        if len(table["seconds"]) != m or min(column.min() for column in table.values()) <= 0:
+        seconds_m, megabits_m = _table(self.path, "seconds", "megabits")
+        m = population.num_clients
+        if len(seconds_m) != m or min(seconds_m.min(), megabits_m.min()) <= 0:
             raise DeltaflError(f"{self.path} must have a row with numbers above 0 for each of the {m} clients")
-        return table["seconds"], table["megabits"]
+        return seconds_m, megabits_m
 
 
 AVAILABILITIES: dict[str, type[Availability]] = {
@@ -326,7 +306,9 @@ class World:
         speeds: How fast they are; None for no clock: then nobody is late.
         dropout: Share of the selected clients that never reply.
         deadline: Seconds after which a round is closed; None to wait.
-        over_select: >= 1; the round is closed once the first ``1 / over_select`` of the cohort have replied.
+        over_select: >= 1; so many times n are selected, and the round is closed once the first n have replied; of more
+            (``full`` takes everybody) once a share ``1 / over_select`` has.
+        n: Clients to keep in a round.
     """
 
     def __init__(
@@ -340,9 +322,10 @@ class World:
         dropout: float = 0.0,
         deadline: float | None = None,
         over_select: float = 1.0,
+        n: int = 1,
     ) -> None:
         self._presence = None if availability is None else availability.begin(population, seed)
-        self._seed, self._dropout, self._deadline, self._over_select = seed, dropout, deadline, over_select
+        self._seed, self._dropout, self._deadline, self._over_select, self._n = seed, dropout, deadline, over_select, n
         self._jitter = 0.0 if speeds is None else speeds.jitter
         #: The median seconds of each client's round, (m,); None without a clock.
         self.seconds_m: FloatArray | None = None
@@ -354,7 +337,7 @@ class World:
 
     def available(self, round: int, clock: float) -> tuple[BoolArray | None, float]:
         """Who can be selected, None for everybody; and the clock, later if the server had to wait for somebody."""
-        return (None, clock) if self._presence is None else self._presence.at(round, clock)
+        return (None, clock) if self._presence is None else self._presence(round, clock)
 
     def wait(self, round: int, client_n: IntArray) -> Waited:
         """Who of the cohort replies before the server closes the round.
@@ -370,7 +353,8 @@ class World:
         seconds_n = (self.seconds_m * np.exp(self._jitter * luck_m))[client_n]
         deadline = np.inf if self._deadline is None else self._deadline
         ready = np.sort(seconds_n[~lost_n])
-        enough = int(np.ceil(len(client_n) / self._over_select - 1e-9))
+        size = len(client_n)
+        enough = max(int(np.ceil(size / self._over_select - 1e-9)), min(self._n, size))
         over = np.where(lost_n, lost_m[1, client_n] * seconds_n, seconds_n).max(initial=0.0)
         closed = min(ready[enough - 1] if len(ready) >= enough > 0 else over, deadline)
         return Waited(~lost_n & (seconds_n <= closed), float(closed))
@@ -383,18 +367,21 @@ def _ranks(size_m: IntArray) -> FloatArray:
     return np.asarray(rank_m / max(len(size_m) - 1, 1) if len(size_m) > 1 else np.full(1, 0.5))
 
 
-def _table(path: str, columns: tuple[str, ...]) -> dict[str, FloatArray]:
-    """Columns of finite numbers of a CSV file."""
+def _table(path: str, *columns: str) -> list[FloatArray]:
+    """Columns of a CSV file, which have at least one row, of finite numbers."""
     require("pandas", "sim")
     import pandas as pd
 
+    cure = f"write a CSV file with the columns {', '.join(columns)}, all numbers"
     if not Path(path).is_file():
-        raise DeltaflError(f"{path} does not exist; write a CSV file with the columns {', '.join(columns)}")
+        raise DeltaflError(f"{path} does not exist; {cure}")
     try:
         table = pd.read_csv(path)
-        found = {name: table[name].to_numpy(dtype=np.float64) for name in columns}
-    except (KeyError, ValueError, pd.errors.ParserError) as error:
-        raise DeltaflError(f"{path} must have the columns {', '.join(columns)}, all numbers: {error}") from None
-    if not all(np.isfinite(column).all() for column in found.values()):
-        raise DeltaflError(f"{path}: a number is missing or not finite in the columns {', '.join(columns)}")
+        found = [table[name].to_numpy(dtype=np.float64) for name in columns]
+    except KeyError as error:
+        raise DeltaflError(f"{path} has no column {error}; {cure}") from None
+    except (OSError, ValueError) as error:
+        raise DeltaflError(f"{path} cannot be read ({' '.join(str(error).split())}); {cure}") from None
+    if not len(table) or not np.isfinite(found).all():
+        raise DeltaflError(f"{path} has no rows, or a number is missing or not finite; {cure}")
     return found
