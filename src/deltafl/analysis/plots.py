@@ -45,6 +45,13 @@ _STYLE: dict[Any, Any] = {
     "ytick.labelcolor": INK,
 }
 METRICS = {"accuracy": "test accuracy, %", "loss": "test loss"}
+#: What curves are drawn over.
+OVER = {
+    "round": "rounds",
+    "bytes": "megabytes sent and received",
+    "seconds": "seconds of training",
+    "clock": "seconds of the virtual clock",
+}
 #: What lines and bands are.
 CAPTION = "Line: mean over seeds. Band: from the lowest to the highest seed."
 
@@ -70,7 +77,8 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
     """Draw the pictures of a comparison.
 
     ``accuracy.png`` (left out for a task without accuracy) and ``loss.png``: mean over seeds with a band from the least
-    to the greatest seed and, for the metric of the comparison, the threshold. ``selections.png``: how often each client
+    to the greatest seed and, for the metric of the comparison, the threshold; over rounds, and over the virtual clock
+    if there is one. ``selections.png``: how often each client
     was drawn, clients sorted by that.
 
     Returns the files written into ``directory``, which is made if it does not exist.
@@ -94,10 +102,29 @@ def draw_curves(runs: Sequence[Run], summary: Summary, metric: str, path: Path |
     missing = [line.name for line in lines if line not in drawn]
     note = CAPTION + (f" Never finite: {', '.join(missing)}." if missing else "")
     goal = summary.threshold if metric == summary.metric else None
-    goals = [None if goal is None else 100 * goal if metric == "accuracy" else goal]
-    note += "" if goal is None else f" Dashed: {goals[0]:g}{' %' * (metric == 'accuracy')}, the threshold."
-    titles = [panel_title("", runs)]
-    return draw_panels([drawn], titles, 1, note, path, log_y=metric == "loss", goals=goals, y_label=METRICS[metric])
+    goal = 100 * goal if goal is not None and metric == "accuracy" else goal
+    note += "" if goal is None else f" Dashed: {goal:g}{' %' * (metric == 'accuracy')}, the threshold."
+    panels = {"round": drawn}
+    if runs[0].clock_r is not None:
+        panels["clock"] = [
+            line._replace(band=line.band._replace(round_r=mean_clock(groups[line.name]))) for line in drawn
+        ]
+    return draw_panels(
+        [*panels.values()],
+        [panel_title("", runs), ""][: len(panels)],
+        len(panels),
+        note,
+        path,
+        log_y=metric == "loss",
+        goals=[goal] * len(panels),
+        x_label=[OVER[name] for name in panels],
+        y_label=METRICS[metric],
+    )
+
+
+def mean_clock(runs: Sequence[Run]) -> FloatArray:
+    """Mean over seeds of the virtual clock at the rounds of ``curve_band``."""
+    return band_of([(run.round_r, run.clock_r) for run in runs if run.clock_r is not None]).mean_r
 
 
 def _first_in_colour(runs: Sequence[Run], summary: Summary) -> dict[str, list[Run]]:

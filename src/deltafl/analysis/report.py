@@ -26,10 +26,12 @@ from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .plots import (
     CAPTION,
     METRICS,
+    OVER,
     Band,
     band_of,
     client_accuracies,
     curve_band,
+    mean_clock,
     selections,
     selections_by_size,
     setting_text,
@@ -44,13 +46,6 @@ if TYPE_CHECKING:
 
 #: The columns of one line of a figure; those that are drawn are x, y, low and high.
 Columns = dict[str, npt.NDArray[Any]]
-#: What curves are drawn over.
-_OVER = {
-    "round": "rounds",
-    "bytes": "megabytes sent and received",
-    "seconds": "seconds of training",
-    "clock": "seconds of the virtual clock",
-}
 #: Ends of the axes of dots and bars, by column; beyond them, a number is drawn at the edge.
 _ENDS = {"gap": (-0.5, 1.25), "speedup": (0.25, 8.0)}
 _SIZES = "examples of a client"
@@ -91,7 +86,7 @@ def write_report(parts: Sequence[Part], path: Path | str, title: str) -> None:
         sections="\n".join(sections),
         figures=_packed(json.dumps(items)),
         script=_packed(INLINE.js_raw[0]),
-        constants=json.dumps({"most": MOST_STRONG, "weak": WEAK, "weakDark": ON_DARK[WEAK], "titles": METRICS | _OVER}),
+        constants=json.dumps({"most": MOST_STRONG, "weak": WEAK, "weakDark": ON_DARK[WEAK], "titles": METRICS | OVER}),
     )
     write_atomically(Path(path), page)
 
@@ -141,9 +136,9 @@ def _shown(title: str, figure: str, text: str, controls: str = "") -> list[str]:
 def _controls(part: Part) -> str:
     selects = []
     metrics = dict.fromkeys([part.summary.metric, "loss"])
-    over = [name for name in _OVER if name != "clock" or part.runs[0].clock_r is not None]
+    over = [name for name in OVER if name != "clock" or part.runs[0].clock_r is not None]
     for name, choices in (("metric", metrics), ("over", over), ("scale", ("linear", "log y", "log x"))):
-        texts = {value: METRICS.get(value) or _OVER.get(value, value) for value in choices}
+        texts = {value: METRICS.get(value) or OVER.get(value, value) for value in choices}
         options = "".join(f'<option value="{value}">{text}</option>' for value, text in texts.items())
         selects.append(f'<label>{name} <select name="{name}">{options}</select></label>')
     return f'<div class="controls">{"".join(selects)}</div>'
@@ -275,8 +270,8 @@ def _curve_columns(runs: Sequence[Run]) -> Columns:
     columns["round"] = band.round_r
     columns["bytes"] = band_of([(run.round_r, run.bytes_r / 1e6) for run in runs]).mean_r
     columns["seconds"] = band_of([(run.round_r, run.seconds_r) for run in runs]).mean_r
-    clocks = [(run.round_r, run.clock_r) for run in runs if run.clock_r is not None]
-    columns |= {"clock": band_of(clocks).mean_r} if len(clocks) == len(runs) else {}
+    if runs[0].clock_r is not None:
+        columns["clock"] = mean_clock(runs)
     return columns | _columns(curve_band(runs, runs[0].metric))
 
 

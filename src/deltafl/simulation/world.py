@@ -230,7 +230,9 @@ class LogNormal(Speeds):
 
     def __post_init__(self) -> None:
         number, spread = "[1e-9, 1e9]", "[0, 9]"
-        check_ranges(self, {"seconds": number, "megabits": number, "sigma": spread, "size": "[-1, 1]", "jitter": spread})
+        check_ranges(
+            self, {"seconds": number, "megabits": number, "sigma": spread, "size": "[-1, 1]", "jitter": spread}
+        )
 
     def begin(self, population: Population, seed: int) -> tuple[FloatArray, FloatArray]:
         from scipy.special import ndtri
