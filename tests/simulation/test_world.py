@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltafl import DeltaflError, Population, stream
+from deltafl import DeltaflError, Population, compare, stream
+from deltafl.analysis import human_seconds
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training.serial import LocalWork, minibatches
@@ -226,6 +227,24 @@ def test_a_world_where_everybody_is_there_has_the_bits_of_none(tmp_path: Path) -
     assert [{key: value for key, value in line.items() if key != "clock"} for line in timed] == lines_of(
         tmp_path / "plain"
     )
+
+
+def test_the_clock_is_in_frames_table_picture_and_report(tmp_path: Path) -> None:
+    given = {"task": "digits", "clients": 12, "sample": 4, "rounds": 4, "local_epochs": 1, "threshold": 0.12}
+    result = compare(samplers=["uniform", "oort"], seeds=2, out=tmp_path, progress=False, speeds="lognormal", **given)
+    runs, table = result.runs(), result.summary()
+    for (sampler, seed), rows in runs.groupby(["sampler", "seed"]):
+        clock = [line["clock"] for line in lines_of(tmp_path / "runs" / f"{sampler}-seed{seed}")[1:]]
+        assert rows["clock"].tolist() == pytest.approx(clock)
+    last = runs[runs["round"] == 4].groupby("sampler")["clock"].mean()
+    assert table["clock"].to_dict() == pytest.approx(last.to_dict())
+    assert (table["clock_to_threshold"] <= table["clock"]).all()
+    assert all(f"{human_seconds(number)} s" in repr(result) for number in table["clock_to_threshold"])
+    axes = [axes for axes in result.plot().axes if axes.get_visible()]
+    assert [axes.get_xlabel() for axes in axes] == ["rounds", "seconds of the virtual clock"]
+    assert sorted(max(line.get_xdata()) for line in axes[1].get_lines()[:2]) == pytest.approx(sorted(last))
+    result.report(tmp_path / "page.html")
+    assert '<option value="clock">' in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(

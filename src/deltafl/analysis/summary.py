@@ -88,6 +88,7 @@ class SeedSummary(_Model):
     fairness: Fairness | None = Field(default=None, description="accuracy per client; null if not measured")
     total_seconds: float = Field(description="wall clock of the run in seconds, evaluation excluded")
     total_bytes: float = Field(description="bytes down + up of the run")
+    total_clock: Number = Field(default=None, description="seconds of the virtual clock of the run; null without one")
     diverged: bool = Field(description="whether the run diverged and was ended, or its last test loss is not finite")
     stopped: bool = Field(default=False, description="whether it ended at the threshold, with rounds left")
     diverged_in: int | None = Field(default=None, description="the round in which it was ended so; null if it was not")
@@ -141,6 +142,7 @@ class SamplerSummary(_Model):
     )
     total_seconds: Number = Field(description="mean wall clock of a run in seconds, evaluation excluded")
     total_bytes: Number = Field(description="mean bytes down + up of a run")
+    total_clock: Number = Field(default=None, description="mean seconds of the virtual clock of a run; null without")
     num_diverged: int = Field(description="seeds that diverged: `diverged` of the runs")
     seeds: list[SeedSummary] = Field(description="the runs, by seed")
 
@@ -201,6 +203,7 @@ def summarise(
             to_threshold=None if threshold is None else _to_threshold(label, reaches, reference),
             total_seconds=float(np.mean([entry.total_seconds for entry in entries])),
             total_bytes=float(np.mean([entry.total_bytes for entry in entries])),
+            total_clock=_mean_of(entry.total_clock for entry in entries),
             num_diverged=sum(entry.diverged for entry in entries),
             seeds=entries,
         )
@@ -263,6 +266,7 @@ def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
         fairness=run.fairness,
         total_seconds=float(run.seconds_r[-1]),
         total_bytes=float(run.bytes_r[-1]),
+        total_clock=None if run.clock_r is None else float(run.clock_r[-1]),
         diverged=run.diverged is not None or not np.isfinite(run.loss_r[-1]),
         stopped=run.stopped,
         diverged_in=run.diverged,
@@ -277,6 +281,12 @@ def _reach(run: Run, at: int) -> Reach:
         clock=None if run.clock_r is None else float(run.clock_r[at]),
         bytes=float(run.bytes_r[at]),
     )
+
+
+def _mean_of(values: Iterable[float | None]) -> float | None:
+    """The mean of the numbers that there are; None without any."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _mean_sd(values: Iterable[float | None]) -> MeanSd:
@@ -304,14 +314,13 @@ Reaches = dict[str, dict[int, Reach | None]]
 
 def _to_threshold(label: str, reaches: Reaches, baseline: str | None) -> ToThreshold:
     reached = [reach for reach in reaches[label].values() if reach is not None]
-    clocks = [reach.clock for reach in reached if reach.clock is not None]
     return ToThreshold(
         num_reached=len(reached),
         num_never=len(reaches[label]) - len(reached),
         rounds=_mean_sd(reach.round for reach in reached) if reached else None,
-        seconds=float(np.mean([reach.seconds for reach in reached])) if reached else None,
-        clock=float(np.mean(clocks)) if clocks else None,
-        bytes=float(np.mean([reach.bytes for reach in reached])) if reached else None,
+        seconds=_mean_of(reach.seconds for reach in reached),
+        clock=_mean_of(reach.clock for reach in reached),
+        bytes=_mean_of(reach.bytes for reach in reached),
         speedup=_speedup(label, reaches, baseline),
     )
 

@@ -64,7 +64,7 @@ def comparison_table(summary: Summary) -> RenderableType:
 
 def table_row(entry: SamplerSummary, summary: Summary) -> dict[str, Text]:
     """The cells of a sampler in the order of the table, a second line with the interval or the share of seeds."""
-    gap, reached, number = entry.gap_closed, entry.to_threshold, entry.total_bytes
+    gap, reached, number, clock = entry.gap_closed, entry.to_threshold, entry.total_bytes, entry.total_clock
     cells = {"sampler": Text(entry.sampler), "value": Text(value_text(entry, summary))}
     if has_fairness(summary):
         cells["tail"] = _tail_text(entry.fairness)
@@ -74,8 +74,7 @@ def table_row(entry: SamplerSummary, summary: Summary) -> dict[str, Text]:
     if reached is not None:
         cells["rounds"] = Text(rounds_text(reached))
         cells["speedup"] = _speedup_text(reached.speedup, entry.sampler == summary.baseline)
-        number = reached.bytes
-    clock = None if reached is None else reached.clock
+        number, clock = reached.bytes, reached.clock
     return cells | {"bytes": Text(human_bytes(number) + ("" if clock is None else f"\n{human_seconds(clock)} s"))}
 
 

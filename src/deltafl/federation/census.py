@@ -4,7 +4,6 @@ Nobody is asked in vain for long: who is silent or fails, three times in a run, 
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from logging import INFO, WARNING
 from typing import Any
@@ -19,36 +18,30 @@ Ask = Callable[[list[str], Census], Mapping[str, Any]]
 _MOST = 3
 
 
-class CensusTaker:
-    """Asks clients for their answers, and counts how often in this run."""
-
-    def __init__(self) -> None:
-        self._asked = Counter[str]()
-
-    def take(self, federation: Federation, present: Collection[str], ask: Ask, log: Callable[..., None]) -> bool:
-        """Ask those of the clients that are present who have not answered; whether anybody did."""
-        census = federation.plan.sampler.census
-        asked = [key for key in federation.unanswered() if key in present and self._asked[key] < _MOST]
-        if census is None or not asked:
-            return False
-        began, length = time.monotonic(), census.length
-        log(INFO, "Census: %d clients are asked for their answer", len(asked))
-        replies = ask(asked, census)
-        answers, faults = dict[str, tuple[float, ...]](), dict[str, list[str]]()
-        for key in asked:
-            reply = replies.get(key, "no reply in time")
-            try:
-                answers[key] = read_answer(reply, length)
-            except DeltaflError as error:
-                faults.setdefault(str(error), []).append(key)
-                self._asked[key] += 1 if isinstance(reply, str) else _MOST
-        federation.answer(answers)
-        for fault, keys in faults.items():
-            log(WARNING, "\tcensus: %s counts as the mean of all: %s", ", ".join(keys), fault)
-        down, up = len(asked) * sum(array.nbytes for array in federation.arrays().values()), len(answers) * 8 * length
-        text = "Census: %d of %d clients answered in %.3g s; %.3g MB were sent to them, %.3g MB came back"
-        log(INFO, text, len(answers), len(asked), time.monotonic() - began, down / 1e6, up / 1e6)
-        return bool(answers)
+def take_census(federation: Federation, present: Collection[str], ask: Ask, log: Callable[..., None]) -> bool:
+    """Ask those of the clients that are present who have not answered; whether anybody did."""
+    census = federation.plan.sampler.census
+    asked = [key for key in federation.unanswered() if key in present and federation.asked[key] < _MOST]
+    if census is None or not asked:
+        return False
+    began, length = time.monotonic(), census.length
+    log(INFO, "Census: %d clients are asked for their answer", len(asked))
+    replies = ask(asked, census)
+    answers, faults = dict[str, tuple[float, ...]](), dict[str, list[str]]()
+    for key in asked:
+        reply = replies.get(key, "no reply in time")
+        try:
+            answers[key] = read_answer(reply, length)
+        except DeltaflError as error:
+            faults.setdefault(str(error), []).append(key)
+            federation.asked[key] += 1 if isinstance(reply, str) else _MOST
+    federation.answer(answers)
+    for fault, keys in faults.items():
+        log(WARNING, "\tcensus: %s counts as the mean of all: %s", ", ".join(keys), fault)
+    down, up = len(asked) * sum(array.nbytes for array in federation.arrays().values()), len(answers) * 8 * length
+    text = "Census: %d of %d clients answered in %.3g s; %.3g MB were sent to them, %.3g MB came back"
+    log(INFO, text, len(answers), len(asked), time.monotonic() - began, down / 1e6, up / 1e6)
+    return bool(answers)
 
 
 def read_answer(reply: Any, length: int) -> tuple[float, ...]:

@@ -4,7 +4,7 @@ A client is a *key*, a string that outlives connections and restarts.
 """
 
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -51,6 +51,8 @@ class Federation:
         #: A random name, by which its files know each other.
         self.owner = secrets.token_hex(8)
         self.scales = Scales()
+        #: How often a client without an answer to the census was asked for it.
+        self.asked = Counter[str]()
         #: States before the last rounds that said nothing against their models, the oldest first.
         self.kept: deque[Kept] = deque(maxlen=KEPT)
         self._left_out: set[str] = set()

@@ -1,13 +1,15 @@
-"""What a server does around its rounds, whatever brings the messages: begin or resume, admit clients, log."""
+"""What a server does in its rounds, whatever brings the messages: begin or resume, admit, select, close, log."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from logging import INFO, WARNING
 from math import isfinite
 
 from ..arrays import Arrays, Layout
-from ..types import RoundInfo
+from ..types import Cohort, RoundInfo
+from .census import Ask, take_census
 from .clients import ClientInfo
 from .federation import Federation
+from .replies import ClientReply
 from .rules import Rules
 from .saved import load, save
 
@@ -56,7 +58,28 @@ def log_privacy(rules: Rules, rounds: int, num_clients: int, log: Log) -> None:
         log(INFO, "After %d rounds: epsilon = %.3g at most, with delta = %g", rounds, epsilon, dp.delta)
 
 
-def log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int], log: Log) -> None:
+def select(federation: Federation, present: Collection[str], ask: Ask, log: Log) -> Cohort:
+    """Take a census of those who have not answered it, and draw the cohort of the round."""
+    number, path = federation.current.round, federation.rules.state_path
+    if take_census(federation, present, ask, log) and number == 0 and path is not None:
+        save(path, federation)  # everybody has worked for it
+    cohort = federation.open(present)
+    log(INFO, "Round %d: %d of %d clients selected", number + 1, len(cohort.client_n), len(present))
+    return cohort
+
+
+def close(federation: Federation, cohort: Cohort, received: Mapping[int, ClientReply], log: Log) -> RoundInfo:
+    """Close the round with the replies by client index, save the state, and log what happened."""
+    keys, path = federation.keys, federation.rules.state_path  # a state that is put back may have fewer keys
+    info = federation.close(cohort, received)
+    if path is not None:
+        save(path, federation)
+    _log_round(info, keys, [client for client in cohort.client_n.tolist() if client not in received], log)
+    log_warnings(federation, log)
+    return info
+
+
+def _log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int], log: Log) -> None:
     """Log who did not reply, which replies were rejected and why, and what the others add up to."""
     if silent:
         log(WARNING, "\tno reply in time: %s", ", ".join(keys[client] for client in silent))

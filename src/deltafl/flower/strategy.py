@@ -14,12 +14,11 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 from ..arrays import BUFFERS
 from ..errors import DeltaflError
 from ..estimators.control_variates import ControlVariate
-from ..federation.census import CensusTaker
 from ..federation.federation import Federation
 from ..federation.replies import round_metrics
 from ..federation.rules import check_texts, check_whole, make_rules
-from ..federation.saved import save, sole_owner
-from ..federation.service import admit, begin, log_privacy, log_round, log_warnings
+from ..federation.saved import sole_owner
+from ..federation.service import admit, begin, close, log_privacy, select
 from ..samplers import Sampler
 from ..samplers.census import Census
 from ..server.optimizers import ServerOptimizer
@@ -141,7 +140,6 @@ class DeltaStrategy(Strategy):
         #: The statistics of every round, for callers who want more than Flower's metrics.
         self.history: list[RoundInfo] = []
         self._timeout = 3600.0
-        self._census = CensusTaker()
         #: The last round's cohort, and the messages to its clients.
         self._cohort: Cohort | None = None
         self._trainings: list[tuple[int, Message]] = []
@@ -207,16 +205,12 @@ class DeltaStrategy(Strategy):
             replies = by_recipient(sent, received).items()
             return {key: fault_of(reply) or all_metrics(reply).get(CENSUS) for key, reply in replies}
 
-        answered = self._census.take(federation, present, ask, log)
-        if answered and number == 1 and self.state_path is not None:
-            save(self.state_path, federation)  # everybody has worked for it
-        cohort, keys = federation.open(present), federation.keys
-        self._cohort, self._trainings = cohort, []
+        self._cohort = cohort = select(federation, present, ask, log)
+        self._trainings, keys = [], federation.keys
         for client in cohort.client_n.tolist():
             own = content_for(content, federation.expected_memory(client))
             message = Message(own, nodes[keys[client]], MessageType.TRAIN, ttl=ttl, group_id=str(number))
             self._trainings.append((client, message))
-        log(INFO, "Round %d: %d of %d clients selected", number, len(cohort.client_n), len(present))
         return [message for _, message in self._trainings]
 
     def aggregate_train(
@@ -226,14 +220,8 @@ class DeltaStrategy(Strategy):
         federation, cohort = self._active(), self._cohort
         assert cohort is not None  # since configure_train
         received = {client: read_reply(reply) for client, reply in by_recipient(self._trainings, replies).items()}
-        keys = federation.keys  # of this round; a state that is put back may have fewer
-        info = federation.close(cohort, received)
+        info = close(federation, cohort, received, log)
         self.history.append(info)
-        if self.state_path is not None:
-            save(self.state_path, federation)
-        silent = [client for client in cohort.client_n.tolist() if client not in received]
-        log_round(info, keys, silent, log)
-        log_warnings(federation, log)
         return to_record(federation.arrays()), MetricRecord(round_metrics(info))
 
     def configure_evaluate(

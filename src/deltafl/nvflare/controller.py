@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from logging import INFO, WARNING
+from logging import WARNING
 from math import ceil
 from typing import Any
 
@@ -14,13 +14,12 @@ from nvflare.app_common.workflows.model_controller import ModelController
 from ..arrays import BUFFERS, Arrays, as_array
 from ..errors import DeltaflError
 from ..estimators.remote import RemoteControl
-from ..federation.census import CensusTaker
 from ..federation.clients import ClientInfo, read_info
 from ..federation.federation import Federation
 from ..federation.replies import ClientReply, reply_of
 from ..federation.rules import check_texts, check_whole, make_rules
-from ..federation.saved import save, sole_owner
-from ..federation.service import admit, begin, log_privacy, log_round, log_warnings
+from ..federation.saved import sole_owner
+from ..federation.service import admit, begin, close, log_privacy, select
 from ..samplers import Sampler
 from ..samplers.census import Census
 from ..server.optimizers import ServerOptimizer
@@ -105,7 +104,6 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self.history: list[RoundInfo] = []
         self._registered: dict[str, ClientInfo] = {}
         self._asked = Counter[str]()
-        self._census = CensusTaker()
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
         """Add this controller to a job; sites have deltafl installed, so that its source is not part of the job."""
@@ -127,7 +125,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
 
     def _play(self, federation: Federation) -> bool:
         """One round; False if the job is being stopped, which is nobody's non-response."""
-        log, path = self.logger.log, self.rules.state_path
+        log = self.logger.log
         registered = self._present(federation)
         if self.abort_signal.triggered:
             return False
@@ -140,25 +138,16 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             question = {CENSUS: [float(census.size), census.noise], TRAINED: list(federation.layout.trained)}
             return {key: told(reply).get(CENSUS) for key, reply in self._send(federation, question, keys).items()}
 
-        number = federation.current.round
-        if self._census.take(federation, present, ask, log) and number == 0 and path is not None:
-            save(path, federation)  # everybody has worked for it
-        cohort, keys = federation.open(present), federation.keys
-        log(INFO, "Round %d: %d of %d clients selected", number + 1, len(cohort.client_n), len(present))
+        number, cohort = federation.current.round, select(federation, present, ask, log)
         self.fl_ctx.set_prop(AppConstants.CURRENT_ROUND, number, private=True, sticky=False)
         self.event(AppEventType.ROUND_STARTED)
-        sent, here = federation.arrays(), [keys[client] for client in cohort.client_n]
-        replies = self._send(federation, {ROUND: number}, here)
+        sent, keys = federation.arrays(), federation.keys
+        places = {keys[client]: client for client in cohort.client_n.tolist()}
+        replies = self._send(federation, {ROUND: number}, list(places))
         if self.abort_signal.triggered:
             return False
-        places = {keys[client]: client for client in cohort.client_n.tolist()}
         received = {places[key]: read_reply(reply, sent, number) for key, reply in replies.items()}
-        info = federation.close(cohort, received)
-        self.history.append(info)
-        if path is not None:
-            save(path, federation)
-        log_round(info, keys, [client for client in places.values() if client not in received], log)
-        log_warnings(federation, log)
+        self.history.append(close(federation, cohort, received, log))
         self.save_model(FLModel(params=federation.arrays(), current_round=number, total_rounds=self.num_rounds))
         self.event(AppEventType.ROUND_DONE)
         return True

@@ -72,6 +72,8 @@ class Comparison:
             found |= {"rounds_to_threshold": reached and reached.rounds and reached.rounds.mean}
             found |= {"reached": reached and reached.num_reached, "speedup": speedup and speedup.ratio}
             found |= {"speedup_low": speedup and speedup.low, "speedup_high": speedup and speedup.high}
+            if entry.total_clock is not None:
+                found |= {"clock_to_threshold": reached and reached.clock, "clock": entry.total_clock}
             return found | {"seconds": entry.total_seconds, "bytes": entry.total_bytes, "diverged": entry.num_diverged}
 
         exact = {"sampler", "seeds", "reached", "diverged"}
@@ -79,10 +81,11 @@ class Comparison:
         return table.astype({name: float for name in table.columns if name not in exact}).set_index("sampler")
 
     def runs(self) -> "pd.DataFrame":
-        """One row for each sampler, seed and evaluation; seconds and bytes are those of all rounds up to there."""
+        """One row for each sampler, seed and evaluation; seconds, bytes and clock are of all rounds up to there."""
         import pandas as pd
 
-        columns = ("round", "accuracy", "loss", "seconds", "bytes")
+        columns = ["round", "accuracy", "loss", "seconds", "bytes"]
+        columns += [] if self.curves[0].clock_r is None else ["clock"]
         parts = [
             pd.DataFrame(
                 {"sampler": run.sampler, "seed": run.seed} | {key: getattr(run, f"{key}_r") for key in columns}
