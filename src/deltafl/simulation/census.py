@@ -4,7 +4,7 @@ No round is lost by it: the cohort has done its work when it is asked for it. By
 """
 
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,17 +18,13 @@ from .engine import Engine
 from .oracle import BYTES_PER_PARAMETER
 
 
-class CensusLines(NamedTuple):
-    """What the lines of round 0 in ``rounds.jsonl`` and ``timings.jsonl`` hold of a census."""
-
-    line: dict[str, Any]
-    timing: dict[str, float]
-
-
 def with_census(
     plan: Plan, engine: Engine, params_d: Params, directory: RunDirectory, group: ProcessGroup
-) -> tuple[Plan, CensusLines | None]:
-    """The plan with the answers of all clients, if its sampler asks for them, and what is to be recorded of it."""
+) -> tuple[Plan, tuple[dict[str, Any], dict[str, float]] | None]:
+    """The plan with the answers of all clients, if its sampler asks for them.
+
+    If they are asked now: also what the lines of round 0 in ``rounds.jsonl`` and ``timings.jsonl`` hold of it.
+    """
     if plan.sampler.census is None:
         return plan, None
     kept = group.from_first(directory.census)
@@ -46,7 +42,7 @@ def with_census(
         "bytes_up": answers * 8 * answer_mk.shape[1],
     }
     timing = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - began_cpu}
-    return plan, CensusLines(line, timing)
+    return plan, (line, timing)
 
 
 def take_census(plan: Plan, engine: Engine, params_d: Params) -> FloatArray:
