@@ -21,7 +21,7 @@ def run_session(command: list[str], folder: Path, environment: dict[str, str]) -
             start_new_session=True,
         )
         try:
-            code = process.wait(timeout=800)
+            code = process.wait(timeout=550)
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):  # those in sessions of their own
                 for child in psutil.Process(process.pid).children(recursive=True):
