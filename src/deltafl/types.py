@@ -47,7 +47,7 @@ class Population(NamedTuple):
     num_examples_m: IntArray  #: >= 1, sizes of the clients' data
     aux_mq: FloatArray | None = None  #: auxiliary variables
     norm_m: FloatArray | None = None  #: norms of updates of the initial model, from a census; NaN where unknown
-    seconds_m: FloatArray | None = None  #: > 0, expected seconds of each client's round, for ``per_second`` scores
+    seconds_m: FloatArray | None = None  #: > 0, expected seconds of a client's round: ``per_second``, ``oort``
 
     @property
     def num_clients(self) -> int:
@@ -60,7 +60,7 @@ class Population(NamedTuple):
         return one_m1 if self.aux_mq is None else np.hstack([one_m1, self.aux_mq])
 
     def check(self) -> None:
-        """Raise a ``DeltaflError`` for bad weights, or sizes or auxiliary variables that do not fit them."""
+        """Raise a ``DeltaflError`` for bad weights, or what else does not fit them."""
         if not (np.all(self.weight_m >= 0) and abs(self.weight_m.sum() - 1) <= 1e-6):
             raise DeltaflError("the weights of the population must be >= 0 with sum 1; see Population.from_sizes")
         if len(self.weight_m) != len(self.num_examples_m):
@@ -68,6 +68,9 @@ class Population(NamedTuple):
             raise DeltaflError(f"the population has {sizes}, not one of each for a client; see Population.from_sizes")
         if self.aux_mq is not None:
             _checked_aux(self.aux_mq, self.num_clients)
+        m, seconds_m = self.num_clients, np.asarray(1.0 if self.seconds_m is None else self.seconds_m)
+        if seconds_m.shape not in ((), (m,)) or not np.all((seconds_m > 0) & np.isfinite(seconds_m)):
+            raise DeltaflError(f"seconds_m must hold a number above 0 for each of the {m} clients")
 
     @classmethod
     def from_sizes(

@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 
 from conftest import Problem, Recorder, all_cohorts, estimate, make_problem, play
-from deltafl import ESTIMATORS, Plan, Population, RoundState, close_round, init_round, make_sampler, open_round, stream
+from deltafl import (
+    ESTIMATORS,
+    DeltaflError,
+    Plan,
+    Population,
+    RoundState,
+    close_round,
+    init_round,
+    make_sampler,
+    open_round,
+    stream,
+)
 from deltafl.samplers.base import per_second
 from deltafl.samplers.fed_au import FedAU
 from deltafl.scale.persistent_array import PersistentArray
@@ -209,3 +220,11 @@ def test_samplers_by_the_second_favour_fast_clients(name: str) -> None:
     np.testing.assert_allclose(expected_m, 2 * share_m)
     with pytest.raises(ValueError, match=r"speeds='lognormal'"):
         init_round(replace(plan, population=Population.from_sizes([5] * 5)), np.zeros(3))
+
+
+@pytest.mark.parametrize("label", ["uniform(per_second=True)", "oort"])
+@pytest.mark.parametrize("seconds", [[1.0, 2.0], [1.0, 0.0, 1.0], [1.0, -1.0, 1.0], [1.0, np.nan, 1.0], [1, np.inf, 1]])
+def test_impossible_seconds_are_refused(label: str, seconds: list[float]) -> None:
+    population = Population.from_sizes([5] * 3)._replace(seconds_m=np.array(seconds))
+    with pytest.raises(DeltaflError, match="above 0 for each of the 3 clients"):
+        Plan(population, make_sampler(label), 2, "plain-mean")

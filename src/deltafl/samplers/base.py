@@ -183,7 +183,7 @@ def per_second(score_m: FloatArray, population: Population, wanted: bool) -> Flo
     if not wanted:
         return score_m
     if population.seconds_m is None:
-        cure = "write Population(..., seconds_m=...), or in the simulator speeds='lognormal'"
+        cure = "write population._replace(seconds_m=...), or in the simulator speeds='lognormal'"
         raise DeltaflError(f"per_second needs the expected seconds of each client's round: {cure}")
     return np.asarray(score_m / np.sqrt(population.seconds_m))
 
