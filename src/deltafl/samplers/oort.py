@@ -22,7 +22,7 @@ class OortState(NamedTuple):
     utility_m: FloatArray  # U when last trained; NaN for clients that never replied
     last_m: IntArray  # the round, from 1, in which a client replied last; 0 for never
     rounds: IntArray  # (), rounds so far
-    seconds_m: FloatArray  # expected seconds of a round; equal where they are unknown
+    seconds: FloatArray  # expected seconds of each client's round, (m,); one number where they are unknown
     gained_r: FloatArray  # utility of the replies of the last 2 _WINDOW rounds, the oldest first
     fast: FloatArray  # (), the share of clients that are fast enough
 
@@ -76,22 +76,23 @@ class Oort(Unweighted):
     def init(self, population: Population) -> OortState:
         m = population.num_clients
         last_m, rounds = np.zeros(m, dtype=np.int64), np.zeros((), dtype=np.int64)
-        seconds_m = np.ones(m) if population.seconds_m is None else population.seconds_m
+        seconds = np.ones(()) if population.seconds_m is None else population.seconds_m
         gained_r, fast = np.zeros(2 * _WINDOW), np.array(_FAST)
-        return OortState(population.num_examples_m, np.full(m, np.nan), last_m, rounds, seconds_m, gained_r, fast)
+        return OortState(population.num_examples_m, np.full(m, np.nan), last_m, rounds, seconds, gained_r, fast)
 
     def choose(self, state: OortState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
         known_k = state.last_m[present_k] > 0
         old, new = present_k[known_k], present_k[~known_k]
         exploited = min(max(self.exploited(int(state.rounds) + 1, size), size - len(new)), len(old))
-        system_m = self.system(state)
-        if (system_m < 1).any():
-            explored = new[draw_successively(np.log(system_m[new]), size - exploited, rng)]
+        system = self.system(state)
+        if (system < 1).any():
+            with np.errstate(divide="ignore"):
+                explored = new[draw_successively(np.log(system[new]), size - exploited, rng)]
         else:
             explored = new[: size - exploited]
         if exploited == 0:
             return explored
-        score_k = (self.scores(state) * system_m)[old]
+        score_k = (self.scores(state) * system)[old]
         cut = self.cut_off * np.sort(score_k)[-exploited]
         with np.errstate(divide="ignore"):
             log_weight_k = np.where(score_k >= cut, np.log(score_k), -np.inf)
@@ -112,10 +113,10 @@ class Oort(Unweighted):
         return np.asarray(scaled_m + staleness_m)
 
     def system(self, state: OortState) -> FloatArray:
-        """min(1, T / T_i)^penalty, float64 (m,): below 1 for clients that are too slow."""
-        order = np.sort(state.seconds_m)
+        """min(1, T / T_i)^penalty, as ``seconds`` are: below 1 for clients that are too slow."""
+        order = np.sort(state.seconds, axis=None)
         enough = order[min(int(state.fast * len(order) + 1e-9), len(order) - 1)]
-        return np.asarray(np.minimum(1.0, enough / state.seconds_m) ** self.penalty)
+        return np.asarray(np.minimum(1.0, enough / state.seconds) ** self.penalty)
 
     def update(self, state: OortState, cohort: Cohort, reports: Reports) -> OortState:
         client_n, reports = replied(cohort, reports)
