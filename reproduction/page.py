@@ -17,7 +17,7 @@ from .text import Cells, csv_text, cut, folded, markdown
 from .verdict import counted, judge, others_table, pairs_table, tally
 
 VERDICT = "verdict.json"
-#: The page to look at: it is made from the records in seconds, and 1.4 MB, so it is not committed.
+#: The page to look at: it is made from the records in seconds, and 0.5 to 1.2 MB, so it is not committed.
 REPORT = "report.html"
 #: How an index begins; another page is never overwritten by one.
 INDEX = "# Results\n"
