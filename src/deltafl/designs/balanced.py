@@ -171,11 +171,12 @@ def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> 
     width = max(2 * balance_kc.shape[1], LEAST_WINDOW)  # more than it takes: one decomposition serves for many steps
     queue_k = _shuffled(len(open_k), source) if len(open_k) > width else np.arange(len(open_k))
     window, entered = queue_k[:width], width
-    while len(window) > 1:
-        pi_k[window] = _flight(pi_k[window], _free_directions(balance_kc[window]), source)
-        window = window[undecided(pi_k[window])]
-        entering = queue_k[entered : entered + width - len(window)]
-        window, entered = np.concatenate([window, entering]), entered + len(entering)
+    with np.errstate(divide="ignore", over="ignore"):  # whom a direction leaves alone has no end to reach
+        while len(window) > 1:
+            pi_k[window] = _flight(pi_k[window], _free_directions(balance_kc[window]), source)
+            window = window[undecided(pi_k[window])]
+            entering = queue_k[entered : entered + width - len(window)]
+            window, entered = np.concatenate([window, entering]), entered + len(entering)
     pi_m[open_k] = pi_k
     return np.flatnonzero(pi_m > 0.5)
 
@@ -189,7 +190,7 @@ def _balance(place_kq: FloatArray) -> FloatArray:
 
 
 def _free_directions(balance_wc: FloatArray) -> FloatArray:
-    """Directions u, (w, r) with r >= 1: sum_w u_w balance_w = 0 in all columns, or in as many first ones as can be.
+    """Directions u, (r, w) with r >= 1: sum_w u_w balance_w = 0 in all columns, or in as many first ones as can be.
 
     By elimination. Nothing here hangs on the last bits of the places, which differ between machines: dependent columns
     are found by a tolerance, pivots are the first that are large enough, and the sign of a column has no effect.
@@ -201,10 +202,9 @@ def _free_directions(balance_wc: FloatArray) -> FloatArray:
     solved: list[int] = []
     pivots: list[int] = []
     for column, least in enumerate(least_c.tolist()):
-        size_w = np.abs(rest_cw[column])
-        if len(pivots) == units - 1 or size_w.max() <= least:
+        pivot, size = _first_large(rest_cw[column].tolist())
+        if len(pivots) == units - 1 or size <= least:
             continue
-        pivot = _first_large(size_w)
         row_w = rest_cw[column] / rest_cw[column, pivot]
         rest_cw -= rest_cw[:, pivot, None] * row_w
         rest_cw[column] = row_w
@@ -212,54 +212,57 @@ def _free_directions(balance_wc: FloatArray) -> FloatArray:
         pivots.append(pivot)
     free_w = np.ones(units, dtype=np.bool_)
     free_w[pivots] = False
-    direction_wr = np.zeros((units, units - len(pivots)))
-    direction_wr[free_w] = np.eye(units - len(pivots))
-    direction_wr[pivots] = -rest_cw[solved][:, free_w]
-    return direction_wr
+    direction_rw = np.zeros((units - len(pivots), units))
+    direction_rw[:, free_w] = np.eye(units - len(pivots))
+    direction_rw[:, pivots] = -rest_cw[solved][:, free_w].T
+    return direction_rw
 
 
-def _first_large(size_k: FloatArray) -> int:
-    """The first that is not much less than the largest: of several alike always the same, whatever their last bits."""
-    return int((size_k > _LARGE * size_k.max()).argmax())
+def _first_large(part_k: list[float]) -> tuple[int, float]:
+    """The first that is not much less than the largest, whatever the last bits of several alike; the largest size."""
+    size_k = list(map(abs, part_k))
+    largest = max(size_k)
+    least = _LARGE * largest
+    return next((place for place, size in enumerate(size_k) if size > least), 0), largest
 
 
-def _flight(pi_w: FloatArray, direction_wr: FloatArray, source: RandomSource) -> FloatArray:
-    """Go along the directions one after the other; each loses what would move the clients decided before."""
-    pi_w, here = pi_w.copy(), np.arange(len(pi_w))
-    while direction_wr.shape[1] > 0:
-        with np.errstate(divide="ignore", over="ignore"):  # whom the direction leaves alone has no end to reach
-            pi_w[here] = _fly(pi_w[here], direction_wr[:, 0], source)
-        open_w = undecided(pi_w[here])
-        for row in np.flatnonzero(~open_w):
-            direction_wr = _without(direction_wr, int(row))
-        direction_wr, here = direction_wr[open_w], here[open_w]
-    return pi_w
+def _flight(pi_w: FloatArray, direction_rw: FloatArray, source: RandomSource) -> FloatArray:
+    """Go along the directions one after the other; each loses what would move the clients decided before.
+
+    A line is followed to one of its two ends in the unit cube, such that the mean of where we end is where we are.
+    """
+    way_2w, end = np.array([pi_w, 1 - pi_w]), dict[int, float]()  # to 0 and to 1, and where the decided ones ended
+    while len(direction_rw) > 0:
+        step_w = direction_rw[0]
+        # Steps until each client is at its end, backwards and forwards; one that stays where it is never gets there.
+        reach_2w = way_2w / step_w
+        reach_2w = np.maximum(reach_2w, -reach_2w[::-1])
+        behind, ahead = np.minimum.reduce(reach_2w, axis=1)
+        forwards = source.chance(behind / (ahead + behind))
+        reach_w, step = (reach_2w[1], ahead) if forwards else (reach_2w[0], -behind)
+        moved_w = way_2w[0] + step * step_w
+        # Rounding must not leave those undecided that get there together.
+        for client in np.flatnonzero(reach_w <= abs(step) * (1 + _TOGETHER)).tolist():
+            moved_w[client] = (step_w[client] > 0) == forwards
+        way_2w[0], way_2w[1] = moved_w, 1 - moved_w
+        decided = np.flatnonzero(~way_2w.all(axis=0)).tolist()
+        for client in decided:
+            end[client] = moved_w[client]
+            direction_rw = _without(direction_rw, client)
+        direction_rw[:, decided], way_2w[:, decided] = 0.0, 0.5  # from now on nothing moves them
+    way_2w[0, list(end)] = list(end.values())
+    return np.asarray(way_2w[0])
 
 
-def _without(direction_wr: FloatArray, row: int) -> FloatArray:
-    """The directions in the span of the given ones that leave one client where it is: one column fewer."""
-    if direction_wr.shape[1] == 0:
-        return direction_wr
-    size_r = np.abs(direction_wr[row])
-    if size_r.max() <= _RANK_TOLERANCE * np.abs(direction_wr).max():
-        return direction_wr
-    pivot = _first_large(size_r)
-    lost_w, scale = direction_wr[:, pivot].copy(), direction_wr[row, pivot]
-    rest_wr = direction_wr[:, 1:].copy()
-    if pivot > 0:
-        rest_wr[:, pivot - 1] = direction_wr[:, 0]
-    return np.asarray(rest_wr - lost_w[:, None] * (rest_wr[row] / scale))
-
-
-def _fly(pi_w: FloatArray, direction_w: FloatArray, source: RandomSource) -> FloatArray:
-    """Go along a line to one of its two ends in the unit cube, such that the mean of where we end is where we are."""
-    rising = direction_w > 0
-    ahead_w = np.where(rising, 1 - pi_w, pi_w) / np.abs(direction_w)
-    behind_w = np.where(rising, pi_w, 1 - pi_w) / np.abs(direction_w)
-    ahead, behind = ahead_w.min(), behind_w.min()
-    forwards = source.chance(behind / (ahead + behind))
-    reach_w, step, up_w = (ahead_w, ahead, rising) if forwards else (behind_w, -behind, ~rising)
-    moved_w: FloatArray = np.clip(pi_w + step * direction_w, 0.0, 1.0)
-    hit_w = reach_w <= reach_w.min() * (1 + _TOGETHER)  # rounding must not leave them undecided
-    moved_w[hit_w] = up_w[hit_w]
-    return moved_w
+def _without(direction_rw: FloatArray, client: int) -> FloatArray:
+    """The directions in the span of the given ones that leave one client where it is: one fewer, in their place."""
+    if len(direction_rw) == 0:
+        return direction_rw
+    pivot, size = _first_large(direction_rw[:, client].tolist())
+    if size <= _RANK_TOLERANCE * np.abs(direction_rw).max():
+        return direction_rw
+    lost_w = direction_rw[pivot].copy()
+    direction_rw[pivot] = direction_rw[0]
+    rest_rw = direction_rw[1:]
+    rest_rw -= (rest_rw[:, client] / lost_w[client])[:, None] * lost_w
+    return rest_rw

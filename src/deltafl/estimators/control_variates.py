@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..errors import check_ranges
-from ..scale.rows import RowFormat, Rows, RunningSum, read_rows, replace_rows, weighted_sum, wide_row
+from ..scale.rows import RowFormat, Rows, RunningSum, changes, read_rows, replace_rows, weighted_sum, wide_row
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
 
 #: Directions of x in which clients differ less than this share of the largest are taken for none.
@@ -74,9 +74,20 @@ class ControlVariate(ABC):
     def value(self, state: Any, client_n: IntArray) -> ControlValue:
         """c_i of some clients, and its weighted sum over all clients."""
 
+    def value_times(self, state: Any, client_n: IntArray, beta: float) -> ControlValue:
+        """``value`` times beta."""
+        value = self.value(state, client_n)
+        return value if beta == 1 else ControlValue(beta * value.total_d, beta * value.control_nd)
+
     @abstractmethod
     def update(self, state: Any, population: Population, replies: Replies, update_nd: Params) -> Any:
         """Learn from the replies, (n, d); called after D has been computed."""
+
+    def update_knowing(
+        self, state: Any, population: Population, replies: Replies, update_nd: Params, value: ControlValue
+    ) -> Any:
+        """``update``, given what ``value`` is of the clients that replied, for those that look at it."""
+        return self.update(state, population, replies, update_nd)
 
     def update_from_sum(self, state: Any, replies: Replies, residual_d: FloatArray) -> Any:
         """Learn from ``residual_d`` = sum_S coef_i (u_i - c_i) alone."""
@@ -180,8 +191,8 @@ class OwnControl(ControlVariate):
     ) -> OwnControlState:
         client_n = replies.client_n
         rows = replace_rows(state.control_md, client_n, update_nd)
-        changes = (wide_row(rows[client]) - wide_row(state.control_md[client]) for client in client_n)
-        followed = RunningSum(state.total_d, state.rounding).plus(population.weight_m[client_n], changes)
+        changed = changes(state.control_md, rows, client_n, len(state.total_d))
+        followed = RunningSum(state.total_d, state.rounding).plus(population.weight_m[client_n], changed)
         new = OwnControlState(rows, *followed)
         return summed_anew(new, population.weight_m) if followed.is_lost else new
 
@@ -232,10 +243,24 @@ class InnovationControl(ControlVariate):
         control_nd[state.unseen_m[client_n]] = common_d
         return ControlValue(total_d + state.unseen_weight * common_d, control_nd)
 
+    def value_times(self, state: InnovationControlState, client_n: IntArray, beta: float) -> ControlValue:
+        total_d, control_nd = self.value(state, client_n)
+        control_nd *= beta  # in place: it is as large as all updates, twice
+        return ControlValue(beta * total_d, control_nd)
+
     def update(
         self, state: InnovationControlState, population: Population, replies: Replies, update_nd: Params
     ) -> InnovationControlState:
-        value = self.value(state, replies.client_n)
+        return self.update_knowing(state, population, replies, update_nd, self.value(state, replies.client_n))
+
+    def update_knowing(
+        self,
+        state: InnovationControlState,
+        population: Population,
+        replies: Replies,
+        update_nd: Params,
+        value: ControlValue,
+    ) -> InnovationControlState:
         common_d = follow_estimate(state.common.control_d, self.memory, value, update_nd, replies.coef_n)
         own = self.own.update(state.own, population, replies, update_nd)
         return InnovationControlState(own, CommonControlState(common_d), *seen(state.unseen_m, population, replies))
@@ -255,7 +280,8 @@ def follow_estimate(
     if coef_n.sum() <= 0:
         return common_d
     pairs = zip(update_nd, np.broadcast_to(value.control_nd, update_nd.shape), strict=True)
-    residuals = (update_d - control_d for update_d, control_d in pairs)
+    residual_d = np.empty_like(value.total_d)
+    residuals = (np.subtract(update_d, control_d, out=residual_d) for update_d, control_d in pairs)
     estimate_d = value.total_d + weighted_sum(coef_n, residuals, len(common_d))
     return memory * common_d + (1 - memory) * estimate_d
 

@@ -53,7 +53,7 @@ class FixedCoefficient(_Scaled):
         return self.control.at_model(state, population, params_d, round)
 
     def value(self, state: Any, client_n: IntArray) -> ControlValue:
-        return _times(self.control.value(state, client_n), self.beta)
+        return self.control.value_times(state, client_n, self.beta)
 
     def update(self, state: Any, population: Population, replies: Replies, update_nd: Params) -> Any:
         return self.control.update(state, population, replies, update_nd)
@@ -100,22 +100,18 @@ class LearnedCoefficient(_Scaled):
         return state._replace(control=self.control.at_model(state.control, population, params_d, round))
 
     def value(self, state: LearnedCoefficientState, client_n: IntArray) -> ControlValue:
-        return _times(self.control.value(state.control, client_n), self.coefficient(state))
+        return self.control.value_times(state.control, client_n, self.coefficient(state))
 
     def update(
         self, state: LearnedCoefficientState, population: Population, replies: Replies, update_nd: Params
     ) -> LearnedCoefficientState:
-        weight_n, value = population.weight_m[replies.client_n], self.control.value
-        cross, square = _products(update_nd, value(state.control, replies.client_n).control_nd, weight_n, replies)
+        value = self.control.value(state.control, replies.client_n)
+        cross, square = _products(update_nd, value.control_nd, population.weight_m[replies.client_n], replies)
         return LearnedCoefficientState(
-            control=self.control.update(state.control, population, replies, update_nd),
+            control=self.control.update_knowing(state.control, population, replies, update_nd, value),
             cross=np.asarray(self.memory * state.cross + cross),
             square=np.asarray(self.memory * state.square + square),
         )
-
-
-def _times(value: ControlValue, beta: float) -> ControlValue:
-    return value if beta == 1 else ControlValue(beta * value.total_d, beta * value.control_nd)
 
 
 def _products(update_nd: Params, control_nd: FloatArray, weight_n: FloatArray, replies: Replies) -> tuple[float, float]:
@@ -130,15 +126,17 @@ def _products(update_nd: Params, control_nd: FloatArray, weight_n: FloatArray, r
     total = mass_n.sum()
     cross = square = alone_cross = alone_square = 0.0
     mean_y_d, mean_z_d = np.zeros((2, control_nd.shape[1]))
+    y_d, z_d, part_d = np.empty((3, control_nd.shape[1]))
     rows = zip(mass_n, alone_n, sent_n, update_nd, np.broadcast_to(control_nd, update_nd.shape), strict=True)
     for mass, alone, sent, update_d, control_d in rows:
-        y_d, z_d = sent * update_d.astype(np.float64), sent * control_d
+        np.multiply(update_d, sent, out=y_d, dtype=np.float64)
+        np.multiply(control_d, sent, out=z_d)
         product, length = float(y_d @ z_d), float(z_d @ z_d)
         cross, square = cross + mass * product, square + mass * length
         alone_cross, alone_square = alone_cross + alone * product, alone_square + alone * length
         if total > 0:
-            mean_y_d += mass / total * y_d
-            mean_z_d += mass / total * z_d
+            mean_y_d += np.multiply(y_d, mass / total, out=part_d)
+            mean_z_d += np.multiply(z_d, mass / total, out=part_d)
     if replies.cohort.kind != "poisson" and _open_places(replies.selected) > 1:
         spread = square - total * float(mean_z_d @ mean_z_d)
         beyond_rounding = spread > _SPREAD * square

@@ -10,7 +10,7 @@ estimates stay unbiased: an answer moves cohorts, no weight. docs/theory.md, sec
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import erfc, exp, prod, sqrt
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,11 @@ from ..estimators.sketch import count_sketch
 from ..types import FloatArray, Population
 
 #: One answer a client; None, or what is no answer, where there is none.
-Answers = Sequence[npt.ArrayLike | None] | FloatArray
+Answers = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
 #: Norms are squared and summed.
 LARGEST_NORM = 1e100
+#: Answers that are looked at together: copies of all of them are larger.
+_BLOCK = 2**15
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,10 @@ class Census:
 
     def population(self, population: Population, answers: Answers) -> Population:
         """The population with auxiliary variables and norms from every client's answer; a norm not told is NaN."""
-        weight_m = population.weight_m
-        norm_m = self._read(answers, weight_m)[:, -1]
+        answer_mk = self._read(answers, population.num_clients)
+        norm_m = np.where(np.isfinite(answer_mk).all(axis=1), answer_mk[:, -1], np.nan)
         norm_m = np.where(norm_m > 0, np.minimum(norm_m, LARGEST_NORM), np.nan)
-        return population._replace(aux_mq=self.auxiliary(answers, weight_m), norm_m=norm_m)
+        return population._replace(aux_mq=self.auxiliary(answer_mk, population.weight_m), norm_m=norm_m)
 
     def auxiliary(self, answers: Answers, weight_m: FloatArray) -> FloatArray:
         """The auxiliary variables, float64 (m, components), of mean 0 and mean squared norm 1 under the weights w_i.
@@ -97,24 +99,40 @@ class Census:
         counts with length 1, whatever was sent, and as the mean client where there is no answer: None, numbers that are
         not finite, or a list of another length.
         """
-        sketch_mk = np.array([_unit(answer_k[:-1]) for answer_k in self._read(answers, weight_m)])
-        here_m = np.isfinite(sketch_mk).all(axis=1) & (weight_m > 0)
+        answer_mk = self._read(answers, len(weight_m))
+        here_k = np.flatnonzero(np.isfinite(answer_mk).all(axis=1) & (weight_m > 0))
         aux_mq = np.zeros((len(weight_m), self.components))
-        if not here_m.any():
+        if len(here_k) == 0:
             return aux_mq
-        share_k = weight_m[here_m] / weight_m[here_m].sum()
-        centred_kk = sketch_mk[here_m] - share_k @ sketch_mk[here_m]
-        _, axes = np.linalg.eigh((share_k[:, None] * centred_kk).T @ centred_kk)
+        share_k = weight_m[here_k] / weight_m[here_k].sum()
+        blocks = [slice(first, first + _BLOCK) for first in range(0, len(here_k), _BLOCK)]
+
+        def sketch_of(block: slice) -> FloatArray:  # made anew for each sum: all of them are as large as the answers
+            return _units(answer_mk[here_k[block], :-1].astype(np.float64))
+
+        mean_s = sum(share_k[block] @ sketch_of(block) for block in blocks)
+        spread_ss: Any = 0.0
+        for block in blocks:
+            centred_ks = sketch_of(block) - mean_s
+            spread_ss = spread_ss + (share_k[block, None] * centred_ks).T @ centred_ks
+        _, axes = np.linalg.eigh(spread_ss)
         axes = axes[:, ::-1][:, : self.components]
         axes *= np.sign(axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])])  # a newcomer turns no axis round
-        aux_mq[here_m, : axes.shape[1]] = centred_kk @ axes
-        return aux_mq / max(sqrt(float(weight_m @ (aux_mq**2).sum(axis=1))), np.finfo(np.float64).tiny)
+        for block in blocks:
+            aux_mq[here_k[block], : axes.shape[1]] = (sketch_of(block) - mean_s) @ axes
+        aux_mq /= max(sqrt(float(weight_m @ (aux_mq**2).sum(axis=1))), np.finfo(np.float64).tiny)
+        return aux_mq
 
-    def _read(self, answers: Answers, weight_m: FloatArray) -> FloatArray:
-        """The answers as numbers, (m, length); NaN where there is none."""
-        if len(answers) != len(weight_m):
-            raise DeltaflError(f"the census has {len(answers)} answers, not one for each of {len(weight_m)} clients")
-        return np.array([_numbers(answer, self.length) for answer in answers])
+    def _read(self, answers: Answers, num_clients: int) -> npt.NDArray[np.floating]:
+        """The answers as numbers, (m, length): an array of them as it is, else with NaN where there is none."""
+        if len(answers) != num_clients:
+            raise DeltaflError(f"the census has {len(answers)} answers, not one for each of {num_clients} clients")
+        if type(answers) is np.ndarray and answers.dtype.kind == "f" and answers.shape == (num_clients, self.length):
+            return answers
+        answer_mk = np.empty((num_clients, self.length))
+        for row_k, answer in zip(answer_mk, answers, strict=True):
+            row_k[:] = _numbers(answer, self.length)
+        return answer_mk
 
     def epsilon(self, delta: float) -> float:
         """Epsilon of one answer: local differential privacy of the update, and so of all of the client's data.
@@ -154,6 +172,15 @@ def _unit(part: FloatArray) -> FloatArray:
         return part
     part = part / largest
     return np.asarray(part / np.linalg.norm(part))
+
+
+def _units(part_kd: FloatArray) -> FloatArray:
+    """``_unit`` of every row, in place and with the same bits."""
+    largest_k = np.abs(part_kd).max(axis=1, initial=0.0)
+    part_kd /= np.where(largest_k > 0, largest_k, 1.0)[:, None]
+    norm_k = np.sqrt((part_kd[:, None, :] @ part_kd[:, :, None])[:, 0, 0])
+    part_kd /= np.where(largest_k > 0, norm_k, 1.0)[:, None]
+    return part_kd
 
 
 def _numbers(answer: npt.ArrayLike | None, size: int) -> FloatArray:

@@ -186,16 +186,27 @@ Rows = tuple[Row, ...] | Row | MappedRows
 
 def read_rows(rows: Rows, client_n: IntArray, num_params: int) -> FloatArray:
     """The rows of some clients, float64 (n, d)."""
-    row_nd = np.zeros((len(client_n), num_params))
+    row_nd = np.empty((len(client_n), num_params))
     for wide_d, client in zip(row_nd, client_n.tolist(), strict=True):
-        wide_d[:] = wide_row(rows[client])
+        wide_d[:] = _narrow_row(rows[client])
     return row_nd
 
 
 def wide_row(stored_d: Row) -> FloatArray:
     """The values of a stored row, float64 (d,)."""
-    narrow_d = from_bfloat16(stored_d) if stored_d.dtype == np.uint16 else stored_d
-    return narrow_d.astype(np.float64)
+    return _narrow_row(stored_d).astype(np.float64)
+
+
+def _narrow_row(stored_d: Row) -> Params:
+    return from_bfloat16(stored_d) if stored_d.dtype == np.uint16 else stored_d
+
+
+def changes(before: Rows, after: Rows, client_n: IntArray, num_params: int) -> Iterator[FloatArray]:
+    """By how much the row of each of some clients changed, float64 (d,), one after the other in the same memory."""
+    change_d = np.empty(num_params)
+    for client in client_n.tolist():
+        new_d, old_d = _narrow_row(after[client]), _narrow_row(before[client])
+        yield np.subtract(new_d, old_d, out=change_d, dtype=np.float64)
 
 
 def replace_rows(rows: Rows, client_n: IntArray, update_nd: Params) -> Rows:
@@ -228,8 +239,9 @@ class RunningSum(NamedTuple):
     def plus(self, coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]]) -> "RunningSum":
         """With sum_i coef_i row_i added."""
         added_d, size = np.zeros_like(self.total_d), _largest(self.total_d)
+        product_d = np.empty_like(self.total_d)
         for coef, row_d in zip(coef_n, rows, strict=True):
-            added_d += coef * row_d.astype(np.float64, copy=False)
+            added_d += np.multiply(row_d, coef, out=product_d, dtype=np.float64)
             size += abs(float(coef)) * _largest(row_d)
         operations = len(coef_n) + 2  # a difference and a product for each row, then the sums
         rounding = self.rounding + operations * np.finfo(np.float64).eps * size
@@ -238,9 +250,9 @@ class RunningSum(NamedTuple):
 
 def weighted_sum(coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]], num_params: int) -> FloatArray:
     """sum_i coef_i row_i in float64, one row after the other: the same bits whatever BLAS or thread count."""
-    total_d = np.zeros(num_params)
+    total_d, product_d = np.zeros(num_params), np.empty(num_params)
     for coef, row_d in zip(coef_n, rows, strict=True):
-        total_d += coef * row_d.astype(np.float64, copy=False)
+        total_d += np.multiply(row_d, coef, out=product_d, dtype=np.float64)
     return total_d
 
 

@@ -45,13 +45,13 @@ def screen_replies(
     reports = Reports.make(n) if reports is None else reports
     if len(updates) != n or any(len(column) != n for column in reports):
         raise DeltaflError(f"the cohort has {n} clients; updates and reports must have {n} rows in the same order")
-    update_nd = np.zeros((n, num_params), dtype=np.float32)
+    update_nd = np.empty((n, num_params), dtype=np.float32)
     responded_n = reports.responded_n.copy()
     faults = _report_faults(reports, sampler)
     sound_n = responded_n & _sound_rows(updates, n, num_params)
     sound_n[list(faults)] = False
-    if sound_n.any():
-        update_nd[sound_n] = np.asarray(updates)[sound_n]
+    for i in np.flatnonzero(sound_n).tolist():
+        update_nd[i] = updates[i]
     rejected: list[RejectedReply] = []
     for i in np.flatnonzero(responded_n & ~sound_n).tolist():
         fault = _update_fault(updates[i], num_params) or faults.get(i)
@@ -60,6 +60,7 @@ def screen_replies(
         else:
             responded_n[i] = False
             rejected.append(RejectedReply(int(cohort.client_n[i]), fault))
+    update_nd[~responded_n] = 0.0
     if drifts is not None:
         update_nd[responded_n] -= drifts if drifts.ndim == 1 else drifts[responded_n]
     return ScreenedReplies(update_nd, _neutral(reports, responded_n), rejected)
@@ -143,7 +144,8 @@ def squared_norms(update_kd: Params | FloatArray, weight_k: FloatArray | None = 
         wide_bd = update_kd[block].astype(np.float64)
         # The same bits as row @ row, whatever the block.
         squared_norm_k[block] = (wide_bd[:, None, :] @ wide_bd[:, :, None])[:, 0, 0]
-        squared_deviation_k[block] = np.sum((wide_bd - mean_d) ** 2, axis=1)
+        np.subtract(wide_bd, mean_d, out=wide_bd)
+        squared_deviation_k[block] = np.sum(np.square(wide_bd, out=wide_bd), axis=1)
     return squared_norm_k, squared_deviation_k
 
 
