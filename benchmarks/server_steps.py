@@ -19,6 +19,7 @@ from functools import partial
 from math import log10
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -141,7 +142,7 @@ def main() -> None:
             "census 10^5": partial(census, 10**5),
         },
     ]
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for variants in steps:
         rows |= report(take_turns(variants, options.repeats), next(iter(variants)), 1)
     exponents = {

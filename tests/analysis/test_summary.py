@@ -77,6 +77,21 @@ def test_fairness_over_seeds_and_against_the_baseline() -> None:
     assert entry_of(mixed, "fedis").fairness is None
 
 
+def test_costs_are_means_of_what_all_runs_recorded() -> None:
+    split = {"client_seconds_r": 1.5 * np.arange(1, 11), "bytes_up_r": 400.0 * np.arange(1, 11)}
+    runs = [make_run("fedis", seed, 3, server_bytes=100 * (seed + 1), **split) for seed in range(2)]
+    costs = entry_of(summarise(runs, 0.7), "fedis").costs
+    assert costs is not None
+    assert costs.model_dump() == {
+        "client_seconds": 15.0,
+        "server_seconds": 5.0,
+        "bytes_down": 6000.0,
+        "bytes_up": 4000.0,
+        "server_bytes": 150.0,
+    }
+    assert entry_of(summarise([*runs, make_run("fedis", 2, 3)], 0.7), "fedis").costs is None  # an old record
+
+
 def test_pairs_are_matched_by_seed_not_by_place() -> None:
     runs = [make_run("fedavg", 7, 8), make_run("fedavg", 1, 4), make_run("fedis", 1, 2), make_run("fedis", 5, 9)]
     speedup = _speedup(summarise(runs, 0.7), "fedis")

@@ -203,6 +203,19 @@ def test_a_plan_says_what_is_missing() -> None:
 # The simulator
 
 
+def test_answers_of_many_clients_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, m = np.random.default_rng(3), 40
+    answer_mk = np.abs(rng.normal(size=(m, 9)))
+    answer_mk[5], answer_mk[7, :-1] = np.nan, 0.0
+    population, asked = Population.from_sizes(1 + np.arange(m) % 4), Census(3, 8)
+    whole = asked.population(population, answer_mk)
+    assert whole.aux_mq is not None and whole.norm_m is not None and np.isnan(whole.norm_m[5])
+    given = [None if i == 5 else list(answer_k) for i, answer_k in enumerate(answer_mk)]
+    assert np.array_equal(asked.auxiliary(given, population.weight_m), whole.aux_mq)
+    monkeypatch.setattr("deltafl.samplers.census._BLOCK", 7)
+    np.testing.assert_allclose(asked.auxiliary(answer_mk, population.weight_m), whole.aux_mq, rtol=1e-9, atol=1e-12)
+
+
 def run(folder: Path, **changes: object) -> RunDirectory:
     given = {"task": "digits", "clients": 20, "sample": 4, "rounds": 4, "checkpoint_every": 1, "sampler": "census"}
     run_single(make_settings(RunSettings, given | changes), folder, lambda done: None)
@@ -215,6 +228,8 @@ def test_a_run_begins_with_a_census_that_is_paid_for(tmp_path: Path) -> None:
     assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (20 * 650 * 4, 20 * 129 * 8)
     timings = list(RunDirectory(tmp_path / "a").lines("timings.jsonl"))
     assert timings[0]["cpu_seconds"] > 0
+    assert all(0 < timing["client_seconds"] < timing["seconds"] for timing in timings)
+    assert timings[-1]["server_bytes"] > 650 * 4 * 11  # the model, and one for the mean and each of ten components
     # Nobody's share of labels is looked at: without any the rounds are the same.
     other = run(tmp_path / "b", workers=2)
     assert list(other.lines("rounds.jsonl")) == lines

@@ -15,6 +15,7 @@ from deltafl import (
     RoundState,
     close_round,
     init_round,
+    make_plan,
     make_sampler,
     make_server_optimizer,
     open_round,
@@ -22,7 +23,7 @@ from deltafl import (
 from deltafl.io import read_tensors, write_tensors
 from deltafl.scale.persistent_array import Array, Buffer, PersistentArray
 from deltafl.scale.rows import RowFormat
-from deltafl.scale.state_file import flatten, load_state, save_state, unflatten
+from deltafl.scale.state_file import bytes_in_ram, flatten, load_state, save_state, unflatten
 from deltafl.scale.tree import TreeBuffer
 from deltafl.streams import stream
 from deltafl.types import IntArray
@@ -256,3 +257,15 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         save_state(path, play(plan, old, 1), plan)
     assert same(load_state(path, plan), old)
     assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_bytes_of_a_state_count_what_clients_share_once() -> None:
+    d, m, n = 1000, 50, 5
+    plan = make_plan("uniform@@difference-own", np.ones(m, dtype=np.int64), n)
+    state = init_round(plan, np.zeros(d))
+    before = bytes_in_ram(state)
+    assert d * (4 + 8 + 4) <= before < d * (4 + 8 + 4) + 40 * m  # the model, the sum, one row of zeros
+    for _ in range(2):
+        cohort = open_round(plan, state)
+        state, _ = close_round(plan, state, cohort, np.ones((n, d), dtype=np.float32))
+    assert n * d * 4 <= bytes_in_ram(state) - before <= 2 * n * d * 4

@@ -38,7 +38,7 @@ from .plots import (
 )
 from .runs import Run, base_name, by_sampler
 from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ranked, references, value_of
-from .table import area_text, remarks, table_row, threshold_text, without_part
+from .table import COSTS, area_text, cost_cells, remarks, table_row, threshold_text, without_part
 
 if TYPE_CHECKING:
     from bokeh.models.renderers import DataRenderer
@@ -121,6 +121,10 @@ def _section(part: Part, number: int, figures: Mapping[str, Any]) -> str:
         text += "weighted by its shares of labels. Mean over the last evaluations."
         blocks += _shown("Accuracy per client", "clients", text)
     blocks += [_details("What else the numbers show", "".join(f"<p>{note}</p>" for note in notes))]
+    if any(entry.costs for entry in summary.samplers):
+        lines = [("costs of a run", *COSTS), *((entry.sampler, *cost_cells(entry)) for entry in summary.samplers)]
+        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines)
+        blocks += [_details("What a run costs", f'<table class="facts"><tr>{"</tr><tr>".join(cells)}</tr></table>')]
     blocks += [_facts("Settings", summary.settings), _facts("Data and environment", summary.environment)]
     return "\n".join([*blocks, "</section>"]).replace(" %", "\N{NO-BREAK SPACE}%")
 

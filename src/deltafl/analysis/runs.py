@@ -55,6 +55,9 @@ class Run(NamedTuple):
             the last one of a run that was ended), NaN where a client has none; None if not recorded.
         fairness: Mean, worst tenth and spread of these; None if not measured.
         clock_r: float64 (r,), seconds of the virtual clock of the run's world up to there; None without a clock.
+        client_seconds_r: float64 (r,), the part of ``seconds_r`` in which clients worked; None if not recorded.
+        bytes_up_r: float64 (r,), the part of ``bytes_r`` that clients sent; None if not recorded.
+        server_bytes: The largest state that the server had between two rounds; None if not recorded.
     """
 
     sampler: str
@@ -79,6 +82,9 @@ class Run(NamedTuple):
     accuracy_km: FloatArray | None = None
     fairness: Fairness | None = None
     clock_r: FloatArray | None = None
+    client_seconds_r: FloatArray | None = None
+    bytes_up_r: FloatArray | None = None
+    server_bytes: int | None = None
 
     @property
     def value_r(self) -> FloatArray:

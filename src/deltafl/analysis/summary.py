@@ -126,6 +126,19 @@ class ToThreshold(_Model):
     speedup: SpeedUp | None = Field(description="against the baseline; null for the baseline itself and without a pair")
 
 
+class Costs(_Model):
+    """What a run costs whom: means over seeds. Transmission takes no time here, and evaluation is excluded."""
+
+    client_seconds: float = Field(description="wall clock of the clients' work in seconds, side by side or not")
+    server_seconds: float = Field(description="the rest of `total_seconds`: draws, estimates, steps, records")
+    bytes_down: float = Field(description="bytes that clients received")
+    bytes_up: float = Field(description="bytes that clients sent")
+    server_bytes: float = Field(
+        description="the server's largest state between two rounds: the model and all memories that are in RAM; "
+        "closing a round takes up to 6 times its updates beside it"
+    )
+
+
 class SamplerSummary(_Model):
     """One sampler over its seeds."""
 
@@ -143,6 +156,7 @@ class SamplerSummary(_Model):
     total_seconds: Number = Field(description="mean wall clock of a run in seconds, evaluation excluded")
     total_bytes: Number = Field(description="mean bytes down + up of a run")
     total_clock: Number = Field(default=None, description="mean seconds of the virtual clock of a run; null without")
+    costs: Costs | None = Field(default=None, description="null if a run is of a version that did not record them")
     num_diverged: int = Field(description="seeds that diverged: `diverged` of the runs")
     seeds: list[SeedSummary] = Field(description="the runs, by seed")
 
@@ -204,6 +218,7 @@ def summarise(
             total_seconds=float(np.mean([entry.total_seconds for entry in entries])),
             total_bytes=float(np.mean([entry.total_bytes for entry in entries])),
             total_clock=_mean_of(entry.total_clock for entry in entries),
+            costs=_costs(groups[label]),
             num_diverged=sum(entry.diverged for entry in entries),
             seeds=entries,
         )
@@ -287,6 +302,20 @@ def _mean_of(values: Iterable[float | None]) -> float | None:
     """The mean of the numbers that there are; None without any."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
+
+
+def _costs(runs: Sequence[Run]) -> Costs | None:
+    rows = [
+        (run.client_seconds_r[-1], run.seconds_r[-1], run.bytes_up_r[-1], run.bytes_r[-1], run.server_bytes)
+        for run in runs
+        if run.client_seconds_r is not None and run.bytes_up_r is not None and run.server_bytes is not None
+    ]
+    if len(rows) < len(runs):
+        return None
+    client, total, up, both, state = np.mean(rows, axis=0).tolist()
+    return Costs(
+        client_seconds=client, server_seconds=total - client, bytes_down=both - up, bytes_up=up, server_bytes=state
+    )
 
 
 def _mean_sd(values: Iterable[float | None]) -> MeanSd:

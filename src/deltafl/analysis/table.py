@@ -28,6 +28,8 @@ from .summary import (
 
 #: Stands for a number that does not exist.
 DASH = "—"
+#: The columns of the table of costs.
+COSTS = ("clients' seconds", "server's seconds", "bytes down", "bytes up", "server's memory")
 #: Marks a ratio from which pairs were left out because a run never reached the threshold.
 MARK = "*"
 #: Marks a value that rests on a run that diverged.
@@ -59,7 +61,23 @@ def comparison_table(summary: Summary) -> RenderableType:
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for entry in summary.samplers:
         table.add_row(*table_row(entry, summary).values())
-    return Group(table, Text(), notes)
+    costs = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    costs.add_column("costs of a run", overflow="fold")
+    for heading in COSTS:
+        costs.add_column(heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
+    for entry in summary.samplers:
+        costs.add_row(entry.sampler, *cost_cells(entry))
+    known = any(entry.costs for entry in summary.samplers)
+    return Group(table, Text(), *((costs, Text()) if known else ()), notes)
+
+
+def cost_cells(entry: SamplerSummary) -> list[str]:
+    """What a run of a sampler costs, in the order of ``COSTS``."""
+    found = entry.costs
+    if found is None:
+        return [DASH] * len(COSTS)
+    seconds = [f"{human_seconds(number)} s" for number in (found.client_seconds, found.server_seconds)]
+    return seconds + [human_bytes(number) for number in (found.bytes_down, found.bytes_up, found.server_bytes)]
 
 
 def table_row(entry: SamplerSummary, summary: Summary) -> dict[str, Text]:

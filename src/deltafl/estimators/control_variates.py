@@ -86,7 +86,7 @@ class ControlVariate(ABC):
     def update_knowing(
         self, state: Any, population: Population, replies: Replies, update_nd: Params, value: ControlValue
     ) -> Any:
-        """``update``, given what ``value`` is of the clients that replied, for those that look at it."""
+        """``update``, given what ``value`` is of the clients that replied, which may be overwritten."""
         return self.update(state, population, replies, update_nd)
 
     def update_from_sum(self, state: Any, replies: Replies, residual_d: FloatArray) -> Any:
@@ -327,6 +327,16 @@ class RegressionControl(ControlVariate):
     def update(
         self, state: RegressionControlState, population: Population, replies: Replies, update_nd: Params
     ) -> RegressionControlState:
+        return self.update_knowing(state, population, replies, update_nd, self.value(state, replies.client_n))
+
+    def update_knowing(
+        self,
+        state: RegressionControlState,
+        population: Population,
+        replies: Replies,
+        update_nd: Params,
+        value: ControlValue,
+    ) -> RegressionControlState:
         total = replies.coef_n.sum()
         if total <= 0:
             return state
@@ -335,6 +345,5 @@ class RegressionControl(ControlVariate):
         all_qq = np.einsum("m,mp,mq->pq", state.weight_m, state.aux_mq, state.aux_mq)
         inverse_qq = np.linalg.pinv((1 - memory) * here_qq + memory * all_qq, rcond=_RANK_TOLERANCE, hermitian=True)
         gain_qn = (1 - memory) * np.einsum("pq,nq,n->pn", inverse_qq, aux_nq, share_n)
-        residual_nd = np.einsum("nq,qd->nd", aux_nq, state.slope_qd)
-        np.subtract(update_nd, residual_nd, out=residual_nd)
+        residual_nd = np.subtract(update_nd, value.control_nd, out=value.control_nd)
         return state._replace(slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, residual_nd))

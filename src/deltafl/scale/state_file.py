@@ -72,6 +72,25 @@ def unflatten(template: Any, arrays: Mapping[str, Array], prefix: str = "state",
     return int(array) if isinstance(template, int) else array
 
 
+def bytes_in_ram(state: Any) -> int:
+    """Bytes of the arrays of a state; rows that clients share, such as those without an update, count once."""
+    arrays = dict[int, int]()
+
+    def look(part: Any) -> None:
+        if isinstance(part, MappedRows):
+            part = (part.crc_m, *part.changed.values())
+        if isinstance(part, PersistentArray):
+            part = tuple(array for _, array in flatten(part, shared=True))
+        if isinstance(part, tuple):
+            for inner in part:
+                look(inner)
+        else:
+            arrays[id(part)] = np.asarray(part).nbytes
+
+    look(state)
+    return sum(arrays.values())
+
+
 def settled(state: Any) -> Any:
     """The state with its changed rows in their files (``rows.py``): for states that a checkpoint holds."""
     if hasattr(state, "_fields"):

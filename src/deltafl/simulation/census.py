@@ -32,6 +32,7 @@ def with_census(
         return plan.with_census(kept), None
     began, began_cpu = time.perf_counter(), time.process_time()
     answer_mk = take_census(plan, engine, params_d)
+    client_seconds = time.perf_counter() - began
     if group.is_first:
         directory.save_census(answer_mk)
     plan = plan.with_census(answer_mk)
@@ -41,8 +42,8 @@ def with_census(
         "bytes_down": m * len(params_d) * BYTES_PER_PARAMETER,
         "bytes_up": answers * 8 * answer_mk.shape[1],
     }
-    timing = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - began_cpu}
-    return plan, (line, timing)
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
+    return plan, (line, {"seconds": seconds, "cpu_seconds": cpu_seconds, "client_seconds": client_seconds})
 
 
 def take_census(plan: Plan, engine: Engine, params_d: Params) -> FloatArray:

@@ -8,7 +8,9 @@ norm(ubar)^2 would keep few digits where updates are alike.
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,7 +53,7 @@ class SimulatedOracle:
     ) -> None:
         """``drifts`` has what ``Plan.drifts`` has of some clients; what is sent beside the model if left out."""
         self.engine, self.population, self.round, self.sent = engine, population, round, sent
-        self.traffic = Traffic(0, 0)
+        self.traffic, self.client_seconds = Traffic(0, 0), 0.0
         self.drifts = drifts or (lambda client_n: sent.drift_d)
         self._block, self._folder, self._squares = block, folder, squares
         self._table: Training | None = None
@@ -93,7 +95,8 @@ class SimulatedOracle:
         """Evaluate the global model at the clients, once each; each downloads it and sends one number."""
         self._count(len(client_k), 8)
         new_k = client_k[np.isnan(self._loss_m[client_k])]
-        self._loss_m[new_k] = self.engine.losses(self.sent.params_d, new_k)
+        with self._timed():
+            self._loss_m[new_k] = self.engine.losses(self.sent.params_d, new_k)
         known_k: FloatArray = self._loss_m[client_k]
         return known_k
 
@@ -101,7 +104,16 @@ class SimulatedOracle:
         """The training of the selected clients; not repeated if ``reports`` has trained all."""
         if self._table is not None:
             return self._table.of(client_n)
-        return self.engine.train(self.sent.params_d, self.round, client_n, self.drifts(client_n), self._squares)
+        drifts = self.drifts(client_n)
+        with self._timed():
+            return self.engine.train(self.sent.params_d, self.round, client_n, drifts, self._squares)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Add the wall clock of the clients' work to ``client_seconds``."""
+        began = time.perf_counter()
+        yield
+        self.client_seconds += time.perf_counter() - began
 
     def _count(self, clients: int, bytes_up: int) -> None:
         down, up = self.traffic

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 UNFINISHED = "unfinished"
 PACKED = ".jsonl.gz"
 _CURVES = ("accuracy", "loss", "seconds", "cpu_seconds", "bytes")
+#: Curves that older records lack, or that a run may be without.
+_MORE = ("client_accuracy", "clock", "client_seconds", "bytes_up")
 #: Settings that say where and how a run is computed, not what; they are not compared and not recorded.
 _HOW = {"workers", "data_dir", "checkpoint_every", "memory_path", "device"}
 
@@ -50,6 +52,9 @@ class RunRecord(BaseModel):
         settings: Every setting that decides the result (``what_is_run``), sampler and seed included.
         client_accuracy: Mean over clients of their own test accuracy; empty if not measured.
         clock: Seconds of the virtual clock; empty without one.
+        client_seconds: Wall clock of the clients' work; empty if not recorded.
+        bytes_up: The part of ``bytes`` that clients sent; empty if not recorded.
+        server_bytes: The largest state of the server; None if not recorded.
         fairness: Mean, worst tenth and sd of the clients' accuracies at the end; None if not measured.
         refused: Replies that were refused and counted as missing.
         probes: What else was measured, column by column, with its own ``round``; empty if nothing.
@@ -71,6 +76,9 @@ class RunRecord(BaseModel):
     seconds: Column
     cpu_seconds: Column
     bytes: Column
+    client_seconds: Column = []
+    bytes_up: Column = []
+    server_bytes: int | None = None
     draws: list[int]
     refused: int = 0
     diverged: int | None = None
@@ -91,11 +99,10 @@ class RunRecord(BaseModel):
         """The run as a row of the run table."""
         same: dict[str, Any] = {name: getattr(self, name) for name in Run._fields if hasattr(self, name)}
         same |= {f"{name}_r": _floats(getattr(self, name)) for name in _CURVES}
+        same |= {f"{name}_r": _floats(getattr(self, name)) if getattr(self, name) else None for name in _MORE}
         same |= {
             "round_r": np.array(self.round, dtype=np.int64),
             "draws_m": np.array(self.draws, dtype=np.int64),
-            "client_accuracy_r": _floats(self.client_accuracy) if self.client_accuracy else None,
-            "clock_r": _floats(self.clock) if self.clock else None,
             "probes": {name: _floats(column) for name, column in self.probes.items()},
         }
         return Run(**same)
@@ -129,20 +136,25 @@ def what_is_run(settings: RunSettings) -> dict[str, Any]:
 def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     """The curves of a run in its folder; an error if that does not hold every round once, which two processes leave."""
     directory.require_settings(settings)
-    line, tests, bytes_ = dict[str, Any](), list[list[Any]](), list[float]()
+    line, tests, bytes_, bytes_up = dict[str, Any](), list[list[Any]](), list[float](), list[float]()
     rounds, at, clients, counts = (list[int]() for _ in range(4))
     clocks = list[float]()
     for line in directory.lines("rounds.jsonl"):
         rounds.append(line["round"])
         bytes_.append(float(line.get("bytes_down", 0) + line.get("bytes_up", 0)))
+        bytes_up.append(float(line.get("bytes_up", 0)))
         clients += line.get("cohort", ())
         counts += line.get("counts", ())
         if "test" in line:
             at.append(line["round"])
             clocks += [line["clock"]] if "clock" in line and line["round"] else []
             tests.append([line["test"].get(name) for name in ("accuracy", "loss", "client_accuracy")])
-    timings, columns = list(directory.lines("timings.jsonl")), ("round", "seconds", "cpu_seconds")
-    timed_r, seconds_r, cpu_seconds_r = (_floats([timing.get(column) for timing in timings]) for column in columns)
+    timings = list(directory.lines("timings.jsonl"))
+    columns = ("round", "seconds", "cpu_seconds", "client_seconds")
+    timed_r, seconds_r, cpu_seconds_r, client_seconds_r = (
+        _floats([timing.get(column) for timing in timings]) for column in columns
+    )
+    is_split = not np.isnan(client_seconds_r).any()  # runs that an earlier version began are not
     if not (rounds and rounds == timed_r.tolist() == list(range(len(rounds)))):
         raise DeltaflError(f"{directory.path} does not hold every round once and in order; {CURE}")
     num_examples_m, rows = _noted_clients(directory.path)
@@ -160,6 +172,9 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         seconds_r=np.cumsum(seconds_r)[at_r],
         cpu_seconds_r=np.cumsum(cpu_seconds_r)[at_r],
         bytes_r=np.cumsum(bytes_)[at_r],
+        bytes_up_r=np.cumsum(bytes_up)[at_r],
+        client_seconds_r=np.cumsum(client_seconds_r)[at_r] if is_split else None,
+        server_bytes=max((timing.get("server_bytes", 0) for timing in timings), default=0) or None,
         client_accuracy_r=client_accuracy_r,
         clock_r=np.array(clocks) if clocks else None,
         draws_m=np.bincount(np.array(clients, dtype=np.int64), counts, directory.num_clients()).astype(np.int64),
@@ -190,6 +205,9 @@ def record_of(job: "Job", directory: RunDirectory, task: "Task") -> RunRecord:
         environment=device | versions,
         fairness=run.fairness,
         clock=[] if run.clock_r is None else run.clock_r.tolist(),
+        client_seconds=[] if run.client_seconds_r is None else run.client_seconds_r.tolist(),
+        bytes_up=[] if run.bytes_up_r is None else run.bytes_up_r.tolist(),
+        server_bytes=run.server_bytes,
         client_accuracy=[] if by_client is None or np.isnan(by_client).all() else by_client.tolist(),
         draws=run.draws_m.tolist(),
         refused=sum(len(line.get("rejected", ())) for line in directory.lines("rounds.jsonl")),
@@ -296,7 +314,7 @@ def require_same(recorded: dict[str, Any], job: "Job", place: Path) -> None:
 
 def _line(record: RunRecord) -> str:
     fields = record.model_dump(mode="json")
-    for name in ("accuracy", "client_accuracy", "clock", "loss", "seconds", "cpu_seconds"):
+    for name in ("accuracy", "client_accuracy", "clock", "loss", "seconds", "cpu_seconds", "client_seconds"):
         fields[name] = _rounded(fields[name], 6)
     fields["fairness"] = record.fairness and {name: round(number, 4) for name, number in record.fairness}
     fields["probes"] = {name: _rounded(column, 5) for name, column in fields["probes"].items()}

@@ -21,6 +21,7 @@ from ..analysis.statistics import first_reach, late_after
 from ..errors import DeltaflError
 from ..io import plain_json
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
+from ..scale.state_file import bytes_in_ram
 from ..server.watch import Watch
 from ..tasks.base import Task
 from ..types import BoolArray, Cohort, FloatArray, RoundInfo
@@ -125,7 +126,7 @@ def run_experiment(
     state = directory.load(init_round(plan, engine.initial_params()), group)
     watch, is_over = group.from_first(lambda: _watch_of(engine.task, directory.lines("rounds.jsonl")))
     if watch is None:
-        line, timing = census or ({}, {"seconds": 0.0, "cpu_seconds": 0.0})
+        line, timing = census or ({}, {"seconds": 0.0, "cpu_seconds": 0.0, "client_seconds": 0.0})
         if census is not None and world.seconds_m is not None:
             line["clock"] = float(world.seconds_m.max())  # it waits for everybody
         first = plain_json({"round": 0, "test": engine.evaluate(plan.model(state))._asdict(), **line})
@@ -186,7 +187,7 @@ class _RoundPlayer:
         waited = self.world.wait(opened.round, cohort.client_n)
         self.clock = clock + waited.seconds
         training, state, info = self._closed(opened, cohort, oracle, waited.responded_n)
-        trained, trained_cpu = time.perf_counter(), time.process_time()
+        trained, trained_cpu, client_seconds = time.perf_counter(), time.process_time(), oracle.client_seconds
 
         is_last = state.round == filled_in(settings.rounds)
         is_due = is_last or state.round % settings.evaluate_every == 0 or watch.suspects(info)
@@ -225,6 +226,8 @@ class _RoundPlayer:
             "round": state.round,
             "seconds": trained - began,
             "cpu_seconds": trained_cpu - began_cpu,
+            "client_seconds": client_seconds,
+            "server_bytes": bytes_in_ram(state),
             "evaluation_seconds": time.perf_counter() - trained,
         }
         if group.is_first:
