@@ -101,7 +101,7 @@ def answers(m: int) -> np.ndarray:
     answer_mk = np.empty((m, NUMBERS + 1))
     for first in range(0, m, 10_000):
         part = answer_mk[first : first + 10_000]
-        part[:] = np.abs(stream(first, "noise").normal(size=part.shape))
+        part[:] = stream(first, "noise").random(part.shape)
     return answer_mk
 
 
