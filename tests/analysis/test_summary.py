@@ -78,7 +78,7 @@ def test_fairness_over_seeds_and_against_the_baseline() -> None:
 
 
 def test_costs_are_means_of_what_all_runs_recorded() -> None:
-    split = {"client_seconds_r": 1.5 * np.arange(1, 11), "bytes_up_r": 400.0 * np.arange(1, 11)}
+    split: dict[str, Any] = {"client_seconds_r": 1.5 * np.arange(1, 11), "bytes_up_r": 400.0 * np.arange(1, 11)}
     runs = [make_run("fedis", seed, 3, server_bytes=100 * (seed + 1), **split) for seed in range(2)]
     costs = entry_of(summarise(runs, 0.7), "fedis").costs
     assert costs is not None
