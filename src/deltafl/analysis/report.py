@@ -109,8 +109,8 @@ def _section(part: Part, number: int, figures: Mapping[str, Any]) -> str:
     blocks += [_note(f"Repeat it: <code>{_command(part.command)}</code>", "note command")] if part.command else []
     blocks += [_table(ranked(summary), summary), _note(columns)]
     goal = f" Dashed: {threshold_text(summary)}." if summary.threshold is not None else ""
-    lines = f"{CAPTION}{goal} The best {MOST_STRONG} that are switched on have colours, others are grey."
-    blocks += _shown("Curves", "curves", lines, _controls(part))
+    text = f"{CAPTION}{goal} The best {MOST_STRONG} that are switched on have colours, others are grey."
+    blocks += _shown("Curves", "curves", text, _controls(part))
     if "selections" in figures:
         text = "A flat line is an even choice. Full participation, which selects all, is left out."
         if figures["selections"].xaxis.axis_label == _SIZES:
