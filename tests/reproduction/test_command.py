@@ -113,7 +113,7 @@ def test_an_interrupted_sweep_shows_how_to_go_on_keeps_what_it_has_and_ends_in_t
     first, second = (RunStore(tmp_path / out).records() for out in "ab")
     assert all(record in first for record in kept)
     assert len(first) == 8
-    own = {"seconds", "cpu_seconds"}
+    own = {"seconds", "cpu_seconds", "client_seconds"}
     assert [record.model_dump(exclude=own) for record in first] == [record.model_dump(exclude=own) for record in second]
     assert read_verdict(tmp_path / "a" / "verdict.json").done == 8
 

@@ -14,8 +14,8 @@ from typing import TypeVar, cast
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import Cohort, FloatArray, IntArray
-from .balanced import RandomSource, cube, duel, places, squared_distances
+from ..types import BoolArray, Cohort, FloatArray, IntArray
+from .balanced import RandomSource, cube, duel, places, shuffled, squared_distances
 from .table import Chooser, find_design
 
 #: Count of each client -> probability.
@@ -79,6 +79,12 @@ class _Fate(_Path, RandomSource):
         if probability in (0.0, 1.0):
             return probability == 1.0
         return self.branch([1 - probability, probability]) == 1
+
+    def chances(self, probability_k: FloatArray) -> BoolArray:
+        return np.array([self.chance(probability) for probability in probability_k.tolist()])
+
+    def order(self, count: int) -> IntArray:
+        return shuffled(count, self)
 
 
 P = TypeVar("P", bound=_Path)
