@@ -117,8 +117,9 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Hardware, and how busy it is."""
-    return {"cpu": cpu_model(), "cores": os.cpu_count(), "load": os.getloadavg()}
+    """Hardware, the instruction set that torch uses, and how busy it is."""
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return {"cpu": cpu_model(), "instructions": instructions, "cores": os.cpu_count(), "load": os.getloadavg()}
 
 
 def ratios_of(base: list[Sample], own: list[Sample]) -> tuple[list[float], list[float]]:

@@ -29,6 +29,16 @@ from .record import read_run
 from .settings import FREE_ON_RESUME, OF_TABLES, UNION, CompareSettings, RunSettings, differing, grown, make_settings
 from .sweep import Job, OnProgress, Player, engine_for, play_jobs, require_simulator, side_by_side
 
+#: What summary, pictures and report import: a second and a half, in which processes start.
+_FOR_THE_END = (
+    "scipy.special",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "PIL.Image",
+    "bokeh.embed",
+    "bokeh.plotting",
+)
+
 
 class Joined(NamedTuple):
     """The finished runs of one or several folders: their settings, the runs, and the names of their data."""
@@ -184,7 +194,7 @@ def play_comparison(
             else:
                 checking = pool.submit(_check, settings, out, before)
                 with suppress(ImportError):  # for the end, while the processes start
-                    for name in ("scipy.special", "matplotlib.figure", "matplotlib.backends.backend_agg", "PIL.Image"):
+                    for name in _FOR_THE_END:
                         import_module(name)
                 data = result(checking)
             if before is None:
