@@ -103,7 +103,10 @@ def committed_runs(part: str, method: str) -> list[RunRecord]:
     return [run for run in RunStore(BENCHMARK).records(part) if run.sampler == method]
 
 
-@pytest.mark.parametrize("part", sorted({path.name.split(".")[0].split("+")[0] for path in BENCHMARK.glob("runs/*")}))
+@pytest.mark.parametrize(
+    "part",
+    sorted({path.name.split(".")[0].split("+")[0] for path in BENCHMARK.glob("runs/*") if "-tuning-" not in path.name}),
+)
 def test_committed_gaps_are_those_of_the_committed_runs(part: str) -> None:
     """G and both ends of its interval, each end by the paired t that it is just not refuted by."""
     with (BENCHMARK / "table.csv").open(encoding="utf-8") as file:
