@@ -78,8 +78,7 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
 
     ``accuracy.png`` (left out for a task without accuracy) and ``loss.png``: mean over seeds with a band from the least
     to the greatest seed and, for the metric of the comparison, the threshold; over rounds, and over the virtual clock
-    if there is one. ``selections.png``: how often each client
-    was drawn, clients sorted by that.
+    if there is one. ``selections.png``: how often each client was drawn, clients sorted by that.
 
     Returns the files written into ``directory``, which is made if it does not exist.
     """

@@ -176,16 +176,15 @@ def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> 
     (q + 1) / 2 times the range of the places. O(m q^2) time, O(m q) memory.
 
     More than ``SIDE_BY_SIDE`` clients fly in many windows at a time, and those left undecided form the next ones: the
-    same steps, hundreds of times as fast.
+    same steps, for 10^5 clients and q = 10 about twenty times as fast.
     """
     pi_m = np.clip(expected_m, 0.0, 1.0)
     open_k = np.flatnonzero(undecided(pi_m))
     pi_k, balance_kc = pi_m[open_k], _balance(places(pi_m, value_mq)[open_k])
     width = max(2 * balance_kc.shape[1], LEAST_WINDOW)  # more than it takes: one decomposition serves for many steps
-    side_by_side = len(open_k) > SIDE_BY_SIDE
-    queue_k = shuffled(len(open_k), source) if width < len(open_k) <= SIDE_BY_SIDE else np.arange(len(open_k))
-    if side_by_side:
-        queue_k = source.order(len(open_k))
+    queue_k, side_by_side = np.arange(len(open_k)), len(open_k) > SIDE_BY_SIDE
+    if len(open_k) > width:
+        queue_k = source.order(len(open_k)) if side_by_side else shuffled(len(open_k), source)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # whom a direction leaves alone has no end
         while side_by_side and len(queue_k) >= width:
             windows_gw = queue_k[: len(queue_k) // width * width].reshape(-1, width)

@@ -204,9 +204,9 @@ def record_of(job: "Job", directory: RunDirectory, task: "Task") -> RunRecord:
         metric=run.metric,
         environment=device | versions,
         fairness=run.fairness,
-        clock=[] if run.clock_r is None else run.clock_r.tolist(),
-        client_seconds=[] if run.client_seconds_r is None else run.client_seconds_r.tolist(),
-        bytes_up=[] if run.bytes_up_r is None else run.bytes_up_r.tolist(),
+        clock=_listed(run.clock_r),
+        client_seconds=_listed(run.client_seconds_r),
+        bytes_up=_listed(run.bytes_up_r),
         server_bytes=run.server_bytes,
         client_accuracy=[] if by_client is None or np.isnan(by_client).all() else by_client.tolist(),
         draws=run.draws_m.tolist(),
@@ -310,6 +310,10 @@ def require_same(recorded: dict[str, Any], job: "Job", place: Path) -> None:
     for key, old, new in differing(before, job.settings):
         if key not in _HOW:
             raise DeltaflError(f"{place} was run with {key} = {old}, not {new}: choose another --out, or {cure}")
+
+
+def _listed(curve_r: FloatArray | None) -> list[float]:
+    return [] if curve_r is None else curve_r.tolist()
 
 
 def _line(record: RunRecord) -> str:
