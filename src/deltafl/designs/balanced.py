@@ -188,7 +188,7 @@ def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> 
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # whom a direction leaves alone has no end
         while side_by_side and len(queue_k) >= width:
             windows_gw = queue_k[: len(queue_k) // width * width].reshape(-1, width)
-            pi_k[windows_gw] = _flights(pi_k[windows_gw], balance_kc[windows_gw], source)
+            pi_k[windows_gw] = _flights(pi_k[windows_gw], _free_directions_of(balance_kc[windows_gw]), source)
             queue_k = queue_k[undecided(pi_k[queue_k])]
         window, entered = queue_k[:width], width
         while len(window) > 1:
@@ -237,10 +237,10 @@ def _free_directions(balance_wc: FloatArray) -> FloatArray:
     return direction_rw
 
 
-def _flights(pi_gw: FloatArray, balance_gwc: FloatArray, source: RandomSource) -> FloatArray:
-    """``_free_directions`` and ``_flight`` for g windows of w clients at a time; at most c a window stay undecided.
+def _free_directions_of(balance_gwc: FloatArray) -> FloatArray:
+    """``_free_directions`` of g windows at a time, (g, w - c, w).
 
-    A column that is a sum of others within its window holds one client there instead: w - c directions are left in all.
+    A column that is a sum of others within its window holds one client there instead: all keep w - c directions.
     """
     num_windows, width, columns = balance_gwc.shape
     g = np.arange(num_windows)
@@ -264,8 +264,13 @@ def _flights(pi_gw: FloatArray, balance_gwc: FloatArray, source: RandomSource) -
     np.put_along_axis(direction_grw, free_gr[:, :, None], 1.0, axis=2)
     held_grc = -np.take_along_axis(rest_gcw, free_gr[:, None, :], axis=2).transpose(0, 2, 1)
     np.put_along_axis(direction_grw, np.broadcast_to(pivot_gc[:, None, :], held_grc.shape), held_grc, axis=2)
-    pi_gw, end_gw = pi_gw.copy(), np.full((num_windows, width), np.nan)
-    for step in range(width - columns):
+    return direction_grw
+
+
+def _flights(pi_gw: FloatArray, direction_grw: FloatArray, source: RandomSource) -> FloatArray:
+    """``_flight`` of g windows at a time, which decides a client a direction; reuses the memory of these."""
+    g, end_gw = np.arange(len(pi_gw)), np.full(pi_gw.shape, np.nan)
+    for step in range(direction_grw.shape[1]):
         step_gw = direction_grw[:, step].copy()
         step_gw[np.abs(step_gw) <= _RANK_TOLERANCE * np.abs(step_gw).max(axis=1, keepdims=True)] = 0.0
         reach_2gw = np.stack([pi_gw, 1 - pi_gw]) / step_gw
