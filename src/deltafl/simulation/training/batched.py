@@ -10,7 +10,7 @@ One small model is too little work for torch's calls. Here parameters are (n, D)
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -44,6 +44,9 @@ Forward = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
 
 #: Floats in 64 bytes, to which vector instructions are aligned.
 ALIGNMENT = 16
+
+#: Numbers of the inputs that are gathered at once: 1 MiB, which stays in a core's caches.
+_STRETCH_NUMBERS = 2**18
 
 
 class LocalJob(NamedTuple):
@@ -82,6 +85,14 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
     return Schedule(jobs, order, steps_n, torch.from_numpy(rows_knb), torch.from_numpy(weight_knb))
 
 
+class Stretch(NamedTuple):
+    """The examples of k steps of the same n clients."""
+
+    x: torch.Tensor  # (k, n, B, ...)
+    y: torch.Tensor  # (k, n, B)
+    weight_knb: torch.Tensor
+
+
 class BatchedTrainer:
     """Trains cohorts of models for which ``route.vectorized_incompatibility`` is None; pads minibatches to ``width``.
 
@@ -112,53 +123,66 @@ class BatchedTrainer:
         self, jobs: Sequence[LocalJob], params_d: Params, drift_d: Params | None = None, squares: bool = False
     ) -> list[LocalResult]:
         """``serial.train_serial`` for each of at least one client; ``drift_d`` is (d,) for all, or (n, d)."""
-        schedule = schedule_of(jobs, self._work, self._width)
-        rows_knb, weight_knb = schedule.rows_knb.to(self._device), schedule.weight_knb.to(self._device)
-        state = _State(len(jobs), self._shapes, params_d, self._work, squares, self._device)
-        drift_nd = None
-        if drift_d is not None:
-            drift_nd = torch.tensor(drift_d if drift_d.ndim == 1 else drift_d[schedule.order])
-            drift_nd = state.padded(drift_nd / torch.from_numpy(schedule.steps_n)[:, None])
-        noisy = any(job.noise is not None for job in jobs)
-        active_k = np.searchsorted(-schedule.steps_n, -np.arange(len(rows_knb)))
-        for step, active in enumerate(active_k.tolist()):
-            active_jobs, weight_nb = schedule.jobs[:active], weight_knb[step, :active]
-            x, y = self._examples(active_jobs, rows_knb[step, :active], weight_nb)
-            weighted_nb = self._differentiate(state, active, x, y, weight_nb)
-            state.add_losses(weighted_nb.detach().double(), weight_nb)
-            if noisy:
-                noise_nd = _noise(active_jobs, len(params_d))
-                state.gradient_nd[:active, : len(params_d)].add_(noise_nd.to(self._device))
-            state.step(active, self._work, drift_nd)
-        return state.results(schedule, self._work.rate)
+        with torch.inference_mode(self._chain is not None):  # calls are a third faster
+            schedule = schedule_of(jobs, self._work, self._width)
+            state = _State(len(jobs), self._shapes, params_d, self._work, squares, self._device)
+            drift_nd = None
+            if drift_d is not None:
+                drift_nd = torch.tensor(drift_d if drift_d.ndim == 1 else drift_d[schedule.order])
+                drift_nd = state.padded(drift_nd / torch.from_numpy(schedule.steps_n)[:, None])
+            noisy = any(job.noise is not None for job in jobs)
+            for some in self._stretches(schedule):
+                active = some.weight_knb.shape[1]
+                differentiate = self._differentiation(state, some)
+                losses, norms = [], []
+                for step in range(len(some.weight_knb)):
+                    losses.append(differentiate(step))
+                    if noisy:
+                        noise_nd = _noise(schedule.jobs[:active], len(params_d))
+                        state.gradient_nd[:active, : len(params_d)].add_(noise_nd.to(self._device))
+                    norms.append(state.step(active, self._work, drift_nd))
+                state.add_losses(torch.stack(losses).view(some.weight_knb.shape), some.weight_knb)
+                state.add_norms(torch.stack(norms))
+            return state.results(schedule, self._work.rate)
 
-    def _examples(
-        self, jobs: Sequence[LocalJob], rows_nb: torch.Tensor, weight_nb: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Padded minibatches (n, B, ...)."""
-        x, y = self._fetch(rows_nb.reshape(-1))
-        x, y = x.view(*rows_nb.shape, *x.shape[1:]), y.view(*rows_nb.shape, *y.shape[1:])
-        for i, job in enumerate(jobs):
-            if job.augment is not None:
-                size = int((weight_nb[i] > 0).sum())
-                x[i, :size] = job.augment(x[i, :size])
-        return x, y
-
-    def _differentiate(
-        self, state: "_State", active: int, x: torch.Tensor, y: torch.Tensor, weight_nb: torch.Tensor
-    ) -> torch.Tensor:
-        """Write the gradients of the first clients' minibatch losses; returns weight_b loss_b, (n, B)."""
-        params, gradients = state.parts(active)
+    def _stretches(self, schedule: Schedule) -> Iterator[Stretch]:
+        """The examples of one or more steps at a time, as many as a core's cache holds, all with the same clients."""
+        active_k = np.searchsorted(-schedule.steps_n, -np.arange(len(schedule.rows_knb)))
+        first, most = 0, 1
         if self._chain is not None:
-            return self._chain.differentiate(params, x, y, weight_nb, gradients)
-        # The parameters are cast here, not by autocast, which does not reach into torch.vmap.
-        params = [part.detach().to(self._dtype).requires_grad_() for part in params]
-        output = self._forward(params, x.to(self._dtype) if x.is_floating_point() else x)
-        weighted_nb = self._losses(output.float(), y) * weight_nb
-        found = torch.autograd.grad(weighted_nb.sum(), params, materialize_grads=True)
-        for own, gradient in zip(gradients, found, strict=True):
-            own.copy_(gradient)
-        return weighted_nb
+            most = max(1, _STRETCH_NUMBERS // (schedule.rows_knb[0].numel() * self._chain.num_inputs))
+        while first < len(active_k):
+            active = int(active_k[first])
+            last = min(first + most, int(schedule.steps_n[active - 1]))
+            rows_knb = schedule.rows_knb[first:last, :active].to(self._device)
+            weight_knb = schedule.weight_knb[first:last, :active].to(self._device)
+            x, y = self._fetch(rows_knb.reshape(-1))
+            x, y = x.view(*rows_knb.shape, *x.shape[1:]), y.view(*rows_knb.shape, *y.shape[1:])
+            for i, job in enumerate(schedule.jobs[:active]):
+                if job.augment is not None:
+                    for step, size in enumerate((weight_knb[:, i] > 0).sum(dim=1).tolist()):
+                        x[step, i, :size] = job.augment(x[step, i, :size])
+            yield Stretch(x, y, weight_knb)
+            first = last
+
+    def _differentiation(self, state: "_State", some: Stretch) -> Callable[[int], torch.Tensor]:
+        """A function that writes the gradients of a step's losses sum_b weight_b loss_b; it returns loss_b, (n, B)."""
+        params, gradients = state.parts(some.weight_knb.shape[1])
+        if self._chain is not None:
+            return self._chain.differentiation(params, gradients, some)
+
+        def differentiate(step: int) -> torch.Tensor:
+            x, y, weight_nb = (part[step] for part in some)
+            # The parameters are cast here, not by autocast, which does not reach into torch.vmap.
+            own = [part.detach().to(self._dtype).requires_grad_() for part in params]
+            output = self._forward(own, x.to(self._dtype) if x.is_floating_point() else x)
+            loss_nb = self._losses(output.float(), y)
+            found = torch.autograd.grad((loss_nb * weight_nb).sum(), own, materialize_grads=True)
+            for gradient, value in zip(gradients, found, strict=True):
+                gradient.copy_(value)
+            return loss_nb.detach()
+
+        return differentiate
 
 
 class _State:
@@ -197,20 +221,30 @@ class _State:
         pieces = torch.split(vector_nd[:, : self._num_params], sizes, dim=1)
         return [piece.view(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
-    def add_losses(self, weighted_nb: torch.Tensor, weight_nb: torch.Tensor) -> None:
-        """Add up the first clients' minibatch losses from weight_b loss_b, float64."""
-        active = len(weighted_nb)
-        self._sum_3n[0, :active].add_(_row_sums(weighted_nb))
+    def add_losses(self, loss_knb: torch.Tensor, weight_knb: torch.Tensor) -> None:
+        """Add up the first clients' minibatch losses of some steps, sum_b weight_b loss_b, in float64."""
+        weighted_knb = (loss_knb * weight_knb).double()
+        self._add(0, _sums(weighted_knb))
         if self._squares:  # w l^2 = (w l)^2 / w, and all examples of a minibatch have the weight of its first
-            self._sum_3n[1, :active].add_(_row_sums(weighted_nb.square()) / weight_nb[:, 0].double())
+            self._add(1, _sums(weighted_knb.square_()) / weight_knb[:, :, 0].double())
 
-    def step(self, active: int, work: LocalWork, drift_nd: torch.Tensor | None) -> None:
-        """Move the first clients along their gradients; reuses the memory of these."""
+    def add_norms(self, norm_kn: torch.Tensor) -> None:
+        """Add up the first clients' squared gradient norms of some steps."""
+        self._add(2, norm_kn.square())
+
+    def _add(self, place: int, value_kn: torch.Tensor) -> None:
+        sum_n = self._sum_3n[place, : value_kn.shape[1]]
+        for value_n in value_kn:  # one after the other, however many steps there are at once
+            sum_n += value_n
+
+    def step(self, active: int, work: LocalWork, drift_nd: torch.Tensor | None) -> torch.Tensor:
+        """Move the first clients along their gradients, whose norms it returns; reuses the memory of the gradients."""
         gradient_nd = self.gradient_nd[:active]
-        self._sum_3n[2, :active].add_(squared_norm(gradient_nd, dim=1))
+        norm_n: torch.Tensor = torch.linalg.vector_norm(gradient_nd, dim=1, dtype=torch.float64)
         self._gradient_sum_nd[:active].add_(gradient_nd)
         moved = (self._current_nd[:active], gradient_nd, self._start_nd[:active], self._velocity_nd[:active])
         take_step(*moved, work, None if drift_nd is None else drift_nd[:active])
+        return norm_n
 
     def results(self, schedule: Schedule, rate: float) -> list[LocalResult]:
         """The results of all clients in the order in which they were given."""
@@ -234,19 +268,38 @@ def _noise(jobs: Sequence[LocalJob], num_params: int) -> torch.Tensor:
     return torch.from_numpy(noise_nd)
 
 
-def _row_sums(wide_nb: torch.Tensor) -> torch.Tensor:
+def _sums(wide_knb: torch.Tensor) -> torch.Tensor:
     """Sums over examples; on a CPU by NumPy, whose order of addition recorded runs have."""
-    return torch.from_numpy(wide_nb.numpy().sum(axis=1)) if wide_nb.device.type == "cpu" else wide_nb.sum(dim=1)
+    return torch.from_numpy(wide_knb.numpy().sum(axis=2)) if wide_knb.device.type == "cpu" else wide_knb.sum(dim=2)
+
+
+class _Dense(NamedTuple):
+    """A linear layer of n models."""
+
+    weight: torch.Tensor  # (n, C, F)
+    bias: torch.Tensor | None  # (n, C, 1)
+    more: int  # zero features that make C F floats a multiple of 64 bytes
+
+    def __call__(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The inputs (n, F, B) with the zero features, and the outputs (n, C, B)."""
+        weight = self.weight
+        if self.more > 0:
+            weight, h = functional.pad(weight, (0, self.more)), functional.pad(h, (0, 0, 0, self.more))
+        return h, torch.bmm(weight, h) if self.bias is None else torch.baddbmm(self.bias, weight, h)
 
 
 class DenseChain:
     """Vectorized form of a ``Sequential`` of Flatten, linear layers, ReLU, tanh and sigmoid; make it with ``of``.
 
     Its gradients are written out: in small models autograd takes as long as the products.
+
+    Attributes:
+        num_inputs: Numbers of an example.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._layers = layers
+        self.num_inputs = next((layer.in_features for layer in layers if isinstance(layer, nn.Linear)), 1)
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
@@ -265,67 +318,70 @@ class DenseChain:
 
     def __call__(self, params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """Outputs (n, C, B) of inputs (n, B, ...)."""
-        return self._forward(params, x)[1][-1]
+        return _forward(self._bound(params), x.flatten(2).transpose(1, 2))[1][-1]
 
-    def differentiate(
-        self,
-        params: Sequence[torch.Tensor],
-        x: torch.Tensor,
-        y: torch.Tensor,
-        weight_nb: torch.Tensor,
-        gradients: Sequence[torch.Tensor],
-    ) -> torch.Tensor:
-        """Write the gradients of sum_b weight_b loss_b of the cross-entropy; returns weight_b loss_b, (n, B)."""
-        before, after = self._forward(params, x)
-        log_share = functional.log_softmax(after[-1], dim=1)
-        label = y[:, None]
-        weighted_nb = -log_share.gather(1, label)[:, 0] * weight_nb
-        delta = log_share.exp_().scatter_add_(1, label, log_share.new_full((), -1.0).expand(label.shape))
-        delta *= weight_nb[:, None]
-        place = len(gradients)
-        for layer, h, output in zip(reversed(self._layers), reversed(before), reversed(after), strict=True):
-            if isinstance(layer, nn.Linear):
-                if layer.bias is not None:
+    def differentiation(
+        self, params: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], some: Stretch
+    ) -> Callable[[int], torch.Tensor]:
+        """As ``BatchedTrainer._differentiation``, for the cross-entropy; the losses are (n, 1, B)."""
+        layers = self._bound(params)
+        x_k = some.x.flatten(3).transpose(2, 3).unbind()
+        label_k, weight_k = some.y[:, :, None].unbind(), some.weight_knb[:, :, None].unbind()
+        minus_one = torch.full((), -1.0).expand(label_k[0].shape)
+
+        def differentiate(step: int) -> torch.Tensor:
+            before, after = _forward(layers, x_k[step])
+            log_share, label = functional.log_softmax(after[-1], dim=1), label_k[step]
+            loss = log_share.gather(1, label).neg_()
+            delta = log_share.exp_().scatter_add_(1, label, minus_one).mul_(weight_k[step])
+            place = len(gradients)
+            for layer, h, output in zip(reversed(layers), reversed(before), reversed(after), strict=True):
+                if isinstance(layer, _Dense):
+                    if layer.bias is not None:
+                        place -= 1
+                        torch.sum(delta, dim=2, out=gradients[place])
                     place -= 1
-                    torch.sum(delta, dim=2, out=gradients[place])
-                place -= 1
-                gradients[place].copy_(torch.bmm(delta, h.transpose(1, 2))[:, :, : gradients[place].shape[2]])
-                if place > 0:
-                    delta = torch.bmm(params[place].transpose(1, 2), delta)
-            elif isinstance(layer, nn.ReLU):
-                delta = delta * (output > 0)
-            else:
-                slope = 1 - output * output if isinstance(layer, nn.Tanh) else output * (1 - output)
-                delta = delta * slope
-        return weighted_nb
+                    gradient = torch.bmm(delta, h.transpose(1, 2))
+                    gradients[place].copy_(gradient[:, :, : -layer.more] if layer.more > 0 else gradient)
+                    if place > 0:
+                        delta = torch.bmm(layer.weight.transpose(1, 2), delta)
+                elif isinstance(layer, nn.ReLU):
+                    delta = delta * (output > 0)
+                else:
+                    slope = 1 - output * output if isinstance(layer, nn.Tanh) else output * (1 - output)
+                    delta = delta * slope
+            return loss
 
-    def _forward(
-        self, params: Sequence[torch.Tensor], x: torch.Tensor
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Inputs and outputs of every layer, (n, features, B), the fastest memory order for the products."""
-        before, after = [], []
-        h = x.flatten(2).transpose(1, 2)
-        remaining = iter(params)
+        return differentiate
+
+    def _bound(self, params: Sequence[torch.Tensor]) -> list[nn.Module | _Dense]:
+        """The layers with the parameters of n models."""
+        remaining, bound = iter(params), list[nn.Module | _Dense]()
         for layer in self._layers:
             if isinstance(layer, nn.Linear):
-                weight, h = _aligned(next(remaining), h)
+                weight = next(remaining)
+                # Else rounding would depend on where a client's matrix starts, and with F = 1 on the number of clients.
+                aligned = weight[0].numel() % ALIGNMENT == 0 and weight.shape[2] > 1
                 biased = layer.bias is not None
-                output = torch.baddbmm(next(remaining)[:, :, None], weight, h) if biased else torch.bmm(weight, h)
+                bias = next(remaining)[:, :, None] if biased else None
+                bound.append(_Dense(weight, bias, 0 if aligned else -weight.shape[2] % ALIGNMENT))
             else:
-                output = layer(h)
-            before.append(h)
-            after.append(output)
-            h = output
-        return before, after
+                bound.append(layer)
+        return bound
 
 
-def _aligned(weight: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights (n, C, F) and inputs (n, F, B); zero features make C F floats a multiple of 64 bytes."""
-    # Else rounding would depend on where a client's matrix starts, and with F = 1 on the number of clients.
-    if weight[0].numel() % ALIGNMENT == 0 and weight.shape[2] > 1:
-        return weight, h
-    more = -weight.shape[2] % ALIGNMENT
-    return functional.pad(weight, (0, more)), functional.pad(h, (0, 0, 0, more))
+def _forward(layers: Sequence[nn.Module | _Dense], h: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Inputs and outputs of every layer, (n, features, B), the fastest memory order for the products."""
+    before, after = [], []
+    for layer in layers:
+        if isinstance(layer, _Dense):
+            h, output = layer(h)
+        else:
+            output = layer(h)
+        before.append(h)
+        after.append(output)
+        h = output
+    return before, after
 
 
 def own_form(model: nn.Module) -> Forward | None:
