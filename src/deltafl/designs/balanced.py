@@ -309,7 +309,10 @@ def _first_large(part_k: list[float]) -> tuple[int, float]:
     size_k = list(map(abs, part_k))
     largest = max(size_k)
     least = _LARGE * largest
-    return next((place for place, size in enumerate(size_k) if size > least), 0), largest
+    for place, size in enumerate(size_k):
+        if size > least:
+            return place, largest
+    return 0, largest
 
 
 def _flight(pi_w: FloatArray, direction_rw: FloatArray, source: RandomSource) -> FloatArray:
@@ -318,37 +321,45 @@ def _flight(pi_w: FloatArray, direction_rw: FloatArray, source: RandomSource) ->
     A line is followed to one of its two ends in the unit cube, such that the mean of where we end is where we are.
     """
     way_2w, end = np.array([pi_w, 1 - pi_w]), dict[int, float]()  # to 0 and to 1, and where the decided ones ended
+    widest = float(np.abs(direction_rw).max())  # no entry is larger
     while len(direction_rw) > 0:
         step_w = direction_rw[0]
         # Steps until each client is at its end, backwards and forwards; one that stays where it is never gets there.
         reach_2w = way_2w / step_w
         reach_2w = np.maximum(reach_2w, -reach_2w[::-1])
-        behind, ahead = np.minimum.reduce(reach_2w, axis=1)
+        behind, ahead = np.minimum.reduce(reach_2w, axis=1).tolist()
         forwards = source.chance(behind / (ahead + behind))
         reach_w, step = (reach_2w[1], ahead) if forwards else (reach_2w[0], -behind)
         moved_w = way_2w[0] + step * step_w
         # Rounding must not leave those undecided that get there together.
-        for client in np.flatnonzero(reach_w <= abs(step) * (1 + _TOGETHER)).tolist():
+        decided = (reach_w <= abs(step) * (1 + _TOGETHER)).nonzero()[0].tolist()
+        for client in decided:
             moved_w[client] = (step_w[client] > 0) == forwards
         way_2w[0], way_2w[1] = moved_w, 1 - moved_w
-        decided = np.flatnonzero(~way_2w.all(axis=0)).tolist()
+        if np.count_nonzero(way_2w) < way_2w.size - len(decided):  # another one got there by rounding
+            decided = (way_2w == 0).any(axis=0).nonzero()[0].tolist()
         for client in decided:
-            end[client] = moved_w[client]
-            direction_rw = _without(direction_rw, client)
-        direction_rw[:, decided], way_2w[:, decided] = 0.0, 0.5  # from now on nothing moves them
+            end[client] = float(moved_w[client])
+            direction_rw, widest = _without(direction_rw, client, widest)
+        for client in decided:  # from now on nothing moves them
+            direction_rw[:, client] = 0.0
+            way_2w[:, client] = 0.5
     way_2w[0, list(end)] = list(end.values())
     return np.asarray(way_2w[0])
 
 
-def _without(direction_rw: FloatArray, client: int) -> FloatArray:
-    """The directions in the span of the given ones that leave one client where it is: one fewer, in their place."""
+def _without(direction_rw: FloatArray, client: int, widest: float) -> tuple[FloatArray, float]:
+    """The directions in the span of the given ones that leave one client where it is: one fewer, in their place.
+
+    No entry of what is given is larger than ``widest``; the second result is such a bound for what is returned.
+    """
     if len(direction_rw) == 0:
-        return direction_rw
+        return direction_rw, widest
     pivot, size = _first_large(direction_rw[:, client].tolist())
-    if size <= _RANK_TOLERANCE * np.abs(direction_rw).max():
-        return direction_rw
+    if size <= _RANK_TOLERANCE * widest and size <= _RANK_TOLERANCE * np.abs(direction_rw).max():
+        return direction_rw, widest
     lost_w = direction_rw[pivot].copy()
     direction_rw[pivot] = direction_rw[0]
     rest_rw = direction_rw[1:]
     rest_rw -= (rest_rw[:, client] / lost_w[client])[:, None] * lost_w
-    return rest_rw
+    return rest_rw, widest * (1 + 1 / _LARGE)

@@ -28,7 +28,7 @@ from .serial import (
     Noise,
     is_cross_entropy,
     losses_of,
-    minibatches,
+    passes,
     result_of,
     squared_norm,
 )
@@ -70,19 +70,25 @@ class Schedule(NamedTuple):
 
 def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedule:
     """Draw the minibatches of at least one client, and pad each to ``width`` examples."""
-    drawn = [minibatches(len(job.rows), work, job.rng) for job in jobs]
-    order = sorted(range(len(jobs)), key=lambda i: -len(drawn[i]))
-    jobs, drawn = [jobs[i] for i in order], [drawn[i] for i in order]
-    shape = (len(drawn[0]), len(jobs), width)
-    rows_knb, weight_knb = np.empty(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
-    for i, (job, own) in enumerate(zip(jobs, drawn, strict=True)):
-        rows_knb[:, i] = job.rows[0]
-        size_k = np.array([len(batch) for batch in own])
-        used_kb = np.arange(width) < size_k[:, None]
-        rows_knb[: len(own), i][used_kb] = job.rows[np.concatenate(own)]
-        weight_knb[: len(own), i][used_kb] = np.repeat((1 / size_k).astype(np.float32), size_k)
-    steps_n = np.array([len(own) for own in drawn])
-    return Schedule(jobs, order, steps_n, torch.from_numpy(rows_knb), torch.from_numpy(weight_knb))
+    steps = [work.num_steps(len(job.rows)) for job in jobs]
+    order = sorted(range(len(jobs)), key=lambda i: -steps[i])
+    jobs, steps_n = [jobs[i] for i in order], np.array([steps[i] for i in order])
+    shape = (len(jobs), int(steps_n[0]), width)
+    rows_nkb, weight_nkb = np.empty(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+    for job, rows_kb, weight_kb, num_steps in zip(jobs, rows_nkb, weight_nkb, steps_n.tolist(), strict=True):
+        num_examples = len(job.rows)
+        orders, size = passes(num_examples, work, job.rng)
+        whole = -(-num_examples // size) * size
+        place_pe = np.zeros((len(orders), whole), dtype=np.int64)  # of examples among the client's; 0 for padding
+        place_pe[:, :num_examples] = orders
+        rows_kb[:] = job.rows[0]
+        rows_kb[:num_steps, :size] = job.rows[place_pe.reshape(-1, size)[:num_steps]]
+        weight_kb[:num_steps, :size] = 1 / size
+        rest = num_examples % size
+        if rest > 0:  # the last minibatch of each pass
+            weight_kb[whole // size - 1 : num_steps : whole // size] = np.where(np.arange(width) < rest, 1 / rest, 0)
+    rows_knb, weight_knb = (torch.from_numpy(part.swapaxes(0, 1).copy()) for part in (rows_nkb, weight_nkb))
+    return Schedule(list(jobs), order, steps_n, rows_knb, weight_knb)
 
 
 class Stretch(NamedTuple):
@@ -248,7 +254,7 @@ class _State:
 
     def results(self, schedule: Schedule, rate: float) -> list[LocalResult]:
         """The results of all clients in the order in which they were given."""
-        update_nd = (self._current_nd - self._start_nd)[:, : self._num_params].cpu()
+        update_nd = (self._current_nd - self._start_nd)[:, : self._num_params].cpu().numpy()
         if not self._squares:
             self._sum_3n[1] = math.nan
         loss_n, square_loss_n, square_n = self._sum_3n.tolist()

@@ -92,7 +92,8 @@ class FastTrainer:
             self._gradient_sum_d += self._gradient_d
             square_sum += squared_norm(self._gradient_d).item()
             take_step(self._current_d, self._gradient_d, self._start_d, self._velocity_d, work, drift_step_d)
-        update_d, norm_of_sum = self._current_d - self._start_d, squared_norm(self._gradient_sum_d).item()
+        update_d: Params = (self._current_d - self._start_d).cpu().numpy()
+        norm_of_sum = squared_norm(self._gradient_sum_d).item()
         return result_of(update_d, loss_sum, square_loss_sum, square_sum, norm_of_sum, len(batches), work.rate)
 
 

@@ -86,7 +86,7 @@ class LocalResult(NamedTuple):
 
 
 def result_of(
-    update_d: torch.Tensor,
+    update_d: Params,
     loss_sum: float,
     square_loss_sum: float,
     square_sum: float,
@@ -97,7 +97,7 @@ def result_of(
     """The result from sums over the steps: of losses and norm(g_k)^2, and norm(sum_k g_k)^2."""
     variance = rate * rate * (square_sum / num_steps - squared_norm_of_sum / (num_steps * num_steps))
     return LocalResult(
-        update_d=update_d.cpu().numpy(),
+        update_d=update_d,
         loss=loss_sum / num_steps,
         square_loss=square_loss_sum / num_steps,
         step_variance=0.0 if variance < 0 or num_steps == 1 else variance,  # NaN if the training diverged
@@ -105,15 +105,18 @@ def result_of(
     )
 
 
+def passes(num_examples: int, work: LocalWork, rng: np.random.Generator) -> tuple[list[IntArray], int]:
+    """The orders of a client's examples, one for each pass, and the size of its minibatches."""
+    size = num_examples if work.batch_size is None else min(work.batch_size, num_examples)
+    number = -(-work.num_steps(num_examples) // -(-num_examples // size))
+    return [rng.permutation(num_examples) for _ in range(number)], size
+
+
 def minibatches(num_examples: int, work: LocalWork, rng: np.random.Generator) -> list[IntArray]:
     """The rows of each local step; all passes are drawn from ``rng`` in order, so every path sees the same ones."""
-    size = num_examples if work.batch_size is None else min(work.batch_size, num_examples)
-    num_steps = work.num_steps(num_examples)
-    batches: list[IntArray] = []
-    while len(batches) < num_steps:
-        order = rng.permutation(num_examples)
-        batches += [order[start : start + size] for start in range(0, num_examples, size)]
-    return batches[:num_steps]
+    orders, size = passes(num_examples, work, rng)
+    batches = [order[start : start + size] for order in orders for start in range(0, num_examples, size)]
+    return batches[: work.num_steps(num_examples)]
 
 
 def train_serial(
@@ -172,7 +175,8 @@ def train_serial(
         velocity_d = work.momentum * velocity_d + gradient_d + work.proximal * (current_d - start_d)
         current_d = current_d - work.rate * velocity_d + drift_step_d
     norm_of_sum = gradient_sum_d.square().sum().item()
-    return result_of(current_d - start_d, loss_sum, square_loss_sum, square_sum, norm_of_sum, len(batches), work.rate)
+    update_d: Params = (current_d - start_d).cpu().numpy()
+    return result_of(update_d, loss_sum, square_loss_sum, square_sum, norm_of_sum, len(batches), work.rate)
 
 
 def _gradient(model: torch.nn.Module, batch_loss: torch.Tensor) -> torch.Tensor:
