@@ -45,8 +45,8 @@ Forward = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
 #: Floats in 64 bytes, to which vector instructions are aligned.
 ALIGNMENT = 16
 
-#: Numbers of the inputs that are gathered at once: 4 MiB, about what stays in a core's caches.
-_STRETCH_NUMBERS = 2**20
+#: Numbers of the inputs that are gathered at once: 8 MiB.
+_STRETCH_NUMBERS = 2**21
 
 
 class LocalJob(NamedTuple):
@@ -131,12 +131,13 @@ class BatchedTrainer:
         """``serial.train_serial`` for each of at least one client; ``drift_d`` is (d,) for all, or (n, d)."""
         with torch.inference_mode(self._chain is not None):  # calls are a third faster
             schedule = schedule_of(jobs, self._work, self._width)
-            state = _State(len(jobs), self._shapes, params_d, self._work, squares, self._device)
+            state = _State(len(jobs), len(schedule.rows_knb), self._shapes, params_d, self._work, squares, self._device)
             drift_nd = None
             if drift_d is not None:
                 drift_nd = torch.tensor(drift_d if drift_d.ndim == 1 else drift_d[schedule.order])
                 drift_nd = state.padded(drift_nd / torch.from_numpy(schedule.steps_n)[:, None])
             noisy = any(job.noise is not None for job in jobs)
+            first = 0
             for some in self._stretches(schedule):
                 active = some.weight_knb.shape[1]
                 differentiate = self._differentiation(state, some)
@@ -147,12 +148,12 @@ class BatchedTrainer:
                         noise_nd = _noise(schedule.jobs[:active], len(params_d))
                         state.gradient_nd[:active, : len(params_d)].add_(noise_nd.to(self._device))
                     norms.append(state.step(active, self._work, drift_nd))
-                state.add_losses(torch.stack(losses).view(some.weight_knb.shape), some.weight_knb)
-                state.add_norms(torch.stack(norms))
+                state.note(first, some, torch.stack(losses).view(some.weight_knb.shape), torch.stack(norms))
+                first += len(losses)
             return state.results(schedule, self._work.rate)
 
     def _stretches(self, schedule: Schedule) -> Iterator[Stretch]:
-        """The examples of one or more steps at a time, as many as a core's cache holds, all with the same clients."""
+        """The examples of one or more steps at a time, as many as fit into a few MiB, all with the same clients."""
         active_k = np.searchsorted(-schedule.steps_n, -np.arange(len(schedule.rows_knb)))
         first, most = 0, 1
         if self._chain is not None:
@@ -197,6 +198,7 @@ class _State:
     def __init__(
         self,
         n: int,
+        num_steps: int,
         shapes: Sequence[torch.Size],
         params_d: Params,
         work: LocalWork,
@@ -209,7 +211,10 @@ class _State:
         self._current_nd = self._start_nd.clone(memory_format=torch.contiguous_format)
         self.gradient_nd, self._gradient_sum_nd = torch.zeros_like(self._current_nd), torch.zeros_like(self._current_nd)
         self._velocity_nd = torch.zeros(n, self._width if work.momentum > 0 else 0, device=device)
-        self._sum_3n = torch.zeros(3, n, dtype=torch.float64, device=device)
+        # Each step's losses, squared losses and squared gradient norms; 0 for those who have ended.
+        self._value_3kn = torch.zeros(3, num_steps, n, dtype=torch.float64, device=device)
+        if not squares:
+            self._value_3kn[1] = math.nan
         self._parts: tuple[int, list[torch.Tensor], list[torch.Tensor]] = (0, [], [])
 
     def padded(self, vector_nd: torch.Tensor) -> torch.Tensor:
@@ -227,21 +232,15 @@ class _State:
         pieces = torch.split(vector_nd[:, : self._num_params], sizes, dim=1)
         return [piece.view(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
-    def add_losses(self, loss_knb: torch.Tensor, weight_knb: torch.Tensor) -> None:
-        """Add up the first clients' minibatch losses of some steps, sum_b weight_b loss_b, in float64."""
-        weighted_knb = (loss_knb * weight_knb).double()
-        self._add(0, _sums(weighted_knb))
+    def note(self, first: int, some: "Stretch", loss_knb: torch.Tensor, norm_kn: torch.Tensor) -> None:
+        """Note the losses sum_b weight_b loss_b and the gradient norms of a stretch that begins with step ``first``."""
+        num_steps, active = norm_kn.shape
+        value_3kn = self._value_3kn[:, first : first + num_steps, :active]
+        weighted_knb = (loss_knb * some.weight_knb).double()
+        value_3kn[0] = _sums(weighted_knb)
         if self._squares:  # w l^2 = (w l)^2 / w, and all examples of a minibatch have the weight of its first
-            self._add(1, _sums(weighted_knb.square_()) / weight_knb[:, :, 0].double())
-
-    def add_norms(self, norm_kn: torch.Tensor) -> None:
-        """Add up the first clients' squared gradient norms of some steps."""
-        self._add(2, norm_kn.square())
-
-    def _add(self, place: int, value_kn: torch.Tensor) -> None:
-        sum_n = self._sum_3n[place, : value_kn.shape[1]]
-        for value_n in value_kn:  # one after the other, however many steps there are at once
-            sum_n += value_n
+            value_3kn[1] = _sums(weighted_knb.square_()) / some.weight_knb[:, :, 0].double()
+        value_3kn[2] = norm_kn.square()
 
     def step(self, active: int, work: LocalWork, drift_nd: torch.Tensor | None) -> torch.Tensor:
         """Move the first clients along their gradients, whose norms it returns; reuses the memory of the gradients."""
@@ -255,9 +254,8 @@ class _State:
     def results(self, schedule: Schedule, rate: float) -> list[LocalResult]:
         """The results of all clients in the order in which they were given."""
         update_nd = (self._current_nd - self._start_nd)[:, : self._num_params].cpu().numpy()
-        if not self._squares:
-            self._sum_3n[1] = math.nan
-        loss_n, square_loss_n, square_n = self._sum_3n.tolist()
+        # One after the other, however many steps were taken at once.
+        loss_n, square_loss_n, square_n = np.add.accumulate(self._value_3kn.cpu().numpy(), axis=1)[:, -1].tolist()
         norm_n, steps_n = squared_norm(self._gradient_sum_nd, dim=1).tolist(), schedule.steps_n.tolist()
         return [
             result_of(update_nd[i], loss_n[i], square_loss_n[i], square_n[i], norm_n[i], steps_n[i], rate)
