@@ -1,9 +1,9 @@
-"""How long it takes to start: importing deltafl, ``deltafl --help``, and the first round of the digits demo.
+"""How long whole commands take: ``import deltafl``, ``deltafl --help``, a first round, the demo, 20 seeds.
 
     python benchmarks/startup.py [--repeats 15] [--out result.json]
 
 Whole processes by the wall clock and in CPU time, in turns, each once before the first turn so that files are in memory
-and compiled. Python alone and NumPy alone are beside them: the rest is ours.
+and compiled. Python alone and NumPy alone are beside them: the rest is ours. Comparisons run in every third turn.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from pathlib import Path
 from timing import machine, versions
 
 PUBLIC = "import deltafl; [getattr(deltafl, name) for name in deltafl.__all__]"
+SIX = "full,census,uniform,pracdelta,innovation,balanced"
 COMMANDS = {
     "python": ["-c", "pass"],
     "import numpy": ["-c", "import numpy"],
@@ -29,13 +30,24 @@ COMMANDS = {
     "import torch": ["-c", "import torch"],
     "digits, first round": ["-m", "deltafl", "run", "--task", "digits", "--rounds", "1", "--out"],
 }
+#: Their processes are not in the CPU time.
+COMPARISONS = {
+    "demo": ["-m", "deltafl", "compare", "--out"],
+    "20 seeds, 6 samplers": ["-m", "deltafl", "compare", "--seeds", "20", "--samplers", SIX, "--out"],
+}
 #: Seconds that are aimed at, by the wall clock.
-TARGETS = {"import deltafl": 0.15, "deltafl --help": 0.3, "digits, first round": 3.0}
+TARGETS = {
+    "import deltafl": 0.15,
+    "deltafl --help": 0.3,
+    "digits, first round": 3.0,
+    "demo": 16.0,
+    "20 seeds, 6 samplers": 180.0,
+}
 
 
 def seconds_of(arguments: list[str], folder: str) -> tuple[float, float]:
     """Wall and CPU seconds of one process."""
-    out = [tempfile.mkdtemp(dir=folder)] if arguments[-1] == "--out" else []
+    out = [f"{tempfile.mkdtemp(dir=folder)}/new"] if arguments[-1] == "--out" else []
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     subprocess.run([sys.executable, *arguments, *out], check=True, capture_output=True)
@@ -49,10 +61,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15, help="turns, >= 1")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args()
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in (*COMMANDS, *COMPARISONS)}
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(options.repeats + 1):
-            for name, arguments in COMMANDS.items():
+            for name, arguments in (COMMANDS | (COMPARISONS if turn % 3 == 1 else {})).items():
                 seconds = seconds_of(arguments, folder)
                 if turn > 0:
                     times[name].append(seconds)
