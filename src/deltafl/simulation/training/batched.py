@@ -11,7 +11,7 @@ One small model is too little work for torch's calls. Here parameters are (n, D)
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from ...types import IntArray, Params
+from .dense import ALIGNMENT, DenseChain, Stretch
 from .fast import CPU, has_hooks, take_step
 from .serial import (
     Augmented,
@@ -41,9 +42,6 @@ Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 #: The forward pass of n models: parameters with a leading axis of n, inputs (n, B, ...), outputs (n, C, B) or (n, B).
 Forward = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
-
-#: Floats in 64 bytes, to which vector instructions are aligned.
-ALIGNMENT = 16
 
 #: Numbers of the inputs that are gathered at once: 8 MiB.
 _STRETCH_NUMBERS = 2**21
@@ -91,14 +89,6 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
     return Schedule(list(jobs), order, steps_n, rows_knb, weight_knb)
 
 
-class Stretch(NamedTuple):
-    """The examples of k steps of the same n clients."""
-
-    x: torch.Tensor  # (k, n, B, ...)
-    y: torch.Tensor  # (k, n, B)
-    weight_knb: torch.Tensor
-
-
 class BatchedTrainer:
     """Trains cohorts of models for which ``route.vectorized_incompatibility`` is None; pads minibatches to ``width``.
 
@@ -129,7 +119,7 @@ class BatchedTrainer:
         self, jobs: Sequence[LocalJob], params_d: Params, drift_d: Params | None = None, squares: bool = False
     ) -> list[LocalResult]:
         """``serial.train_serial`` for each of at least one client; ``drift_d`` is (d,) for all, or (n, d)."""
-        with torch.inference_mode(self._chain is not None):  # calls are a third faster
+        with torch.inference_mode(self._chain is not None):  # no bookkeeping for autograd
             schedule = schedule_of(jobs, self._work, self._width)
             state = _State(len(jobs), len(schedule.rows_knb), self._shapes, params_d, self._work, squares, self._device)
             drift_nd = None
@@ -232,7 +222,7 @@ class _State:
         pieces = torch.split(vector_nd[:, : self._num_params], sizes, dim=1)
         return [piece.view(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
-    def note(self, first: int, some: "Stretch", loss_knb: torch.Tensor, norm_kn: torch.Tensor) -> None:
+    def note(self, first: int, some: Stretch, loss_knb: torch.Tensor, norm_kn: torch.Tensor) -> None:
         """Note the losses sum_b weight_b loss_b and the gradient norms of a stretch that begins with step ``first``."""
         num_steps, active = norm_kn.shape
         value_3kn = self._value_3kn[:, first : first + num_steps, :active]
@@ -275,117 +265,6 @@ def _noise(jobs: Sequence[LocalJob], num_params: int) -> torch.Tensor:
 def _sums(wide_knb: torch.Tensor) -> torch.Tensor:
     """Sums over examples; on a CPU by NumPy, whose order of addition recorded runs have."""
     return torch.from_numpy(wide_knb.numpy().sum(axis=2)) if wide_knb.device.type == "cpu" else wide_knb.sum(dim=2)
-
-
-class _Dense(NamedTuple):
-    """A linear layer of n models."""
-
-    weight: torch.Tensor  # (n, C, F)
-    bias: torch.Tensor | None  # (n, C, 1)
-    more: int  # zero features that make C F floats a multiple of 64 bytes
-
-    def __call__(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The inputs (n, F, B) with the zero features, and the outputs (n, C, B)."""
-        weight = self.weight
-        if self.more > 0:
-            weight, h = functional.pad(weight, (0, self.more)), functional.pad(h, (0, 0, 0, self.more))
-        return h, torch.bmm(weight, h) if self.bias is None else torch.baddbmm(self.bias, weight, h)
-
-
-class DenseChain:
-    """Vectorized form of a ``Sequential`` of Flatten, linear layers, ReLU, tanh and sigmoid; make it with ``of``.
-
-    Its gradients are written out: in small models autograd takes as long as the products.
-
-    Attributes:
-        num_inputs: Numbers of an example.
-    """
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self._layers = layers
-        self.num_inputs = next((layer.in_features for layer in layers if isinstance(layer, nn.Linear)), 1)
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Self | None:
-        """The form of a model, or None if it is no such chain."""
-        if type(model) is not nn.Sequential or len(model) == 0:
-            return None
-        first, *layers = model
-        if type(first) is not nn.Flatten or (first.start_dim, first.end_dim) != (1, -1):
-            return None
-        if not all(type(layer) in (nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid) for layer in layers):
-            return None
-        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-        if any(map(has_hooks, (model, *model))) or any(set(part._parameters) != {"weight", "bias"} for part in linear):
-            return None
-        return cls(layers)
-
-    def __call__(self, params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Outputs (n, C, B) of inputs (n, B, ...)."""
-        return _forward(self._bound(params), x.flatten(2).transpose(1, 2))[1][-1]
-
-    def differentiation(
-        self, params: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], some: Stretch
-    ) -> Callable[[int], torch.Tensor]:
-        """As ``BatchedTrainer._differentiation``, for the cross-entropy; the losses are (n, 1, B)."""
-        layers = self._bound(params)
-        x_k = some.x.flatten(3).transpose(2, 3).unbind()
-        label_k, weight_k = some.y[:, :, None].unbind(), some.weight_knb[:, :, None].unbind()
-        minus_one = torch.full((), -1.0).expand(label_k[0].shape)
-
-        def differentiate(step: int) -> torch.Tensor:
-            before, after = _forward(layers, x_k[step])
-            log_share, label = functional.log_softmax(after[-1], dim=1), label_k[step]
-            loss = log_share.gather(1, label).neg_()
-            delta = log_share.exp_().scatter_add_(1, label, minus_one).mul_(weight_k[step])
-            place = len(gradients)
-            for layer, h, output in zip(reversed(layers), reversed(before), reversed(after), strict=True):
-                if isinstance(layer, _Dense):
-                    if layer.bias is not None:
-                        place -= 1
-                        torch.sum(delta, dim=2, out=gradients[place])
-                    place -= 1
-                    gradient = torch.bmm(delta, h.transpose(1, 2))
-                    gradients[place].copy_(gradient[:, :, : -layer.more] if layer.more > 0 else gradient)
-                    if place > 0:
-                        delta = torch.bmm(layer.weight.transpose(1, 2), delta)
-                elif isinstance(layer, nn.ReLU):
-                    delta = delta * (output > 0)
-                else:
-                    slope = 1 - output * output if isinstance(layer, nn.Tanh) else output * (1 - output)
-                    delta = delta * slope
-            return loss
-
-        return differentiate
-
-    def _bound(self, params: Sequence[torch.Tensor]) -> list[nn.Module | _Dense]:
-        """The layers with the parameters of n models."""
-        remaining, bound = iter(params), list[nn.Module | _Dense]()
-        for layer in self._layers:
-            if isinstance(layer, nn.Linear):
-                weight = next(remaining)
-                # Else rounding would depend on where a client's matrix starts, and with F = 1 on the number of clients.
-                aligned = weight[0].numel() % ALIGNMENT == 0 and weight.shape[2] > 1
-                biased = layer.bias is not None
-                bias = next(remaining)[:, :, None] if biased else None
-                bound.append(_Dense(weight, bias, 0 if aligned else -weight.shape[2] % ALIGNMENT))
-            else:
-                bound.append(layer)
-        return bound
-
-
-def _forward(layers: Sequence[nn.Module | _Dense], h: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Inputs and outputs of every layer, (n, features, B), the fastest memory order for the products."""
-    before, after = [], []
-    for layer in layers:
-        if isinstance(layer, _Dense):
-            h, output = layer(h)
-        else:
-            output = layer(h)
-        before.append(h)
-        after.append(output)
-        h = output
-    return before, after
 
 
 def own_form(model: nn.Module) -> Forward | None:
