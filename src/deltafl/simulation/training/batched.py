@@ -144,15 +144,15 @@ class BatchedTrainer:
 
     def _stretches(self, schedule: Schedule) -> Iterator[Stretch]:
         """The examples of one or more steps at a time, as many as fit into a few MiB, all with the same clients."""
-        active_k = np.searchsorted(-schedule.steps_n, -np.arange(len(schedule.rows_knb)))
+        all_rows_knb, all_weight_knb = schedule.rows_knb.to(self._device), schedule.weight_knb.to(self._device)
+        active_k = np.searchsorted(-schedule.steps_n, -np.arange(len(all_rows_knb)))
         first, most = 0, 1
         if self._chain is not None:
-            most = max(1, _STRETCH_NUMBERS // (schedule.rows_knb[0].numel() * self._chain.num_inputs))
+            most = max(1, _STRETCH_NUMBERS // (all_rows_knb[0].numel() * self._chain.num_inputs))
         while first < len(active_k):
             active = int(active_k[first])
             last = min(first + most, int(schedule.steps_n[active - 1]))
-            rows_knb = schedule.rows_knb[first:last, :active].to(self._device)
-            weight_knb = schedule.weight_knb[first:last, :active].to(self._device)
+            rows_knb, weight_knb = all_rows_knb[first:last, :active], all_weight_knb[first:last, :active]
             x, y = self._fetch(rows_knb.reshape(-1))
             x, y = x.view(*rows_knb.shape, *x.shape[1:]), y.view(*rows_knb.shape, *y.shape[1:])
             for i, job in enumerate(schedule.jobs[:active]):
@@ -163,7 +163,7 @@ class BatchedTrainer:
             first = last
 
     def _differentiation(self, state: "_State", some: Stretch) -> Callable[[int], torch.Tensor]:
-        """A function that writes the gradients of a step's losses sum_b weight_b loss_b; it returns loss_b, (n, B)."""
+        """A function of a step: it writes the gradients of sum_b weight_b loss_b, and returns loss_b, (n, B)."""
         params, gradients = state.parts(some.weight_knb.shape[1])
         if self._chain is not None:
             return self._chain.differentiation(params, gradients, some)
