@@ -86,6 +86,7 @@ def test_cells_and_rolling_windows_are_exact(name: str, monkeypatch: pytest.Monk
 def test_windows_side_by_side_are_exact(places: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """The flights of hundreds of clients cut down to five; with columns that are sums of others in some windows."""
     monkeypatch.setattr(balanced, "SIDE_BY_SIDE", 4)
+    monkeypatch.setattr(balanced, "FEWEST_WINDOWS", 1)
     monkeypatch.setattr(balanced, "LEAST_WINDOW", 0)
     pi_m = inclusion_probabilities(np.array([3.0, 1, 2, 2, 1.5]), 2)
     check_exact(whole_draws("cube", pi_m, np.array(places)[:, None] * pi_m[:, None]), pi_m)
@@ -95,6 +96,7 @@ def test_windows_side_by_side_are_exact(places: list[float], monkeypatch: pytest
 def test_drawn_inclusion_probabilities(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(balanced, "CELL_SIZE", size)
     monkeypatch.setattr(balanced, "SIDE_BY_SIDE", size)
+    monkeypatch.setattr(balanced, "FEWEST_WINDOWS", 1)
     rng, m, n, draws = stream(2, "draw"), 60, 15, 300
     score_m, value_mq = rng.lognormal(sigma=0.7, size=m), rng.normal(size=(m, 2))
     pi_m = inclusion_probabilities(score_m, n)
@@ -163,6 +165,7 @@ def test_cube_errs_by_its_landing_alone(
     """At most q + 1 clients land, their moves sum to 0: off by (q + 1) / 2 ranges at most, however many are drawn."""
     monkeypatch.setattr(balanced, "LEAST_WINDOW", window)
     monkeypatch.setattr(balanced, "SIDE_BY_SIDE", side_by_side)
+    monkeypatch.setattr(balanced, "FEWEST_WINDOWS", 1)
     rng, m = stream(5, "audit"), 300
     pi_m = inclusion_probabilities(rng.uniform(1, 5, size=m), 100)
     place_mq = rng.normal(size=(m, q)) + 3.0
@@ -196,6 +199,7 @@ def test_every_single_draw_is_well_formed(
         patch.setattr(balanced, "CELL_SIZE", cell_size)
         patch.setattr(balanced, "LEAST_WINDOW", cell_size)
         patch.setattr(balanced, "SIDE_BY_SIDE", 2 * cell_size)
+        patch.setattr(balanced, "FEWEST_WINDOWS", 1)
         for name in EVERY:
             cohort = draw_cohort(score_m, n, name, stream(seed, "draw"), value_mq=value_mq)
             expected_m = DESIGNS[name].expectation(score_m, n)
@@ -248,6 +252,7 @@ def test_the_last_bits_of_the_values_change_no_cohort_of_the_cube(
 ) -> None:
     """Rounding differs between machines. Shares of few labels: twins, columns of zeros, and sums that are all alike."""
     monkeypatch.setattr(balanced, "SIDE_BY_SIDE", side_by_side)
+    monkeypatch.setattr(balanced, "FEWEST_WINDOWS", 1)
     rng = np.random.default_rng(4)
     share_mq = np.eye(6)[rng.integers(6, size=90)]
     share_mq[::3] = (share_mq[::3] + np.roll(share_mq[::3], 1, axis=1)) / 2

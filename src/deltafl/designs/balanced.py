@@ -23,6 +23,8 @@ CELL_SIZE = 256
 LEAST_WINDOW = 16
 #: More undecided clients than this fly in windows side by side; fewer in one window that rolls on.
 SIDE_BY_SIDE = 512
+#: Where fewer windows than this are left, one that rolls on is faster.
+FEWEST_WINDOWS = 5
 #: Places further out than this many times the largest value are all the same to us; their squares must not overflow.
 _FARTHEST = 1e100
 #: Two are twins to a third one that is so much further away, in squared distances: alike but for rounding.
@@ -186,7 +188,7 @@ def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> 
     if len(open_k) > width:
         queue_k = source.order(len(open_k)) if side_by_side else shuffled(len(open_k), source)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # whom a direction leaves alone has no end
-        while side_by_side and len(queue_k) >= width:
+        while side_by_side and len(queue_k) >= FEWEST_WINDOWS * width:
             windows_gw = queue_k[: len(queue_k) // width * width].reshape(-1, width)
             pi_k[windows_gw] = _flights(pi_k[windows_gw], _free_directions_of(balance_kc[windows_gw]), source)
             queue_k = queue_k[undecided(pi_k[queue_k])]
