@@ -67,8 +67,12 @@ def tally(verdicts: Sequence[str]) -> str:
 
 
 def verdict_text(statements: Sequence[Statement]) -> str:
-    """The verdict, and why nothing is decided: too few seeds, or most intervals hold small differences alone."""
+    """The verdict; whether only small differences contradict; and why nothing is decided: too few seeds, or most
+    intervals hold small differences alone.
+    """
     verdict, open_ = sum_up(statements), [s for s in statements if s.status == "open"]
+    if verdict == "is contradicted" and all(s.is_small for s in statements if s.status == "contradicted"):
+        return f"{verdict}, by small differences"
     if verdict != "is not decided":
         return verdict
     if 2 * sum(s.is_small for s in open_) > len(open_):
@@ -97,7 +101,7 @@ def judge(groups: Sequence[Group], measures: Measures, other: str | None = None)
     """The verdict on the paper's ordering; ``other`` is that on a claim which is no ordering."""
     statements = ordered(groups, measures)
     verdict = verdict_text(statements) if statements else other or NO_ORDER
-    headline = _headline(groups, measures, verdict)
+    headline = _headline(groups, measures, verdict, statements)
     if not statements:
         return Verdict(verdict, f"{sentence_case(verdict)}.", headline)
     number = Counter[str](statement.status for statement in statements)
@@ -121,17 +125,17 @@ def _order_text(group: Group) -> str:
     return " before ".join(" and ".join(rank) for rank in names if rank)
 
 
-def _headline(groups: Sequence[Group], measures: Measures, verdict: str) -> str:
-    """One number: the paper's best (or else the first other row) against the baseline, if any such decides it."""
-    found = []
+def _headline(groups: Sequence[Group], measures: Measures, verdict: str, statements: Sequence[Statement]) -> str:
+    """One number: the paper's best (or else the first other row) against the baseline, or another pair that decides."""
+    found = list[Statement]()
     for group in groups:
         others = [label for label in [*group.order, *group.labels] if label != group.baseline]
-        found += [(group, between(group, m, others[0], group.baseline)) for m in measures[group.part] if others]
+        found += [between(group, m, others[0], group.baseline) for m in measures[group.part] if others]
     if not found:
         return ""
-    wanted = "shown" if verdict.startswith("holds") else "contradicted" if verdict == "is contradicted" else "open"
-    group, one = max(found, key=lambda it: (it[1].status == wanted, it[1].status != "no interval", it[1].pairs > 0))
-    where = f"{group.title}: " if len(groups) > 1 else ""
+    wanted = "shown" if verdict.startswith("holds") else "contradicted" if "contradicted" in verdict else "open"
+    one = max([*found, *statements], key=lambda it: (it.status == wanted, it.status != "no interval", it.pairs > 0))
+    where = f"{one.where}: " if len(groups) > 1 else ""
     return f"{where}{one.first} against {one.second}: {_effect(one)}."
 
 

@@ -171,6 +171,30 @@ def test_the_verdict_states_the_result_and_what_failed() -> None:
     assert none.number.startswith("PRACDELTA against FEDPRACIS: rounds to 70 %")
 
 
+@pytest.mark.parametrize(
+    ("low", "verdict"), [(-0.009, "is contradicted, by small differences"), (-0.2, "is contradicted")]
+)
+def test_a_contradiction_says_whether_it_is_small(low: float, verdict: str) -> None:
+    found = [Statement("here", accuracy(), "A", "B", low / 2, low, -0.001, 3, 0, 0, "contradicted")]
+    assert verdict_text(found) == verdict
+
+
+def test_the_number_is_of_a_pair_that_decides() -> None:
+    levels = {
+        "fedavg": (1.0, 1.1, 1.2),
+        "uniform": (1.3, 1.3, 1.4),
+        "delta": (1.02, 1.08, 1.21),
+        "fedis": (0.9, 0.98, 1.09),
+    }
+    rows = [
+        Row(name, name, {seed: run_of(name, seed, loss_r=[x] * 10) for seed, x in enumerate(numbers)})
+        for name, numbers in levels.items()
+    ]
+    found = judge([group(rows, ("delta", "fedis", "uniform"), threshold=None)], {"one": [late_loss(True)]})
+    assert found.verdict.startswith("holds in part")
+    assert found.number.startswith("delta against uniform: ")
+
+
 def test_a_lower_number_is_called_lower() -> None:
     levels = {"fedavg": (1.0, 1.1, 1.2), "delta": (0.1, 0.11, 0.13)}
     rows = [
