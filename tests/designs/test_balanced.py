@@ -46,6 +46,12 @@ def check_exact(cohorts: Support, pi_m: FloatArray) -> None:
 # --- exactness --------------------------------------------------------------------------------------------------------
 
 
+def fly_side_by_side_above(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Let more clients than this fly in windows side by side, to the last window."""
+    patch.setattr(balanced, "SIDE_BY_SIDE", count)
+    patch.setattr(balanced, "FEWEST_WINDOWS", 1)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("m", "n", "q"), [(2, 1, 1), (3, 2, 1), (5, 1, 2), (5, 2, 1), (5, 3, 8), (6, 2, 1), (6, 3, 2)])
 @pytest.mark.parametrize("name", NAMES)
@@ -85,8 +91,7 @@ def test_cells_and_rolling_windows_are_exact(name: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("places", [[0.3, -1, 0.2, 2, -0.9], [1, 1, 0, 1, 0], [0, 0, 0, 0, 0]])
 def test_windows_side_by_side_are_exact(places: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """The flights of hundreds of clients cut down to five; with columns that are sums of others in some windows."""
-    monkeypatch.setattr(balanced, "SIDE_BY_SIDE", 4)
-    monkeypatch.setattr(balanced, "FEWEST_WINDOWS", 1)
+    fly_side_by_side_above(monkeypatch, 4)
     monkeypatch.setattr(balanced, "LEAST_WINDOW", 0)
     pi_m = inclusion_probabilities(np.array([3.0, 1, 2, 2, 1.5]), 2)
     check_exact(whole_draws("cube", pi_m, np.array(places)[:, None] * pi_m[:, None]), pi_m)
@@ -95,8 +100,7 @@ def test_windows_side_by_side_are_exact(places: list[float], monkeypatch: pytest
 @pytest.mark.parametrize(("name", "size"), [("local-pivotal", 256), ("local-pivotal", 8), ("cube", 256), ("cube", 20)])
 def test_drawn_inclusion_probabilities(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(balanced, "CELL_SIZE", size)
-    monkeypatch.setattr(balanced, "SIDE_BY_SIDE", size)
-    monkeypatch.setattr(balanced, "FEWEST_WINDOWS", 1)
+    fly_side_by_side_above(monkeypatch, size)
     rng, m, n, draws = stream(2, "draw"), 60, 15, 300
     score_m, value_mq = rng.lognormal(sigma=0.7, size=m), rng.normal(size=(m, 2))
     pi_m = inclusion_probabilities(score_m, n)
@@ -164,8 +168,7 @@ def test_cube_errs_by_its_landing_alone(
 ) -> None:
     """At most q + 1 clients land, their moves sum to 0: off by (q + 1) / 2 ranges at most, however many are drawn."""
     monkeypatch.setattr(balanced, "LEAST_WINDOW", window)
-    monkeypatch.setattr(balanced, "SIDE_BY_SIDE", side_by_side)
-    monkeypatch.setattr(balanced, "FEWEST_WINDOWS", 1)
+    fly_side_by_side_above(monkeypatch, side_by_side)
     rng, m = stream(5, "audit"), 300
     pi_m = inclusion_probabilities(rng.uniform(1, 5, size=m), 100)
     place_mq = rng.normal(size=(m, q)) + 3.0
@@ -198,8 +201,7 @@ def test_every_single_draw_is_well_formed(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(balanced, "CELL_SIZE", cell_size)
         patch.setattr(balanced, "LEAST_WINDOW", cell_size)
-        patch.setattr(balanced, "SIDE_BY_SIDE", 2 * cell_size)
-        patch.setattr(balanced, "FEWEST_WINDOWS", 1)
+        fly_side_by_side_above(patch, 2 * cell_size)
         for name in EVERY:
             cohort = draw_cohort(score_m, n, name, stream(seed, "draw"), value_mq=value_mq)
             expected_m = DESIGNS[name].expectation(score_m, n)
@@ -251,8 +253,7 @@ def test_the_last_bits_of_the_values_change_no_cohort_of_the_cube(
     side_by_side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounding differs between machines. Shares of few labels: twins, columns of zeros, and sums that are all alike."""
-    monkeypatch.setattr(balanced, "SIDE_BY_SIDE", side_by_side)
-    monkeypatch.setattr(balanced, "FEWEST_WINDOWS", 1)
+    fly_side_by_side_above(monkeypatch, side_by_side)
     rng = np.random.default_rng(4)
     share_mq = np.eye(6)[rng.integers(6, size=90)]
     share_mq[::3] = (share_mq[::3] + np.roll(share_mq[::3], 1, axis=1)) / 2

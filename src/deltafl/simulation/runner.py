@@ -96,7 +96,7 @@ class ClientRunner:
         size = len(self._client_rows[client])
         if self._work.steps is None:
             return float(size)
-        return float(self._work.steps * min(size, self._work.batch_size or size))
+        return float(self._work.steps * self._work.minibatch_size(size))
 
     def train(self, sent: Broadcast, round: int, *clients: int, squares: bool = False) -> list[LocalResult]:
         """The local training of some clients in one round."""

@@ -127,23 +127,23 @@ class BatchedTrainer:
                 drift_nd = torch.tensor(drift_d if drift_d.ndim == 1 else drift_d[schedule.order])
                 drift_nd = state.padded(drift_nd / torch.from_numpy(schedule.steps_n)[:, None])
             noisy = any(job.noise is not None for job in jobs)
-            first = 0
-            for some in self._stretches(schedule):
+            for first, some in self._stretches(schedule):
                 active = some.weight_knb.shape[1]
                 differentiate = self._differentiation(state, some)
-                losses, norms = [], []
+                losses, squares_k = [], []
                 for step in range(len(some.weight_knb)):
                     losses.append(differentiate(step))
                     if noisy:
                         noise_nd = _noise(schedule.jobs[:active], len(params_d))
                         state.gradient_nd[:active, : len(params_d)].add_(noise_nd.to(self._device))
-                    norms.append(state.step(active, self._work, drift_nd))
-                state.note(first, some, torch.stack(losses).view(some.weight_knb.shape), torch.stack(norms))
-                first += len(losses)
+                    squares_k.append(state.step(active, self._work, drift_nd))
+                state.note(first, some, torch.stack(losses).view(some.weight_knb.shape), torch.stack(squares_k))
             return state.results(schedule, self._work.rate)
 
-    def _stretches(self, schedule: Schedule) -> Iterator[Stretch]:
-        """The examples of one or more steps at a time, as many as fit into a few MiB, all with the same clients."""
+    def _stretches(self, schedule: Schedule) -> Iterator[tuple[int, Stretch]]:
+        """The examples of one or more steps at a time, as many as fit into a few MiB, all with the same clients; each
+        with the number of its first step.
+        """
         all_rows_knb, all_weight_knb = schedule.rows_knb.to(self._device), schedule.weight_knb.to(self._device)
         active_k = np.searchsorted(-schedule.steps_n, -np.arange(len(all_rows_knb)))
         first, most = 0, 1
@@ -159,7 +159,7 @@ class BatchedTrainer:
                 if job.augment is not None:
                     for step, size in enumerate((weight_knb[:, i] > 0).sum(dim=1).tolist()):
                         x[step, i, :size] = job.augment(x[step, i, :size])
-            yield Stretch(x, y, weight_knb)
+            yield first, Stretch(x, y, weight_knb)
             first = last
 
     def _differentiation(self, state: "_State", some: Stretch) -> Callable[[int], torch.Tensor]:
@@ -222,24 +222,24 @@ class _State:
         pieces = torch.split(vector_nd[:, : self._num_params], sizes, dim=1)
         return [piece.view(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
-    def note(self, first: int, some: Stretch, loss_knb: torch.Tensor, norm_kn: torch.Tensor) -> None:
-        """Note the losses sum_b weight_b loss_b and the gradient norms of a stretch that begins with step ``first``."""
-        num_steps, active = norm_kn.shape
+    def note(self, first: int, some: Stretch, loss_knb: torch.Tensor, square_kn: torch.Tensor) -> None:
+        """Note the losses sum_b weight_b loss_b and squared gradient norms of a stretch from step ``first`` on."""
+        num_steps, active = square_kn.shape
         value_3kn = self._value_3kn[:, first : first + num_steps, :active]
         weighted_knb = (loss_knb * some.weight_knb).double()
         value_3kn[0] = _sums(weighted_knb)
         if self._squares:  # w l^2 = (w l)^2 / w, and all examples of a minibatch have the weight of its first
             value_3kn[1] = _sums(weighted_knb.square_()) / some.weight_knb[:, :, 0].double()
-        value_3kn[2] = norm_kn.square()
+        value_3kn[2] = square_kn
 
     def step(self, active: int, work: LocalWork, drift_nd: torch.Tensor | None) -> torch.Tensor:
-        """Move the first clients along their gradients, whose norms it returns; reuses the memory of the gradients."""
+        """Move the first clients along their gradients, whose squared norms it returns; reuses their memory."""
         gradient_nd = self.gradient_nd[:active]
-        norm_n: torch.Tensor = torch.linalg.vector_norm(gradient_nd, dim=1, dtype=torch.float64)
+        square_n = squared_norm(gradient_nd, dim=1)
         self._gradient_sum_nd[:active].add_(gradient_nd)
         moved = (self._current_nd[:active], gradient_nd, self._start_nd[:active], self._velocity_nd[:active])
         take_step(*moved, work, None if drift_nd is None else drift_nd[:active])
-        return norm_n
+        return square_n
 
     def results(self, schedule: Schedule, rate: float) -> list[LocalResult]:
         """The results of all clients in the order in which they were given."""

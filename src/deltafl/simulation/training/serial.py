@@ -61,9 +61,13 @@ class LocalWork:
         """(1 - beta) lr: the learning rate beside the server's momentum."""
         return (1 - self.mime) * self.lr
 
+    def minibatch_size(self, num_examples: int) -> int:
+        """Examples in a minibatch of a client with so many; the last one of a pass may have fewer."""
+        return min(self.batch_size or num_examples, num_examples)
+
     def num_steps(self, num_examples: int) -> int:
         """K of a client with so many examples."""
-        batches_a_pass = -(-num_examples // min(self.batch_size or num_examples, num_examples))
+        batches_a_pass = -(-num_examples // self.minibatch_size(num_examples))
         return self.steps if self.steps is not None else (self.epochs or 1) * batches_a_pass
 
 
@@ -107,7 +111,7 @@ def result_of(
 
 def passes(num_examples: int, work: LocalWork, rng: np.random.Generator) -> tuple[list[IntArray], int]:
     """The orders of a client's examples, one for each pass, and the size of its minibatches."""
-    size = num_examples if work.batch_size is None else min(work.batch_size, num_examples)
+    size = work.minibatch_size(num_examples)
     number = -(-work.num_steps(num_examples) // -(-num_examples // size))
     return [rng.permutation(num_examples) for _ in range(number)], size
 
