@@ -126,10 +126,12 @@ def test_cifar10_jpeg_is_decoded_and_named_honestly(tmp_path: Path) -> None:
     assert data.name == f"CIFAR-10 recompressed as JPEG (other content than known: {path})"
 
 
-def test_celeba_subset_has_a_client_for_each_person_of_five_images(tmp_path: Path) -> None:
+def test_celeba_subset_has_a_client_for_each_person_of_five_images_at_half_the_resolution(tmp_path: Path) -> None:
     write(tmp_path, "celeba-subset", tiny_celeba())
     task = make_task("celeba-subset", seed=0, data_dir=tmp_path)
-    data, images = task.dataset, flat_colours(24, 84).transpose(0, 3, 1, 2).astype(int)
+    data, full = task.dataset, flat_colours(24, 84).transpose(0, 3, 1, 2).astype(int)
+    images = (full[..., ::2, ::2] + full[..., 1::2, ::2] + full[..., ::2, 1::2] + full[..., 1::2, 1::2]) / 4
+    assert images.shape == (24, 3, 42, 42)
     # Person 7 has rows 4 to 18, of which the 5th and the 15th are for the test; person 30 has rows 19 to 23.
     test = [8, 18, 23]
     train = [row for row in range(4, 24) if row not in test]

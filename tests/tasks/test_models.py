@@ -27,6 +27,13 @@ RESNET8 = partial(resnet, 10, (16, 32, 64), 1, 8)
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...], int, int, LocalWork]] = {
     "femnist_cnn": (femnist_cnn, (1, 28, 28), 62, 137_598, LocalWork(lr=0.05, steps=40, batch_size=None)),
     "celeba_cnn": (celeba_cnn, (3, 84, 84), 2, 30_498, LocalWork(lr=0.05, steps=20, batch_size=None)),
+    "celeba_cnn, half": (
+        partial(celeba_cnn, 2, 42),
+        (3, 42, 42),
+        2,
+        29_154,
+        LocalWork(lr=0.05, steps=20, batch_size=None),
+    ),
     "resnet8": (RESNET8, (3, 8, 8), 10, 78_042, LocalWork(lr=0.01, steps=10, batch_size=None)),
     # The usual ResNet-18 with a 3 x 3 stem and 10 classes, whose batch normalization has as many parameters.
     "resnet18": (resnet, (3, 8, 8), 10, 11_173_962, LocalWork(lr=0.01, steps=10, batch_size=None)),

@@ -76,18 +76,19 @@ def femnist_cnn(classes: int = 62) -> "torch.nn.Module":
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 3 * 3, 128), nn.ReLU(), nn.Linear(128, classes))
 
 
-def celeba_cnn(classes: int = 2) -> "torch.nn.Module":
+def celeba_cnn(classes: int = 2, side: int = 84) -> "torch.nn.Module":
     """For faces of 84 x 84 pixels: four blocks of convolution 3 x 3, GroupNorm, max-pooling by 2 and ReLU; one linear.
 
     The convolutions have 32 filters and padding 1, GroupNorm 8 groups of 4, the linear layer is 800-classes; 30,498
-    parameters with 2 classes. LEAF's model has batch normalization, whose statistics clients would have to share.
+    parameters with 2 classes. Of another ``side``, 16 pixels or more, the linear layer has 32 (side // 16)^2 inputs.
+    LEAF's model has batch normalization, whose statistics clients would have to share.
     """
     from .modules import nn
 
     layers: list[nn.Module] = []
     for before in (3, 32, 32, 32):
         layers += [nn.Conv2d(before, 32, 3, padding=1), nn.GroupNorm(8, 32), nn.MaxPool2d(2), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 5 * 5, classes))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * (side // 16) ** 2, classes))
 
 
 def resnet(
