@@ -11,7 +11,7 @@ VENV ?= .venv
 # Tests side by side, one thread each: torch's own threads in two processes only wait for each other.
 JOBS ?= 2
 
-.PHONY: demo test results docs pfl nvflare dist-check clean
+.PHONY: demo test types unit simulation results docs pfl nvflare dist-check clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -20,8 +20,18 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(MAKE) -j 2 types unit
+
+# Side by side, as mypy keeps one core busy for a minute.
+types: $(VENV)/.installed
 	$(VENV)/bin/mypy
+
+unit: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n $(JOBS) --dist loadfile --max-worker-restart=0
+
+# Of the slow tests: Flower's simulation engine beside our simulator, under a minute.
+simulation: $(VENV)/.installed
+	$(VENV)/bin/pytest -m slow tests/flower/test_engines.py -k simulation
 
 results: $(VENV)/.installed
 	$(VENV)/bin/python -m reproduction all --scale cpu --only-page
