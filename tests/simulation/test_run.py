@@ -238,6 +238,22 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
             begin(RunDirectory(tmp_path), settings, other)
 
 
+def test_tables_of_the_world_are_data_and_are_read_before_anything_is_written(tmp_path: Path) -> None:
+    speeds = tmp_path / "speeds.csv"
+    given = {"speeds": str(speeds), "rounds": 2}
+    with pytest.raises(DeltaflError, match=r"speeds\.csv does not exist"):
+        run(tmp_path / "run", **given)
+    with pytest.raises(DeltaflError, match=r"speeds\.csv does not exist"):
+        run_comparison(make_settings(CompareSettings, TINY | given), tmp_path / "comparison", quiet)
+    assert list(tmp_path.iterdir()) == []
+    speeds.write_text("seconds,megabits\n" + "0.5,2\n" * int(str(TINY["clients"])))
+    run(tmp_path / "run", **given)
+    run(tmp_path / "run", **given)
+    speeds.write_text(speeds.read_text().replace("0.5,2", "0.5,3", 1))
+    with pytest.raises(DeltaflError, match="not those it began with"):
+        run(tmp_path / "run", **given)
+
+
 def test_refusals_are_those_of_the_run_or_the_comparison_alone(tmp_path: Path) -> None:
     line = json.dumps({"round": 1, "rejected": [[7, "no reply"]]}) + "\n"
     places = {".": line, "runs/uniform-seed0": line, "elsewhere": "nonsense", "runs/uniform-seed0/deeper": "nonsense"}

@@ -208,13 +208,14 @@ def play_comparison(
 def _check(settings: CompareSettings, out: Path, before: CompareSettings | None) -> dict[str, str]:
     """Refuse what cannot be played before anything is written; returns the names of the data."""
     from .run import require_same_sampler
-    from .setup import check_memory, plan_of, task_of
+    from .setup import check_memory, data_of, plan_of, task_of
 
     first, *others = settings.seeds
     engine = engine_for(settings.run(settings.samplers[0], first), out)
     task = engine.task
+    data = data_of(settings.run(settings.samplers[0], first), task)
     if before is not None:
-        RunDirectory(out).require_same_data(task.data)
+        RunDirectory(out).require_same_data(data)
     for sampler in settings.samplers:
         run = settings.run(sampler, first)
         check_memory(run, engine, out)
@@ -228,4 +229,4 @@ def _check(settings: CompareSettings, out: Path, before: CompareSettings | None)
                 f"{task.name} has {task.num_clients} clients with seed {first} and {clients} with seed {seed}; "
                 "make as many with every seed, or leave this seed out"
             )
-    return task.data
+    return data

@@ -36,7 +36,7 @@ from .probes import probe_everyone, probe_selected
 from .record import note_clients
 from .runner import Workers
 from .settings import RunSettings, grown, make_settings
-from .setup import check_memory, engine_of, filled_in, plan_of, world_of
+from .setup import check_memory, data_of, engine_of, filled_in, plan_of, world_of
 from .training.route import keep_route, kept_route
 from .world import World
 
@@ -70,17 +70,17 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: Pr
 
 
 def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
-    """Start a run's folder, or check that settings, examples and who holds them are those that the run began with.
+    """Start a run's folder, or check that settings and data are those that the run began with.
 
     More rounds than before are written down: the run goes on.
     """
-    recorded = recorded_settings(directory.path)
+    recorded, data = recorded_settings(directory.path), data_of(settings, task)
     if recorded is None:
-        directory.start(settings, task.data)
+        directory.start(settings, data)
         return
     before = make_settings(RunSettings, recorded)
     grown(before, settings)
-    directory.require_same_data(task.data)
+    directory.require_same_data(data)
     directory.require_settings(settings, before.rounds)
     if settings.rounds != before.rounds:
         require_same_sampler(before, settings, task)

@@ -1,6 +1,7 @@
 """From settings to what a run is made of: its task, its engine and its plan, and whether they fit into memory."""
 
 import logging
+import zlib
 from math import ceil
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +11,7 @@ import numpy as np
 from ..audit import KnownUpdates, Subject
 from ..errors import DeltaflError
 from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
+from ..io import reading
 from ..round import Plan, make_plan
 from ..samplers import parse_label, uses_aux
 from ..scale.memory_budget import free_ram, human, memory_size, memory_words, require_room
@@ -96,6 +98,17 @@ def world_of(settings: RunSettings, population: Population, num_bytes: int) -> W
         settings.over_select,
         filled_in(settings.sample),
     )
+
+
+def data_of(settings: RunSettings, task: Task) -> dict[str, str]:
+    """The data in a run's record: the task's, in their checksum also the tables of its world, which are checked."""
+    world_of(settings, task.population(settings.weights), num_bytes=0)
+    checksum = int(task.data["data_crc32"], 16)
+    for table in (settings.availability, settings.speeds):
+        if table is not None and table.endswith(".csv"):
+            with reading(Path(table)):
+                checksum = zlib.crc32(Path(table).read_bytes(), checksum)
+    return task.data | {"data_crc32": f"{checksum:08x}"}
 
 
 def computation_of(settings: RunSettings) -> Computation:
