@@ -74,8 +74,8 @@ def test_titles_and_the_page_name_the_data_that_stand_in(tmp_path: Path) -> None
     sweep = sweep_of(settings=settings, parts=parts, cpu={}, paper={"task": "femnist"})
     page = written(sweep, tmp_path)
     assert "## UNIPEN-62 (for FEMNIST), Adam" in page
-    stand_in = "FEMNIST itself, for which UNIPEN-62 stands in; CelebA itself, for which CelebA with 278 people stands in"
-    assert f"**Not tested:** {stand_in}." in page
+    femnist = "FEMNIST itself, for which UNIPEN-62 stands in"
+    assert f"**Not tested:** {femnist}; CelebA itself, for which CelebA with 278 people stands in." in page
     full = Sweep(sweep.experiment, "paper", {"one": sweep.experiment.comparison("one", "paper")})
     page = written(full, tmp_path / "paper")
     assert "## FEMNIST, Adam" in page
