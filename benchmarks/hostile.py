@@ -172,10 +172,10 @@ class Federation:
     def plan(self, method: str, attack: Attack, liars: set[int]) -> Plan:
         """The plan of a method; its clip also limits the sizes that clients claim to 3 medians."""
         label, more = METHODS[method]
-        told = self.honest.task.population("data")
+        honest = self.honest.task.population("data")
         claim_m = [attack.examples if client in liars else 1 for client in range(CLIENTS)]
         ratio = 3.0 if isinstance(more, dict) and "clip" in more else None
-        population = Population.from_sizes(told.num_examples_m * claim_m, aux=told.aux_mq, max_ratio=ratio)
+        population = Population.from_sizes(honest.num_examples_m * claim_m, aux=honest.aux_mq, max_ratio=ratio)
         settings = more if isinstance(more, dict) else {}
         return make_plan(label, population, ASKED, seed=self.seed, **settings)
 

@@ -65,7 +65,7 @@ MEMORY = {
     "the same, then local pivotal": f"{_PARTS}TourFirst@local-pivotal@innovation-damped",
     "innovation (the default)": "innovation",
     "without the coefficient beta": "innovation@@innovation",
-    "no ageing, first visits not told from others": "delta-centred@@innovation-damped",
+    "no ageing, first visits counted like others": "delta-centred@@innovation-damped",
     "no ageing": "innovation(ageing=0.0)",
     "ageing 4": "innovation(ageing=4.0)",
     "explore 2": "innovation(explore=2.0)",
@@ -87,7 +87,7 @@ MEMORY = {
     "spread: local pivotal": "innovation@local-pivotal",
     "balanced: cube": "innovation@cube",
     "local pivotal, sketch of 32": "innovation(sketch=32)@local-pivotal",
-    "first visits not told from others": f"{_PARTS}OneKindOfVisit@@innovation-damped",
+    "first visits counted like others": f"{_PARTS}OneKindOfVisit@@innovation-damped",
 }
 #: What is tried where the server knows the clients' shares of labels.
 KNOWN = {

@@ -54,8 +54,8 @@ def play(name: str, rng: random.Random, numbers: np.random.Generator) -> int:
         updates = [lie(rng) if rng.random() < 0.5 else honest_md[client] for client in cohort.client_n]
         if estimator.endswith("-remote"):
             updates = [RemoteReply(update, rng.choice([-1, 0, 1, 5, 2**70])) for update in updates]
-        told: Any = [[rng.choice(NUMBERS) if rng.random() < 0.3 else 1.0 for _ in updates] for _ in range(4)]
-        columns = dict(zip(("loss", "square_loss", "step_variance", "num_steps"), told, strict=True))
+        claimed: Any = [[rng.choice(NUMBERS) if rng.random() < 0.3 else 1.0 for _ in updates] for _ in range(4)]
+        columns = dict(zip(("loss", "square_loss", "step_variance", "num_steps"), claimed, strict=True))
         state, info = deltafl.close_round(plan, state, cohort, updates, Reports.make(len(updates), **columns))
         assert np.isfinite([*state.params_d, info.estimate_norm]).all(), (name, design, estimator, more, state.round)
     return 20

@@ -63,8 +63,8 @@ def replies(state: RoundState, cohort: Cohort) -> tuple[Any, Reports]:
     rng, n = stream(1, "noise", state.round), len(cohort.client_n)
     update_nd = (rng.normal(size=(n, PARAMETERS)) * rng.lognormal(size=(n, 1))).astype(np.float32)
     responded, step_variance = rng.random(n) < 0.9, rng.exponential(size=n)
-    said = Reports.make(n, responded=responded, step_variance=step_variance, loss=rng.exponential(size=n))
-    return update_nd, said
+    reports = Reports.make(n, responded=responded, step_variance=step_variance, loss=rng.exponential(size=n))
+    return update_nd, reports
 
 
 def play(plan: Plan, state: RoundState) -> tuple[RoundState, float, float]:
@@ -72,9 +72,9 @@ def play(plan: Plan, state: RoundState) -> tuple[RoundState, float, float]:
     begin = time.perf_counter()
     cohort = open_round(plan, state)
     opened = time.perf_counter()
-    update_nd, said = replies(state, cohort)
+    update_nd, reports = replies(state, cohort)
     closing = time.perf_counter()
-    state, _ = close_round(plan, state, cohort, update_nd, said)
+    state, _ = close_round(plan, state, cohort, update_nd, reports)
     return state, opened - begin, time.perf_counter() - closing
 
 

@@ -109,7 +109,7 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
 
 
 def part_of(group: Group, command: str) -> Part:
-    """A group as a part of a report; its rows are told apart by their labels."""
+    """A group as a part of a report; its rows are named by their labels."""
     runs = [run._replace(sampler=row.label) for row in group.rows for run in row.runs.values()]
     return Part(group.title, runs, summarise(runs, group.threshold, group.baseline), command)
 

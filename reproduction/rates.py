@@ -164,7 +164,7 @@ def verdict(row: Measured) -> str:
     if claimed is None or found is None or found.low is None or found.high is None:
         return "-"
     if claimed == 0:
-        return "as claimed, slower than T^-1/2" if found.low > -0.5 + TOLERANCE else "not told from T^-1/2"
+        return "as claimed, slower than T^-1/2" if found.low > -0.5 + TOLERANCE else "not clearly different from T^-1/2"
     if found.low > claimed + TOLERANCE:
         return SLOWER
     if found.high < claimed - TOLERANCE:

@@ -32,9 +32,9 @@ def needs(label: str) -> str:
 
 
 def _advantages(part: Part, label: str) -> str:
-    """What a method is told or gives up that the recommended one is not and does not, in brackets; perhaps nothing."""
+    """What a method needs or gives up that the recommended one does not, in brackets; perhaps nothing."""
     public = part.variants.get(label.partition("+")[2], {}).get("public")
-    words = ["biased"] * (not is_unbiased(find_label(label))) + ["told labels"] * (needs(label) == "known")
+    words = ["biased"] * (not is_unbiased(find_label(label))) + ["needs labels"] * (needs(label) == "known")
     words += ["public data"] if public else []
     return f" ({', '.join(words)})" if words else ""
 
@@ -206,7 +206,7 @@ def _late(result: Result, label: str) -> str:
 
 
 def _names(part: Part, pairs: Sequence[Statement], most: int = 3) -> str:
-    """The methods that are ahead, the farthest first, with what they are told, the points and their interval."""
+    """The methods that are ahead, the farthest first, with what they need, the points and their interval."""
     texts = [
         f"`{pair.second}`{_advantages(part, pair.second)} by {-100 * (pair.estimate or 0):.1f} points"
         + ends(pair.high, pair.low, ".1f", -100)

@@ -180,8 +180,8 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
             what = "statistics that are not one update of the model's parameters"
             raise DeltaflError(f"the algorithm sends {what}; choose another, such as FederatedAveraging")
         update_d = flatten([stats[name] for name in self.names]) / np.float32(stats.weight)
-        told = {name: user_context.metrics[name] for name in _REPORTED if name in user_context.metrics}
-        reply = reply_of({}, {name: float(get_overall_value(number)) for name, number in told.items()})
+        reported = {name: user_context.metrics[name] for name in _REPORTED if name in user_context.metrics}
+        reply = reply_of({}, {name: float(get_overall_value(number)) for name, number in reported.items()})
         self._received[self._training] = update_d, reply
         return stats, Metrics()
 

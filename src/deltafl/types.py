@@ -86,7 +86,7 @@ class Population(NamedTuple):
             num_examples_m: (m,) whole numbers, 1 to 2^53.
             weights: ``"data"`` for w_i = n_i / N, ``"uniform"`` for w_i = 1 / m.
             aux: (m, q) finite numbers, auxiliary variables of each client; see ``aux_mq``.
-            max_ratio: >= 1; no size counts more than so many times the median of all, for sizes that clients told and
+            max_ratio: >= 1; no size counts more than so many times the median of all, for sizes that
                 nobody checked. None for no limit.
         """
         size_m = np.asarray(num_examples_m)

@@ -108,7 +108,7 @@ def test_the_first_sentence_is_as_sure_as_the_intervals() -> None:
     assert clear[0].startswith("census closes 0.75 [0.7") and clear[0].endswith("; no other sampler is ahead.")
     open_ = first(*ends, noisy("census", 0.8, 0.01), noisy("divfl", 0.79, -0.02))
     assert open_[0].endswith("of the gap between uniform sampling and full participation.")
-    assert re.match(r"Not told apart .* by paired seeds: divfl \(1\.0 \[-\d\.\d, \d\.\d\] points\)", open_[1])
+    assert re.match(r"Not clearly different .* by paired seeds: divfl \(1\.0 \[-\d\.\d, \d\.\d\] points\)", open_[1])
     assert clear[1].startswith("The next is divfl: census is ahead by 20.0 [18.0, 22.0] points over all rounds")
     none = first(*ends, noisy("census", 0.52, 0.1))
     assert none[0] == "No sampler is shown to be better than uniform sampling."

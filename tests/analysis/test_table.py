@@ -122,10 +122,10 @@ def test_no_threshold_shows_totals() -> None:
 def test_a_biased_method_is_named_with_the_part_that_makes_it_so(
     label: str, settings: dict[str, float], part: str | None
 ) -> None:
-    said = [] if part is None else [f"Biased: {label} ({part})."]
-    assert bias_remark([label], settings) == said
+    remark = [] if part is None else [f"Biased: {label} ({part})."]
+    assert bias_remark([label], settings) == remark
     summary = summarise([make_run(label, 0, 3), make_run("no sampler", 0, 3)], 0.7, settings=settings)
-    assert [sentence for sentence in remarks(summary) if "iased" in sentence] == said
+    assert [sentence for sentence in remarks(summary) if "iased" in sentence] == remark
 
 
 def test_an_own_sampler_without_the_claim_is_named(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_an_own_sampler_without_the_claim_is_named(tmp_path: Path) -> None:
 
 
 def test_a_norm_guard_makes_every_method_biased() -> None:
-    said = "norm_guard = 3 shortens estimates that are longer than those before."
-    assert bias_remark(["uniform"], {"norm_guard": 3.0}) == [f"Biased: {said}"]
-    assert bias_remark(["uniform", "fedavg"], {"norm_guard": 3.0}) == [f"Biased, all of them: {said}"]
+    remark = "norm_guard = 3 shortens estimates that are longer than those before."
+    assert bias_remark(["uniform"], {"norm_guard": 3.0}) == [f"Biased: {remark}"]
+    assert bias_remark(["uniform", "fedavg"], {"norm_guard": 3.0}) == [f"Biased, all of them: {remark}"]
 
 
 def test_a_row_has_its_intervals_below_the_numbers() -> None:

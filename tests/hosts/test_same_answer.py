@@ -63,7 +63,7 @@ def loop(label: str, train: Train) -> list[Params]:
 
 
 def by_hand(params_d: Params, round: int, client_n: IntArray) -> tuple[Params, Reports]:
-    updates, told = [], []
+    updates, metrics = [], []
     for client in client_n:
         task, rows = digits(), digits().client_rows[client]
         x = torch.from_numpy(task.dataset.train_x[rows].reshape(len(rows), -1).astype(np.float32) * task.input_scale)
@@ -77,12 +77,12 @@ def by_hand(params_d: Params, round: int, client_n: IntArray) -> tuple[Params, R
             steps.add(loss.item(), [part.grad for part in model.parameters()])
             optimizer.step()
         updates.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy() - params_d)
-        told.append(steps.metrics())
+        metrics.append(steps.metrics())
     reports = Reports.make(
-        len(told),
-        loss=[each["loss"] for each in told],
-        step_variance=[each["step-variance"] for each in told],
-        num_steps=[each["num-steps"] for each in told],
+        len(metrics),
+        loss=[each["loss"] for each in metrics],
+        step_variance=[each["step-variance"] for each in metrics],
+        num_steps=[each["num-steps"] for each in metrics],
     )
     return np.array(updates), reports
 

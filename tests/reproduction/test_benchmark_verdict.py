@@ -59,21 +59,21 @@ def test_rivals_are_methods_of_others_biased_or_told_labels(tmp_path: Path, othe
     judgement = judge(result_of(tmp_path, MADE_UP | {other: [5, 6, 5, 7, 6]}), SEEN)
     assert [pair.second for pair in judgement.ahead()] == [other] * rival
     assert judgement.status == ("missed" if rival else "reached")
-    told = {"divfl": " (biased)", "fed-cbs": " (biased, told labels)"}.get(other, "")
-    assert (f"ahead of it: `{other}`{told} by " in sentence(judgement)) is rival
+    more = {"divfl": " (biased)", "fed-cbs": " (biased, needs labels)"}.get(other, "")
+    assert (f"ahead of it: `{other}`{more} by " in sentence(judgement)) is rival
 
 
 def test_a_better_method_of_ours_is_said_but_does_not_decide(tmp_path: Path) -> None:
     variants = {"public": {"public": 2}}
-    for label, told in (
+    for label, more in (
         ("spread", ""),
-        ("balanced", " (told labels)"),
-        ("balanced+public", " (told labels, public data)"),
+        ("balanced", " (needs labels)"),
+        ("balanced+public", " (needs labels, public data)"),
     ):
         folder = tmp_path / label
         judgement = judge(result_of(folder, MADE_UP | {label: [5, 6, 5, 7, 6]}, variants=variants), SEEN)
         assert judgement.status == "reached"
-        assert f"; ahead of it: none of 2 methods of others; of ours `{label}`{told} by " in sentence(judgement)
+        assert f"; ahead of it: none of 2 methods of others; of ours `{label}`{more} by " in sentence(judgement)
     judgement = judge(result_of(tmp_path / "b", MADE_UP | {"spread": [9, 9, 8, 10, 9]}), SEEN)
     assert sentence(judgement).endswith("; ahead of it: none of 2 methods of others.")
 

@@ -20,7 +20,7 @@ from reproduction.spec import experiment_names
 COMMAND = [sys.executable, "-m", "deltafl", "reproduce"]
 
 
-def told(*arguments: str) -> str:
+def output_of(*arguments: str) -> str:
     result = CliRunner().invoke(app, ["reproduce", *arguments])
     if result.exception is not None:
         raise result.exception
@@ -30,11 +30,11 @@ def told(*arguments: str) -> str:
 def test_the_list_names_every_table_and_figure_of_the_paper() -> None:
     figures = (f"figure-{k}" for k in (2, 4, 6, 7, 9, 10, 11, 12, 13, 14, 15))
     assert {"toy", *figures, *(f"table-{k}" for k in range(1, 10))} <= set(experiment_names())
-    assert set(experiment_names()) <= {line.split(" ")[0] for line in told("--list").splitlines()}
+    assert set(experiment_names()) <= {line.split(" ")[0] for line in output_of("--list").splitlines()}
 
 
 def test_the_toy_leaves_a_page_a_table_a_picture_and_a_line_of_the_index(tmp_path: Path) -> None:
-    output = told("toy", "--out", str(tmp_path / "toy"))
+    output = output_of("toy", "--out", str(tmp_path / "toy"))
     assert "Holds in part and is contradicted in part" in output
     written = {path.name for path in (tmp_path / "toy").iterdir()}
     assert {"README.md", "table.csv", "toy.png", "verdict.json"} <= written
@@ -42,7 +42,7 @@ def test_the_toy_leaves_a_page_a_table_a_picture_and_a_line_of_the_index(tmp_pat
     assert "0.435" in page
     assert "python -m reproduction toy --scale smoke" in page
     assert str(tmp_path) not in page
-    told("--index", str(tmp_path))
+    output_of("--index", str(tmp_path))
     assert "[Figures 3 and 5" in (tmp_path / "README.md").read_text()
     again = (tmp_path / "README.md").read_bytes()
     assert write_index(tmp_path).encode() == again
@@ -56,15 +56,15 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def test_a_page_of_somebody_else_is_not_overwritten(name: str, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# My own\n")
     with pytest.raises(DeltaflError, match=r"README\.md has no verdict\.json beside it; move it away"):
-        told(name, "--out", str(tmp_path))
+        output_of(name, "--out", str(tmp_path))
     assert contents(tmp_path) == {tmp_path / "README.md": b"# My own\n"}
 
 
 def test_results_of_another_experiment_are_not_overwritten(tmp_path: Path) -> None:
-    told("toy", "--out", str(tmp_path))
+    output_of("toy", "--out", str(tmp_path))
     before = contents(tmp_path)
     with pytest.raises(DeltaflError, match="holds results of toy, not of figure-4"):
-        told("figure-4", "--out", str(tmp_path), "--only-page")
+        output_of("figure-4", "--out", str(tmp_path), "--only-page")
     assert contents(tmp_path) == before
 
 
@@ -89,7 +89,7 @@ def test_a_mistake_is_answered_in_a_sentence_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DeltaflError, match=sentence):
-        told(*arguments)
+        output_of(*arguments)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -108,8 +108,8 @@ def test_an_interrupted_sweep_shows_how_to_go_on_keeps_what_it_has_and_ends_in_t
     assert "Traceback" not in errors
     kept = [read_record(path) for path in tmp_path.glob("a/runs/*/*.json")]
     assert 1 <= len(kept) < 8
-    told(*arguments, "--out", str(tmp_path / "a"))
-    told(*arguments, "--out", str(tmp_path / "b"))
+    output_of(*arguments, "--out", str(tmp_path / "a"))
+    output_of(*arguments, "--out", str(tmp_path / "b"))
     first, second = (RunStore(tmp_path / out).records() for out in "ab")
     assert all(record in first for record in kept)
     assert len(first) == 8
@@ -125,7 +125,7 @@ def test_all_goes_through_every_experiment_names_what_cannot_run_and_writes_the_
     monkeypatch.setenv("DELTAFL_DATA", str(tmp_path / "no-data"))
     for module in (cli, page):
         monkeypatch.setattr(module, "experiment_names", lambda: ("table-7", "toy"))
-    output = told("all", "--scale", "smoke", "--out", str(tmp_path / "out"))
+    output = output_of("all", "--scale", "smoke", "--out", str(tmp_path / "out"))
     places = [output.index(text) for text in ("== table-7", "not run: ", "celeba", "== toy", "Index: ")]
     assert places == sorted(places)
     index = (tmp_path / "out" / "README.md").read_text()

@@ -136,7 +136,7 @@ def test_slope_of_a_power_law() -> None:
         ((-0.9, -0.95, -0.85), -0.5, "faster than claimed"),
         ((-0.7, -1.2, -0.2), -1.0, "undecided"),
         ((-0.1, -0.2, 0.0), 0.0, "as claimed, slower than T^-1/2"),
-        ((-0.5, -0.6, -0.4), 0.0, "not told from T^-1/2"),
+        ((-0.5, -0.6, -0.4), 0.0, "not clearly different from T^-1/2"),
     ],
 )
 def test_verdicts(measured: tuple[float, float, float], claimed: float, said: str) -> None:

@@ -100,6 +100,6 @@ def test_what_is_known_is_not_run_again_and_a_page_needs_every_point(tmp_path: P
 
 
 def test_progress_ends_with_all_runs_done_and_none_under_way(tmp_path: Path) -> None:
-    told = list[Progress]()
-    reproduce(Request("toy", "smoke", tmp_path), told.append)
-    assert told[-1] == Progress(1, 1, 1, 1, ())
+    seen = list[Progress]()
+    reproduce(Request("toy", "smoke", tmp_path), seen.append)
+    assert seen[-1] == Progress(1, 1, 1, 1, ())

@@ -24,9 +24,9 @@ SMALL = "census(components=2,size=8)"
 
 def auxiliary(census: Census, answers: Any, weight_m: FloatArray) -> FloatArray:
     """The auxiliary variables where answers are sketches without a norm."""
-    told = [np.append(answer, 0.0) if np.ndim(answer) == 1 else answer for answer in answers]
+    complete = [np.append(answer, 0.0) if np.ndim(answer) == 1 else answer for answer in answers]
     population = Population(weight_m, np.ones(len(weight_m), dtype=np.int64))
-    aux_mq = census.population(population, told).aux_mq
+    aux_mq = census.population(population, complete).aux_mq
     assert aux_mq is not None
     return aux_mq
 

@@ -136,7 +136,7 @@ def raised(label: str, clip: str | None, alternating: bool) -> float:
 @pytest.mark.parametrize("alternating", [False, True])
 @pytest.mark.parametrize("label", ["pracdelta", "fedpracis", "innovation", "delta-centred", "osmd", "k-vib", "vrb"])
 def test_lying_less_than_doubles_the_chance_to_be_selected(label: str, alternating: bool) -> None:
-    """Long updates, alternating signs, told losses and variances; without clipping the liar is always selected."""
+    """Long updates, alternating signs, false losses and variances; without clipping the liar is always selected."""
     assert raised(label, "median", alternating) < 2
     assert raised(label, None, alternating) > 3.5
 
@@ -166,6 +166,6 @@ def test_bad_values_and_labels() -> None:
     for ratio in (0.5, float("nan"), float("inf")):
         with pytest.raises(DeltaflError, match="max_ratio is"):
             Population.from_sizes(SIZES, max_ratio=ratio)
-    said = "clipped to 1.5 medians of the norms of updates."
-    assert bias_remark(["uniform"], {"clip": "median"}) == [f"Biased: {said}"]
+    remark = "clipped to 1.5 medians of the norms of updates."
+    assert bias_remark(["uniform"], {"clip": "median"}) == [f"Biased: {remark}"]
     assert Population.from_sizes([10, 10, 10, 10_000], max_ratio=3).num_examples_m.tolist() == [10, 10, 10, 30]

@@ -1,4 +1,4 @@
-"""Tables as tasks: every value arrives where it belongs, and a bad table is told by row and column."""
+"""Tables as tasks: every value arrives where it belongs, and a bad table is refused with its row and column."""
 
 import csv
 import json

@@ -54,7 +54,7 @@ def headline(summary: Summary) -> list[str]:
         named += ["others"][: len(rivals) // 4]
         sure = [
             f"{shown}.",
-            f"Not told apart from it {paired}, by paired seeds: {', '.join(named)}. More seeds decide.",
+            f"Not clearly different from it {paired}, by paired seeds: {', '.join(named)}. More seeds decide.",
         ]
     elif leads:
         label = max(leads, key=lambda label: _estimate(found[label]))

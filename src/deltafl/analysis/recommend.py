@@ -142,8 +142,8 @@ def _mean_gap(label: str, rows: Iterable[Evidence]) -> float:
 def _fits(label: str, labels: bool, census: bool, memory: bool, reachable: bool) -> bool:
     parsed = parse_label(label)
     sampler, control = make_sampler(parsed), find_estimator(parsed.estimator).control
-    asked, told = sampler.census is not None, uses_aux(sampler, parsed.estimator)
-    has_what_it_needs = (census if asked else labels or not told) and (memory or not control.remembers)
+    asks, needs_labels = sampler.census is not None, uses_aux(sampler, parsed.estimator)
+    has_what_it_needs = (census if asks else labels or not needs_labels) and (memory or not control.remembers)
     return has_what_it_needs and (reachable or not sampler.accepts_no_mask)
 
 

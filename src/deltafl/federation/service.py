@@ -45,7 +45,7 @@ def admit(federation: Federation, present: Mapping[str, ClientInfo], log: Log) -
         counted_m = federation.plan.population.num_examples_m.tolist()
         over = [key for key, most in zip(keys, counted_m, strict=True) if clients[key].num_examples > most]
         if over:
-            text = "%s told more than %g times the median number of examples; that many is what each counts: %d"
+            text = "%s reported more than %g times the median number of examples; that many is what each counts: %d"
             log(WARNING, text, ", ".join(over), federation.rules.max_ratio, max(counted_m))
     return {key: info for key, info in present.items() if key in federation.clients}
 

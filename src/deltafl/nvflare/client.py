@@ -39,18 +39,18 @@ class DeltaClient:
             if REGISTER not in self._asked:
                 self._sent = trained(model, self._asked.get(TRAINED, ())) if CENSUS in self._asked else {}
                 return model
-            told = {NUM_EXAMPLES: self.num_examples, AUX: self.aux if self._asked[REGISTER] else []}
-            flare.send(FLModel(metrics={}, meta={RECORD: told}))
+            report = {NUM_EXAMPLES: self.num_examples, AUX: self.aux if self._asked[REGISTER] else []}
+            flare.send(FLModel(metrics={}, meta={RECORD: report}))
         return None
 
     def send(self, model: FLModel) -> None:
         """Send what was trained from the last model received; as ``flare.send``."""
-        asked, told = self._asked.get(CENSUS), {ROUND: self._asked.get(ROUND)}
+        asked, report = self._asked.get(CENSUS), {ROUND: self._asked.get(ROUND)}
         if isinstance(asked, list):
             received = trained(model, self._sent, self._sent)
-            told[CENSUS] = answer_census(self._sent, received, asked) if fits(self._sent, received) else []
+            report[CENSUS] = answer_census(self._sent, received, asked) if fits(self._sent, received) else []
             model = FLModel(metrics={})
-        model.meta[RECORD] = told
+        model.meta[RECORD] = report
         flare.send(model)
 
 

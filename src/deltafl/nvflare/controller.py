@@ -136,7 +136,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
 
         def ask(keys: list[str], census: Census) -> dict[str, Any]:
             question = {CENSUS: [float(census.size), census.noise], TRAINED: list(federation.layout.trained)}
-            return {key: told(reply).get(CENSUS) for key, reply in self._send(federation, question, keys).items()}
+            return {key: reported(reply).get(CENSUS) for key, reply in self._send(federation, question, keys).items()}
 
         number, cohort = federation.current.round, select(federation, present, ask, log)
         self.fl_ctx.set_prop(AppConstants.CURRENT_ROUND, number, private=True, sticky=False)
@@ -153,7 +153,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         return True
 
     def _present(self, federation: Federation) -> dict[str, ClientInfo]:
-        """What the connected clients told of their data; who has not told it yet is asked."""
+        """What the connected clients reported of their data; who has not yet is asked."""
         names = [client.name for client in self.engine.get_clients() if client.name not in self.forget]
         asked = [name for name in names if name not in self._registered and self._asked[name] < _MOST]
         replies = self._send(federation, {REGISTER: self.rules.aux}, asked, self.registration_timeout)
@@ -161,7 +161,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             try:
                 if name not in replies:
                     raise DeltaflError("no answer to the registration query in time")
-                answer = told(replies[name])
+                answer = reported(replies[name])
                 self._registered[name] = read_info(answer.get(NUM_EXAMPLES), answer.get(AUX), self.rules.aux)
             except DeltaflError as error:
                 self._asked[name] += 1
@@ -186,15 +186,15 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         return {reply.meta["client_name"]: reply for reply in replies}
 
 
-def told(reply: FLModel) -> Mapping[str, Any]:
-    """What a client told deltafl beside its model; nothing where that is no mapping."""
+def reported(reply: FLModel) -> Mapping[str, Any]:
+    """What a client reported beside its model; nothing where that is no mapping."""
     answer = reply.meta.get(RECORD)
     return answer if isinstance(answer, dict) else {}
 
 
 def read_reply(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
     """A client's reply to the model of a round, which may hold anything."""
-    if (of := told(reply).get(ROUND)) != number:
+    if (of := reported(reply).get(ROUND)) != number:
         return ClientReply(fault=f"the reply is to round {of}; use DeltaClient in the client's script")
     try:
         arrays = trained(reply, list(reply.params or {}), sent)

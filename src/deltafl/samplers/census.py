@@ -35,7 +35,7 @@ class Census:
         components: q >= 1, auxiliary variables that are made of the answers.
         size: k, numbers of a sketch, 1 to 128; an answer has one more, the norm.
         noise: sigma >= 0, standard deviation of the normal noise that a client adds to each number of its sketch, which
-            has length 1 without it; then the norm is not told. ``epsilon`` says what that hides.
+            has length 1 without it; then the norm is not sent. ``epsilon`` says what that hides.
     """
 
     components: int = 10
@@ -58,7 +58,7 @@ class Census:
         seed: int = 0,
         rng: np.random.Generator | None = None,
     ) -> FloatArray:
-        """A client's answer, float64 (size + 1,): the sketch of v, scaled to length 1, and norm(u), 0 if not told.
+        """A client's answer, float64 (size + 1,): the sketch of v, scaled to length 1, and norm(u), 0 if unsent.
 
         v is made of the last ``tensors`` of the update u, each divided by its own norm. That way an output layer's bias
         says as much as its weights, and no layer drowns the others.
@@ -86,7 +86,7 @@ class Census:
         return np.append(sketch_k + rng.normal(scale=self.noise, size=self.size), 0.0)
 
     def population(self, population: Population, answers: Answers) -> Population:
-        """The population with auxiliary variables and norms from every client's answer; a norm not told is NaN."""
+        """The population with auxiliary variables and norms from every client's answer; an unsent norm is NaN."""
         answer_mk = self._read(answers, population.num_clients)
         norm_m = np.where(np.isfinite(answer_mk).all(axis=1), answer_mk[:, -1], np.nan)
         norm_m = np.where(norm_m > 0, np.minimum(norm_m, LARGEST_NORM), np.nan)
