@@ -23,7 +23,7 @@ HEAVY = {"torch", "scipy", "sklearn", "matplotlib", "typer", "rich", "pydantic",
 
 
 DESIGNS = """
-systematic pivotal local-pivotal cube ordered-pivotal simple-random poisson multinomial successive
+systematic pivotal local-pivotal cube anticluster ordered-pivotal simple-random poisson multinomial successive
 """
 ESTIMATORS = """
 horvitz-thompson hajek plain-mean weighted-mean difference difference-own innovation regression difference-damped

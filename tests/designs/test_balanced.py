@@ -11,13 +11,14 @@ from hypothesis.extra.numpy import arrays
 from conftest import all_replies, same_tree
 from deltafl import DESIGNS, Cohort, DeltaflError, draw_cohort, inclusion_probabilities, stream
 from deltafl.designs import balanced
+from deltafl.designs.anticluster import anticluster
 from deltafl.designs.exact import Support, every_path, support
 from deltafl.estimators.variance import estimate_variance
 from deltafl.types import FloatArray
 from tools.samplers import joint_expectations
 
-NAMES = ["local-pivotal", "cube"]
-DRAWS = {"local-pivotal": balanced.local_pivotal, "cube": balanced.cube}
+DRAWS = {"local-pivotal": balanced.local_pivotal, "cube": balanced.cube, "anticluster": anticluster}
+NAMES = list(DRAWS)
 
 
 def mean_of(cohorts: Support) -> FloatArray:
@@ -79,13 +80,20 @@ def test_the_enumeration_is_that_of_the_complete_draw(name: str) -> None:
         assert likely(whole_draws(name, pi_m, value_mq)) == pytest.approx(likely(support(name, pi_m, value_mq)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["local-pivotal", "cube"])
 def test_cells_and_rolling_windows_are_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes for thousands of clients cut down, so that five go through cells of two and a window of four."""
     monkeypatch.setattr(balanced, "CELL_SIZE", 2)
     monkeypatch.setattr(balanced, "LEAST_WINDOW", 0)
     pi_m = inclusion_probabilities(np.array([3.0, 1, 2, 2, 1.5]), 2)
     check_exact(whole_draws(name, pi_m, np.array([[0.3], [-1], [0.2], [2], [-0.9]])), pi_m)
+
+
+@pytest.mark.parametrize("scores", [[1.0, 1, 1], [3.0, 1, 2]])
+def test_groups_dealt_in_random_order_are_exact(scores: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deltafl.designs.anticluster.LEAST_WINDOW", 0)
+    pi_m = inclusion_probabilities(np.array(scores), 2)
+    check_exact(whole_draws("anticluster", pi_m, np.array([[0.3], [-1], [0.2]])), pi_m)
 
 
 @pytest.mark.parametrize("places", [[0.3, -1, 0.2, 2, -0.9], [1, 1, 0, 1, 0], [0, 0, 0, 0, 0]])
@@ -97,7 +105,10 @@ def test_windows_side_by_side_are_exact(places: list[float], monkeypatch: pytest
     check_exact(whole_draws("cube", pi_m, np.array(places)[:, None] * pi_m[:, None]), pi_m)
 
 
-@pytest.mark.parametrize(("name", "size"), [("local-pivotal", 256), ("local-pivotal", 8), ("cube", 256), ("cube", 20)])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("local-pivotal", 256), ("local-pivotal", 8), ("cube", 256), ("cube", 20), ("anticluster", 256)],
+)
 def test_drawn_inclusion_probabilities(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(balanced, "CELL_SIZE", size)
     fly_side_by_side_above(monkeypatch, size)
@@ -124,10 +135,11 @@ def test_local_pivotal_by_hand() -> None:
     assert likely(support("local-pivotal", np.full(4, 0.5), value_mq)) == pytest.approx(expected)
 
 
-def test_cube_by_hand() -> None:
+@pytest.mark.parametrize("name", ["cube", "anticluster"])
+def test_balance_by_hand(name: str) -> None:
     """Places -1, -1, 1, 1, each with 1/2: the only balanced cohorts have one of each sign, all alike by symmetry."""
     value_mq = 0.5 * np.array([[-1.0], [-1], [1], [1]])
-    cohorts = likely(support("cube", np.full(4, 0.5), value_mq))
+    cohorts = likely(support(name, np.full(4, 0.5), value_mq))
     assert set(cohorts) <= {(1, 0, 1, 0), (1, 0, 0, 1), (0, 1, 1, 0), (0, 1, 0, 1)}
     check_exact(cohorts, np.full(4, 0.5))
 
@@ -179,6 +191,17 @@ def test_cube_errs_by_its_landing_alone(
     squared = np.sum(error_tq**2, axis=1).mean()
     assert squared < 0.06 * np.sum(plain_tq**2, axis=1).mean()
     assert guess_t.mean() > 2 * squared  # the fixed-size formula over-estimates
+
+
+@pytest.mark.parametrize(("q", "most"), [(8, 0.25), (20, 0.7)])
+@pytest.mark.parametrize("equal", [True, False])
+def test_groups_balance_more_values_than_the_cohort_has_clients(q: int, most: float, equal: bool) -> None:
+    """10 of 100: the cube gives up 8 values for its last 9 clients, and 20 almost altogether."""
+    rng = stream(6, "audit")
+    pi_m = inclusion_probabilities(np.ones(100) if equal else rng.uniform(1, 3, size=100), 10)
+    value_mq = rng.normal(size=(100, q)) * pi_m[:, None]
+    squared = {name: np.mean(total_errors(name, pi_m, value_mq, 80)[0] ** 2) for name in ("cube", "anticluster")}
+    assert squared["anticluster"] < most * squared["cube"]
 
 
 # --- invariants, and what is not a number -----------------------------------------------------------------------------

@@ -15,8 +15,9 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray
+from .anticluster import anticluster
 from .balanced import RandomSource, cube, duel, places, shuffled, squared_distances
-from .table import Chooser, find_design
+from .table import BalancedDraw, Chooser, find_design
 
 #: Count of each client -> probability.
 Support = dict[tuple[int, ...], float]
@@ -243,9 +244,9 @@ def _local_pivotal(expected_m: FloatArray, value_mq: FloatArray) -> Support:
     return dict(result)
 
 
-def _cube(expected_m: FloatArray, value_mq: FloatArray) -> Support:
+def _drawn(draw: BalancedDraw, expected_m: FloatArray, value_mq: FloatArray) -> Support:
     result: Support = defaultdict(float)
-    for probability, drawn in every_path(lambda source: cube(expected_m, value_mq, source)):
+    for probability, drawn in every_path(lambda source: draw(expected_m, value_mq, source)):
         result[_counts(tuple(drawn.tolist()), len(expected_m))] += probability
     return dict(result)
 
@@ -255,10 +256,15 @@ _ENUMERATE = {
     "pivotal": _pivotal,
     "local-pivotal": _pivotal,  # without values
     "cube": _pivotal,
+    "anticluster": _pivotal,
     "ordered-pivotal": _ordered_pivotal,
     "simple-random": _simple_random,
     "poisson": _poisson,
     "multinomial": _multinomial,
     "successive": _successive,
 }
-_ENUMERATE_BALANCED = {"local-pivotal": _local_pivotal, "cube": _cube}
+_ENUMERATE_BALANCED: dict[str, Callable[[FloatArray, FloatArray], Support]] = {
+    "local-pivotal": _local_pivotal,
+    "cube": partial(_drawn, cube),
+    "anticluster": partial(_drawn, anticluster),
+}

@@ -10,6 +10,7 @@ systematic      n distinct (the default); clients in random order               
 pivotal         n distinct; clients in random order                                            yes
 local-pivotal   n distinct, spread over values x_i; without any the same as pivotal            yes
 cube            n distinct, sum x_i / pi_i kept; without values the same as pivotal            yes
+anticluster     one of several groups whose sums x_i / pi_i are alike; else as pivotal         yes
 ordered-pivotal n distinct, spread over the fixed order of the clients; for millions of them   yes
 simple-random   n distinct, equal expectations only                                            yes
 poisson         a random number, each client alone                                             yes
@@ -27,6 +28,7 @@ import numpy as np
 from ..errors import DeltaflError, unknown_name
 from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, IntArray
+from .anticluster import anticluster
 from .balanced import RandomSource, cube, local_pivotal
 from .inclusion import check_anyone, draw_probabilities, inclusion_probabilities, with_floor
 from .ordered import draw, expectations, ordered_pivotal
@@ -173,6 +175,7 @@ DESIGNS: dict[str, Design] = {
         Design("pivotal", pivotal, True, "fixed-size", source="Deville, Tille 1998"),
         Design("local-pivotal", pivotal, True, "fixed-size", local_pivotal, "Grafstrom, Lundstrom, Schelin 2012"),
         Design("cube", pivotal, True, "fixed-size", cube, "Deville, Tille 2004"),
+        Design("anticluster", pivotal, True, "fixed-size", anticluster, "Papenberg, Klau 2021"),
         Design(ORDERED, ordered_pivotal, True, "fixed-size", source="Deville, Tille 1998; Chauvet 2012"),
         Design("simple-random", simple_random, True, "fixed-size"),
         Design("poisson", poisson, True, "poisson", source="Hajek 1964"),
