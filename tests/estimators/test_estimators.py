@@ -55,7 +55,7 @@ EXACT_BY_CHANCE = {
     # Draws proportional to w_i: the plain mean of a fixed number of draws *is* the weighted one (Li et al. 2020).
     *product(
         ("md", "md-fixed", "balanced"),
-        ("systematic", "pivotal", "local-pivotal", "cube", "ordered-pivotal", "multinomial"),
+        ("systematic", "pivotal", "local-pivotal", "cube", "anticluster", "ordered-pivotal", "multinomial"),
         ("hajek", "plain-mean"),
     ),
     # n draws with mean counts n w_i: dividing by n is what the weights do.

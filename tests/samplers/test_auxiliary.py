@@ -26,7 +26,7 @@ def cohorts_of(sampler: Balanced, population: Population, n: int) -> list[tuple[
     return [(chance, cohort) for chance, cohort in cohorts if chance > 1e-12]  # rounding makes branches of 1e-17
 
 
-@pytest.mark.parametrize("design", ["cube", "local-pivotal"])
+@pytest.mark.parametrize("design", ["cube", "anticluster", "local-pivotal"])
 def test_every_cohort_has_as_many_of_each_kind(design: str) -> None:
     cohorts = cohorts_of(Balanced(design), TWO_KINDS, 4)
     assert len(cohorts) > 1
