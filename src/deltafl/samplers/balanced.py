@@ -37,8 +37,8 @@ class Balanced(Centred):
 
     The cube design keeps ``sum_S (w_i / pi_i) x_i = sum_j w_j x_j`` up to the last q + 1 clients that it has to decide,
     so that the part of the updates that is linear in x is estimated without error (docs/theory.md, section 10). The
-    design ``"local-pivotal"`` spreads cohorts over the x_i, and others ignore them. Without any, as
-    ``md-fixed@pivotal``.
+    design ``"anticluster"`` has no such last clients, ``"local-pivotal"`` spreads cohorts over the x_i, and others
+    ignore them. Without any, as ``md-fixed@pivotal``.
 
     Source: this project. Balanced sampling: Deville and Tille 2004.
 
