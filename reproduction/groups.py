@@ -11,7 +11,7 @@ from .spec import TEXTS, Reported, Sweep
 STAND_INS = {
     "unipen62": ("FEMNIST", "UNIPEN-62"),
     "cifar10-jpeg": ("CIFAR-10", "CIFAR-10 as JPEG"),
-    "cifar10-jpeg-resnet8": ("CIFAR-10", "CIFAR-10 as JPEG with ResNet-8"),
+    "cifar10-jpeg-resnet8": ("CIFAR-10", "CIFAR-10 as JPEG, ResNet-8"),
     "celeba-subset": ("CelebA", "CelebA with 278 people"),
 }
 
