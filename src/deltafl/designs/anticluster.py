@@ -33,6 +33,7 @@ def anticluster(expected_m: FloatArray, value_mq: FloatArray, source: RandomSour
         groups = min(max(round(len(open_k) / size), FEWEST_GROUPS), MOST_GROUPS)
         place_kq = places(pi_m, value_mq)[open_k]
         copies_k = _whole(groups * pi_m[open_k], place_kq, source)
+        # Few clients keep their order, so that all draws can be enumerated (``exact.py``).
         order_k = source.order(len(open_k)) if len(open_k) > LEAST_WINDOW else np.arange(len(open_k))
         client_p = np.repeat(order_k, copies_k[order_k])  # one client's places follow on one another: no group has two
         group_p = _exchanged(client_p, np.arange(len(client_p)) % groups, place_kq[client_p])

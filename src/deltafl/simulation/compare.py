@@ -211,9 +211,10 @@ def _check(settings: CompareSettings, out: Path, before: CompareSettings | None)
     from .setup import check_memory, data_of, plan_of, task_of
 
     first, *others = settings.seeds
-    engine = engine_for(settings.run(settings.samplers[0], first), out)
+    run = settings.run(settings.samplers[0], first)
+    engine = engine_for(run, out)
     task = engine.task
-    data = data_of(settings.run(settings.samplers[0], first), task)
+    data = data_of(run, task)
     if before is not None:
         RunDirectory(out).require_same_data(data)
     for sampler in settings.samplers:

@@ -28,7 +28,7 @@ from .settings import RunSettings
 from .training.route import Computation, Route
 from .training.serial import LocalWork
 from .twins import with_twins
-from .world import World, find_availability, find_speeds
+from .world import Measured, Speeds, Trace, World, find_availability, find_speeds
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ def world_of(settings: RunSettings, population: Population, num_bytes: int) -> W
         num_bytes,
         settings.seed,
         find_availability(settings.availability),
-        None if settings.speeds is None else find_speeds(settings.speeds),
+        _speeds_of(settings),
         settings.dropout,
         settings.deadline,
         settings.over_select,
@@ -100,14 +100,18 @@ def world_of(settings: RunSettings, population: Population, num_bytes: int) -> W
     )
 
 
+def _speeds_of(settings: RunSettings) -> Speeds | None:
+    return None if settings.speeds is None else find_speeds(settings.speeds)
+
+
 def data_of(settings: RunSettings, task: Task) -> dict[str, str]:
     """The data in a run's record: the task's, in their checksum also the tables of its world, which are checked."""
     world_of(settings, task.population(settings.weights), num_bytes=0)
     checksum = int(task.data["data_crc32"], 16)
-    for table in (settings.availability, settings.speeds):
-        if table is not None and table.endswith(".csv"):
-            with reading(Path(table)):
-                checksum = zlib.crc32(Path(table).read_bytes(), checksum)
+    for part in (find_availability(settings.availability), _speeds_of(settings)):
+        if isinstance(part, Trace | Measured):
+            with reading(Path(part.path)):
+                checksum = zlib.crc32(Path(part.path).read_bytes(), checksum)
     return task.data | {"data_crc32": f"{checksum:08x}"}
 
 
