@@ -9,6 +9,10 @@ from .balanced import LEAST_WINDOW, RandomSource, cube, places, undecided
 FEWEST_GROUPS, MOST_GROUPS = 8, 32
 #: How often every client may change its group, and how many others it looks at then.
 PASSES, CANDIDATES = 2, 512
+#: What the squares of the values count for, beside the values: enough to matter, too little to cost balance.
+SQUARES = 0.5
+#: Squares whose standard deviation is less, in units of the largest, differ by rounding.
+_ALIKE = 1e-9
 #: Expected places in groups that differ from a whole number by less differ by rounding.
 _ROUNDING = 1e-13
 
@@ -20,7 +24,8 @@ def anticluster(expected_m: FloatArray, value_mq: FloatArray, source: RandomSour
     G pi_i groups; where that is not whole, in the next lower or higher number, G pi_i on average (``cube``). So its
     inclusion probability is pi_i exactly, however groups are made. Clients are dealt in random order; then pairs of
     them change places while that brings the totals of their groups nearer to the mean (Spath 1986; Papenberg and Klau,
-    Psychological Methods 2021).
+    Psychological Methods 2021). Squares of the values count, too (k-plus, Papenberg, British Journal of Mathematical
+    and Statistical Psychology 2024): groups with the same totals else differ in how extreme their clients are.
 
     Unlike the cube, which gives balance up for its last q + 1 clients, it may have more values than the cohort has
     clients. Some pairs are never drawn together. O(G n q min(G n, ``CANDIDATES``)) time beside that of the cube.
@@ -31,7 +36,7 @@ def anticluster(expected_m: FloatArray, value_mq: FloatArray, source: RandomSour
     drawn_k = open_k[:0]
     if size > 0:
         groups = min(max(round(len(open_k) / size), FEWEST_GROUPS), MOST_GROUPS)
-        place_kq = places(pi_m, value_mq)[open_k]
+        place_kq = _with_squares(places(pi_m, value_mq)[open_k])
         copies_k = _whole(groups * pi_m[open_k], place_kq, source)
         # Few clients keep their order, so that all draws can be enumerated (``exact.py``).
         order_k = source.order(len(open_k)) if len(open_k) > LEAST_WINDOW else np.arange(len(open_k))
@@ -39,6 +44,16 @@ def anticluster(expected_m: FloatArray, value_mq: FloatArray, source: RandomSour
         group_p = _exchanged(client_p, np.arange(len(client_p)) % groups, place_kq[client_p])
         drawn_k = open_k[client_p[group_p == source.pick(groups)]]
     return np.concatenate([np.flatnonzero(pi_m >= 1), drawn_k])
+
+
+def _with_squares(place_kq: FloatArray) -> FloatArray:
+    """The places about their mean, and their squares, each with ``SQUARES`` of its column's standard deviation."""
+    centred_kq = place_kq - place_kq.mean(axis=0)
+    square_kq = (centred_kq / np.maximum(np.abs(centred_kq).max(axis=0), np.finfo(np.float64).tiny)) ** 2
+    square_kq -= square_kq.mean(axis=0)
+    spread_q = square_kq.std(axis=0)
+    factor_q = np.where(spread_q > _ALIKE, centred_kq.std(axis=0) / np.maximum(spread_q, _ALIKE), 0.0)
+    return np.hstack([centred_kq, SQUARES * factor_q * square_kq])
 
 
 def _whole(expected_k: FloatArray, place_kq: FloatArray, source: RandomSource) -> IntArray:
