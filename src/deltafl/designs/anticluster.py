@@ -13,7 +13,7 @@ PASSES, CANDIDATES = 2, 512
 SQUARES = 0.5
 #: Squares whose standard deviation is less, in units of the largest, differ by rounding.
 _ALIKE = 1e-9
-#: Expected places in groups that differ from a whole number by less differ by rounding.
+#: What differs from a whole number by less differs by rounding, as do sums of exchanges by less in units of a place.
 _ROUNDING = 1e-13
 
 
@@ -36,8 +36,9 @@ def anticluster(expected_m: FloatArray, value_mq: FloatArray, source: RandomSour
     drawn_k = open_k[:0]
     if size > 0:
         groups = min(max(round(len(open_k) / size), FEWEST_GROUPS), MOST_GROUPS)
-        place_kq = _with_squares(places(pi_m, value_mq)[open_k])
+        place_kq = places(pi_m, value_mq)[open_k]
         copies_k = _whole(groups * pi_m[open_k], place_kq, source)
+        place_kq = _with_squares(place_kq)
         # Few clients keep their order, so that all draws can be enumerated (``exact.py``).
         order_k = source.order(len(open_k)) if len(open_k) > LEAST_WINDOW else np.arange(len(open_k))
         client_p = np.repeat(order_k, copies_k[order_k])  # one client's places follow on one another: no group has two
@@ -74,25 +75,31 @@ def _exchanged(client_p: IntArray, group_p: IntArray, place_pq: FloatArray) -> I
     np.add.at(total_gq, group_p, place_pq)
     there_gc = np.zeros((groups, int(client_p.max()) + 1), dtype=np.bool_)
     there_gc[group_p, client_p] = True
-    following = np.arange(1, min(count, CANDIDATES))
+    square_p = np.einsum("pq,pq->p", place_pq, place_pq)
+    along_p = np.einsum("pq,pq->p", place_pq, total_gq[group_p])  # each place times the total of its group
     for _ in range(PASSES):
         changed = False
         for p, client in enumerate(client_p.tolist()):
-            here = group_p[p]
-            near_k = (p + following) % count
-            near_group_k, change_kq = group_p[near_k], place_pq[near_k] - place_pq[p]
-            # Half of what the exchange adds to the sum.
-            cost_k = np.einsum("kq,kq->k", change_kq, total_gq[here] - total_gq[near_group_k] + change_kq)
-            taken_k = there_gc[here, client_p[near_k]] | there_gc[near_group_k, client]
+            here, place_q = group_p[p], place_pq[p]
+            first = min(p, max(count - CANDIDATES, 0))
+            near = slice(first, first + CANDIDATES)
+            # Half of what an exchange adds to the sum: norm(c)^2 + c (total here - total there), c the change here.
+            cost_k = place_pq[near] @ (total_gq[here] - 2 * place_q) + (total_gq @ place_q)[group_p[near]]
+            cost_k += square_p[near] - along_p[near] + (square_p[p] - along_p[p])
+            taken_k = there_gc[here][client_p[near]] | there_gc[:, client][group_p[near]]
             cost_k[taken_k] = 0.0  # its own group is among them
             best = int(cost_k.argmin())
-            if cost_k[best] < 0:
-                other, there, change_q = near_k[best], near_group_k[best], change_kq[best]
+            if cost_k[best] < -_ROUNDING * square_p[p]:
+                other, there = first + best, group_p[first + best]
                 there_gc[here, client] = there_gc[there, client_p[other]] = False
                 there_gc[there, client] = there_gc[here, client_p[other]] = True
                 group_p[p], group_p[other] = there, here
+                change_q = place_pq[other] - place_q
                 total_gq[here] += change_q
                 total_gq[there] -= change_q
+                for group in (here, there):
+                    member_k = np.flatnonzero(group_p == group)
+                    along_p[member_k] = place_pq[member_k] @ total_gq[group]
                 changed = True
         if not changed:
             break
