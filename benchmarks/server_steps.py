@@ -1,11 +1,12 @@
-"""What single steps of the server take, beside plain NumPy for the same job: closing a round, a cube draw, a census.
+"""What single steps of the server take, beside plain NumPy for the same job: closing a round, balanced draws, a census.
 
     python benchmarks/server_steps.py [--repeats 5] [--out FILE]
 
 - close: ``close_round`` of ``innovation``, 10 of 100 clients, models of 300,000 numbers; plain: the same estimate and
   memory with float64 rows, and nothing else: no screening, no variance, no coefficient that is learnt, no scores.
 - cube: 20 of 1000 and 10^5 clients balanced on 10 numbers; plain: the flight phase as in the paper, a null vector of
-  the next 11 clients by ``numpy.linalg.svd`` a step (1000 clients alone, as it takes ten seconds for 10^5).
+  the next 11 clients by ``numpy.linalg.svd`` a step (1000 clients alone, as it takes ten seconds for 10^5). The same
+  draws with the design ``anticluster``.
 - census: the answers of 10^5 and 10^6 clients, 64 numbers and a norm each, become auxiliary variables; plain: principal
   components of all rows at once. Peak memory is in the file: that of the process, PyTorch's import included.
 
@@ -69,9 +70,9 @@ def clients(m: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @contextmanager
-def cube(m: int) -> Iterator[Round]:
+def balanced(design: str, m: int) -> Iterator[Round]:
     score_m, value_mq = clients(m)
-    yield lambda: draw_cohort(score_m, DRAWN, "cube", stream(0, "draw"), None, value_mq)
+    yield lambda: draw_cohort(score_m, DRAWN, design, stream(0, "draw"), None, value_mq)
 
 
 @contextmanager
@@ -133,8 +134,10 @@ def main() -> None:
         {"close, plain": plain_close, "close innovation": close},
         {
             "cube 1000, plain": partial(plain_cube, 1000),
-            "cube 1000": partial(cube, 1000),
-            "cube 10^5": partial(cube, 10**5),
+            "cube 1000": partial(balanced, "cube", 1000),
+            "cube 10^5": partial(balanced, "cube", 10**5),
+            "anticluster 1000": partial(balanced, "anticluster", 1000),
+            "anticluster 10^5": partial(balanced, "anticluster", 10**5),
         },
         {
             "census 10^6, plain": partial(plain_census, 10**6),

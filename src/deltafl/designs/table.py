@@ -175,7 +175,7 @@ DESIGNS: dict[str, Design] = {
         Design("pivotal", pivotal, True, "fixed-size", source="Deville, Tille 1998"),
         Design("local-pivotal", pivotal, True, "fixed-size", local_pivotal, "Grafstrom, Lundstrom, Schelin 2012"),
         Design("cube", pivotal, True, "fixed-size", cube, "Deville, Tille 2004"),
-        Design("anticluster", pivotal, True, "fixed-size", anticluster, "Papenberg, Klau 2021"),
+        Design("anticluster", pivotal, True, "fixed-size", anticluster, "Papenberg 2024"),
         Design(ORDERED, ordered_pivotal, True, "fixed-size", source="Deville, Tille 1998; Chauvet 2012"),
         Design("simple-random", simple_random, True, "fixed-size"),
         Design("poisson", poisson, True, "poisson", source="Hajek 1964"),

@@ -37,8 +37,8 @@ class Balanced(Centred):
 
     The cube design keeps ``sum_S (w_i / pi_i) x_i = sum_j w_j x_j`` up to the last q + 1 clients that it has to decide,
     so that the part of the updates that is linear in x is estimated without error (docs/theory.md, section 10). The
-    design ``"anticluster"`` has no such last clients, ``"local-pivotal"`` spreads cohorts over the x_i, and others
-    ignore them. Without any, as ``md-fixed@pivotal``.
+    design ``"anticluster"`` has no such last clients and balances squares of the x_i, too; ``"local-pivotal"`` spreads
+    cohorts over the x_i, and others ignore them. Without any, as ``md-fixed@pivotal``.
 
     Source: this project. Balanced sampling: Deville and Tille 2004.
 
@@ -95,9 +95,9 @@ class Balanced(Centred):
 class BalancedByCensus(Balanced):
     """Cohorts that represent everybody in what each client answered once, before the first round.
 
-    Clients that the answers explain badly are drawn more often. The census (``census.py``) costs the first round's
-    local work of everybody. It asks for no labels, and there is no memory of updates: their regression on the x_i
-    predicts clients never seen, too.
+    The cohort is one of several groups that are as alike as possible (``anticluster.py``). Clients that the answers
+    explain badly are drawn more often. The census (``census.py``) costs the first round's local work of everybody. It
+    asks for no labels, and there is no memory of updates: their regression on the x_i predicts clients never seen, too.
 
     Scores are drawn half of the way to their mean (``shrink``), which is why no share has to be drawn evenly.
 
@@ -107,6 +107,7 @@ class BalancedByCensus(Balanced):
         noise: Standard deviation of the noise that a client adds to each of them.
     """
 
+    design: str = "anticluster"
     by_norm: bool = True
     shrink: float = 0.5
     components: int = 10

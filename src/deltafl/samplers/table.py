@@ -114,7 +114,7 @@ SAMPLERS: dict[str, SamplerEntry] = {
         SamplerEntry("innovation", Centred, _FIXED, "innovation-damped", "unequal", "cohort", _OURS, _OWN),
         SamplerEntry("balanced", Balanced, "cube", "regression-damped", "unequal", "known", _OURS, {"sketch": 0}),
         SamplerEntry(
-            "census", BalancedByCensus, "cube", "regression-damped", "unequal", "census", _OURS, {"sketch": 0}
+            "census", BalancedByCensus, "anticluster", "regression-damped", "unequal", "census", _OURS, {"sketch": 0}
         ),
         SamplerEntry("ocs", FedIS, "poisson", _HT, "unequal", "oracle", _OCS),  # fedis@poisson, see ``ocs.py``
         SamplerEntry("aocs", ApproximateOCS, None, _HT, "unequal", "oracle", _OCS),
