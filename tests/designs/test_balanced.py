@@ -162,13 +162,20 @@ def test_twins_are_drawn_together_only_if_they_must(seed: int) -> None:
     assert joint_expectations("pivotal", pi_m)[2, 3] > 0.05
 
 
-def total_errors(name: str, pi_m: FloatArray, value_mq: FloatArray, draws: int) -> tuple[FloatArray, FloatArray]:
-    """Errors of sum_S x_i / pi_i, (draws, q), and the variances estimated from each cohort, (draws,)."""
-    rng, error_tq, guess_t = stream(4, "draw"), np.zeros((draws, value_mq.shape[1])), np.zeros(draws)
+def total_errors(
+    name: str, pi_m: FloatArray, value_mq: FloatArray, draws: int, *, judged_mq: FloatArray | None = None
+) -> tuple[FloatArray, FloatArray]:
+    """Errors of sum_S x_i / pi_i, (draws, q), and the variances estimated from each cohort, (draws,).
+
+    They are of ``judged_mq`` if the draws are judged by something else than the values they balance.
+    """
+    if judged_mq is None:
+        judged_mq = value_mq
+    rng, error_tq, guess_t = stream(4, "draw"), np.zeros((draws, judged_mq.shape[1])), np.zeros(draws)
     for t in range(draws):
         cohort: Cohort = draw_cohort(pi_m, round(pi_m.sum()), name, rng, value_mq=value_mq)
-        part_nq = value_mq[cohort.client_n]
-        error_tq[t] = (part_nq / cohort.expected_n[:, None]).sum(axis=0) - value_mq.sum(axis=0)
+        part_nq = judged_mq[cohort.client_n]
+        error_tq[t] = (part_nq / cohort.expected_n[:, None]).sum(axis=0) - judged_mq.sum(axis=0)
         guess_t[t] = estimate_variance(all_replies(cohort), part_nq)
     return error_tq, guess_t
 
@@ -210,13 +217,11 @@ def test_groups_balance_squares_too(equal: bool) -> None:
     rng = stream(7, "audit")
     pi_m = inclusion_probabilities(np.ones(100) if equal else rng.uniform(1, 3, size=100), 10)
     place_mq = rng.normal(size=(100, 3)) * rng.choice([0.3, 2.0], size=(100, 1))
-    squared = {}
-    for name in ("cube", "anticluster"):
-        draw_rng, error_t = stream(4, "draw"), []
-        for _ in range(120):
-            cohort = draw_cohort(pi_m, 10, name, draw_rng, value_mq=place_mq * pi_m[:, None])
-            error_t.append((place_mq[cohort.client_n] ** 2).sum(axis=0) - pi_m @ place_mq**2)
-        squared[name] = np.mean(np.square(error_t))
+    value_mq, square_mq = place_mq * pi_m[:, None], place_mq**2 * pi_m[:, None]
+    squared = {
+        name: np.mean(total_errors(name, pi_m, value_mq, 120, judged_mq=square_mq)[0] ** 2)
+        for name in ("cube", "anticluster")
+    }
     assert squared["anticluster"] < 0.6 * squared["cube"]
 
 
