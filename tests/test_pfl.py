@@ -145,9 +145,9 @@ def simulated(plan: Plan, proximal: float = 0.0) -> list[Params]:
     """The same in the project's own simulator."""
     engine, models = Engine(digits(), replace(WORK, proximal=proximal), seed=0), []
     zero_d = np.zeros(engine.num_params, dtype=np.float32)
-    if plan.sampler.census is not None:
+    if plan.census is not None:
         first = engine.train(zero_d, 0, np.arange(20)).update_nd
-        plan = plan.with_census([plan.sampler.census.answer(update_d, (640, 10)) for update_d in first])
+        plan = plan.with_census([plan.census.answer(update_d, (640, 10)) for update_d in first])
     state = init_round(plan, zero_d)
     for round in range(ROUNDS):
         cohort = open_round(plan, state)

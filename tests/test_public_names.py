@@ -27,7 +27,7 @@ systematic pivotal local-pivotal cube anticluster ordered-pivotal simple-random 
 """
 ESTIMATORS = """
 horvitz-thompson hajek plain-mean weighted-mean difference difference-own innovation regression difference-damped
-difference-own-damped innovation-damped regression-damped fedstale fedvarp
+difference-own-damped innovation-damped regression-damped two-phase fedstale fedvarp
 """
 SAMPLERS = """
 full fedavg uniform md md-fixed fedis fedpracis delta pracdelta cluster-is cluster-is-oracle delta-centred spread

@@ -109,7 +109,7 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
             return MappedVectorStatistics(step, weight=1.0), logged
 
         if self.state is None:
-            if self.plan.sampler.census is not None and self.plan.population.norm_m is None:
+            if self.plan.census is not None and self.plan.population.norm_m is None:
                 users.close = None
                 await train(list(range(self.plan.population.num_clients)))
                 self._answer([part.shape for part in arrays.values()])
@@ -121,7 +121,7 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
 
     def _answer(self, shapes: list[tuple[int, ...]]) -> None:
         """Turn everybody's updates into answers to the census."""
-        census, seed, (updates, _) = self.plan.sampler.census, self.plan.seed, self._users.replies()
+        census, seed, (updates, _) = self.plan.census, self.plan.seed, self._users.replies()
         assert census is not None
         rngs = [stream(seed, "census", 0, client) for client in range(len(updates))]
         pairs = zip(updates, rngs, strict=True)

@@ -28,6 +28,7 @@ from .estimators.control_variates import ControlVariate
 from .estimators.remote import RemoteControl, RemoteReply
 from .estimators.table import Estimator, find_estimator
 from .samplers import Label, RunFacts, Sampler, make_sampler, parse_label
+from .samplers.census import Census
 from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
 from .server.clipping import init_norms
@@ -115,12 +116,17 @@ class Plan:
         """The estimator as an object."""
         return find_estimator(self.estimator)
 
+    @property
+    def census(self) -> Census | None:
+        """What every client is asked once, before the first round; None for nothing."""
+        census, first = self.sampler.census, self.rule.control.uses_first_updates
+        return None if census is None else replace(census, first_update=first and census.noise == 0)
+
     def with_census(self, answers: Sequence[npt.ArrayLike | None] | FloatArray) -> "Plan":
-        """The plan after a census: ``answers`` has that of each client to ``sampler.census``, or None."""
-        census = self.sampler.census
-        if census is None:
+        """The plan after a census: ``answers`` has that of each client to ``census``, or None."""
+        if self.census is None:
             raise DeltaflError(f"{type(self.sampler).__name__} asks for no census; write the sampler 'census'")
-        return replace(self, population=census.population(self.population, answers))
+        return replace(self, population=self.census.population(self.population, answers))
 
     def response_rates(self, state: "RoundState", client_k: IntArray | None = None) -> FloatArray:
         """max(floor, a_i q_i) of some clients, float64 (k,), or of all: how likely they are there and reply.

@@ -26,6 +26,7 @@ PURPOSES: dict[str, int] = {
     "public": 13,  # which examples the server may use
     "census": 14,  # noise of the answers to a census
     "world": 15,  # who is available, how long clients take, who drops out
+    "code": 16,  # signs of the two-bit code of first updates
 }
 
 

@@ -48,6 +48,7 @@ class Population(NamedTuple):
     aux_mq: FloatArray | None = None  #: auxiliary variables
     norm_m: FloatArray | None = None  #: norms of updates of the initial model, from a census; NaN where unknown
     seconds_m: FloatArray | None = None  #: > 0, expected seconds of a client's round: ``per_second``, ``oort``
+    code_mc: FloatArray | None = None  #: updates of the initial model, from a census, encoded (``two_bits.py``); or 0
 
     @property
     def num_clients(self) -> int:

@@ -26,8 +26,8 @@ def test_what_is_recommended_is_possible_and_the_best(
 ) -> None:
     found = recommend(unequal_sizes=unequal, labels=labels, census=census, memory=memory, reachable=reachable)
     plan = deltafl.make_plan(found.label, deltafl.Population.from_sizes([3, 1, 2], aux=[[1.0], [2.0], [4.0]]), n=2)
-    assert census or plan.sampler.census is None
-    assert labels or plan.sampler.census is not None or not plan.rule.control.uses_aux
+    assert census or plan.census is None
+    assert labels or plan.census is not None or not plan.rule.control.uses_aux
     assert memory or not plan.rule.control.remembers
     assert {row.label for row in found.evidence} == {found.label}
     assert all(unequal in (None, row.unequal) for row in found.evidence)

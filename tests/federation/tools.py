@@ -45,9 +45,10 @@ def admit(fed: Federation, sizes: dict[str, int]) -> None:
         for key, size in sizes.items()
     }
     fed.admit({key: ClientInfo(size, shares[key]) for key, size in sizes.items()})
-    census = fed.plan.sampler.census
+    census = fed.plan.census
     if census is not None:
-        numbers = {key: stream(0, "data", client=sizes[key]).normal(size=census.length) for key in fed.unanswered()}
+        length, keys = census.length(fed.num_params), fed.unanswered()
+        numbers = {key: stream(0, "data", client=sizes[key]).normal(size=length) for key in keys}
         fed.answer({key: tuple(answer_k.tolist()) for key, answer_k in numbers.items()})
 
 

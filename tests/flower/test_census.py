@@ -146,8 +146,8 @@ def test_rounds_are_those_of_the_core_bit_for_bit(label: str, flower_log: pytest
 
     population = Population.from_sizes([10 + 10 * i for i in range(7)])
     plan = make_plan(label, population, 3, server_optimizer=strategy.rules.plan.server_optimizer, seed=4)
-    assert plan.sampler.census is not None
-    answers = expected_answers(7, plan.sampler.census)
+    assert plan.census is not None
+    answers = expected_answers(7, plan.census)
     assert answers_of(fed) == [tuple(answer_k.tolist()) for answer_k in answers]
     plan = plan.with_census(answers)
     state = init_round(plan, np.zeros(13))
@@ -177,7 +177,7 @@ def test_newcomers_are_asked_when_they_come_and_nobody_twice() -> None:
     _, fed = played(SMALL, grid, 5, start={"evaluate_fn": join})
     assert asked(grid) == [*((1, 1000 - i) for i in range(4)), (3, 996), (3, 995)]
     assert fed.unanswered() == []
-    census = cast(Census, fed.plan.sampler.census)
+    census = cast(Census, fed.plan.census)
     aux_mq = cast(FloatArray, census.population(fed.plan.population, answers_of(fed)).aux_mq)
     assert np.array_equal(cast(FloatArray, fed.plan.population.aux_mq), aux_mq)
     assert np.array_equal(fed.current.control.control.aux_mq[:, 1:], aux_mq)

@@ -55,11 +55,11 @@ def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flo
     engine = Engine(task, LocalWork(lr=0.05, epochs=2, batch_size=10), seed=0)
     # Clients that keep their memory change no model.
     plan = make_plan(label.removesuffix("-remote"), task.population("data"), 5)
-    if plan.sampler.census is not None:
+    if plan.census is not None:
         known = {client["key"]: client["aux"] for client in header_of(tmp_path / "state")["clients"]}
         answers = [known[f"partition:{client}"] for client in range(20)]
         first = engine.train(np.zeros(engine.num_params, np.float32), 0, np.arange(20)).update_nd
-        expected = [plan.sampler.census.answer(update_d, (640, 10)) for update_d in first]
+        expected = [plan.census.answer(update_d, (640, 10)) for update_d in first]
         np.testing.assert_allclose(answers, expected, atol=1e-4)
         plan = plan.with_census(answers)
     state = init_round(plan, np.zeros(engine.num_params))

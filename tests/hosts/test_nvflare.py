@@ -157,9 +157,9 @@ def test_rounds_are_those_of_the_core_bit_for_bit(label: str, monkeypatch: pytes
     aux = np.eye(7, 3) if label == "balanced" else None
     plan = make_plan(label, Population.from_sizes([10 + 5 * i for i in range(7)], aux=aux), 3, seed=4)
     flat = {name: array.astype(np.float32) for name, array in MODEL.items()}
-    if plan.sampler.census is not None:
+    if plan.census is not None:
         tensors, all_moved = output_layer([array.shape for array in flat.values()]), [moved(i, flat) for i in range(7)]
-        plan = plan.with_census([plan.sampler.census.answer(update_of(flat, arrays), tensors) for arrays in all_moved])
+        plan = plan.with_census([plan.census.answer(update_of(flat, arrays), tensors) for arrays in all_moved])
     state = init_round(plan, np.zeros(14))
     for saved, info in zip(controller.saved, controller.history, strict=True):
         cohort, sent = open_round(plan, state), dict[str, Any]()

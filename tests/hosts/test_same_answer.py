@@ -49,7 +49,7 @@ def digits() -> Task:
 def loop(label: str, train: Train) -> list[Params]:
     """The loop of docs/your-loop.md, with a census if the sampler takes one."""
     plan = make_plan(label, digits().population("data"), N)
-    census = plan.sampler.census
+    census = plan.census
     if census is not None:
         first_md, _ = train(ZERO, 0, np.arange(CLIENTS))
         plan = plan.with_census([census.answer(update_d, output_layer([(10, 64), (10,)])) for update_d in first_md])

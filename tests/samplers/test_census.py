@@ -32,8 +32,8 @@ def auxiliary(census: Census, answers: Any, weight_m: FloatArray) -> FloatArray:
 
 
 def answers_of(plan: Plan, update_md: Params) -> list[FloatArray]:
-    assert plan.sampler.census is not None
-    return [plan.sampler.census.answer(update_d) for update_d in update_md]
+    assert plan.census is not None
+    return [plan.census.answer(update_d) for update_d in update_md]
 
 
 # An answer
@@ -225,7 +225,7 @@ def run(folder: Path, **changes: object) -> RunDirectory:
 def test_a_run_begins_with_a_census_that_is_paid_for(tmp_path: Path) -> None:
     lines = list(run(tmp_path / "a").lines("rounds.jsonl"))
     assert lines[0]["answers"] == 20
-    assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (20 * 650 * 4, 20 * 129 * 8)
+    assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (20 * 650 * 4, 20 * (129 + 33) * 8)
     timings = list(RunDirectory(tmp_path / "a").lines("timings.jsonl"))
     assert timings[0]["cpu_seconds"] > 0
     assert all(0 < timing["client_seconds"] < timing["seconds"] for timing in timings)

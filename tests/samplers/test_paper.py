@@ -291,7 +291,7 @@ def ratios(label: str, draws: int = 2500) -> tuple[FloatArray, FloatArray, Float
     sizes = (10 * np.linspace(1, 6, 40) ** 1.3).astype(np.int64)
     problem = make_problem(sizes, d=5, seed=3)
     plan = Plan(problem.population, make_sampler(label), 8, server_optimizer=Recorder())
-    if (census := plan.sampler.census) is not None:
+    if (census := plan.census) is not None:
         plan = plan.with_census([census.answer(update_d) for update_d in problem.update_md])
     state = play(plan, init_round(plan, np.zeros(5)), [make_problem(sizes, d=5, seed=s) for s in range(5)])
     ratio_tm = np.zeros((draws, 40))

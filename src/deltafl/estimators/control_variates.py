@@ -17,7 +17,7 @@ from ..scale.rows import RowFormat, Rows, RunningSum, changes, read_rows, replac
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
 
 #: Directions of x in which clients differ less than this share of the largest are taken for none.
-_RANK_TOLERANCE = 1e-9
+RANK_TOLERANCE = 1e-9
 
 
 class ControlValue(NamedTuple):
@@ -52,6 +52,11 @@ class ControlVariate(ABC):
     @property
     def uses_aux(self) -> bool:
         """Whether it uses ``Population.aux_mq``."""
+        return False
+
+    @property
+    def uses_first_updates(self) -> bool:
+        """Whether it uses the updates of the initial model, ``Population.code_mc``, if a census asks for them."""
         return False
 
     def with_rows(self, rows: RowFormat) -> Self:
@@ -343,7 +348,7 @@ class RegressionControl(ControlVariate):
         memory, aux_nq, share_n = self.memory, state.aux_mq[replies.client_n], replies.coef_n / total
         here_qq = np.einsum("n,np,nq->pq", share_n, aux_nq, aux_nq)
         all_qq = np.einsum("m,mp,mq->pq", state.weight_m, state.aux_mq, state.aux_mq)
-        inverse_qq = np.linalg.pinv((1 - memory) * here_qq + memory * all_qq, rcond=_RANK_TOLERANCE, hermitian=True)
+        inverse_qq = np.linalg.pinv((1 - memory) * here_qq + memory * all_qq, rcond=RANK_TOLERANCE, hermitian=True)
         gain_qn = (1 - memory) * np.einsum("pq,nq,n->pn", inverse_qq, aux_nq, share_n)
         residual_nd = np.subtract(update_nd, value.control_nd, out=value.control_nd)
         return state._replace(slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, residual_nd))

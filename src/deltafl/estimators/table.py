@@ -20,6 +20,7 @@ from .control_variates import CommonControl, ControlVariate, InnovationControl, 
 from .learned_coefficient import FixedCoefficient, LearnedCoefficient
 from .remote import RemoteControl
 from .twin import Twin
+from .two_phase import TwoPhase
 
 #: Cohort of those who replied, (n,) weights w_i, (n,) response rates q_i in (0, 1] -> (n,) coefficients.
 Coefficients = Callable[[Cohort, FloatArray, FloatArray], FloatArray]
@@ -111,6 +112,7 @@ _ROWS = (
     _mean("weighted-mean", weighted_mean, "McMahan et al. 2017"),
     *_DIFFERENCES,
     *(_unbiased(f"{row.name}-damped", LearnedCoefficient(row.control), "Montanari 1987") for row in _DIFFERENCES),
+    _unbiased("two-phase", TwoPhase(), "Sarndal, Swensson 1987"),
     _unbiased("fedstale", FixedCoefficient(OwnControl()), "Rodio, Neglia 2024"),
     Estimator("fedvarp", average_of_all, OwnControl(), False, needs_expected=False, source="Gu et al. 2021"),
 )

@@ -20,11 +20,11 @@ _MOST = 3
 
 def take_census(federation: Federation, present: Collection[str], ask: Ask, log: Callable[..., None]) -> bool:
     """Ask those of the clients that are present who have not answered; whether anybody did."""
-    census = federation.plan.sampler.census
+    census = federation.plan.census
     asked = [key for key in federation.unanswered() if key in present and federation.asked[key] < _MOST]
     if census is None or not asked:
         return False
-    began, length = time.monotonic(), census.length
+    began, length = time.monotonic(), census.length(federation.num_params)
     log(INFO, "Census: %d clients are asked for their answer", len(asked))
     replies = ask(asked, census)
     answers, faults = dict[str, tuple[float, ...]](), dict[str, list[str]]()

@@ -77,6 +77,11 @@ class Federation:
         """The global model as a flat vector."""
         return self._initial_d if self.state is None else self.state.params_d
 
+    @property
+    def num_params(self) -> int:
+        """How many numbers of the model are trained."""
+        return len(self._initial_d)
+
     def arrays(self) -> Arrays:
         """The global model as named arrays, as it is sent."""
         return self.layout.rebuild(self.params_d, self.rest)
@@ -84,7 +89,7 @@ class Federation:
     def admit(self, infos: Mapping[str, ClientInfo]) -> None:
         """Let clients join, or change what they report; newcomers for whom there is no room are left out."""
         known = {**self.clients, **{key: info for key, info in infos.items() if key in self.clients}}
-        if self.plan.sampler.census is not None:
+        if self.plan.census is not None:
             known = {key: info._replace(aux=self.clients[key].aux) for key, info in known.items()}
         # Nodes connect in any order: sort newcomers, partition 10 after partition 9.
         newcomers = sorted(infos.keys() - known.keys(), key=lambda key: (len(key), key))
@@ -99,8 +104,9 @@ class Federation:
 
     def unanswered(self) -> list[str]:
         """Clients that have not answered the census; nobody where there is none."""
-        census = self.plan.sampler.census
-        return [key for key, info in self.clients.items() if census is not None and len(info.aux) != census.length]
+        census = self.plan.census
+        length = None if census is None else census.length(self.num_params)
+        return [key for key, info in self.clients.items() if length is not None and len(info.aux) != length]
 
     def answer(self, answers: Mapping[str, tuple[float, ...]]) -> None:
         """Take clients' answers to the census; their auxiliary variables are made anew of all answers."""
@@ -194,11 +200,11 @@ class Federation:
         rows = plan.memory
         if not plan.rule.control.remembers:
             return
-        size = memory_size(rows, (num_clients, len(self._initial_d)), None if folder is None else plan.n)
+        size = memory_size(rows, (num_clients, self.num_params), None if folder is None else plan.n)
         if rows.folder is None:
             size = size._replace(disk=size.disk // 2 * (KEPT + 1))  # each state that is kept, and one being written
         num_held = 0 if self.state is None or rows.folder else int(np.count_nonzero(self.state.responded_m))
-        held = num_held * len(self._initial_d) * DTYPES[rows.dtype].itemsize
+        held = num_held * self.num_params * DTYPES[rows.dtype].itemsize
         try:
             require_room(size, rows, folder, "a lower n", "state_path", held)
         except DeltaflError as error:

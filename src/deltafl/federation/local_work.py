@@ -92,11 +92,16 @@ class LocalSteps:
 
 
 def answer_census(sent: Arrays, received: Arrays, asked: Sequence[Any]) -> list[float]:
-    """A client's answer to a census of [size, noise], of what it trained; the noise is secret, not reproducible."""
-    census = Census(size=int(asked[0]), noise=float(asked[1]))
+    """A client's answer to the census of a ``question``, of what it trained; its noise is secret, not reproducible."""
+    census = Census(size=int(asked[0]), noise=float(asked[1]), first_update=bool(asked[2]))
     tensors = output_layer([array.shape for array in sent.values()])
     answer_k = census.answer(update_of(sent, received), tensors, rng=np.random.default_rng())
     return [float(number) for number in answer_k]
+
+
+def question(census: Census) -> list[float]:
+    """What a client has to know of a census, as numbers: [size, noise, first_update]."""
+    return [float(census.size), census.noise, float(census.first_update)]
 
 
 def subtract_memory(memory: ClientMemory, expected: int, sent: Arrays, received: Arrays) -> Arrays:

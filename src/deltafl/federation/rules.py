@@ -53,7 +53,7 @@ class Rules:
         sizes, aux = zip(*clients.values(), strict=True)
         population = Population.from_sizes(sizes, self.weights, aux if self.aux else None, self.max_ratio)
         plan = replace(self.plan, population=population, n=min(self.plan.n, len(sizes)))
-        return plan if plan.sampler.census is None else plan.with_census(aux)
+        return plan if plan.census is None else plan.with_census(aux)
 
 
 def make_rules(

@@ -11,13 +11,14 @@ count updates that nobody sent.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from ..errors import DeltaflError
@@ -25,6 +26,7 @@ from ..io import Array, private_folder
 from ..round import blank_state
 from ..scale.rows import is_own_folder
 from ..scale.state_file import flatten, note_round, noted, owner, read_sealed, settled, unflatten, write_sealed
+from ..types import FloatArray
 from .clients import ClientInfo
 from .federation import KEPT, Federation, Kept
 from .scales import ClientScale
@@ -33,8 +35,8 @@ from .scales import ClientScale
 FILES = ["federation.safetensors", *(f"federation-{age}.safetensors" for age in range(1, KEPT))]
 FILE = FILES[0]
 _HEADER = "deltafl-federation"
-_VERSION = 5
-_REST = "rest."
+_VERSION = 6
+_REST, _AUX = "rest.", "aux_mk"
 
 
 @contextmanager
@@ -64,12 +66,12 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
         "round": federation.current.round,
         "settings": _settings(federation),
         "layout": federation.layout.entries,
-        "clients": [{"key": key, **info._asdict()} for key, info in federation.clients.items()],
+        "clients": {key: info.num_examples for key, info in federation.clients.items()},
         "scales": federation.scales.known,
         "memory": None if memory is None else {"folder": memory, "round": note and note.round},
     }
     rest = {_REST + name: array for name, array in federation.rest.items()}
-    arrays = {**dict(flatten(federation.current)), **rest}
+    arrays = {**dict(flatten(federation.current)), **rest, _AUX: _aux_of(federation.clients.values())}
     for name in FILES[1:] if anew else ():
         (folder / name).unlink(missing_ok=True)
     if memory is None and federation.scales.sound and not anew:
@@ -129,7 +131,8 @@ def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: 
         raise DeltaflError(f"the state in {folder} belongs to a model with other arrays; choose a new state_path")
     if header["memory"] is not None:
         _find_memory(folder, federation, header)
-    clients = {entry["key"]: ClientInfo(entry["num_examples"], tuple(entry["aux"])) for entry in header["clients"]}
+    known = zip(header["clients"].items(), arrays[_AUX], strict=True)
+    clients = {key: ClientInfo(size, () if np.isnan(aux).any() else tuple(aux.tolist())) for (key, size), aux in known}
     federation.require_room(len(clients))
     if federation.kept and header["owner"] != federation.owner:
         raise DeltaflError(f"{folder / FILE} is of another federation than the states beside it; put its own back")
@@ -138,6 +141,12 @@ def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: 
     federation.clients, federation.plan = clients, federation.rules.plan_for(clients)
     federation.rest = {name: arrays[_REST + name] for name in federation.rest}
     federation.state = unflatten(blank_state(federation.plan, federation.params_d), arrays)
+
+
+def _aux_of(infos: Collection[ClientInfo]) -> FloatArray:
+    """What clients reported beside their sizes, a row each; NaN for one that has not answered a census."""
+    missing = (float("nan"),) * max((len(info.aux) for info in infos), default=0)
+    return np.array([info.aux or missing for info in infos], dtype=np.float64)
 
 
 def _find_memory(folder: Path, federation: Federation, header: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from ..arrays import BUFFERS
 from ..errors import DeltaflError
 from ..estimators.control_variates import ControlVariate
 from ..federation.federation import Federation
+from ..federation.local_work import question
 from ..federation.replies import round_metrics
 from ..federation.rules import check_texts, check_whole, make_rules
 from ..federation.saved import sole_owner
@@ -199,8 +200,8 @@ class DeltaStrategy(Strategy):
         number, ttl = federation.current.round + 1, self._timeout + TTL_GRACE
 
         def ask(keys: list[str], census: Census) -> dict[str, object]:
-            question = content_with(content, CENSUS, [float(census.size), census.noise])
-            sent = [(k, Message(question, nodes[k], MessageType.TRAIN, ttl=ttl, group_id=str(number))) for k in keys]
+            asked = content_with(content, CENSUS, question(census))
+            sent = [(k, Message(asked, nodes[k], MessageType.TRAIN, ttl=ttl, group_id=str(number))) for k in keys]
             received = grid.send_and_receive([message for _, message in sent], timeout=self._timeout)
             replies = by_recipient(sent, received).items()
             return {key: fault_of(reply) or all_metrics(reply).get(CENSUS) for key, reply in replies}

@@ -16,6 +16,7 @@ from ..errors import DeltaflError
 from ..estimators.remote import RemoteControl
 from ..federation.clients import ClientInfo, read_info
 from ..federation.federation import Federation
+from ..federation.local_work import question
 from ..federation.replies import ClientReply, reply_of
 from ..federation.rules import check_texts, check_whole, make_rules
 from ..federation.saved import sole_owner
@@ -135,8 +136,8 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             raise DeltaflError(f"{known}; raise registration_timeout, lower min_clients, or use DeltaClient in scripts")
 
         def ask(keys: list[str], census: Census) -> dict[str, Any]:
-            question = {CENSUS: [float(census.size), census.noise], TRAINED: list(federation.layout.trained)}
-            return {key: reported(reply).get(CENSUS) for key, reply in self._send(federation, question, keys).items()}
+            asked = {CENSUS: question(census), TRAINED: list(federation.layout.trained)}
+            return {key: reported(reply).get(CENSUS) for key, reply in self._send(federation, asked, keys).items()}
 
         number, cohort = federation.current.round, select(federation, present, ask, log)
         self.fl_ctx.set_prop(AppConstants.CURRENT_ROUND, number, private=True, sticky=False)

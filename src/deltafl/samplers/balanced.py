@@ -58,7 +58,7 @@ class Balanced(Centred):
         weight_m, aux_mq = population.weight_m, population.aux_mq
         if self.census is not None and aux_mq is None:
             raise DeltaflError(
-                "this sampler begins with a census: write answers = [plan.sampler.census.answer(u) ...] with the first "
+                "this sampler begins with a census: write answers = [plan.census.answer(u) ...] with the first "
                 "update u of every client, then plan = plan.with_census(answers)"
             )
         value_mq = np.zeros((len(weight_m), 0)) if aux_mq is None else weight_m[:, None] * _varying(aux_mq, weight_m)

@@ -7,6 +7,7 @@ what the clients' data are like without asking for labels; the norms say whom to
 estimates stay unbiased: an answer moves cohorts, no weight. docs/theory.md, section 11, has the argument.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import erfc, exp, prod, sqrt
@@ -17,12 +18,15 @@ import numpy.typing as npt
 
 from ..errors import DeltaflError, check_ranges
 from ..estimators.sketch import count_sketch
+from ..estimators.two_bits import BLOCK, code_length, decoded_norms, encode, scaled
 from ..types import FloatArray, Population
 
 #: One answer a client; None, or what is no answer, where there is none.
 Answers = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
 #: Norms are squared and summed.
 LARGEST_NORM = 1e100
+#: Longest first update, in medians of all: a longer one would be in every estimate.
+LONGEST = 2.0
 #: Answers that are looked at together: copies of all of them are larger.
 _BLOCK = 2**15
 
@@ -35,21 +39,23 @@ class Census:
         components: q >= 1, auxiliary variables that are made of the answers.
         size: k, numbers of a sketch, 1 to 128; an answer has one more, the norm.
         noise: sigma >= 0, standard deviation of the normal noise that a client adds to each number of its sketch, which
-            has length 1 without it; then the norm is not sent. ``epsilon`` says what that hides.
+            has length 1 without it; then neither norm nor update is sent. ``epsilon`` says what that hides.
+        first_update: Whether the whole update follows, in two bits a parameter (``estimators/two_bits.py``). A plan
+            asks for it where its estimator uses it.
     """
 
     components: int = 10
     size: int = 128
     noise: float = 0.0
+    first_update: bool = False
     ranges: ClassVar = {"components": "[1, 128]", "size": "[1, 128]", "noise": "[0, inf)"}
 
     def __post_init__(self) -> None:
         check_ranges(self, self.ranges)
 
-    @property
-    def length(self) -> int:
-        """How many numbers an answer has."""
-        return self.size + 1
+    def length(self, num_params: int) -> int:
+        """How many numbers an answer has, of a model of so many parameters."""
+        return self.size + 1 + (code_length(num_params) if self.first_update and self.noise == 0 else 0)
 
     def answer(
         self,
@@ -58,7 +64,7 @@ class Census:
         seed: int = 0,
         rng: np.random.Generator | None = None,
     ) -> FloatArray:
-        """A client's answer, float64 (size + 1,): the sketch of v, scaled to length 1, and norm(u), 0 if unsent.
+        """A client's answer, float64 (length,): the sketch of v, scaled to length 1, norm(u), and the code of u.
 
         v is made of the last ``tensors`` of the update u, each divided by its own norm. That way an output layer's bias
         says as much as its weights, and no layer drowns the others.
@@ -79,18 +85,29 @@ class Census:
             direction_d = np.concatenate([_unit(part) for part in parts])
             sketch_k = _unit(count_sketch(direction_d[None], self.size, seed)[0])
             norm = float(np.linalg.norm(update_d))
+            code_c = encode(update_d) if self.first_update and self.noise == 0 else ()
         if self.noise == 0:
-            return np.append(sketch_k, norm)
+            return np.concatenate([sketch_k, [norm], code_c])
         if rng is None:
             raise DeltaflError("an answer with noise needs a generator: write rng=np.random.default_rng()")
         return np.append(sketch_k + rng.normal(scale=self.noise, size=self.size), 0.0)
 
     def population(self, population: Population, answers: Answers) -> Population:
-        """The population with auxiliary variables and norms from every client's answer; an unsent norm is NaN."""
+        """The population with auxiliary variables, norms and first updates from every client's answer.
+
+        An unsent norm is NaN; an unsent update is 0, and one longer than twice the median of all is shortened to that.
+        """
         answer_mk = self._read(answers, population.num_clients)
-        norm_m = np.where(np.isfinite(answer_mk).all(axis=1), answer_mk[:, -1], np.nan)
+        here_m = np.isfinite(answer_mk).all(axis=1)
+        norm_m = np.where(here_m, answer_mk[:, self.size], np.nan)
         norm_m = np.where(norm_m > 0, np.minimum(norm_m, LARGEST_NORM), np.nan)
-        return population._replace(aux_mq=self.auxiliary(answer_mk, population.weight_m), norm_m=norm_m)
+        code_mc = np.where(here_m[:, None], answer_mk[:, self.size + 1 :], 0.0)
+        length_m = decoded_norms(code_mc)
+        if length_m.any():
+            longest = LONGEST * np.median(length_m[length_m > 0])
+            code_mc = scaled(code_mc, longest / np.maximum(length_m, longest))
+        aux_mq = self.auxiliary(answer_mk, population.weight_m)
+        return population._replace(aux_mq=aux_mq, norm_m=norm_m, code_mc=code_mc if code_mc.size else None)
 
     def auxiliary(self, answers: Answers, weight_m: FloatArray) -> FloatArray:
         """The auxiliary variables, float64 (m, components), of mean 0 and mean squared norm 1 under the weights w_i.
@@ -108,7 +125,7 @@ class Census:
         blocks = [slice(first, first + _BLOCK) for first in range(0, len(here_k), _BLOCK)]
 
         def sketch_of(block: slice) -> FloatArray:  # made anew for each sum: all of them are as large as the answers
-            return _units(answer_mk[here_k[block], :-1].astype(np.float64))
+            return _units(answer_mk[here_k[block], : self.size].astype(np.float64))
 
         mean_s = sum(share_k[block] @ sketch_of(block) for block in blocks)
         spread_ss: Any = 0.0
@@ -124,15 +141,23 @@ class Census:
         return aux_mq
 
     def _read(self, answers: Answers, num_clients: int) -> npt.NDArray[np.floating]:
-        """The answers as numbers, (m, length): an array of them as it is, else with NaN where there is none."""
+        """The answers as numbers, (m, length): an array of them as it is, else with NaN where there is none.
+
+        The length is the one that most of them have.
+        """
         if len(answers) != num_clients:
             raise DeltaflError(f"the census has {len(answers)} answers, not one for each of {num_clients} clients")
-        if type(answers) is np.ndarray and answers.dtype.kind == "f" and answers.shape == (num_clients, self.length):
+        if type(answers) is np.ndarray and answers.dtype.kind == "f" and self._can_have(answers.shape[1]):
             return answers
-        answer_mk = np.empty((num_clients, self.length))
-        for row_k, answer in zip(answer_mk, answers, strict=True):
-            row_k[:] = _numbers(answer, self.length)
-        return answer_mk
+        rows = [_numbers(answer) for answer in answers]
+        lengths = Counter(len(row) for row in rows if self._can_have(len(row)))
+        length = lengths.most_common(1)[0][0] if lengths else self.size + 1
+        return np.array([row if len(row) == length else np.full(length, np.nan) for row in rows])
+
+    def _can_have(self, length: int) -> bool:
+        """Whether an answer of some model can have so many numbers."""
+        parameters = (length - self.size - 1) // code_length(1) * BLOCK
+        return length == self.length(parameters) or length == self.size + 1
 
     def epsilon(self, delta: float) -> float:
         """Epsilon of one answer: local differential privacy of the update, and so of all of the client's data.
@@ -183,15 +208,13 @@ def _units(part_kd: FloatArray) -> FloatArray:
     return part_kd
 
 
-def _numbers(answer: npt.ArrayLike | None, size: int) -> FloatArray:
-    """An answer as numbers; NaN if it is none."""
+def _numbers(answer: npt.ArrayLike | None) -> FloatArray:
+    """An answer as numbers, empty if it is none."""
     try:
-        answer_k = np.asarray(np.nan if answer is None else answer, dtype=np.float64)
+        answer_k = np.asarray(() if answer is None else answer, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         answer_k = np.zeros(())
-    if answer_k.shape != (size,) or not np.isfinite(answer_k).all():
-        return np.full(size, np.nan)
-    return answer_k
+    return answer_k if answer_k.ndim == 1 and np.isfinite(answer_k).all() else np.zeros(0)
 
 
 def _normal(x: float) -> float:

@@ -113,9 +113,7 @@ SAMPLERS: dict[str, SamplerEntry] = {
         SamplerEntry("spread", Centred, "local-pivotal", "difference", "unequal", "cohort", _OURS, _SPREAD),
         SamplerEntry("innovation", Centred, _FIXED, "innovation-damped", "unequal", "cohort", _OURS, _OWN),
         SamplerEntry("balanced", Balanced, "cube", "regression-damped", "unequal", "known", _OURS, {"sketch": 0}),
-        SamplerEntry(
-            "census", BalancedByCensus, "anticluster", "regression-damped", "unequal", "census", _OURS, {"sketch": 0}
-        ),
+        SamplerEntry("census", BalancedByCensus, "anticluster", "two-phase", "unequal", "census", _OURS, {"sketch": 0}),
         SamplerEntry("ocs", FedIS, "poisson", _HT, "unequal", "oracle", _OCS),  # fedis@poisson, see ``ocs.py``
         SamplerEntry("aocs", ApproximateOCS, None, _HT, "unequal", "oracle", _OCS),
         SamplerEntry("clustered-sampling-1", ClusteredBySize, None, _HT, "unequal", "sizes", _FRABONI),

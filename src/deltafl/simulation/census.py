@@ -25,7 +25,7 @@ def with_census(
 
     If they are asked now: also what the lines of round 0 in ``rounds.jsonl`` and ``timings.jsonl`` hold of it.
     """
-    if plan.sampler.census is None:
+    if plan.census is None:
         return plan, None
     kept = group.from_first(directory.census)
     if kept is not None:
@@ -48,7 +48,7 @@ def with_census(
 
 def take_census(plan: Plan, engine: Engine, params_d: Params) -> FloatArray:
     """Every client's answer after its usual local work on a model, float64 (m, size); NaN where there is none."""
-    census, m = plan.sampler.census, plan.population.num_clients
+    census, m = plan.census, plan.population.num_clients
     assert census is not None
     tensors = output_layer([param.shape for param in engine.task.make_model().parameters()])
     answers = []

@@ -162,7 +162,7 @@ def plan_of(
                 f"{name} looks at the bias of an output layer of {size} classes, but the last parameters of the model "
                 f"of {task.name!r} have shape {shape}; set 'classes', or end the model in a linear layer with a bias"
             )
-    if population.aux_mq is None and plan.sampler.census is None and uses_aux(plan.sampler, label.estimator):
+    if population.aux_mq is None and plan.census is None and uses_aux(plan.sampler, label.estimator):
         raise DeltaflError(
             f"{name} needs auxiliary variables, the clients' shares of labels, and this task has no labels; choose a "
             "task with classes, or a sampler without them, such as 'innovation'"

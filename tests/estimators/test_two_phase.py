@@ -1,0 +1,167 @@
+"""First updates in two bits, and the control variate that is made of them: a slow twin, enumeration, known losses."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import Recorder, make_problem, mean_estimate, play
+from deltafl import DeltaflError, Plan, init_round, make_plan, open_round, stream
+from deltafl.estimators.two_bits import code_length, decode, decoded_norms, encode, scaled
+from deltafl.estimators.two_phase import TwoPhaseState
+from deltafl.types import FloatArray
+
+
+def hadamard() -> FloatArray:
+    """By definition: (-1)^(common bits of row and column), which is symmetric and orthogonal."""
+    return np.array([[(-1.0) ** (i & j).bit_count() for j in range(256)] for i in range(256)]) / 16
+
+
+def distance(x: float, level: float) -> float:
+    return abs(x - level)
+
+
+def slow_twin(vector_d: FloatArray) -> FloatArray:
+    """What a server reads of a vector, block by block and number by number."""
+    sign_k, levels, read = stream(0, "code").choice([-1.0, 1.0], size=256), [-1.5104, -0.4528, 0.4528, 1.5104], []
+    for first in range(0, len(vector_d), 256):
+        block_k = np.zeros(256)
+        block_k[: len(vector_d[first : first + 256])] = vector_d[first : first + 256]
+        turned_k = hadamard() @ (sign_k * block_k)
+        scale = np.sqrt(np.mean(turned_k**2))
+        nearest = [min(levels, key=partial(distance, x / scale)) for x in turned_k]
+        read.append(sign_k * (hadamard() @ (scale * np.array(nearest))))
+    return np.concatenate(read)[: len(vector_d)]
+
+
+@pytest.mark.parametrize("d", [1, 3, 256, 700])
+def test_a_code_is_read_as_the_slow_twin_reads_it(d: int) -> None:
+    vector_nd = np.random.default_rng(d).normal(size=(3, d)) * np.geomspace(1e-3, 10, d)
+    code_nc = np.array([encode(vector_d) for vector_d in vector_nd])
+    assert code_nc.shape == (3, code_length(d)) and code_length(256) == 11
+    np.testing.assert_allclose(decode(code_nc, d), [slow_twin(vector_d) for vector_d in vector_nd], atol=1e-12)
+    half_nd = decode(scaled(code_nc, np.array([0.5, 1, 0])), d)
+    np.testing.assert_allclose(half_nd, decode(code_nc, d) * [[0.5], [1], [0]])
+
+
+def test_a_code_loses_what_two_bits_lose_of_a_normal() -> None:
+    """0.1175 of the square (Max 1960), also with layers of other sizes; less of a vector that is mostly zeros."""
+    rng = np.random.default_rng(0)
+    sparse_d = np.where(rng.random(256_000) < 0.05, rng.normal(size=256_000), 0.0)
+    for vector_d, loss in (
+        (rng.normal(size=256_000), 0.1175),
+        (sparse_d, 0.104),
+        (rng.normal(size=256_000) * np.repeat([1e-6, 1e3], 128_000), 0.1175),
+    ):
+        read_d = decode(encode(vector_d)[None], 256_000)[0]
+        assert np.sum((read_d - vector_d) ** 2) / np.sum(vector_d**2) == pytest.approx(loss, abs=0.003)
+        assert decoded_norms(encode(vector_d)[None])[0] == pytest.approx(np.linalg.norm(read_d))
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=22, max_size=22))
+def test_any_finite_numbers_are_a_code(numbers: list[float]) -> None:
+    code_1c = np.array([numbers])
+    assert np.isfinite(decode(code_1c, 300)).all()
+    np.testing.assert_allclose(
+        decoded_norms(code_1c), np.linalg.norm(decode(code_1c, 512), axis=1), rtol=1e-9, atol=1e-12
+    )
+
+
+def prepared(label: str, d: int = 3, spoilt: dict[int, Any] | None = None) -> tuple[Plan, list[Any], FloatArray]:
+    """A plan after its census, with problems of several rounds; and what the server reads of the first updates."""
+    problems = [make_problem([3, 1, 2, 5, 2, 4], d=d, seed=seed) for seed in range(4)]
+    plan = make_plan(label, problems[0].population, 3, server_optimizer=Recorder())
+    assert plan.census is not None
+    answers: list[Any] = [plan.census.answer(update_d) for update_d in problems[0].update_md]
+    read_md = np.array([slow_twin(update_d) for update_d in problems[0].update_md.astype(np.float64)])
+    answers = [(spoilt or {}).get(client, answer) for client, answer in enumerate(answers)]
+    return plan.with_census(answers), problems, read_md
+
+
+LABEL = "census(components=2,size=8)"
+
+
+def test_the_first_round_takes_what_everybody_sent_and_teaches_nothing() -> None:
+    plan, problems, read_md = prepared(LABEL)
+    weight_m, state = plan.population.weight_m, init_round(plan, np.zeros(3))
+    value = plan.rule.control.value(state.control, np.arange(6))
+    np.testing.assert_allclose(value.control_nd, read_md, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(value.total_d, weight_m @ read_md, rtol=1e-9, atol=1e-12)
+    following = play(plan, state, problems[:1])
+    after = plan.rule.control.value(following.control, np.arange(6))
+    np.testing.assert_array_equal(after.control_nd, value.control_nd)
+
+
+def test_later_rounds_predict_by_regression_and_what_it_left_of_the_first_update() -> None:
+    """beta B x_i + gamma e_i, by least squares of another library function, with the coefficients in the state."""
+    plan, problems, read_md = prepared(LABEL)
+    weight_m, design_mq = plan.population.weight_m, plan.population.design_mq()
+    root_m = np.sqrt(weight_m)[:, None]
+    fitted_qd = np.linalg.lstsq(root_m * design_mq, root_m * read_md, rcond=None)[0]
+    state = play(plan, init_round(plan, np.zeros(3)), [problems[0]] * 4)
+    control: TwoPhaseState = state.control
+    beta, gamma = (np.clip(part.cross / part.square, 0, 1) for part in (control.regression, control.first))
+    assert 0 < beta <= 1 and 0 < gamma <= 1
+    expected_md = beta * design_mq @ control.regression.control.slope_qd + gamma * (read_md - design_mq @ fitted_qd)
+    value = plan.rule.control.value(control, np.arange(6))
+    np.testing.assert_allclose(value.control_nd, expected_md, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(value.total_d, weight_m @ expected_md, rtol=1e-8, atol=1e-12)
+    assert plan.rule.control.coefficient(control) == beta
+
+
+LIE = np.concatenate([np.ones(8), [1e90], [1e90], np.full(10, -3e80)])
+
+
+@pytest.mark.parametrize("spoilt", [{}, {3: None}, {3: LIE}, {3: np.full(20, np.nan), 0: [0.5] * 9}])
+@pytest.mark.parametrize("label", [LABEL, LABEL + "@local-pivotal", LABEL + "@poisson", LABEL + "@multinomial"])
+def test_unbiased_whatever_is_sent(label: str, spoilt: dict[int, Any]) -> None:
+    plan, problems, _ = prepared(label, spoilt=spoilt)
+    first = init_round(plan, np.zeros(3))
+    for state in (first, play(plan, first, problems)):
+        np.testing.assert_allclose(mean_estimate(plan, state, problems[0]), problems[0].ubar_d, atol=1e-9)
+
+
+def test_a_client_without_a_first_update_is_predicted_by_the_others() -> None:
+    plan, _, read_md = prepared(LABEL, spoilt={4: None})
+    here_k = np.array([0, 1, 2, 3, 5])
+    design_mq, root_k = plan.population.design_mq(), np.sqrt(plan.population.weight_m[here_k])[:, None]
+    fitted_qd = np.linalg.lstsq(root_k * design_mq[here_k], root_k * read_md[here_k], rcond=None)[0]
+    value = plan.rule.control.value(init_round(plan, np.zeros(3)).control, np.arange(6))
+    np.testing.assert_allclose(value.control_nd[here_k], read_md[here_k], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(value.control_nd[4], design_mq[4] @ fitted_qd, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(value.total_d, plan.population.weight_m @ value.control_nd, rtol=1e-9, atol=1e-12)
+
+
+def test_the_longest_first_update_is_twice_the_median() -> None:
+    plan, _, _ = prepared(LABEL, spoilt={3: LIE})
+    assert plan.population.code_mc is not None
+    length_m = decoded_norms(plan.population.code_mc)
+    assert length_m[3] == pytest.approx(2 * np.median(length_m)) and length_m[3] == length_m.max()
+
+
+def test_who_is_asked_for_a_first_update() -> None:
+    """Where the estimator uses it, and no noise is to hide the client."""
+    for label, asked in (("census", True), ("census@@regression-damped", False), ("census(noise=1)", False)):
+        census = make_plan(label, [1, 2, 3], 2).census
+        assert census is not None
+        assert (census.first_update, census.length(650)) == (asked, 129 + 33 * asked)
+    plan = make_plan("census", [1, 2, 3], 2).with_census([np.ones(129)] * 3)  # as if it were regression-damped
+    assert plan.population.code_mc is None
+    assert open_round(plan, init_round(plan, np.zeros(2))).client_n.size == 2
+    plan, _, _ = prepared(LABEL)
+    with pytest.raises(DeltaflError, match="the census is not of this model of 999 parameters; take it anew"):
+        init_round(plan, np.zeros(999))
+
+
+def test_with_no_first_updates_it_is_regression_damped_to_the_bit() -> None:
+    noisy = "census(components=2,size=8,noise=0.1)"
+    problem = make_problem([3, 1, 2, 5, 2, 4], d=3)
+    answers = [np.append(update_d, np.zeros(6)) for update_d in problem.update_md]
+    estimates = []
+    for label in (noisy, noisy + "@@regression-damped"):
+        plan = make_plan(label, problem.population, 3, server_optimizer=Recorder()).with_census(answers)
+        estimates.append(play(plan, init_round(plan, np.zeros(3)), [problem] * 4).optimizer.delta_d)
+    np.testing.assert_array_equal(*estimates)
