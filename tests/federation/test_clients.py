@@ -118,7 +118,9 @@ def test_every_other_practical_sampler_lets_clients_join(label: str) -> None:
 
 @pytest.mark.parametrize("label", sorted(FIXED_SIZE))
 def test_samplers_that_cannot_be_resized_leave_newcomers_out_and_forget_nobody(label: str) -> None:
-    fed = federation(label, m=5)
+    fed = federation(label, m=4)
+    admit(fed, sizes_of(5, start=4))  # before the first round is closed anybody can join
+    play(fed, 1)
     admit(fed, {"client:1": 60, **sizes_of(8, start=5)})
     assert [info.num_examples for info in fed.clients.values()] == [10, 60, 20, 25, 30]
     assert "client:5, client:6, client:7 cannot join" in fed.warnings[0]

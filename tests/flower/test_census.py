@@ -16,6 +16,7 @@ from deltafl import Census, Population, Reports, close_round, init_round, make_p
 from deltafl.arrays import Arrays, update_of
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.federation import Federation
+from deltafl.federation.local_work import question
 from deltafl.flower import DeltaStrategy, delta_mod, register
 from deltafl.samplers.census import output_layer
 from deltafl.types import FloatArray
@@ -89,8 +90,8 @@ def expected_answers(m: int, census: Census) -> list[FloatArray]:
 # The mod
 
 
-def ask(app: ClientApp, size: int, noise: float, config: dict[str, Any] | None = None) -> Message:
-    asks = {"deltafl-trained": list(SHAPES), "deltafl-census": [float(size), noise], **(config or {})}
+def ask(app: ClientApp, census: Census, config: dict[str, Any] | None = None) -> Message:
+    asks = {"deltafl-trained": list(SHAPES), "deltafl-census": question(census), **(config or {})}
     arrays = ArrayRecord({name: Array(array) for name, array in zeros().items()})
     message = Message(RecordDict({"arrays": arrays, "config": ConfigRecord(asks)}), 1, "train")
     return app(message, Context(1, 1, {"examples": 5, "target": 2.0}, RecordDict(), {}))
@@ -106,13 +107,17 @@ def answer_in(reply: Message) -> list[float]:
 
 def test_the_answer_is_the_censuss_and_nothing_else_leaves_the_client() -> None:
     assert output_layer(list(SHAPES.values())) == (6, 3)
-    answer = answer_in(ask(app_with([delta_mod]), 16, 0.0))
-    assert answer == expected_answers(3, Census(size=16))[2].tolist()
+    for census in (Census(size=16), Census(size=16, first_update=True)):
+        answer = answer_in(ask(app_with([delta_mod]), census))
+        assert answer == expected_answers(3, census)[2].tolist()
+        assert len(answer) == census.length(13)
 
 
 def test_noise_is_added_by_the_client_and_nobody_can_reproduce_it() -> None:
     exact_k = expected_answers(3, Census())[2]
-    answer_rk = np.array([answer_in(ask(app_with([delta_mod]), 128, 0.5)) for _ in range(20)])
+    answer_rk = np.array(
+        [answer_in(ask(app_with([delta_mod]), Census(noise=0.5, first_update=True))) for _ in range(20)]
+    )
     assert not answer_rk[:, -1].any()  # a norm would tell more
     noise_rk = answer_rk[:, :-1] - exact_k[:-1]
     assert 0.47 < noise_rk.std() < 0.53  # 2560 normal numbers: four standard errors
@@ -130,8 +135,8 @@ def test_a_client_whose_training_is_faulty_gives_away_no_array() -> None:
         other = ArrayRecord({"other": Array(np.ones(3, np.float32))})
         return Message(RecordDict({"arrays": other, "metrics": MetricRecord({"loss": 1.0})}), reply_to=message)
 
-    assert answer_in(ask(app, 16, 0.0)) == []
-    assert ask(app, 16, 0.0, {"raises": True}).error.reason == "no data"
+    assert answer_in(ask(app, Census())) == []
+    assert ask(app, Census(), {"raises": True}).error.reason == "no data"
 
 
 # Rounds
@@ -180,7 +185,7 @@ def test_newcomers_are_asked_when_they_come_and_nobody_twice() -> None:
     census = cast(Census, fed.plan.census)
     aux_mq = cast(FloatArray, census.population(fed.plan.population, answers_of(fed)).aux_mq)
     assert np.array_equal(cast(FloatArray, fed.plan.population.aux_mq), aux_mq)
-    assert np.array_equal(fed.current.control.control.aux_mq[:, 1:], aux_mq)
+    assert np.array_equal(fed.current.control.regression.control.aux_mq[:, 1:], aux_mq)
 
 
 def without_mod(message: Message, context: Context) -> Message | None:
@@ -204,7 +209,7 @@ def lying(answer: list[float]) -> Handler:
         (lambda message, context: None, 3, "no reply in time"),
         (failing, 3, "error 2: no data"),
         (without_mod, 1, "the reply holds no answer; add delta_mod to the ClientApp's mods"),
-        (lying([1e130] * 17), 1, "the answer is not 17 finite numbers"),
+        (lying([1e130] * 28), 1, "the answer is not 28 finite numbers"),
     ],
 )
 def test_who_does_not_answer_counts_as_the_mean(

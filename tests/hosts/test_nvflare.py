@@ -30,9 +30,10 @@ from deltafl import (
     open_round,
 )
 from deltafl.arrays import Arrays, update_of
+from deltafl.federation.local_work import question
 from deltafl.nvflare import DeltaClient, DeltaFedAvg
 from deltafl.nvflare import client as client_module
-from deltafl.samplers.census import output_layer
+from deltafl.samplers.census import Census, output_layer
 from deltafl.types import Params
 
 #: What a site does with a model instead of training: a reply, or None to fall silent.
@@ -181,7 +182,7 @@ def test_clients_tell_their_size_once_and_only_the_cohort_is_sent_the_model(monk
 
 
 def test_a_census_takes_no_parameters_from_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    site, asked = Site(2, []), {"census": [16.0, 0.0], "trained": list(MODEL)}
+    site, asked = Site(2, []), {"census": question(Census(size=16)), "trained": list(MODEL)}
     monkeypatch.setattr(
         client_module,
         "flare",
@@ -283,14 +284,14 @@ def test_a_new_job_resumes_and_forgets(label: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_job_that_is_stopped_counts_nobody_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    for label, question in (("uniform", "round"), ("census", "census"), ("uniform", "register")):
+    for label, what in (("uniform", "round"), ("census", "census"), ("uniform", "register")):
         controller = Played(label, 3, 5).join(monkeypatch, 5)
 
         class Stopping(Site):
             def answer(
-                self, message: FLModel, question: str = question, signal: Signal = controller.abort_signal
+                self, message: FLModel, what: str = what, signal: Signal = controller.abort_signal
             ) -> FLModel | None:
-                if question in message.meta["deltafl"]:
+                if what in message.meta["deltafl"]:
                     signal.trigger("stopped")
                     return None
                 return super().answer(message)
@@ -299,7 +300,7 @@ def test_a_job_that_is_stopped_counts_nobody_as_silent(monkeypatch: pytest.Monke
         controller.run()
         assert controller.history == []
         assert controller.federation is not None
-        if question == "register":
+        if what == "register":
             assert controller.federation.state is None
         else:
             assert not np.asarray(controller.federation.current.selected_m).any()

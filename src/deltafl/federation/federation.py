@@ -184,7 +184,7 @@ class Federation:
         plan = self.rules.plan_for(clients)
         if len(clients) > len(self.clients):
             self.require_room(len(clients))
-        if self.state is None:
+        if self.state is None or self.state.round == 0:  # nothing was learnt: a census sets what rounds begin with
             state = init_round(plan, self._initial_d)
         else:
             state = resize_state(plan, self.state, self.plan.population.weight_m, kept_k)
