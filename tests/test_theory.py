@@ -13,6 +13,7 @@ from deltafl import Census, Cohort, FedPracIS, KnownUpdates, Population, Reports
 from deltafl.designs.exact import support
 from deltafl.designs.inclusion import draw_probabilities, inclusion_probabilities, with_floor
 from deltafl.designs.table import draw_cohort
+from deltafl.estimators.two_bits import decode, encode
 from deltafl.types import FloatArray
 from reproduction.rates import counter_example
 from reproduction.toy import SCORES, WAYS, enumerate_toy, hand_picked
@@ -322,6 +323,22 @@ def test_what_balance_leaves() -> None:
     lied_mq[7] += shift_q  # at the honest B the residuals are those of noise_md
     grown = np.sum(g_m * norm_m**2) + g_m[7] * (np.sum((noise_md[7] - shift_q @ slope_qd) ** 2) - norm_m[7] ** 2)
     assert left(pi_m, aux_mq) < left(pi_m, lied_mq) < grown * m / (m - q - 1)
+
+
+def test_what_a_first_update_leaves() -> None:
+    """The error of the first round by the formula for independent draws, and of the best gamma later."""
+    rng, m, d = np.random.default_rng(0), 100, 5120
+    update_md, g_m = rng.normal(size=(m, d)) + 1.0, rng.uniform(0.5, 2.0, size=m) / m**2
+    code_mc = np.array([encode(update_d) for update_d in update_md])
+    ratio = g_m @ ((update_md - decode(code_mc, d)) ** 2).sum(axis=1) / (g_m @ (update_md**2).sum(axis=1))
+    assert ratio == pytest.approx(0.1175, abs=0.0015)
+    states(f"{ratio:.3f} of the error")
+    rest_md = rng.normal(size=(m, 50))
+    first_md = 0.6 * rest_md + rng.normal(size=(m, 50))
+    cross, square = g_m @ (rest_md * first_md).sum(axis=1), g_m @ (first_md**2).sum(axis=1)
+    whole = g_m @ (rest_md**2).sum(axis=1)
+    left = g_m @ ((rest_md - cross / square * first_md) ** 2).sum(axis=1)
+    assert left == pytest.approx((1 - cross**2 / (whole * square)) * whole)
 
 
 def kept(part: float, sigma: float, k: int, m: float) -> float:
