@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conftest import Recorder, make_problem, mean_estimate, play
 from deltafl import DeltaflError, Plan, init_round, make_plan, open_round, stream
-from deltafl.estimators.two_bits import code_length, decode, decoded_norms, encode, scaled
+from deltafl.estimators.two_bits import code_length, decode, encode, norms, scaled
 from deltafl.estimators.two_phase import TwoPhaseState
 from deltafl.types import FloatArray
 
@@ -58,16 +58,14 @@ def test_a_code_loses_what_two_bits_lose_of_a_normal() -> None:
     ):
         read_d = decode(encode(vector_d)[None], 256_000)[0]
         assert np.sum((read_d - vector_d) ** 2) / np.sum(vector_d**2) == pytest.approx(loss, abs=0.003)
-        assert decoded_norms(encode(vector_d)[None])[0] == pytest.approx(np.linalg.norm(read_d))
+        assert norms(encode(vector_d)[None])[0] == pytest.approx(np.linalg.norm(vector_d))
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=22, max_size=22))
 def test_any_finite_numbers_are_a_code(numbers: list[float]) -> None:
     code_1c = np.array([numbers])
     assert np.isfinite(decode(code_1c, 300)).all()
-    np.testing.assert_allclose(
-        decoded_norms(code_1c), np.linalg.norm(decode(code_1c, 512), axis=1), rtol=1e-9, atol=1e-12
-    )
+    assert np.linalg.norm(decode(code_1c, 512)) <= 1.5105 * norms(code_1c)[0]
 
 
 def prepared(label: str, d: int = 3, spoilt: dict[int, Any] | None = None) -> tuple[Plan, list[Any], FloatArray]:
@@ -138,7 +136,7 @@ def test_a_client_without_a_first_update_is_predicted_by_the_others() -> None:
 def test_the_longest_first_update_is_twice_the_median() -> None:
     plan, _, _ = prepared(LABEL, spoilt={3: LIE})
     assert plan.population.code_mc is not None
-    length_m = decoded_norms(plan.population.code_mc)
+    length_m = norms(plan.population.code_mc)
     assert length_m[3] == pytest.approx(2 * np.median(length_m)) and length_m[3] == length_m.max()
 
 

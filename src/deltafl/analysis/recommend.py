@@ -150,15 +150,18 @@ def _fits(label: str, labels: bool, census: bool, memory: bool, reachable: bool)
 def _cost(label: str, clients: int | None, parameters: int | None) -> str:
     parsed = parse_label(label)
     sampler, known, kept = make_sampler(parsed), "sizes alone", "fewer than 150 numbers a client"
+    control = find_estimator(parsed.estimator).control
     if sampler.census is not None:
-        known = (
-            f"sizes, and {sampler.census.size + 1} numbers that every client sends once, after the work of one round"
-        )
-        kept = f"{sampler.census.components + 1} models and {kept}"
+        known, models = f"{sampler.census.size + 1} numbers", sampler.census.components + 1
+        if control.uses_first_updates:
+            known, models = f"{known} and its first update in 2.75 bits a parameter", 2 * models
+            kept = "those, fewer than 20 numbers a client"
+        known = f"sizes, and of every client, once, after the work of one round, {known}"
+        kept = f"{kept} and {models} models"
     elif uses_aux(sampler, parsed.estimator):
         known = "q auxiliary variables of each client, such as shares of labels"
         kept = f"q + 1 models and {kept}"
-    if find_estimator(parsed.estimator).control.remembers:
+    if control.remembers:
         kept = "one update a client"
         if clients is not None and parameters is not None:
             kept += f", {4e-9 * clients * parameters:.3g} GB as float32 (memory_dtype=bfloat16 halves it)"

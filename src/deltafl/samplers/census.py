@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..errors import DeltaflError, check_ranges
 from ..estimators.sketch import count_sketch
-from ..estimators.two_bits import BLOCK, code_length, decoded_norms, encode, scaled
+from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
 from ..types import FloatArray, Population
 
 #: One answer a client; None, or what is no answer, where there is none.
@@ -102,7 +102,7 @@ class Census:
         norm_m = np.where(here_m, answer_mk[:, self.size], np.nan)
         norm_m = np.where(norm_m > 0, np.minimum(norm_m, LARGEST_NORM), np.nan)
         code_mc = np.where(here_m[:, None], answer_mk[:, self.size + 1 :], 0.0)
-        length_m = decoded_norms(code_mc)
+        length_m = norms(code_mc)
         if length_m.any():
             longest = LONGEST * np.median(length_m[length_m > 0])
             code_mc = scaled(code_mc, longest / np.maximum(length_m, longest))

@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 #: How often the float32 updates of a cohort are in RAM at once, measured.
 COPIES_OF_DRAWN, COPIES_OF_CERTAIN, COPIES_OF_PROBED = 7, 5, 7
+#: The same of the answers to a census.
+COPIES_OF_ANSWERS = 5
 
 
 def task_of(settings: RunSettings) -> Task:
@@ -177,11 +179,15 @@ def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool
     selected = m if full else sample
     copies = COPIES_OF_CERTAIN if selected == m else COPIES_OF_DRAWN
     cure = "choose a sampler that selects fewer, such as 'uniform'" if full else "lower 'sample'"
-    needs = [("a round", selected, copies, cure)]
+    model = engine.num_params * BYTES_PER_PARAMETER
+    needs = [("a round", selected, copies * selected * model, cure)]
     if settings.probe_every is not None:
-        needs.append(("a probe", m, COPIES_OF_PROBED, "leave out 'probe_every'"))
-    for what, clients, times, instead in needs:
-        needed = times * clients * engine.num_params * BYTES_PER_PARAMETER
+        needs.append(("a probe", m, COPIES_OF_PROBED * m * model, "leave out 'probe_every'"))
+    census = plan_of(settings, engine.task.population(settings.weights)).census
+    if census is not None:
+        cure = f"write '{label.name}@@regression-damped', which asks for 129 numbers"
+        needs.append(("a census", m, COPIES_OF_ANSWERS * m * census.length(engine.num_params) * 8, cure))
+    for what, clients, needed, instead in needs:
         if ram is not None and needed > ram:
             raise DeltaflError(
                 f"{what} of {clients:,} clients with {engine.num_params:,} parameters takes about {human(needed)} of "
