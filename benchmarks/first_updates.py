@@ -1,0 +1,83 @@
+"""What first updates bring, and which part of it: ``census`` with parts of its estimator, on tasks of the benchmark.
+
+    python benchmarks/first_updates.py [PART ...] [--seeds 12] [--out FILE]
+
+For each part (the four of digits if none is named) the gap between uniform sampling and full participation that is
+closed by area, with Fieller's interval, on seeds from 2000 and each at the part's tuned rate in results/benchmark:
+regression on the components alone, with the first updates in the first round only, and always (``two-phase``).
+"""
+
+import argparse
+import csv
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from deltafl.analysis import area_under, fieller
+from deltafl.estimators.control_variates import ControlValue
+from deltafl.estimators.two_phase import TwoPhase, TwoPhaseState
+from deltafl.simulation import RunStore, run_jobs
+from deltafl.types import FloatArray, IntArray
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))
+from reproduction.benchmark.parts import BASELINE, FULL, Part, parts_of  # noqa: E402
+from reproduction.spec import load_experiment  # noqa: E402
+from timing import machine  # noqa: E402
+
+
+@dataclass(frozen=True)
+class FirstRoundOnly(TwoPhase):
+    """Forgets the first updates after the first round, but for the regression on x that they begin with."""
+
+    def value(self, state: TwoPhaseState, client_n: IntArray) -> ControlValue:  # noqa: D102
+        if state.rounds == 0:
+            return super().value(state, client_n)
+        return self.regression.value(state.regression, client_n)
+
+
+FORMS = {
+    "regression alone": "census@@regression-damped",
+    "first updates in the first round": f"census@@{Path(__file__)}:FirstRoundOnly",
+    "first updates in all rounds": "census",
+}
+
+
+def areas(part: Part, label: str, rate: float, seeds: range) -> FloatArray:
+    jobs = [part.test_job(label, rate, seed) for seed in seeds]
+    with tempfile.TemporaryDirectory() as folder:
+        run_jobs(jobs, Path(folder), 2, lambda done: None)
+        records = map(RunStore(Path(folder)).get, jobs)
+        return np.array([area_under(record.run(), part.horizon) for record in records if record is not None])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What first updates bring to census.")
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    options = parser.parse_args()
+    names = options.parts or ["digits", "digits-unequal", "digits-300", "digits-300-unequal"]
+    with (ROOT / "results" / "benchmark" / "table.csv").open() as file:
+        rates = {(row["part"], row["method"]): float(row["rate"]) for row in csv.DictReader(file)}
+    seeds, found = range(2000, 2000 + options.seeds), {}
+    for part in parts_of(load_experiment("benchmark"), "cpu"):
+        if part.name not in names:
+            continue
+        base_s, full_s = (areas(part, name, rates[part.name, name], seeds) for name in (BASELINE, FULL))
+        for form, label in FORMS.items():
+            own_s = areas(part, label, rates[part.name, "census"], seeds)
+            found[f"{part.name}, {form}"] = gap = fieller(own_s - base_s, full_s - base_s)
+            print(f"{part.name:20} {form:34} {gap.mean:.2f} [{gap.low:.2f}, {gap.high:.2f}]", flush=True)
+    if options.out:
+        results = {name: gap._asdict() for name, gap in found.items()}
+        content = {"seeds": [*seeds], "results": results, "machine": machine()}
+        options.out.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
