@@ -164,10 +164,12 @@ def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, 
     if isinstance(twin, Twin):  # it is not simulated here, only kept
         kept = replace(twin, simulate=lambda params_d, population, _: np.zeros((population.num_clients, len(params_d))))
         plan = replace(plan, estimator=LearnedCoefficient(kept))
-    few, more = (sum(_sizes(init_round(plan, np.zeros(num_params)))) for num_params in (5, 8))
+    few, more = (sum(_sizes(init_round(plan, np.zeros(size)))) for size in (5, 8))
     models = (more - few) // 3
-    rest = few - 5 * models
-    return models, rest / num_clients, (4 * models * num_params_of(settings.task) + 8 * rest) / MB
+    rest, num_params = few - 5 * models, num_params_of(settings.task)
+    if plan.census is not None:  # the codes of first updates are not there without answers
+        rest += num_clients * (plan.census.length(num_params) - plan.census.size - 1)
+    return models, rest / num_clients, (4 * models * num_params + 8 * rest) / MB
 
 
 def num_params_of(task: str) -> int:
