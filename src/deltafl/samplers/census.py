@@ -25,8 +25,8 @@ from ..types import FloatArray, Population
 Answers = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
 #: Norms are squared and summed.
 LARGEST_NORM = 1e100
-#: Longest first update, in medians of all. CNNs whose clients have few labels have some of 20.
-LONGEST = 100.0
+#: Longest first update, in medians of all: the few of a CNN that are 20 long would drown the others, and so would a lie.
+LONGEST = 5.0
 #: Answers that are looked at together: copies of all of them are larger.
 _BLOCK = 2**15
 
@@ -95,7 +95,7 @@ class Census:
     def population(self, population: Population, answers: Answers) -> Population:
         """The population with auxiliary variables, norms and first updates from every client's answer.
 
-        An unsent norm is NaN; an unsent update is 0, and one longer than 100 medians of all is shortened to that.
+        An unsent norm is NaN; an unsent update is 0, and one longer than 5 medians of all is shortened to that.
         """
         answer_mk = self._read(answers, population.num_clients)
         here_m = np.isfinite(answer_mk).all(axis=1)
