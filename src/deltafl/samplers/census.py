@@ -25,7 +25,7 @@ from ..types import FloatArray, Population
 Answers = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
 #: Norms are squared and summed.
 LARGEST_NORM = 1e100
-#: Longest first update, in medians of all: the few of a CNN that are 20 long would drown the others, and so would a lie.
+#: Longest first update, in medians of all: a few of a CNN are 20 long and would drown the others, and so would a lie.
 LONGEST = 5.0
 #: Answers that are looked at together: copies of all of them are larger.
 _BLOCK = 2**15
