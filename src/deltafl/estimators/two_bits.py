@@ -5,6 +5,8 @@ them, so that they look like draws from a normal distribution (Suresh, Yu, Kumar
 four levels, those that lose least of a normal: 12 % of its square (Max 1960; Lloyd 1982).
 """
 
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -71,15 +73,23 @@ def _parts(code_nc: FloatArray) -> tuple[FloatArray, IntArray]:
     return np.abs(code_nbl[:, :, 0]), level_nbk.reshape(n, length // _LENGTH, _NUMBERS * _EACH)[:, :, :BLOCK]
 
 
+@cache
 def _signs() -> FloatArray:
     return stream(0, "code").choice([-1.0, 1.0], size=BLOCK)
 
 
-def _rotated(block_bk: FloatArray) -> FloatArray:
-    """The orthonormal Hadamard transform of every row, which is its own inverse, as two of length 16."""
+@cache
+def _hadamard() -> FloatArray:
+    """The orthonormal Hadamard matrix of size 16."""
     hadamard = np.ones((1, 1)) / np.sqrt(_SIDE)
     for _ in range(4):
         hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
+    return np.asarray(hadamard)
+
+
+def _rotated(block_bk: FloatArray) -> FloatArray:
+    """The orthonormal Hadamard transform of every row, which is its own inverse, as two of length 16."""
+    hadamard = _hadamard()
     square_brc = (block_bk.reshape(-1, _SIDE) @ hadamard).reshape(-1, _SIDE, _SIDE)
     turned_bcr = np.ascontiguousarray(square_brc.swapaxes(1, 2)).reshape(-1, _SIDE) @ hadamard
     return np.asarray(turned_bcr.reshape(-1, _SIDE, _SIDE).swapaxes(1, 2).reshape(block_bk.shape))

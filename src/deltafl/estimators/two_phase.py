@@ -16,7 +16,7 @@ _AT_ONCE = 2**22
 
 
 class FirstUpdatesState(NamedTuple):
-    """The codes of the first updates Q_i, or None; and their regression on x."""
+    """The codes of the first updates Q_i, without columns if there are none; and their regression on x."""
 
     code_mc: FloatArray
     aux_mq: FloatArray

@@ -2,6 +2,7 @@
 
 import logging
 import zlib
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +14,7 @@ from ..errors import DeltaflError
 from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
 from ..io import reading
 from ..round import Plan, make_plan
-from ..samplers import parse_label, uses_aux
+from ..samplers import make_sampler, parse_label, uses_aux
 from ..scale.memory_budget import free_ram, human, memory_size, memory_words, require_room
 from ..scale.rows import RowFormat
 from ..server.optimizers import make_server_optimizer
@@ -183,8 +184,9 @@ def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool
     needs = [("a round", selected, copies * selected * model, cure)]
     if settings.probe_every is not None:
         needs.append(("a probe", m, COPIES_OF_PROBED * m * model, "leave out 'probe_every'"))
-    census = plan_of(settings, engine.task.population(settings.weights)).census
+    control, census = find_estimator(label.estimator).control, make_sampler(label).census
     if census is not None:
+        census = replace(census, first_update=control.uses_first_updates)
         cure = f"write '{label.name}@@regression-damped', which asks for 129 numbers"
         needs.append(("a census", m, COPIES_OF_ANSWERS * m * census.length(engine.num_params) * 8, cure))
     for what, clients, needed, instead in needs:
@@ -193,7 +195,7 @@ def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool
                 f"{what} of {clients:,} clients with {engine.num_params:,} parameters takes about {human(needed)} of "
                 f"RAM and {human(ram)} are free: {instead}, or take a smaller model"
             )
-    if find_estimator(label.estimator).control.remembers:
+    if control.remembers:
         rows, shape = RowFormat(settings.memory_dtype, settings.memory_path), (m, engine.num_params)
         size = memory_size(rows, shape, sample * settings.checkpoint_every)
         words = memory_words(rows, shape, size, f"in {rows.folder or out}")
