@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from conftest import Recorder, make_problem, mean_estimate, play
 from deltafl import DeltaflError, Plan, init_round, make_plan, open_round, stream
+from deltafl.estimators.learned_coefficient import LearnedCoefficientState
 from deltafl.estimators.two_bits import code_length, decode, encode, norms, scaled
-from deltafl.estimators.two_phase import TwoPhaseState
-from deltafl.types import FloatArray
+from deltafl.estimators.two_phase import LastResiduals, TwoPhase, TwoPhaseState
+from deltafl.federation.clients import resize_state
+from deltafl.types import FloatArray, Population
 
 
 def hadamard() -> FloatArray:
@@ -90,24 +92,90 @@ def test_the_first_round_takes_what_everybody_sent_and_teaches_nothing() -> None
     np.testing.assert_allclose(value.total_d, weight_m @ read_md, rtol=1e-9, atol=1e-12)
     following = play(plan, state, problems[:1])
     after = plan.rule.control.value(following.control, np.arange(6))
-    np.testing.assert_array_equal(after.control_nd, value.control_nd)
+    trust = plan.rule.control.coefficient(following.control)
+    np.testing.assert_allclose(after.control_nd, trust * value.control_nd)
+    np.testing.assert_allclose(after.total_d, trust * value.total_d)
 
 
-def test_later_rounds_predict_by_regression_and_what_it_left_of_the_first_update() -> None:
-    """beta B x_i + gamma e_i, by least squares of another library function, with the coefficients in the state."""
+def test_the_second_round_trusts_first_updates_by_the_share_that_the_components_explain() -> None:
+    """On many clients, whose first updates are what the components say and as much noise again: about one half."""
+    rng = np.random.default_rng(5)
+    m, d = 200, 2560
+    aux_mq = rng.normal(size=(m, 3))
+    first_md = aux_mq @ rng.normal(size=(3, d)) / np.sqrt(3) + rng.normal(size=(m, d))
+    population = Population.from_sizes(rng.integers(1, 9, size=m))
+    code_mc = np.array([encode(first_d) for first_d in first_md])
+    population = population._replace(aux_mq=aux_mq, code_mc=code_mc)
+    control = TwoPhase()
+    state = control.init(population, d)
+    assert control.coefficient(state) == 1
+    trust = control.coefficient(state._replace(rounds=np.array(1)))
+    weight_m, design_mq = population.weight_m, population.design_mq()
+    read_md, root_m = decode(code_mc, d), np.sqrt(weight_m)[:, None]
+    fitted_md = design_mq @ np.linalg.lstsq(root_m * design_mq, root_m * read_md, rcond=None)[0]
+    explained = (weight_m @ fitted_md**2).sum() / (weight_m @ read_md**2).sum()
+    assert trust == pytest.approx(explained, rel=0.01)
+    assert 0.4 < trust < 0.6
+    assert control.coefficient(state._replace(rounds=np.array(2))) == 1
+
+
+def test_later_rounds_predict_by_regression_and_what_it_left_of_each_clients_last_update() -> None:
+    """beta B x_i + gamma e_i, the e_i by least squares of another library and the slow twin of the code."""
     plan, problems, read_md = prepared(LABEL)
     weight_m, design_mq = plan.population.weight_m, plan.population.design_mq()
     root_m = np.sqrt(weight_m)[:, None]
-    fitted_qd = np.linalg.lstsq(root_m * design_mq, root_m * read_md, rcond=None)[0]
-    state = play(plan, init_round(plan, np.zeros(3)), [problems[0]] * 4)
+    left_md = read_md - design_mq @ np.linalg.lstsq(root_m * design_mq, root_m * read_md, rcond=None)[0]
+    state = play(plan, init_round(plan, np.zeros(3)), problems[:1])
+    for problem in [problems[0]] * 3:
+        before: TwoPhaseState = state.control
+        predicted_md = coefficient_of(before.regression) * design_mq @ before.regression.control.slope_qd
+        for client in open_round(plan, state).client_n:
+            left_md[client] = slow_twin(problem.update_md[client] - predicted_md[client])
+        state = play(plan, state, [problem])
     control: TwoPhaseState = state.control
-    beta, gamma = (np.clip(part.cross / part.square, 0, 1) for part in (control.regression, control.first))
+    beta, gamma = coefficient_of(control.regression), coefficient_of(control.first)
     assert 0 < beta <= 1 and 0 < gamma <= 1
-    expected_md = beta * design_mq @ control.regression.control.slope_qd + gamma * (read_md - design_mq @ fitted_qd)
+    assert 0 < control.first.control.is_first_m.sum() < 6
+    expected_md = beta * design_mq @ control.regression.control.slope_qd + gamma * left_md
     value = plan.rule.control.value(control, np.arange(6))
     np.testing.assert_allclose(value.control_nd, expected_md, rtol=1e-8, atol=1e-12)
     np.testing.assert_allclose(value.total_d, weight_m @ expected_md, rtol=1e-8, atol=1e-12)
     assert plan.rule.control.coefficient(control) == beta
+
+
+def coefficient_of(part: LearnedCoefficientState) -> float:
+    return float(np.clip(part.cross / part.square, 0, 1)) if part.square > 0 else 1.0
+
+
+def test_newcomers_leave_what_is_known_of_the_others() -> None:
+    """Their own first updates are there, and the sum is that of all with the new weights."""
+    plan, problems, _ = prepared(LABEL)
+    state = play(plan, init_round(plan, np.zeros(3)), problems)
+    problem = make_problem([3, 1, 2, 5, 2, 4, 6, 1], d=3)
+    assert plan.census is not None
+    larger = make_plan(LABEL, problem.population, 3, server_optimizer=Recorder())
+    larger = larger.with_census([plan.census.answer(update_d) for update_d in problem.update_md])
+    before, first = state.control.first.control, LastResiduals().init(larger.population, 3)
+    after = resize_state(larger, state, plan.population.weight_m).control.first.control
+    assert not before.is_first_m.all()
+    np.testing.assert_array_equal(after.is_first_m, [*before.is_first_m, True, True])
+    after_mc, first_mc = np.asarray(after.code_mc), np.asarray(first.code_mc)
+    np.testing.assert_array_equal(after_mc[:6], before.code_mc)
+    np.testing.assert_array_equal(after_mc[6:], first_mc[6:])
+    value = LastResiduals().value(after, np.arange(8))
+    np.testing.assert_allclose(value.total_d, larger.population.weight_m @ value.control_nd, atol=1e-12)
+
+
+def test_an_enormous_update_is_forgotten_without_a_trace() -> None:
+    """Rounding beside 1e20 would stay in the sum for ever, were it not formed anew."""
+    plan, _, _ = prepared(LABEL)
+    control, weight_m = LastResiduals(), plan.population.weight_m
+    state = control.init(plan.population, 3)
+    replies = plan.collect_replies(init_round(plan, np.zeros(3)), open_round(plan, init_round(plan, np.zeros(3))))
+    for update_nd in (np.full((3, 3), 1e20, dtype=np.float32), np.ones((3, 3), dtype=np.float32)):
+        state = control.update(state, plan.population, replies, update_nd)
+    value = control.value(state, np.arange(6))
+    np.testing.assert_allclose(value.total_d, weight_m @ value.control_nd, atol=1e-9)
 
 
 LIE = np.concatenate([np.ones(8), [1e90], [1e90], np.full(10, -3e80)])

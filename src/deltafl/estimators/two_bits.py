@@ -17,6 +17,8 @@ BLOCK, _SIDE = 256, 16
 #: In root mean squares of a block.
 _LEVELS = np.array([-1.5104, -0.4528, 0.4528, 1.5104])
 _BOUNDS = np.array([-0.9816, 0.0, 0.9816])
+#: The share of a vector's square that what is decoded has, on average.
+KEPT = 0.8825
 #: Levels in one number of a code: 52 bits, which a float64 holds exactly.
 _EACH = 26
 _NUMBERS = -(-BLOCK // _EACH)

@@ -6,69 +6,118 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
+from ..scale.rows import Rows, RunningSum, replace_rows
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
 from .control_variates import RANK_TOLERANCE, ControlValue, ControlVariate, RegressionControl
 from .learned_coefficient import LearnedCoefficient, LearnedCoefficientState
-from .two_bits import code_length, decode
+from .two_bits import KEPT, code_length, decode, encode, norms
 
 #: Numbers that are decoded at once.
 _AT_ONCE = 2**22
 
 
-class FirstUpdatesState(NamedTuple):
-    """The codes of the first updates Q_i, without columns if there are none; and their regression on x."""
+class LastResidualsState(NamedTuple):
+    """One code a client, without columns if there are no first updates; the regression of those on x; and a sum."""
 
-    code_mc: FloatArray
+    code_mc: Rows  # of Q_i until client i replies after the first round, then of e_i
+    is_first_m: BoolArray  # whose code is that of Q_i
     aux_mq: FloatArray
     fitted_qd: FloatArray  # B_0
-    remainder_d: FloatArray  # sum_j w_j e_j
+    total_d: FloatArray  # sum_j w_j e_j
+    rounding: FloatArray = np.zeros(())  # how far rounding may have led ``total_d`` from it (``RunningSum``)
 
 
 @dataclass(frozen=True)
-class FirstUpdates(ControlVariate):
-    """c_i = e_i = Q_i - B_0 x_i: what no regression on x says of client i's first update; 0 where Q_i is not known.
+class LastResiduals(ControlVariate):
+    """c_i = e_i: what the regression on x left of the last update of client i that is known; 0 where none is.
 
-    Q_i is the update of the initial model that client i sent with its answer to the census, in two bits a parameter
-    (``two_bits.py``), and B_0 minimises sum_j w_j norm(Q_j - B_0 x_j)^2 over the clients that sent one. They stay as
-    they are. The server keeps 2.75 bits a parameter and client, and decodes what it needs.
+    At first that is e_i = Q_i - B_0 x_i. Q_i is the update of the initial model that client i sent with its answer to
+    the census, in two bits a parameter (``two_bits.py``), and B_0 minimises sum_j w_j norm(Q_j - B_0 x_j)^2 over the
+    clients that sent one. Later it is what ``update`` is given, in the same two bits. The server keeps 2.75 bits a
+    parameter and client, and decodes what it needs.
     """
 
     uses_aux = True
 
-    def init(self, population: Population, num_params: int) -> FirstUpdatesState:
+    def init(self, population: Population, num_params: int) -> LastResidualsState:
         aux_mq, m = population.design_mq(), population.num_clients
         code_mc = np.zeros((m, 0)) if population.code_mc is None else population.code_mc
         zero_qd, zero_d = np.zeros((aux_mq.shape[1], num_params)), np.zeros(num_params)
         if code_mc.shape[1] not in (0, code_length(num_params)):
             raise DeltaflError(f"the census is not of this model of {num_params:,} parameters; take it anew")
-        state = FirstUpdatesState(code_mc, aux_mq, zero_qd, zero_d)
+        sent_m = np.asarray(np.any(code_mc != 0, axis=1), dtype=np.bool_)
+        state = LastResidualsState(code_mc, sent_m, aux_mq, zero_qd, zero_d)
         if code_mc.shape[1] == 0:
             return state
-        weight_m = population.weight_m * _sent(code_mc)
+        weight_m = population.weight_m * sent_m
         moment_qd = np.zeros_like(zero_qd)
-        step = max(_AT_ONCE // num_params, 1)
-        for first in range(0, m, step):
-            rows = slice(first, first + step)
+        for rows in _blocks(m, num_params):
             moment_qd += (weight_m[rows, None] * aux_mq[rows]).T @ decode(code_mc[rows], num_params)
         square_qq = np.einsum("m,mp,mq->pq", weight_m, aux_mq, aux_mq)
         fitted_qd = np.linalg.pinv(square_qq, rcond=RANK_TOLERANCE, hermitian=True) @ moment_qd
-        return state._replace(fitted_qd=fitted_qd, remainder_d=moment_qd[0] - square_qq[0] @ fitted_qd)
+        return state._replace(fitted_qd=fitted_qd, total_d=moment_qd[0] - square_qq[0] @ fitted_qd)
 
-    def value(self, state: FirstUpdatesState, client_n: IntArray) -> ControlValue:
-        if state.code_mc.shape[1] == 0:
-            return ControlValue(state.remainder_d, state.remainder_d[None])
-        code_nc = state.code_mc[client_n]
-        row_nd = decode(code_nc, len(state.remainder_d))
-        row_nd -= (state.aux_mq[client_n] * _sent(code_nc)[:, None]) @ state.fitted_qd
-        return ControlValue(state.remainder_d, row_nd)
+    def value(self, state: LastResidualsState, client_n: IntArray) -> ControlValue:
+        if not has_codes(state):
+            return ControlValue(state.total_d, state.total_d[None])
+        return ControlValue(state.total_d, _residuals(state, client_n))
 
-    def update(self, state: FirstUpdatesState, *_: object) -> FirstUpdatesState:
-        return state
+    def update(
+        self, state: LastResidualsState, population: Population, replies: Replies, update_nd: Params
+    ) -> LastResidualsState:
+        return self.update_knowing(state, population, replies, update_nd, self.value(state, replies.client_n))
+
+    def update_knowing(
+        self,
+        state: LastResidualsState,
+        population: Population,
+        replies: Replies,
+        update_nd: Params,
+        value: ControlValue,
+    ) -> LastResidualsState:
+        client_n = replies.client_n
+        if not has_codes(state) or len(client_n) == 0:
+            return state
+        code_nc = np.array([encode(residual_d) for residual_d in update_nd])
+        changed_nd = decode(code_nc, len(state.total_d)) - value.control_nd
+        is_first_m = state.is_first_m.copy()
+        is_first_m[client_n] = False
+        followed = RunningSum(state.total_d, state.rounding).plus(population.weight_m[client_n], changed_nd)
+        new = state._replace(
+            code_mc=replace_rows(state.code_mc, client_n, code_nc),
+            is_first_m=is_first_m,
+            total_d=followed.total_d,
+            rounding=followed.rounding,
+        )
+        return residuals_summed_anew(new, population.weight_m) if followed.is_lost else new
 
 
-def _sent(code_nc: FloatArray) -> BoolArray:
-    """Who sent a first update."""
-    return np.asarray(np.any(code_nc != 0, axis=1), dtype=np.bool_)
+def has_codes(state: LastResidualsState) -> bool:
+    """Whether the census asked for first updates."""
+    return len(state.code_mc[0]) > 0
+
+
+def residuals_summed_anew(state: LastResidualsState, weight_m: FloatArray) -> LastResidualsState:
+    """The same residuals with sum_j w_j e_j formed from them: for other weights, or a sum that is lost."""
+    total_d = np.zeros_like(state.total_d)
+    if has_codes(state):
+        for rows in _blocks(len(weight_m), len(total_d)):
+            total_d += weight_m[rows] @ _residuals(state, np.arange(len(weight_m))[rows])
+    return state._replace(total_d=total_d, rounding=np.zeros(()))
+
+
+def _residuals(state: LastResidualsState, client_n: IntArray) -> FloatArray:
+    """e_i of some clients, (n, d)."""
+    code_nc = np.array([state.code_mc[client] for client in client_n.tolist()]).reshape(-1, len(state.code_mc[0]))
+    row_nd = decode(code_nc, len(state.total_d))
+    row_nd -= (state.aux_mq[client_n] * state.is_first_m[client_n, None]) @ state.fitted_qd
+    return row_nd
+
+
+def _blocks(num_clients: int, num_params: int) -> list[slice]:
+    """All clients in turn, as many at once as may be decoded together."""
+    step = max(_AT_ONCE // num_params, 1)
+    return [slice(first, first + step) for first in range(0, num_clients, step)]
 
 
 class TwoPhaseState(NamedTuple):
@@ -83,17 +132,22 @@ class TwoPhaseState(NamedTuple):
 class TwoPhase(ControlVariate):
     """c_i = beta B x_i + gamma e_i: what earlier rounds teach of all clients, and the census of this one.
 
-    The first term is ``RegressionControl`` whose B begins as B_0, the second ``FirstUpdates``; beta and gamma are
-    learned (``LearnedCoefficient``), gamma from what the first term leaves. Both are 1 in the first round, so that c_i
-    = Q_i: its cohort, whose updates are known but for the code, corrects the sum of all first updates and teaches
-    nothing. With no first updates this is ``regression-damped``.
+    The first term is ``RegressionControl`` whose B begins as B_0, the second ``LastResiduals``: e_i is what the first
+    term left of client i's last update. beta and gamma are learned (``LearnedCoefficient``), gamma from what the first
+    term leaves. Both are 1 in the first round, so that c_i = Q_i: its cohort, whose updates are known but for the code,
+    corrects the sum of all first updates and teaches nothing. In the second round both are the share of the squares of
+    the Q_i that x explains,
+
+        R^2 = sum_j w_j norm(B_0 x_j)^2 / sum_j w_j norm(Q_j)^2,
+
+    as the rest may be chance of a client's path. With no first updates this is ``regression-damped``.
 
     Regression estimators in two phases: Sarndal and Swensson 1987. Unbiased, as all c_i are known before the draw;
     docs/theory.md, section 11.
     """
 
     regression: LearnedCoefficient = field(default_factory=lambda: LearnedCoefficient(RegressionControl()))
-    first: LearnedCoefficient = field(default_factory=lambda: LearnedCoefficient(FirstUpdates()))
+    first: LearnedCoefficient = field(default_factory=lambda: LearnedCoefficient(LastResiduals()))
     uses_aux = uses_first_updates = True
 
     def init(self, population: Population, num_params: int) -> TwoPhaseState:
@@ -102,19 +156,30 @@ class TwoPhase(ControlVariate):
         return TwoPhaseState(regression._replace(control=control), first, np.zeros((), dtype=np.int64))
 
     def coefficient(self, state: TwoPhaseState) -> float:
-        return self.regression.coefficient(state.regression)
+        return _trust(state) * self.regression.coefficient(state.regression)
 
     def value(self, state: TwoPhaseState, client_n: IntArray) -> ControlValue:
         value, first = self.regression.value(state.regression, client_n), self.first.value(state.first, client_n)
-        return ControlValue(value.total_d + first.total_d, value.control_nd + first.control_nd)
+        trust = _trust(state)
+        return ControlValue(trust * (value.total_d + first.total_d), trust * (value.control_nd + first.control_nd))
 
     def update(self, state: TwoPhaseState, population: Population, replies: Replies, update_nd: Params) -> Any:
         following = state._replace(rounds=state.rounds + 1)
-        sent = state.first.control.code_mc.shape[1] > 0
-        if sent and state.rounds == 0:
+        if has_codes(state.first.control) and state.rounds == 0:
             return following
-        if sent:
+        if has_codes(state.first.control):
             left_nd: Any = update_nd - self.regression.value(state.regression, replies.client_n).control_nd
             following = following._replace(first=self.first.update(state.first, population, replies, left_nd))
         learnt = self.regression.update(state.regression, population, replies, update_nd)
         return following._replace(regression=learnt)
+
+
+def _trust(state: TwoPhaseState) -> float:
+    """What both terms are multiplied by in this round: R^2 in the second, as no reply has taught a coefficient yet."""
+    if state.rounds != 1 or not has_codes(state.first.control):
+        return 1.0
+    first, weight_m = state.first.control, state.regression.control.weight_m
+    square_qq = np.einsum("m,mp,mq->pq", weight_m * first.is_first_m, first.aux_mq, first.aux_mq)
+    explained = float(np.einsum("pd,pq,qd->", first.fitted_qd, square_qq, first.fitted_qd, optimize=True))
+    square = KEPT * float(weight_m @ norms(np.asarray(first.code_mc)) ** 2)
+    return min(explained / max(square, np.finfo(np.float64).tiny), 1.0)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from ..errors import DeltaflError
 from ..estimators.control_variates import OwnControlState, summed_anew
 from ..estimators.remote import RemoteControlState, begin_anew
+from ..estimators.two_phase import LastResidualsState, residuals_summed_anew
 from ..io import checked
 from ..round import Plan, RoundState, init_round
 from ..scale.persistent_array import PersistentArray
@@ -22,7 +23,7 @@ CURE = "call deltafl.flower.register, or make a deltafl.nvflare.DeltaClient, in 
 _PER_CLIENT = re.compile(r"_m[a-z]?$")
 #: Arrays that depend on the population alone are computed again.
 _FROM_POPULATION = {"weight_m", "factor_m", "score_m", "size_m", "aux_mq", "value_mq", "prior_m", "count_mc"}
-_FROM_POPULATION |= {"code_mc", "fitted_qd", "remainder_d"}  # of ``two_phase.py``
+_FROM_POPULATION |= {"fitted_qd"}  # of ``two_phase.py``
 #: What only increases: a newcomer that started at zero would stay behind for as long as the run is old, or count as one
 #: that was there all the time.
 _CUMULATIVE = {"total_m", "missed_m"}
@@ -96,6 +97,8 @@ def _resized(old: Any, fresh: Any, kept_k: Sequence[int] | None, name: str) -> A
         return (*rows, *fresh[len(rows) :])
     if isinstance(old, MappedRows):
         return (old if kept_k is None else old.kept(np.asarray(kept_k, dtype=np.int64))).resized(len(fresh))
+    if np.shape(old)[1:] != np.shape(fresh)[1:]:  # codes, of which there were none yet
+        return fresh
     rows = old if kept_k is None else np.asarray(old)[np.asarray(kept_k, dtype=np.int64)]
     newcomers = fresh[len(rows) :]
     if name == "p_m":  # draw probabilities: each newcomer gets the mean
@@ -124,6 +127,8 @@ def _summed_anew(control: Any, weight_m: FloatArray) -> Any:
     """Compute every weighted sum over clients again, wherever it is in a control variate's state."""
     if isinstance(control, OwnControlState):
         return summed_anew(control, weight_m)
+    if isinstance(control, LastResidualsState):
+        return residuals_summed_anew(control, weight_m)
     if not hasattr(control, "_fields"):
         return control
     summed = type(control)(*(_summed_anew(part, weight_m) for part in control))

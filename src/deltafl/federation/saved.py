@@ -35,7 +35,7 @@ from .scales import ClientScale
 FILES = ["federation.safetensors", *(f"federation-{age}.safetensors" for age in range(1, KEPT))]
 FILE = FILES[0]
 _HEADER = "deltafl-federation"
-_VERSION = 6
+_VERSION = 7
 _REST, _AUX = "rest.", "aux_mk"
 
 

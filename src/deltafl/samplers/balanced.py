@@ -97,7 +97,7 @@ class BalancedByCensus(Balanced):
 
     The cohort is one of several groups that are as alike as possible (``anticluster.py``). Clients that the answers
     explain badly are drawn more often. The census (``census.py``) costs the first round's local work of everybody. It
-    asks for no labels, and there is no memory of updates: their regression on the x_i predicts clients never seen, too.
+    asks for no labels. The regression of updates on the x_i predicts clients never seen, too (``two_phase.py``).
 
     Scores are drawn half of the way to their mean (``shrink``), which is why no share has to be drawn evenly.
 
