@@ -4,8 +4,8 @@
 
 For each part (the four of digits if none is named) the gap between uniform sampling and full participation that is
 closed by area, with Fieller's interval, on seeds from 2000 and each at the part's tuned rate in results/benchmark:
-regression on the components alone, with the first updates in the first round only, always (``two-phase``), and the same
-in full in the second round, where ``two-phase`` trusts them by the share that the components explain.
+regression on the components alone, with the first updates in the first round only, in all rounds, and renewed with each
+reply (``two-phase``); and the last in full in round 2, where it trusts them by the share that the components explain.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from deltafl.analysis import area_under, fieller
 from deltafl.estimators.control_variates import ControlValue
 from deltafl.estimators.two_phase import TwoPhase, TwoPhaseState
 from deltafl.simulation import RunStore, run_jobs
-from deltafl.types import FloatArray, IntArray
+from deltafl.types import FloatArray, IntArray, Params, Population, Replies
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
@@ -49,11 +50,21 @@ class FullInSecond(TwoPhase):
         return super().value(state._replace(rounds=np.maximum(state.rounds, 2)) if state.rounds else state, client_n)
 
 
+@dataclass(frozen=True)
+class NeverRenewed(TwoPhase):
+    """Keeps the first updates as they are."""
+
+    def update(self, state: TwoPhaseState, population: Population, replies: Replies, update_nd: Params) -> Any:  # noqa: D102
+        following = super().update(state, population, replies, update_nd)
+        return following._replace(first=following.first._replace(control=state.first.control))
+
+
 FORMS = {
     "regression alone": "census@@regression-damped",
     "first updates in the first round": f"census@@{Path(__file__)}:FirstRoundOnly",
-    "first updates in all rounds": "census",
-    "the same, in full in the second": f"census@@{Path(__file__)}:FullInSecond",
+    "first updates in all rounds": f"census@@{Path(__file__)}:NeverRenewed",
+    "renewed with each reply": "census",
+    "the same, in full in round 2": f"census@@{Path(__file__)}:FullInSecond",
 }
 
 

@@ -26,6 +26,7 @@ from deltafl.cli.options import assignment
 from deltafl.errors import DeltaflError
 from deltafl.estimators.table import find_estimator
 from deltafl.simulation import environment
+from deltafl.simulation.census import take_census
 from deltafl.simulation.engine import Engine, reports_of
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
@@ -53,6 +54,8 @@ _OTHER_MINIBATCHES = 1_000_000  # added to a round's number: other streams
 def play(settings: RunSettings, engine: Engine) -> list[list[float]]:
     """One row of ``COLUMNS`` before each of ``ROUNDS``."""
     plan = plan_of(settings, engine.task.population(settings.weights), engine.task)
+    if plan.census is not None:
+        plan = plan.with_census(take_census(plan, engine, engine.initial_params()))
     state, rows = init_round(plan, engine.initial_params()), []
     control, weight_m = find_estimator(plan.estimator).control, plan.population.weight_m
     everyone = np.arange(len(weight_m))
