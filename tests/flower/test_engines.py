@@ -130,7 +130,7 @@ def test_tls_and_node_authentication(flower: Processes, tmp_path: Path) -> None:
         time.sleep(2)
         flower.supernode("b", 1, "--auth-supernode-private-key", str(flower.tls / "b"))
     flower.wait_for("done", 300)
-    assert [client["key"][:4] for client in header_of(tmp_path / "state")["clients"]] == ["key:"] * 2
+    assert [key[:4] for key in header_of(tmp_path / "state")["clients"]] == ["key:"] * 2
     tensors = read_tensors(tmp_path / "state" / "federation.safetensors", "")[0]
     assert tensors["state.selected_m"].tolist() == [8, 8]
     assert tensors["state.responded_m"].sum() >= 10
