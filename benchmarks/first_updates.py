@@ -13,6 +13,7 @@ import csv
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,16 @@ FORMS = {
 }
 
 
+def chosen(names: list[str]) -> Iterator[tuple[Part, dict[str, float]]]:
+    """The named parts, the four of digits if none is, each with the tuned rate of every method."""
+    names = names or ["digits", "digits-unequal", "digits-300", "digits-300-unequal"]
+    with (ROOT / "results" / "benchmark" / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for part in parts_of(load_experiment("benchmark"), "cpu"):
+        if part.name in names:
+            yield part, {row["method"]: float(row["rate"]) for row in rows if row["part"] == part.name}
+
+
 def areas(part: Part, label: str, rate: float, seeds: range) -> FloatArray:
     jobs = [part.test_job(label, rate, seed) for seed in seeds]
     with tempfile.TemporaryDirectory() as folder:
@@ -82,16 +93,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     options = parser.parse_args()
-    names = options.parts or ["digits", "digits-unequal", "digits-300", "digits-300-unequal"]
-    with (ROOT / "results" / "benchmark" / "table.csv").open() as file:
-        rates = {(row["part"], row["method"]): float(row["rate"]) for row in csv.DictReader(file)}
     seeds, found = range(2000, 2000 + options.seeds), {}
-    for part in parts_of(load_experiment("benchmark"), "cpu"):
-        if part.name not in names:
-            continue
-        base_s, full_s = (areas(part, name, rates[part.name, name], seeds) for name in (BASELINE, FULL))
+    for part, rates in chosen(options.parts):
+        base_s, full_s = (areas(part, name, rates[name], seeds) for name in (BASELINE, FULL))
         for form, label in FORMS.items():
-            own_s = areas(part, label, rates[part.name, "census"], seeds)
+            own_s = areas(part, label, rates["census"], seeds)
             found[f"{part.name}, {form}"] = gap = fieller(own_s - base_s, full_s - base_s)
             print(f"{part.name:20} {form:34} {gap.mean:.2f} [{gap.low:.2f}, {gap.high:.2f}]", flush=True)
     if options.out:

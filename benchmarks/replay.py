@@ -9,7 +9,6 @@ the estimate, E norm(D - ubar)^2, over that of uniform draws of the same size. T
 """
 
 import argparse
-import csv
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,9 +22,8 @@ from deltafl.samplers import parse_label
 from deltafl.simulation.census import take_census
 from deltafl.simulation.setup import engine_of, plan_of
 from deltafl.types import FloatArray, IntArray, Params, Population
-from first_updates import FORMS, ROOT
-from reproduction.benchmark.parts import Part, parts_of
-from reproduction.spec import load_experiment
+from first_updates import FORMS, chosen
+from reproduction.benchmark.parts import Part
 from timing import machine
 
 #: Rounds, counted from 1, over which errors are averaged.
@@ -96,16 +94,11 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=12)
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     options = parser.parse_args()
-    names = options.parts or ["digits", "digits-unequal", "digits-300", "digits-300-unequal"]
-    with (ROOT / "results" / "benchmark" / "table.csv").open() as file:
-        rates = {(row["part"], row["method"]): float(row["rate"]) for row in csv.DictReader(file)}
     found: dict[str, dict[str, float]] = {}
-    for part in parts_of(load_experiment("benchmark"), "cpu"):
-        if part.name not in names:
-            continue
+    for part, rates in chosen(options.parts):
         rows: dict[str, list[FloatArray]] = {form: [] for form in [*FORMS, "oracle"]}
         for seed in range(2000, 2000 + options.seeds):
-            plan, update_tmd, other_tmd = trajectory(part, rates[part.name, "census"], seed, options.rounds)
+            plan, update_tmd, other_tmd = trajectory(part, rates["census"], seed, options.rounds)
             for form, label in FORMS.items():
                 form_plan = replace(plan, estimator=parse_label(label).estimator)
                 rows[form].append(errors(form_plan, update_tmd, options.draws))

@@ -164,10 +164,10 @@ class TwoPhase(ControlVariate):
         return ControlValue(trust * (value.total_d + first.total_d), trust * (value.control_nd + first.control_nd))
 
     def update(self, state: TwoPhaseState, population: Population, replies: Replies, update_nd: Params) -> Any:
-        following = state._replace(rounds=state.rounds + 1)
-        if has_codes(state.first.control) and state.rounds == 0:
+        following, sent = state._replace(rounds=state.rounds + 1), has_codes(state.first.control)
+        if sent and state.rounds == 0:
             return following
-        if has_codes(state.first.control):
+        if sent:
             left_nd: Any = update_nd - self.regression.value(state.regression, replies.client_n).control_nd
             following = following._replace(first=self.first.update(state.first, population, replies, left_nd))
         learnt = self.regression.update(state.regression, population, replies, update_nd)
