@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 from sklearn.datasets import load_digits
 
 from deltafl import DeltaflError, Population, close_round, init_round, make_plan, open_round
-from tools.cli import deltafl
+from tools.cli import deltafl_here
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -91,13 +91,13 @@ def test_examples_are_short() -> None:
 def test_own_sampler_and_control_enter_a_comparison_by_their_files(tmp_path: Path) -> None:
     label = f"{EXAMPLES / 'own_sampler.py'}:ByLoss(power=2,floor=0.1)"
     control = f"uniform@@{EXAMPLES / 'own_control.py'}:LastUpdate(shrink=0.5)"
-    options = ["--samplers", f"uniform,{label},{control}", "--seeds", "1", "--rounds", "3", "--out", "out"]
-    done = deltafl("compare", "--task", "toy", *options, cwd=tmp_path)
+    options = ["--samplers", f"uniform,{label},{control}", "--seeds", "1", "--rounds", "3"]
+    done = deltafl_here("compare", "--task", "toy", *options, "--processes", "1", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     runs = {path.name for path in (tmp_path / "out" / "runs").iterdir()}
     own = {"own_sampler.py_ByLoss(floor=0.1,power=2)", "uniform@@own_control.py_LastUpdate(shrink=0.5)"}
     assert runs == {f"{name}-seed0" for name in {"uniform", *own}}
-    wrong = deltafl("run", "--task", "toy", "--sampler", label.replace("power", "powr"), cwd=tmp_path)
+    wrong = deltafl_here("run", "--task", "toy", "--sampler", label.replace("power", "powr"), cwd=tmp_path)
     assert wrong.returncode == 2
     assert "did you mean 'power'" in " ".join(wrong.stderr.split())
 

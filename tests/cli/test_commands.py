@@ -13,7 +13,7 @@ import pytest
 from deltafl.samplers import SAMPLERS
 from deltafl.samplers.table import NEEDS
 from deltafl.simulation import CompareSettings, RunSettings, make_settings, run_comparison
-from tools.cli import deltafl
+from tools.cli import deltafl, deltafl_here
 
 #: The options of the main job, which scripts rely on.
 PROMISED = """
@@ -39,14 +39,14 @@ def test_compare_writes_summary_pictures_and_a_table(tmp_path: Path) -> None:
     assert "out/report.html" in done.stdout
     report = re.sub("<[^>]*>", "", (tmp_path / "out" / "report.html").read_text())
     assert f"Repeat it: deltafl compare {' '.join(TINY)} --threshold 0.3 --samplers full,fedavg,pracdelta" in report
-    again = deltafl("report", "out", "--no-report", "--out", "both", cwd=tmp_path)
+    again = deltafl_here("report", "out", "--no-report", "--out", "both", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "both" / "accuracy.png").exists() and not (tmp_path / "both" / "report.html").exists()
 
 
 def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text('task = "toy"\nsampler = "fedis@multinomial"\nrounds = 3\n')
-    done = deltafl("run", "--config", "my.toml", "--set", "proximal=0.5", "--out", "out", cwd=tmp_path)
+    done = deltafl_here("run", "--config", "my.toml", "--set", "proximal=0.5", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "out/rounds.jsonl" in done.stdout
     data = json.loads((tmp_path / "out" / "environment.json").read_text())["data"]
@@ -99,7 +99,7 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
 def test_mistakes_end_in_one_sentence_and_nothing_is_written(
     tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
-    done = deltafl(*arguments, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), DELTAFL_DATA="")
+    done = deltafl_here(*arguments, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), DELTAFL_DATA="")
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert all(word in done.stderr for word in words), done.stderr
     assert "Traceback" not in done.stderr
@@ -110,12 +110,12 @@ def test_a_folder_in_use_is_not_overwritten_and_resume_must_agree(tmp_path: Path
     first = deltafl("run", *TINY, "--out", "out", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     before = (tmp_path / "out" / "rounds.jsonl").read_bytes()
-    again = deltafl("run", *TINY, "--out", "out", cwd=tmp_path)
+    again = deltafl_here("run", *TINY, "--out", "out", cwd=tmp_path)
     assert (again.returncode, "--resume" in again.stderr) == (2, True)
-    other = deltafl("run", "--local-lr", "0.5", "--resume", "--out", "out", cwd=tmp_path)
+    other = deltafl_here("run", "--local-lr", "0.5", "--resume", "--out", "out", cwd=tmp_path)
     assert other.returncode == 2
     assert "local_lr = 0.8, not 0.5" in other.stderr
-    same = deltafl("run", "--resume", "--out", "out", cwd=tmp_path)
+    same = deltafl_here("run", "--resume", "--out", "out", cwd=tmp_path)
     assert same.returncode == 0, same.stderr
     assert (tmp_path / "out" / "rounds.jsonl").read_bytes() == before
 
@@ -144,7 +144,7 @@ def test_an_interrupted_run_shows_how_to_go_on(tmp_path: Path, how: int, code: i
     "command", [[], ["compare"], ["run"], ["audit"], ["samplers"], ["tasks"], ["data", "fetch"], ["data", "check"]]
 )
 def test_help_fits_the_screens_width_and_shows_an_example(tmp_path: Path, command: list[str]) -> None:
-    done = deltafl(*command, "--help", cwd=tmp_path, columns=80)
+    done = deltafl_here(*command, "--help", cwd=tmp_path, columns=80)
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert len(lines) <= 97
@@ -159,33 +159,33 @@ def test_the_options_are_those_that_were_promised(tmp_path: Path) -> None:
         ("compare", ["--samplers", "--seeds", "--processes"]),
         ("run", ["--sampler", "--seed", "--workers"]),
     ):
-        text = deltafl(command, "--help", cwd=tmp_path).stdout
+        text = deltafl_here(command, "--help", cwd=tmp_path).stdout
         assert "[default: (" not in text
         offered = {word for line in text.splitlines() for word in line.split()[:1] if word.startswith("-")}
         assert offered >= {*PROMISED.split(), *own, "--set", "-h,"}
         assert not offered & {"--engine", "--precision"}, "nobody has measured them"
-    listed = deltafl("settings", cwd=tmp_path).stdout
+    listed = deltafl_here("settings", cwd=tmp_path).stdout
     assert all(f"\n{name} " in listed for name in ("engine", "precision"))
 
 
 def test_samplers_and_tasks_are_listed(tmp_path: Path) -> None:
-    samplers = deltafl("samplers", cwd=tmp_path).stdout
+    samplers = deltafl_here("samplers", cwd=tmp_path).stdout
     assert all(word in samplers for word in ("pracdelta", "cluster-is-oracle", "power-of-choice", "DELTA"))
     assert {entry.needs for entry in SAMPLERS.values()} == set(NEEDS)
     assert all(f"\n{word} " in samplers for word in NEEDS)  # each is explained
     for columns in ("80", "160"):  # needs, bias and source of each, however wide the terminal is
-        lines = deltafl("samplers", cwd=tmp_path, COLUMNS=columns).stdout
+        lines = deltafl_here("samplers", cwd=tmp_path, COLUMNS=columns).stdout
         assert all(word in lines for word in ("oracle", "no", "Lai et al. 2021", "Jhunjhunwala et al. 2022"))
-    assert deltafl("--version", cwd=tmp_path).stdout.startswith("deltafl 0.")
-    tasks = deltafl("tasks", cwd=tmp_path).stdout
+    assert deltafl_here("--version", cwd=tmp_path).stdout.startswith("deltafl 0.")
+    tasks = deltafl_here("tasks", cwd=tmp_path).stdout
     assert all(word in tasks for word in ("fashion-mnist", "hsu2019", "synthetic"))
 
 
 def test_every_setting_is_listed_with_default_range_and_meaning(tmp_path: Path) -> None:
-    everything = deltafl("settings", cwd=tmp_path, columns=80).stdout
+    everything = deltafl_here("settings", cwd=tmp_path, columns=80).stdout
     for name in RunSettings.model_fields | CompareSettings.model_fields:
         assert everything.count(f"\n{name} ") + everything.startswith(name) == 2, name
-    one = deltafl("settings", "local_momentum", cwd=tmp_path).stdout
+    one = deltafl_here("settings", "local_momentum", cwd=tmp_path).stdout
     assert all(words in one for words in ("both", "X >= 0, < 1", "0.0", "local momentum gamma"))
 
 
@@ -202,13 +202,13 @@ def test_a_comparison_without_matplotlib_leaves_the_pictures_out(
 
 
 def test_data_check_names_what_is_missing(tmp_path: Path) -> None:
-    done = deltafl("data", "check", "mnist", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), DELTAFL_DATA="")
+    done = deltafl_here("data", "check", "mnist", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), DELTAFL_DATA="")
     assert done.returncode == 1
     assert done.stdout.count("missing") == 4
 
 
 def test_refused_replies_are_named(tmp_path: Path) -> None:
-    done = deltafl("run", *TINY, "--local-lr", "1e30", "--out", "out", cwd=tmp_path)
+    done = deltafl_here("run", *TINY, "--local-lr", "1e30", "--out", "out", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     assert "12 replies were refused" in done.stderr
     assert "the first in out, round 1, client" in done.stderr
@@ -223,7 +223,7 @@ def test_refused_replies_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_says_that_it_is_biased(tmp_path: Path, options: list[str], sentence: str | None) -> None:
-    done = deltafl("run", *TINY, *options, "--out", "out", cwd=tmp_path)
+    done = deltafl_here("run", *TINY, *options, "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if "iased" in line] == ([sentence] if sentence else [])
 

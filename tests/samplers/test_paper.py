@@ -36,7 +36,7 @@ from deltafl.estimators.control_variates import OwnControlState
 from deltafl.estimators.table import find_estimator
 from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
 from deltafl.samplers.delta import PracticalState
-from deltafl.samplers.label import needs_scores
+from deltafl.samplers.label import needs_scores, parse_label
 from deltafl.scale.tree import SumTree
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -318,7 +318,7 @@ MONTE_CARLO = [
     *("uniform", "uniform@simple-random", "uniform@pivotal", "uniform@poisson", "md", "md-fixed"),
     *("fedis", "fedis@multinomial", "fedis@pivotal", "fedpracis", "fedpracis@poisson", "delta", "delta@multinomial"),
     *("pracdelta", "pracdelta@pivotal", "cluster-is", "cluster-is-oracle", "full"),
-    *("delta-centred", "spread", "innovation", "balanced", "census"),
+    *("delta-centred", "spread", "innovation", "balanced", "census(size=16)"),
     *("ocs", "aocs", "clustered-sampling-1", "clustered-sampling-2", "osmd", "k-vib", "vrb"),
 ]
 
@@ -336,7 +336,7 @@ def test_the_same_test_refuses_successive_draws(label: str) -> None:
 
 
 def test_the_monte_carlo_covers_every_unbiased_sampler() -> None:
-    covered = [SAMPLERS[label.split("@")[0]][1::6] for label in MONTE_CARLO]
+    covered = [SAMPLERS[parse_label(label).name][1::6] for label in MONTE_CARLO]
     assert {name for name, entry in SAMPLERS.items() if entry.unbiased and entry[1::6] not in covered} == set()
 
 

@@ -17,7 +17,7 @@ from deltafl import given
 from deltafl.samplers import label_of
 from deltafl.simulation import RoundDone
 from deltafl.tasks import make_task
-from tools.cli import deltafl as command
+from tools.cli import deltafl_here
 
 SCRIPT = """
 from dataclasses import dataclass, replace
@@ -84,7 +84,7 @@ def test_another_process_loads_what_it_does_not_know(script: tuple[Path, str]) -
 
 
 def test_the_command_line_says_who_goes_on_with_objects(script: tuple[Path, str]) -> None:
-    done = command("compare", "--resume", "--out", "out", cwd=script[0])
+    done = deltafl_here("compare", "--resume", "--out", "out", cwd=script[0])
     assert done.returncode == 2
     words = " ".join(done.stderr.split())
     assert "was played from Python with Even, few: go on there with the same call of deltafl.compare" in words

@@ -16,7 +16,7 @@ from deltafl.server.optimizers import make_server_optimizer
 from deltafl.simulation.directory import RunDirectory, recorded_settings
 from deltafl.simulation.record import read_run
 from deltafl.simulation.settings import RunSettings, make_settings
-from tools.cli import deltafl
+from tools.cli import deltafl_here
 from tools.simulation import run
 
 PLAN = Plan(Population.from_sizes([3, 1, 2, 5]), PracDelta(), 2, "difference-own", make_server_optimizer("yogi"))
@@ -163,6 +163,6 @@ def test_the_folder_of_a_run_that_another_process_plays_is_refused_until_it_is_k
 
 def test_the_command_line_refuses_a_folder_in_use(tmp_path: Path) -> None:
     with another_process(tmp_path / "out"):
-        done = deltafl("compare", "--task", "toy", "--rounds", "2", "--out", "out", cwd=tmp_path)
+        done = deltafl_here("compare", "--task", "toy", "--rounds", "2", "--out", "out", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "deltafl: another process is playing the run in out; wait for it, or choose another --out\n"

@@ -11,7 +11,7 @@ from deltafl.errors import DeltaflError
 from deltafl.simulation.compare import joined, run_comparison
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.settings import CompareSettings, make_settings
-from tools.cli import deltafl
+from tools.cli import deltafl_here
 from tools.simulation import TINY, StopError, lines_of, quiet, reseal, run
 
 SMALL = {**TINY, "rounds": 4, "threshold": 0.99}
@@ -144,9 +144,9 @@ def test_a_report_and_a_comparison_with_a_run_that_diverged_end_with_3(out: Path
     ended = '{"diverged": {"why": "the test loss is high", "kept": 0}, '
     lines.write_text(f"{before}\n{ended}{last[1:]}\n")
     reseal(lines.parent)
-    report = deltafl("report", "out", "--out", "joined", cwd=tmp_path)
+    report = deltafl_here("report", "out", "--out", "joined", cwd=tmp_path)
     assert report.returncode == 3, report.stderr
     assert "Diverged: uniform (1 of 1 seed)" in report.stdout
     assert {path.name for path in (tmp_path / "joined").iterdir()} >= {"summary.json", "accuracy.png"}
-    grown = deltafl("compare", "--samplers", "full", "--processes", "1", "--out", "out", cwd=tmp_path)
+    grown = deltafl_here("compare", "--samplers", "full", "--processes", "1", "--out", "out", cwd=tmp_path)
     assert (grown.returncode, "\nfull " in grown.stdout) == (3, True), grown.stderr

@@ -21,7 +21,7 @@ from deltafl.simulation import (
     tune_rates,
 )
 from deltafl.simulation.settings import grown
-from tools.cli import deltafl
+from tools.cli import deltafl_here
 
 RateScore = Callable[[str, float], Score | None]
 
@@ -112,7 +112,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--clients", "12", "--sample", "3", "--rounds", "3", "--threshold", "0.5", "--seeds", "2"]
     options += ["--samplers", "uniform,fedis@multinomial", "--tuning-seeds", "7,", "--local-rates", "0.2,0.4"]
     rates = ["--server-rates", "1", "--extensions", "1", "--local-epochs", "1", "--processes", "1"]
-    done = deltafl("tune", *options, *rates, "--out", "out", cwd=folder)
+    done = deltafl_here("tune", *options, *rates, "--out", "out", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "uniform: local_lr = " in done.stdout
     return folder / "out"

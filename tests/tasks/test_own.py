@@ -21,7 +21,7 @@ from deltafl.simulation.settings import CompareSettings, RunSettings, make_setti
 from deltafl.simulation.setup import task_of
 from deltafl.tasks import Dataset, Task, check_task, load_own
 from deltafl.tasks.own import is_own, short_name
-from tools.cli import deltafl
+from tools.cli import deltafl_here
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOURCE = """
@@ -76,8 +76,8 @@ def test_names() -> None:
 
 @pytest.mark.parametrize("example", ["own_task", "own_table"])
 def test_the_examples_run(tmp_path: Path, example: str) -> None:
-    arguments = ["--rounds", "3", "--seeds", "1", "--samplers", "full,pracdelta", "--processes", "2"]
-    done = deltafl("compare", "--task", f"{EXAMPLES / example}.py:make_task", *arguments, cwd=tmp_path)
+    arguments = ["--rounds", "3", "--seeds", "1", "--samplers", "full,pracdelta", "--processes", "1"]
+    done = deltafl_here("compare", "--task", f"{EXAMPLES / example}.py:make_task", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (out,) = (tmp_path / "runs").iterdir()
     assert out.name.startswith(f"compare-{example}-2")

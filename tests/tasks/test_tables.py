@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deltafl import DeltaflError
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.tasks import check_task, from_huggingface, load_own, table_task
-from tools.cli import deltafl
+from tools.cli import deltafl_here
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HEADER = ("a", "label", "b", "client")
@@ -183,8 +183,8 @@ def test_bad_columns_and_files_are_named(tmp_path: Path) -> None:
 def test_a_table_from_the_command_line(tmp_path: Path) -> None:
     write(tmp_path / "visits.CSV", example((20, 30, 40)), ("a", "outcome", "b", "house"))
     names = ["--set", "label=outcome", "--set", "column=house"]
-    more = ["--rounds", "2", "--samplers", "uniform", "--seeds", "1", "--out", "out"]
-    done = deltafl("compare", "--task", "visits.CSV", *names, *more, cwd=tmp_path)
+    more = ["--rounds", "2", "--samplers", "uniform", "--seeds", "1", "--processes", "1", "--out", "out"]
+    done = deltafl_here("compare", "--task", "visits.CSV", *names, *more, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     settings = json.loads((tmp_path / "out" / "summary.json").read_text())["settings"]
     assert (settings["task"], settings["label"], settings["column"]) == ("visits.CSV", "outcome", "house")
@@ -384,16 +384,16 @@ def test_missing_values_are_refused_and_words_of_a_data_frame_stay_words(tmp_pat
 def test_a_regression_from_the_command_line(tmp_path: Path) -> None:
     flowers().drop(columns="kind").to_csv(tmp_path / "f.csv", index=False)
     names = ["--task", "f.csv", "--label", "price", "--partition", "iid", "--clients", "15", "--rounds", "30"]
-    more = ["--samplers", "uniform", "--seeds", "1", "--local-lr", "0.1", "--out", "out"]
-    refused = deltafl("compare", *names, *more, cwd=tmp_path)
+    more = ["--samplers", "uniform", "--seeds", "1", "--local-lr", "0.1", "--processes", "1", "--out", "out"]
+    refused = deltafl_here("compare", *names, *more, cwd=tmp_path)
     assert (refused.returncode, (tmp_path / "out").exists()) == (2, False)
     assert "--task-type regression" in refused.stderr
-    done = deltafl("compare", *names, *more, "--task-type", "regression", cwd=tmp_path)
+    done = deltafl_here("compare", *names, *more, "--task-type", "regression", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "out" / "runs" / "uniform-seed0" / "rounds.jsonl").read_text().splitlines()
     losses = [json.loads(line)["test"]["loss"] for line in lines]
     assert losses[-1] < 0.05 < losses[0]
-    both = deltafl("compare", *names, "--column", "a", "--task-type", "regression", cwd=tmp_path)
+    both = deltafl_here("compare", *names, "--column", "a", "--task-type", "regression", cwd=tmp_path)
     assert (both.returncode, "leave one of them out" in both.stderr) == (2, True)
 
 

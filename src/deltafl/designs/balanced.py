@@ -216,21 +216,26 @@ def _free_directions(balance_wc: FloatArray) -> FloatArray:
     By elimination. Nothing here hangs on the last bits of the places, which differ between machines: dependent columns
     are found by a tolerance, pivots are the first that are large enough, and the sign of a column has no effect.
     """
-    units = len(balance_wc)
-    rest_cw = balance_wc.T.copy()
-    scale_c = np.abs(rest_cw).max(axis=1)
-    least_c = np.maximum(_RANK_TOLERANCE * scale_c, _ROUNDING * scale_c.max())
-    solved: list[int] = []
-    pivots: list[int] = []
-    for column, least in enumerate(least_c.tolist()):
-        pivot, size = _first_large(rest_cw[column].tolist())
-        if len(pivots) == units - 1 or size <= least:
-            continue
-        row_w = rest_cw[column] / rest_cw[column, pivot]
-        rest_cw -= rest_cw[:, pivot, None] * row_w
-        rest_cw[column] = row_w
-        solved.append(column)
-        pivots.append(pivot)
+    units, columns = balance_wc.shape
+    scale_c = np.abs(balance_wc).max(axis=0)
+    least_c = np.maximum(_RANK_TOLERANCE * scale_c, _ROUNDING * scale_c.max()).tolist()
+    for looked_at in (units, columns):  # few units are determined by the first columns, unless some depend on others
+        rest_cw = balance_wc.T[:looked_at].copy()
+        solved: list[int] = []
+        pivots: list[int] = []
+        for column, least in enumerate(least_c[:looked_at]):
+            if len(pivots) == units - 1:
+                break
+            pivot, size = _first_large(rest_cw[column].tolist())
+            if size <= least:
+                continue
+            row_w = rest_cw[column] / rest_cw[column, pivot]
+            rest_cw -= rest_cw[:, pivot, None] * row_w
+            rest_cw[column] = row_w
+            solved.append(column)
+            pivots.append(pivot)
+        if len(pivots) == units - 1 or looked_at >= columns:
+            break
     free_w = np.ones(units, dtype=np.bool_)
     free_w[pivots] = False
     direction_rw = np.zeros((units - len(pivots), units))
