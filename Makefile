@@ -67,10 +67,12 @@ PYTHONS ?= $(PYTHON)
 dist-check:
 	.ci/dist-check $(PYTHONS)
 
+# Compiled on all cores: pip takes one. Packages have files that this Python cannot read.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deltafl needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 clean:
