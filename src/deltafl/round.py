@@ -61,7 +61,7 @@ class Plan:
             no reply counts more than 1 / floor times.
         mime: beta in [0, 1) of the momentum that the server sends to all clients, see ``mime.py``; 0 for none.
         memory: How an estimator that remembers one update a client keeps them, see ``scale/rows.py``.
-        scaffold: Whether local steps are corrected by the estimator's memory of one update a client (``scaffold.py``).
+        scaffold: Whether local steps are corrected by what the estimator knows of each client (``scaffold.py``).
         norm_guard: No estimate is longer than so many times the median before it (``norm_guard.py``); **biased**.
         clip: ``"median"`` bounds what a client that lies can do to model and scores (``clipping.py``); **biased**.
         dp: ``DifferentialPrivacy``: clips updates and adds noise, for ``uniform@poisson`` alone; or None.
@@ -106,9 +106,9 @@ class Plan:
         if isinstance(self.server_optimizer, FedExP) and (drifts or self.dp is not None or remote):
             why = "the norm of every client's whole update"
             raise DeltaflError(f"fedexp needs {why}; leave out mime, scaffold, dp and '-remote', or choose 'sgd'")
-        if self.scaffold and (self.mime > 0 or not self.rule.control.remembers):
-            why = "scaffold corrects local steps by the last update of each client"
-            raise DeltaflError(f"{why}; choose an estimator that keeps it, 'difference-own', and leave out mime")
+        if self.scaffold and (self.mime > 0 or remote or self.rule.control.learns_from_sums):
+            why = "scaffold corrects local steps by what the estimator knows of each client"
+            raise DeltaflError(f"{why}; choose one that knows it, such as 'difference-own', and leave out mime")
         check_ranges(self, {"response_floor": "(0, 1]", "mime": "[0, 1)", "norm_guard": "(1, inf)"})
 
     @property

@@ -135,6 +135,6 @@ def test_workers_have_the_same_bits_and_clients_download_two_models(tmp_path: Pa
     ("label", "options"),
     [("uniform", {}), ("uniform@@difference", {}), ("uniform@@difference-own-remote", {}), ("fedvarp", {"mime": 0.5})],
 )
-def test_it_is_refused_without_a_memory_of_each_client(label: str, options: dict[str, Any]) -> None:
-    with pytest.raises(DeltaflError, match="scaffold corrects local steps by the last update of each client; choose"):
+def test_it_is_refused_where_nothing_is_known_of_each_client(label: str, options: dict[str, Any]) -> None:
+    with pytest.raises(DeltaflError, match="scaffold corrects local steps by what the estimator knows of each client; choose"):
         make_plan(label, [1, 2, 3], 2, scaffold=True, **options)

@@ -1,18 +1,18 @@
-"""SCAFFOLD (Karimireddy et al. 2020): local steps are corrected by what each client did last.
+"""SCAFFOLD (Karimireddy et al. 2020): local steps are corrected by what is known of each client.
 
-With c_i the control variate of the plan's estimator, which remembers client i's last update, c = sum_j w_j c_j, and K_i
-the client's number of local steps::
+With c_i the control variate of client i, such as its last update, c = sum_j w_j c_j, and K_i its number of local steps::
 
-    server   sends the model and c
+    server   sends the model and c - c_i
     client   x <- x - lr g_k + (c - c_i) / K_i    in each step: u_i = c - c_i - lr sum_k g_k
-    server   D = c + sum_S coef_i (u_i - (c - c_i) - c_i);    c_i <- u_i - (c - c_i)
+    server   D = c + sum_S coef_i (u_i - (c - c_i) - c_i);    the control variate learns from u_i - (c - c_i)
 
 The corrections are known before the draw and cancel, sum_i w_i (c - c_i) = 0: with the coefficients of Horvitz and
 Thompson D is unbiased for sum_i w_i u_i. With ``difference-own``, equal weights, uniform draws and K steps for all,
 this is the paper's algorithm 1, option II, with a global step size of 1; its c_i is ours over -K lr. If the K_i differ,
-corrections have their length over a round and not in a step. Other memories, such as ``innovation``, do as well.
+corrections have their length over a round and not in a step. Other memories, such as ``innovation``, do as well, and
+``two-phase``, which knows something of every client from the first round on.
 
-The server keeps the c_i for its estimate. It sends two models a client, and gets one.
+Clients drift less: they take their steps in the direction of all. Each downloads two models and sends one.
 """
 
 from typing import Any

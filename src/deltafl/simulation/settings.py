@@ -70,7 +70,7 @@ class Settings(BaseModel):
     local_lr: Positive | None = Field(None, description="local learning rate")
     local_momentum: Memory = Field(0.0, description="local momentum gamma, new in every round of a client")
     mime: Memory = Field(0.0, description="beta of the server's momentum that all clients apply (FedMIME-style)")
-    scaffold: bool = Field(False, description="correct local steps by a memory (SCAFFOLD)")
+    scaffold: bool = Field(False, description="correct local steps by what is known of each client (SCAFFOLD)")
     proximal: NotNegative = Field(0.0, description="proximal term mu (FedProx)")
     fixed_order: bool = Field(False, description="each client's minibatches are the same in every round")
     server_optimizer: str = Field("sgd", description="sgd, fedexp, momentum, adagrad, adam or yogi")
