@@ -106,7 +106,7 @@ class Plan:
         if isinstance(self.server_optimizer, FedExP) and (drifts or self.dp is not None or remote):
             why = "the norm of every client's whole update"
             raise DeltaflError(f"fedexp needs {why}; leave out mime, scaffold, dp and '-remote', or choose 'sgd'")
-        if self.scaffold and (self.mime > 0 or remote or self.rule.control.learns_from_sums):
+        if self.scaffold and (self.mime > 0 or not self.rule.control.knows_clients):
             why = "scaffold corrects local steps by what the estimator knows of each client"
             raise DeltaflError(f"{why}; choose one that knows it, such as 'difference-own', and leave out mime")
         check_ranges(self, {"response_floor": "(0, 1]", "mime": "[0, 1)", "norm_guard": "(1, inf)"})

@@ -70,10 +70,12 @@ def test_any_finite_numbers_are_a_code(numbers: list[float]) -> None:
     assert np.linalg.norm(decode(code_1c, 512)) <= 1.5105 * norms(code_1c)[0]
 
 
-def prepared(label: str, d: int = 3, spoilt: dict[int, Any] | None = None) -> tuple[Plan, list[Any], FloatArray]:
+def prepared(
+    label: str, d: int = 3, spoilt: dict[int, Any] | None = None, **options: Any
+) -> tuple[Plan, list[Any], FloatArray]:
     """A plan after its census, with problems of several rounds; and what the server reads of the first updates."""
     problems = [make_problem([3, 1, 2, 5, 2, 4], d=d, seed=seed) for seed in range(4)]
-    plan = make_plan(label, problems[0].population, 3, server_optimizer=Recorder())
+    plan = make_plan(label, problems[0].population, 3, server_optimizer=Recorder(), **options)
     assert plan.census is not None
     answers: list[Any] = [plan.census.answer(update_d) for update_d in problems[0].update_md]
     read_md = np.array([slow_twin(update_d) for update_d in problems[0].update_md.astype(np.float64)])
@@ -188,6 +190,21 @@ def test_unbiased_whatever_is_sent(label: str, spoilt: dict[int, Any]) -> None:
     first = init_round(plan, np.zeros(3))
     for state in (first, play(plan, first, problems)):
         np.testing.assert_allclose(mean_estimate(plan, state, problems[0]), problems[0].ubar_d, atol=1e-9)
+
+
+@pytest.mark.parametrize("spoilt", [{}, {3: None}, {3: LIE}])
+@pytest.mark.parametrize("label", [LABEL, LABEL + "@@regression-damped"])
+def test_unbiased_with_local_steps_that_are_corrected_by_it(label: str, spoilt: dict[int, Any]) -> None:
+    """Corrections cancel over all clients, from the first round on, and are taken off again."""
+    plan, problems, _ = prepared(label, spoilt=spoilt, scaffold=True)
+    first = init_round(plan, np.zeros(3))
+    for rounds, state in enumerate((first, play(plan, first, problems))):
+        drift_md = plan.drifts(state, np.arange(6))
+        assert drift_md is not None
+        assert (np.ptp(drift_md, axis=0) > 0.1).all() or (rounds == 0 and "regression" in label)
+        np.testing.assert_allclose(plan.population.weight_m @ drift_md, 0, atol=1e-6 * max(1, np.abs(drift_md).max()))
+        tolerance = 1e-6 * max(1, np.abs(drift_md).max())  # of float32, in which they are sent
+        np.testing.assert_allclose(mean_estimate(plan, state, problems[0]), problems[0].ubar_d, atol=tolerance)
 
 
 def test_a_client_without_a_first_update_is_predicted_by_the_others() -> None:

@@ -45,6 +45,11 @@ class ControlVariate(ABC):
         return type(self).update_from_sum is not ControlVariate.update_from_sum
 
     @property
+    def knows_clients(self) -> bool:
+        """Whether the server has another c_i for each client, so that it can correct their local steps by them."""
+        return not self.learns_from_sums
+
+    @property
     def remembers(self) -> bool:
         """Whether the state holds one update a client."""
         return False

@@ -71,6 +71,11 @@ class RemoteControl(ControlVariate):
     memory: float | None = None
     ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
 
+    @property
+    def knows_clients(self) -> bool:
+        """No: each client has its own c_i."""
+        return False
+
     def init(self, population: Population, num_params: int) -> RemoteControlState:
         """All c_i = 0: clients that are sent -1 begin anew."""
         return _all_anew(population.num_clients, np.zeros(num_params))

@@ -277,6 +277,8 @@ class CompareSettings(Settings):
         """The settings of one run of the comparison."""
         own = self.rates_of([sampler]).get(sampler, Rates()).model_dump(exclude_none=True)
         common = self.model_dump(include={*Settings.model_fields})
+        # Of ``full`` and ``uniform`` beside a method with corrected steps nothing is known of single clients: none are.
+        common["scaffold"] = self.scaffold and find_estimator(parse_label(sampler).estimator).control.knows_clients
         return RunSettings(**{**common, **own}, sampler=sampler, seed=seed)
 
 
@@ -312,10 +314,11 @@ def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
     has_alpha = partition is not None and partition.uses_alpha
     has_column = is_own(settings.task) or (partition is not None and partition.uses_column)
     labels = getattr(settings, "samplers", None) or [getattr(settings, "sampler", "full")]
-    remembers = any(find_estimator(parse_label(label).estimator).control.remembers for label in labels)
+    controls = [find_estimator(parse_label(label).estimator).control for label in labels]
     has_files = not is_own(settings.task) and not {"files", "archive"}.isdisjoint(known_tasks()[settings.task].needs)
     for key, is_used, who in (
-        ("memory_path", remembers, "only methods that remember one update a client have it"),
+        ("memory_path", any(c.remembers for c in controls), "only methods that remember one update a client have it"),
+        ("scaffold", any(c.knows_clients for c in controls), "only methods that know something of each client have it"),
         ("data_dir", has_files, "only tasks with files of data have it"),
         ("noise", is_synthetic, "only the task 'synthetic' has it"),
         ("truth", is_synthetic, "only the task 'synthetic' has it"),
