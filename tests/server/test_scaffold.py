@@ -14,13 +14,14 @@ from deltafl import (
     Population,
     broadcast,
     close_round,
+    compare,
     init_round,
     make_plan,
     make_sampler,
     open_round,
 )
 from deltafl.simulation.run import run_single
-from deltafl.simulation.settings import RunSettings, make_settings
+from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
 from deltafl.types import FloatArray
 from tools.simulation import quiet
@@ -136,5 +137,13 @@ def test_workers_have_the_same_bits_and_clients_download_two_models(tmp_path: Pa
     [("uniform", {}), ("uniform@@difference", {}), ("uniform@@difference-own-remote", {}), ("fedvarp", {"mime": 0.5})],
 )
 def test_it_is_refused_where_nothing_is_known_of_each_client(label: str, options: dict[str, Any]) -> None:
-    with pytest.raises(DeltaflError, match="scaffold corrects local steps by what the estimator knows of each client; choose"):
+    with pytest.raises(DeltaflError, match="local steps by what the estimator knows of each client; choose one"):
         make_plan(label, [1, 2, 3], 2, scaffold=True, **options)
+
+
+def test_in_a_comparison_those_of_whom_nothing_is_known_run_as_they_are() -> None:
+    given = {"task": "digits", "samplers": ["full", "census", "uniform", "fedvarp"], "scaffold": True}
+    settings = make_settings(CompareSettings, given)
+    assert [settings.run(label, 0).scaffold for label in settings.samplers] == [False, True, False, True]
+    with pytest.raises(DeltaflError, match="scaffold does nothing here: only methods that know"):
+        compare("digits", ["full", "uniform"], scaffold=True)

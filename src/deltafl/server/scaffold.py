@@ -1,6 +1,7 @@
 """SCAFFOLD (Karimireddy et al. 2020): local steps are corrected by what is known of each client.
 
-With c_i the control variate of client i, such as its last update, c = sum_j w_j c_j, and K_i its number of local steps::
+With c_i the control variate of client i, such as its last update, c = sum_j w_j c_j, and K_i its number of local
+steps::
 
     server   sends the model and c - c_i
     client   x <- x - lr g_k + (c - c_i) / K_i    in each step: u_i = c - c_i - lr sum_k g_k
