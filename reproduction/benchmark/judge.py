@@ -148,7 +148,7 @@ class Judgement(NamedTuple):
 
 
 def judge(result: Result, view: View) -> Judgement:
-    label, main = view.recommended or BASELINE, measures(result.part)[0]
+    label, main = result.part.recommended or view.recommended or BASELINE, measures(result.part)[0]
     if no_task(result):
         return Judgement(result, label, "no task")
     others = [m.label for m in result.shown if m.label != label and needs(m.label) not in ("oracle", "everyone")]

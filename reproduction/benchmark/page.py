@@ -59,11 +59,12 @@ def _blocks(
     parts: Sequence[Part], judgements: Sequence[Judgement], reasons: Reasons, counts: tuple[int, int], view: View
 ) -> list[str]:
     results = [judgement.result for judgement in judgements]
-    done = f"{counts[0]} of {counts[1]} test runs are done."
-    blocks = [
-        "## Verdict",
-        f"**The target {headline(judgements)}.** The recommended method is `{view.recommended}`. {done}",
-    ]
+    done, elsewhere = f"{counts[0]} of {counts[1]} test runs are done.", dict[str, list[str]]()
+    for found in judgements:
+        if found.label != view.recommended:
+            elsewhere.setdefault(found.label, []).append(found.result.part.title)
+    method = "; ".join([f"`{view.recommended}`", *(f"`{x}` on {', '.join(on)}" for x, on in elsewhere.items())])
+    blocks = ["## Verdict", f"**The target {headline(judgements)}.** The recommended method is {method}. {done}"]
     blocks += ["\n".join(f"- {sentence(judgement)}" for judgement in judgements)]
     blocks += ["![Gap closed by task and method](gap.png)", _TEXTS["symbols"]]
     blocks += [folded("The rules", _TEXTS["rules"].format(goal=GOAL, sure=SURE, least=100 * LEAST))]
