@@ -13,7 +13,7 @@ from deltafl.errors import DeltaflError
 from deltafl.samplers import SAMPLERS, is_unbiased
 from deltafl.simulation import RunSettings, RunStore, make_settings, rounds_to_threshold, write_record
 from reproduction.benchmark.judge import closed, measures, needs, rounds_at
-from reproduction.benchmark.parts import parts_of
+from reproduction.benchmark.parts import find_label, parts_of
 from reproduction.benchmark.tables import num_params_of, server_memory
 from reproduction.spec import SCALES, load_experiment
 from reproduction.text import MOST_ROWS
@@ -37,10 +37,10 @@ def test_impossible_settings_are_refused(changes: dict[str, Any], sentence: str)
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_real_file(scale: str) -> None:
     experiment = load_experiment("benchmark")
-    assert is_unbiased(experiment.view.recommended or "")
-    assert needs(experiment.view.recommended or "") != "known"
     for part in parts_of(experiment, scale):
-        assert {"full", "uniform", experiment.view.recommended} <= set(part.methods)
+        recommended = part.recommended or experiment.view.recommended or ""
+        assert is_unbiased(find_label(recommended)) and needs(recommended) != "known"
+        assert {"full", "uniform", recommended} <= set(part.methods)
         assert part.tier != "every" or set(SAMPLERS) <= set(part.methods) or scale == "smoke"
         assert (part.common.clients or 0) / (part.common.sample or 1) <= 20
         assert part.threshold

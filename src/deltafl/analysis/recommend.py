@@ -120,7 +120,9 @@ def recommend(
         f"{len(allowed)} unbiased methods that fit. Next: {', '.join(f'{x} {gaps[x]:.2f}' for x in others[:2])}."
     )
     evidence = tuple(row for row in rows if row.label == best)
-    return Recommendation(best, why, evidence, _cost(best, clients, parameters), tuple(_caveats(evidence, reachable)))
+    return Recommendation(
+        best, why, evidence, _cost(best, clients, parameters), tuple(_caveats(best, evidence, reachable))
+    )
 
 
 def read_evidence() -> list[Evidence]:
@@ -168,7 +170,9 @@ def _cost(label: str, clients: int | None, parameters: int | None) -> str:
     return f"the server knows {known}, and keeps {kept}."
 
 
-def _caveats(evidence: Sequence[Evidence], reachable: bool) -> Iterable[str]:
+def _caveats(label: str, evidence: Sequence[Evidence], reachable: bool) -> Iterable[str]:
+    if make_sampler(parse_label(label)).census is not None:
+        yield "If the model is linear, correct local steps too: scaffold=True, or --scaffold (docs/backbones.md)."
     data = list(dict.fromkeys(row.data for row in evidence))
     sets = "one data set" if len(data) == 1 else f"{len(data)} data sets"
     yield f"All are simulations, on {sets} ({', '.join(data)}), with rates tuned for each method."
