@@ -27,5 +27,5 @@ from ..types import IntArray, Params
 def corrections(control: ControlVariate, state: Any, client_n: IntArray) -> Params:
     """C - c_i of some clients, float32 (n, d)."""
     value = control.value(state, client_n)
-    drift_nd = np.asarray(value.total_d - value.control_nd, dtype=np.float32)
-    return np.broadcast_to(drift_nd, (len(client_n), drift_nd.shape[1]))
+    control_nd = np.broadcast_to(value.control_nd, (len(client_n), len(value.total_d)))
+    return np.asarray(value.total_d - control_nd, dtype=np.float32)
