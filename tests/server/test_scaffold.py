@@ -134,7 +134,13 @@ def test_workers_have_the_same_bits_and_clients_download_two_models(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("label", "options"),
-    [("uniform", {}), ("uniform@@difference", {}), ("uniform@@difference-own-remote", {}), ("fedvarp", {"mime": 0.5})],
+    [
+        ("uniform", {}),
+        ("uniform@@difference", {}),
+        ("uniform@@difference-damped", {}),
+        ("uniform@@difference-own-remote", {}),
+        ("fedvarp", {"mime": 0.5}),
+    ],
 )
 def test_it_is_refused_where_nothing_is_known_of_each_client(label: str, options: dict[str, Any]) -> None:
     with pytest.raises(DeltaflError, match="local steps by what the estimator knows of each client; choose one"):

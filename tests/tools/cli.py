@@ -32,7 +32,7 @@ def deltafl_here(*arguments: str, cwd: Path, columns: int = 100, **environment: 
     What is no sentence for a person is raised here, instead of a traceback in ``stderr``.
     """
     logger, out, err, code = logging.getLogger("deltafl"), io.StringIO(), io.StringIO(), 0
-    before = {"handlers": list(logger.handlers), "level": logger.level, "propagate": logger.propagate}
+    handlers, level, propagate = [*logger.handlers], logger.level, logger.propagate
     environ = mock.patch.dict(os.environ, _environment(columns, environment))
     with chdir(cwd), environ, redirect_stdout(out), redirect_stderr(err):
         try:
@@ -40,7 +40,8 @@ def deltafl_here(*arguments: str, cwd: Path, columns: int = 100, **environment: 
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
         finally:
-            vars(logger).update(before)
+            logger.handlers[:], logger.propagate = handlers, propagate
+            logger.setLevel(level)  # which also forgets what was enabled
     return Done(arguments, code, out.getvalue(), err.getvalue())
 
 

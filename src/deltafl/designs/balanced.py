@@ -219,29 +219,34 @@ def _free_directions(balance_wc: FloatArray) -> FloatArray:
     units, columns = balance_wc.shape
     scale_c = np.abs(balance_wc).max(axis=0)
     least_c = np.maximum(_RANK_TOLERANCE * scale_c, _ROUNDING * scale_c.max()).tolist()
-    for looked_at in (units, columns):  # few units are determined by the first columns, unless some depend on others
-        rest_cw = balance_wc.T[:looked_at].copy()
-        solved: list[int] = []
-        pivots: list[int] = []
-        for column, least in enumerate(least_c[:looked_at]):
-            if len(pivots) == units - 1:
-                break
-            pivot, size = _first_large(rest_cw[column].tolist())
-            if size <= least:
-                continue
-            row_w = rest_cw[column] / rest_cw[column, pivot]
-            rest_cw -= rest_cw[:, pivot, None] * row_w
-            rest_cw[column] = row_w
-            solved.append(column)
-            pivots.append(pivot)
-        if len(pivots) == units - 1 or looked_at >= columns:
-            break
+    # Few units are determined by the first columns, unless some of these depend on others.
+    rest_cw, solved, pivots = _eliminated(balance_wc.T[:units].copy(), least_c)
+    if len(pivots) < units - 1 and units < columns:
+        rest_cw, solved, pivots = _eliminated(balance_wc.T.copy(), least_c)
     free_w = np.ones(units, dtype=np.bool_)
     free_w[pivots] = False
     direction_rw = np.zeros((units - len(pivots), units))
     direction_rw[:, free_w] = np.eye(units - len(pivots))
     direction_rw[:, pivots] = -rest_cw[solved][:, free_w].T
     return direction_rw
+
+
+def _eliminated(rest_cw: FloatArray, least_c: list[float]) -> tuple[FloatArray, list[int], list[int]]:
+    """The columns, solved in place for one unit each; which could be, above their ``least``, and for which units."""
+    solved: list[int] = []
+    pivots: list[int] = []
+    for column, column_w in enumerate(rest_cw):
+        if len(pivots) == rest_cw.shape[1] - 1:
+            break
+        pivot, size = _first_large(column_w.tolist())
+        if size <= least_c[column]:
+            continue
+        row_w = column_w / column_w[pivot]
+        rest_cw -= rest_cw[:, pivot, None] * row_w
+        rest_cw[column] = row_w
+        solved.append(column)
+        pivots.append(pivot)
+    return rest_cw, solved, pivots
 
 
 def _free_directions_of(balance_gwc: FloatArray) -> FloatArray:

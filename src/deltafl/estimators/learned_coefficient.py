@@ -25,6 +25,10 @@ class _Scaled(ControlVariate):
     control: ControlVariate
 
     @property
+    def knows_clients(self) -> bool:
+        return self.control.knows_clients
+
+    @property
     def remembers(self) -> bool:
         return self.control.remembers
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from ..errors import DeltaflError, unknown_name
+from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
 from ..io import read_toml, sentence
 from ..samplers import SAMPLERS, RunFacts, parse_label, split_labels
@@ -278,7 +279,7 @@ class CompareSettings(Settings):
         own = self.rates_of([sampler]).get(sampler, Rates()).model_dump(exclude_none=True)
         common = self.model_dump(include={*Settings.model_fields})
         # Of ``full`` and ``uniform`` beside a method with corrected steps nothing is known of single clients: none are.
-        common["scaffold"] = self.scaffold and find_estimator(parse_label(sampler).estimator).control.knows_clients
+        common["scaffold"] = self.scaffold and _control_of(sampler).knows_clients
         return RunSettings(**{**common, **own}, sampler=sampler, seed=seed)
 
 
@@ -308,13 +309,17 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
         raise DeltaflError(sentence(error.errors()[0])) from None
 
 
+def _control_of(label: str) -> ControlVariate:
+    return find_estimator(parse_label(label).estimator).control
+
+
 def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
     """Refuse settings that task, partition and method do not look at; a file of settings may serve several of them."""
     is_synthetic, partition = settings.task == "synthetic", PARTITIONS.get(settings.partition or "")
     has_alpha = partition is not None and partition.uses_alpha
     has_column = is_own(settings.task) or (partition is not None and partition.uses_column)
     labels = getattr(settings, "samplers", None) or [getattr(settings, "sampler", "full")]
-    controls = [find_estimator(parse_label(label).estimator).control for label in labels]
+    controls = [_control_of(label) for label in labels]
     has_files = not is_own(settings.task) and not {"files", "archive"}.isdisjoint(known_tasks()[settings.task].needs)
     for key, is_used, who in (
         ("memory_path", any(c.remembers for c in controls), "only methods that remember one update a client have it"),
