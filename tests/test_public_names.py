@@ -16,8 +16,8 @@ DESIGNS ESTIMATORS SAMPLERS Accumulator Adaptive Broadcast Census Centred Client
 ControlValue ControlVariate Delta DeltaflError Design DifferentialPrivacy Estimator FedExP FedIS FedPracIS Fixed Full
 KnownUpdates LearnedCoefficient MissingExtraError Momentum Oracle Plan Population PowerOfChoice PracDelta RejectedReply
 RemoteReply Replies Reports RoundInfo RoundState RunFacts Sampler ServerOptimizer Sgd Twin broadcast close_round
-close_round_from_sum compare draw_cohort flatten inclusion_probabilities init_round load load_state make_plan
-make_sampler make_server_optimizer open_round recommend save_state stream tune unflatten with_floor
+close_round_from_sum compare corrected_steps draw_cohort flatten inclusion_probabilities init_round load load_state
+make_plan make_sampler make_server_optimizer open_round recommend save_state stream tune unflatten with_floor
 """
 HEAVY = {"torch", "scipy", "sklearn", "matplotlib", "typer", "rich", "pydantic", "flwr", "pandas"}
 

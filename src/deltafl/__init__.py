@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .estimators.remote import ClientMemory, RemoteReply
     from .estimators.table import ESTIMATORS, Estimator
     from .estimators.twin import Twin
+    from .federation.local_work import corrected_steps
     from .round import (
         Broadcast,
         Plan,
@@ -54,9 +55,10 @@ __all__ += ["DeltaflError", "Design", "DifferentialPrivacy", "Estimator", "FedEx
 __all__ += ["Full", "KnownUpdates", "LearnedCoefficient", "MissingExtraError", "Momentum", "Oracle", "Plan"]
 __all__ += ["Population", "PowerOfChoice", "PracDelta", "RejectedReply", "RemoteReply", "Replies", "Reports"]
 __all__ += ["RoundInfo", "RoundState", "RunFacts", "Sampler", "ServerOptimizer", "Sgd", "Twin", "broadcast"]
-__all__ += ["close_round", "close_round_from_sum", "compare", "draw_cohort", "flatten", "inclusion_probabilities"]
-__all__ += ["init_round", "load", "load_state", "make_plan", "make_sampler", "make_server_optimizer", "open_round"]
-__all__ += ["recommend", "save_state", "stream", "tune", "unflatten", "with_floor"]
+__all__ += ["close_round", "close_round_from_sum", "compare", "corrected_steps", "draw_cohort", "flatten"]
+__all__ += ["inclusion_probabilities", "init_round", "load", "load_state", "make_plan", "make_sampler"]
+__all__ += ["make_server_optimizer", "open_round", "recommend", "save_state", "stream", "tune", "unflatten"]
+__all__ += ["with_floor"]
 
 #: Which module a name is loaded from.
 _MODULES = {
@@ -75,6 +77,7 @@ _MODULES = {
         "estimators.remote": "ClientMemory RemoteReply",
         "estimators.table": "ESTIMATORS Estimator",
         "estimators.twin": "Twin",
+        "federation.local_work": "corrected_steps",
         "round": "Broadcast Plan RoundState broadcast close_round close_round_from_sum init_round make_plan open_round",
         "samplers": "SAMPLERS RunFacts Sampler make_sampler",
         "samplers.centred": "Centred",

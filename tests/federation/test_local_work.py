@@ -1,9 +1,11 @@
-"""LocalSteps: loss, number and variance of a client's local steps, from gradients of any framework."""
+"""The client's side: LocalSteps, from gradients of any framework, and corrected steps of PyTorch's optimizers."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 
-from deltafl import stream
+from deltafl import DeltaflError, corrected_steps, flatten, stream
 from deltafl.federation.local_work import LocalSteps
 
 
@@ -56,3 +58,79 @@ def test_parameters_without_a_gradient_count_as_zero() -> None:
     late.add(1.0, [None])
     late.add(1.0, [np.array([2.0])])
     assert late.metrics()["step-variance"] == pytest.approx(1.0)
+
+
+# Corrected steps
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 5])
+def test_corrections_add_up_whatever_the_number_of_steps(steps: int) -> None:
+    """A loop that takes fewer or more steps than it has announced still moves by its own steps and c - c_i."""
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before_d = flatten(model)
+    correction_d = np.arange(len(before_d), dtype=np.float32)
+    with corrected_steps(correction_d, model, optimizer, num_steps=3):
+        for _ in range(steps):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+    np.testing.assert_allclose(flatten(model) - before_d, correction_d - steps, rtol=1e-5, atol=1e-5)
+    after_d = flatten(model)
+    optimizer.step()  # outside, nothing is corrected any more
+    gradient_free = steps == 0
+    np.testing.assert_allclose(flatten(model) - after_d, 0.0 if gradient_free else -1.0, rtol=1e-5, atol=1e-5)
+
+
+def test_corrected_steps_are_scaffolds_with_the_optimizers_own_momentum() -> None:
+    """The twin takes its steps by hand: heavy-ball momentum on the gradients alone, then (c - c_i) / K."""
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    x_d, speed_d = model.weight.detach().numpy().ravel().copy(), np.zeros(2)
+    correction_d = np.array([0.4, -0.8])
+    with corrected_steps({"weight": correction_d.reshape(1, 2)}, model, optimizer, num_steps=4):
+        for _ in range(4):
+            optimizer.zero_grad()
+            (0.5 * (model.weight**2).sum()).backward()
+            optimizer.step()
+            speed_d = 0.5 * speed_d + x_d
+            x_d = x_d - 0.1 * speed_d + correction_d / 4
+    np.testing.assert_allclose(model.weight.detach().numpy().ravel(), x_d, rtol=1e-5)
+
+
+def test_a_tensor_with_two_names_moves_once_and_no_correction_changes_nothing() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.ModuleDict({"read": torch.nn.Linear(2, 2, bias=False), "write": torch.nn.Linear(2, 2, bias=False)})
+    model["write"].weight = model["read"].weight
+    optimizer = torch.optim.Adam(model.parameters())
+    before = model["read"].weight.detach().clone()
+    with corrected_steps({}, model, optimizer, num_steps=1):
+        pass
+    assert torch.equal(model["read"].weight, before)
+    both = {"read.weight": np.ones((2, 2)), "write.weight": np.ones((2, 2))}
+    with corrected_steps(both, model, optimizer, num_steps=2):
+        pass
+    assert torch.equal(model["read"].weight, before + 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_steps": 0}, "num_steps is 0; write how many steps the loop will take, at least 1"),
+        ({"num_steps": 2.0}, "num_steps is 2.0"),
+        ({"correction": {"other": np.ones(1)}}, "the model has no array 'other'; give the module whose state dict"),
+        ({"optimizer": object()}, "the optimizer is a object, not one of torch.optim; add (c - c_i) / K in each step"),
+        ({"correction": np.ones(7)}, "the vector has shape (7,), the model has 3 parameters"),
+        ({"correction": {"weight": np.ones((2, 1))}}, "'weight' of the correction has shape (2, 1), expected (1, 2)"),
+    ],
+)
+def test_what_cannot_be_corrected_is_refused_before_training(arguments: dict[str, Any], message: str) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 1)
+    given = {"correction": np.ones(3), "optimizer": torch.optim.SGD(model.parameters(), lr=1.0), "num_steps": 1}
+    given |= arguments
+    with pytest.raises(DeltaflError) as error, corrected_steps(model=model, **given):
+        raise AssertionError("training has begun")
+    assert message in str(error.value)

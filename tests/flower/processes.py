@@ -1,6 +1,7 @@
 """Flower's programs as processes, of which a test stops exactly its own; they play the example app, traced."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -47,6 +48,7 @@ def main(grid, context):
     strategy = DeltaStrategy(
         config["sampler"], config["n"], seed=config["seed"], state_path=config["state-path"] or None,
         min_nodes=config["min-nodes"], wait_for_nodes=90, registration_timeout=20, identity=config["identity"],
+        scaffold=config["scaffold"],
     )
     start = {"weight": Array(np.zeros((10, 64), np.float32)), "bias": Array(np.zeros(10, np.float32))}
     strategy.start(grid, ArrayRecord(start), num_rounds=config["rounds"], timeout=config["timeout"], evaluate_fn=keep)
@@ -156,8 +158,7 @@ class Processes:
 
     def run(self, *options: str, **settings: object) -> None:
         """``flwr run`` with settings of the app."""
-        toml = {key.replace("_", "-"): f'"{v}"' if isinstance(v, str | Path) else v for key, v in settings.items()}
-        config = " ".join(f"{key}={value}" for key, value in toml.items())
+        config = " ".join(f"{key.replace('_', '-')}={json.dumps(v, default=str)}" for key, v in settings.items())
         self.flwr("run", str(self.app), "here", "--run-config", config, *options)
 
     def flwr(self, *arguments: str) -> None:

@@ -49,19 +49,22 @@ def answers_in(state: Path) -> FloatArray:
     return answer_mk
 
 
-@pytest.mark.parametrize("label", ["pracdelta", "innovation", "innovation@systematic@innovation-remote", "census"])
+@pytest.mark.parametrize(
+    "label", ["pracdelta", "innovation", "innovation@systematic@innovation-remote", "census", "census+scaffold"]
+)
 def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flower: Processes, tmp_path: Path) -> None:
+    label, _, corrected = label.partition("+")
+    scaffold = bool(corrected)
     flower.superlink("--simulation")
     resources = "num-supernodes=20 client-resources-num-cpus=1 init-args-num-cpus=1"
-    flower.run(
-        "--federation-config", resources, sampler=label, n=5, rounds=5, min_nodes=20, state_path=tmp_path / "state"
-    )
+    settings = {"sampler": label, "scaffold": scaffold, "n": 5, "rounds": 5, "min_nodes": 20}
+    flower.run("--federation-config", resources, state_path=tmp_path / "state", **settings)
     flower.wait_for("done", 240)
     # The project's own simulator: the example's task, work and seed.
     task = make_task("digits", seed=0, num_clients=20)
     engine = Engine(task, LocalWork(lr=0.05, epochs=2, batch_size=10), seed=0)
     # Clients that keep their memory change no model.
-    plan = make_plan(label.removesuffix("-remote"), task.population("data"), 5)
+    plan = make_plan(label.removesuffix("-remote"), task.population("data"), 5, scaffold=scaffold)
     if plan.census is not None:
         known = dict(zip(header_of(tmp_path / "state")["clients"], answers_in(tmp_path / "state"), strict=True))
         answers = np.array([known[f"partition:{client}"] for client in range(20)])
@@ -72,7 +75,8 @@ def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flo
     state = init_round(plan, np.zeros(engine.num_params))
     for server_round in range(5):
         cohort = open_round(plan, state)
-        training = engine.train(state.params_d, server_round, cohort.client_n)
+        drift_nd = plan.drifts(state, cohort.client_n)
+        training = engine.train(state.params_d, server_round, cohort.client_n, drift_nd)
         last_d = state.params_d
         state, _ = close_round(plan, state, cohort, training.update_nd, reports_of(training))
         assert flower.model(server_round + 1) == pytest.approx(state.params_d, rel=1e-4, abs=1e-6), server_round

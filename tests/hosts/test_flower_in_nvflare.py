@@ -31,7 +31,8 @@ import sys
 from nvflare.app_opt.flower.recipe import FlowerRecipe
 from nvflare.recipe import SimEnv
 
-run_config = {"n": 2, "rounds": 5, "timeout": 600, "state-path": sys.argv[1]}  # busy machines lose no reply
+# Busy machines lose no reply.
+run_config = {"sampler": "innovation", "n": 2, "rounds": 5, "timeout": 600, "state-path": sys.argv[1]}
 recipe = FlowerRecipe("app", min_clients=3, superlink_ready_timeout=60.0, run_config=run_config)
 recipe.execute(SimEnv(num_clients=3, workspace_root=sys.argv[2]))
 """

@@ -4,7 +4,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from deltafl.flower import LocalSteps, delta_mod, register
+from deltafl.flower import LocalSteps, corrected_steps, delta_mod, register, take_correction
 
 from .data import batches, load_client, my_order
 
@@ -36,12 +36,14 @@ def train(message: Message, context: Context) -> Message:
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     rng = my_order(message, context)
     steps = LocalSteps(lr)  # deltafl: optional, how much the local steps vary
-    for rows in batches(len(y), int(settings["batch-size"]), int(settings["epochs"]), rng):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x[rows]), y[rows])
-        loss.backward()  # type: ignore[no-untyped-call]
-        steps.add(loss.item(), [p.grad for p in model.parameters()])  # deltafl
-        optimizer.step()
+    rows_k = batches(len(y), int(settings["batch-size"]), int(settings["epochs"]), rng)
+    with corrected_steps(take_correction(message), model, optimizer, len(rows_k)):  # deltafl: optional, for scaffold
+        for rows in rows_k:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x[rows]), y[rows])
+            loss.backward()  # type: ignore[no-untyped-call]
+            steps.add(loss.item(), [p.grad for p in model.parameters()])  # deltafl
+            optimizer.step()
     metrics = MetricRecord({"num-examples": len(y), **steps.metrics()})
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
     return Message(content, reply_to=message)

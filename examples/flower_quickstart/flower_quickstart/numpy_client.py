@@ -4,7 +4,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from deltafl.flower import LocalSteps, delta_mod, register
+from deltafl.flower import LocalSteps, delta_mod, register, take_correction
 
 from .data import batches, load_client, my_order
 
@@ -29,7 +29,9 @@ def train(message: Message, context: Context) -> Message:
     lr = np.float32(settings["lr"])
     rng = my_order(message, context)
     steps = LocalSteps(float(lr))
-    for rows in batches(len(y), int(settings["batch-size"]), int(settings["epochs"]), rng):
+    rows_k = batches(len(y), int(settings["batch-size"]), int(settings["epochs"]), rng)
+    correction = take_correction(message)  # nothing, unless the strategy has scaffold=True
+    for rows in rows_k:
         score = x[rows] @ weight.T + bias
         share = np.exp(score - score.max(axis=1, keepdims=True))
         share /= share.sum(axis=1, keepdims=True)
@@ -39,6 +41,8 @@ def train(message: Message, context: Context) -> Message:
         gradients = [share.T @ x[rows] / len(rows), share.mean(axis=0)]
         steps.add(loss, gradients)
         weight, bias = weight - lr * gradients[0], bias - lr * gradients[1]
+        if correction:
+            weight, bias = weight + correction["weight"] / len(rows_k), bias + correction["bias"] / len(rows_k)
     metrics = MetricRecord({"num-examples": len(y), **steps.metrics()})
     trained = ArrayRecord({"weight": Array(weight), "bias": Array(bias)})
     return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)

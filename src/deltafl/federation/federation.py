@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..accumulate import Accumulator
-from ..arrays import Arrays, Layout, mean_rest, update_of
+from ..arrays import Arrays, Layout, mean_rest, split, update_of
 from ..errors import DeltaflError
 from ..estimators.remote import NOTHING, RemoteControlState, RemoteReply, begin_anew
 from ..round import Plan, RoundState, init_round, open_round
@@ -127,6 +127,14 @@ class Federation:
         control = self.current.control
         return int(control.taken_m[client]) if isinstance(control, RemoteControlState) else None
 
+    def corrections(self, cohort: Cohort) -> list[Arrays]:
+        """C - c_i of each client of a cohort, named as the model's trained arrays; no arrays without ``scaffold``."""
+        if not self.plan.scaffold:
+            return [{} for _ in cohort.client_n]
+        correction_nd = self.plan.drifts(self.current, cohort.client_n)
+        assert correction_nd is not None
+        return [split(correction_d, self.layout.trained) for correction_d in correction_nd]
+
     def open(self, present: Collection[str]) -> Cohort:
         """Select from the clients that are present; the same cohort until the round is closed."""
         available_m = np.array([key in present for key in self.clients], dtype=np.bool_)
@@ -239,6 +247,11 @@ class Federation:
         if expected is not None and reply.since is None:
             missing = "the reply does not name the memory that it subtracts; add delta_mod to the ClientApp's mods"
             return reply._replace(fault=missing)
+        if self.plan.scaffold and not reply.corrected:
+            cure = (
+                "train inside corrected_steps(take_correction(message), ...) and add delta_mod to the ClientApp's mods"
+            )
+            return reply._replace(fault=f"the client did not correct its local steps; {cure}")
         return reply._replace(fault=self.layout.fault(reply.arrays))
 
     def _update(self, reply: ClientReply, sent: Arrays) -> Params | RemoteReply | None:

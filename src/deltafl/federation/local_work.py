@@ -1,15 +1,16 @@
 """The client's side of any host: what its training loop may report, and how updates become answers and differences."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from ..arrays import Arrays, as_array, split, update_of
+from ..arrays import Arrays, Layout, as_array, split, unflatten, update_of
 from ..errors import DeltaflError
 from ..estimators.remote import ClientMemory
 from ..samplers.census import Census, output_layer
-from ..types import FloatArray
+from ..types import FloatArray, Params
 
 #: Names of the statistics in a client's metrics.
 LOSS, SQUARE_LOSS, STEP_VARIANCE, NUM_STEPS = "loss", "square-loss", "step-variance", "num-steps"
@@ -89,6 +90,66 @@ class LocalSteps:
         variance = 0.0 if variance < 0 or count == 1 else variance
         squares = {} if self._square_loss is None else {SQUARE_LOSS: self._square_loss / count}
         return {LOSS: self._loss / count, **squares, STEP_VARIANCE: variance, NUM_STEPS: count}
+
+
+@contextmanager
+def corrected_steps(correction: Arrays | Params, model: Any, optimizer: Any, num_steps: int) -> Iterator[None]:
+    """Inside ``with``, follow each step of a PyTorch optimizer by x <- x + (c - c_i) / K (``server/scaffold.py``).
+
+    ::
+
+        with corrected_steps(take_correction(message), model, optimizer, num_steps=epochs * len(loader)):
+            train(model, loader, optimizer, epochs)
+
+    A loop that takes fewer than K steps gets the rest at the end, and further steps get nothing: the corrections always
+    add up to c - c_i, which is what the server subtracts from the update.
+
+    Args:
+        correction: c - c_i: in Flower ``take_correction(message)``, where no arrays mean no correction; in a loop of
+            your own a row of ``Plan.drifts``, (d,).
+        model: The module that is trained.
+        optimizer: Its optimizer, of ``torch.optim``; with any momentum or state of its own.
+        num_steps: K >= 1, how many steps the loop will take, such as ``epochs * len(loader)``.
+
+    Raises:
+        DeltaflError: If the model lacks an array of the correction, or an argument is of another kind.
+    """
+    if type(num_steps) is not int or num_steps < 1:
+        raise DeltaflError(f"num_steps is {num_steps!r}; write how many steps the loop will take, at least 1")
+    if not hasattr(optimizer, "register_step_post_hook"):
+        name = type(optimizer).__name__
+        raise DeltaflError(f"the optimizer is a {name}, not one of torch.optim; add (c - c_i) / K in each step instead")
+    tensors = model.state_dict(keep_vars=True)
+    if not isinstance(correction, dict):
+        trained = Layout.of({name: as_array(tensor) for name, tensor in tensors.items()}).trained
+        whole = unflatten(correction, tensors)
+        correction = {name: as_array(whole[name]) for name in trained}
+    for name, part in correction.items():
+        if name not in tensors:
+            raise DeltaflError(f"the model has no array {name!r}; give the module whose state dict the client sends")
+        shape = tuple(tensors[name].shape)
+        if part.shape != shape:
+            raise DeltaflError(f"{name!r} of the correction has shape {part.shape}, expected {shape}")
+    # A tensor that has two names moves once.
+    parts = {id(tensors[name]): (tensors[name], tensors[name].new_tensor(part)) for name, part in correction.items()}
+    left = num_steps
+
+    def add(share: float) -> None:
+        for tensor, part in parts.values():
+            tensor.data.add_(part, alpha=share)
+
+    def after_step(*_: Any) -> None:
+        nonlocal left
+        if left > 0:
+            left -= 1
+            add(1 / num_steps)
+
+    hook = optimizer.register_step_post_hook(after_step)
+    try:
+        yield
+    finally:
+        hook.remove()
+    add(left / num_steps)
 
 
 def answer_census(sent: Arrays, received: Arrays, asked: Sequence[Any]) -> list[float]:

@@ -23,16 +23,20 @@ KIND, CLIENT_ID, NUM_EXAMPLES, AUX = "kind", "client-id", "num-examples", "aux"
 TRAINED, MEMORY_EXPECTED, MEMORY_SINCE = "deltafl-trained", "deltafl-taken", "memory-since"
 #: In a train message's config: [size, noise] of the answer that is wanted. In the reply: the answer.
 CENSUS = "deltafl-census"
+#: Beside the model in a train message: c - c_i, which ``take_correction`` takes out. In a reply: 1 if that was done.
+CORRECTION, CORRECTED = "deltafl-correction", "steps-corrected"
 
 _MEMORY_FILE = "memory-file"
 _MEMORY_RECORD = "deltafl-memory"
 
 
 def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A mod for ``census`` and for the ``...-remote`` estimators of ``DeltaStrategy``.
+    """A mod for ``census``, ``scaffold`` and the ``...-remote`` estimators of ``DeltaStrategy``.
 
     Asked for a census, the client trains as usual and replies with ``Census.answer`` alone: no arrays, no metrics. Its
     noise is secret, hence not reproducible.
+
+    With ``scaffold`` the reply says whether ``take_correction`` was called: the server refuses one without.
 
     With a ``-remote`` estimator the client remembers its last update: instead of its update it sends the difference
     from that, and the metric record ``deltafl`` with its name. The memory
@@ -44,6 +48,11 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     expected, is_train = config.get(MEMORY_EXPECTED), message.metadata.message_type.split(".")[0] == "train"
     if is_train and CENSUS in config:
         return _census_reply(message, context, call_next, config)
+    if is_train and CORRECTION in message.content:
+        reply = call_next(message, context)
+        if CORRECTION not in message.content and not reply.has_error():
+            reply.content[RECORD] = MetricRecord({CORRECTED: 1})
+        return reply
     if not is_train or not isinstance(expected, int):
         return call_next(message, context)
     sent = _trained(message, config)  # now, for the client may overwrite the arrays that it was given
@@ -61,6 +70,16 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     _save_memory(context, memory)  # before the reply is sent: one that was used must never be forgotten
     reply.content[RECORD] = MetricRecord({MEMORY_SINCE: expected})
     return reply
+
+
+def take_correction(message: Message) -> Arrays:
+    """Take c - c_i out of a train message, by the names of the model's arrays; none if the server corrects no steps.
+
+    Give it to ``corrected_steps``, or add 1 / K of it in each of K steps, with any framework. ``delta_mod``
+    then confirms that it was taken.
+    """
+    record = message.content.pop(CORRECTION, None)
+    return {name: array.numpy() for name, array in record.items()} if isinstance(record, ArrayRecord) else {}
 
 
 def _census_reply(message: Message, context: Context, call_next: ClientAppCallable, config: ConfigRecord) -> Message:

@@ -48,7 +48,7 @@ def read_reply(reply: Message) -> ClientReply:
         arrays = {name: array.numpy() for name, array in records[0].items()}
     except Exception as error:  # whatever a client's bytes can make NumPy raise
         return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
-    return reply_of(arrays, metrics, since)
+    return reply_of(arrays, metrics, since)._replace(corrected=metrics.get(client.CORRECTED) == 1)
 
 
 def content_for_all(federation: Federation, config: ConfigRecord) -> RecordDict:
@@ -59,9 +59,11 @@ def content_for_all(federation: Federation, config: ConfigRecord) -> RecordDict:
     return RecordDict({"arrays": to_record(federation.arrays()), "config": sent})
 
 
-def content_for(content: RecordDict, expected_memory: int | None) -> RecordDict:
-    """What one client is sent: the common content, and the name of the memory it is to subtract, if it keeps one."""
-    return content if expected_memory is None else content_with(content, client.MEMORY_EXPECTED, expected_memory)
+def content_for(content: RecordDict, expected_memory: int | None, correction: Arrays) -> RecordDict:
+    """What one client is sent: the common content, the name of the memory it is to subtract, its correction."""
+    if expected_memory is not None:
+        content = content_with(content, client.MEMORY_EXPECTED, expected_memory)
+    return RecordDict({**content, client.CORRECTION: to_record(correction)}) if correction else content
 
 
 def content_with(content: RecordDict, name: str, value: int | list[float]) -> RecordDict:

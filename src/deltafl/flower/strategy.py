@@ -69,6 +69,8 @@ class DeltaStrategy(Strategy):
         identity: How clients are identified across restarts: ``"auto"``, ``"public-key"``, ``"name"`` or ``"config"``.
         buffers: Name patterns of floating-point arrays that are not trained.
         response_floor: Smallest response rate assumed of a client, in (0, 1].
+        scaffold: Whether clients correct their local steps, inside ``corrected_steps``; for linear models. The
+            estimator must know something of each client, as that of ``census`` does.
         norm_guard: A factor above 1: no step is longer than that many times the median of the last 20. Biased; or None.
         clip: ``"median"`` where clients may lie: bounds what one can do to the model and to its own chances of being
             selected (``deltafl.server.clipping``). Biased; or None.
@@ -103,6 +105,7 @@ class DeltaStrategy(Strategy):
         identity: str = "auto",
         buffers: Sequence[str] = BUFFERS,
         response_floor: float = 0.1,
+        scaffold: bool = False,
         norm_guard: float | None = None,
         clip: str | None = None,
         max_ratio: float | None = None,
@@ -126,6 +129,7 @@ class DeltaStrategy(Strategy):
             seed=seed,
             identity=identity,
             response_floor=response_floor,
+            scaffold=scaffold,
             norm_guard=norm_guard,
             clip=clip,
             max_ratio=max_ratio,
@@ -208,8 +212,8 @@ class DeltaStrategy(Strategy):
 
         self._cohort = cohort = select(federation, present, ask, log)
         self._trainings, keys = [], federation.keys
-        for client in cohort.client_n.tolist():
-            own = content_for(content, federation.expected_memory(client))
+        for client, correction in zip(cohort.client_n.tolist(), federation.corrections(cohort), strict=True):
+            own = content_for(content, federation.expected_memory(client), correction)
             message = Message(own, nodes[keys[client]], MessageType.TRAIN, ttl=ttl, group_id=str(number))
             self._trainings.append((client, message))
         return [message for _, message in self._trainings]

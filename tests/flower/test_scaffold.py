@@ -1,0 +1,107 @@
+"""Corrected local steps over messages: who is sent which correction, and what becomes of those who do not take it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+
+from deltafl import DeltaflError, Population, Reports, close_round, init_round, make_plan, open_round
+from deltafl.federation.rules import make_rules
+from deltafl.flower import DeltaStrategy, delta_mod, register, take_correction
+from deltafl.types import Params
+
+from .grid import FakeGrid, configs, played, start, trained
+
+LR, STEPS = np.float32(0.25), 3
+CENSUS = "census(components=1,size=4)"
+
+
+def local_steps(x_d: Params, target: float, correction_d: Params | None) -> Params:
+    """Gradient steps towards the client's own number, each with a third of the correction."""
+    for _ in range(STEPS):
+        x_d = np.asarray(x_d - LR * (x_d - np.float32(target)) * np.arange(1, 4, dtype=np.float32), np.float32)
+        if correction_d is not None:
+            x_d = x_d + correction_d / np.float32(STEPS)
+    return x_d
+
+
+def app_with(mods: list[Mod], takes: bool = True) -> ClientApp:
+    app = ClientApp(mods=mods)
+    register(app, num_examples=lambda context: int(context.node_config["examples"]))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays = message.content.array_records["arrays"]
+        correction = take_correction(message) if takes else {}
+        assert not takes or take_correction(message) == {}  # once
+        x_d = local_steps(arrays["x"].numpy(), float(context.node_config["target"]), correction.get("x"))
+        reply, metrics = ArrayRecord({**arrays, "x": Array(x_d)}), MetricRecord({"loss": 1.0})
+        return Message(RecordDict({"arrays": reply, "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize("label", [CENSUS, "fedvarp", "innovation"])
+def test_rounds_are_those_of_the_core_bit_for_bit(label: str) -> None:
+    grid = FakeGrid(app_with([delta_mod]), configs(6))
+    strategy = DeltaStrategy(label, n=3, seed=4, scaffold=True)
+    federation = played(strategy, grid, 6)
+
+    plan = make_plan(label, Population.from_sizes([10 + 10 * i for i in range(6)]), 3, seed=4, scaffold=True)
+    if plan.census is not None:
+        answers = [plan.census.answer(local_steps(np.zeros(3, np.float32), i, None), (3,)) for i in range(6)]
+        plan = plan.with_census(answers)
+    state, largest = init_round(plan, np.zeros(3)), 0.0
+    for info in strategy.history:
+        cohort, x_d = open_round(plan, state), state.params_d
+        drift_nd = plan.drifts(state, cohort.client_n)
+        assert drift_nd is not None
+        pairs = zip(cohort.client_n.tolist(), drift_nd, strict=True)
+        updates = [local_steps(x_d, client, drift_d) - x_d for client, drift_d in pairs]
+        state, expected = close_round(plan, state, cohort, updates, Reports.make(3, loss=[1.0] * 3))
+        assert (info.num_responded, info.estimate_norm) == (3, expected.estimate_norm)
+        largest = max(largest, float(np.abs(drift_nd).max()))
+    assert np.array_equal(federation.params_d, state.params_d)
+    assert largest > 0.1
+
+
+def test_only_train_messages_of_the_cohort_hold_a_correction() -> None:
+    grid = FakeGrid(app_with([delta_mod]), configs(5))
+    played(DeltaStrategy(CENSUS, n=2, seed=1, scaffold=True), grid, 2)
+    trainings = [message for message in grid.sent if message.metadata.message_type == "train"]
+    questions = [m for m in trainings if "deltafl-census" in m.content.config_records["config"]]
+    assert (len(trainings), len(questions)) == (5 + 2 * 2, 5)
+    # The client took it out of its own message, which in this process is the server's.
+    assert all("deltafl-correction" not in message.content for message in trainings)
+
+
+@pytest.mark.parametrize("fault", ["no mod", "not taken"])
+def test_who_does_not_correct_its_steps_is_refused_with_the_cure(
+    fault: str, flower_log: pytest.LogCaptureFixture
+) -> None:
+    """Such a client's update would be read as one without its correction."""
+    grid = FakeGrid(app_with([delta_mod]), configs(5))
+    bad = app_with([] if fault == "no mod" else [delta_mod], takes=fault == "no mod")
+    grid.fail[997] = bad
+    strategy = DeltaStrategy("fedvarp", n=5, seed=1, scaffold=True)
+    start(strategy, grid, 2)
+    assert 997 in trained(grid, 1)
+    assert [info.num_responded for info in strategy.history] == [4, 4]
+    cure = "train inside corrected_steps(take_correction(message), ...) and add delta_mod to the ClientApp's mods"
+    assert f"reply of client:hospital-3 rejected: the client did not correct its local steps; {cure}" in flower_log.text
+
+
+def test_without_scaffold_no_correction_is_sent_and_none_is_asked_for() -> None:
+    grid = FakeGrid(app_with([delta_mod]), configs(4))
+    federation = played(DeltaStrategy("fedvarp", n=2, seed=1), grid, 3)
+    other = FakeGrid(app_with([]), configs(4))
+    assert np.array_equal(federation.params_d, played(DeltaStrategy("fedvarp", n=2, seed=1), other, 3).params_d)
+
+
+@pytest.mark.parametrize(("label", "more"), [("uniform", {}), ("innovation@systematic@innovation-remote", {})])
+def test_an_estimator_that_knows_no_clients_is_refused(label: str, more: dict[str, Any]) -> None:
+    with pytest.raises(DeltaflError, match=r"scaffold corrects local steps by what the estimator knows of each client"):
+        make_rules(label, scaffold=True, **more)
