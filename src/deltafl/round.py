@@ -31,6 +31,7 @@ from .samplers import Label, RunFacts, Sampler, make_sampler, parse_label
 from .samplers.census import Census
 from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
+from .server.average import AverageState, average_in, init_average
 from .server.clipping import init_norms
 from .server.mime import drift, init_mime, remember
 from .server.norm_guard import init_guard, shorten
@@ -62,6 +63,7 @@ class Plan:
         mime: beta in [0, 1) of the momentum that the server sends to all clients, see ``mime.py``; 0 for none.
         memory: How an estimator that remembers one update a client keeps them, see ``scale/rows.py``.
         scaffold: Whether local steps are corrected by what the estimator knows of each client (``scaffold.py``).
+        average: beta in [0, 1) of the average of the last models that is the one to use (``average.py``); 0 for none.
         norm_guard: No estimate is longer than so many times the median before it (``norm_guard.py``); **biased**.
         clip: ``"median"`` bounds what a client that lies can do to model and scores (``clipping.py``); **biased**.
         dp: ``DifferentialPrivacy``: clips updates and adds noise, for ``uniform@poisson`` alone; or None.
@@ -80,6 +82,7 @@ class Plan:
     dp: DifferentialPrivacy | None = None
     memory: RowFormat = field(default_factory=RowFormat)
     scaffold: bool = False
+    average: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.population, Population):
@@ -109,7 +112,9 @@ class Plan:
         if self.scaffold and (self.mime > 0 or not self.rule.control.knows_clients):
             why = "scaffold corrects local steps by what the estimator knows of each client"
             raise DeltaflError(f"{why}; choose one that knows it, such as 'difference-own', and leave out mime")
-        check_ranges(self, {"response_floor": "(0, 1]", "mime": "[0, 1)", "norm_guard": "(1, inf)"})
+        check_ranges(
+            self, {"response_floor": "(0, 1]", "mime": "[0, 1)", "average": "[0, 1)", "norm_guard": "(1, inf)"}
+        )
 
     @property
     def rule(self) -> Estimator:
@@ -144,7 +149,9 @@ class Plan:
         return np.asarray(np.maximum(floor, there_k * (responded_k + 1) / (selected_k + 1)))
 
     def model(self, state: "RoundState") -> Params:
-        """The model to use and to judge: ``state.params_d``; with ``FedExP`` the mean of the last two."""
+        """The model to use and to judge: the average of ``average``, else the last; with ``FedExP`` the mean of two."""
+        if isinstance(state.average, AverageState):
+            return state.average.model_d
         if isinstance(self.server_optimizer, FedExP) and state.round > 0:
             return np.asarray((state.params_d + state.optimizer.previous_d) / 2, dtype=np.float32)
         return state.params_d
@@ -185,6 +192,7 @@ class Plan:
             round=state.round + 1,
             params_d=params_d,
             optimizer=optimizer,
+            average=average_in(self.average, state.average, params_d, state.round + 1),
             sampler=self.sampler.update(state.sampler, cohort, reports),
             control=self.rule.control.at_model(control, self.population, params_d, state.round + 1),
             selected_m=state.selected_m.plus_one(cohort.client_n),
@@ -226,6 +234,7 @@ class RoundState(NamedTuple):
     round: int  #: index of the next round, from 0
     params_d: Params  #: float32 (d,), the global model
     optimizer: Any  #: the memory of the server optimizer
+    average: Any  #: the average of the last models
     sampler: Any  #: the memory of the sampler
     control: Any  #: the memory of the estimator's control variate
     selected_m: PersistentArray  #: int16 (m,), how often each client was selected; wider once a count needs it
@@ -274,6 +283,7 @@ def blank_state(plan: Plan, params_d: Params) -> RoundState:
         round=0,
         params_d=params_d,
         optimizer=plan.server_optimizer.init(d),
+        average=init_average(plan.average, params_d),
         sampler=plan.sampler.init(plan.population),
         control=control.init(plan.population, d),
         selected_m=PersistentArray(np.zeros(m, dtype=np.int16)),

@@ -86,6 +86,10 @@ class Federation:
         """The global model as named arrays, as it is sent."""
         return self.layout.rebuild(self.params_d, self.rest)
 
+    def model(self) -> Arrays:
+        """The model to use, ``Plan.model``, as named arrays; without an average that is the global one."""
+        return self.arrays() if self.state is None else self.layout.rebuild(self.plan.model(self.state), self.rest)
+
     def admit(self, infos: Mapping[str, ClientInfo]) -> None:
         """Let clients join, or change what they report; newcomers for whom there is no room are left out."""
         known = {**self.clients, **{key: info for key, info in infos.items() if key in self.clients}}

@@ -181,7 +181,7 @@ def _settings(federation: Federation) -> dict[str, Any]:
     texts, memory = owner(rules.plan), rules.plan.memory
     return {
         **{name: texts[name] for name in ("sampler", "estimator", "server_optimizer", "seed", "norm_guard")},
-        **{name: texts.get(name) for name in ("clip", "dp")},
+        **{name: texts.get(name) for name in ("average", "clip", "dp")},
         "weights": rules.weights,
         "max_ratio": rules.max_ratio,
         "identity": rules.identity,

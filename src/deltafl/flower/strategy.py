@@ -71,6 +71,8 @@ class DeltaStrategy(Strategy):
         response_floor: Smallest response rate assumed of a client, in (0, 1].
         scaffold: Whether clients correct their local steps, inside ``corrected_steps``; for linear models. The
             estimator must know something of each client, as that of ``census`` does.
+        average: Memory in [0, 1) of an average of the last models, which is then what is evaluated and what ``start``
+            returns; clients go on from the last model.
         norm_guard: A factor above 1: no step is longer than that many times the median of the last 20. Biased; or None.
         clip: ``"median"`` where clients may lie: bounds what one can do to the model and to its own chances of being
             selected (``deltafl.server.clipping``). Biased; or None.
@@ -106,6 +108,7 @@ class DeltaStrategy(Strategy):
         buffers: Sequence[str] = BUFFERS,
         response_floor: float = 0.1,
         scaffold: bool = False,
+        average: float = 0.0,
         norm_guard: float | None = None,
         clip: str | None = None,
         max_ratio: float | None = None,
@@ -130,6 +133,7 @@ class DeltaStrategy(Strategy):
             identity=identity,
             response_floor=response_floor,
             scaffold=scaffold,
+            average=average,
             norm_guard=norm_guard,
             clip=clip,
             max_ratio=max_ratio,
@@ -172,14 +176,14 @@ class DeltaStrategy(Strategy):
             self._timeout = float(timeout)
             result = super().start(
                 grid,
-                to_record(federation.arrays()),
+                to_record(federation.model()),
                 max(0, num_rounds - done),
                 timeout,
                 train_config,
                 evaluate_config,
                 evaluate_fn and (lambda server_round, arrays: evaluate_fn(server_round + done, arrays)),
             )
-        result.arrays = to_record(federation.arrays())
+        result.arrays = to_record(federation.model())
         for kind in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
             setattr(result, kind, {number + done: record for number, record in getattr(result, kind).items()})
         return result
@@ -227,7 +231,7 @@ class DeltaStrategy(Strategy):
         received = {client: read_reply(reply) for client, reply in by_recipient(self._trainings, replies).items()}
         info = close(federation, cohort, received, log)
         self.history.append(info)
-        return to_record(federation.arrays()), MetricRecord(round_metrics(info))
+        return to_record(federation.model()), MetricRecord(round_metrics(info))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -237,6 +241,7 @@ class DeltaStrategy(Strategy):
         if self.evaluate:
             federation, ttl = self._active(), self._timeout + TTL_GRACE
             content, number = content_for_all(federation, config), str(federation.current.round)
+            content["arrays"] = to_record(federation.model())
             for key, node_id in self.directory.nodes().items():
                 if key in federation.clients:
                     message = Message(content, node_id, MessageType.EVALUATE, ttl=ttl, group_id=number)

@@ -78,6 +78,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         registration_timeout: float = 120.0,
         buffers: Sequence[str] = BUFFERS,
         response_floor: float = 0.1,
+        average: float = 0.0,
         norm_guard: float | None = None,
         clip: str | None = None,
         max_ratio: float | None = None,
@@ -149,7 +150,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             return False
         received = {places[key]: read_reply(reply, sent, number) for key, reply in replies.items()}
         self.history.append(close(federation, cohort, received, log))
-        self.save_model(FLModel(params=federation.arrays(), current_round=number, total_rounds=self.num_rounds))
+        self.save_model(FLModel(params=federation.model(), current_round=number, total_rounds=self.num_rounds))
         self.event(AppEventType.ROUND_DONE)
         return True
 

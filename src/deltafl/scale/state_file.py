@@ -199,6 +199,7 @@ def owner(plan: Plan) -> dict[str, str]:
         "mime": str(float(plan.mime)),
         "norm_guard": str(None if plan.norm_guard is None else float(plan.norm_guard)),
         **({"scaffold": "True"} if plan.scaffold else {}),
+        **({"average": str(float(plan.average))} if plan.average else {}),
         **({} if plan.clip is None else {"clip": plan.clip}),
         **({} if plan.dp is None else {"dp": repr(plan.dp)}),
         "memory": plan.memory.dtype,  # not its folder, which is no part of the state

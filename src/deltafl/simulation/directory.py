@@ -311,9 +311,10 @@ class RunDirectory:
                 )
 
     def model(self) -> tuple[int, Params] | None:
-        """Round and model of the last checkpoint, which is only read; None if there is none."""
+        """Round and model to use of the last checkpoint, which is only read; None if there is none."""
         mark = read_checkpoint(self.path)
-        return mark and (mark.round, mark.arrays(self.path)["state.params_d"])
+        arrays = {} if mark is None else mark.arrays(self.path)
+        return mark and (mark.round, arrays.get("state.average.model_d", arrays["state.params_d"]))
 
     def load(self, template: RoundState, group: ProcessGroup = ALONE) -> RoundState:
         """The state of the last checkpoint (the template itself if there is none); later lines are cut off.

@@ -77,6 +77,7 @@ class Settings(BaseModel):
     server_optimizer: str = Field("sgd", description="sgd, fedexp, momentum, adagrad, adam or yogi")
     server_lr: Positive | None = Field(None, description="server learning rate")
     server_momentum: Memory | None = Field(None, description="gamma of momentum; 0.9 if not set")
+    average: Memory = Field(0.0, description="judge an average of the last models, with this memory, not the last")
     partition: str | None = Field(None, description="how clients share examples")
     alpha: Positive | None = Field(None, description="of Dirichlet partitions")
     column: str | None = Field(None, description="column of the owner: natural partition, tables")

@@ -153,6 +153,7 @@ def plan_of(
         seed=settings.seed,
         mime=settings.mime,
         scaffold=settings.scaffold,
+        average=settings.average,
         norm_guard=settings.norm_guard,
         clip=settings.clip,
         memory=RowFormat(settings.memory_dtype, None if folder is None else str(folder)),
