@@ -50,7 +50,7 @@ def answers_in(state: Path) -> FloatArray:
 
 
 @pytest.mark.parametrize(
-    "label", ["pracdelta", "innovation", "innovation@systematic@innovation-remote", "census", "census+scaffold"]
+    "label", ["pracdelta", "innovation", "innovation@systematic@innovation-remote", "census+scaffold"]
 )
 def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flower: Processes, tmp_path: Path) -> None:
     label, _, corrected = label.partition("+")
