@@ -214,6 +214,8 @@ def _check(plan: Plan, make_dataset_fn: Any, postprocessors: Sequence[Postproces
         raise DeltaflError("users in pfl keep no memory; write the estimator without '-remote'")
     if plan.mime > 0 or plan.scaffold:
         raise DeltaflError("local training in pfl takes no drift; leave out mime and scaffold")
+    if plan.average > 0:
+        raise DeltaflError("the model is pfl's, which averages none; leave out average")
     if any(isinstance(one, CentralPrivacyMechanism) for one in postprocessors):
         why = "central noise is scaled for users who count 1 at most, and here they count w / pi"
         raise DeltaflError(f"{why}; give the plan dp=DifferentialPrivacy(...), with 'uniform@poisson'")

@@ -149,12 +149,8 @@ class Plan:
         return np.asarray(np.maximum(floor, there_k * (responded_k + 1) / (selected_k + 1)))
 
     def model(self, state: "RoundState") -> Params:
-        """The model to use and to judge: the average of ``average``, else the last; with ``FedExP`` the mean of two."""
-        if isinstance(state.average, AverageState):
-            return state.average.model_d
-        if isinstance(self.server_optimizer, FedExP) and state.round > 0:
-            return np.asarray((state.params_d + state.optimizer.previous_d) / 2, dtype=np.float32)
-        return state.params_d
+        """The model to use and to judge: an average of the last with ``average`` or ``FedExP``, else the last."""
+        return state.average.model_d if isinstance(state.average, AverageState) else state.params_d
 
     def drifts(self, state: "RoundState", client_n: IntArray) -> Params | None:
         """How far some clients are moved over their local steps beside their gradients; a ``Broadcast`` says how.
@@ -192,7 +188,7 @@ class Plan:
             round=state.round + 1,
             params_d=params_d,
             optimizer=optimizer,
-            average=average_in(self.average, state.average, params_d, state.round + 1),
+            average=average_in(self.average, state.average, state.params_d, params_d, state.round + 1),
             sampler=self.sampler.update(state.sampler, cohort, reports),
             control=self.rule.control.at_model(control, self.population, params_d, state.round + 1),
             selected_m=state.selected_m.plus_one(cohort.client_n),
@@ -283,7 +279,7 @@ def blank_state(plan: Plan, params_d: Params) -> RoundState:
         round=0,
         params_d=params_d,
         optimizer=plan.server_optimizer.init(d),
-        average=init_average(plan.average, params_d),
+        average=init_average(plan.average > 0 or isinstance(plan.server_optimizer, FedExP), params_d),
         sampler=plan.sampler.init(plan.population),
         control=control.init(plan.population, d),
         selected_m=PersistentArray(np.zeros(m, dtype=np.int16)),

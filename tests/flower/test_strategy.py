@@ -270,3 +270,22 @@ def test_epsilon_is_logged_before_the_first_round(flower_log: pytest.LogCaptureF
 def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(DeltaflError, match=message):
         DeltaStrategy(**settings)
+
+
+def test_an_average_is_what_is_evaluated_and_returned_and_clients_go_on_from_the_last_model() -> None:
+    seen: dict[int, list[float]] = {}
+
+    def judge(server_round: int, arrays: ArrayRecord) -> None:
+        seen[server_round] = arrays["x"].numpy().tolist()
+
+    grid, plain = (FakeGrid(linear_app(), configs(5)) for _ in range(2))
+    strategy = DeltaStrategy("pracdelta", n=3, seed=1, evaluate=True, average=0.5)
+    result = start(strategy, grid, 4, evaluate_fn=judge)
+    last = played(DeltaStrategy("pracdelta", n=3, seed=1, evaluate=True), plain, 4).params_d
+    assert strategy.federation is not None
+    np.testing.assert_array_equal(strategy.federation.params_d, last)
+    model_d = strategy.federation.plan.model(strategy.federation.current)
+    assert seen[4] == result.arrays["x"].numpy().tolist() == model_d.tolist() != last.tolist()
+    sent = [message for message in grid.sent if message.metadata.message_type == "evaluate"]
+    assert sent[-1].content.array_records["arrays"]["x"].numpy().tolist() == seen[4]
+    assert int(result.arrays["steps"].numpy()) == 7

@@ -25,13 +25,14 @@ def make_task(seed):
 """
 
 
-@pytest.fixture(scope="module", params=["digits", "own"])
+@pytest.fixture(scope="module", params=["digits", "average", "own"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunSettings, Path]:
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "exported_task.py").write_text(OWN)
     own = {"task": str(folder / "exported_task.py")}
     task = own if request.param == "own" else {"task": "digits", "clients": 8, "sample": 2}
-    settings = make_settings(RunSettings, {**task, "rounds": 3, "sampler": "uniform"})
+    more = {"average": 0.5} if request.param == "average" else {}
+    settings = make_settings(RunSettings, {**task, "rounds": 3, "sampler": "uniform", **more})
     run_single(settings, folder / "run", lambda *_: None)
     return settings, folder / "run"
 

@@ -63,7 +63,7 @@ def test_two_workers_and_two_calls_give_the_same_bits_as_one(tmp_path: Path, giv
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_an_interrupted_run_ends_like_an_unbroken_one(tmp_path: Path, rounds: int) -> None:
-    settings = make_settings(RunSettings, {**TINY, "checkpoint_every": 2, "server_optimizer": "adam"})
+    settings = make_settings(RunSettings, {**TINY, "checkpoint_every": 2, "server_optimizer": "adam", "average": 0.5})
     run_single(settings, tmp_path / "unbroken", quiet)
     with pytest.raises(StopError):
         run_single(settings, tmp_path / "broken", stop_after(rounds))

@@ -148,7 +148,7 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
     arrays, texts = read_sealed(Path(path), "put a copy back, or write it anew with save_state")
     if texts.get(_MARK) != _VERSION:
         raise DeltaflError(f"{path} does not say which clients and plan its state belongs to; write it with save_state")
-    for name, value in owner(plan).items():
+    for name, value in {**dict.fromkeys(_OPTIONAL), **owner(plan)}.items():
         if texts.get(name) != value:
             other = f"a plan with {name} = {texts.get(name)}, and this plan has {value}"
             raise DeltaflError(f"the state in {path} belongs to {other}; load it with the plan it was saved with")
@@ -181,6 +181,10 @@ def _seal(arrays: Mapping[str, Array], texts: Mapping[str, str]) -> str:
         checksum = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), checksum)
         checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
     return f"{checksum:08x}"
+
+
+#: What ``owner`` names only where a plan has it.
+_OPTIONAL = ("scaffold", "average", "clip", "dp")
 
 
 def owner(plan: Plan) -> dict[str, str]:

@@ -55,12 +55,6 @@ class Sgd(_Rule):
         return self.lr * delta_d, state
 
 
-class PreviousModel(NamedTuple):
-    """The model before the last step, float32 (d,)."""
-
-    previous_d: Params
-
-
 @dataclass(frozen=True)
 class FedExP(Sgd):
     """x <- x + lr eta D, eta = max(1, N / (2 (norm(D)^2 + epsilon))): FedExP (Jhunjhunwala, Wang and Joshi, ICLR 2023).
@@ -69,7 +63,7 @@ class FedExP(Sgd):
     For the plain mean of n replies eta is the paper's max(1, sum_S norm(u_i)^2 / (2 n (norm(D)^2 + epsilon))), of all
     clients or of a cohort. Updates that are alike give eta = 1, updates that cancel a longer step. As eta depends on
     the draw, eta D is biased even where D is not. Models swing to and fro: the one to use is the mean of the last two,
-    as in the paper, ``Plan.model``; clients go on from the last.
+    as in the paper (``Plan.model``, ``average.py``); clients go on from the last.
 
     Attributes:
         lr: Multiplies eta, >= 0.
@@ -79,13 +73,10 @@ class FedExP(Sgd):
     epsilon: float = 1e-3
     ranges: ClassVar[Mapping[str, str]] = {"lr": "[0, inf)", "epsilon": "(0, inf)"}
 
-    def init(self, num_params: int) -> Any:
-        return PreviousModel(np.zeros(num_params, dtype=np.float32))
-
     def extrapolate(self, params_d: Params, delta_d: FloatArray, mean_square: float, state: Any) -> tuple[Params, Any]:
         """The step with N, which D does not show; ``step`` alone is that of eta = 1."""
         eta = max(1.0, mean_square / (2 * (float(delta_d @ delta_d) + self.epsilon)))
-        return self.step(params_d, eta * delta_d, state)[0], PreviousModel(params_d)
+        return self.step(params_d, eta * delta_d, state)
 
 
 class MomentumState(NamedTuple):
