@@ -72,9 +72,9 @@ class Recommendation(NamedTuple):
         elif uses_aux(sampler, parsed.estimator):
             population, number = "deltafl.Population.from_sizes(sizes, aux=label_shares)", ", aux=10"  # ten labels
         return (
-            f"Command line: deltafl run --sampler '{self.label}'\n"
-            f'Python: plan = deltafl.make_plan("{self.label}", {population}, n=10){after}\n'
-            f'Flower: strategy = DeltaStrategy("{self.label}", n=10{number}){client}  # of deltafl.flower'
+            f"Command line: deltafl run --sampler '{self.label}' --average 0.5\n"
+            f'Python: plan = deltafl.make_plan("{self.label}", {population}, n=10, average=0.5){after}\n'
+            f'Flower: strategy = DeltaStrategy("{self.label}", n=10{number}, average=0.5){client}  # of deltafl.flower'
         )
 
 
@@ -171,6 +171,7 @@ def _cost(label: str, clients: int | None, parameters: int | None) -> str:
 
 
 def _caveats(label: str, evidence: Sequence[Evidence], reachable: bool) -> Iterable[str]:
+    yield "The numbers are without average=0.5, whose model, plan.model(state), is better still (docs/backbones.md)."
     if make_sampler(parse_label(label)).census is not None:
         yield "If the model is linear, correct local steps too: scaffold=True, or --scaffold (docs/backbones.md)."
     data = list(dict.fromkeys(row.data for row in evidence))
