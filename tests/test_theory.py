@@ -469,3 +469,16 @@ def test_where_a_fixed_order_settles() -> None:
     states(
         f"settles at {settled((0, 1, 2, 3)):.3f}", "the mean is 1.5", f"two steps it settles at {settled((0, 1)):.3f}"
     )
+
+
+def test_what_an_average_of_models_leaves() -> None:
+    """The double sum of weights and autocorrelations, and the lag behind a straight line."""
+    beta, lags = 0.5, np.arange(200)
+    weight_k = (1 - beta) * beta**lags
+    left = []
+    for rho in (0.0, 0.5, 0.9):
+        variance = weight_k @ rho ** np.abs(lags[:, None] - lags) @ weight_k
+        assert variance == pytest.approx((1 - beta) / (1 + beta) * (1 + beta * rho) / (1 - beta * rho), rel=1e-9)
+        left.append(f"{variance:.3f}")
+    assert weight_k @ lags == pytest.approx(beta / (1 - beta)) == 1
+    states(f"a variance of {left[0]}", f"{left[1]} at $\\rho = 0.5$", f"{left[2]} at $\\rho = 0.9$")
