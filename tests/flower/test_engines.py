@@ -49,9 +49,7 @@ def answers_in(state: Path) -> FloatArray:
     return answer_mk
 
 
-@pytest.mark.parametrize(
-    "label", ["pracdelta", "innovation", "innovation@systematic@innovation-remote", "census+scaffold"]
-)
+@pytest.mark.parametrize("label", ["pracdelta", "innovation@systematic@innovation-remote", "census+scaffold"])
 def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flower: Processes, tmp_path: Path) -> None:
     label, _, corrected = label.partition("+")
     scaffold = bool(corrected)
