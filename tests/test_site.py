@@ -61,8 +61,8 @@ def test_a_method_has_a_page_with_the_numbers_of_the_benchmark(pages: Path) -> N
         text = (pages / "methods" / f"{name}.md").read_text()
         assert f"| [`{name}`]({name}.md) | {'yes' if SAMPLERS[name].unbiased else '**no**'} |" in index
         assert text.startswith(f"# {name}\n")
-    census = shown[1].split(" | ")[1]
-    assert f"| digits | `census` | {census} | better |" in (pages / "methods" / "census.md").read_text()
+    balanced = shown[1].split(" | ")[3]
+    assert f"| digits | `balanced` | {balanced} | better |" in (pages / "methods" / "balanced.md").read_text()
     assert "| worse |" in (pages / "methods" / "power-of-choice.md").read_text()
 
 
