@@ -132,7 +132,7 @@ class Federation:
         return int(control.taken_m[client]) if isinstance(control, RemoteControlState) else None
 
     def corrections(self, cohort: Cohort) -> list[Arrays]:
-        """C - c_i of each client of a cohort, named as the model's trained arrays; no arrays without ``scaffold``."""
+        """The correction c - c_i of each client of a cohort, as named arrays; none without ``scaffold``."""
         if not self.plan.scaffold:
             return [{} for _ in cohort.client_n]
         correction_nd = self.plan.drifts(self.current, cohort.client_n)
