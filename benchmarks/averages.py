@@ -8,7 +8,6 @@ by area, with Fieller's interval.
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +15,10 @@ import numpy as np
 from deltafl import close_round, init_round, open_round
 from deltafl.analysis import fieller
 from deltafl.server.average import average_in, init_average
-from deltafl.simulation.census import take_census
 from deltafl.simulation.engine import reports_of
-from deltafl.simulation.setup import engine_of, plan_of
 from deltafl.types import FloatArray
-from first_updates import chosen
+from first_updates import chosen, prepared, write_gaps
 from reproduction.benchmark.parts import BASELINE, FULL, Part
-from timing import machine
 
 MEMORIES = (0.0, 0.3, 0.5, 0.7, 0.9)
 METHODS = (FULL, BASELINE, "innovation@local-pivotal", "census")
@@ -30,11 +26,7 @@ METHODS = (FULL, BASELINE, "innovation@local-pivotal", "census")
 
 def areas(part: Part, label: str, rate: float, seed: int) -> FloatArray:
     """Mean accuracy over the rounds with each memory; 0 is the last model."""
-    settings = part.test_job(label, rate, seed).settings
-    engine = engine_of(settings)
-    plan = plan_of(settings, engine.task.population(settings.weights), engine.task)
-    if plan.census is not None:
-        plan = plan.with_census(take_census(plan, engine, engine.initial_params()))
+    engine, plan = prepared(part, label, rate, seed)
     state = init_round(plan, engine.initial_params())
     averages = [init_average(beta > 0, state.params_d) for beta in MEMORIES]
     accuracy_tk = np.zeros((part.horizon, len(MEMORIES)))
@@ -65,10 +57,7 @@ def main() -> None:
             for beta, own_s in zip(MEMORIES, area_sk.T, strict=True):
                 found[f"{part.name}, {name}, {beta:g}"] = gap = fieller(own_s - base_s, area[FULL][:, 0] - base_s)
                 print(f"{part.name:16} {name:26} {beta:3g} {gap.mean:.2f} [{gap.low:.2f}, {gap.high:.2f}]", flush=True)
-    if options.out:
-        results = {name: gap._asdict() for name, gap in found.items()}
-        content = {"seeds": [*seeds], "results": results, "machine": machine()}
-        options.out.write_text(json.dumps(content, indent=2) + "\n")
+    write_gaps(options.out, seeds, found)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,15 @@ from typing import Any
 
 import numpy as np
 
+from deltafl import Plan
 from deltafl.analysis import area_under, fieller
+from deltafl.analysis.statistics import Interval
 from deltafl.estimators.control_variates import ControlValue
 from deltafl.estimators.two_phase import TwoPhase, TwoPhaseState
 from deltafl.simulation import RunStore, run_jobs
+from deltafl.simulation.census import take_census
+from deltafl.simulation.engine import Engine
+from deltafl.simulation.setup import engine_of, plan_of
 from deltafl.types import FloatArray, IntArray, Params, Population, Replies
 
 ROOT = Path(__file__).parents[1]
@@ -79,6 +84,24 @@ def chosen(names: list[str]) -> Iterator[tuple[Part, dict[str, float]]]:
             yield part, {row["method"]: float(row["rate"]) for row in rows if row["part"] == part.name}
 
 
+def prepared(part: Part, label: str, rate: float, seed: int) -> tuple[Engine, Plan]:
+    """The engine and the plan of a run, after its census if it has one."""
+    settings = part.test_job(label, rate, seed).settings
+    engine = engine_of(settings)
+    plan = plan_of(settings, engine.task.population(settings.weights), engine.task)
+    if plan.census is not None:
+        plan = plan.with_census(take_census(plan, engine, engine.initial_params()))
+    return engine, plan
+
+
+def write_gaps(out: Path | None, seeds: range, found: dict[str, Interval]) -> None:
+    """Write the gaps by name, with their seeds and the machine, if a file is named."""
+    if out:
+        results = {name: gap._asdict() for name, gap in found.items()}
+        content = {"seeds": [*seeds], "results": results, "machine": machine()}
+        out.write_text(json.dumps(content, indent=2) + "\n")
+
+
 def areas(part: Part, label: str, rate: float, seeds: range) -> FloatArray:
     jobs = [part.test_job(label, rate, seed) for seed in seeds]
     with tempfile.TemporaryDirectory() as folder:
@@ -100,10 +123,7 @@ def main() -> None:
             own_s = areas(part, label, rates["census"], seeds)
             found[f"{part.name}, {form}"] = gap = fieller(own_s - base_s, full_s - base_s)
             print(f"{part.name:20} {form:34} {gap.mean:.2f} [{gap.low:.2f}, {gap.high:.2f}]", flush=True)
-    if options.out:
-        results = {name: gap._asdict() for name, gap in found.items()}
-        content = {"seeds": [*seeds], "results": results, "machine": machine()}
-        options.out.write_text(json.dumps(content, indent=2) + "\n")
+    write_gaps(options.out, seeds, found)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,8 @@ import numpy as np
 from deltafl import Plan, close_round, init_round, open_round
 from deltafl.estimators.control_variates import ControlValue, ControlVariate
 from deltafl.samplers import parse_label
-from deltafl.simulation.census import take_census
-from deltafl.simulation.setup import engine_of, plan_of
 from deltafl.types import FloatArray, IntArray, Params, Population
-from first_updates import FORMS, chosen
+from first_updates import FORMS, chosen, prepared
 from reproduction.benchmark.parts import Part
 from timing import machine
 
@@ -56,10 +54,7 @@ class Oracle(ControlVariate):
 
 def trajectory(part: Part, rate: float, seed: int, rounds: int) -> tuple[Plan, Params, Params]:
     """The plan of a run after its census; all updates of its rounds, (t, m, d), and those by other minibatches."""
-    settings = part.test_job("census", rate, seed).settings
-    engine = engine_of(settings)
-    plan = plan_of(settings, engine.task.population(settings.weights), engine.task)
-    plan = plan.with_census(take_census(plan, engine, engine.initial_params()))
+    engine, plan = prepared(part, "census", rate, seed)
     state, everybody = init_round(plan, engine.initial_params()), np.arange(plan.population.num_clients)
     update_tmd, other_tmd = [], []
     for round in range(rounds):

@@ -26,6 +26,10 @@ from .scales import Scales
 #: States that are kept to go back to.
 KEPT = 3
 _LOST_MEMORY = "the client does not have the memory that the server counts on"
+_NOT_CORRECTED = (
+    "the client did not correct its local steps; train inside corrected_steps(take_correction(message), ...) and add "
+    "delta_mod to the ClientApp's mods"
+)
 
 
 class Kept(NamedTuple):
@@ -252,10 +256,7 @@ class Federation:
             missing = "the reply does not name the memory that it subtracts; add delta_mod to the ClientApp's mods"
             return reply._replace(fault=missing)
         if self.plan.scaffold and not reply.corrected:
-            cure = (
-                "train inside corrected_steps(take_correction(message), ...) and add delta_mod to the ClientApp's mods"
-            )
-            return reply._replace(fault=f"the client did not correct its local steps; {cure}")
+            return reply._replace(fault=_NOT_CORRECTED)
         return reply._replace(fault=self.layout.fault(reply.arrays))
 
     def _update(self, reply: ClientReply, sent: Arrays) -> Params | RemoteReply | None:

@@ -51,12 +51,12 @@ def read_reply(reply: Message) -> ClientReply:
     return reply_of(arrays, metrics, since)._replace(corrected=metrics.get(client.CORRECTED) == 1)
 
 
-def content_for_all(federation: Federation, config: ConfigRecord) -> RecordDict:
-    """What every client is sent: the model, the user's config, the round."""
+def content_for_all(federation: Federation, arrays: Arrays, config: ConfigRecord) -> RecordDict:
+    """What every client is sent: a model, the user's config, the round."""
     sent = ConfigRecord(dict(config.items()))  # a copy: Flower passes the same config to every round
     sent["server-round"] = federation.current.round + 1
     sent[client.TRAINED] = list(federation.layout.trained)
-    return RecordDict({"arrays": to_record(federation.arrays()), "config": sent})
+    return RecordDict({"arrays": to_record(arrays), "config": sent})
 
 
 def content_for(content: RecordDict, expected_memory: int | None, correction: Arrays) -> RecordDict:

@@ -204,7 +204,7 @@ class DeltaStrategy(Strategy):
         federation, is_first = self._active(), self._cohort is None
         let_in = partial(admit, federation, log=log)
         present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=is_first, admit=let_in)
-        content, nodes = content_for_all(federation, config), self.directory.nodes()
+        content, nodes = content_for_all(federation, federation.arrays(), config), self.directory.nodes()
         number, ttl = federation.current.round + 1, self._timeout + TTL_GRACE
 
         def ask(keys: list[str], census: Census) -> dict[str, object]:
@@ -240,8 +240,7 @@ class DeltaStrategy(Strategy):
         self._evaluations = []
         if self.evaluate:
             federation, ttl = self._active(), self._timeout + TTL_GRACE
-            content, number = content_for_all(federation, config), str(federation.current.round)
-            content["arrays"] = to_record(federation.model())
+            content, number = content_for_all(federation, federation.model(), config), str(federation.current.round)
             for key, node_id in self.directory.nodes().items():
                 if key in federation.clients:
                     message = Message(content, node_id, MessageType.EVALUATE, ttl=ttl, group_id=number)
