@@ -3,7 +3,7 @@
 ::
 
     DIR/runs/PART/SAMPLER-seedN.json     the record of one run: settings, curve and draws, about ten kilobytes
-    DIR/runs/PART.jsonl.gz               many of them, one a line; a loose record wins over a packed one
+    DIR/runs/PART.jsonl.gz               many, one a line, PART+VARIANT too; a loose record wins over a packed one
     DIR/unfinished/PART/SAMPLER-seedN/   the folder of a run that is not finished (``sweep.py``)
 
 A run's own folder takes megabytes and is deleted when the run is finished; its record stays.
@@ -94,6 +94,11 @@ class RunRecord(BaseModel):
     def seed(self) -> int:
         """The seed."""
         return int(self.settings["seed"])
+
+    @property
+    def key(self) -> str:
+        """Its job's ``key``."""
+        return run_key(self.part, self.sampler, self.seed)
 
     def run(self) -> Run:
         """The run as a row of the run table."""
@@ -242,7 +247,7 @@ class RunStore:
     def get(self, job: "Job") -> RunRecord | None:
         """The record of a job; None if it is not finished. A record or run of other settings there is an error."""
         path, unfinished = self.path(job), self.folder / UNFINISHED / job.key
-        record = read_record(path) if path.exists() else _read_packed(self._packed_file(job.part)).get(path.stem)
+        record = read_record(path) if path.exists() else _read_packed(self._packed_file(job.part)).get(job.key)
         if record is not None:
             require_same(record.settings, job, path)
         elif (begun := recorded_settings(unfinished)) is not None:
@@ -256,7 +261,7 @@ class RunStore:
     def parts(self) -> list[str]:
         """The parts that have a record, in alphabetical order."""
         runs = self.folder / "runs"
-        packed = {path.name.removesuffix(PACKED) for path in runs.glob(f"*{PACKED}")}
+        packed = {record.part for path in runs.glob(f"*{PACKED}") for record in _read_packed(path).values()}
         return sorted(packed | {path.parent.name for path in runs.glob("*/*.json")})
 
     def pack(self, part: str) -> None:
@@ -265,7 +270,8 @@ class RunStore:
             loose = list((self.folder / "runs" / part).glob("*.json"))
             if not loose:
                 return
-            lines = "".join(map(_line, self.records(part)))
+            records = _read_packed(self._packed_file(part)) | self._part(part)
+            lines = "".join(_line(record) for _, record in sorted(records.items()))
             write_atomically(self._packed_file(part), gzip.compress(lines.encode(), mtime=0))
             for path in loose:
                 path.unlink()
@@ -276,15 +282,22 @@ class RunStore:
         return locked(self.folder)
 
     def _part(self, part: str) -> dict[str, RunRecord]:
-        loose = {path.stem: read_record(path) for path in (self.folder / "runs" / part).glob("*.json")}
-        return {**_read_packed(self._packed_file(part)), **loose}
+        packed = {key: record for key, record in _read_packed(self._packed_file(part)).items() if record.part == part}
+        loose = [read_record(path) for path in (self.folder / "runs" / part).glob("*.json")]
+        return packed | {record.key: record for record in loose}
 
     def _packed_file(self, part: str) -> Path:
-        return self.folder / "runs" / f"{part}{PACKED}"
+        return self.folder / "runs" / f"{part.partition('+')[0]}{PACKED}"
+
+
+def run_key(part: str, sampler: str, seed: int) -> str:
+    """The place of a run below ``runs/``, without the suffix."""
+    name = f"{file_name(sampler)}-seed{seed}"
+    return f"{part}/{name}" if part else name
 
 
 def _read_packed(path: Path) -> dict[str, RunRecord]:
-    """The records of a packed file by the names of their loose files; none if there is no file."""
+    """The records of a packed file by their keys; none if there is no file."""
     if not path.exists():
         return {}
     status = path.stat()
@@ -300,7 +313,7 @@ def _lines_of(path: Path, stamp: tuple[int, int]) -> dict[str, RunRecord]:
     except (OSError, EOFError, ValueError, RecursionError) as error:
         raise DeltaflError(f"{path} cannot be read: {error}; {cure}") from None
     found = [checked(RunRecord, value, f"{path} does not hold records of runs", cure) for value in values]
-    return {f"{file_name(record.sampler)}-seed{record.seed}": record for record in found}
+    return {record.key: record for record in found}
 
 
 def require_same(recorded: dict[str, Any], job: "Job", place: Path) -> None:

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import require
-from ..samplers import file_name
 from .callback import OnRound, RoundDone
 from .directory import RunDirectory, locked
 from .divergence import DivergedError
 from .processes import Processes, result, send
-from .record import UNFINISHED, RunStore, record_of, write_record
+from .record import UNFINISHED, RunStore, record_of, run_key, write_record
 from .settings import RunSettings
 
 if TYPE_CHECKING:
@@ -40,8 +39,7 @@ class Job(NamedTuple):
     @property
     def key(self) -> str:
         """Its place below ``runs/``, without the suffix."""
-        name = f"{file_name(self.settings.sampler)}-seed{self.settings.seed}"
-        return f"{self.part}/{name}" if self.part else name
+        return run_key(self.part, self.settings.sampler, self.settings.seed)
 
 
 class Progress(NamedTuple):
