@@ -27,7 +27,7 @@ types: $(VENV)/.installed
 	$(VENV)/bin/mypy
 
 unit: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n $(JOBS) --dist loadfile --max-worker-restart=0
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # Of the slow tests: Flower's simulation engine beside our simulator, under a minute.
 simulation: $(VENV)/.installed
@@ -67,12 +67,11 @@ PYTHONS ?= $(PYTHON)
 dist-check:
 	.ci/dist-check $(PYTHONS)
 
-# Compiled on all cores: pip takes one. Packages have files that this Python cannot read.
+# What is imported is compiled then: all of it, which pip would compile, takes a minute.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deltafl needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
-	$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 clean:

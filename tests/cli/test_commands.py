@@ -107,7 +107,7 @@ def test_mistakes_end_in_one_sentence_and_nothing_is_written(
 
 
 def test_a_folder_in_use_is_not_overwritten_and_resume_must_agree(tmp_path: Path) -> None:
-    first = deltafl("run", *TINY, "--out", "out", cwd=tmp_path)
+    first = deltafl_here("run", *TINY, "--out", "out", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     before = (tmp_path / "out" / "rounds.jsonl").read_bytes()
     again = deltafl_here("run", *TINY, "--out", "out", cwd=tmp_path)
@@ -256,7 +256,8 @@ def make_task(seed=0):
 def test_the_slow_path_is_logged_once(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "own_dropout.py").write_text(DROPOUT_TASK)
     options = ["--task", "own_dropout.py", "--sample", "2", "--rounds", "1", "--local-steps", "1", "--out", "out"]
-    done = deltafl(*command, *options, cwd=tmp_path)
+    start = deltafl_here if command[-1] == "uniform" else deltafl
+    done = start(*command, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("serial path") == 1
     assert "random layers (Dropout)" in done.stderr

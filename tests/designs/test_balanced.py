@@ -48,9 +48,9 @@ def check_exact(cohorts: Support, pi_m: FloatArray) -> None:
 
 
 def fly_side_by_side_above(patch: pytest.MonkeyPatch, count: int) -> None:
-    """Let more clients than this fly in windows side by side, to the last window."""
-    patch.setattr(balanced, "SIDE_BY_SIDE", count)
-    patch.setattr(balanced, "FEWEST_WINDOWS", 1)
+    """Let more clients than this fly in queues side by side."""
+    for name, value in (("SIDE_BY_SIDE", count), ("FEWEST", count), ("QUEUE", 0)):
+        patch.setattr(balanced, name, value)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -97,8 +97,8 @@ def test_groups_dealt_in_random_order_are_exact(scores: list[float], monkeypatch
 
 
 @pytest.mark.parametrize("places", [[0.3, -1, 0.2, 2, -0.9], [1, 1, 0, 1, 0], [0, 0, 0, 0, 0]])
-def test_windows_side_by_side_are_exact(places: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flights of hundreds of clients cut down to five; with columns that are sums of others in some windows."""
+def test_queues_side_by_side_are_exact(places: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flights of hundreds of clients cut down to five; with columns that are sums of others in some queues."""
     fly_side_by_side_above(monkeypatch, 4)
     monkeypatch.setattr(balanced, "LEAST_WINDOW", 0)
     pi_m = inclusion_probabilities(np.array([3.0, 1, 2, 2, 1.5]), 2)

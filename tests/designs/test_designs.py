@@ -33,7 +33,7 @@ def scores_for(design: str, score_m: FloatArray) -> FloatArray:
 def test_cohorts_are_drawn_as_enumerated(design: str, scores: list[float], n: int) -> None:
     """Chi-square of the drawn cohorts against their probabilities; no impossible cohort is ever drawn."""
     score_m = scores_for(design, np.array(scores))
-    draws = 4000
+    draws = 2000
     count_tm, _ = draw_counts(design, score_m, n, draws, seed=n)
     probability = support(design, DESIGNS[design].expectation(score_m, n))
     cohorts, times = np.unique(count_tm, axis=0, return_counts=True)

@@ -65,6 +65,10 @@ EXACT_BY_CHANCE = {
 }
 
 
+#: An estimator sees counts, expectations and the kind of a draw: a design of each kind, and one that is not exact.
+ONE_OF_A_KIND = ("poisson", "multinomial", "successive")
+
+
 def designs_of(name: str) -> list[str | None]:
     if SAMPLERS[name].design is None:
         return [None]
@@ -76,6 +80,7 @@ TABLE = [
     for name in ENUMERATED
     for design in designs_of(name)
     for estimator in ESTIMATORS
+    if design in (*ONE_OF_A_KIND, SAMPLERS[name].design) or estimator in ("horvitz-thompson", "difference-own")
     if name != "power-of-choice" or not ESTIMATORS[estimator].needs_expected
 ]
 

@@ -21,16 +21,20 @@ from ..types import BoolArray, FloatArray, IntArray
 CELL_SIZE = 256
 #: The cube method looks at as many clients at once, or at 2 (q + 1) if that is more.
 LEAST_WINDOW = 16
-#: More undecided clients than this fly in windows side by side; fewer in one window that rolls on.
+#: More undecided clients than this fly in queues side by side; fewer in one window that rolls on.
 SIDE_BY_SIDE = 512
-#: Where fewer windows than this are left, one that rolls on is faster.
-FEWEST_WINDOWS = 5
+#: A queue has so many clients, or a twentieth of them if that is less, or 2 (q + 1) if that is more.
+QUEUE = 100
+#: So few clients are left to the window.
+FEWEST = 100
 #: Places further out than this many times the largest value are all the same to us; their squares must not overflow.
 _FARTHEST = 1e100
 #: Two are twins to a third one that is so much further away, in squared distances: alike but for rounding.
 _TWINS = 1e-16
 #: A column of which less than this share is left after others are taken off is one of their sums.
 _RANK_TOLERANCE = 1e-9
+#: Who adds less than this share to every open equation waits for the next queues, for others would move by far more.
+_WEAK = 1e-6
 #: A column of less than this share of the widest is a sum of the others but for rounding.
 _ROUNDING = 1e-13
 #: What has more than this share of the largest is as good a pivot; a share that ratios of small numbers do not take.
@@ -177,8 +181,8 @@ def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> 
     the other, the narrowest first; the size is kept to the end. In each coordinate the total is off by at most
     (q + 1) / 2 times the range of the places. O(m q^2) time, O(m q) memory.
 
-    More than ``SIDE_BY_SIDE`` clients fly in many windows at a time, and those left undecided form the next ones: the
-    same steps, for 10^5 clients and q = 10 about twenty times as fast.
+    More than ``SIDE_BY_SIDE`` clients are dealt to queues that fly side by side, and those left undecided are dealt
+    again: the same steps, for 10^5 clients and q = 10 about forty times as fast.
     """
     pi_m = np.clip(expected_m, 0.0, 1.0)
     open_k = np.flatnonzero(undecided(pi_m))
@@ -188,9 +192,10 @@ def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> 
     if len(open_k) > width:
         queue_k = source.order(len(open_k)) if side_by_side else shuffled(len(open_k), source)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # whom a direction leaves alone has no end
-        while side_by_side and len(queue_k) >= FEWEST_WINDOWS * width:
-            windows_gw = queue_k[: len(queue_k) // width * width].reshape(-1, width)
-            pi_k[windows_gw] = _flights(pi_k[windows_gw], _free_directions_of(balance_kc[windows_gw]), source)
+        while side_by_side and len(queue_k) > max(FEWEST, width):
+            length = max(2 * balance_kc.shape[1], min(len(queue_k) // 20, QUEUE))
+            dealt_gw = queue_k[: len(queue_k) // length * length].reshape(-1, length)
+            pi_k[dealt_gw] = _flights(pi_k[dealt_gw], balance_kc[dealt_gw], source)
             queue_k = queue_k[undecided(pi_k[queue_k])]
         window, entered = queue_k[:width], width
         while len(window) > 1:
@@ -249,71 +254,61 @@ def _eliminated(rest_cw: FloatArray, least_c: list[float]) -> tuple[FloatArray, 
     return rest_cw, solved, pivots
 
 
-def _free_directions_of(balance_gwc: FloatArray) -> FloatArray:
-    """``_free_directions`` of g windows at a time, (g, w - c, w).
+def _flights(pi_gw: FloatArray, balance_gwc: FloatArray, source: RandomSource) -> FloatArray:
+    """Where g queues of w clients end, all but about c of them decided; each queue takes in one client a step.
 
-    A column that is a sum of others within its window holds one client there instead: all keep w - c directions.
+    Every equation, sum_w u_w balance_w = 0 in one column, is solved for one client, its holder, or open. A client that
+    comes in holds an open equation that it does not fulfil; if there is none, it and the holders have a direction, and
+    one of them is decided. So every client is met once, in place of the many directions of ``_flight``.
     """
-    num_windows, width, columns = balance_gwc.shape
-    g = np.arange(num_windows)
-    rest_gcw = np.ascontiguousarray(balance_gwc.transpose(0, 2, 1))
-    scale_gc = np.abs(rest_gcw).max(axis=2)
-    least_gc = np.maximum(_RANK_TOLERANCE * scale_gc, _ROUNDING * scale_gc.max(axis=1)[:, None])
-    is_free_gw = np.ones((num_windows, width), dtype=np.bool_)
-    pivot_gc = np.empty((num_windows, columns), dtype=np.int64)
-    for column in range(columns):
-        pivot_g = _first_large_of(rest_gcw[:, column])
-        lost_g = np.flatnonzero(np.abs(rest_gcw[g, column, pivot_g]) <= least_gc[:, column])
-        pivot_g[lost_g] = is_free_gw[lost_g].argmax(axis=1)
-        rest_gcw[lost_g, column] = 0.0
-        rest_gcw[lost_g, column, pivot_g[lost_g]] = 1.0
-        row_gw = rest_gcw[:, column] / rest_gcw[g, column, pivot_g][:, None]
-        rest_gcw -= rest_gcw[g, :, pivot_g][:, :, None] * row_gw[:, None, :]
-        rest_gcw[:, column] = row_gw
-        pivot_gc[:, column], is_free_gw[g, pivot_g] = pivot_g, False
-    free_gr = np.nonzero(is_free_gw)[1].reshape(num_windows, width - columns)
-    direction_grw = np.zeros((num_windows, width - columns, width))
-    np.put_along_axis(direction_grw, free_gr[:, :, None], 1.0, axis=2)
-    held_grc = -np.take_along_axis(rest_gcw, free_gr[:, None, :], axis=2).transpose(0, 2, 1)
-    np.put_along_axis(direction_grw, np.broadcast_to(pivot_gc[:, None, :], held_grc.shape), held_grc, axis=2)
-    return direction_grw
-
-
-def _flights(pi_gw: FloatArray, direction_grw: FloatArray, source: RandomSource) -> FloatArray:
-    """``_flight`` of g windows at a time, which decides a client a direction; reuses the memory of these."""
-    g, end_gw = np.arange(len(pi_gw)), np.full(pi_gw.shape, np.nan)
-    for step in range(direction_grw.shape[1]):
-        step_gw = direction_grw[:, step].copy()
-        step_gw[np.abs(step_gw) <= _RANK_TOLERANCE * np.abs(step_gw).max(axis=1, keepdims=True)] = 0.0
-        reach_2gw = np.stack([pi_gw, 1 - pi_gw]) / step_gw
-        reach_2gw = np.maximum(reach_2gw, -reach_2gw[::-1])
-        reach_2gw[:, step_gw == 0] = np.inf  # 0 / 0 for one that is at its end
-        behind_g, ahead_g = reach_2gw.min(axis=2)
-        forwards_g = source.chances(behind_g / (ahead_g + behind_g))
-        length_g, reach_gw = np.where(forwards_g, ahead_g, behind_g), np.where(forwards_g[:, None], *reach_2gw[::-1])
-        arrived_gw = reach_gw <= length_g[:, None] * (1 + _TOGETHER)
-        end_of_gw = (step_gw > 0) == forwards_g[:, None]
-        moved_gw = pi_gw + (np.where(forwards_g, 1, -1) * length_g)[:, None] * step_gw
-        pi_gw = np.where(arrived_gw, end_of_gw, moved_gw)
-        client_g = arrived_gw.argmax(axis=1)
-        end_gw[g, client_g] = end_of_gw[g, client_g]
-        pi_gw[g, client_g] = 0.5  # from now on nothing moves them
-        part_gr = np.take_along_axis(direction_grw[:, step:], client_g[:, None, None], axis=2)[:, :, 0]
-        pivot_g = step + _first_large_of(part_gr)
-        lost_gw = direction_grw[g, pivot_g]
-        direction_grw[g, pivot_g] = step_gw
-        rest_grw = direction_grw[:, step + 1 :]
-        share_gr = rest_grw[g, :, client_g] / lost_gw[g, client_g][:, None]
-        rest_grw -= share_gr[:, :, None] * lost_gw[:, None, :]
-        rest_grw[g, :, client_g] = 0.0
-    return np.where(np.isnan(end_gw), pi_gw, end_gw)
-
-
-def _first_large_of(part_gk: FloatArray) -> IntArray:
-    """``_first_large`` of each row."""
-    size_gk = np.abs(part_gk)
-    found_g: IntArray = (size_gk > _LARGE * size_gk.max(axis=1, keepdims=True)).argmax(axis=1)
-    return found_g
+    num_queues, width, columns = balance_gwc.shape
+    scale_gc = np.abs(balance_gwc).max(axis=1)
+    scale_gc[scale_gc <= _ROUNDING * scale_gc.max(axis=1, keepdims=True)] = np.inf
+    balance_wcg = np.ascontiguousarray((balance_gwc / scale_gc[:, None]).transpose(1, 2, 0))
+    pi_wg, g = np.ascontiguousarray(pi_gw.T), np.arange(num_queues)
+    solve_ccg = np.repeat(np.eye(columns)[:, :, None], num_queues, axis=2)  # combines columns to what a client adds
+    largest_cg, holder_cg = np.ones((columns, num_queues)), np.zeros((columns, num_queues), dtype=np.int64)
+    is_open_cg = np.ones((columns, num_queues), dtype=np.bool_)
+    # The last row is the client that comes in.
+    step_hg, pi_hg = np.ones((columns + 1, num_queues)), np.full((columns + 1, num_queues), 0.5)
+    for client in range(width):
+        added_cg = np.einsum("cdg,dg->cg", solve_ccg, balance_wcg[client])
+        pi_hg[-1] = pi_wg[client]
+        moves_g = np.where(is_open_cg, np.abs(added_cg) <= _RANK_TOLERANCE * largest_cg, True).all(axis=0)
+        least_g = np.where(moves_g, _WEAK, _RANK_TOLERANCE)
+        if moves_g.any():
+            np.negative(added_cg, out=step_hg[:-1])
+            step_hg[:-1][is_open_cg] = 0.0
+            forwards_hg, left_hg, size_hg = step_hg > 0, 1 - pi_hg, np.abs(step_hg)
+            ahead_hg = np.where(forwards_hg, left_hg, pi_hg) / size_hg
+            behind_hg = np.where(forwards_hg, pi_hg, left_hg) / size_hg
+            ahead_g, behind_g = ahead_hg.min(axis=0), behind_hg.min(axis=0)
+            forwards_g = np.zeros(num_queues, dtype=np.bool_)
+            forwards_g[moves_g] = source.chances((behind_g / (ahead_g + behind_g))[moves_g])
+            length_g = np.where(moves_g, np.where(forwards_g, ahead_g, -behind_g), 0.0)
+            reach_hg = np.where(forwards_g, ahead_hg, behind_hg)
+            pi_hg += length_g * step_hg
+            decided_hg = (reach_hg <= np.abs(length_g) * (1 + _TOGETHER)) | (pi_hg <= 0) | (pi_hg >= 1)
+            pi_hg[decided_hg] = (forwards_hg == forwards_g)[decided_hg]
+            equation, at = np.nonzero(decided_hg[:-1])
+            pi_wg[holder_cg[equation, at], at] = pi_hg[equation, at]
+            is_open_cg[equation, at], pi_hg[equation, at] = True, 0.5
+            largest_cg[equation, at] = np.abs(solve_ccg[equation, :, at]).max(axis=1, initial=0.0)
+            least_g[decided_hg[-1]] = np.inf
+        pi_wg[client] = pi_hg[-1]
+        share_cg = np.where(is_open_cg, np.abs(added_cg) / largest_cg, 0.0)
+        best_g = share_cg.argmax(axis=0)
+        holds_g = share_cg[best_g, g] > least_g
+        row_cg = solve_ccg[best_g, :, g].T / np.where(holds_g, added_cg[best_g, g], 1.0)
+        added_cg *= holds_g
+        solve_ccg -= added_cg[:, None] * row_cg
+        best_k, at = best_g[holds_g], np.flatnonzero(holds_g)
+        solve_ccg[best_k, :, at] = row_cg[:, at].T
+        largest_cg += np.abs(added_cg) * np.abs(row_cg).max(axis=0) * is_open_cg
+        holder_cg[best_k, at], is_open_cg[best_k, at], pi_hg[best_k, at] = client, False, pi_hg[-1, at]
+    equation, at = np.nonzero(~is_open_cg)
+    pi_wg[holder_cg[equation, at], at] = pi_hg[equation, at]
+    return pi_wg.T
 
 
 def _first_large(part_k: list[float]) -> tuple[int, float]:
