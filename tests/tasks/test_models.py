@@ -62,7 +62,7 @@ def trained(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, work: Loca
     return model(x).detach()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "resnet18"])  # for which resnet8 stands
 def test_a_client_learns_left_from_top(name: str) -> None:
     make, shape, _, _, work = MODELS[name]
     torch.manual_seed(0)
