@@ -29,9 +29,9 @@ types: $(VENV)/.installed
 unit: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-# Of the slow tests: Flower's simulation engine beside our simulator, under a minute.
+# Of the slow tests: Flower's simulation engine beside our simulator, with the sampler that asks most of it; under a minute.
 simulation: $(VENV)/.installed
-	$(VENV)/bin/pytest -m slow tests/flower/test_engines.py -k simulation
+	$(VENV)/bin/pytest -m slow tests/flower/test_engines.py -k 'simulation and scaffold'
 
 results: $(VENV)/.installed
 	$(VENV)/bin/python -m reproduction all --scale cpu --only-page

@@ -40,12 +40,11 @@ def one_row(subject: Subject, sampler: str, design: str, draws: int = 4000) -> A
 
 @pytest.fixture(scope="module")
 def toy_rows() -> dict[tuple[str, str, str], AuditRow]:
-    """All designs with two estimators, all estimators with a design of each kind."""
+    """All designs with one estimator, all estimators with a design of each kind."""
     rows = [
-        *audit(TOY, SAMPLERS, estimators=["horvitz-thompson", "difference"], draws=300),
-        *audit(TOY, SAMPLERS, designs=["systematic", "multinomial", "successive"], draws=300),
+        *audit(TOY, SAMPLERS, estimators=["horvitz-thompson"], draws=300),
+        *audit(TOY, SAMPLERS, designs=["multinomial", "successive"], draws=300),
     ]
-    rows += audit(TOY, ["fedis"], designs=["pivotal"], estimators=["horvitz-thompson"])
     return {(row.sampler, row.design, row.estimator): row for row in rows}
 
 

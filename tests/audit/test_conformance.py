@@ -26,10 +26,12 @@ from deltafl.types import Oracle
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "own_sampler.py"
 EQUAL_SCORES = {name for name, entry in SAMPLERS.items() if entry.scores == "equal" and entry.design is not None}
+#: Other designs than a sampler's own: one of each kind, and one that draws in neighbours.
+OTHERS = ["local-pivotal", "simple-random", "poisson", "multinomial", "successive"]
 TABLE = [
     name if design == entry.design else f"{name}@{design}"
     for name, entry in SAMPLERS.items()
-    for design in ([None] if entry.design is None else DESIGNS)
+    for design in ([None] if entry.design is None else [entry.design, *OTHERS])
     if design != "simple-random" or name in EQUAL_SCORES
 ]
 

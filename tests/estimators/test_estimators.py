@@ -80,7 +80,7 @@ TABLE = [
     for name in ENUMERATED
     for design in designs_of(name)
     for estimator in ESTIMATORS
-    if design in (*ONE_OF_A_KIND, SAMPLERS[name].design) or estimator in ("horvitz-thompson", "difference-own")
+    if design in (*ONE_OF_A_KIND, SAMPLERS[name].design) or estimator == "horvitz-thompson"
     if name != "power-of-choice" or not ESTIMATORS[estimator].needs_expected
 ]
 
