@@ -23,7 +23,7 @@ CELL_SIZE = 256
 LEAST_WINDOW = 16
 #: More undecided clients than this fly in queues side by side; fewer in one window that rolls on.
 SIDE_BY_SIDE = 512
-#: A queue has so many clients, or a twentieth of them if that is less, or 2 (q + 1) if that is more.
+#: A queue has so many clients, or a fortieth of them if that is less, or 2 (q + 1) if that is more.
 QUEUE = 100
 #: So few clients are left to the window.
 FEWEST = 100
@@ -182,7 +182,7 @@ def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> 
     (q + 1) / 2 times the range of the places. O(m q^2) time, O(m q) memory.
 
     More than ``SIDE_BY_SIDE`` clients are dealt to queues that fly side by side, and those left undecided are dealt
-    again: the same steps, for 10^5 clients and q = 10 about forty times as fast.
+    again: the same steps, for 10^5 clients and q = 10 about thirty times as fast.
     """
     pi_m = np.clip(expected_m, 0.0, 1.0)
     open_k = np.flatnonzero(undecided(pi_m))
@@ -193,7 +193,7 @@ def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> 
         queue_k = source.order(len(open_k)) if side_by_side else shuffled(len(open_k), source)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # whom a direction leaves alone has no end
         while side_by_side and len(queue_k) > max(FEWEST, width):
-            length = max(2 * balance_kc.shape[1], min(len(queue_k) // 20, QUEUE))
+            length = max(2 * balance_kc.shape[1], min(len(queue_k) // 40, QUEUE))
             dealt_gw = queue_k[: len(queue_k) // length * length].reshape(-1, length)
             pi_k[dealt_gw] = _flights(pi_k[dealt_gw], balance_kc[dealt_gw], source)
             queue_k = queue_k[undecided(pi_k[queue_k])]
@@ -267,47 +267,49 @@ def _flights(pi_gw: FloatArray, balance_gwc: FloatArray, source: RandomSource) -
     balance_wcg = np.ascontiguousarray((balance_gwc / scale_gc[:, None]).transpose(1, 2, 0))
     pi_wg, g = np.ascontiguousarray(pi_gw.T), np.arange(num_queues)
     solve_ccg = np.repeat(np.eye(columns)[:, :, None], num_queues, axis=2)  # combines columns to what a client adds
-    largest_cg, holder_cg = np.ones((columns, num_queues)), np.zeros((columns, num_queues), dtype=np.int64)
-    is_open_cg = np.ones((columns, num_queues), dtype=np.bool_)
+    largest_cg, is_open_cg = np.ones((columns, num_queues)), np.ones((columns, num_queues), dtype=np.bool_)
     # The last row is the client that comes in.
-    step_hg, pi_hg = np.ones((columns + 1, num_queues)), np.full((columns + 1, num_queues), 0.5)
+    holder_hg, step_hg = np.zeros((columns + 1, num_queues), dtype=np.int64), np.ones((columns + 1, num_queues))
+    way_2hg = np.full((2, columns + 1, num_queues), 0.5)  # to 0 and to 1
     for client in range(width):
         added_cg = np.einsum("cdg,dg->cg", solve_ccg, balance_wcg[client])
-        pi_hg[-1] = pi_wg[client]
-        moves_g = np.where(is_open_cg, np.abs(added_cg) <= _RANK_TOLERANCE * largest_cg, True).all(axis=0)
+        way_2hg[:, -1], holder_hg[-1] = (pi_wg[client], 1 - pi_wg[client]), client
+        share_cg = np.abs(added_cg) / largest_cg * is_open_cg
+        moves_g = share_cg.max(axis=0) <= _RANK_TOLERANCE
         least_g = np.where(moves_g, _WEAK, _RANK_TOLERANCE)
         if moves_g.any():
-            np.negative(added_cg, out=step_hg[:-1])
-            step_hg[:-1][is_open_cg] = 0.0
-            forwards_hg, left_hg, size_hg = step_hg > 0, 1 - pi_hg, np.abs(step_hg)
-            ahead_hg = np.where(forwards_hg, left_hg, pi_hg) / size_hg
-            behind_hg = np.where(forwards_hg, pi_hg, left_hg) / size_hg
-            ahead_g, behind_g = ahead_hg.min(axis=0), behind_hg.min(axis=0)
-            forwards_g = np.zeros(num_queues, dtype=np.bool_)
+            np.multiply(added_cg, ~is_open_cg, out=step_hg[:-1])
+            np.negative(step_hg[:-1], out=step_hg[:-1])
+            reach_2hg = way_2hg / step_hg
+            reach_2hg = np.maximum(reach_2hg, -reach_2hg[::-1])
+            behind_g, ahead_g = reach_2hg.min(axis=1)
+            forwards_g = moves_g.copy()
             forwards_g[moves_g] = source.chances((behind_g / (ahead_g + behind_g))[moves_g])
-            length_g = np.where(moves_g, np.where(forwards_g, ahead_g, -behind_g), 0.0)
-            reach_hg = np.where(forwards_g, ahead_hg, behind_hg)
-            pi_hg += length_g * step_hg
-            decided_hg = (reach_hg <= np.abs(length_g) * (1 + _TOGETHER)) | (pi_hg <= 0) | (pi_hg >= 1)
-            pi_hg[decided_hg] = (forwards_hg == forwards_g)[decided_hg]
-            equation, at = np.nonzero(decided_hg[:-1])
-            pi_wg[holder_cg[equation, at], at] = pi_hg[equation, at]
-            is_open_cg[equation, at], pi_hg[equation, at] = True, 0.5
-            largest_cg[equation, at] = np.abs(solve_ccg[equation, :, at]).max(axis=1, initial=0.0)
+            length_g = np.where(forwards_g, ahead_g, behind_g) * moves_g
+            decided_hg = np.where(forwards_g, reach_2hg[1], reach_2hg[0]) <= length_g * (1 + _TOGETHER)
+            way_2hg[0] += np.where(forwards_g, length_g, -length_g) * step_hg
+            np.subtract(1, way_2hg[0], out=way_2hg[1])
+            decided_hg |= way_2hg.min(axis=0) <= 0  # another one got there by rounding
+            pi_wg[client] = way_2hg[0, -1]
+            row, at = decided_hg.nonzero()
+            pi_wg[holder_hg[row, at], at] = (step_hg[row, at] > 0) == forwards_g[at]
+            way_2hg[:, row, at] = 0.5
             least_g[decided_hg[-1]] = np.inf
-        pi_wg[client] = pi_hg[-1]
-        share_cg = np.where(is_open_cg, np.abs(added_cg) / largest_cg, 0.0)
+            row, at = row[row < columns], at[row < columns]
+            is_open_cg[row, at], largest_cg[row, at] = True, np.abs(solve_ccg[row, :, at]).max(axis=1, initial=0.0)
+            share_cg[row, at] = np.abs(added_cg[row, at]) / largest_cg[row, at]
         best_g = share_cg.argmax(axis=0)
-        holds_g = share_cg[best_g, g] > least_g
-        row_cg = solve_ccg[best_g, :, g].T / np.where(holds_g, added_cg[best_g, g], 1.0)
-        added_cg *= holds_g
-        solve_ccg -= added_cg[:, None] * row_cg
-        best_k, at = best_g[holds_g], np.flatnonzero(holds_g)
-        solve_ccg[best_k, :, at] = row_cg[:, at].T
-        largest_cg += np.abs(added_cg) * np.abs(row_cg).max(axis=0) * is_open_cg
-        holder_cg[best_k, at], is_open_cg[best_k, at], pi_hg[best_k, at] = client, False, pi_hg[-1, at]
-    equation, at = np.nonzero(~is_open_cg)
-    pi_wg[holder_cg[equation, at], at] = pi_hg[equation, at]
+        at = (share_cg[best_g, g] > least_g).nonzero()[0]
+        best, held_cg = best_g[at], np.zeros((columns, num_queues))
+        row_kc = solve_ccg[best, :, at] / added_cg[best, at][:, None]
+        held_cg[:, at] = row_kc.T
+        solve_ccg -= added_cg[:, None] * held_cg
+        solve_ccg[best, :, at] = row_kc
+        holder_hg[best, at], is_open_cg[best, at], way_2hg[:, best, at] = client, False, way_2hg[:, -1, at]
+        if is_open_cg.any():
+            largest_cg += np.abs(added_cg) * np.abs(held_cg).max(axis=0)
+    row, at = (~is_open_cg).nonzero()
+    pi_wg[holder_hg[row, at], at] = way_2hg[0, row, at]
     return pi_wg.T
 
 
