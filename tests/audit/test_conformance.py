@@ -10,7 +10,6 @@ import pytest
 
 from conftest import make_problem
 from deltafl import (
-    DESIGNS,
     SAMPLERS,
     Cohort,
     DeltaflError,
