@@ -249,7 +249,7 @@ def make_task(seed=0):
     [
         ["run", "--sampler", "uniform"],
         ["run", "--sampler", "uniform", "--workers", "2"],
-        ["compare", "--samplers", "uniform,fedavg", "--seeds", "2"],
+        ["compare", "--samplers", "uniform,fedavg", "--seeds", "1"],
     ],
     ids=["run", "workers", "compare"],
 )

@@ -98,7 +98,7 @@ def known_round(plan: Plan, state: RoundState, engine: Engine) -> Problem:
 
 
 #: These change what every client knows or sends; the others are played with a sampler of each kind.
-WITH_ALL = ("plain", "scaffold", "everything")
+WITH_ALL = ("plain", "scaffold")
 ONE_OF_A_KIND = [
     *("uniform", "md", "fedis", "pracdelta", "delta", "cluster-is-oracle", "innovation", "census", "k-vib"),
     *("fedavg", "power-of-choice", "fed-cbs"),
