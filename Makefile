@@ -29,7 +29,7 @@ types: $(VENV)/.installed
 unit: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-# Of the slow tests: Flower's simulation engine beside our simulator, with the sampler that asks most of it; under a minute.
+# Of the slow tests: Flower's simulation engine beside our simulator, with the sampler that asks most of it; about a minute.
 simulation: $(VENV)/.installed
 	$(VENV)/bin/pytest -m slow tests/flower/test_engines.py -k 'simulation and scaffold'
 
