@@ -154,6 +154,13 @@ def test_help_fits_the_screens_width_and_shows_an_example(tmp_path: Path, comman
         assert "Example: deltafl " + " ".join(command) in done.stdout
 
 
+#: All other options of a command have a heading that says what they are for.
+OTHERS = {
+    "compare": ["--checkpoint-every", "--track", "--set", "--no-report", "--help"],
+    "run": ["--checkpoint-every", "--track", "--set", "--help"],
+}
+
+
 def test_the_options_are_those_that_were_promised(tmp_path: Path) -> None:
     for command, own in (
         ("compare", ["--samplers", "--seeds", "--processes"]),
@@ -164,6 +171,8 @@ def test_the_options_are_those_that_were_promised(tmp_path: Path) -> None:
         offered = {word for line in text.splitlines() for word in line.split()[:1] if word.startswith("-")}
         assert offered >= {*PROMISED.split(), *own, "--set", "-h,"}
         assert not offered & {"--engine", "--precision"}, "nobody has measured them"
+        last = text.partition("Other options:")[2].split()
+        assert [word for word in last if word.startswith("--")] == OTHERS[command]
     listed = deltafl_here("settings", cwd=tmp_path).stdout
     assert all(f"\n{name} " in listed for name in ("engine", "precision"))
 

@@ -45,7 +45,7 @@ def compare(
 
     The same --out with more samplers, seeds or rounds plays what is missing. Exit code 3 if a run diverges.
 
-    Example: deltafl compare --task digits --samplers full,uniform,pracdelta --seeds 3
+    Example: deltafl compare --task digits --samplers full,census,uniform --seeds 3
     """
     from ..simulation import CompareSettings, count_processes, new_folder, run_comparison
     from ..simulation.distributed import refuse_processes
@@ -73,7 +73,7 @@ def tune(
 
     The comparison is in the folder 'comparison' of --out, the rates are in 'rates.toml', for --config.
 
-    Example: deltafl tune --task digits --samplers full,uniform,innovation --local-rates 0.1,0.2,0.4 --out tuned
+    Example: deltafl tune --task digits --samplers full,census,uniform --local-rates 0.4,0.8,1.6 --out tuned
     """
     from ..simulation import TuneSettings, count_processes, new_folder, run_comparison, tune_rates
     from ..simulation.distributed import refuse_processes

@@ -41,6 +41,18 @@ _HOLDS = {
     "experiment": "an experiment; go on with: deltafl reproduce",
 }
 
+#: Headings of ``--help`` and the options below them, in this order; all others come last.
+_HEADINGS = {
+    "What to run": "samplers sampler seeds seed task clients sample rounds local_rates server_rates tuning_seeds "
+    "extensions out resume config processes workers",
+    "Local training": "local_lr local_epochs local_steps batch_size local_momentum scaffold mime proximal fixed_order "
+    "device",
+    "Server": "average server_optimizer server_lr server_momentum weights norm_guard clip memory_dtype memory_path",
+    "Data": "partition alpha column label task_type public noise truth data_dir",
+    "Clients that are away, slow or silent": "availability speeds dropout deadline over_select",
+    "Evaluation": "threshold stop_at_threshold evaluate_every test_examples validation probe_every",
+}
+
 
 def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]:
     """A command with an option for each setting of a class, or for those named; ``ctx.obj`` has those that were given.
@@ -60,6 +72,19 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
 
         def get_params(self, ctx: Any) -> list[Any]:
             return [*self.settings, *super().get_params(ctx)]
+
+        def format_options(self, ctx: Any, formatter: Any) -> None:
+            if names:  # few enough for one list
+                super().format_options(ctx, formatter)
+                return
+            records = {str(option.name): option.get_help_record(ctx) for option in self.get_params(ctx)}
+            rows = {name: record for name, record in records.items() if record is not None}
+            for heading, names_of in _HEADINGS.items():
+                if shown := [rows.pop(name) for name in names_of.split() if name in rows]:
+                    with formatter.section(heading):
+                        formatter.write_dl(shown)
+            with formatter.section("Other options"):
+                formatter.write_dl(list(rows.values()))
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             try:
