@@ -23,7 +23,7 @@ import numpy.typing as npt
 from .accumulate import Accumulator
 from .arrays import as_array, flatten, is_model
 from .designs.inclusion import check_anyone, check_cohort_size
-from .errors import DeltaflError, check_ranges
+from .errors import DeltaflError, check_ranges, unknown_name
 from .estimators.control_variates import ControlVariate
 from .estimators.remote import RemoteControl, RemoteReply
 from .estimators.table import Estimator, find_estimator
@@ -206,8 +206,9 @@ def make_plan(
 ) -> Plan:
     """The plan of a label ``name(option=value)@design@estimator``, with the estimator of the name if it has none.
 
-    ``population`` may be a list of the clients' sizes. ``more`` are other attributes of ``Plan``. ``facts`` is what
-    options may take from the run; n and the number of clients are filled in.
+    ``population`` may be a list of the clients' sizes. ``more`` are other attributes of ``Plan``; those of the label,
+    ``census+average=0.5``, win. ``facts`` is what options may take from the run; n and the number of clients are filled
+    in.
 
     Raises:
         DeltaflError: If a name is unknown, or sampler, design, estimator and population do not go together.
@@ -221,7 +222,16 @@ def make_plan(
         population = Population.from_sizes(population)
     if facts is not None:
         facts = facts._replace(n=n, m=population.num_clients)
-    return Plan(population, make_sampler(parsed, facts), n, **{"estimator": parsed.estimator, **more})
+    for name in parsed.settings:
+        if name not in _IN_LABELS:
+            raise unknown_name("setting of a plan in a label", name, _IN_LABELS)
+    return Plan(
+        population, make_sampler(parsed, facts), n, **{"estimator": parsed.estimator, **more, **parsed.settings}
+    )
+
+
+#: Attributes of a plan that a label may have.
+_IN_LABELS = ("average", "clip", "mime", "norm_guard", "scaffold")
 
 
 class RoundState(NamedTuple):

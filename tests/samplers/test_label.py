@@ -20,6 +20,7 @@ from deltafl import (
     make_sampler,
 )
 from deltafl.estimators.table import find_estimator
+from deltafl.federation.rules import make_rules
 from deltafl.samplers import Label, bias_of, file_name, is_unbiased, parse_label, split_labels
 from deltafl.samplers.active_fl import ActiveFL
 from deltafl.samplers.cluster import ClusterIS, ClusterISOracle
@@ -64,8 +65,12 @@ def test_labels_are_taken_apart_and_written() -> None:
         "pracdelta(floor=0, alpha=(1, 2))@@horvitz-thompson": "pracdelta(alpha=(1,2),floor=0)",
         "uniform@@difference": "uniform@@difference",
         "full": "full",
+        "census@@ + scaffold + average = 0.50": "census+average=0.5+scaffold",
+        "osmd(mixing=0.3)@poisson@hajek+server_optimizer=adam": "osmd(mixing=0.3)@poisson@hajek+server_optimizer=adam",
+        "uniform+scaffold=False": "uniform+scaffold=False",
     }
     assert {text: str(parse_label(text)) for text in written} == written
+    assert parse_label("census+scaffold+average=0.5").settings == {"scaffold": True, "average": 0.5}
 
 
 @pytest.mark.parametrize("label", SAMPLERS)
@@ -77,6 +82,7 @@ def test_file_names() -> None:
     assert file_name("fedis@systematic@hajek") == "fedis@systematic@hajek"  # as older records have it
     assert file_name("pracdelta( alpha=theory,floor=0 )") == "pracdelta(alpha=theory,floor=0)"
     assert file_name(f"{EXAMPLE}:ByLoss(power=2)") == "own_sampler.py_ByLoss(power=2)"
+    assert file_name(f"{EXAMPLE}:ByLoss(power=2)+average=0.5") == "own_sampler.py_ByLoss(power=2)+average=0.5"
     control = Path(__file__).parents[2] / "benchmarks" / "idea_parts.py"
     assert file_name(f"uniform@@{control}:DeviationControl") == "uniform@@idea_parts.py_DeviationControl"
 
@@ -106,6 +112,8 @@ def test_commas_inside_parentheses_do_not_split() -> None:
         ("osmd(mixing=0.3, mixing=0.4)", "an option is given twice"),
         ("pracdelta(alpha=other)", "alpha is 'other'"),
         ("uniform@pivotal@hajek@more", "is no label"),
+        ("uniform+average=0.5+average=0.4", "an option is given twice"),
+        ("uniform+average=", "unknown sampler 'uniform+average='"),
         ("nowhere.py:ByLoss", "there is no file nowhere.py; write FILE.py:Class"),
         (f"{EXAMPLE}:ByLos", "has no class 'ByLos' that is a subclass of deltafl.Sampler"),
         ("cluster-is(clusters=1,drop_small_after=5)", "drop_small_after needs clusters of at least 2"),
@@ -172,6 +180,22 @@ def test_names_in_the_place_of_objects_are_refused() -> None:
         make_plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]
 
 
+def test_a_plus_in_a_files_name_is_no_setting(tmp_path: Path) -> None:
+    path = tmp_path / "c++own+a" / "sampler_in_a_folder.py"
+    path.parent.mkdir()
+    path.write_text(EXAMPLE.read_text())
+    parsed = parse_label(f"{path}:ByLoss(power=2)+average=0.5")
+    assert (parsed.name, parsed.options, parsed.settings) == (f"{path}:ByLoss", {"power": 2}, {"average": 0.5})
+
+
+def test_a_plan_takes_its_settings_from_the_label() -> None:
+    plan = make_plan("census+scaffold+average=0.5", [1, 2, 3], n=2, average=0.3)
+    assert (plan.average, plan.scaffold, plan.estimator) == (0.5, True, "two-phase")
+    assert make_rules("uniform+clip=median", n=2).plan.clip == "median"
+    with pytest.raises(DeltaflError, match="unknown setting of a plan in a label 'proximal': choose one of average"):
+        make_plan("uniform+proximal=0.1", [1, 2, 3], n=2)
+
+
 def test_a_sampler_in_a_file_of_ones_own(tmp_path: Path) -> None:
     label = f"{EXAMPLE}:ByLoss(power=2)"
     sampler = make_sampler(label)
@@ -201,6 +225,8 @@ def test_what_makes_a_method_biased() -> None:
     assert bias_of("fedis") is None
     assert bias_of("fedis@successive") == "design successive"
     assert bias_of("fedavg") == "estimator hajek"
+    assert bias_of("uniform+average=0.5") is None
+    assert bias_of("uniform+clip=median") == "clip"
     for label in ("pracdelta(floor=0)", "cluster-is(drop_small_after=2)"):
         assert bias_of(label) == "draws that leave clients out"
     for label, condition in {

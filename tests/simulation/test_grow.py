@@ -10,7 +10,7 @@ from deltafl.analysis import Summary
 from deltafl.errors import DeltaflError
 from deltafl.simulation.compare import joined, run_comparison
 from deltafl.simulation.directory import RunDirectory
-from deltafl.simulation.settings import CompareSettings, make_settings
+from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from tools.cli import deltafl_here
 from tools.simulation import TINY, StopError, lines_of, quiet, reseal, run
 
@@ -47,6 +47,34 @@ def test_a_comparison_grows_by_samplers_and_seeds(out: Path) -> None:
     assert [entry.sampler for entry in summary.samplers] == ["uniform", "full"]
     assert [[run.seed for run in entry.seeds] for entry in summary.samplers] == [[0, 3, 5]] * 2
     assert (out / "runs" / "uniform-seed0" / "timings.jsonl").read_bytes() == before
+
+
+def test_a_label_with_settings_is_played_as_a_comparison_with_them(out: Path, tmp_path: Path) -> None:
+    own = {"average": 0.5, "server_optimizer": "momentum", "proximal": 0.1, "sample": 3}
+    label = "+".join(["uniform", *(f"{name}={value}" for name, value in own.items())])
+    summary = compare(out, samplers=f"full,{label}", seeds=1)
+    assert [entry.sampler for entry in summary.samplers] == ["uniform", "full", label]
+    compare(tmp_path / "all", samplers="uniform", seeds=1, **own)
+    assert bits(out / "runs" / f"{label}-seed0") == bits(tmp_path / "all" / "runs" / "uniform-seed0")
+    settings = make_settings(RunSettings, {**SMALL, "sampler": label})
+    assert {name: getattr(settings, name) for name in own} == own
+    assert settings.server_momentum == 0.9
+
+
+@pytest.mark.parametrize(
+    ("samplers", "sentence"),
+    [
+        ("uniform+rounds=3", "unknown setting of one sampler 'rounds'"),
+        ("uniform+average=2", "average is 2; it must be less than 1"),
+        ("uniform+server_optimizer=adm", "unknown server optimizer 'adm': did you mean 'adam'"),
+        ("uniform+sample=99", "cannot sample 99 of"),
+        ("uniform+scaffold", "scaffold corrects local steps by what the estimator knows of each client"),
+    ],
+)
+def test_settings_that_a_label_cannot_have_are_refused(tmp_path: Path, samplers: str, sentence: str) -> None:
+    with pytest.raises(DeltaflError, match=sentence):
+        compare(tmp_path / "out", samplers=samplers, seeds=1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_more_rounds_end_in_the_bits_of_a_run_played_at_once(out: Path, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class Recommendation(NamedTuple):
     @property
     def usage(self) -> str:
         """How to use it on the command line, in Python and in Flower, one line each."""
-        parsed, population, number = parse_label(self.label), "sizes", ""
+        parsed, population, number, label = parse_label(self.label), "sizes", "", f"{self.label}+average=0.5"
         sampler = make_sampler(parsed)
         after, client = "", ""
         if sampler.census is not None:
@@ -72,9 +72,9 @@ class Recommendation(NamedTuple):
         elif uses_aux(sampler, parsed.estimator):
             population, number = "deltafl.Population.from_sizes(sizes, aux=label_shares)", ", aux=10"  # ten labels
         return (
-            f"Command line: deltafl run --sampler '{self.label}' --average 0.5\n"
-            f'Python: plan = deltafl.make_plan("{self.label}", {population}, n=10, average=0.5){after}\n'
-            f'Flower: strategy = DeltaStrategy("{self.label}", n=10{number}, average=0.5){client}  # of deltafl.flower'
+            f"Command line: deltafl run --sampler '{label}'\n"
+            f'Python: plan = deltafl.make_plan("{label}", {population}, n=10){after}\n'
+            f'Flower: strategy = DeltaStrategy("{label}", n=10{number}){client}  # of deltafl.flower'
         )
 
 
@@ -171,9 +171,9 @@ def _cost(label: str, clients: int | None, parameters: int | None) -> str:
 
 
 def _caveats(label: str, evidence: Sequence[Evidence], reachable: bool) -> Iterable[str]:
-    yield "The numbers are without average=0.5, whose model, plan.model(state), is better still (docs/backbones.md)."
+    yield "The numbers are without +average=0.5, whose model, plan.model(state), is better still (docs/backbones.md)."
     if make_sampler(parse_label(label)).census is not None:
-        yield "If the model is linear, correct local steps too: scaffold=True, or --scaffold (docs/backbones.md)."
+        yield "If the model is linear, add +scaffold, which corrects local steps, too (docs/backbones.md)."
     data = list(dict.fromkeys(row.data for row in evidence))
     sets = "one data set" if len(data) == 1 else f"{len(data)} data sets"
     yield f"All are simulations, on {sets} ({', '.join(data)}), with rates tuned for each method."

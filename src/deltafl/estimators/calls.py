@@ -49,13 +49,14 @@ def _value(node: ast.expr, source: str, text: str) -> Any:
 
 def write_call(name: str, options: Mapping[str, Any]) -> str:
     """The shortest text that ``parse_call`` reads as this name and these options, in the order of their names."""
-    written = (f"{key}={_written(value)}" for key, value in sorted(options.items()))
+    written = (write_setting(key, value) for key, value in sorted(options.items()))
     return f"{name}({','.join(written)})" if options else name
 
 
-def _written(value: Any) -> str:
+def write_setting(name: str, value: Any) -> str:
+    """The shortest text of ``name=value`` that ``parse_call`` reads."""
     bare = isinstance(value, str) and _WORD.match(value) and value.lower() not in {"true", "false", "none"}
-    return str(value) if bare else repr(value).replace(", ", ",")
+    return f"{name}={value if bare else repr(value).replace(', ', ',')}"
 
 
 def split_outside(text: str, separator: str) -> list[str]:

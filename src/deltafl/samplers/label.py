@@ -1,12 +1,15 @@
-"""Labels: a method in one line of text, ``name(option=value,...)@design@estimator``.
+"""Labels: a method in one line of text, ``name(option=value,...)@design@estimator+setting=value``.
 
 Examples: ``pracdelta``, ``fedis@multinomial`` (the DELTA paper's own draws and weights), ``osmd(mixing=0.3)@poisson``,
-``uniform@@difference`` (default design), ``my_sampler.py:ByLoss(power=2)``. Options are the fields of the sampler's
-class; values are Python literals, and text needs no quotes: ``clustered-sampling-2(similarity=l2)``.
+``uniform@@difference`` (default design), ``my_sampler.py:ByLoss(power=2)``, ``census+scaffold+average=0.5``. Options
+are the fields of the sampler's class. Settings are those of a plan or a run, and win over what is set for all samplers;
+``+scaffold`` is ``+scaffold=True``. Values are Python literals, and text needs no quotes:
+``clustered-sampling-2(similarity=l2)``.
 """
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +17,7 @@ import numpy as np
 from .. import given
 from ..designs.table import find_design
 from ..errors import DeltaflError
-from ..estimators.calls import parse_call, split_outside, write_call
+from ..estimators.calls import parse_call, split_outside, write_call, write_setting
 from ..estimators.control_variates import ControlVariate, NoControl
 from ..estimators.table import ESTIMATORS, find_estimator, is_estimator
 from .base import RunFacts, Sampler
@@ -28,26 +31,30 @@ class Label(NamedTuple):
     options: Mapping[str, Any]
     design: str | None  #: in ``deltafl.DESIGNS``; None if the sampler does not draw by a design
     estimator: str  #: in ``deltafl.ESTIMATORS``
+    settings: Mapping[str, Any] = MappingProxyType({})  #: of ``Plan``, or of ``deltafl run``
 
     def __str__(self) -> str:
         entry = find_sampler(self.name)
         design = "" if self.design in (None, entry.design) else self.design
         estimator = "" if self.estimator == entry.estimator else self.estimator
-        return f"{write_call(self.name, self.options)}@{design}@{estimator}".rstrip("@")
+        method = f"{write_call(self.name, self.options)}@{design}@{estimator}".rstrip("@")
+        own = sorted(self.settings.items())
+        return "+".join([method, *(name if value is True else write_setting(name, value) for name, value in own)])
 
 
 def parse_label(label: "str | Label") -> Label:
-    """Take ``name[(options)][@design[@estimator]]`` apart; a ``DeltaflError`` if a part is wrong or does not fit.
+    """Take a label apart; a ``DeltaflError`` if a part is wrong or does not fit.
 
     Example:
         >>> parse_label("osmd(mixing=0.3)@poisson")
-        Label(name='osmd', options={'mixing': 0.3}, design='poisson', estimator='horvitz-thompson')
+        Label(name='osmd', options={'mixing': 0.3}, design='poisson', estimator='horvitz-thompson', settings={})
     """
     if isinstance(label, Label):
         return label
     if not isinstance(label, str):
         raise DeltaflError(f"a label is text such as 'innovation', not {label!r}; samplers go into Plan(...)")
-    call, design, weights, *rest = [*split_outside(label, "@"), "", ""]
+    method, settings = split_settings(label)
+    call, design, weights, *rest = [*split_outside(method, "@"), "", ""]
     if any(rest):
         raise DeltaflError(f"{label!r} is no label; write name(option=value)@design@estimator, such as innovation")
     name, options = parse_call(call)
@@ -65,7 +72,24 @@ def parse_label(label: "str | Label") -> Label:
     if entry.scores == "unknown" and estimator.needs_expected:
         fitting = ", ".join(repr(e.name) for e in ESTIMATORS.values() if not e.needs_expected)
         raise DeltaflError(f"{name!r} does not know its selection probabilities; only these can follow it: {fitting}")
-    return Label(name, options, design or entry.design, estimator.name)
+    return Label(name, options, design or entry.design, estimator.name, settings)
+
+
+#: A method, and the settings after it; a file's name may have a plus, too.
+_WITH_SETTINGS = re.compile(r"(?P<method>.*?)(?P<settings>(\s*\+\s*[a-z_]+\s*(=[^+()@]+)?)*)", re.DOTALL)
+
+
+def split_settings(label: str) -> tuple[str, dict[str, Any]]:
+    """The label without its settings, and these.
+
+    Example:
+        >>> split_settings("census+scaffold+average=0.5")
+        ('census', {'scaffold': True, 'average': 0.5})
+    """
+    found = _WITH_SETTINGS.fullmatch(label)
+    assert found is not None, "any text has this form"
+    parts = [part if "=" in part else f"{part}=True" for part in found["settings"].split("+")[1:]]
+    return found["method"], parse_call(f"label({','.join(parts)})")[1]
 
 
 def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
@@ -141,12 +165,15 @@ def make_sampler(label: str | Label, facts: RunFacts | None = None) -> Sampler:
 
 
 def bias_of(label: str | Label) -> str | None:
-    """The part of a method that makes it biased: its estimator, design or draws, in words; None if it is unbiased."""
+    """The part of a method that makes it biased: its estimator, design, draws or setting; None if it is unbiased."""
     parsed = parse_label(label)
     if not find_estimator(parsed.estimator).unbiased:
         return f"estimator {parsed.estimator}"
     if parsed.design is not None and not find_design(parsed.design).exact:
         return f"design {parsed.design}"
+    for name in ("clip", "norm_guard"):
+        if name in parsed.settings:
+            return name
     sampler = make_sampler(parsed)
     if sampler.expects_absence:
         return "weights from past rounds"

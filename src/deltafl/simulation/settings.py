@@ -47,6 +47,12 @@ UNION = {"samplers", "seeds"}
 #: Settings that say what a table means.
 OF_TABLES = ("label", "column", "task_type", "partition", "clients", "alpha")
 
+#: Settings that a sampler may have of its own: ``uniform+average=0.5``.
+OF_LABELS = (
+    *("sample", "local_lr", "local_epochs", "batch_size", "local_momentum", "scaffold", "mime", "proximal"),
+    *("fixed_order", "average", "server_optimizer", "server_lr", "server_momentum", "norm_guard", "clip"),
+)
+
 #: Settings that a task fills in, and the names of its defaults.
 TASK_DEFAULTS = {"clients": "num_clients", "sample": "sample_size"} | {
     name: name
@@ -70,8 +76,8 @@ class Settings(BaseModel):
     batch_size: Count | None = Field(None, description="examples a minibatch")
     local_lr: Positive | None = Field(None, description="local learning rate")
     local_momentum: Memory = Field(0.0, description="local momentum gamma, new in every round of a client")
-    mime: Memory = Field(0.0, description="beta of the server's momentum that all clients apply (FedMIME-style)")
-    scaffold: bool = Field(False, description="correct local steps by what is known of each client (SCAFFOLD)")
+    mime: Memory = Field(0.0, description="beta of the momentum that all clients apply (FedMIME)")
+    scaffold: bool = Field(False, description="correct clients' local steps (SCAFFOLD)")
     proximal: NotNegative = Field(0.0, description="proximal term mu (FedProx)")
     fixed_order: bool = Field(False, description="each client's minibatches are the same in every round")
     server_optimizer: str = Field("sgd", description="sgd, fedexp, momentum, adagrad, adam or yogi")
@@ -204,7 +210,9 @@ class RunSettings(Settings):
     """One run: one sampler, one seed."""
 
     workers: Count = Field(1, description="processes that train clients")
-    sampler: str = Field("innovation@local-pivotal", description="name[@design[@estimator]]; see `deltafl samplers`")
+    sampler: str = Field(
+        "innovation@local-pivotal", description="name@design@estimator+setting; see `deltafl samplers`"
+    )
     seed: Seed = Field(0, description="fixes split, initial model, draws and minibatches")
 
     def own_task(self, seed: int = 0) -> Task:
@@ -214,9 +222,13 @@ class RunSettings(Settings):
             check_picklable(task, self.task)
         return task
 
+    def resolve(self) -> Self:
+        """Take the settings in the label, then fill in the task's defaults."""
+        own = own_settings(self.sampler)
+        return super(RunSettings, type(self)(**self.model_dump() | own) if own else self).resolve()
+
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
-        parse_label(self.sampler)
         how = (self.device, self.precision, self.engine)
         if self.workers > 1 and how not in (("cpu", "float32", "auto"), ("cpu", "float32", "loop")):
             raise DeltaflError(
@@ -255,7 +267,7 @@ class CompareSettings(Settings):
     samplers: Labels = Field(
         ("full", "census", "balanced", "innovation", "pracdelta", "fedavg", "uniform"),
         min_length=1,
-        description="labels, comma separated",
+        description="labels, comma separated; own settings: uniform+average=0.5",
     )
     seeds: Annotated[tuple[Seed, ...], BeforeValidator(listed)] = Field(
         5, min_length=1, validate_default=True, description="number of seeds, which are 0, 1, ..., or a list: 3,5,8"
@@ -265,7 +277,8 @@ class CompareSettings(Settings):
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
         for label in (*self.samplers, *(self.rates or ())):
-            parse_label(label)
+            if own_settings(label):
+                self.run(label, self.seeds[0])._check(spec)
         if len(set(self.samplers)) < len(self.samplers):
             raise DeltaflError(f"a sampler is named twice in {', '.join(self.samplers)}; name each once")
         if len(set(self.seeds)) < len(self.seeds):
@@ -281,7 +294,10 @@ class CompareSettings(Settings):
         common = self.model_dump(include={*Settings.model_fields})
         # Of ``full`` and ``uniform`` beside a method with corrected steps nothing is known of single clients: none are.
         common["scaffold"] = self.scaffold and _control_of(sampler).knows_clients
-        return RunSettings(**{**common, **own}, sampler=sampler, seed=seed)
+        settings = {**common, **own, **own_settings(sampler)}
+        if settings["server_optimizer"] == "momentum" and settings["server_momentum"] is None:
+            settings["server_momentum"] = Momentum.beta
+        return RunSettings(**settings, sampler=sampler, seed=seed)
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
@@ -308,6 +324,15 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
         return kind.model_validate(values).resolve()
     except ValidationError as error:
         raise DeltaflError(sentence(error.errors()[0])) from None
+
+
+def own_settings(label: str) -> dict[str, Any]:
+    """The settings in a label; a ``DeltaflError`` for those that belong to the whole comparison."""
+    own = dict(parse_label(label).settings)
+    for name in own:
+        if name not in OF_LABELS:
+            raise unknown_name("setting of one sampler", name, OF_LABELS)
+    return own
 
 
 def _control_of(label: str) -> ControlVariate:

@@ -144,7 +144,7 @@ def plan_of(
     if task is not None:
         rule = with_twins(rule, task, work_of(settings), settings.seed, computation_of(settings))
     plan = make_plan(
-        label,
+        label._replace(settings={}),  # they are among those of the run
         population,
         min(ceil(settings.over_select * filled_in(settings.sample)), population.num_clients),
         settings.run_facts(population, None if task is None else task.dataset.num_classes),
