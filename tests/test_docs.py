@@ -19,7 +19,6 @@ from deltafl.designs.table import DESIGNS
 from deltafl.estimators.table import ESTIMATORS, REMOTE_ESTIMATORS
 from deltafl.samplers import SAMPLERS, is_unbiased
 from reproduction.benchmark.judge import needs
-from reproduction.benchmark.parts import find_label
 from reproduction.spec import load_experiment
 
 ROOT = Path(__file__).parent.parent
@@ -130,7 +129,7 @@ def test_the_readmes_first_table_is_that_of_the_benchmark() -> None:
     assert len(head) > 4
     for first, needed, *shown in rows:
         _, label, marks = first.split("`")
-        assert ("†" in marks) == (not is_unbiased(find_label(label)))
+        assert ("†" in marks) == (not is_unbiased(label))
         assert ("labels" in needed) == (needs(label) == "known")
         for title, cell in zip(head[2:], shown, strict=True):
             recommended = experiment.parts[parts[title]].get("recommended", experiment.view.recommended)

@@ -40,6 +40,6 @@ def train(message: Message, context: Context) -> Message:
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     """Your rounds."""
-    strategy = DeltaStrategy("innovation@local-pivotal", n=10, average=0.5)
+    strategy = DeltaStrategy("innovation@local-pivotal+average=0.5", n=10)
     result = strategy.start(grid, ArrayRecord(torch.nn.Linear(4, 4).state_dict()), num_rounds=20)
     torch.save(result.arrays.to_torch_state_dict(), "model.pt")

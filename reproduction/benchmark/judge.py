@@ -12,14 +12,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from deltafl.analysis import Interval, Run, fieller, mean_interval
-from deltafl.samplers import SAMPLERS, is_unbiased
+from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
 from deltafl.simulation import rounds_to_threshold
 from deltafl.types import FloatArray
 
 from ..measures import Measure, Statement, accuracy, area, compare
 from ..spec import View
 from ..verdict import ends
-from .parts import BASELINE, FULL, Part, find_label, is_ours
+from .parts import BASELINE, FULL, Part, is_ours
 from .runs import Method, Result
 
 GOAL, SURE = 0.85, 0.7  # what G has to be, and what its interval has to lie above
@@ -28,13 +28,13 @@ Status = Literal["reached", "missed", "open", "running", "no task"]
 
 
 def needs(label: str) -> str:
-    return SAMPLERS[find_label(label).name].needs
+    return SAMPLERS[parse_label(label).name].needs
 
 
 def _advantages(part: Part, label: str) -> str:
     """What a method needs or gives up that the recommended one does not, in brackets; perhaps nothing."""
-    public = part.variants.get(label.partition("+")[2], {}).get("public")
-    words = ["biased"] * (not is_unbiased(find_label(label))) + ["needs labels"] * (needs(label) == "known")
+    public = parse_label(label).settings.get("public")
+    words = ["biased"] * (not is_unbiased(label)) + ["needs labels"] * (needs(label) == "known")
     words += ["public data"] if public else []
     return f" ({', '.join(words)})" if words else ""
 

@@ -18,7 +18,7 @@ from ..spec import TEXTS, Experiment, View
 from ..text import csv_text, folded
 from ..verdict import counted
 from .judge import GOAL, LEAST, SURE, Gap, Judgement, gap_of, headline, judge, measures, needs, no_task, sentence
-from .parts import BASELINE, FULL, Part, find_label, is_ours, parts_of
+from .parts import BASELINE, FULL, Part, is_ours, parts_of
 from .runs import Reasons, Result, Store, gather, play
 from .tables import cost_table, crossings_table, main_table, num_params_of, table_cells, tuning_cells
 
@@ -189,7 +189,7 @@ def _gap_axis(axes: "Axes", gaps: Sequence[Gap], labels: Sequence[str]) -> None:
             axes.plot(ends, [place, place], color=colour, linewidth=1.4, zorder=2)
         inside = "s" if needs(label) == "known" else "o"
         marker = inside if gap.value == x else "<" if x == _LEFT else ">"
-        fill = colour if is_unbiased(find_label(label)) else "white"
+        fill = colour if is_unbiased(label) else "white"
         axes.plot([x], [place], marker, markersize=4, mfc=fill, mec=colour, zorder=3)
     for x, dash in ((0.0, "-"), (1.0, "-"), (GOAL, (0, (5, 3)))):
         axes.axvline(x, color=analysis.GREY if x == GOAL else analysis.PALE, linewidth=0.8, linestyle=dash, zorder=1)

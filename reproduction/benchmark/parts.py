@@ -8,8 +8,7 @@
     [cpu]  [cpu.change.fashion-mnist]
 
 Later ones win: settings, tier, part, scale, the scale's change of the part. ``methods`` are labels, or ``"every"`` for
-each sampler of ``deltafl samplers``; ``more`` are labels beside them. ``LABEL+VARIANT`` is a label with settings of its
-own, those of ``[settings.variants.VARIANT]``. Learning rates are tuned by the library's rule.
+each sampler of ``deltafl samplers``; ``more`` are labels beside them. Learning rates are tuned by the library's rule.
 """
 
 from functools import cached_property
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deltafl.errors import DeltaflError, unknown_name
 from deltafl.io import checked
-from deltafl.samplers import SAMPLERS, Label, parse_label
+from deltafl.samplers import SAMPLERS, parse_label
 from deltafl.simulation import Doubling, Grid, Job, RunSettings, make_settings
 
 from ..spec import Experiment
@@ -46,7 +45,6 @@ class Part(BaseModel):
     probe_every: Count | None = None  # rounds between two probes of test seed 0; None for none
     tuning_validation: Annotated[float, Field(gt=0, lt=1)] = 0.2  # share of training examples that tuning judges by
     needs: str = ""  # why a part is owed; it is played only if it is named
-    variants: dict[str, dict[str, Any]] = {}  # settings of the methods that are named LABEL+VARIANT
     recommended: str | None = None  # the label that the target is about, where it is not the experiment's
 
     @model_validator(mode="after")
@@ -78,33 +76,22 @@ class Part(BaseModel):
         return self.common.model_copy(update={"validation": self.tuning_validation})
 
     def tuning_job(self, label: str, rate: float, seed: int) -> Job:
-        return self._job(f"{self.name}-tuning-{rate:g}", label, rate, seed, validation=self.tuning_validation)
+        settings = self._run(label, rate, seed, validation=self.tuning_validation)
+        return Job(f"{self.name}-tuning-{rate:g}", settings)
 
     def test_job(self, label: str, rate: float, seed: int) -> Job:
         """A run that is reported; that of seed 0 has probes, which change nothing else."""
         probe = self.probe_every if seed == 0 and label != FULL else None
-        return self._job(self.name, label, rate, seed, probe_every=probe)
-
-    def _job(self, place: str, label: str, rate: float, seed: int, **own: float | None) -> Job:
-        """The records of a variant have a place of their own, beside those of the label alone."""
-        return Job("".join([place, *label.partition("+")[1:]]), self._run(label, rate, seed, **own))
+        return Job(self.name, self._run(label, rate, seed, probe_every=probe))
 
     def _run(self, label: str, rate: float, seed: int, **own: float | None) -> RunSettings:
-        sampler, _, variant = label.partition("+")
-        if variant and variant not in self.variants:
-            raise unknown_name("variant", variant, self.variants)
-        given = {**(self.model_extra or {}), "sampler": sampler, "local_lr": rate, "seed": seed, "rounds": self.horizon}
-        given |= {**own, **self.variants.get(variant, {})}
+        given = {**(self.model_extra or {}), "sampler": label, "local_lr": rate, "seed": seed, "rounds": self.horizon}
+        given |= own
         return make_settings(RunSettings, {key: value for key, value in given.items() if value is not None})
 
 
-def find_label(label: str) -> Label:
-    """The parts of a label, without its variant."""
-    return parse_label(label.partition("+")[0])
-
-
 def is_ours(label: str) -> bool:
-    return SAMPLERS[find_label(label).name].source == "this project"
+    return SAMPLERS[parse_label(label).name].source == "this project"
 
 
 def parts_of(experiment: Experiment, scale: str, **own: Any) -> list[Part]:
@@ -122,5 +109,5 @@ def _part(experiment: Experiment, scale: str, name: str, own: dict[str, Any]) ->
     listed = tuple(SAMPLERS) if merged["methods"] == "every" else merged["methods"]
     merged["methods"] = tuple(dict.fromkeys([*listed, *merged.pop("more", ())]))
     for label in merged["methods"]:
-        find_label(label)
+        parse_label(label)
     return checked(Part, {**merged, "name": name}, f"benchmark, part {name}", "correct its file")

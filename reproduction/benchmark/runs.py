@@ -61,14 +61,8 @@ class TuningResult(Frozen):
 
 def tuning_result(run: Run, part: Part) -> TuningResult:
     own = {name: run.settings[name] for name in _OWN} | {"diverged": run.diverged, "environment": run.environment}
-    own["sampler"] = _label(run.sampler, run.part)
     reached, area = rounds_to_threshold(run, part.threshold), area_under(run, part.horizon)
     return TuningResult(**own, reached=reached, mean_accuracy=round(area, 6))
-
-
-def _label(sampler: str, place: str) -> str:
-    """The label of a method, with the variant that the place of its records names."""
-    return "".join([sampler, *place.partition("+")[1:]])
 
 
 class Store:
@@ -82,7 +76,7 @@ class Store:
     def tuned(self, part: Part, job: Job) -> TuningResult | None:
         """The result of a tuning run, from its line or else its record; None if it is not finished."""
         lines = self._lines(part)
-        key = (_label(job.settings.sampler, job.part), job.settings.local_lr or 0.0, job.settings.seed)
+        key = (job.settings.sampler, job.settings.local_lr or 0.0, job.settings.seed)
         if key not in lines and (record := self.runs.get(job)) is not None:
             lines[key] = tuning_result(record.run(), part)
         return lines.get(key)
@@ -205,8 +199,7 @@ def play(parts: Sequence[Part], request: Request, on_progress: OnProgress) -> Re
             store.keep(part, tuning_jobs(part, methods, store))  # those of an interrupted command included
             jobs = reported_jobs(part, methods, store)
             run_jobs(jobs, request.out, request.processes, on_progress)
-            for place in {job.part for job in jobs}:
-                store.runs.pack(place)
+            store.runs.pack(part.name)
     return reasons
 
 
@@ -226,7 +219,7 @@ def _runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
     for label in part.methods:
         try:
             settings = part.tuning_job(label, part.rates[0], part.tuning_seeds[0]).settings
-            plan_of(settings, population, task_of(settings) if "+" in label else task)
+            plan_of(settings, population, task_of(settings) if settings.public else task)
         except DeltaflError as error:
             reasons[part.name, label] = str(error)
         else:

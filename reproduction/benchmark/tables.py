@@ -9,7 +9,7 @@ import numpy as np
 
 from deltafl import LearnedCoefficient, Population, Twin, analysis, init_round
 from deltafl.estimators.control_variates import NoControlState
-from deltafl.samplers import SAMPLERS, is_unbiased
+from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
 from deltafl.simulation import RunSettings, mean_score, plan_of
 from deltafl.tasks import find_task
 from deltafl.types import FloatArray
@@ -19,7 +19,7 @@ from ..spec import View
 from ..text import DASH, MOST_ROWS, Cells, fixed, folded, markdown, plus_minus
 from ..verdict import number_text
 from .judge import NO_GAP, against, cut_short, gap_of, measures, needs, no_task
-from .parts import BASELINE, FULL, find_label
+from .parts import BASELINE, FULL
 from .runs import Method, Result, Store
 
 MB = 1e6
@@ -34,7 +34,7 @@ def by_area(result: Result) -> list[Method]:
 
 
 def name_of(label: str) -> str:
-    marks = {"oracle": "‡", "known": "§"}.get(needs(label), "") + "†" * (not is_unbiased(find_label(label)))
+    marks = {"oracle": "‡", "known": "§"}.get(needs(label), "") + "†" * (not is_unbiased(label))
     return f"`{label}`" + (f" {marks}" if marks else "")
 
 
@@ -194,8 +194,8 @@ def table_cells(results: Sequence[Result]) -> Cells:
 def _method_cells(result: Result, method: Method) -> dict[str, Any]:
     label, part = method.label, result.part
     cell: dict[str, Any] = {"part": part.name, "tier": part.tier, "method": label}
-    cell |= {"unbiased": is_unbiased(find_label(label)), "needs": needs(label)}
-    cell |= {"source": SAMPLERS[find_label(label).name].source}
+    cell |= {"unbiased": is_unbiased(label), "needs": needs(label)}
+    cell |= {"source": SAMPLERS[parse_label(label).name].source}
     cell |= {"rate": method.search.best, "edge": method.search.edge, "seeds": len(method.runs)}
     _, smoothed, first, _ = measures(part)
     cell |= {"never_smoothed": cut_short(method, smoothed), "never": cut_short(method, first)}

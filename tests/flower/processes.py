@@ -48,7 +48,6 @@ def main(grid, context):
     strategy = DeltaStrategy(
         config["sampler"], config["n"], seed=config["seed"], state_path=config["state-path"] or None,
         min_nodes=config["min-nodes"], wait_for_nodes=90, registration_timeout=20, identity=config["identity"],
-        scaffold=config["scaffold"],
     )
     start = {"weight": Array(np.zeros((10, 64), np.float32)), "bias": Array(np.zeros(10, np.float32))}
     strategy.start(grid, ArrayRecord(start), num_rounds=config["rounds"], timeout=config["timeout"], evaluate_fn=keep)

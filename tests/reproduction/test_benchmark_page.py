@@ -13,7 +13,7 @@ from deltafl.errors import DeltaflError
 from deltafl.samplers import SAMPLERS, is_unbiased
 from deltafl.simulation import RunSettings, RunStore, make_settings, rounds_to_threshold, write_record
 from reproduction.benchmark.judge import closed, measures, needs, rounds_at
-from reproduction.benchmark.parts import find_label, parts_of
+from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.tables import num_params_of, server_memory
 from reproduction.spec import SCALES, load_experiment
 from reproduction.text import MOST_ROWS
@@ -39,7 +39,7 @@ def test_the_real_file(scale: str) -> None:
     experiment = load_experiment("benchmark")
     for part in parts_of(experiment, scale):
         recommended = part.recommended or experiment.view.recommended or ""
-        assert is_unbiased(find_label(recommended)) and needs(recommended) != "known"
+        assert is_unbiased(recommended) and needs(recommended) != "known"
         assert {"full", "uniform", recommended} <= set(part.methods)
         assert part.tier != "every" or set(SAMPLERS) <= set(part.methods) or scale == "smoke"
         assert (part.common.clients or 0) / (part.common.sample or 1) <= 20

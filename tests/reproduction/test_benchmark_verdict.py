@@ -64,14 +64,13 @@ def test_rivals_are_methods_of_others_biased_or_told_labels(tmp_path: Path, othe
 
 
 def test_a_better_method_of_ours_is_said_but_does_not_decide(tmp_path: Path) -> None:
-    variants = {"public": {"public": 2}}
     for label, more in (
         ("spread", ""),
         ("balanced", " (needs labels)"),
-        ("balanced+public", " (needs labels, public data)"),
+        ("balanced+public=2", " (needs labels, public data)"),
     ):
         folder = tmp_path / label
-        judgement = judge(result_of(folder, MADE_UP | {label: [5, 6, 5, 7, 6]}, variants=variants), SEEN)
+        judgement = judge(result_of(folder, MADE_UP | {label: [5, 6, 5, 7, 6]}), SEEN)
         assert judgement.status == "reached"
         assert f"; ahead of it: none of 2 methods of others; of ours `{label}`{more} by " in sentence(judgement)
     judgement = judge(result_of(tmp_path / "b", MADE_UP | {"spread": [9, 9, 8, 10, 9]}), SEEN)

@@ -70,7 +70,7 @@ def test_labels_are_taken_apart_and_written() -> None:
         "uniform+scaffold=False": "uniform+scaffold=False",
     }
     assert {text: str(parse_label(text)) for text in written} == written
-    assert parse_label("census+scaffold+average=0.5").settings == {"scaffold": True, "average": 0.5}
+    assert parse_label("census+average=0.5+scaffold").settings == {"scaffold": True, "average": 0.5}
 
 
 @pytest.mark.parametrize("label", SAMPLERS)
@@ -189,7 +189,7 @@ def test_a_plus_in_a_files_name_is_no_setting(tmp_path: Path) -> None:
 
 
 def test_a_plan_takes_its_settings_from_the_label() -> None:
-    plan = make_plan("census+scaffold+average=0.5", [1, 2, 3], n=2, average=0.3)
+    plan = make_plan("census+average=0.5+scaffold", [1, 2, 3], n=2, average=0.3)
     assert (plan.average, plan.scaffold, plan.estimator) == (0.5, True, "two-phase")
     assert make_rules("uniform+clip=median", n=2).plan.clip == "median"
     with pytest.raises(DeltaflError, match="unknown setting of a plan in a label 'proximal': choose one of average"):

@@ -251,12 +251,7 @@ def test_packed_records_are_found_and_a_loose_one_wins(tmp_path: Path) -> None:
     write_record(before[0], store.path(jobs[1]))
     store.pack("a")
     assert packed.read_bytes() == content
-    variant = before[0].model_copy(update={"part": "a+average"})
-    write_record(variant, tmp_path / "runs" / f"{variant.key}.json")
-    store.pack("a+average")
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a.jsonl.gz"]
-    assert store.parts() == ["a", "a+average"]
-    assert (store.records("a"), store.records("a+average")) == (before, [variant])
+    assert store.parts() == ["a"]
     packed.write_bytes(content[:-20])
     with pytest.raises(DeltaflError, match=r"a\.jsonl\.gz cannot be read: .*restore it"):
         store.get(jobs[0])

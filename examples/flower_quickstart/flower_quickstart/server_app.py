@@ -25,7 +25,6 @@ def main(grid: Grid, context: Context) -> None:
         sampler=str(config["sampler"]),
         n=int(config["n"]),
         seed=int(config["seed"]),
-        scaffold=bool(config["scaffold"]),
         state_path=str(config["state-path"]) or None,
     )
     initial = {"weight": Array(np.zeros((10, 64), np.float32)), "bias": Array(np.zeros(10, np.float32))}

@@ -1,7 +1,7 @@
 """Labels: a method in one line of text, ``name(option=value,...)@design@estimator+setting=value``.
 
 Examples: ``pracdelta``, ``fedis@multinomial`` (the DELTA paper's own draws and weights), ``osmd(mixing=0.3)@poisson``,
-``uniform@@difference`` (default design), ``my_sampler.py:ByLoss(power=2)``, ``census+scaffold+average=0.5``. Options
+``uniform@@difference`` (default design), ``my_sampler.py:ByLoss(power=2)``, ``census+average=0.5+scaffold``. Options
 are the fields of the sampler's class. Settings are those of a plan or a run, and win over what is set for all samplers;
 ``+scaffold`` is ``+scaffold=True``. Values are Python literals, and text needs no quotes:
 ``clustered-sampling-2(similarity=l2)``.
@@ -83,8 +83,8 @@ def split_settings(label: str) -> tuple[str, dict[str, Any]]:
     """The label without its settings, and these.
 
     Example:
-        >>> split_settings("census+scaffold+average=0.5")
-        ('census', {'scaffold': True, 'average': 0.5})
+        >>> split_settings("census+average=0.5+scaffold")
+        ('census', {'average': 0.5, 'scaffold': True})
     """
     found = _WITH_SETTINGS.fullmatch(label)
     assert found is not None, "any text has this form"

@@ -220,7 +220,8 @@ def _check(settings: CompareSettings, out: Path, before: CompareSettings | None)
     for sampler in settings.samplers:
         run = settings.run(sampler, first)
         check_memory(run, engine, out)
-        plan_of(run, task.population(settings.weights), task)
+        own = task if run.public == settings.public else task_of(run)
+        plan_of(run, own.population(settings.weights), own)
         if before is not None and sampler in before.samplers:
             require_same_sampler(before.run(sampler, first), run, task)
     for seed in others if settings.clients is None else ():

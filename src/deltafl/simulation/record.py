@@ -261,7 +261,7 @@ class RunStore:
     def parts(self) -> list[str]:
         """The parts that have a record, in alphabetical order."""
         runs = self.folder / "runs"
-        packed = {record.part for path in runs.glob(f"*{PACKED}") for record in _read_packed(path).values()}
+        packed = {path.name.removesuffix(PACKED) for path in runs.glob(f"*{PACKED}")}
         return sorted(packed | {path.parent.name for path in runs.glob("*/*.json")})
 
     def pack(self, part: str) -> None:
@@ -270,8 +270,7 @@ class RunStore:
             loose = list((self.folder / "runs" / part).glob("*.json"))
             if not loose:
                 return
-            records = _read_packed(self._packed_file(part)) | self._part(part)
-            lines = "".join(_line(record) for _, record in sorted(records.items()))
+            lines = "".join(_line(record) for _, record in sorted(self._part(part).items()))
             write_atomically(self._packed_file(part), gzip.compress(lines.encode(), mtime=0))
             for path in loose:
                 path.unlink()
@@ -282,12 +281,11 @@ class RunStore:
         return locked(self.folder)
 
     def _part(self, part: str) -> dict[str, RunRecord]:
-        packed = {key: record for key, record in _read_packed(self._packed_file(part)).items() if record.part == part}
         loose = [read_record(path) for path in (self.folder / "runs" / part).glob("*.json")]
-        return packed | {record.key: record for record in loose}
+        return _read_packed(self._packed_file(part)) | {record.key: record for record in loose}
 
     def _packed_file(self, part: str) -> Path:
-        return self.folder / "runs" / f"{part.partition('+')[0]}{PACKED}"
+        return self.folder / "runs" / f"{part}{PACKED}"
 
 
 def run_key(part: str, sampler: str, seed: int) -> str:

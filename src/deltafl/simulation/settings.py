@@ -50,7 +50,7 @@ OF_TABLES = ("label", "column", "task_type", "partition", "clients", "alpha")
 #: Settings that a sampler may have of its own: ``uniform+average=0.5``.
 OF_LABELS = (
     *("sample", "local_lr", "local_epochs", "batch_size", "local_momentum", "scaffold", "mime", "proximal"),
-    *("fixed_order", "average", "server_optimizer", "server_lr", "server_momentum", "norm_guard", "clip"),
+    *("fixed_order", "average", "server_optimizer", "server_lr", "server_momentum", "norm_guard", "clip", "public"),
 )
 
 #: Settings that a task fills in, and the names of its defaults.
