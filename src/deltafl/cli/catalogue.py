@@ -49,7 +49,9 @@ def samplers() -> None:
     _print_table(("estimator", "unbiased", "source"), ((e.name, yes[e.unbiased], e.source or "-") for e in rules))
     typer.echo(
         "With norm_guard or clip none of them is unbiased: these settings shorten steps or updates that are too long.\n"
-        "The ...-remote estimators are for hosts whose clients keep a memory; twin needs --public examples."
+        "The ...-remote estimators are for hosts whose clients keep a memory; twin needs --public examples.\n\n"
+        "A label is SAMPLER(option=value)@DESIGN@ESTIMATOR+setting=value, all but the sampler optional: uniform,\n"
+        "osmd(mixing=0.3)@poisson, uniform@@fedvarp, census+average=0.5+scaffold."
     )
 
 
