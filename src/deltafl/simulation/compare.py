@@ -220,8 +220,7 @@ def _check(settings: CompareSettings, out: Path, before: CompareSettings | None)
     for sampler in settings.samplers:
         run = settings.run(sampler, first)
         check_memory(run, engine, out)
-        own = task if run.public == settings.public else task_of(run)
-        plan_of(run, own.population(settings.weights), own)
+        plan_of(run, task.population(settings.weights), task)
         if before is not None and sampler in before.samplers:
             require_same_sampler(before.run(sampler, first), run, task)
     for seed in others if settings.clients is None else ():

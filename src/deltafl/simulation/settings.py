@@ -4,7 +4,7 @@ What is left out is filled from the task's own defaults by ``resolve``, so that 
 All mistakes end in one sentence (``DeltaflError``) before anything is written.
 """
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -50,7 +50,7 @@ OF_TABLES = ("label", "column", "task_type", "partition", "clients", "alpha")
 #: Settings that a sampler may have of its own: ``uniform+average=0.5``.
 OF_LABELS = (
     *("sample", "local_lr", "local_epochs", "batch_size", "local_momentum", "scaffold", "mime", "proximal"),
-    *("fixed_order", "average", "server_optimizer", "server_lr", "server_momentum", "norm_guard", "clip", "public"),
+    *("fixed_order", "average", "server_optimizer", "server_lr", "server_momentum", "norm_guard", "clip"),
 )
 
 #: Settings that a task fills in, and the names of its defaults.
@@ -224,7 +224,7 @@ class RunSettings(Settings):
 
     def resolve(self) -> Self:
         """Take the settings in the label, then fill in the task's defaults."""
-        own = own_settings(self.sampler)
+        own = own_settings(self.sampler, (*OF_LABELS, "public"))  # which would give runs of a comparison other data
         return super(RunSettings, type(self)(**self.model_dump() | own) if own else self).resolve()
 
     def _check(self, spec: TaskSpec) -> None:
@@ -326,12 +326,12 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
         raise DeltaflError(sentence(error.errors()[0])) from None
 
 
-def own_settings(label: str) -> dict[str, Any]:
+def own_settings(label: str, allowed: Sequence[str] = OF_LABELS) -> dict[str, Any]:
     """The settings in a label; a ``DeltaflError`` for those that belong to the whole comparison."""
     own = dict(parse_label(label).settings)
     for name in own:
-        if name not in OF_LABELS:
-            raise unknown_name("setting of one sampler", name, OF_LABELS)
+        if name not in allowed:
+            raise unknown_name("setting of one sampler", name, allowed)
     return own
 
 
