@@ -128,7 +128,7 @@ def test_the_readmes_first_table_is_that_of_the_benchmark() -> None:
     assert {"`pracdelta`", "`fedentopt` †", "`fed-cbs` †"} < {row[0] for row in rows}
     assert len(head) > 4
     for first, needed, *shown in rows:
-        _, label, marks = first.split("`")
+        _, label, marks = first.split("`", 2)
         assert ("†" in marks) == (not is_unbiased(label))
         assert ("labels" in needed) == (needs(label) == "known")
         for title, cell in zip(head[2:], shown, strict=True):
