@@ -29,7 +29,7 @@ from deltafl.tasks import make_task
 
 JOBS = Path(__file__).parent / "jobs"
 CLIENTS = 20
-PEERS = {"pfl": ["pfl==0.6.0"], "flower": ["flwr[simulation]==1.41.0"], "nvflare-simulator": ["nvflare==2.9.0"]}
+PEERS = {"pfl": ["pfl==0.6.0"], "flower": ["flwr[simulation]==1.42.0"], "nvflare-simulator": ["nvflare==2.9.0"]}
 TORCH = "torch==2.13.0"
 CORES = {1: "0", 2: "0,1"}
 TUNED = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
