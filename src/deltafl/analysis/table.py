@@ -66,7 +66,7 @@ def comparison_table(summary: Summary) -> RenderableType:
     for heading in COSTS:
         costs.add_column(heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
     for entry in summary.samplers:
-        costs.add_row(entry.sampler, *cost_cells(entry))
+        costs.add_row(_foldable(entry.sampler), *cost_cells(entry))
     known = any(entry.costs for entry in summary.samplers)
     return Group(table, Text(), *((costs, Text()) if known else ()), notes)
 
@@ -83,7 +83,7 @@ def cost_cells(entry: SamplerSummary) -> list[str]:
 def table_row(entry: SamplerSummary, summary: Summary) -> dict[str, Text]:
     """The cells of a sampler in the order of the table, a second line with the interval or the share of seeds."""
     gap, reached, number, clock = entry.gap_closed, entry.to_threshold, entry.total_bytes, entry.total_clock
-    cells = {"sampler": Text(entry.sampler), "value": Text(value_text(entry, summary))}
+    cells = {"sampler": Text(_foldable(entry.sampler)), "value": Text(value_text(entry, summary))}
     if has_fairness(summary):
         cells["tail"] = _tail_text(entry.fairness)
     cells["gap"] = Text(DASH)
@@ -94,6 +94,11 @@ def table_row(entry: SamplerSummary, summary: Summary) -> dict[str, Text]:
         cells["speedup"] = _speedup_text(reached.speedup, entry.sampler == summary.baseline)
         number, clock = reached.bytes, reached.clock
     return cells | {"bytes": Text(human_bytes(number) + ("" if clock is None else f"\n{human_seconds(clock)} s"))}
+
+
+def _foldable(label: str) -> str:
+    """A label that folds before its settings; with the blanks it is the same label."""
+    return label.replace("+", " +")
 
 
 def has_fairness(summary: Summary) -> bool:
