@@ -1,6 +1,6 @@
 """The FashionMNIST job in deltafl, a plain PyTorch loop and the simulators of Flower, pfl and NVFlare.
 
-    python benchmarks/peers.py [--repeats 5] [--rounds 4] [--home .peers] [--out result.json]
+    python benchmarks/peers.py [--repeats 5] [--rounds 4] [--only Flower] [--home .peers] [--out result.json]
 
 The same data and cores for all: 20 clients with 200 images each train 5 epochs of the two-layer CNN, minibatches of
 32: 700 local steps a round. The peers are installed once, in environments of their own under ``--home``; the jobs are
@@ -143,11 +143,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--only", choices=("Flower", "pfl", "NVFlare"), help="this one alone beside the plain loop")
     parser.add_argument("--home", type=Path, default=Path(".peers"), help="folder of the peers' environments")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     given = parser.parse_args()
     install(given.home.absolute())
     chosen = variants(given.home.absolute())
+    if given.only:
+        chosen = [v for v in chosen if v.name == "plain loop" or v.name.startswith(("deltafl", given.only))]
     found: dict[str, list[Taken]] = {variant.name: [] for variant in chosen}
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job.npz"
