@@ -16,6 +16,7 @@ from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
 from ..io import read_toml, sentence
 from ..samplers import SAMPLERS, RunFacts, parse_label, split_labels
+from ..samplers.label import split_settings
 from ..server.optimizers import Momentum, make_server_optimizer
 from ..tasks import PARTITIONS, TaskSpec, known_tasks, load_own
 from ..tasks.base import Task
@@ -229,6 +230,7 @@ class RunSettings(Settings):
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
+        parse_label(self.sampler)
         how = (self.device, self.precision, self.engine)
         if self.workers > 1 and how not in (("cpu", "float32", "auto"), ("cpu", "float32", "loop")):
             raise DeltaflError(
@@ -277,6 +279,7 @@ class CompareSettings(Settings):
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
         for label in (*self.samplers, *(self.rates or ())):
+            parse_label(label)
             if own_settings(label):
                 self.run(label, self.seeds[0])._check(spec)
         if len(set(self.samplers)) < len(self.samplers):
@@ -328,7 +331,7 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
 
 def own_settings(label: str, allowed: Sequence[str] = OF_LABELS) -> dict[str, Any]:
     """The settings in a label; a ``DeltaflError`` for those that belong to the whole comparison."""
-    own = dict(parse_label(label).settings)
+    own = split_settings(label)[1]  # of a class that this process does not know, too
     for name in own:
         if name not in allowed:
             raise unknown_name("setting of one sampler", name, allowed)
