@@ -11,12 +11,13 @@ import argparse
 import json
 import tempfile
 from functools import partial
-from math import ceil
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import deltafl
-from deltafl.analysis.statistics import mean_interval
+from deltafl.analysis import mean_interval
+from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import Task
 from deltafl.tasks.models import mlp
 from deltafl.tasks.registry import make_task
@@ -51,8 +52,8 @@ def steps_of(settings: Settings) -> float:
     """The mean number of local steps a round."""
     given = settings["task"]
     task = given(0) if callable(given) else make_task(given, seed=0, num_clients=settings["clients"], alpha=0.1)
-    sizes = task.population("data").num_examples_m
-    return float(settings["local_epochs"] * sum(ceil(size / settings["batch_size"]) for size in sizes) / len(sizes))
+    work = LocalWork(lr=1.0, epochs=settings["local_epochs"], batch_size=settings["batch_size"])
+    return float(mean(work.num_steps(size) for size in task.population("data").num_examples_m.tolist()))
 
 
 def accuracies(settings: Settings, seeds: int, processes: int) -> tuple[dict[str, Any], dict[str, float]]:

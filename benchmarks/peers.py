@@ -75,11 +75,11 @@ def variants(home: Path) -> list[Variant]:
     ]
 
 
-def install(home: Path) -> None:
-    """Make the peers' environments, if they are not there."""
+def install(home: Path, only: str) -> None:
+    """Make the environments of the peers whose names begin like that, if they are not there."""
     for name, packages in PEERS.items():
         folder = home / name
-        if (folder / "installed").exists():
+        if not name.startswith(only.lower()) or (folder / "installed").exists():
             continue
         print(f"installing {', '.join(packages)} into {folder}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
@@ -143,11 +143,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--only", choices=("Flower", "pfl", "NVFlare"), help="this one alone beside the plain loop")
+    parser.add_argument(
+        "--only", choices=("Flower", "pfl", "NVFlare"), default="", help="this one alone beside the plain loop"
+    )
     parser.add_argument("--home", type=Path, default=Path(".peers"), help="folder of the peers' environments")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     given = parser.parse_args()
-    install(given.home.absolute())
+    install(given.home.absolute(), given.only)
     chosen = variants(given.home.absolute())
     if given.only:
         chosen = [v for v in chosen if v.name == "plain loop" or v.name.startswith(("deltafl", given.only))]

@@ -23,7 +23,7 @@ def evidence_text() -> str:
     with (ROOT / "results" / "benchmark" / "table.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             gap = {name: row[f"gap_mean_accuracy{end}"] for name, end in _ENDS.items()}
-            own = "+" in row["method"] or row["needs"] in _IMPRACTICAL  # else a label that a server can use as it is
+            own = "+" in row["method"] or row["needs"] in _IMPRACTICAL  # with settings of its own, or not for a server
             part = parts[row["part"]]
             if row["unbiased"] == "True" and all(gap.values()) and not own and "availability" not in part:
                 task = {name: part[key] for name, key in _TASK.items()}

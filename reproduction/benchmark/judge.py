@@ -31,7 +31,7 @@ def needs(label: str) -> str:
     return SAMPLERS[parse_label(label).name].needs
 
 
-def _advantages(part: Part, label: str) -> str:
+def _advantages(label: str) -> str:
     """What a method needs or gives up that the recommended one does not, in brackets; perhaps nothing."""
     public = parse_label(label).settings.get("public")
     words = ["biased"] * (not is_unbiased(label)) + ["needs labels"] * (needs(label) == "known")
@@ -187,7 +187,7 @@ def sentence(judgement: Judgement) -> str:
         return f"{result.part.title}: no G yet (needs more seeds of {FULL}, {BASELINE} and `{label}`)."
     seeds = f"not decided after {gap.seeds} of {result.part.seeds} seeds" if status == "running" else status
     word = f"**{seeds}**" if status == "missed" else seeds
-    others, ours = (_names(result.part, judgement.ahead(own)) for own in (False, True))
+    others, ours = (_names(judgement.ahead(own)) for own in (False, True))
     number = sum(not is_ours(pair.second) for pair in pairs)
     ahead = (others or f"none of {number} methods of others") + (f"; of ours {ours}" if ours else "")
     late = _late(result, label) if needs(label) == "census" else ""
@@ -205,10 +205,10 @@ def _late(result: Result, label: str) -> str:
     return f", or {found} with its census as a round without progress" if found.value is not None else ""
 
 
-def _names(part: Part, pairs: Sequence[Statement], most: int = 3) -> str:
+def _names(pairs: Sequence[Statement], most: int = 3) -> str:
     """The methods that are ahead, the farthest first, with what they need, the points and their interval."""
     texts = [
-        f"`{pair.second}`{_advantages(part, pair.second)} by {-100 * (pair.estimate or 0):.1f} points"
+        f"`{pair.second}`{_advantages(pair.second)} by {-100 * (pair.estimate or 0):.1f} points"
         + ends(pair.high, pair.low, ".1f", -100)
         for pair in sorted(pairs, key=lambda pair: pair.estimate or 0)
     ]

@@ -44,6 +44,9 @@ from .types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Popu
 
 _log = logging.getLogger(__name__)
 
+#: Attributes of a plan that a label may have.
+_IN_LABELS = ("average", "clip", "mime", "norm_guard", "scaffold")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -228,10 +231,6 @@ def make_plan(
     return Plan(
         population, make_sampler(parsed, facts), n, **{"estimator": parsed.estimator, **more, **parsed.settings}
     )
-
-
-#: Attributes of a plan that a label may have.
-_IN_LABELS = ("average", "clip", "mime", "norm_guard", "scaffold")
 
 
 class RoundState(NamedTuple):

@@ -227,6 +227,7 @@ def test_what_makes_a_method_biased() -> None:
     assert bias_of("fedavg") == "estimator hajek"
     assert bias_of("uniform+average=0.5") is None
     assert bias_of("uniform+clip=median") == "clip"
+    assert bias_of("uniform+clip=None") is None
     for label in ("pracdelta(floor=0)", "cluster-is(drop_small_after=2)"):
         assert bias_of(label) == "draws that leave clients out"
     for label, condition in {

@@ -172,7 +172,7 @@ def bias_of(label: str | Label) -> str | None:
     if parsed.design is not None and not find_design(parsed.design).exact:
         return f"design {parsed.design}"
     for name in ("clip", "norm_guard"):
-        if name in parsed.settings:
+        if parsed.settings.get(name) is not None:
             return name
     sampler = make_sampler(parsed)
     if sampler.expects_absence:

@@ -3,7 +3,7 @@
 ::
 
     DIR/runs/PART/SAMPLER-seedN.json     the record of one run: settings, curve and draws, about ten kilobytes
-    DIR/runs/PART.jsonl.gz               many, one a line, PART+VARIANT too; a loose record wins over a packed one
+    DIR/runs/PART.jsonl.gz               many, one a line; a loose record wins over a packed one
     DIR/unfinished/PART/SAMPLER-seedN/   the folder of a run that is not finished (``sweep.py``)
 
 A run's own folder takes megabytes and is deleted when the run is finished; its record stays.

@@ -48,10 +48,13 @@ UNION = {"samplers", "seeds"}
 #: Settings that say what a table means.
 OF_TABLES = ("label", "column", "task_type", "partition", "clients", "alpha")
 
+#: Settings of the server alone: how clients train does not depend on them.
+OF_SERVER = ("average", "server_optimizer", "server_lr", "server_momentum", "norm_guard", "clip", "sample", "scaffold")
+
 #: Settings that a sampler may have of its own: ``uniform+average=0.5``.
 OF_LABELS = (
-    *("sample", "local_lr", "local_epochs", "batch_size", "local_momentum", "scaffold", "mime", "proximal"),
-    *("fixed_order", "average", "server_optimizer", "server_lr", "server_momentum", "norm_guard", "clip"),
+    *OF_SERVER,
+    *("local_lr", "local_epochs", "batch_size", "local_momentum", "mime", "proximal", "fixed_order"),
 )
 
 #: Settings that a task fills in, and the names of its defaults.
@@ -144,11 +147,14 @@ class Settings(BaseModel):
             for key, name in TASK_DEFAULTS.items()
             if getattr(self, key) is None and key not in own
         }
-        if self.server_momentum is None and self.server_optimizer == "momentum":
-            missing["server_momentum"] = Momentum.beta
-        resolved = self.model_copy(update=missing)
+        resolved = self.model_copy(update=missing | self._missing_momentum())
         resolved._check(spec)
         return resolved
+
+    def _missing_momentum(self) -> dict[str, float]:
+        """Momentum's own beta where it is used and not set: a record has every value."""
+        unset = self.server_momentum is None and self.server_optimizer == "momentum"
+        return {"server_momentum": Momentum.beta} if unset else {}
 
     def _spec(self) -> TaskSpec:
         """The task's defaults; an own task is made once to know its clients and its metric."""
@@ -297,10 +303,8 @@ class CompareSettings(Settings):
         common = self.model_dump(include={*Settings.model_fields})
         # Of ``full`` and ``uniform`` beside a method with corrected steps nothing is known of single clients: none are.
         common["scaffold"] = self.scaffold and _control_of(sampler).knows_clients
-        settings = {**common, **own, **own_settings(sampler)}
-        if settings["server_optimizer"] == "momentum" and settings["server_momentum"] is None:
-            settings["server_momentum"] = Momentum.beta
-        return RunSettings(**settings, sampler=sampler, seed=seed)
+        run = RunSettings(**{**common, **own, **own_settings(sampler)}, sampler=sampler, seed=seed)
+        return run.model_copy(update=run._missing_momentum())
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)

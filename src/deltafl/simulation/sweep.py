@@ -20,7 +20,7 @@ from .directory import RunDirectory, locked
 from .divergence import DivergedError
 from .processes import Processes, result, send
 from .record import UNFINISHED, RunStore, record_of, run_key, write_record
-from .settings import RunSettings
+from .settings import OF_SERVER, RunSettings
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -235,4 +235,5 @@ def engine_for(settings: RunSettings, place: Path) -> "Engine":
     """The engine of a run, made once in a process for all samplers; its route is that of an unfinished run's folder."""
     from .training.route import kept_route
 
-    return _engine_of(settings.model_copy(update={"sampler": "full"}), kept_route(place))
+    plain = {name: RunSettings.model_fields[name].default for name in OF_SERVER}
+    return _engine_of(settings.model_copy(update={"sampler": "full", **plain}), kept_route(place))
