@@ -260,6 +260,14 @@ def test_a_stopped_worker_is_not_waited_for_without_a_word(
     assert "a worker process has not answered for 0.2 seconds" in caplog.text
 
 
+def test_an_error_ends_calls_under_way() -> None:
+    with pytest.raises(KeyboardInterrupt), Processes(1) as processes:
+        pid = processes.submit(os.getpid).result()[1]
+        processes.submit(time.sleep, 600)
+        raise KeyboardInterrupt
+    assert not is_alive(pid)
+
+
 def test_a_task_that_cannot_be_pickled_is_an_error() -> None:
     with Workers(2) as workers, pytest.raises(DeltaflError, match="top of a module"):
         engine = Engine(make_task(lambda: softmax_net()), WORK, 0, workers)  # noqa: PLW0108

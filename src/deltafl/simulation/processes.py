@@ -91,10 +91,9 @@ class Processes:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
             for process in list((self._pool._processes or {}).values()):
                 process.terminate()
-        self._pool.shutdown()
+        self._pool.shutdown(cancel_futures=kind is not None)
         self._listener.stop()
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
