@@ -78,11 +78,9 @@ def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
     if isinstance(lead, SpeedUp):
         return f"{_in_line(lead)} times fewer rounds"
     factor, unit, digits = (100, " points", 1) if summary.metric == "accuracy" else (1, "", 3)
-    ends = (
-        ""
-        if lead.low is None or lead.high is None
-        else f" [{factor * lead.low:.{digits}f}, {factor * lead.high:.{digits}f}]"
-    )
+    ends = ""
+    if lead.low is not None and lead.high is not None:
+        ends = f" [{factor * lead.low:.{digits}f}, {factor * lead.high:.{digits}f}]"
     return f"{factor * lead.value:.{digits}f}{ends}{unit}"
 
 

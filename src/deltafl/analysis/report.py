@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from rich.text import Text
 
 from ..errors import require
 from ..io import write_atomically
@@ -38,7 +39,7 @@ from .plots import (
 )
 from .runs import Run, base_name, by_sampler
 from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ranked, references, value_of
-from .table import COSTS, area_text, cost_cells, remarks, table_row, threshold_text, without_part
+from .table import COSTS, cost_cells, plus_minus, remarks, table_row, threshold_text, without_part
 
 if TYPE_CHECKING:
     from bokeh.models.renderers import DataRenderer
@@ -184,7 +185,7 @@ def _row(entry: SamplerSummary, summary: Summary, look: Look, rank: int, names: 
         "area": None if entry.area is None else entry.area.mean,
         "bytes": entry.total_bytes if to is None else to.bytes,
     }
-    texts["area"] = area_text(entry, summary)
+    texts["area"] = Text(plus_minus(entry.area, summary.metric == "accuracy"))
     intervals: dict[str, GapClosed | SpeedUp | None] = {"gap": gap, "speedup": speedup}
     dash = "none" if isinstance(look.dash, str) else " ".join(f"{2 * length:g}" for length in look.dash[1])
     swatch = f'<svg viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28" stroke-dasharray="{dash}"/></svg>'
