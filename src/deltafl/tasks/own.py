@@ -113,7 +113,9 @@ def task_code_error(name: str, description: str, places: Iterable[tuple[str, int
 
 
 def own_spec(name: str, task: Task) -> TaskSpec:
-    """The settings that an experiment with an own task has unless they are set."""
+    """The settings that an experiment with a task of the user's own has unless they are set."""
+    # The gradient of the squared error grows with the number of features.
+    features = task.dataset.train_x[0].size if task.loss is squared_error else 1
     return TaskSpec(
         name,
         summary="a task of your own",
@@ -121,17 +123,11 @@ def own_spec(name: str, task: Task) -> TaskSpec:
         sample_size=max(1, task.num_clients // 10),
         rounds=100,
         local_epochs=1,
-        local_lr=_local_lr(task),
+        local_lr=float(f"{0.1 / features:.0e}"),
         make_model=task.make_model,
         metric=task.metric,
         threshold=0.8 if task.metric == "accuracy" else None,
     )
-
-
-def _local_lr(task: Task) -> float:
-    """0.1, divided by the number of features for the squared error, whose gradient grows with it; one digit."""
-    features = task.dataset.train_x[0].size if task.loss is squared_error else 1
-    return float(f"{0.1 / features:.0e}")
 
 
 def check_task(task: Task, name: str, seed: int) -> None:
