@@ -84,9 +84,7 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
 
     Returns the files written into ``directory``, which is made if it does not exist.
     """
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = [directory / f"{name}.png" for name in ("accuracy", "loss", "selections")]
+    paths = [Path(directory) / f"{name}.png" for name in ("accuracy", "loss", "selections")]
     drawn = [draw_curves(runs, summary, "accuracy", paths[0]), draw_curves(runs, summary, "loss", paths[1])]
     drawn += [_draw_selections(_first_in_colour(runs, summary), paths[2])]
     return [path for path, figure in zip(paths, drawn, strict=True) if figure is not None]
@@ -192,10 +190,6 @@ def draw_panels(
 
     ``log_y`` makes an axis logarithmic unless its numbers are not positive or span less than a factor of 3.
     """
-    require("matplotlib", "plot")
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
     weak = {line.name for lines in panels for line in lines[MOST_STRONG:]}
     panels = [[line._replace(look=line.look.weak) if line.name in weak else line for line in lines] for lines in panels]
     x_labels = [x_label] * len(panels) if isinstance(x_label, str) else x_label
@@ -206,6 +200,9 @@ def draw_panels(
     rows = math.ceil(len(panels) / columns)
     height = (2.35 if columns > 1 else 3.35) * rows + 0.2 * math.ceil(len(names) / names_a_row) + 0.4
     with styled():
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
         figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white", layout="constrained")
         all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         handles: dict[Any, Any] = {}

@@ -140,7 +140,7 @@ def _tail_text(found: SamplerFairness | None) -> Text:
 
 
 def plus_minus(found: MeanSd | None, in_percent: bool) -> str:
-    """A mean and its spread, which one seed has not; a dash without a mean."""
+    """A mean with its spread, if there are several seeds; a dash without a mean."""
     if found is None or found.mean is None:
         return DASH
     numbers = [value for value in (found.mean, found.sd) if value is not None]

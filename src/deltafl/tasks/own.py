@@ -67,14 +67,15 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
         DeltaflError: If there is no such file or function, it fails, or it returns no valid task.
     """
     task: object
+    known: Any = given.TASKS.get(name)
     if is_table(name):
-        table: Any = given.TASKS.get(name, name)
+        table = name if known is None else known
         make_table: Callable[..., Task] = from_huggingface if hasattr(table, "column_names") else table_task
         task = make_table(table, seed=seed, **{key: value for key, value in of_table.items() if value is not None})
-    elif isinstance(given.TASKS.get(name), Task):
-        task = given.TASKS[name]
-    elif name in given.TASKS:
-        task = _made(given.TASKS[name], seed, name)
+    elif isinstance(known, Task):
+        task = known
+    elif known is not None:
+        task = _made(known, seed, name)
     else:
         path, function = _split(name)
         make = getattr(import_file(path, "--task FILE.py:FUNCTION"), function, None)

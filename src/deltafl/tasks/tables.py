@@ -40,7 +40,7 @@ MOST_CLASSES = 20
 #: The column that says who holds a row, unless another one is named.
 OWNER = "client"
 
-#: So many columns are named in an error.
+#: An error names at most this many columns.
 SHOWN = 10
 
 
