@@ -38,17 +38,8 @@ from .summary import Summary, read_summary, summarise, write_summary
 from .table import DIVERGED, bias_remark, comparison_table, human_bytes, human_seconds, remarks
 
 __all__ = ["CAPTION", "DIVERGED", "DPI", "GREY", "INK", "PALE", "WIDTH", "WINDOW", "Band", "Evidence", "Interval"]
-__all__ += ["Part", "write_report"]
-__all__ += ["Line", "Look", "Recommendation", "Run", "Summary", "area_under", "band_of", "base_name", "bias_remark"]
-__all__ += ["comparison_table", "curve_band", "draw_panels", "draw_plots", "fieller", "human_bytes", "human_seconds"]
-__all__ += [
-    "looks",
-    "mean_and_sd",
-    "mean_interval",
-    "mean_of_best",
-    "panel_title",
-    "ratio_of_means",
-    "reach",
-    "read_evidence",
-]
-__all__ += ["read_summary", "recommend", "remarks", "small_png", "styled", "summarise", "t_quantile", "write_summary"]
+__all__ += ["Line", "Look", "Part", "Recommendation", "Run", "Summary", "area_under", "band_of", "base_name"]
+__all__ += ["bias_remark", "comparison_table", "curve_band", "draw_panels", "draw_plots", "fieller", "human_bytes"]
+__all__ += ["human_seconds", "looks", "mean_and_sd", "mean_interval", "mean_of_best", "panel_title", "ratio_of_means"]
+__all__ += ["reach", "read_evidence", "read_summary", "recommend", "remarks", "small_png", "styled", "summarise"]
+__all__ += ["t_quantile", "write_report", "write_summary"]

@@ -2,11 +2,8 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from .runs import begins_with_census
-from .statistics import mean_interval, ratio_of_means
-from .summary import Gain, GapClosed, SamplerSummary, SpeedUp, Summary, ranked, references, value_of
+from .summary import Gain, GapClosed, SpeedUp, Summary, gain, pairs, ranked, references, speedup, value_of
 from .table import (
     human_bytes,
     human_seconds,
@@ -67,24 +64,12 @@ def headline(summary: Summary) -> list[str]:
 
 def _lead(summary: Summary, best: str, other: str, by_area: bool) -> Gain | SpeedUp | None:
     """How far ``best`` is ahead of another sampler over paired seeds: in the mean metric, or in rounds."""
-    one, two = ({seed.seed: seed for seed in e.seeds} for e in _entries(summary, best, other))
-    shared = [(one[seed], two[seed]) for seed in sorted(one.keys() & two.keys())]
-    if by_area:
-        areas = [(a.area, b.area) for a, b in shared if a.area is not None and b.area is not None]
-        if not areas:
-            return None
-        sign = 1.0 if summary.metric == "accuracy" else -1.0
-        value, low, high = mean_interval(sign * np.subtract(*np.array(areas).T))
-        return Gain(value=value, low=low, high=high, num_pairs=len(areas))
-    rounds = [(b.reach.round, a.reach.round) for a, b in shared if a.reach is not None and b.reach is not None]
-    if not rounds:
-        return None
-    ratio, low, high = ratio_of_means(*np.array(rounds, dtype=np.float64).T)
-    return SpeedUp(ratio=ratio, low=low, high=high, num_pairs=len(rounds), num_left_out=len(shared) - len(rounds))
-
-
-def _entries(summary: Summary, *labels: str) -> list[SamplerSummary]:
-    return [next(entry for entry in summary.samplers if entry.sampler == label) for label in labels]
+    runs = {entry.sampler: entry.seeds for entry in summary.samplers}
+    if not by_area:
+        return speedup(runs[best], runs[other])
+    sign = 1.0 if summary.metric == "accuracy" else -1.0
+    areas = [(a.area, b.area) for a, b in pairs(runs[best], runs[other])]
+    return gain([(sign * a, sign * b) for a, b in areas if a is not None and b is not None])
 
 
 def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
@@ -93,11 +78,9 @@ def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
     if isinstance(lead, SpeedUp):
         return f"{_in_line(lead)} times fewer rounds"
     factor, unit, digits = (100, " points", 1) if summary.metric == "accuracy" else (1, "", 3)
-    ends = (
-        ""
-        if lead.low is None or lead.high is None
-        else f" [{factor * lead.low:.{digits}f}, {factor * lead.high:.{digits}f}]"
-    )
+    ends = ""
+    if lead.low is not None and lead.high is not None:
+        ends = f" [{factor * lead.low:.{digits}f}, {factor * lead.high:.{digits}f}]"
     return f"{factor * lead.value:.{digits}f}{ends}{unit}"
 
 

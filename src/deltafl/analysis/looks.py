@@ -11,14 +11,10 @@ from typing import NamedTuple
 from .runs import base_name
 
 INK, GREY, PALE = "#222222", "#767676", "#E8E8E8"
-#: What is drawn beside the strong curves of a panel.
-WEAK = "#BDBDBD"
-#: As many curves of a panel are in colour.
-MOST_STRONG = 6
-_BLUE, _RED, _GREEN, _PINK, _SKY, _ORANGE = _COLOURS = (
-    *("#0072B2", "#D55E00", "#009E73"),
-    *("#CC79A7", "#56B4E9", "#E69F00"),
-)
+#: At most this many curves of a panel are in colour; the others have this grey.
+MOST_STRONG, WEAK = 6, "#BDBDBD"
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_BLUE, _RED, _GREEN, _PINK, _SKY, _ORANGE = _COLOURS
 #: Colours on a dark ground: the same hues, lighter.
 ON_DARK = {
     **{_BLUE: "#4C9AE6", _RED: "#F0793A", _GREEN: "#22B98A", _PINK: "#DD93BC", _SKY: "#9AD8F8", _ORANGE: "#F3B733"},

@@ -52,6 +52,8 @@ OVER = {
     "seconds": "seconds of training",
     "clock": "seconds of the virtual clock",
 }
+#: The axis of clients in ``selections``.
+SELECTED_FIRST = "clients, the most often selected first"
 #: What lines and bands are.
 CAPTION = "Line: mean over seeds. Band: from the lowest to the highest seed."
 
@@ -82,9 +84,7 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
 
     Returns the files written into ``directory``, which is made if it does not exist.
     """
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = [directory / f"{name}.png" for name in ("accuracy", "loss", "selections")]
+    paths = [Path(directory) / f"{name}.png" for name in ("accuracy", "loss", "selections")]
     drawn = [draw_curves(runs, summary, "accuracy", paths[0]), draw_curves(runs, summary, "loss", paths[1])]
     drawn += [_draw_selections(_first_in_colour(runs, summary), paths[2])]
     return [path for path, figure in zip(paths, drawn, strict=True) if figure is not None]
@@ -100,8 +100,7 @@ def draw_curves(runs: Sequence[Run], summary: Summary, metric: str, path: Path |
         return None
     missing = [line.name for line in lines if line not in drawn]
     note = CAPTION + (f" Never finite: {', '.join(missing)}." if missing else "")
-    goal = summary.threshold if metric == summary.metric else None
-    goal = 100 * goal if goal is not None and metric == "accuracy" else goal
+    goal = goal_of(summary) if metric == summary.metric else None
     note += "" if goal is None else f" Dashed: {goal:g}{' %' * (metric == 'accuracy')}, the threshold."
     panels = {"round": drawn}
     if runs[0].clock_r is not None:
@@ -119,6 +118,12 @@ def draw_curves(runs: Sequence[Run], summary: Summary, metric: str, path: Path |
         x_label=[OVER[name] for name in panels],
         y_label=METRICS[metric],
     )
+
+
+def goal_of(summary: Summary) -> float | None:
+    """Where the threshold lies on the axis of the metric, accuracy in percent."""
+    goal = summary.threshold
+    return 100 * goal if goal is not None and summary.metric == "accuracy" else goal
 
 
 def mean_clock(runs: Sequence[Run]) -> FloatArray:
@@ -185,10 +190,6 @@ def draw_panels(
 
     ``log_y`` makes an axis logarithmic unless its numbers are not positive or span less than a factor of 3.
     """
-    require("matplotlib", "plot")
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
     weak = {line.name for lines in panels for line in lines[MOST_STRONG:]}
     panels = [[line._replace(look=line.look.weak) if line.name in weak else line for line in lines] for lines in panels]
     x_labels = [x_label] * len(panels) if isinstance(x_label, str) else x_label
@@ -199,6 +200,9 @@ def draw_panels(
     rows = math.ceil(len(panels) / columns)
     height = (2.35 if columns > 1 else 3.35) * rows + 0.2 * math.ceil(len(names) / names_a_row) + 0.4
     with styled():
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
         figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white", layout="constrained")
         all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         handles: dict[Any, Any] = {}
@@ -279,15 +283,14 @@ def _draw_line(axes: "Axes", line: Line) -> Any:
     return drawn
 
 
-def selections(groups: dict[str, list[Run]]) -> tuple[dict[str, Band], str]:
-    """How often clients were selected, sorted within a run, ``full`` left out, and the title of the axis of clients."""
+def selections(groups: dict[str, list[Run]]) -> dict[str, Band]:
+    """How often clients were selected, sorted within a run; without ``full``, which selects everyone, every time."""
     bands = {}
     for label, group in groups.items():
-        if base_name(label) == "full":  # selects everyone, every time
-            continue
-        client_m = np.arange(1, len(group[0].draws_m) + 1)
-        bands[label] = band_of([(client_m, np.sort(run.draws_m)[::-1].astype(np.float64)) for run in group])
-    return bands, "clients, the most often selected first"
+        if base_name(label) != "full":
+            client_m = np.arange(1, len(group[0].draws_m) + 1)
+            bands[label] = band_of([(client_m, np.sort(run.draws_m)[::-1].astype(np.float64)) for run in group])
+    return bands
 
 
 def selections_by_size(runs: Sequence[Run], groups: int = 10) -> Band | None:
@@ -337,7 +340,7 @@ def _samples(runs: Sequence[Run]) -> str:
 
 def _draw_selections(groups: dict[str, list[Run]], path: Path) -> "Figure | None":
     """Counts of each client, sorted within a run and averaged over seeds, one line a sampler; None for full alone."""
-    (bands, x_label), look_of = selections(groups), looks(list(groups))
+    bands, look_of = selections(groups), looks(list(groups))
     if not bands:
         return None
     lines = [Line(label, look_of[label], band) for label, band in bands.items()]
@@ -345,7 +348,7 @@ def _draw_selections(groups: dict[str, list[Run]], path: Path) -> "Figure | None
     shares = ", ".join(f"{label} {100 * share:.0f} %" for label, share in never.items() if share > 0)
     note = CAPTION + (f" Clients never selected: {shares}." if shares else "")
     titles = [panel_title("", next(iter(groups.values())))]
-    return draw_panels([lines], titles, 1, note, path, log_y=True, x_label=x_label, y_label="times selected")
+    return draw_panels([lines], titles, 1, note, path, log_y=True, x_label=SELECTED_FIRST, y_label="times selected")
 
 
 def save(figure: "Figure", path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from rich.text import Text
 
 from ..errors import require
 from ..io import write_atomically
@@ -27,10 +28,12 @@ from .plots import (
     CAPTION,
     METRICS,
     OVER,
+    SELECTED_FIRST,
     Band,
     band_of,
     client_accuracies,
     curve_band,
+    goal_of,
     mean_clock,
     selections,
     selections_by_size,
@@ -38,7 +41,7 @@ from .plots import (
 )
 from .runs import Run, base_name, by_sampler
 from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ranked, references, value_of
-from .table import COSTS, area_text, cost_cells, remarks, table_row, threshold_text, without_part
+from .table import COSTS, cost_cells, plus_minus, remarks, table_row, threshold_text, without_part
 
 if TYPE_CHECKING:
     from bokeh.models.renderers import DataRenderer
@@ -50,8 +53,6 @@ Columns = dict[str, npt.NDArray[Any]]
 _ENDS = {"gap": (-0.5, 1.25), "speedup": (0.25, 8.0)}
 _SIZES = "examples of a client"
 _ORDER = ("sampler", "gap", "speedup", "value", "area", "tail", "rounds", "bytes")
-_HEADS = {"gap": "gap closed", "speedup": "speed-up", "tail": "worst tenth, %"}
-_HEADS |= {"rounds": "rounds to {goal}", "bytes": "bytes to {goal}"}
 
 
 class Part(NamedTuple):
@@ -155,20 +156,17 @@ def _table(order: Sequence[SamplerSummary], summary: Summary) -> str:
     strong = sorted(order, key=lambda entry: entry.sampler not in references(summary))
     rows = "".join(_row(entry, summary, look_of[entry.sampler], strong.index(entry), names) for entry in order)
     goal = threshold_text(summary)
-    texts = {**_HEADS, "value": METRICS[summary.metric], "area": "mean over rounds"} | (
-        {"bytes": "bytes"} if summary.threshold is None else {}
-    )
-    heads = [
+    texts = {"value": METRICS[summary.metric], "area": "mean over rounds", "gap": "gap closed", "speedup": "speed-up"}
+    texts |= {"tail": "worst tenth, %", "rounds": f"rounds to {goal}"}
+    texts |= {} if summary.threshold is None else {"bytes": f"bytes to {goal}"}
+    heads = "".join(
         f'<th aria-sort="none"><button type="button" data-column="{place}">{texts.get(name, name)}</button></th>'
         for place, name in enumerate(names)
-    ]
-    table = f"<thead><tr>{''.join(heads).format(goal=goal)}</tr></thead><tbody>{rows}</tbody>"
-    tools = '<input type="search" placeholder="filter samplers" aria-label="filter samplers">' + "".join(
-        f'<button type="button" data-switch="{which}">{which}</button>' for which in ("all", "none")
     )
-    wide = (
-        f'<div class="wide" tabindex="0" role="region" aria-label="results"><table class="board">{table}</table></div>'
-    )
+    table = f'<table class="board"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    switches = "".join(f'<button type="button" data-switch="{name}">{name}</button>' for name in ("all", "none"))
+    tools = f'<input type="search" placeholder="filter samplers" aria-label="filter samplers">{switches}'
+    wide = f'<div class="wide" tabindex="0" role="region" aria-label="results">{table}</div>'
     return f'<div class="tools">{tools}</div>{wide}'
 
 
@@ -184,7 +182,7 @@ def _row(entry: SamplerSummary, summary: Summary, look: Look, rank: int, names: 
         "area": None if entry.area is None else entry.area.mean,
         "bytes": entry.total_bytes if to is None else to.bytes,
     }
-    texts["area"] = area_text(entry, summary)
+    texts["area"] = Text(plus_minus(entry.area, summary.metric == "accuracy"))
     intervals: dict[str, GapClosed | SpeedUp | None] = {"gap": gap, "speedup": speedup}
     dash = "none" if isinstance(look.dash, str) else " ".join(f"{2 * length:g}" for length in look.dash[1])
     swatch = f'<svg viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28" stroke-dasharray="{dash}"/></svg>'
@@ -240,15 +238,14 @@ def _figures(part: Part) -> "dict[str, Figure]":
     groups = by_sampler(part.runs)
     look_of = looks([entry.sampler for entry in ranked(part.summary)])
     curves = {label: _curve_columns(groups[label]) for label in look_of}
-    metric, goal = part.summary.metric, part.summary.threshold
+    metric, goal = part.summary.metric, goal_of(part.summary)
     found = {"curves": _figure(curves, look_of, "rounds", METRICS[metric])}
     if goal is not None:
         from bokeh.models.annotations import Span
 
-        at = 100 * goal if metric == "accuracy" else goal
-        line = Span(location=at, dimension="width", name=metric, line_dash=[6, 4], line_color="#888888")
+        line = Span(location=goal, dimension="width", name=metric, line_dash=[6, 4], line_color="#888888")
         found["curves"].add_layout(line)
-    bands, x_label = selections(groups)
+    bands, x_label = selections(groups), SELECTED_FIRST
     by_size = {label: band for label in bands if (band := selections_by_size(groups[label])) is not None}
     if len(by_size) == len(bands):
         bands, x_label = by_size, _SIZES
@@ -256,8 +253,8 @@ def _figures(part: Part) -> "dict[str, Figure]":
         found["selections"] = _figure(asked, look_of, x_label, "times selected")
     clients = {label: band for label in look_of if (band := client_accuracies(groups[label])) is not None}
     if clients:
-        drawn, x_label = {label: _columns(band) for label, band in clients.items()}, "clients, the worst first, %"
-        found["clients"] = _figure(drawn, look_of, x_label, METRICS["accuracy"])
+        lines = {label: _columns(band) for label, band in clients.items()}
+        found["clients"] = _figure(lines, look_of, "clients, the worst first, %", METRICS["accuracy"])
     return found
 
 

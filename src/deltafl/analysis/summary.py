@@ -205,7 +205,7 @@ def summarise(
     groups = by_sampler(runs)
     seeds = {label: [_seed_summary(run, threshold) for run in group] for label, group in groups.items()}
     reference = _baseline(baseline, list(seeds))
-    reaches = {label: {entry.seed: entry.reach for entry in entries} for label, entries in seeds.items()}
+    base = () if reference is None else seeds[reference]
     samplers = [
         SamplerSummary(
             sampler=label,
@@ -213,8 +213,8 @@ def summarise(
             final=_mean_sd(entry.final for entry in entries),
             top5=_mean_sd(entry.top5 for entry in entries),
             area=_mean_sd(entry.area for entry in entries),
-            fairness=_fairness(label, seeds, reference),
-            to_threshold=None if threshold is None else _to_threshold(label, reaches, reference),
+            fairness=_fairness(entries, () if label == reference else base),
+            to_threshold=None if threshold is None else _to_threshold(entries, () if label == reference else base),
             total_seconds=float(np.mean([entry.total_seconds for entry in entries])),
             total_bytes=float(np.mean([entry.total_bytes for entry in entries])),
             total_clock=_mean_of(entry.total_clock for entry in entries),
@@ -324,47 +324,50 @@ def _mean_sd(values: Iterable[float | None]) -> MeanSd:
     return MeanSd(mean=mean, sd=sd)
 
 
-def _fairness(label: str, seeds: Mapping[str, Sequence[SeedSummary]], baseline: str | None) -> SamplerFairness | None:
-    found, base = ({e.seed: e.fairness for e in seeds.get(who or "", ()) if e.fairness} for who in (label, baseline))
-    if len(found) < len(seeds[label]):
+def _fairness(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> SamplerFairness | None:
+    found = [run.fairness for run in runs if run.fairness is not None]
+    if len(found) < len(runs):
         return None
-    means = {name: _mean_sd(getattr(it, name) for it in found.values()) for name in Fairness.model_fields}
-    pairs = [(found[seed].worst_tenth, base[seed].worst_tenth) for seed in sorted(found.keys() & base.keys())]
-    if label == baseline or not pairs:
-        return SamplerFairness(**means, gain=None)
-    own_s, base_s = np.array(pairs).T
-    value, low, high = mean_interval(own_s - base_s)
-    return SamplerFairness(**means, gain=Gain(value=value, low=low, high=high, num_pairs=len(pairs)))
+    means = {name: _mean_sd(getattr(it, name) for it in found) for name in Fairness.model_fields}
+    both = [(one.fairness, two.fairness) for one, two in pairs(runs, base)]
+    return SamplerFairness(**means, gain=gain([(a.worst_tenth, b.worst_tenth) for a, b in both if a and b]))
 
 
-#: For each sampler, by seed, when the run reached the threshold; None where it never did.
-Reaches = dict[str, dict[int, Reach | None]]
-
-
-def _to_threshold(label: str, reaches: Reaches, baseline: str | None) -> ToThreshold:
-    reached = [reach for reach in reaches[label].values() if reach is not None]
+def _to_threshold(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> ToThreshold:
+    reached = [run.reach for run in runs if run.reach is not None]
     return ToThreshold(
         num_reached=len(reached),
-        num_never=len(reaches[label]) - len(reached),
+        num_never=len(runs) - len(reached),
         rounds=_mean_sd(reach.round for reach in reached) if reached else None,
         seconds=_mean_of(reach.seconds for reach in reached),
         clock=_mean_of(reach.clock for reach in reached),
         bytes=_mean_of(reach.bytes for reach in reached),
-        speedup=_speedup(label, reaches, baseline),
+        speedup=speedup(runs, base),
     )
 
 
-def _speedup(label: str, reaches: Reaches, baseline: str | None) -> SpeedUp | None:
-    """Over the seeds that both ran and with which both reached the threshold."""
-    if baseline is None or label == baseline:
+def pairs(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> list[tuple[SeedSummary, SeedSummary]]:
+    """The runs of two samplers with the same seed."""
+    of_seed = {run.seed: run for run in base}
+    return [(run, of_seed[run.seed]) for run in runs if run.seed in of_seed]
+
+
+def gain(values: Sequence[tuple[float, float]]) -> Gain | None:
+    """The mean difference of pairs (of a sampler, of the one it is compared with); None without a pair."""
+    if not values:
         return None
-    shared = sorted(set(reaches[baseline]) & set(reaches[label]))
-    both = [(reaches[baseline][seed], reaches[label][seed]) for seed in shared]
-    pairs = [(base.round, other.round) for base, other in both if base is not None and other is not None]
-    if not pairs:
+    value, low, high = mean_interval(np.subtract(*np.array(values).T))
+    return Gain(value=value, low=low, high=high, num_pairs=len(values))
+
+
+def speedup(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> SpeedUp | None:
+    """How many times fewer rounds than ``base``, over the seeds with which both reached it; None without a pair."""
+    both = [(one.reach, two.reach) for one, two in pairs(runs, base)]
+    rounds = [(two.round, one.round) for one, two in both if one is not None and two is not None]
+    if not rounds:
         return None
-    ratio, low, high = ratio_of_means(*np.array(pairs, dtype=np.float64).T)
-    return SpeedUp(ratio=ratio, low=low, high=high, num_pairs=len(pairs), num_left_out=len(both) - len(pairs))
+    ratio, low, high = ratio_of_means(*np.array(rounds, dtype=np.float64).T)
+    return SpeedUp(ratio=ratio, low=low, high=high, num_pairs=len(rounds), num_left_out=len(both) - len(rounds))
 
 
 def _gap_closed(label: str, groups: Mapping[str, Sequence[Run]]) -> GapClosed | None:

@@ -37,6 +37,7 @@ DIVERGED = "†"
 #: What distinguishes rows of one sampler in a reproduction, as in ``fedpracis@multinomial+n-20``.
 _PART = re.compile(r"\+[a-z][\w-]*$")
 _STYLES = {"better": "green", "worse": "red", "open": ""}
+Difference = SpeedUp | GapClosed | Gain
 
 
 def comparison_table(summary: Summary) -> RenderableType:
@@ -47,8 +48,6 @@ def comparison_table(summary: Summary) -> RenderableType:
     notes = Table.grid(padding=(0, 1))
     for sentence in remarks(summary):
         notes.add_row(Text("·", style="dim"), Text(sentence))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("sampler", overflow="fold")
     headings = ["accuracy\n%" if summary.metric == "accuracy" else "loss", "gap closed\n[95 %]", "bytes"]
     if summary.threshold is not None:
         goal = threshold_text(summary).removeprefix("loss ")
@@ -57,18 +56,22 @@ def comparison_table(summary: Summary) -> RenderableType:
         headings[1:1] = ["worst\ntenth"]
     if has_clock(summary):
         headings[-1] = "bytes\ntime"
-    for heading in headings:
-        table.add_column(Text(heading), justify="right", no_wrap=True)
+    table = _table("sampler", headings)
+    costs = _table("costs of a run", [heading.replace(" ", "\n", 1) for heading in COSTS])
     for entry in summary.samplers:
         table.add_row(*table_row(entry, summary).values())
-    costs = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    costs.add_column("costs of a run", overflow="fold")
-    for heading in COSTS:
-        costs.add_column(heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
-    for entry in summary.samplers:
         costs.add_row(_foldable(entry.sampler), *cost_cells(entry))
     known = any(entry.costs for entry in summary.samplers)
     return Group(table, Text(), *((costs, Text()) if known else ()), notes)
+
+
+def _table(first: str, headings: Sequence[str]) -> Table:
+    """A table without rows, its first column for labels."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column(first, overflow="fold")
+    for heading in headings:
+        table.add_column(Text(heading), justify="right", no_wrap=True)
+    return table
 
 
 def cost_cells(entry: SamplerSummary) -> list[str]:
@@ -125,27 +128,21 @@ def human_seconds(number: float | None) -> str:
 
 def value_text(entry: SamplerSummary, summary: Summary) -> str:
     """The metric as tables show it, with its spread."""
-    found = value_of(entry, summary)
-    if found.mean is None:
-        return DASH
-    return _plus_minus(found, summary.metric == "accuracy") + (DIVERGED if entry.num_diverged else "")
-
-
-def area_text(entry: SamplerSummary, summary: Summary) -> Text:
-    """The mean over all rounds, the area under the curve, with its spread."""
-    found = entry.area
-    known = found is not None and found.mean is not None
-    return Text(_plus_minus(found, summary.metric == "accuracy") if found is not None and known else DASH)
+    text = plus_minus(value_of(entry, summary), summary.metric == "accuracy")
+    return text + DIVERGED if entry.num_diverged and text != DASH else text
 
 
 def _tail_text(found: SamplerFairness | None) -> Text:
     if found is None or found.sd.mean is None:
         return Text(DASH)
-    text = f"{_plus_minus(found.worst_tenth, True)}\nsd {100 * found.sd.mean:.1f}"
+    text = f"{plus_minus(found.worst_tenth, True)}\nsd {100 * found.sd.mean:.1f}"
     return Text(text, style=_STYLES[verdict_of(found.gain, 0)])
 
 
-def _plus_minus(found: MeanSd, in_percent: bool) -> str:
+def plus_minus(found: MeanSd | None, in_percent: bool) -> str:
+    """A mean with its spread, if there are several seeds; a dash without a mean."""
+    if found is None or found.mean is None:
+        return DASH
     numbers = [value for value in (found.mean, found.sd) if value is not None]
     return "±".join(f"{100 * value:.1f}" if in_percent else f"{value:.3g}" for value in numbers)
 
@@ -180,12 +177,11 @@ def number_text(number: float) -> str:
     return f"{number:.2f}" if abs(number) < 99.995 else f"{number:.3g}"
 
 
-def verdict_of(found: SpeedUp | GapClosed | Gain | None, no_difference: float) -> str:
+def verdict_of(found: Difference | None, no_difference: float) -> str:
     """``"better"`` or ``"worse"`` if the interval shows it, else ``"open"``."""
-    side = (
-        0 if found is None or found.low is None or found.high is None else side_of(found.low, found.high, no_difference)
-    )
-    return ("open", "better", "worse")[side]
+    if found is None or found.low is None or found.high is None:
+        return "open"
+    return ("open", "better", "worse")[side_of(found.low, found.high, no_difference)]
 
 
 def threshold_text(summary: Summary) -> str:
@@ -246,15 +242,17 @@ def thresholds_of(summary: Summary) -> list[tuple[SamplerSummary, ToThreshold]]:
 
 def _results(summary: Summary) -> list[str]:
     """Which samplers are shown to be better or worse, by area and by rounds."""
-    sentences = []
-    gaps = {e.sampler: verdict_of(e.gap_closed, 0) for e in summary.samplers if base_name(e.sampler) != "full"}
-    for verdict, words in (("better", "Better than uniform"), ("worse", "Worse than uniform")):
-        if labels := [label for label, found in gaps.items() if found == verdict]:
-            sentences.append(f"{words} over all rounds (interval of the gap excludes 0): {', '.join(labels)}.")
-    tails = {e.sampler: verdict_of(e.fairness.gain, 0) for e in summary.samplers if e.fairness}
-    for verdict, word in (("better", "Higher"), ("worse", "Lower")):
-        if labels := [label for label, found in tails.items() if found == verdict]:
-            sentences.append(f"{word} worst tenth than {summary.baseline} (interval excludes 0): {', '.join(labels)}.")
+    sentences: list[str] = []
+
+    def add(better: str, worse: str, than: str, found: Mapping[str, Difference | None], no_difference: float) -> None:
+        for verdict, word in (("better", better), ("worse", worse)):
+            if labels := [label for label in found if verdict_of(found[label], no_difference) == verdict]:
+                sentences.append(f"{word} {than}: {', '.join(labels)}.")
+
+    gaps = {e.sampler: e.gap_closed for e in summary.samplers if base_name(e.sampler) != "full"}
+    add("Better", "Worse", "than uniform over all rounds (interval of the gap excludes 0)", gaps, 0)
+    tails = {e.sampler: e.fairness.gain for e in summary.samplers if e.fairness}
+    add("Higher", "Lower", f"worst tenth than {summary.baseline} (interval excludes 0)", tails, 0)
     if summary.threshold is None:
         return sentences
     if summary.baseline is None:
@@ -262,9 +260,7 @@ def _results(summary: Summary) -> list[str]:
     speedups = {
         entry.sampler: reached.speedup for entry, reached in thresholds_of(summary) if reached.speedup is not None
     }
-    for verdict, word in (("better", "Fewer"), ("worse", "More")):
-        if labels := [label for label, found in speedups.items() if verdict_of(found, 1) == verdict]:
-            sentences.append(f"{word} rounds than {summary.baseline} (interval excludes 1): {', '.join(labels)}.")
+    add("Fewer", "More", f"rounds than {summary.baseline} (interval excludes 1)", speedups, 1)
     if any(found.low is not None for found in speedups.values()):
         if not sentences:
             sentences.append(f"No interval shows a difference to {summary.baseline}; more seeds make them shorter.")
@@ -283,8 +279,10 @@ def _censored(summary: Summary) -> list[str]:
 
 
 def _columns(summary: Summary) -> str:
-    metric, late = summary.metric, _late_text(summary)
-    value = f"Accuracy: {late}" if metric == "accuracy" else "Loss: test loss at the last evaluation"
+    metric, last = summary.metric, max(seed.num_rounds for entry in summary.samplers for seed in entry.seeds)
+    value = "Loss: test loss at the last evaluation"
+    if metric == "accuracy":
+        value = f"Accuracy: mean of the {WINDOW} best of the evaluations after round {max(late_after(last), 0)}"
     spread = ", ± sd over seeds" if any(len(entry.seeds) > 1 for entry in summary.samplers) else ""
     tail = " Worst tenth: mean accuracy of the tenth of the clients with the lowest, and the sd over clients."
     gap = f" Gap closed: by the mean {metric} over all rounds, 0 is uniform sampling, 1 full participation."
@@ -299,11 +297,6 @@ def _columns(summary: Summary) -> str:
     gap = gap if any(entry.gap_closed for entry in summary.samplers) else ""
     speedup = speedup if any(reached.speedup for _, reached in thresholds_of(summary)) else ""
     return f"{value}{spread}.{tail}{gap}{speedup} Bytes (down + up): {span}. {DASH}: no number."
-
-
-def _late_text(summary: Summary) -> str:
-    last = max(seed.num_rounds for entry in summary.samplers for seed in entry.seeds)
-    return f"mean of the {WINDOW} best of the evaluations after round {max(late_after(last), 0)}"
 
 
 def _share(number: int, entry: SamplerSummary) -> str:

@@ -41,7 +41,8 @@ def audit(
     least, over_designs = least_mse(wide_md @ wide_md.T, population.weight_m, subject.n)
     relative = least / float(mean_d @ mean_d)
     facts = settings.run_facts(population, subject.num_classes or None)
-    chosen = {"designs": _names(designs), "estimators": _names(estimators)}
+    names = {"designs": designs, "estimators": estimators}
+    chosen = {kind: None if text == "all" else split_labels(text) for kind, text in names.items()}
     console, rows, left_out = Console(), list["AuditRow"](), list[str]()
     for label in SAMPLERS if samplers == "all" else split_labels(samplers):
         found = list(audit_methods(subject, [label], facts=facts, draws=draws, seed=seed, **chosen))
@@ -99,8 +100,3 @@ def _finding(row: "AuditRow") -> str:
     if row.is_unbiased:
         return ("if R > 0" if row.needs_scores else "unbiased") if row.claims_unbiased else "none seen"
     return "biased"
-
-
-def _names(text: str) -> list[str] | None:
-    """The names of a comma separated list; None for all."""
-    return None if text == "all" else [name.strip() for name in text.split(",") if name.strip()]

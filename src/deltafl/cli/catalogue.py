@@ -101,21 +101,12 @@ def tasks() -> None:
     """
     from ..tasks import PARTITIONS, known_tasks
 
-    specs = known_tasks().values()
-    _print_table(
-        ("task", "clients", "selected", "rounds", "partition", "needs"),
-        (
-            (
-                spec.name,
-                "all" if spec.all_owners else str(spec.num_clients),
-                str(spec.sample_size),
-                str(spec.rounds),
-                spec.partition or "its own",
-                ", ".join(spec.needs),
-            )
-            for spec in specs
-        ),
-    )
+    specs, rows = known_tasks().values(), []
+    for spec in specs:
+        clients = "all" if spec.all_owners else str(spec.num_clients)
+        numbers = (clients, str(spec.sample_size), str(spec.rounds))
+        rows.append((spec.name, *numbers, spec.partition or "its own", ", ".join(spec.needs)))
+    _print_table(("task", "clients", "selected", "rounds", "partition", "needs"), rows)
     _print_table(("task", "what is learnt"), ((spec.name, spec.summary) for spec in specs))
     _print_table(("partition", "who holds what"), ((name, split.summary) for name, split in PARTITIONS.items()))
     typer.echo(
@@ -136,13 +127,12 @@ def settings(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
     fields = RunSettings.model_fields | CompareSettings.model_fields
     if name is not None and name not in fields:
         raise unknown_name("setting", name, fields)
-    known = {kind: kind.model_json_schema()["properties"] for kind in (RunSettings, CompareSettings)}
+    run, compare = (kind.model_json_schema()["properties"] for kind in (RunSettings, CompareSettings))
     chosen, rows = [name] if name else list(fields), []
     for key in chosen:
-        of = [kind.__name__.removesuffix("Settings").lower() for kind, properties in known.items() if key in properties]
-        schema = next(properties[key] for properties in known.values() if key in properties)
+        of = "compare" if key not in run else "both" if key in compare else "run"
         default = "the task's" if key in TASK_DEFAULTS else text_of(fields[key].default)
-        rows.append((key, of[0] if len(of) == 1 else "both", allowed(schema), default))
+        rows.append((key, of, allowed((compare | run)[key]), default))
     _print_table(("setting", "of", "allowed", "default"), rows)
     _print_table(("setting", "meaning"), ((key, fields[key].description or "") for key in chosen))
 

@@ -179,10 +179,9 @@ def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup", track: "
             track(done)
             if group.is_first:
                 value = "" if done.loss is None else f"loss {done.loss:.4g}"
+                value = value if done.accuracy is None else f"accuracy {done.accuracy:.1%}"
                 shown.start()
-                shown.update(
-                    bar, completed=done.round, shown=value if done.accuracy is None else f"accuracy {done.accuracy:.1%}"
-                )
+                shown.update(bar, completed=done.round, shown=value)
 
         try:
             last = run_single(settings, folder, on_round, group)

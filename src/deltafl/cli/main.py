@@ -93,7 +93,7 @@ def run_app(command: typer.Typer, arguments: list[str] | None = None, name: str 
 
 
 class _OnceHandler(logging.Handler):
-    """Writes through ``typer.echo``, so that a progress bar in the way is moved aside."""
+    """Writes each text once, through ``typer.echo``, so that a progress bar in the way is moved aside."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)

@@ -167,11 +167,8 @@ def settings_from(
         settings = make_settings(kind, given, config)
         refuse_ignored(settings, given)
         return settings
-    before = make_settings(kind, recorded)
     now = make_settings(kind, {**recorded, **given}) if config is None else make_settings(kind, given, config)
-    if given or config is not None:
-        return grown(before, now)
-    return before
+    return grown(make_settings(kind, recorded), now)
 
 
 def _joined(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

@@ -355,10 +355,8 @@ def load_cifar10(data_dir: Path | None = None) -> Dataset:
         if content.size == 0 or content.size % CIFAR_ROW or content[::CIFAR_ROW].max() > 9:
             raise DeltaflError(f"{path}: {name} is missing or broken; an image has {CIFAR_ROW} bytes, a label 0 to 9")
         batches.append(content.reshape(-1, CIFAR_ROW))
-    (train_x, train_y), (test_x, test_y) = (
-        (np.ascontiguousarray(part[:, 1:]).reshape(-1, 3, 32, 32), part[:, 0].astype(np.int64))
-        for part in (np.concatenate(batches[:-1]), batches[-1])
-    )
+    row_e, num_tests = np.concatenate(batches), len(batches[-1])
+    x, y = row_e[:, 1:].reshape(-1, 3, 32, 32), row_e[:, 0].astype(np.int64)
     is_published = matches(path, SOURCES["cifar10"].checksums[CIFAR_ARCHIVE])
     title = "CIFAR-10" if is_published else f"CIFAR-10 (other content than published: {path})"
-    return Dataset(title, train_x, train_y, test_x, test_y, num_classes=10)
+    return Dataset(title, x[:-num_tests], y[:-num_tests], x[-num_tests:], y[-num_tests:], num_classes=10)

@@ -67,14 +67,15 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
         DeltaflError: If there is no such file or function, it fails, or it returns no valid task.
     """
     task: object
+    known: Any = given.TASKS.get(name)
     if is_table(name):
-        table: Any = given.TASKS.get(name, name)
+        table = name if known is None else known
         make_table: Callable[..., Task] = from_huggingface if hasattr(table, "column_names") else table_task
         task = make_table(table, seed=seed, **{key: value for key, value in of_table.items() if value is not None})
-    elif isinstance(given.TASKS.get(name), Task):
-        task = given.TASKS[name]
-    elif name in given.TASKS:
-        task = _made(given.TASKS[name], seed, name)
+    elif isinstance(known, Task):
+        task = known
+    elif known is not None:
+        task = _made(known, seed, name)
     else:
         path, function = _split(name)
         make = getattr(import_file(path, "--task FILE.py:FUNCTION"), function, None)
@@ -113,7 +114,9 @@ def task_code_error(name: str, description: str, places: Iterable[tuple[str, int
 
 
 def own_spec(name: str, task: Task) -> TaskSpec:
-    """The settings that an experiment with an own task has unless they are set."""
+    """The settings that an experiment with a task of the user's own has unless they are set."""
+    # The gradient of the squared error grows with the number of features.
+    features = task.dataset.train_x[0].size if task.loss is squared_error else 1
     return TaskSpec(
         name,
         summary="a task of your own",
@@ -121,17 +124,11 @@ def own_spec(name: str, task: Task) -> TaskSpec:
         sample_size=max(1, task.num_clients // 10),
         rounds=100,
         local_epochs=1,
-        local_lr=_local_lr(task),
+        local_lr=float(f"{0.1 / features:.0e}"),
         make_model=task.make_model,
         metric=task.metric,
         threshold=0.8 if task.metric == "accuracy" else None,
     )
-
-
-def _local_lr(task: Task) -> float:
-    """0.1, divided by the number of features for the squared error, whose gradient grows with it; one digit."""
-    features = task.dataset.train_x[0].size if task.loss is squared_error else 1
-    return float(f"{0.1 / features:.0e}")
 
 
 def check_task(task: Task, name: str, seed: int) -> None:

@@ -217,11 +217,8 @@ _SUMMARIES = {
 _toy = partial(TaskSpec, local_steps=1, batch_size=None, metric="loss")
 _files = partial(TaskSpec, needs=("torch", "files"))
 _leaf = partial(TaskSpec, needs=("torch", "archive"), partition="natural", all_owners=True)
-_digits = partial(softmax_regression, 64, 10)
-_linear = partial(softmax_regression, 784, 10)
-_cnn = partial(two_layer_cnn, (16, 32))
 _fashion = _files(
-    *("fashion-mnist", 300, 20, 0.01, _cnn),
+    *("fashion-mnist", 300, 20, 0.01, two_layer_cnn),
     load=partial(load_idx, "fashion-mnist"),
     local_epochs=5,
     partition="hsu2019",
@@ -232,7 +229,7 @@ for _spec in (
     _toy("toy", 3, 2, 0.05, make_quadratic_model, make=make_toy_task, rounds=50, threshold=1.18),
     _toy("synthetic", 20, 10, 0.001, make_log_model, make=make_synthetic_task, rounds=2000, threshold=2.0),
     TaskSpec(
-        *("digits", 100, 10, 0.8, _digits),
+        *("digits", 100, 10, 0.8, partial(softmax_regression, 64, 10)),
         needs=("torch", "scikit-learn"),
         load=load_digits,
         rounds=40,
@@ -244,7 +241,7 @@ for _spec in (
         input_scale=1 / 16,
     ),
     _files(
-        *("mnist", 200, 10, 0.01, _linear),
+        *("mnist", 200, 10, 0.01, partial(softmax_regression, 784, 10)),
         load=partial(load_idx, "mnist"),
         local_steps=5,
         partition="shards",
@@ -252,18 +249,18 @@ for _spec in (
     ),
     _fashion,
     replace(_fashion, name="split-fashion-mnist", num_clients=109, sample_size=10, partition="split", alpha=0.5),
-    _leaf("femnist", 177, 35, 0.1, partial(femnist_cnn, 62), load=load_femnist, local_epochs=1, threshold=0.70),
+    _leaf("femnist", 177, 35, 0.1, femnist_cnn, load=load_femnist, local_epochs=1, threshold=0.70),
     replace(
         _fashion,
         name="cifar10",
         load=load_cifar10,
-        make_model=partial(resnet, 10),
+        make_model=resnet,
         alpha=0.5,
         threshold=0.54,
         augment=crop_and_flip,
     ),
     _leaf(
-        *("celeba", 467, 93, 0.1, partial(celeba_cnn, 2)),
+        *("celeba", 467, 93, 0.1, celeba_cnn),
         needs=("torch", "pillow", "archive"),
         load=load_celeba,
         local_epochs=1,

@@ -30,7 +30,7 @@ QUADRATICS = ((1.0, 0.0, 1.0, 0.0), (4.0, 0.5, 0.5, 0.0), (3.0, 0.0, 1.5, 2.0))
 TOY_START = (1.0, 1.0)
 
 SAMPLES_PER_CLIENT = 1000
-#: Of RAM: x twice in float64 as they are joined, x and y in float32, the row's number.
+#: The RAM of a sample: x twice in float64 as they are joined, x and y in float32, the row's number.
 BYTES_PER_SAMPLE = 32
 BAND = 0.1
 NOISE_VARIATION = 0.5

@@ -40,7 +40,7 @@ MOST_CLASSES = 20
 #: The column that says who holds a row, unless another one is named.
 OWNER = "client"
 
-#: So many columns are named in an error.
+#: An error names at most this many columns.
 SHOWN = 10
 
 
@@ -100,7 +100,8 @@ def table_task(
         raise DeltaflError(f"{name} needs one row and a column of numbers besides the label and the client")
     owner_e = codes(frame[owner])[0] if owner else np.zeros(len(frame), np.int64)
     y, num_classes, unit = _targets(frame[label], task_type, standardize)
-    x = np.column_stack([_feature(features[each]) for each in features])
+    encode = "; encode words first, as pandas.get_dummies(table, columns=[{!r}]) does, or drop the column"
+    x = np.column_stack([_numbers(features[each], encode.format(each)) for each in features])
     test = _test_rows(owner_e, seed, test_share)
     if not test.any():
         raise DeltaflError(
@@ -309,11 +310,6 @@ def _test_rows(owner: IntArray, seed: int, share: float) -> BoolArray:
         size = min(int(share * len(rows) + 0.5), len(rows) - 1)
         test[stream(seed, "partition", client=client).permutation(rows)[:size]] = True
     return test
-
-
-def _feature(values: "pd.Series[Any]") -> FloatArray:
-    cure = f"; encode words first, as pandas.get_dummies(table, columns=[{values.name!r}]) does, or drop the column"
-    return _numbers(values, cure)
 
 
 def _numbers(values: "pd.Series[Any]", cure: str = "") -> FloatArray:
