@@ -26,7 +26,7 @@ METHODS = (FULL, BASELINE, "innovation@local-pivotal", "census")
 
 def areas(part: Part, label: str, rate: float, seed: int) -> FloatArray:
     """Mean accuracy over the rounds with each memory; 0 is the last model."""
-    engine, plan = prepared(part, label, rate, seed)
+    engine, plan = prepared(part.test_job(label, rate, seed).settings)
     state = init_round(plan, engine.initial_params())
     averages = [init_average(beta > 0, state.params_d) for beta in MEMORIES]
     accuracy_tk = np.zeros((part.horizon, len(MEMORIES)))

@@ -27,6 +27,21 @@ GIVEN = {"task": "digits", "clients": 12, "sample": 4, "rounds": 6, "local_epoch
 KINDS = {"unfinished": {}, "finished": {}, "diverged": {"local_lr": 1e9}}
 
 
+def damage(file: Path, how: str, other: bytes, rng: np.random.Generator) -> None:
+    """Flip a bit of a file, overwrite eight bytes, cut it, or put another content in its place."""
+    content = bytearray(file.read_bytes())
+    if how == "flip" and content:
+        content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
+    elif how == "overwrite":
+        first = int(rng.integers(len(content)))
+        content[first : first + 8] = rng.bytes(min(8, len(content) - first))
+    elif how == "cut":
+        del content[rng.integers(max(1, len(content))) :]
+    else:
+        content = bytearray(other)
+    file.write_bytes(content)
+
+
 class StopError(BaseException):
     """Stands for whatever ends a run early."""
 
@@ -80,17 +95,10 @@ class Folders:
         shutil.rmtree(self.root / "work", ignore_errors=True)
         shutil.copytree(self.root / f"{kind}-0", self.root / "work")
         files = sorted(path for path in (self.root / "work").rglob("*") if path.is_file())
-        file, how = files[rng.integers(len(files))], rng.integers(5)
-        content = bytearray(file.read_bytes())
-        if how < 3 and content:
-            content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
-        elif how == 3:
-            del content[rng.integers(max(1, len(content))) :]
-        else:
-            others = [path for path in (self.root / f"{kind}-1").rglob("*") if path.name == file.name]
-            content = bytearray(others[0].read_bytes() if others else b"")
-        file.write_bytes(content)
-        name = f"{kind} {file.name} {('flip', 'flip', 'flip', 'cut', 'swap')[how]}"
+        file, how = files[rng.integers(len(files))], ("flip", "flip", "flip", "cut", "swap")[rng.integers(5)]
+        others = [path for path in (self.root / f"{kind}-1").rglob("*") if path.name == file.name]
+        damage(file, how, others[0].read_bytes() if others else b"", rng)
+        name = f"{kind} {file.name} {how}"
         try:
             return name, "the same" if self.found() == self.expected[kind] else "WRONG"
         except DeltaflError as error:

@@ -25,7 +25,7 @@ from deltafl.analysis import area_under, fieller
 from deltafl.analysis.statistics import Interval
 from deltafl.estimators.control_variates import ControlValue
 from deltafl.estimators.two_phase import TwoPhase, TwoPhaseState
-from deltafl.simulation import RunStore, run_jobs
+from deltafl.simulation import RunSettings, RunStore, run_jobs
 from deltafl.simulation.census import take_census
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.setup import engine_of, plan_of
@@ -84,9 +84,8 @@ def chosen(names: list[str]) -> Iterator[tuple[Part, dict[str, float]]]:
             yield part, {row["method"]: float(row["rate"]) for row in rows if row["part"] == part.name}
 
 
-def prepared(part: Part, label: str, rate: float, seed: int) -> tuple[Engine, Plan]:
+def prepared(settings: RunSettings) -> tuple[Engine, Plan]:
     """The engine and the plan of a run, after its census if it has one."""
-    settings = part.test_job(label, rate, seed).settings
     engine = engine_of(settings)
     plan = plan_of(settings, engine.task.population(settings.weights), engine.task)
     if plan.census is not None:

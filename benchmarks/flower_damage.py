@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 from flwr.app import Context
 
+from damage import damage
 from deltafl import ClientMemory, DeltaflError
 from deltafl.arrays import Layout
 from deltafl.federation.clients import ClientInfo
@@ -90,20 +91,6 @@ def read_memory(path: Path) -> ClientMemory:
     return _load_memory(context_of(path), 40)
 
 
-def damage(file: Path, kind: str, other: Path, rng: np.random.Generator) -> None:
-    content = bytearray(file.read_bytes())
-    if kind == "flip":
-        content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
-    elif kind == "overwrite":
-        first = int(rng.integers(len(content)))
-        content[first : first + 8] = rng.bytes(min(8, len(content) - first))
-    elif kind == "cut":
-        del content[int(rng.integers(len(content))) :]
-    else:
-        content = bytearray(other.read_bytes())
-    file.write_bytes(content)
-
-
 def judged(action: Any, expected: list[bytes]) -> str:
     try:
         with np.errstate(all="ignore"):
@@ -139,13 +126,12 @@ def main(places: int) -> None:
                 file = files[rng.integers(len(files))]
                 twin = top / f"{mapped}" / "other" / "now" if kind == "other federation" else own / "now-2"
                 names = list(twin.rglob(file.name))
-                damage(file, kind if names else "cut", names[0] if names else file, rng)
+                damage(file, kind if names else "cut", names[0].read_bytes() if names else b"", rng)
                 same = kind == "other round" and file.name == "federation.safetensors" and not mapped
                 outcome = judged(partial(results, place, mapped), expected)
-                what = "in the state" if not mapped else "in a file"
                 if same and outcome == "WRONG":
                     outcome = "went back"  # that is how a person goes back
-                counts[f"state, updates {what}: {file.name}", kind, outcome] += 1
+                counts[f"state, updates in {'a file' if mapped else 'the state'}: {file.name}", kind, outcome] += 1
                 shutil.rmtree(place)
                 backup.rename(place)
         for owner in ("own", "other"):
@@ -160,7 +146,8 @@ def main(places: int) -> None:
         expected, content = client_results(path), path.read_bytes()
         for number in range(places):
             kind = KINDS[number % len(KINDS)]
-            damage(path, kind, top / "own" / "memory-0.npz" if "round" in kind else top / "other" / "memory-2.npz", rng)
+            other = top / "own" / "memory-0.npz" if "round" in kind else top / "other" / "memory-2.npz"
+            damage(path, kind, other.read_bytes(), rng)
             counts["client's memory", kind, judged(partial(client_results, path), expected)] += 1
             path.write_bytes(content)
     for (what, kind, outcome), count in sorted(counts.items()):

@@ -13,7 +13,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,11 +68,15 @@ ATTACKS = {
 }
 
 
-def of_flower(rule: Callable[..., list[Rows]], update_nd: Rows, coef_n: Rows) -> Rows:
+def of_flower(rule: Callable[..., list[Rows]], **options: Any) -> Callable[[Rows, Rows], Rows]:
     """One of Flower's rules; no step where too few reply for Bulyan."""
-    if len(update_nd) < 7:
-        return np.zeros(update_nd.shape[1])
-    return rule([([update_d], 1) for update_d in update_nd])[0]
+
+    def step(update_nd: Rows, coef_n: Rows) -> Rows:
+        if len(update_nd) < 7:
+            return np.zeros(update_nd.shape[1])
+        return rule([([update_d], 1) for update_d in update_nd], **options)[0]
+
+    return step
 
 
 def trimmed(update_nd: Rows, coef_n: Rows, share: float = 0.2) -> Rows:
@@ -94,22 +97,31 @@ def geometric_median(update_nd: Rows, coef_n: Rows) -> Rows:
     return np.asarray(coef_n.sum() * centre_d)
 
 
-#: Label and other attributes of the plan; or label and a rule that makes one update of the replies.
-METHODS: dict[str, tuple[str, dict[str, Any] | Callable[[Rows, Rows], Rows]]] = {
-    **{label: (label, {}) for label in ("uniform", "pracdelta", "innovation", "balanced")},
-    **{f"{x}, clip": (x, {"clip": "median"}) for x in ("uniform", "pracdelta", "innovation", "balanced")},
-    **{f"{x}, norm_guard 3": (x, {"norm_guard": 3.0}) for x in ("uniform", "pracdelta")},
-    "trimmed mean by coefficients": ("pracdelta", trimmed),
-    "geometric median by coefficients": ("pracdelta", geometric_median),
-    "FedMedian": ("uniform", partial(of_flower, aggregate_median)),
-    "FedTrimmedAvg 0.2": ("uniform", partial(of_flower, partial(aggregate_trimmed_avg, proportiontocut=0.2))),
-    "Krum": ("uniform", partial(of_flower, partial(aggregate_krum, num_malicious=2, to_keep=0))),
-    "Multi-Krum": ("uniform", partial(of_flower, partial(aggregate_krum, num_malicious=2, to_keep=6))),
-    "Bulyan": (
-        "uniform",
-        partial(of_flower, partial(aggregate_bulyan, num_malicious=1, aggregation_rule=aggregate_krum, to_keep=0)),
-    ),
+class Method(NamedTuple):
+    """A label with other attributes of the plan; or with a rule that makes one update of the replies."""
+
+    label: str
+    settings: dict[str, Any]
+    rule: Callable[[Rows, Rows], Rows] | None = None
+
+
+SHOWN = ("uniform", "pracdelta", "innovation", "balanced")
+METHODS = {
+    **{label: Method(label, {}) for label in SHOWN},
+    **{f"{label}, clip": Method(label, {"clip": "median"}) for label in SHOWN},
+    **{f"{label}, norm_guard 3": Method(label, {"norm_guard": 3.0}) for label in ("uniform", "pracdelta")},
+    "trimmed mean by coefficients": Method("pracdelta", {}, trimmed),
+    "geometric median by coefficients": Method("pracdelta", {}, geometric_median),
 }
+#: Flower's rules; they aggregate the replies of uniform cohorts.
+OF_FLOWER = {
+    "FedMedian": of_flower(aggregate_median),
+    "FedTrimmedAvg 0.2": of_flower(aggregate_trimmed_avg, proportiontocut=0.2),
+    "Krum": of_flower(aggregate_krum, num_malicious=2, to_keep=0),
+    "Multi-Krum": of_flower(aggregate_krum, num_malicious=2, to_keep=6),
+    "Bulyan": of_flower(aggregate_bulyan, num_malicious=1, aggregation_rule=aggregate_krum, to_keep=0),
+}
+METHODS |= {name: Method("uniform", {}, rule) for name, rule in OF_FLOWER.items()}
 
 
 def with_trigger(image_x: Rows) -> Rows:
@@ -169,20 +181,18 @@ class Federation:
         s = self.settings
         return Engine(task, LocalWork(lr=s.local_lr or 0.0, epochs=s.local_epochs, batch_size=s.batch_size), self.seed)
 
-    def plan(self, method: str, attack: Attack, liars: set[int]) -> Plan:
+    def plan(self, method: Method, attack: Attack, liars: set[int]) -> Plan:
         """The plan of a method; its clip also limits the sizes that clients claim to 3 medians."""
-        label, more = METHODS[method]
         honest = self.honest.task.population("data")
         claim_m = [attack.examples if client in liars else 1 for client in range(CLIENTS)]
-        ratio = 3.0 if isinstance(more, dict) and "clip" in more else None
+        ratio = 3.0 if "clip" in method.settings else None
         population = Population.from_sizes(honest.num_examples_m * claim_m, aux=honest.aux_mq, max_ratio=ratio)
-        settings = more if isinstance(more, dict) else {}
-        return make_plan(label, population, ASKED, seed=self.seed, **settings)
+        return make_plan(method.label, population, ASKED, seed=self.seed, **method.settings)
 
     def play(self, method: str, name: str, count: int) -> dict[str, Any]:
         """One run: accuracy and attack success at the end, how often a liar was asked, its largest share of a step."""
         attack, liars = ATTACKS.get(name, Attack()), set(self.order[:count].tolist())
-        plan, rule = self.plan(method, attack, liars), METHODS[method][1]
+        plan, rule = self.plan(METHODS[method], attack, liars), METHODS[method].rule
         false = self._engine(poisoned(self.honest.task, attack.data, liars)) if attack.data else self.honest
         state, rng = init_round(plan, self.honest.initial_params()), np.random.default_rng(self.seed)
         visits: dict[int, int] = defaultdict(int)
@@ -204,22 +214,22 @@ class Federation:
                     update_nd[row] = direction * np.linalg.norm(update_nd[row]) / np.linalg.norm(direction)
                 update_nd[row] *= sign * attack.factor
             silent_n = liar_n & (attack.silent and number < self.late)
-            if callable(rule):
+            if rule:
                 here = np.isfinite(update_nd).all(axis=1) & ~silent_n
                 coef_n = plan.collect_replies(state, cohort, here).coef_n
                 step_d = rule(update_nd[here], coef_n) if here.any() else np.zeros(update_nd.shape[1])
                 coef_sum = plan.collect_replies(state, cohort).coef_n.sum()
                 update_nd[:] = step_d / coef_sum  # so that the round's sum by coefficients is the rule's
-            updates = [None if silent_n[row] and not callable(rule) else update_nd[row] for row in range(len(liar_n))]
+            missing_n = silent_n & (rule is None)
+            updates = [None if missing else own_d for own_d, missing in zip(update_nd, missing_n, strict=True)]
             accumulator = Accumulator(plan, state, cohort)
             accumulator.add_rows(updates, reports_of(training))
             following, _ = accumulator.close()
-            replies = plan.collect_replies(state, cohort, accumulator.reports.responded_n)
-            length_n = np.zeros(len(liar_n))
-            here = accumulator.reports.responded_n
-            length_n[here] = replies.coef_n * np.sqrt(accumulator.reports.squared_residual_n[here])
+            length_n, here = np.zeros(len(liar_n)), accumulator.reports.responded_n
+            coef_n = plan.collect_replies(state, cohort, here).coef_n
+            length_n[here] = coef_n * np.sqrt(accumulator.reports.squared_residual_n[here])
             counted_n = liar_n if liars else np.ones_like(liar_n)
-            if not callable(rule) and number > 0 and length_n.sum() > 0 and counted_n.any():
+            if not rule and number > 0 and length_n.sum() > 0 and counted_n.any():
                 share = max(share, length_n[counted_n].max() / length_n.sum())
             state = following
             if not np.isfinite(state.params_d).all():
@@ -248,121 +258,101 @@ def cells() -> list[tuple[str, int]]:
     return found
 
 
-def accuracy_of(runs: list[dict[str, Any]], method: str, cell: tuple[str, int]) -> dict[int, float]:
-    """Accuracy in % by seed."""
-    return {
-        run["seed"]: 100 * run["accuracy"]
-        for run in runs
-        if run["method"] == method and (run["attack"], run["liars"]) == cell
-    }
+def values_of(runs: list[dict[str, Any]], key: str, method: str, cell: tuple[str, int]) -> dict[int, float]:
+    """A number of a method under an attack, by seed, where it is known."""
+    chosen = (run for run in runs if run["method"] == method and (run["attack"], run["liars"]) == cell)
+    return {run["seed"]: run[key] for run in chosen if run[key] is not None and np.isfinite(run[key])}
 
 
-SHOWN = ("uniform", "pracdelta", "innovation", "balanced")
+def mean_text(runs: list[dict[str, Any]], key: str, method: str, cell: tuple[str, int], scale: float = 100) -> str:
+    known = [*values_of(runs, key, method, cell).values()]
+    return f"{scale * np.mean(known):.1f}" if known else "–"
+
+
+def markdown(heads: list[str], rows: list[list[str]]) -> str:
+    head, *lines = (f"| {' | '.join(line)} |" for line in (heads, *rows))
+    return "\n".join([head, "|---|" + "---:|" * (len(heads) - 1), *lines])
 
 
 def verdict(runs: list[dict[str, Any]]) -> str:
     """Whether the goal is met: the most that is lost with ``clip``, against honest clients without it."""
 
+    def mean(*which: Any) -> float:
+        return 100 * float(np.mean([*values_of(runs, "accuracy", *which).values()]))
+
     def lost(*cell: Any) -> float:
-        pairs = [(accuracy_of(runs, label, ("none", 0)), accuracy_of(runs, f"{label}, clip", cell)) for label in SHOWN]
-        return max(float(np.mean([*honest.values()]) - np.mean([*clipped.values()])) for honest, clipped in pairs)
+        return max(mean(label, ("none", 0)) - mean(f"{label}, clip", cell) for label in SHOWN)
 
     quiet, ten = max(lost("none", 0), 0.0), max(lost(scale, 10) for scale in ("-10 u", "-1000 u"))
     word = "reached" if quiet <= 1 and ten <= 5 else "missed"
     return f"**The goal is {word}.** At most {quiet:.1f} points are lost when nobody lies, {ten:.1f} with ten liars."
 
 
-def goal(runs: list[dict[str, Any]]) -> list[str]:
+def goal(runs: list[dict[str, Any]]) -> str:
     """What ``clip`` costs when nobody lies, and what it saves; paired by seed."""
-    text = [
-        "| sampler | nobody lies | with `clip` | difference [95 %] | 10: -10 u | with `clip` | 10: -1000 u, `clip` |"
-    ]
-    text.append("|---|---:|---:|---:|---:|---:|---:|")
+    heads = ["sampler", "nobody lies", "with `clip`", "difference [95 %]"]
+    heads += ["10: -10 u", "with `clip`", "10: -1000 u, `clip`"]
+    rows = []
     for label in SHOWN:
         clipped, honest, ten, far = f"{label}, clip", ("none", 0), ("-10 u", 10), ("-1000 u", 10)
-        plain, with_clip = accuracy_of(runs, label, honest), accuracy_of(runs, clipped, honest)
-        change = mean_interval(np.array([with_clip[seed] - plain[seed] for seed in plain if seed in with_clip]))
-        cells = [(label, honest), (clipped, honest), None, (label, ten), (clipped, ten), (clipped, far)]
-        means = [f"{np.mean(list(accuracy_of(runs, *cell).values())):.1f}" if cell else "" for cell in cells]
-        means[2] = f"{change.mean:+.1f}"
-        if change.low is not None and change.high is not None:
-            means[2] += f" [{change.low:.1f}, {change.high:.1f}]"
-        text.append(f"| `{label}` | {' | '.join(means)} |")
-    return text
+        plain, with_clip = (values_of(runs, "accuracy", method, honest) for method in (label, clipped))
+        change = mean_interval(100 * np.array([with_clip[seed] - plain[seed] for seed in plain if seed in with_clip]))
+        ends = "" if change.low is None or change.high is None else f" [{change.low:.1f}, {change.high:.1f}]"
+        cells = [(label, honest), (clipped, honest), (label, ten), (clipped, ten), (clipped, far)]
+        means = [mean_text(runs, "accuracy", *cell) for cell in cells]
+        rows.append([f"`{label}`", *means[:2], f"{change.mean:+.1f}{ends}", *means[2:]])
+    return markdown(heads, rows)
+
+
+#: By key of a run: the title of its table, and a factor.
+TABLES = {
+    "accuracy": ("Test accuracy at the end, %", 100),
+    "success": ("Images with the trigger that are taken for the backdoor's class, %", 100),
+    "asked": ("How often a liar was asked, of 100 rounds (10 by equal chances)", 1),
+    "share": (
+        "Largest share of a step, coef norm(u - c) of one liar over its sum, % (without liars: of one client)",
+        100,
+    ),
+}
 
 
 def page(task: str, runs: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     """Tables of all attacks, for each measure, over the seeds that have all of them."""
     number_of_runs = Counter(run["seed"] for run in runs)
     whole = sorted(seed for seed, number in number_of_runs.items() if number == max(number_of_runs.values()))
-
-    def number(key: str, scale: float, method: str, cell: tuple[str, int]) -> str:
-        chosen = [
-            x[key] for x in runs if x["method"] == method and (x["attack"], x["liars"]) == cell and x["seed"] in whole
-        ]
-        known = [x for x in chosen if x is not None and np.isfinite(x)]
-        return f"{scale * np.mean(known):.1f}" if known else "–"
-
+    of_whole = [run for run in runs if run["seed"] in whole]
     methods = [method for method in METHODS if any(run["method"] == method for run in runs)]
     found = [cell for cell in cells() if any((run["attack"], run["liars"]) == cell for run in runs)]
-    text = [
+    blocks = [
         f"# Clients that lie{': FashionMNIST' * (task == 'fashion-mnist')}",
-        "",
         '**The goal:** with `clip="median"` the test accuracy stays within 1 point when nobody lies, and within 5 '
         "points of that with ten liars of any scale.",
-        "",
         "## Verdict",
-        "",
         verdict(runs),
-        "",
         f"`python benchmarks/hostile.py --task {task}`: {CLIENTS} clients with few labels each, {ASKED} asked in each "
         f'of {TASKS[task]["rounds"]} rounds; some of them lie. `clip` is `clip="median"`, with `max_ratio=3` for '
         "claimed sizes. "
         "Accuracy is the mean of the last 5 rounds. u is what an honest client would send.",
-        "",
         "## What it costs and what it saves",
-        "",
         f"Test accuracy, %; number of seeds: {len(number_of_runs)}.",
-        "",
-        *goal(runs),
-        "",
+        goal(runs),
         ENDS[task],
-        "",
         f"All tables below: seed{'s' * (len(whole) > 1)} {', '.join(map(str, whole))}. "
         "Flower's rules aggregate replies of uniform cohorts; those by coefficients weigh the replies of `pracdelta`'s "
         "cohorts by w_i / pi_i.",
     ]
-    for key, title, scale in (
-        ("accuracy", "Test accuracy at the end, %", 100),
-        ("success", "Images with the trigger that are taken for the backdoor's class, %", 100),
-        ("asked", "How often a liar was asked, of 100 rounds (10 by equal chances)", 1),
-        (
-            "share",
-            "Largest share of a step, coef norm(u - c) of one liar over its sum, % (without liars: of one client)",
-            100,
-        ),
-    ):
-        of_flower = {"FedMedian", "FedTrimmedAvg 0.2", "Krum", "Multi-Krum", "Bulyan"}
-        chosen = [
-            x
-            for x in methods
-            if (key != "share" or not callable(METHODS[x][1])) and (key != "asked" or x not in of_flower)
-        ]
-        rows = [cell for cell in found if key != "success" or cell[0].startswith(("none", "backdoor"))]
-        rows = rows[1:] if key == "asked" else rows
-        text += [
-            "",
-            f"<details><summary>{title}</summary>",
-            "",
-            f"| liars, what they send | {' | '.join(chosen)} |",
-            "|---|" + "---:|" * len(chosen),
-        ]
-        for cell in rows:
-            values = " | ".join(number(key, scale, method, cell) for method in chosen)
-            text.append(f"| {f'{cell[1]}: {cell[0]}' if cell[1] else 'nobody lies'} | {values} |")
-        text += ["", "</details>"]
+    hidden = {"share": [name for name in METHODS if METHODS[name].rule], "asked": OF_FLOWER}
+    for key, (title, scale) in TABLES.items():
+        chosen = [method for method in methods if method not in hidden.get(key, ())]
+        rows = []
+        for cell in found[1:] if key == "asked" else found:
+            if key != "success" or cell[0].startswith(("none", "backdoor")):
+                values = [mean_text(of_whole, key, method, cell, scale) for method in chosen]
+                rows.append([f"{cell[1]}: {cell[0]}" if cell[1] else "nobody lies", *values])
+        table = markdown(["liars, what they send", *chosen], rows)
+        blocks += [f"<details><summary>{title}</summary>", table, "</details>"]
     made = ", ".join(f"{key} {value}" for key, value in facts.items() if key != "command")
-    return "\n".join([*text, "", f"Made with {made}."]) + "\n"
+    return "\n\n".join([*blocks, f"Made with {made}."]) + "\n"
 
 
 def main() -> None:

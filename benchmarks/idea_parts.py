@@ -59,11 +59,8 @@ class DeviationControl(ControlVariate):
 class OneKindOfVisit(Centred):
     """``innovation`` whose memories age, but whose first visits count like later ones."""
 
-    own_memory: bool = True
-
-    @property
-    def _visits_differ(self) -> bool:
-        return False
+    def _growth(self, state: CentredState, share: float) -> FloatArray:
+        return Centred(own_memory=True, ageing=self.ageing)._growth(state, share)
 
 
 @dataclass(frozen=True)
@@ -156,7 +153,6 @@ class BalancedInnovation(Sampler):
 
     score: Centred = field(default_factory=lambda: Centred(own_memory=True))
     unbiased: bool = True
-    needs_oracle: bool = False
 
     def init(self, population: Population) -> KnownAndSeen:
         """Nobody was seen."""

@@ -132,11 +132,6 @@ class IdeasFile(BaseModel):
         """The settings of a run of uniform sampling, as they are used: 0.8 is "0.8"."""
         return make_settings(RunSettings, {**self.settings, "sampler": "uniform"})
 
-    @property
-    def threshold(self) -> float | None:
-        """The accuracy that counts as reached."""
-        return self.common.threshold
-
 
 def read_ideas(path: Path) -> IdeasFile:
     """What ``--out`` wrote.
@@ -211,7 +206,7 @@ def with_tables(notes: str, folder: Path) -> str:
             noise = checked(NoiseFile, read_json(path), f"{path} is no file of noise_floor.py", "make it again")
             return f"{place[1]}{noise_table(noise, [int(number) for number in place[4].split()])}\n"
         file = read_ideas(path)
-        return f"{place[1]}{table(file.accuracy, file.threshold)}\n"
+        return f"{place[1]}{table(file.accuracy, file.common.threshold)}\n"
 
     text, number = _PLACE.subn(made, notes)
     if not number:
@@ -286,7 +281,7 @@ def main() -> None:
             write_tables(given.notes)
         elif given.show:
             file = read_ideas(given.show)
-            print(f"{table(file.accuracy, file.threshold)}\n\n{CHANCE}")
+            print(f"{table(file.accuracy, file.common.threshold)}\n\n{CHANCE}")
         else:
             run(given)
     except DeltaflError as error:
@@ -309,7 +304,7 @@ def run(given: argparse.Namespace) -> None:
     if before and (before.seeds != seeds or before.common != made.common):
         raise DeltaflError(f"{given.out} was made with other settings or seeds; choose another --out")
     accuracy = play(chosen, own, range(*seeds), given.processes)
-    print(f"{table(accuracy, made.threshold)}\n\n{CHANCE}")
+    print(f"{table(accuracy, made.common.threshold)}\n\n{CHANCE}")
     if given.out:
         accuracy = (before.accuracy if before else {}) | accuracy
         given.out.write_text(made.model_copy(update={"accuracy": accuracy}).model_dump_json() + "\n", encoding="utf-8")

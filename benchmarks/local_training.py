@@ -11,26 +11,34 @@ it is, and once with our settings of it, which is the base of the ratios.
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.runner import Workers
-from deltafl.simulation.training.fast import keep_freed_memory
 from deltafl.simulation.training.serial import LocalWork, train_serial
 from deltafl.streams import stream
 from deltafl.tasks import make_task
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.models import cross_entropy, two_layer_cnn
 from jobs.cnn import TextbookNet
-from timing import Round, Variant, machine, matrix_product_rate, ratios_of, take_turns, versions, write_record
+from timing import (
+    Round,
+    Variant,
+    client_tensors,
+    engine_round,
+    machine,
+    matrix_product_rate,
+    plain_loop,
+    ratios_of,
+    take_turns,
+    versions,
+    write_record,
+)
 
 COHORT = 20
 EPOCHS = 5
@@ -52,37 +60,9 @@ def fashion_task() -> Task:
         return Task("random", dataset, rows, two_layer_cnn, cross_entropy)
 
 
-def client_tensors(task: Task, client: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A client's examples in torch's default layout, which is what data sets and loaders return."""
-    rows = task.client_rows[client]
-    x = torch.from_numpy(task.dataset.train_x[rows]).float() * task.input_scale
-    return x.clone(memory_format=torch.contiguous_format), torch.from_numpy(task.dataset.train_y[rows])
-
-
 @contextmanager
-def textbook(tuned: bool, task: Task) -> Iterator[Round]:
-    if tuned:
-        keep_freed_memory()
-    sets = [TensorDataset(*client_tensors(task, client)) for client in range(COHORT)]
-    model = TextbookNet()
-    start = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def one_round() -> None:
-        for examples in sets:
-            model.load_state_dict(start)
-            optimizer = torch.optim.SGD(model.parameters(), lr=WORK.lr)
-            loader = DataLoader(examples, batch_size=32, shuffle=True)
-            for _ in range(EPOCHS):
-                for x, y in loader:
-                    optimizer.zero_grad()
-                    cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
-
-    yield one_round
-
-
-@contextmanager
-def serial(task: Task) -> Iterator[Round]:
+def serial() -> Iterator[Round]:
+    task = fashion_task()
     params_d = Engine(task, WORK, seed=0).initial_params()
     model = task.make_model()
 
@@ -94,24 +74,12 @@ def serial(task: Task) -> Iterator[Round]:
     yield one_round
 
 
-@contextmanager
-def fast(count: int, task: Task) -> Iterator[Round]:
-    with Workers(count) as workers:
-        engine = Engine(task, WORK, seed=0, workers=workers)
-        params_d = engine.initial_params()
-        yield lambda: engine.train(params_d, 0, np.arange(COHORT))
-
-
-def on_task(variant: Callable[[Task], AbstractContextManager[Round]]) -> AbstractContextManager[Round]:
-    return variant(fashion_task())
-
-
 VARIANTS: dict[str, Variant] = {
-    "textbook": partial(on_task, partial(textbook, False)),
-    "textbook, malloc": partial(on_task, partial(textbook, True)),
-    "serial": partial(on_task, serial),
-    "fast, 1 worker": partial(on_task, partial(fast, 1)),
-    "fast, 2 workers": partial(on_task, partial(fast, 2)),
+    "textbook": partial(plain_loop, False, fashion_task, TextbookNet, WORK, COHORT),
+    "textbook, malloc": partial(plain_loop, True, fashion_task, TextbookNet, WORK, COHORT),
+    "serial": serial,
+    "fast, 1 worker": partial(engine_round, fashion_task, WORK, COHORT),
+    "fast, 2 workers": partial(engine_round, fashion_task, WORK, COHORT, 2),
 }
 
 

@@ -16,7 +16,6 @@ every memory ("noise").
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,16 +24,10 @@ from deltafl import close_round, init_round, open_round
 from deltafl.cli.options import assignment
 from deltafl.errors import DeltaflError
 from deltafl.estimators.table import find_estimator
-from deltafl.simulation import environment
-from deltafl.simulation.census import take_census
-from deltafl.simulation.engine import Engine, reports_of
-from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.setup import engine_of, plan_of
-from deltafl.tasks import import_tasks
+from deltafl.simulation import RunSettings, environment, make_settings
+from deltafl.simulation.engine import reports_of
 from deltafl.types import BoolArray, FloatArray
-
-sys.path.append(str(Path(__file__).parents[1]))
-import_tasks("reproduction.data")
+from first_updates import prepared
 
 ROUNDS = (3, 6, 10, 15, 20, 30)
 COLUMNS = ("no memory", "noise", "seen", "unseen", "share seen", "accuracy")
@@ -51,11 +44,9 @@ DIGITS = {
 _OTHER_MINIBATCHES = 1_000_000  # added to a round's number: other streams
 
 
-def play(settings: RunSettings, engine: Engine) -> list[list[float]]:
+def play(settings: RunSettings) -> list[list[float]]:
     """One row of ``COLUMNS`` before each of ``ROUNDS``."""
-    plan = plan_of(settings, engine.task.population(settings.weights), engine.task)
-    if plan.census is not None:
-        plan = plan.with_census(take_census(plan, engine, engine.initial_params()))
+    engine, plan = prepared(settings)
     state, rows = init_round(plan, engine.initial_params()), []
     control, weight_m = find_estimator(plan.estimator).control, plan.population.weight_m
     everyone = np.arange(len(weight_m))
@@ -122,8 +113,7 @@ def measure(given: argparse.Namespace) -> None:
         runs = []
         for seed in range(given.seeds):
             own = {"rounds": max(ROUNDS), "local_lr": rate, "sampler": given.sampler, "seed": seed}
-            settings = make_settings(RunSettings, task | own)
-            runs.append(play(settings, engine_of(settings)))
+            runs.append(play(make_settings(RunSettings, task | own)))
         tables[f"{rate:g}"] = np.mean(runs, axis=0).round(4).tolist()
         print(f"local rate {rate:g}\n\n| round | " + " | ".join(COLUMNS) + " |\n|" + "---|" * (len(COLUMNS) + 1))
         for label, row in zip(ROUNDS, tables[f"{rate:g}"], strict=True):

@@ -54,7 +54,7 @@ class Oracle(ControlVariate):
 
 def trajectory(part: Part, rate: float, seed: int, rounds: int) -> tuple[Plan, Params, Params]:
     """The plan of a run after its census; all updates of its rounds, (t, m, d), and those by other minibatches."""
-    engine, plan = prepared(part, "census", rate, seed)
+    engine, plan = prepared(part.test_job("census", rate, seed).settings)
     state, everybody = init_round(plan, engine.initial_params()), np.arange(plan.population.num_clients)
     update_tmd, other_tmd = [], []
     for round in range(rounds):

@@ -1,4 +1,4 @@
-"""What the benchmarks share: variants timed in turns, each in a process of its own, and what the machine is.
+"""What the benchmarks share: variants timed in turns, each in a process of its own, the plain loop, the machine.
 
 A process of its own means that none profits from another's malloc settings or caches; turns mean that a busy machine
 slows all of them.
@@ -8,19 +8,27 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import resource
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import chain, islice, repeat
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from deltafl.simulation import environment
+from deltafl.simulation.engine import Engine
+from deltafl.simulation.runner import Workers
+from deltafl.simulation.training.fast import keep_freed_memory
+from deltafl.simulation.training.serial import LocalWork
+from deltafl.tasks.base import Task
 
 Round = Callable[[], object]
 #: Made in the process that it is timed in, hence picklable: a function at the top of a module, or a partial of one.
@@ -104,22 +112,15 @@ def matrix_product_rate(size: int = 1024) -> float:
     return size**3 / min(seconds)
 
 
-def cpu_model() -> str:
-    """What ``/proc/cpuinfo`` calls it."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
 def versions() -> dict[str, str]:
     """Of what is timed."""
-    return {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
+    return {name: str(environment()[name]) for name in ("torch", "numpy", "python")}
 
 
 def machine() -> dict[str, Any]:
     """Hardware, the instruction set that torch uses, and how busy it is."""
-    instructions = torch.backends.cpu.get_cpu_capability()
-    return {"cpu": cpu_model(), "instructions": instructions, "cores": os.cpu_count(), "load": os.getloadavg()}
+    instructions, cpu = torch.backends.cpu.get_cpu_capability(), environment()["processor"]
+    return {"cpu": cpu, "instructions": instructions, "cores": os.cpu_count(), "load": os.getloadavg()}
 
 
 def ratios_of(base: list[Sample], own: list[Sample]) -> tuple[list[float], list[float]]:
@@ -130,7 +131,7 @@ def ratios_of(base: list[Sample], own: list[Sample]) -> tuple[list[float], list[
 
 def report(samples: Mapping[str, list[Sample]], base: str, rounds: int) -> dict[str, dict[str, Any]]:
     """Print a line a variant, in milliseconds a round, and return what goes into a record, in seconds a round."""
-    print(f"{cpu_model()}, {os.cpu_count()} cores; load {os.getloadavg()}; {versions()}")
+    print(f"{machine()}; {versions()}")
     print(f"{'':28}{'median ms':>10}{'min':>9}{'max':>9}{'CPU ms':>9}{'ratio':>8}{'min-max':>16}{'in CPU':>8}")
     rows = {}
     for name, own in samples.items():
@@ -151,10 +152,65 @@ def report(samples: Mapping[str, list[Sample]], base: str, rounds: int) -> dict[
     return rows
 
 
+def client_tensors(task: Task, client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A client's examples in torch's default layout, which is what data sets and loaders return."""
+    rows = task.client_rows[client]
+    x = torch.from_numpy(task.dataset.train_x[rows]).float() * task.input_scale
+    return x.clone(memory_format=torch.contiguous_format), torch.from_numpy(task.dataset.train_y[rows])
+
+
+@contextmanager
+def plain_loop(
+    tuned: bool, make_task: Callable[[], Task], make_model: Callable[[], torch.nn.Module], work: LocalWork, clients: int
+) -> Iterator[Round]:
+    """What most scripts do: nn.Module, DataLoader, torch.optim.SGD, one thread.
+
+    Args:
+        tuned: Whether malloc has the settings that our engine makes.
+        make_task: Data and loss; called in the process that is timed.
+        make_model: The model as a script would write it.
+        work: Local rate, steps and minibatches.
+        clients: The first so many clients train.
+    """
+    if tuned:
+        keep_freed_memory()
+    task = make_task()
+    sets = [TensorDataset(*client_tensors(task, client)) for client in range(clients)]
+    model = make_model()
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def one_round() -> None:
+        for client, examples in enumerate(sets):
+            model.load_state_dict(start)
+            optimizer = torch.optim.SGD(model.parameters(), lr=work.lr)
+            loader = DataLoader(examples, work.minibatch_size(len(examples)), shuffle=True)
+            for x, y in islice(chain.from_iterable(repeat(loader)), work.num_steps(len(examples))):
+                optimizer.zero_grad()
+                task.loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+                if task.gradient_noise_m is not None:
+                    for parameter in model.parameters():
+                        assert parameter.grad is not None
+                        parameter.grad += float(task.gradient_noise_m[client]) * torch.randn_like(parameter)
+                optimizer.step()
+
+    yield one_round
+
+
+@contextmanager
+def engine_round(make_task: Callable[[], Task], work: LocalWork, clients: int, num_workers: int = 1) -> Iterator[Round]:
+    """The same local training by our engine."""
+    with Workers(num_workers) as workers:
+        engine = Engine(make_task(), work, seed=0, workers=workers)
+        params_d = engine.initial_params()
+        yield lambda: engine.train(params_d, 0, np.arange(clients))
+
+
 def beside_plain_loops(
     description: str,
-    plain: Callable[[bool], AbstractContextManager[Round]],
-    ours: Variant,
+    make_task: Callable[[], Task],
+    make_model: Callable[[], torch.nn.Module],
+    work: LocalWork,
+    clients: int,
     rounds: int,
     about: Mapping[str, Any],
 ) -> None:
@@ -162,8 +218,10 @@ def beside_plain_loops(
 
     Args:
         description: For ``--help``.
-        plain: The plain loop, given whether malloc is to be tuned; a function at the top of a module.
-        ours: The engine.
+        make_task: As for ``plain_loop``.
+        make_model: The same.
+        work: The same.
+        clients: The same.
         rounds: Rounds in one turn.
         about: What the record says of the job.
     """
@@ -173,9 +231,9 @@ def beside_plain_loops(
     options = parser.parse_args()
     base = "plain loop, tuned malloc"
     variants: dict[str, Variant] = {
-        "plain loop": partial(plain, False),
-        base: partial(plain, True),
-        "deltafl, 1 worker": ours,
+        "plain loop": partial(plain_loop, False, make_task, make_model, work, clients),
+        base: partial(plain_loop, True, make_task, make_model, work, clients),
+        "deltafl, 1 worker": partial(engine_round, make_task, work, clients),
     }
     rows = report(take_turns(variants, options.repeats, rounds), base, rounds)
     write_record(options.out, {**about, "rounds_a_turn": rounds}, rows)

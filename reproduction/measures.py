@@ -191,18 +191,15 @@ def compare(
     pairs = [(a, b) for a, b in both if a is not None and b is not None]
     only_first = sum(a is not None and b is None for a, b in both)
     only_second = sum(a is None and b is not None for a, b in both)
-    if not pairs:
-        return Statement(
-            where, measure, first[0], second[0], None, None, None, 0, only_first, only_second, "no interval"
-        )
-    found = _interval(measure, np.array(pairs, dtype=np.float64))
+    estimate, low, high = _interval(measure, np.array(pairs, dtype=np.float64)) if pairs else (None, None, None)
     status: Status = "no interval"
-    if found.low is not None and found.high is not None:
-        side = side_of(found.low, found.high, 1.0 if measure.form == "ratio" else 0.0)
+    if low is not None and high is not None:
+        side = side_of(low, high, 1.0 if measure.form == "ratio" else 0.0)
         status = ("open", "shown", "contradicted")[side]
         if (status == "shown" and only_second) or (status == "contradicted" and only_first):
             status = "open"
-    return Statement(where, measure, first[0], second[0], *found, len(pairs), only_first, only_second, status)
+    counts = len(pairs), only_first, only_second
+    return Statement(where, measure, first[0], second[0], estimate, low, high, *counts, status)
 
 
 def _interval(measure: Measure, pair_s2: FloatArray) -> Interval:

@@ -121,9 +121,11 @@ def make_robust_regression(m: int, d: int) -> Problem:
 
 
 def make_problem(name: str, clients: int, dimension: int, noise: float) -> Problem:
-    if name == "robust-regression":
-        return make_robust_regression(clients, dimension)
-    if name not in ("quadratics", "quadratics-from-optimum"):
-        raise unknown_name("problem", name, ("quadratics", "quadratics-from-optimum", "robust-regression"))
-    from_optimum = name == "quadratics-from-optimum"
-    return make_quadratics(clients, dimension, 0.0 if from_optimum else noise, from_optimum)
+    match name:
+        case "quadratics":
+            return make_quadratics(clients, dimension, noise, from_optimum=False)
+        case "quadratics-from-optimum":
+            return make_quadratics(clients, dimension, noise=0.0, from_optimum=True)
+        case "robust-regression":
+            return make_robust_regression(clients, dimension)
+    raise unknown_name("problem", name, ("quadratics", "quadratics-from-optimum", "robust-regression"))

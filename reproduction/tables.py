@@ -143,26 +143,29 @@ def _paper_columns(group: Group, cells: Cells, value: Measure) -> tuple[list[Col
     head, digits = ("accuracy, %", 2) if percent else (value.name, 3)
     by_client = any("client_accuracy" in cell for cell in cells)
     paper_seconds = any(cell["paper_seconds"] is not None for cell in cells)
-    columns: list[tuple[bool, str, Callable[[dict[str, Any]], str]]] = [
+
+    def shown(*columns: tuple[bool, str, Callable[[dict[str, Any]], str]]) -> list[Column]:
+        return [(head, text) for is_shown, head, text in columns if is_shown]
+
+    first = shown(
         (True, "method", lambda c: c["method"]),
         (goal, "speed-up [95 %]", _speedup_text),
-        (goal and paper, "paper's speed-up", _paper_speedup_text),
+        (goal and paper, "paper's speed-up", lambda c: fixed(c["paper_speedup"], 2) if "speedup" in c else "baseline"),
         (True, head, lambda c: plus_minus(c["mean"], c["sd"], digits)),
         (paper, "paper's accuracy", lambda c: plus_minus(c["paper_accuracy"], c["paper_sd"], 2)),
         (goal, rounds_to(group.threshold or 0, group.metric).name, lambda c: _rounds_text(c, "")),
         (goal and paper, "paper's rounds", lambda c: fixed(c["paper_rounds"], 0)),
         (percent, "area above baseline, points [95 %]", lambda c: c.get("area_above", "baseline")),
-    ]
-    more: list[tuple[bool, str, Callable[[dict[str, Any]], str]]] = [
+    )
+    more = shown(
         (percent, "mean accuracy (area), %", lambda c: plus_minus(c["area"], c["area_sd"], 2)),
         (by_client, "mean over clients, %", lambda c: fixed(c.get("client_accuracy"), 2)),
         (goal, "rounds by mean of five", lambda c: _rounds_text(c, "_smoothed")),
         (goal, "wall seconds", lambda c: _seconds_text(c["seconds"])),
         (goal, "CPU seconds", lambda c: _seconds_text(c["cpu_seconds"])),
         (goal and paper_seconds, "paper's seconds", lambda c: _seconds_text(c["paper_seconds"])),
-    ]
-    first, rest = ([(head, text) for shown, head, text in each if shown] for each in (columns, more))
-    return first, rest
+    )
+    return first, more
 
 
 def _rounds_text(cell: dict[str, Any], suffix: str) -> str:
@@ -181,10 +184,6 @@ def _speedup_text(cell: dict[str, Any]) -> str:
         return DASH if "speedup" in cell else "baseline"
     mark = "\\*" if cell["left_out"] else ""
     return f"{cell['speedup']:.2f}{mark}{ends(cell['low'], cell['high'])}"
-
-
-def _paper_speedup_text(cell: dict[str, Any]) -> str:
-    return fixed(cell["paper_speedup"], 2) if "paper_speedup" in cell else "baseline"
 
 
 def _table_note(group: Group, view: View) -> str:

@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from deltafl.analysis import Interval, Run, fieller, mean_interval
+from deltafl.analysis import Interval, Run, mean_interval
+from deltafl.analysis.statistics import gap_closed
 from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
 from deltafl.simulation import rounds_to_threshold
 from deltafl.types import FloatArray
@@ -95,16 +96,11 @@ def gap_of(result: Result, label: str, measure: Measure) -> Gap:
     sides = _paired(result, (BASELINE, label, FULL), measure)
     if sides is None or any(cut_short(result.find(name), measure) for name in (BASELINE, label, FULL)):
         return NO_GAP
-    base_s, own_s, full_s = sides if measure.higher else [-value_s for value_s in sides]
-    return Gap(*closed(own_s - base_s, full_s - base_s), len(base_s))
-
-
-def closed(gained_s: FloatArray, gap_s: FloatArray) -> tuple[float | None, float | None, float | None]:
-    """The ratio of means with Fieller's interval; None where mean gap <= 0 or its interval contains 0."""
-    if np.mean(gap_s) <= 0:
-        return None, None, None
-    found = fieller(gained_s, gap_s)
-    return (None, None, None) if len(gap_s) > 1 and found.low is None else found
+    base_s, own_s, full_s = [-value_s for value_s in sides] if measure.higher else sides
+    found, seeds = gap_closed(base_s, own_s, full_s), len(base_s)
+    if found is None or (found.low is None and seeds > 1):  # the gap itself may be 0
+        return NO_GAP
+    return Gap(*found, seeds)
 
 
 def _paired(result: Result, labels: tuple[str, ...], measure: Measure) -> list[FloatArray] | None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deltafl import DeltaflError
-from deltafl.federation.census import read_answer
+from deltafl.federation.service import read_answer
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from deltafl.analysis.runs import Fairness
 from deltafl.errors import DeltaflError
 from deltafl.samplers import SAMPLERS, is_unbiased
 from deltafl.simulation import RunSettings, RunStore, make_settings, rounds_to_threshold, write_record
-from reproduction.benchmark.judge import closed, measures, needs, rounds_at
+from reproduction.benchmark import judge
+from reproduction.benchmark.judge import NO_GAP, Gap, measures, needs, rounds_at
 from reproduction.benchmark.parts import parts_of
+from reproduction.benchmark.runs import Result
 from reproduction.benchmark.tables import num_params_of, server_memory
 from reproduction.spec import SCALES, load_experiment
 from reproduction.text import MOST_ROWS
@@ -137,10 +139,21 @@ def test_mean_and_worst_tenth_of_the_clients_are_shown_where_all_runs_of_a_metho
     assert float(found["delta-centred"]["worst_tenth"]) == pytest.approx(0.54) and found["uniform"]["worst_tenth"] == ""
 
 
-def test_without_a_gap_there_is_no_number() -> None:
-    assert closed(np.array([1.0, 2.0]), np.array([3.0, -3.5])) == (None, None, None)
-    assert closed(np.array([1.0, 9.0, 2.0]), np.array([9.0, -8.0, 1.0])) == (None, None, None)
-    assert closed(np.array([3.0]), np.array([4.0])) == (0.75, None, None)
+@pytest.mark.parametrize(
+    ("gained", "gap", "found"),
+    [
+        ([1.0, 2.0], [3.0, -3.5], NO_GAP),
+        ([1.0, 9.0, 2.0], [9.0, -8.0, 1.0], NO_GAP),
+        ([3.0], [4.0], Gap(0.75, None, None, 1)),
+    ],
+)
+def test_without_a_gap_there_is_no_number(
+    gained: list[float], gap: list[float], found: Gap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = part_of()
+    values = [np.zeros(len(gap)), np.array(gained), np.array(gap)]
+    monkeypatch.setattr(judge, "_paired", lambda *_: values)
+    assert judge.gap_of(Result(part, ()), "delta-centred", measures(part)[0]) == found
 
 
 def test_a_diverged_run_never_reaches_and_keeps_its_last_accuracy() -> None:

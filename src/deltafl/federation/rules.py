@@ -12,7 +12,6 @@ from ..round import Plan, make_plan
 from ..samplers import Sampler
 from ..scale.rows import RowFormat
 from ..server.optimizers import ServerOptimizer, make_server_optimizer
-from ..server.privacy import DifferentialPrivacy
 from ..types import Population
 from .clients import ClientInfo
 
@@ -66,18 +65,17 @@ def make_rules(
     weights: str = "data",
     seed: int | None = None,
     identity: str = "auto",
-    response_floor: float = 0.1,
-    scaffold: bool = False,
-    average: float = 0.0,
-    norm_guard: float | None = None,
     clip: str | None = None,
     max_ratio: float | None = None,
-    dp: DifferentialPrivacy | None = None,
     aux: int = 0,
     memory_dtype: str = "float32",
     memory_path: str | Path | None = None,
+    **more: Any,
 ) -> Rules:
-    """The rules from the settings of a host; ``deltafl.flower.DeltaStrategy`` says what each means."""
+    """The rules from the settings of a host; ``deltafl.flower.DeltaStrategy`` says what each means.
+
+    ``more`` are other attributes of the plan.
+    """
     check_whole("n", n, "at least 1", 1)
     check_whole("aux", aux, "0 for none", 0)
     folder = None if memory_path is None else str(Path(memory_path).absolute() / f"federation-{token_hex(4)}")
@@ -86,14 +84,10 @@ def make_rules(
     settings: dict[str, Any] = {
         "server_optimizer": server_optimizer,
         "seed": randbits(63) if seed is None else seed,
-        "response_floor": response_floor,
-        "scaffold": scaffold,
-        "average": average,
-        "norm_guard": norm_guard,
         "clip": clip,
-        "dp": dp,
         "memory": RowFormat(memory_dtype, folder),
         **({} if estimator is None else {"estimator": estimator}),
+        **more,
     }
     max_ratio = 3.0 if max_ratio is None and clip is not None else max_ratio
     somebody = Population.from_sizes([1] * n, weights, [[0.0] * aux] * n if aux else None, max_ratio)
