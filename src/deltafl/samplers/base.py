@@ -221,8 +221,7 @@ def label_counts(population: Population, name: str) -> FloatArray:
     if share_mc is None or share_mc.shape[1] == 0 or share_mc.min() < 0 or share_mc.sum(axis=1).min() <= 0:
         cure = "give Population.from_sizes(sizes, aux=shares), one row of shares of each class a client, all >= 0"
         raise DeltaflError(f"{name} needs the labels of every client; {cure}")
-    count_mc: FloatArray = size_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True)
-    return count_mc
+    return np.asarray(size_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True))
 
 
 def replied(cohort: Cohort, reports: Reports) -> tuple[IntArray, Reports]:

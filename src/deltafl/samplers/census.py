@@ -192,19 +192,15 @@ class Census:
 
 def _unit(part: FloatArray) -> FloatArray:
     """A vector of length 1 in the same direction; 0 stays 0."""
-    largest = float(np.abs(part).max(initial=0.0))
-    if largest == 0:
-        return part
-    part = part / largest
-    return np.asarray(part / np.linalg.norm(part))
+    return np.asarray(_units(part[None].copy())[0])
 
 
 def _units(part_kd: FloatArray) -> FloatArray:
-    """``_unit`` of every row, in place and with the same bits."""
+    """``_unit`` of every row, in place."""
     largest_k = np.abs(part_kd).max(axis=1, initial=0.0)
-    part_kd /= np.where(largest_k > 0, largest_k, 1.0)[:, None]
+    part_kd /= np.where(largest_k == 0, 1.0, largest_k)[:, None]
     norm_k = np.sqrt((part_kd[:, None, :] @ part_kd[:, :, None])[:, 0, 0])
-    part_kd /= np.where(largest_k > 0, norm_k, 1.0)[:, None]
+    part_kd /= np.where(largest_k == 0, 1.0, norm_k)[:, None]
     return part_kd
 
 

@@ -18,11 +18,9 @@ class ServerOptimizer(Protocol):
 
     def init(self, num_params: int) -> Any:
         """The memory before the first round."""
-        ...
 
     def step(self, params_d: Params, delta_d: FloatArray, state: Any) -> tuple[Params, Any]:
         """The new parameters (float32) and memory; the arguments are left as they are."""
-        ...
 
 
 class _Rule:
