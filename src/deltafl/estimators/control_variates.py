@@ -6,13 +6,12 @@ u_i - c_i. One of your own is a subclass of ``ControlVariate``: ``Plan(..., esti
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from ..errors import check_ranges
+from ..errors import WithRanges
 from ..scale.rows import RowFormat, Rows, RunningSum, changes, read_rows, replace_rows, row_values, weighted_sum
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
 
@@ -27,17 +26,11 @@ class ControlValue(NamedTuple):
     control_nd: FloatArray
 
 
-class ControlVariate(ABC):
+class ControlVariate(WithRanges, ABC):
     """Base class. Subclasses are frozen dataclasses of hyper-parameters; the state is a NamedTuple of arrays.
 
     What differs from the defaults below is a class attribute, such as ``uses_aux = True``.
     """
-
-    #: Intervals of hyper-parameters, such as ``{"memory": "[0, 1)"}``.
-    ranges: ClassVar[Mapping[str, str]] = {}
-
-    def __post_init__(self) -> None:
-        check_ranges(self, self.ranges)
 
     @property
     def learns_from_sums(self) -> bool:
@@ -145,7 +138,7 @@ class CommonControl(ControlVariate):
     """One c for all clients: c <- memory c + (1 - memory) (Hajek mean of the round), memory in [0, 1)."""
 
     memory: float = 0.7
-    ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
+    ranges: ClassVar = {"memory": "[0, 1)"}
 
     def init(self, population: Population, num_params: int) -> CommonControlState:
         return CommonControlState(np.zeros(num_params))
@@ -240,7 +233,7 @@ class InnovationControl(LearnsFromResiduals):
 
     own: OwnControl = OwnControl()
     memory: float = 0.7
-    ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
+    ranges: ClassVar = {"memory": "[0, 1)"}
     remembers = True
 
     def with_rows(self, rows: RowFormat) -> Self:
@@ -324,7 +317,7 @@ class RegressionControl(LearnsFromResiduals):
     """
 
     memory: float = 0.5
-    ranges: ClassVar[Mapping[str, str]] = {"memory": "(0, 1)"}
+    ranges: ClassVar = {"memory": "(0, 1)"}
     uses_aux = True
 
     def init(self, population: Population, num_params: int) -> RegressionControlState:

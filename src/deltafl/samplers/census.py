@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError, check_ranges
+from ..errors import DeltaflError, WithRanges
 from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
 from ..types import FloatArray, Population
@@ -32,7 +32,7 @@ _BLOCK = 2**15
 
 
 @dataclass(frozen=True)
-class Census:
+class Census(WithRanges):
     """What clients are asked, and what the server makes of their answers.
 
     Attributes:
@@ -49,9 +49,6 @@ class Census:
     noise: float = 0.0
     first_update: bool = False
     ranges: ClassVar = {"components": "[1, 128]", "size": "[1, 128]", "noise": "[0, inf)"}
-
-    def __post_init__(self) -> None:
-        check_ranges(self, self.ranges)
 
     def length(self, num_params: int) -> int:
         """How many numbers an answer has, of a model of so many parameters."""
