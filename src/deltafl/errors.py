@@ -6,6 +6,7 @@ import re
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 #: What a user's code can raise. ``sys.exit`` in it must not end the program with an exit code of its choice.
 OWN_ERRORS = (Exception, SystemExit)
@@ -40,6 +41,16 @@ def check_ranges(options: object, ranges: Mapping[str, str]) -> None:
         ends = (low,) * (interval[0] == "[") + (high,) * (interval[-1] == "]")
         if not (value is None or low < value < high or value in ends):
             raise DeltaflError(f"{name} is {value}; it must be in {interval}")
+
+
+class WithRanges:
+    """Base class of frozen dataclasses whose numbers must lie in intervals."""
+
+    #: By name, such as ``{"floor": "[0, 1]"}``; None is allowed, too.
+    ranges: ClassVar[Mapping[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        check_ranges(self, self.ranges)
 
 
 def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> DeltaflError:

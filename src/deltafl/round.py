@@ -33,7 +33,7 @@ from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
 from .server.average import AverageState, average_in, init_average
 from .server.clipping import init_norms
-from .server.mime import drift, init_mime, remember
+from .server.mime import MimeState, drift, init_mime
 from .server.norm_guard import init_guard, shorten
 from .server.optimizers import FedExP, ServerOptimizer, Sgd
 from .server.privacy import DifferentialPrivacy, needs_single_updates
@@ -96,23 +96,24 @@ class Plan:
             raise DeltaflError(f"server_optimizer is {self.server_optimizer!r}; write make_server_optimizer(name)")
         check_cohort_size(self.n, self.population.num_clients)
         self.population.check()
-        if isinstance(self.rule.control, RemoteControl) and self.sampler.output_bias_size > 0:
+        control = self.rule.control
+        remote = isinstance(control, RemoteControl)
+        if remote and self.sampler.output_bias_size > 0:
             name = type(self.sampler).__name__
             raise DeltaflError(f"{name} looks at the last entries of updates; write the estimator without '-remote'")
         if self.clip not in (None, "median"):
             raise DeltaflError(f"clip is {self.clip!r}; write clip='median', or None for updates as they were sent")
-        if self.clip is not None and isinstance(self.rule.control, RemoteControl):
+        if self.clip is not None and remote:
             raise DeltaflError("clip needs updates and these clients send differences; leave out '-remote', or clip")
         if not isinstance(self.dp, DifferentialPrivacy | None):
             raise DeltaflError(f"dp is {self.dp!r}; write DifferentialPrivacy(clip=1, noise_multiplier=1, delta=1e-5)")
         if self.dp is not None:
             self.dp.check(self)
-        remote = isinstance(self.rule.control, RemoteControl)
         drifts = self.mime > 0 or self.scaffold
         if isinstance(self.server_optimizer, FedExP) and (drifts or self.dp is not None or remote):
             why = "the norm of every client's whole update"
             raise DeltaflError(f"fedexp needs {why}; leave out mime, scaffold, dp and '-remote', or choose 'sgd'")
-        if self.scaffold and (self.mime > 0 or not self.rule.control.knows_clients):
+        if self.scaffold and (self.mime > 0 or not control.knows_clients):
             why = "scaffold corrects local steps by what the estimator knows of each client"
             raise DeltaflError(f"{why}; choose one that knows it, such as 'difference-own', and leave out mime")
         check_ranges(
@@ -197,7 +198,7 @@ class Plan:
             selected_m=state.selected_m.plus_one(cohort.client_n),
             responded_m=state.responded_m.plus_one(cohort.client_n[here]),
             missed_m=state.missed_m if cohort.absent is None else state.missed_m.plus_one(cohort.absent),
-            mime=remember(state.mime, delta_d),
+            mime=state.mime if drift_d is None else MimeState(delta_d.astype(np.float32)),
             guard=guard,
             norms=state.norms,
         )

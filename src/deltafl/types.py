@@ -198,11 +198,9 @@ class Oracle(Protocol):
 
     def reports(self) -> Reports:
         """Train all m clients of this round and report, with ``squared_deviation`` about ubar."""
-        ...
 
     def losses(self, client_k: IntArray) -> FloatArray:
         """Loss of the current global model on the data of the given clients, float64 (k,)."""
-        ...
 
 
 class Nothing(NamedTuple):

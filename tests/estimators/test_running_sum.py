@@ -9,7 +9,7 @@ from conftest import replies_of
 from deltafl import ClientMemory, Plan, Population, close_round, init_round, make_sampler, open_round
 from deltafl.estimators.control_variates import InnovationControl, OwnControl, OwnControlState
 from deltafl.estimators.remote import NOTHING, RemoteControl
-from deltafl.scale.rows import LOST, RowFormat, RunningSum, weighted_sum, wide_row
+from deltafl.scale.rows import LOST, RowFormat, RunningSum, row_values, weighted_sum
 from deltafl.scale.state_file import flatten, unflatten
 
 POPULATION = Population.from_sizes([1, 2, 3, 4])
@@ -25,7 +25,7 @@ def learned(control: OwnControl, state: OwnControlState, *replies: tuple[int, fl
 
 def off(state: OwnControlState) -> float:
     """How far the sum is from that of the rows."""
-    right_d = weighted_sum(POPULATION.weight_m, map(wide_row, state.control_md), len(state.total_d))
+    right_d = weighted_sum(POPULATION.weight_m, map(row_values, state.control_md), len(state.total_d))
     return float(np.abs(state.total_d - right_d).max())
 
 

@@ -66,8 +66,7 @@ class KnownUpdates:
 
     def losses(self, client_k: IntArray) -> FloatArray:
         """The losses of some clients, float64 (k,)."""
-        losses_k: FloatArray = self.columns.loss_n[client_k]
-        return losses_k
+        return np.asarray(self.columns.loss_n[client_k])
 
 
 class Subject(NamedTuple):

@@ -48,8 +48,7 @@ def check_floor(floor: float) -> None:
 def draw_probabilities(score_m: FloatArray) -> FloatArray:
     """p_i = s_i / sum_j s_j, float64 (m,); equal where all scores are zero."""
     scaled_m = check_scores(score_m)
-    p_m: FloatArray = scaled_m / scaled_m.sum()
-    return p_m
+    return np.asarray(scaled_m / scaled_m.sum())
 
 
 def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
@@ -100,5 +99,4 @@ def with_floor(score_m: FloatArray, floor: float, available_m: BoolArray | None 
         present_m[available_m] = with_floor(score_m[available_m], floor)
         return present_m
     check_floor(floor)
-    mixed_m: FloatArray = (1 - floor) * draw_probabilities(score_m) + floor / len(score_m)
-    return mixed_m
+    return np.asarray((1 - floor) * draw_probabilities(score_m) + floor / len(score_m))

@@ -6,14 +6,13 @@ u_i - c_i. One of your own is a subclass of ``ControlVariate``: ``Plan(..., esti
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from ..errors import check_ranges
-from ..scale.rows import RowFormat, Rows, RunningSum, changes, read_rows, replace_rows, weighted_sum, wide_row
+from ..errors import WithRanges
+from ..scale.rows import RowFormat, Rows, RunningSum, changes, read_rows, replace_rows, row_values, weighted_sum
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
 
 #: Directions of x in which clients differ less than this share of the largest are taken for none.
@@ -27,17 +26,11 @@ class ControlValue(NamedTuple):
     control_nd: FloatArray
 
 
-class ControlVariate(ABC):
+class ControlVariate(WithRanges, ABC):
     """Base class. Subclasses are frozen dataclasses of hyper-parameters; the state is a NamedTuple of arrays.
 
     What differs from the defaults below is a class attribute, such as ``uses_aux = True``.
     """
-
-    #: Intervals of hyper-parameters, such as ``{"memory": "[0, 1)"}``.
-    ranges: ClassVar[Mapping[str, str]] = {}
-
-    def __post_init__(self) -> None:
-        check_ranges(self, self.ranges)
 
     @property
     def learns_from_sums(self) -> bool:
@@ -104,6 +97,13 @@ class ControlVariate(ABC):
         raise NotImplementedError
 
 
+class LearnsFromResiduals(ControlVariate):
+    """Base class of those that define ``update_knowing`` in place of ``update``."""
+
+    def update(self, state: Any, population: Population, replies: Replies, update_nd: Params) -> Any:
+        return self.update_knowing(state, population, replies, update_nd, self.value(state, replies.client_n))
+
+
 class NoControlState(NamedTuple):
     """Holds the number of parameters only."""
 
@@ -138,7 +138,7 @@ class CommonControl(ControlVariate):
     """One c for all clients: c <- memory c + (1 - memory) (Hajek mean of the round), memory in [0, 1)."""
 
     memory: float = 0.7
-    ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
+    ranges: ClassVar = {"memory": "[0, 1)"}
 
     def init(self, population: Population, num_params: int) -> CommonControlState:
         return CommonControlState(np.zeros(num_params))
@@ -209,7 +209,7 @@ class OwnControl(ControlVariate):
 
 def summed_anew(state: OwnControlState, weight_m: FloatArray) -> OwnControlState:
     """The same rows with sum_j w_j c_j formed from them, m d operations: for other weights, or a sum that is lost."""
-    total_d = weighted_sum(weight_m, map(wide_row, state.control_md), len(state.total_d))
+    total_d = weighted_sum(weight_m, map(row_values, state.control_md), len(state.total_d))
     return OwnControlState(state.control_md, total_d)
 
 
@@ -223,7 +223,7 @@ class InnovationControlState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InnovationControl(ControlVariate):
+class InnovationControl(LearnsFromResiduals):
     """c_i = the last update of client i; one c for clients that have not replied: c <- memory c + (1 - memory) D.
 
     Attributes:
@@ -233,7 +233,7 @@ class InnovationControl(ControlVariate):
 
     own: OwnControl = OwnControl()
     memory: float = 0.7
-    ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
+    ranges: ClassVar = {"memory": "[0, 1)"}
     remembers = True
 
     def with_rows(self, rows: RowFormat) -> Self:
@@ -257,11 +257,6 @@ class InnovationControl(ControlVariate):
         total_d, control_nd = self.value(state, client_n)
         control_nd *= beta  # in place: it is as large as all updates, twice
         return ControlValue(beta * total_d, control_nd)
-
-    def update(
-        self, state: InnovationControlState, population: Population, replies: Replies, update_nd: Params
-    ) -> InnovationControlState:
-        return self.update_knowing(state, population, replies, update_nd, self.value(state, replies.client_n))
 
     def update_knowing(
         self,
@@ -305,7 +300,7 @@ class RegressionControlState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RegressionControl(ControlVariate):
+class RegressionControl(LearnsFromResiduals):
     """c_i = B x_i, x_i = (1, auxiliary variables); B moves towards the regression of the replies on their x.
 
     The generalised regression estimator (Cassel, Sarndal and Wretman 1976), unbiased because B is from earlier rounds.
@@ -322,7 +317,7 @@ class RegressionControl(ControlVariate):
     """
 
     memory: float = 0.5
-    ranges: ClassVar[Mapping[str, str]] = {"memory": "(0, 1)"}
+    ranges: ClassVar = {"memory": "(0, 1)"}
     uses_aux = True
 
     def init(self, population: Population, num_params: int) -> RegressionControlState:
@@ -333,11 +328,6 @@ class RegressionControl(ControlVariate):
         mean_q = np.einsum("m,mq->q", state.weight_m, state.aux_mq)
         total_d = np.einsum("q,qd->d", mean_q, state.slope_qd)
         return ControlValue(total_d, np.einsum("nq,qd->nd", state.aux_mq[client_n], state.slope_qd))
-
-    def update(
-        self, state: RegressionControlState, population: Population, replies: Replies, update_nd: Params
-    ) -> RegressionControlState:
-        return self.update_knowing(state, population, replies, update_nd, self.value(state, replies.client_n))
 
     def update_knowing(
         self,

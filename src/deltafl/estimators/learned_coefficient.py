@@ -4,7 +4,6 @@ D is unbiased for every beta that is known before the draw. beta = 1 is the plai
 Horvitz-Thompson; where a memory is stale, the right beta lies between them and is never worse than either.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -45,7 +44,7 @@ class FixedCoefficient(_Scaled):
     """Control values beta c_i, beta fixed in [0, 1]: FedStale (Rodio and Neglia 2024)."""
 
     beta: float = 0.5
-    ranges: ClassVar[Mapping[str, str]] = {"beta": "[0, 1]"}
+    ranges: ClassVar = {"beta": "[0, 1]"}
 
     def coefficient(self, state: Any) -> float:
         return self.beta
@@ -90,7 +89,7 @@ class LearnedCoefficient(_Scaled):
     """
 
     memory: float = 0.9
-    ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
+    ranges: ClassVar = {"memory": "[0, 1)"}
 
     def init(self, population: Population, num_params: int) -> LearnedCoefficientState:
         return LearnedCoefficientState(self.control.init(population, num_params), np.zeros(()), np.zeros(()))

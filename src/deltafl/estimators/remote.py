@@ -69,7 +69,7 @@ class RemoteControl(ControlVariate):
     """
 
     memory: float | None = None
-    ranges: ClassVar[Mapping[str, str]] = {"memory": "[0, 1)"}
+    ranges: ClassVar = {"memory": "[0, 1)"}
 
     @property
     def knows_clients(self) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from ..errors import DeltaflError
 from ..scale.rows import Rows, RunningSum, replace_rows
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
-from .control_variates import RANK_TOLERANCE, ControlValue, ControlVariate, RegressionControl
+from .control_variates import RANK_TOLERANCE, ControlValue, ControlVariate, LearnsFromResiduals, RegressionControl
 from .learned_coefficient import LearnedCoefficient, LearnedCoefficientState
 from .two_bits import KEPT, code_length, decode, encode, norms
 
@@ -28,7 +28,7 @@ class LastResidualsState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LastResiduals(ControlVariate):
+class LastResiduals(LearnsFromResiduals):
     """c_i = e_i: what the regression on x left of the last update of client i that is known; 0 where none is.
 
     At first that is e_i = Q_i - B_0 x_i. Q_i is the update of the initial model that client i sent with its answer to
@@ -61,11 +61,6 @@ class LastResiduals(ControlVariate):
         if not has_codes(state):
             return ControlValue(state.total_d, state.total_d[None])
         return ControlValue(state.total_d, _residuals(state, client_n))
-
-    def update(
-        self, state: LastResidualsState, population: Population, replies: Replies, update_nd: Params
-    ) -> LastResidualsState:
-        return self.update_knowing(state, population, replies, update_nd, self.value(state, replies.client_n))
 
     def update_knowing(
         self,

@@ -1,7 +1,6 @@
 """What samplers share: the base class, draws by score, biased selections, the facts of a run, parts of states."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -10,7 +9,7 @@ import numpy.typing as npt
 
 from ..designs.inclusion import check_anyone, check_cohort_size
 from ..designs.table import draw_cohort, draw_from_tree, find_design
-from ..errors import DeltaflError, check_ranges
+from ..errors import DeltaflError, WithRanges
 from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .census import Census
@@ -18,6 +17,8 @@ from .census import Census
 #: A sampler's memory: a NamedTuple of arrays, so that it can be printed, compared and saved as it is.
 State = Any
 Rng = np.random.Generator
+#: Of all clients, float64 (m,); in a sum tree for the design ``ordered-pivotal``.
+Scores = FloatArray | SumTree
 
 
 class RunFacts(NamedTuple):
@@ -37,16 +38,15 @@ class WeightState(NamedTuple):
     weight_m: FloatArray
 
 
-class Sampler(ABC):
+class Sampler(WithRanges, ABC):
     """Decides which clients train in a round. Subclasses are frozen dataclasses whose fields are their options.
 
     A subclass has ``open``, ``init`` and ``update`` if it learns from the replies, and states below what differs from
-    the defaults, as a class attribute (``needs_loss = True``) or as a property: see ``examples/own_sampler.py``. It is
-    used by name like those of the library, as ``FILE.py:ByLoss(power=2)``; ``check_sampler`` tests it.
+    the defaults, as a class attribute (``needs_loss = True``) or as a property: see ``examples/own_sampler.py``.
+    ``ranges`` has the intervals of its numbers, such as ``{"floor": "[0, 1]"}``. It is used by name like those of the
+    library, as ``FILE.py:ByLoss(power=2)``; ``check_sampler`` tests it.
     """
 
-    #: The intervals that numbers among the options must lie in, such as ``{"floor": "[0, 1]"}``; None is allowed.
-    ranges: ClassVar[Mapping[str, str]] = {}
     #: Whether ``open`` takes ``available_m = None`` for "all clients"; saves m numbers a round.
     accepts_no_mask: ClassVar[bool] = False
     #: Whether replies without a loss are rejected. If False, ``reports.loss_n`` may hold NaN.
@@ -57,9 +57,6 @@ class Sampler(ABC):
     expects_absence: ClassVar[bool] = False
     #: Whether it reads the auxiliary variables ``Population.aux_mq``.
     uses_aux: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_ranges(self, self.ranges)
 
     @property
     def unbiased(self) -> bool:
@@ -147,10 +144,8 @@ class Scored(Sampler):
         return find_design(self.design).exact
 
     @abstractmethod
-    def scores(
-        self, state: State, available_m: BoolArray | None, n: int, oracle: Oracle | None
-    ) -> FloatArray | SumTree:
-        """Scores >= 0, float64 (m,); in a sum tree for the design ``ordered-pivotal`` if that is what the state has."""
+    def scores(self, state: State, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> Scores:
+        """Scores >= 0."""
 
     def values(self, state: State) -> FloatArray | None:
         """Values (m, q) that the cohort is spread over or balanced on, for designs that use them."""
@@ -221,8 +216,7 @@ def label_counts(population: Population, name: str) -> FloatArray:
     if share_mc is None or share_mc.shape[1] == 0 or share_mc.min() < 0 or share_mc.sum(axis=1).min() <= 0:
         cure = "give Population.from_sizes(sizes, aux=shares), one row of shares of each class a client, all >= 0"
         raise DeltaflError(f"{name} needs the labels of every client; {cure}")
-    count_mc: FloatArray = size_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True)
-    return count_mc
+    return np.asarray(size_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True))
 
 
 def replied(cohort: Cohort, reports: Reports) -> tuple[IntArray, Reports]:

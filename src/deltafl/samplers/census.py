@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError, check_ranges
+from ..errors import DeltaflError, WithRanges
 from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
 from ..types import FloatArray, Population
@@ -32,7 +32,7 @@ _BLOCK = 2**15
 
 
 @dataclass(frozen=True)
-class Census:
+class Census(WithRanges):
     """What clients are asked, and what the server makes of their answers.
 
     Attributes:
@@ -49,9 +49,6 @@ class Census:
     noise: float = 0.0
     first_update: bool = False
     ranges: ClassVar = {"components": "[1, 128]", "size": "[1, 128]", "noise": "[0, inf)"}
-
-    def __post_init__(self) -> None:
-        check_ranges(self, self.ranges)
 
     def length(self, num_params: int) -> int:
         """How many numbers an answer has, of a model of so many parameters."""
@@ -192,19 +189,15 @@ class Census:
 
 def _unit(part: FloatArray) -> FloatArray:
     """A vector of length 1 in the same direction; 0 stays 0."""
-    largest = float(np.abs(part).max(initial=0.0))
-    if largest == 0:
-        return part
-    part = part / largest
-    return np.asarray(part / np.linalg.norm(part))
+    return np.asarray(_units(part[None].copy())[0])
 
 
 def _units(part_kd: FloatArray) -> FloatArray:
-    """``_unit`` of every row, in place and with the same bits."""
+    """``_unit`` of every row, in place."""
     largest_k = np.abs(part_kd).max(axis=1, initial=0.0)
-    part_kd /= np.where(largest_k > 0, largest_k, 1.0)[:, None]
+    part_kd /= np.where(largest_k == 0, 1.0, largest_k)[:, None]
     norm_k = np.sqrt((part_kd[:, None, :] @ part_kd[:, :, None])[:, 0, 0])
-    part_kd /= np.where(largest_k > 0, norm_k, 1.0)[:, None]
+    part_kd /= np.where(largest_k == 0, 1.0, norm_k)[:, None]
     return part_kd
 
 

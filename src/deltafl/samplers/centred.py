@@ -105,8 +105,7 @@ class Centred(Scored):
         unseen = first_m[seen_m].mean() if self.own_memory else mean
         unseen_m = self.explore * unseen * prior_m
         expected_m = np.where(seen_m, (1 - self.shrink) * square_m + self.shrink * mean, unseen_m)
-        residual_m: FloatArray = np.sqrt(expected_m)
-        return residual_m
+        return np.asarray(np.sqrt(expected_m))
 
     def _remaining(self, state: CentredState) -> float:
         """Mean ratio of later to first squared residuals; near its prior 1/2 as long as there are few visits."""

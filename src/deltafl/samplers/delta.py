@@ -19,13 +19,13 @@ from ..designs.table import ORDERED, find_design
 from ..errors import DeltaflError
 from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
-from .base import RunFacts, Scored, WeightState, replied, with_rows
+from .base import RunFacts, Scored, Scores, WeightState, replied, with_rows
 
 
 class PracticalState(NamedTuple):
     """What is remembered of each client."""
 
-    p_m: FloatArray | SumTree  # the draw probabilities, sum 1; in a sum tree for the design ``ordered-pivotal``
+    p_m: Scores  # the draw probabilities, sum 1
     weight_m: FloatArray  # the factors w_i of the scores; none, (0,), if these are R_i alone
 
 
@@ -84,9 +84,7 @@ class FedPracIS(_ByReports):
         p_m = weight_m.copy() if self.weighted else np.full(population.num_clients, 1 / population.num_clients)
         return PracticalState(SumTree(p_m) if self.design == ORDERED else p_m, weight_m)
 
-    def scores(
-        self, state: PracticalState, available_m: BoolArray | None, n: int, oracle: Oracle | None
-    ) -> FloatArray | SumTree:
+    def scores(self, state: PracticalState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> Scores:
         if isinstance(state.p_m, SumTree):
             return state.p_m
         return with_floor(state.p_m, self.floor, available_m=available_m)

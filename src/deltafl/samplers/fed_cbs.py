@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
-from .base import Rng, Unweighted, label_counts
+from .base import Rng, Unweighted, label_counts, with_rows
 
 _LEAST = 1e-12  # an imbalance below it counts as it, lest probabilities be infinite
 
@@ -60,8 +60,7 @@ class FedCBS(Unweighted):
         return np.asarray(chosen, dtype=np.int64)
 
     def update(self, state: CbsState, cohort: Cohort, reports: Reports) -> CbsState:
-        selected_m = state.selected_m.copy()
-        selected_m[cohort.client_n] += 1
+        selected_m = with_rows(state.selected_m, cohort.client_n, state.selected_m[cohort.client_n] + 1)
         return CbsState(state.count_mc, selected_m, np.asarray(state.rounds + 1))
 
 

@@ -7,14 +7,14 @@ import numpy as np
 
 from ..designs.table import ORDERED
 from ..scale.tree import SumTree
-from ..types import BoolArray, Cohort, FloatArray, Oracle, Population
-from .base import Rng, Sampler, Scored, per_second
+from ..types import BoolArray, Cohort, Oracle, Population
+from .base import Rng, Sampler, Scored, Scores, per_second
 
 
 class FixedState(NamedTuple):
-    """The scores, float64 (m,); in a sum tree for the design ``ordered-pivotal``."""
+    """The scores."""
 
-    score_m: FloatArray | SumTree
+    score_m: Scores
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,5 @@ class Fixed(Scored):
         score_m = per_second(score_m, population, self.per_second)
         return FixedState(SumTree(score_m) if self.design == ORDERED else score_m)
 
-    def scores(
-        self, state: FixedState, available_m: BoolArray | None, n: int, oracle: Oracle | None
-    ) -> FloatArray | SumTree:
+    def scores(self, state: FixedState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> Scores:
         return state.score_m

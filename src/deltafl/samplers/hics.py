@@ -108,8 +108,7 @@ class HicsFL(NewFirst):
         mass_g = np.bincount(group_k, weight_k)
         share_k = weight_k / np.where(mass_g > 0, mass_g, 1.0)[group_k]
         share_k = np.where(mass_g[group_k] > 0, share_k, 1 / members_g[group_k])  # a group of weight 0: evenly
-        p_k: FloatArray = (p_g / p_g.sum())[group_k] * share_k
-        return p_k
+        return np.asarray((p_g / p_g.sum())[group_k] * share_k)
 
     def update(self, state: HicsState, cohort: Cohort, reports: Reports) -> HicsState:
         state = super().update(state, cohort, reports)
@@ -125,8 +124,7 @@ def entropies(bias_kc: FloatArray, temperature: float) -> FloatArray:
     exponent_kc -= exponent_kc.max(axis=1, keepdims=True)
     share_kc = np.exp(exponent_kc)
     total_k = share_kc.sum(axis=1)
-    entropy_k: FloatArray = np.log(total_k) - (share_kc * exponent_kc).sum(axis=1) / total_k
-    return entropy_k
+    return np.asarray(np.log(total_k) - (share_kc * exponent_kc).sum(axis=1) / total_k)
 
 
 def ward(row_kk: FloatArray, groups: int) -> IntArray:

@@ -101,8 +101,7 @@ class DescentState(NamedTuple):
     @property
     def mixture(self) -> FloatArray:
         """The probabilities p, float64 (m,)."""
-        p_m: FloatArray = np.sum(self.weight_e[:, None] * self.expert_em, axis=0)
-        return p_m
+        return np.asarray(np.sum(self.weight_e[:, None] * self.expert_em, axis=0))
 
 
 @dataclass(frozen=True)

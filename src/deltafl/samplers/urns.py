@@ -163,8 +163,7 @@ def angles(row_kq: FloatArray) -> FloatArray:
     """Angles between rows in radians, float64 (k, k), without BLAS; a right angle between a zero row and any."""
     length_k = np.linalg.norm(row_kq, axis=1)
     unit_kq = row_kq / np.where(length_k > 0, length_k, 1.0)[:, None]
-    angle_kk: FloatArray = np.arccos(np.clip(np.einsum("iq,jq->ij", unit_kq, unit_kq), -1.0, 1.0))
-    return angle_kk
+    return np.asarray(np.arccos(np.clip(np.einsum("iq,jq->ij", unit_kq, unit_kq), -1.0, 1.0)))
 
 
 def distances(sketch_mq: FloatArray, similarity: str) -> FloatArray:
@@ -176,8 +175,7 @@ def distances(sketch_mq: FloatArray, similarity: str) -> FloatArray:
     else:
         distance_mm, zero_m = angles(sketch_mq), ~sketch_mq.any(axis=1)
         distance_mm[np.ix_(zero_m, zero_m)] = 0.0
-    condensed: FloatArray = distance_mm[np.triu_indices(len(sketch_mq), k=1)]
-    return condensed
+    return np.asarray(distance_mm[np.triu_indices(len(sketch_mq), k=1)])
 
 
 def ward_tree(sketch_mq: FloatArray, similarity: str) -> IntArray:
@@ -186,5 +184,4 @@ def ward_tree(sketch_mq: FloatArray, similarity: str) -> IntArray:
         return np.zeros((0, 2), dtype=np.int64)
     from scipy.cluster.hierarchy import linkage  # the core imports NumPy alone
 
-    merge_k2: IntArray = linkage(distances(sketch_mq, similarity), method="ward")[:, :2].astype(np.int64)
-    return merge_k2
+    return np.asarray(linkage(distances(sketch_mq, similarity), method="ward")[:, :2].astype(np.int64))

@@ -51,8 +51,7 @@ class RowFormat:
 def to_bfloat16(value_d: Params) -> npt.NDArray[np.uint16]:
     """float32 without its lower 16 bits, rounded to nearest, ties to even; values below 3.38e38 stay finite."""
     bits_d = np.ascontiguousarray(value_d, dtype=np.float32).view(np.uint32)
-    rounded_d: npt.NDArray[np.uint16] = ((bits_d + (0x7FFF + ((bits_d >> 16) & 1))) >> 16).astype(np.uint16)
-    return rounded_d
+    return np.asarray(((bits_d + (0x7FFF + ((bits_d >> 16) & 1))) >> 16).astype(np.uint16))
 
 
 def from_bfloat16(bits_d: npt.NDArray[np.uint16]) -> Params:
@@ -188,16 +187,12 @@ def read_rows(rows: Rows, client_n: IntArray, num_params: int) -> FloatArray:
     """The rows of some clients, float64 (n, d)."""
     row_nd = np.empty((len(client_n), num_params))
     for wide_d, client in zip(row_nd, client_n.tolist(), strict=True):
-        wide_d[:] = _narrow_row(rows[client])
+        wide_d[:] = row_values(rows[client])
     return row_nd
 
 
-def wide_row(stored_d: Row) -> FloatArray:
-    """The values of a stored row, float64 (d,)."""
-    return _narrow_row(stored_d).astype(np.float64)
-
-
-def _narrow_row(stored_d: Row) -> Params:
+def row_values(stored_d: Row) -> Params:
+    """The values of a stored row, float32 (d,)."""
     return from_bfloat16(stored_d) if stored_d.dtype == np.uint16 else stored_d
 
 
@@ -205,7 +200,7 @@ def changes(before: Rows, after: Rows, client_n: IntArray, num_params: int) -> I
     """By how much the row of each of some clients changed, float64 (d,), one after the other in the same memory."""
     change_d = np.empty(num_params)
     for client in client_n.tolist():
-        new_d, old_d = _narrow_row(after[client]), _narrow_row(before[client])
+        new_d, old_d = row_values(after[client]), row_values(before[client])
         yield np.subtract(new_d, old_d, out=change_d, dtype=np.float64)
 
 

@@ -189,8 +189,8 @@ _OPTIONAL = ("scaffold", "average", "clip", "dp")
 
 def owner(plan: Plan) -> dict[str, str]:
     """What a state belongs to, as texts: checksums of the clients, and the settings that it depends on."""
-    population = plan.population
-    aux_mq = population.aux_mq
+    population, aux_mq = plan.population, plan.population.aux_mq
+    optional = zip(_OPTIONAL, (plan.scaffold, float(plan.average), plan.clip, plan.dp), strict=True)
     return {
         "clients": str(population.num_clients),
         "weight_m": _checksum(population.weight_m, np.float64),
@@ -202,10 +202,7 @@ def owner(plan: Plan) -> dict[str, str]:
         "seed": str(plan.seed),
         "mime": str(float(plan.mime)),
         "norm_guard": str(None if plan.norm_guard is None else float(plan.norm_guard)),
-        **({"scaffold": "True"} if plan.scaffold else {}),
-        **({"average": str(float(plan.average))} if plan.average else {}),
-        **({} if plan.clip is None else {"clip": plan.clip}),
-        **({} if plan.dp is None else {"dp": repr(plan.dp)}),
+        **{name: str(value) for name, value in optional if value},
         "memory": plan.memory.dtype,  # not its folder, which is no part of the state
     }
 

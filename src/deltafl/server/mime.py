@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..types import FloatArray, Nothing, Params
+from ..types import Nothing, Params
 
 
 class MimeState(NamedTuple):
@@ -37,8 +37,3 @@ def init_mime(beta: float, num_params: int) -> MimeState | Nothing:
 def drift(beta: float, state: MimeState | Nothing) -> Params | None:
     """What the clients receive: beta S, float32 (d,); None if there is no such momentum."""
     return np.float32(beta) * state.momentum_d if isinstance(state, MimeState) else None
-
-
-def remember(state: MimeState | Nothing, delta_d: FloatArray) -> MimeState | Nothing:
-    """S <- D."""
-    return MimeState(delta_d.astype(np.float32)) if isinstance(state, MimeState) else state

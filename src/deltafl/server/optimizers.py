@@ -3,13 +3,12 @@
 D already points downhill (it is a mean of x_K - x_0), so every rule *adds*. State in float64, parameters in float32.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from ..errors import DeltaflError, check_ranges, unknown_name
+from ..errors import DeltaflError, WithRanges, unknown_name
 from ..types import FloatArray, Nothing, Params
 
 
@@ -18,20 +17,13 @@ class ServerOptimizer(Protocol):
 
     def init(self, num_params: int) -> Any:
         """The memory before the first round."""
-        ...
 
     def step(self, params_d: Params, delta_d: FloatArray, state: Any) -> tuple[Params, Any]:
         """The new parameters (float32) and memory; the arguments are left as they are."""
-        ...
 
 
-class _Rule:
-    """What the rules share: the check of their ranges, and the step by ``_change``, in float64."""
-
-    ranges: ClassVar[Mapping[str, str]]
-
-    def __post_init__(self) -> None:
-        check_ranges(self, self.ranges)
+class _Rule(WithRanges):
+    """What the rules share: the step by ``_change``, in float64."""
 
     def step(self, params_d: Params, delta_d: FloatArray, state: Any) -> tuple[Params, Any]:
         change_d, state = self._change(delta_d, state)
@@ -46,7 +38,7 @@ class Sgd(_Rule):
     """x <- x + lr D; lr = 1 replaces the model by the (estimated) weighted mean of the local ones."""
 
     lr: float = 1.0
-    ranges: ClassVar[Mapping[str, str]] = {"lr": "[0, inf)"}
+    ranges: ClassVar = {"lr": "[0, inf)"}
 
     def init(self, num_params: int) -> Nothing:
         return Nothing()
@@ -71,7 +63,7 @@ class FedExP(Sgd):
     """
 
     epsilon: float = 1e-3
-    ranges: ClassVar[Mapping[str, str]] = {"lr": "[0, inf)", "epsilon": "(0, inf)"}
+    ranges: ClassVar = {"lr": "[0, inf)", "epsilon": "(0, inf)"}
 
     def extrapolate(self, params_d: Params, delta_d: FloatArray, mean_square: float, state: Any) -> tuple[Params, Any]:
         """The step with N, which D does not show; ``step`` alone is that of eta = 1."""
@@ -94,7 +86,7 @@ class Momentum(_Rule):
 
     lr: float = 1.0
     beta: float = 0.9
-    ranges: ClassVar[Mapping[str, str]] = {"lr": "[0, inf)", "beta": "[0, 1)"}
+    ranges: ClassVar = {"lr": "[0, inf)", "beta": "[0, 1)"}
 
     def init(self, num_params: int) -> MomentumState:
         return MomentumState(np.zeros(num_params))
@@ -127,7 +119,7 @@ class Adaptive(_Rule):
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3
-    ranges: ClassVar[Mapping[str, str]] = {"lr": "[0, inf)", "beta1": "[0, 1)", "beta2": "[0, 1)", "tau": "(0, inf)"}
+    ranges: ClassVar = {"lr": "[0, inf)", "beta1": "[0, 1)", "beta2": "[0, 1)", "tau": "(0, inf)"}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,11 +10,11 @@ protected, from whom, and why other samplers are refused.
 
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ..errors import DeltaflError, check_ranges, require
+from ..errors import DeltaflError, WithRanges, require
 from ..estimators.control_variates import NoControl
 from ..estimators.table import horvitz_thompson
 from ..samplers.base import Sampler
@@ -32,7 +32,7 @@ _LEAST_SEED = 2**32
 
 
 @dataclass(frozen=True)
-class DifferentialPrivacy:
+class DifferentialPrivacy(WithRanges):
     """Clip each update and add noise, as ``dp=`` of ``Plan`` and ``DeltaStrategy``, with the label ``uniform@poisson``.
 
     Response rates are 1 with it, since they depend on who was selected: a client that does not reply counts as u_i = 0.
@@ -51,8 +51,7 @@ class DifferentialPrivacy:
     noise_multiplier: float
     delta: float
 
-    def __post_init__(self) -> None:
-        check_ranges(self, {"clip": "(0, inf)", "noise_multiplier": "(0, inf)", "delta": "(0, 1)"})
+    ranges: ClassVar = {"clip": "(0, inf)", "noise_multiplier": "(0, inf)", "delta": "(0, 1)"}
 
     def check(self, plan: "Plan") -> None:
         """Raise a ``DeltaflError`` with the reason unless epsilon holds for the plan's draws and coefficients."""
