@@ -8,7 +8,7 @@ import math
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -108,19 +108,15 @@ class Engine:
         size = max(1, min(self._runner.group_size, -(-len(clients) // self._workers.width)))
         order = sorted(range(len(clients)), key=lambda place: -cost_n[place])  # similar costs are trained at once
         groups = [order[first : first + size] for first in range(0, len(order), size)]
-        method, sent = "train_with_squares" if squares else "train", Broadcast(params_d, drifts)
-        jobs: list[tuple[Any, ...]] = [(round, *(clients[place] for place in group)) for group in groups]
-        if drifts is not None and drifts.ndim == 2:
-            jobs = [(method, drifts[group], *job) for group, job in zip(groups, jobs, strict=True)]
-            method, sent = "train_corrected", Broadcast(params_d, None)
-        trained: list[list[LocalResult]] = self._workers.map(
-            self._runner,
-            method,
-            sent,
-            jobs,
-            [sum(cost_n[place] for place in group) for group in groups],
-        )
-        results = [result for _, result in sorted(zip(chain(*groups), chain(*trained), strict=True), key=itemgetter(0))]
+        own_nd = drifts if drifts is not None and drifts.ndim == 2 else None
+        sent = Broadcast(params_d, drifts if own_nd is None else None)
+        jobs = [
+            (round, [clients[place] for place in group], squares, None if own_nd is None else own_nd[group])
+            for group in groups
+        ]
+        costs = [sum(cost_n[place] for place in group) for group in groups]
+        trained: list[list[LocalResult]] = self._workers.map(self._runner, "train", sent, jobs, costs)
+        results = [result for _, result in sorted(zip(order, chain(*trained), strict=True), key=itemgetter(0))]
         return Training(
             update_nd=np.array([r.update_d for r in results], dtype=np.float32).reshape(-1, self.num_params),
             loss_n=np.array([r.loss for r in results], dtype=np.float64),

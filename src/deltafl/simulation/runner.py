@@ -98,30 +98,25 @@ class ClientRunner:
             return float(size)
         return float(self._work.steps * self._work.minibatch_size(size))
 
-    def train(self, sent: Broadcast, round: int, *clients: int, squares: bool = False) -> list[LocalResult]:
-        """The local training of some clients in one round."""
+    def train(
+        self, sent: Broadcast, round: int, clients: Sequence[int], squares: bool, drift_nd: Params | None
+    ) -> list[LocalResult]:
+        """The local training of some clients in one round; with ``drift_nd``, each has a drift of its own."""
         self._build()
         jobs = [self._job(round, client) for client in clients]
+        squares = squares and self._knows_squares
         with exact_products(self._device):
             if self._route.path == "batched":
-                return self._batched.train(jobs, sent.params_d, sent.drift_d, squares)
+                drift = sent.drift_d if drift_nd is None else drift_nd
+                return self._batched.train(jobs, sent.params_d, drift, squares)
             results = []
             for i, (client, (rows, rng, noise, augment)) in enumerate(zip(clients, jobs, strict=True)):
-                drift_d = sent.drift_d if sent.drift_d is None or sent.drift_d.ndim == 1 else sent.drift_d[i]
+                drift_d = sent.drift_d if drift_nd is None else drift_nd[i]
                 x, y = self._examples(rows)
                 with seeded(stream(self._seed, "dropout", round, client), self._device):
                     trained = self._trainer(x, y, sent.params_d, self._work, rng, noise, drift_d, augment, squares)
                 results.append(trained)
             return results
-
-    def train_with_squares(self, sent: Broadcast, round: int, *clients: int) -> list[LocalResult]:
-        """The same, with mean squared losses if the losses of single examples are known."""
-        return self.train(sent, round, *clients, squares=self._knows_squares)
-
-    def train_corrected(self, sent: Broadcast, method: str, drift_nd: Params, *job: int) -> list[LocalResult]:
-        """One of the two, with a drift of its own for each client."""
-        results: list[LocalResult] = getattr(self, method)(sent._replace(drift_d=drift_nd), *job)
-        return results
 
     def _job(self, round: int, client: int) -> LocalJob:
         fixed = self._work.fixed_order
