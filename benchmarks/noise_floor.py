@@ -26,8 +26,8 @@ from deltafl.cli.options import assignment
 from deltafl.errors import DeltaflError
 from deltafl.estimators.table import find_estimator
 from deltafl.simulation import environment
-from deltafl.simulation.census import take_census
 from deltafl.simulation.engine import Engine, reports_of
+from deltafl.simulation.run import take_census
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
 from deltafl.tasks import import_tasks

@@ -276,8 +276,10 @@ def find_availability(text: str) -> Availability | None:
     )
 
 
-def find_speeds(text: str) -> Speeds:
-    """``lognormal(sigma=0.5)`` and the like, or ``FILE.csv`` with a row a client."""
+def find_speeds(text: str | None) -> Speeds | None:
+    """``lognormal(sigma=0.5)`` and the like, or ``FILE.csv`` with a row a client; None for no clock."""
+    if text is None:
+        return None
     return Measured(text) if text.endswith(".csv") else _called("speeds", text, {"lognormal": LogNormal}, ("FILE.csv",))
 
 
