@@ -172,8 +172,7 @@ class Engine:
         jobs = [(start,) for start in range(0, num_examples, self._runner.evaluation_batch)]
         found = self._workers.map(self._runner, "test", Broadcast(params_d, None), jobs, [1.0] * len(jobs))
         loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
-        is_right = self.task.metric == "accuracy"
-        return loss, np.concatenate([hits for _, hits in found]) if is_right else np.zeros(0, dtype=np.bool_)
+        return loss, np.concatenate([hits for _, hits in found])
 
     def costs(self, client_n: IntArray) -> list[float]:
         """The relative duration of each client's round."""
