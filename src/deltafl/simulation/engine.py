@@ -76,7 +76,7 @@ class Engine:
         how: Computation | None = None,
         kept: Route | None = None,
     ) -> None:
-        self.task = task
+        self.task, self._work = task, work
         self._workers = workers if workers is not None else Workers(1)
         model = new_model(task.make_model, seed)
         random_d: Params = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().astype(np.float32)
@@ -175,8 +175,9 @@ class Engine:
         return loss, np.concatenate([hits for _, hits in found])
 
     def costs(self, client_n: IntArray) -> list[float]:
-        """The relative duration of each client's round."""
-        return [self._runner.cost(client) for client in client_n.tolist()]
+        """Examples that each client's local work visits, by which work is balanced."""
+        sizes, steps = [len(self.task.client_rows[client]) for client in client_n.tolist()], self._work.steps
+        return [float(size if steps is None else steps * self._work.minibatch_size(size)) for size in sizes]
 
 
 def _shares(hit_e: BoolArray, group_e: IntArray, number: int) -> FloatArray:

@@ -91,13 +91,6 @@ class ClientRunner:
         for tensor in self._stored:
             tensor.share_memory_()  # type: ignore[no-untyped-call]
 
-    def cost(self, client: int) -> float:
-        """Examples that the client's local work visits, by which work is balanced."""
-        size = len(self._client_rows[client])
-        if self._work.steps is None:
-            return float(size)
-        return float(self._work.steps * self._work.minibatch_size(size))
-
     def train(
         self, sent: Broadcast, round: int, clients: Sequence[int], squares: bool, drift_nd: Params | None
     ) -> list[LocalResult]:
@@ -124,7 +117,8 @@ class ClientRunner:
         if self._noise_m is not None and self._noise_m[client] > 0:
             # Without a fixed order, noise goes on where the minibatches ended: recorded runs have these bits.
             noise_rng = stream(self._seed, "noise", round, client) if fixed else job.rng
-            job = job._replace(noise=partial(_normal, noise_rng, np.float32(self._noise_m[client])))
+            deviation = np.float32(self._noise_m[client])
+            job = job._replace(noise=lambda size: deviation * noise_rng.standard_normal(size).astype(np.float32))
         if self._augment is not None:
             augment, augment_rng = self._augment, stream(self._seed, "augment", round, client)
             # Inputs are varied on the CPU.
@@ -184,10 +178,6 @@ class ClientRunner:
             self._model = model.eval()
             self._forward = choose_forward(model, self._data[2])
         return self._model
-
-
-def _normal(rng: np.random.Generator, deviation: np.float32, size: int) -> Params:
-    return deviation * rng.standard_normal(size).astype(np.float32)
 
 
 def new_model(make: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
