@@ -125,11 +125,11 @@ def test_an_evaluation_out_of_turn_keeps_a_run_from_going_on(tmp_path: Path) -> 
 def test_folders_are_joined_and_a_run_in_two_counts_once(out: Path, small: Path, tmp_path: Path) -> None:
     run(tmp_path / "run", **SMALL, sampler="full", seed=4)
     found = joined([small, out, tmp_path / "run"])
-    assert [(run.sampler, run.seed, run.metric) for run in found.runs] == [
+    assert [(run.sampler, run.seed, run.metric) for run in found.curves] == [
         ("uniform", 0, "accuracy"),
         ("full", 4, "accuracy"),
     ]
-    assert len(found.runs[0].draws_m) == 12
+    assert len(found.curves[0].draws_m) == 12
 
 
 def test_folders_that_differ_are_not_joined(out: Path, small: Path, tmp_path: Path) -> None:

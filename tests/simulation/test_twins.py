@@ -14,10 +14,9 @@ from deltafl.simulation.oracle import SimulatedOracle
 from deltafl.simulation.run import run_single
 from deltafl.simulation.runner import new_model
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.setup import engine_of, plan_of
+from deltafl.simulation.setup import TWIN_BATCH, TWIN_STEPS, engine_of, plan_of, stand_in_rows, twin_simulation
 from deltafl.simulation.training.route import Computation
 from deltafl.simulation.training.serial import LocalWork, train_serial
-from deltafl.simulation.twins import BATCH, STEPS, stand_in_rows, twin_simulation
 from tools.simulation import TINY, StopError, lines_of, quiet, stop_after
 
 TWIN = {**TINY, "sampler": "balanced@@twin", "public": 3}
@@ -39,11 +38,11 @@ def test_a_stand_in_trains_as_a_client_does_with_fewer_steps() -> None:
     task, params_d = engine.task, engine.initial_params()
     population = task.population("data")
     twin_md = np.asarray(twin_simulation(task, work, 7, Computation())(params_d, population, 2))
-    steps = round(3 * -(-len(task.client_rows[4]) // 4) * STEPS)
-    rows = stand_in_rows(task.label_shares()[4], BATCH * steps, task.public_rows)
+    steps = round(3 * -(-len(task.client_rows[4]) // 4) * TWIN_STEPS)
+    rows = stand_in_rows(task.label_shares()[4], TWIN_BATCH * steps, task.public_rows)
     assert set(rows) <= set(np.concatenate(task.public_rows))
     x, y = torch.tensor(task.dataset.train_x[rows]).float() * task.input_scale, torch.tensor(task.dataset.train_y[rows])
-    fewer = LocalWork(lr=0.5, steps=steps, batch_size=BATCH)
+    fewer = LocalWork(lr=0.5, steps=steps, batch_size=TWIN_BATCH)
     model = new_model(task.make_model, 7)
     slow = train_serial(
         model, task.loss, x, y, params_d, fewer, stream(int(stream(7, "public", 1).integers(2**31)), "batches", 2, 4)

@@ -22,8 +22,7 @@ WORK = LocalWork(lr=0.1, epochs=2, batch_size=8)
 
 
 def world_of(availability: str = "always", speeds: str | None = None, seed: int = 0, **more: Any) -> World:
-    found = None if speeds is None else find_speeds(speeds)
-    return World(POPULATION, WORK, 10_000, seed, find_availability(availability), found, **more)
+    return World(POPULATION, WORK, 10_000, seed, find_availability(availability), find_speeds(speeds), **more)
 
 
 def there(world: World, round: int) -> BoolArray:

@@ -112,7 +112,7 @@ def report(
     if out is not None and recorded_settings(out) is not None:
         raise DeltaflError(f"{out} holds runs of its own; choose another --out for the report")
     together = joined(folders)
-    folder = out or new_folder("report", together.settings.task)
+    folder = out or new_folder("report", str(together.numbers.settings["task"]))
     _print_summary(together.write(folder, not no_report), folders, folder)
 
 

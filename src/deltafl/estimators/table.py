@@ -123,7 +123,7 @@ _REMOTE = (
 ESTIMATORS: dict[str, Estimator] = {row.name: row for row in _ROWS}
 #: For hosts whose clients keep their last update and send the difference (``remote.py``); not for simulated clients.
 REMOTE_ESTIMATORS: dict[str, Estimator] = {row.name: row for row in _REMOTE}
-#: For the simulator, which supplies the simulation (``simulation/twins.py``); elsewhere write ``Twin(simulate)``.
+#: For the simulator, which supplies the simulation (``simulation/setup.py``); elsewhere write ``Twin(simulate)``.
 TWIN = _unbiased("twin", LearnedCoefficient(Twin(residual=LearnedCoefficient(OwnControl()))), _OURS)
 ALL_ESTIMATORS = {**ESTIMATORS, **REMOTE_ESTIMATORS, TWIN.name: TWIN}
 _ALIASES = {"hansen-hurwitz": "horvitz-thompson", "ratio": "hajek", "mifa": "fedvarp"}

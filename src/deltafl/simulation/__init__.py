@@ -52,19 +52,10 @@ _MODULES = {
 
 __all__ = ["NEVER", "CompareSettings", "DivergedError", "Doubling", "Grid", "Job", "OnProgress", "Progress"]
 __all__ += ["RoundDone", "RunDirectory", "RunRecord", "RunSettings", "RunStore", "Score", "Search", "Trial"]
-__all__ += [
-    "TuneSettings",
-    "count_processes",
-    "engine_of",
-    "environment",
-    "export_model",
-    "joined",
-    "make_settings",
-    "mean_score",
-]
-__all__ += ["new_folder", "plan_of", "read_record", "record_of", "refusals", "require_devices", "require_same"]
-__all__ += ["rounds_to_threshold", "run_comparison", "run_experiment", "run_job", "run_jobs", "run_single"]
-__all__ += ["subject_of", "task_of", "tracker", "tune_rates", "what_is_run", "write_record"]
+__all__ += ["TuneSettings", "count_processes", "engine_of", "environment", "export_model", "joined", "make_settings"]
+__all__ += ["mean_score", "new_folder", "plan_of", "read_record", "record_of", "refusals", "require_devices"]
+__all__ += ["require_same", "rounds_to_threshold", "run_comparison", "run_experiment", "run_job", "run_jobs"]
+__all__ += ["run_single", "subject_of", "task_of", "tracker", "tune_rates", "what_is_run", "write_record"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,20 +5,27 @@ pictures and ``report.html``. It grows: with more samplers, seeds or rounds, wha
 are joined.
 """
 
+import io
 import logging
+import os
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from .. import given as objects
-from ..analysis.plots import draw_plots
+from ..analysis.plots import draw_curves, draw_plots, small_png
 from ..analysis.report import Part, write_report
 from ..analysis.runs import Run, base_name
-from ..analysis.summary import Summary, summarise, write_summary
+from ..analysis.summary import SamplerSummary, Summary, summarise, write_summary
+from ..analysis.table import comparison_table
 from ..errors import DeltaflError, MissingExtraError, require
 from ..io import checked
 from ..tasks.own import is_table, short_name
@@ -28,6 +35,10 @@ from .processes import result
 from .record import read_run
 from .settings import FREE_ON_RESUME, OF_TABLES, UNION, CompareSettings, RunSettings, differing, grown, make_settings
 from .sweep import Job, OnProgress, Player, engine_for, play_jobs, require_simulator, side_by_side
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 #: What summary, pictures and report import: a second and a half, in which processes start.
 _FOR_THE_END = (
@@ -40,38 +51,108 @@ _FOR_THE_END = (
 )
 
 
-class Joined(NamedTuple):
-    """The finished runs of one or several folders: their settings, the runs, and the names of their data."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """Finished runs of several samplers; printed, or shown by a notebook, it is their table with remarks.
 
-    settings: CompareSettings
-    runs: list[Run]
-    data: str
+    Attributes:
+        folders: Where the runs are recorded.
+        numbers: The numbers of the table, as in ``summary.json``.
+        curves: One ``analysis.Run`` for each sampler and seed.
+    """
 
-    def summary(self) -> Summary:
-        """Their numbers."""
-        given, facts = self.settings.model_dump(mode="json", exclude_none=True), {**environment(), "data": self.data}
-        return summarise(self.runs, self.settings.threshold, settings=given, environment=facts)
+    folders: tuple[Path, ...]
+    numbers: Summary
+    curves: Sequence[Run]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the comparison; the first, if several were joined."""
+        return self.folders[0]
+
+    def summary(self) -> "pd.DataFrame":
+        """One row a sampler: the columns are those of the table, with intervals as ``_low`` and ``_high``."""
+        import pandas as pd
+
+        def row(entry: SamplerSummary) -> dict[str, Any]:
+            metric, gap, reached = self.numbers.metric, entry.gap_closed, entry.to_threshold
+            value, speedup = entry.top5 if metric == "accuracy" else entry.final, reached and reached.speedup
+            found = {"sampler": entry.sampler, "seeds": len(entry.seeds), metric: value.mean, f"{metric}_sd": value.sd}
+            found |= {"gap_closed": gap and gap.value, "gap_low": gap and gap.low, "gap_high": gap and gap.high}
+            if (fair := entry.fairness) is not None:
+                found |= {"client_mean": fair.mean.mean, "client_sd": fair.sd.mean}
+                found |= {"worst_tenth": fair.worst_tenth.mean, "worst_tenth_sd": fair.worst_tenth.sd}
+            found |= {"rounds_to_threshold": reached and reached.rounds and reached.rounds.mean}
+            found |= {"reached": reached and reached.num_reached, "speedup": speedup and speedup.ratio}
+            found |= {"speedup_low": speedup and speedup.low, "speedup_high": speedup and speedup.high}
+            if entry.total_clock is not None:
+                found |= {"clock_to_threshold": reached and reached.clock, "clock": entry.total_clock}
+            return found | {"seconds": entry.total_seconds, "bytes": entry.total_bytes, "diverged": entry.num_diverged}
+
+        exact = {"sampler", "seeds", "reached", "diverged"}
+        table = pd.DataFrame(map(row, self.numbers.samplers))
+        return table.astype({name: float for name in table.columns if name not in exact}).set_index("sampler")
+
+    def runs(self) -> "pd.DataFrame":
+        """One row for each sampler, seed and evaluation; seconds, bytes and clock are of all rounds up to there."""
+        import pandas as pd
+
+        columns = ["round", "accuracy", "loss", "seconds", "bytes"]
+        columns += [] if self.curves[0].clock_r is None else ["clock"]
+        parts = [
+            pd.DataFrame(
+                {"sampler": run.sampler, "seed": run.seed} | {key: getattr(run, f"{key}_r") for key in columns}
+            )
+            for run in self.curves
+        ]
+        return pd.concat(parts, ignore_index=True)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
+        """The curves of the metric over rounds: mean over seeds, and a band from the lowest to the highest.
+
+        Args:
+            path: Where the figure is saved too: a name that ends in ``.png``, ``.pdf``, ``.svg`` or what else
+                Matplotlib writes.
+        """
+        figure = draw_curves(self.curves, self.numbers, self.numbers.metric, None if path is None else Path(path))
+        assert figure is not None, "a comparison has its metric"
+        figure._repr_png_ = partial(small_png, figure)  # type: ignore[attr-defined]  # what a notebook shows
+        return figure
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the page that shows the comparison, with the command that plays it again.
+
+        It is one HTML file, which asks the network for nothing.
+        """
+        settings = CompareSettings.model_validate(self.numbers.settings)
+        name = short_name(settings.task)
+        parts = [Part(name, self.curves, self.numbers, command_of(settings))]
+        write_report(parts, Path(path), f"deltafl: {name}")
 
     def write(self, folder: Path, report: bool = True) -> Summary:
         """Write ``summary.json``, the pictures and ``report.html`` into a folder, and return the summary."""
-        summary = self.summary()
         folder.mkdir(parents=True, exist_ok=True)
-        write_summary(summary, folder / "summary.json")
+        write_summary(self.numbers, folder / "summary.json")
         try:
             require("matplotlib", "plot")
-            draw_plots(self.runs, summary, folder)
+            draw_plots(self.curves, self.numbers, folder)
             if report:
-                write_comparison(self.runs, summary, folder / "report.html")
+                self.report(folder / "report.html")
         except MissingExtraError as error:
             logging.getLogger("deltafl").info(f"no pictures: {error}")
-        return summary
+        return self.numbers
 
+    def _repr_html_(self) -> str:
+        return self._printed().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
-def write_comparison(runs: Sequence[Run], summary: Summary, path: Path) -> None:
-    """Write the report of a comparison, with the command that plays it again."""
-    settings = CompareSettings.model_validate(summary.settings)
-    name = short_name(settings.task)
-    write_report([Part(name, runs, summary, command_of(settings))], path, f"deltafl: {name}")
+    def __repr__(self) -> str:
+        return f"{self._printed().export_text().rstrip()}\n\nResults: {', '.join(map(str, self.folders))}"
+
+    def _printed(self) -> Console:
+        """A console that has printed the table."""
+        console = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
+        console.print(comparison_table(self.numbers))
+        return console
 
 
 def command_of(settings: CompareSettings) -> str:
@@ -97,7 +178,7 @@ def command_of(settings: CompareSettings) -> str:
     return shlex.join(words)
 
 
-def joined(folders: Sequence[Path]) -> Joined:
+def joined(folders: Sequence[Path]) -> Comparison:
     """Join what finished comparisons, or single runs, have recorded; samplers and seeds may differ.
 
     Args:
@@ -127,7 +208,9 @@ def joined(folders: Sequence[Path]) -> Joined:
             raise DeltaflError(f"{first.path} and {directory.path} are the same run and differ; leave one of them out")
     keys = [(sampler, seed) for sampler in settings.samplers for seed in settings.seeds if (sampler, seed) in found]
     names = dict.fromkeys(str(found[key].environment().get("data", "unknown")) for key in keys)
-    return Joined(settings, [read_run(found[key], settings.run(*key)) for key in keys], "; ".join(names))
+    runs = [read_run(found[key], settings.run(*key)) for key in keys]
+    given, facts = settings.model_dump(mode="json", exclude_none=True), {**environment(), "data": "; ".join(names)}
+    return Comparison(tuple(folders), summarise(runs, settings.threshold, settings=given, environment=facts), runs)
 
 
 def _opened(folder: Path) -> tuple[CompareSettings, list[tuple[RunDirectory, RunSettings]]]:
@@ -168,7 +251,7 @@ def run_comparison(
 
 def play_comparison(
     settings: CompareSettings, out: Path, on_progress: OnProgress, processes: int, on_round: OnRound
-) -> Joined:
+) -> Comparison:
     """Play the runs that are not finished yet; returns all that the folder has.
 
     Args:
@@ -190,9 +273,9 @@ def play_comparison(
         jobs = _jobs(settings)
         with side_by_side(min(processes, len(jobs))) as pool:
             if pool is None:
-                data = _check(settings, out, before)
+                data = check_comparison(settings, out, before)
             else:
-                checking = pool.submit(_check, settings, out, before)
+                checking = pool.submit(check_comparison, settings, out, before)
                 with suppress(ImportError):  # for the end, while the processes start
                     for name in _FOR_THE_END:
                         import_module(name)
@@ -205,7 +288,7 @@ def play_comparison(
         return joined([out])
 
 
-def _check(settings: CompareSettings, out: Path, before: CompareSettings | None) -> dict[str, str]:
+def check_comparison(settings: CompareSettings, out: Path, before: CompareSettings | None) -> dict[str, str]:
     """Refuse what cannot be played before anything is written; returns the names of the data."""
     from .run import require_same_sampler
     from .setup import check_memory, data_of, plan_of, task_of

@@ -187,11 +187,7 @@ class RunDirectory:
 
     def environment(self) -> dict[str, Any]:
         """Versions, hardware and data, as they were when the run was started."""
-        file, mark = self.path / "environment.json", read_checkpoint(self.path)
-        if mark is not None:
-            mark.require(file)
-        found: dict[str, Any] = read_json(file)
-        return found
+        return dict(read_json(self._whole("environment.json")))
 
     def append(self, round_line: Mapping[str, Any], timing_line: Mapping[str, Any]) -> None:
         """Add one round."""
@@ -204,12 +200,17 @@ class RunDirectory:
 
     def lines(self, name: str) -> Iterator[dict[str, Any]]:
         """The lines of ``rounds.jsonl`` or ``timings.jsonl``, one by one; an error if they are not as written."""
-        place, mark = self.path / name, read_checkpoint(self.path)
-        if mark is not None:
-            mark.require(place)
+        place = self._whole(name)
         with reading(place), place.open("rb") as file:
             for number, text in enumerate(file, start=1):
                 yield parsed(text, f"{place}, line {number},")
+
+    def _whole(self, name: str) -> Path:
+        """A file of the folder; an error if it is not as the last checkpoint has it."""
+        mark = read_checkpoint(self.path)
+        if mark is not None:
+            mark.require(self.path / name)
+        return self.path / name
 
     def last_line(self) -> dict[str, Any]:
         """The last line of ``rounds.jsonl``; empty if there is none, or it was cut off as it was written."""
@@ -222,10 +223,9 @@ class RunDirectory:
                 return {}
             if mark is not None and mark.ended and not mark.is_whole(self.path / LINE_FILES[0]):
                 return {}
-            line = dict(parsed(ends[0][1], "the last line"))
+            return dict(parsed(ends[0][1], "the last line"))
         except (OSError, ValueError, TypeError):  # not there, or cut off within a line: it goes on from its checkpoint
             return {}
-        return line
 
     def ending(self) -> str | None:
         """How the run ended, if it diverged or looked wrong when it was over, as a sentence without its full stop."""
@@ -313,8 +313,10 @@ class RunDirectory:
     def model(self) -> tuple[int, Params] | None:
         """Round and model to use of the last checkpoint, which is only read; None if there is none."""
         mark = read_checkpoint(self.path)
-        arrays = {} if mark is None else mark.arrays(self.path)
-        return mark and (mark.round, arrays.get("state.average.model_d", arrays["state.params_d"]))
+        if mark is None:
+            return None
+        arrays = mark.arrays(self.path)
+        return mark.round, arrays.get("state.average.model_d", arrays["state.params_d"])
 
     def load(self, template: RoundState, group: ProcessGroup = ALONE) -> RoundState:
         """The state of the last checkpoint (the template itself if there is none); later lines are cut off.
@@ -333,11 +335,9 @@ class RunDirectory:
 
     def census(self) -> FloatArray | None:
         """Every client's answer; None if there is no checkpoint, so that the census is taken again."""
-        mark = read_checkpoint(self.path)
-        if mark is None:
+        if read_checkpoint(self.path) is None:
             return None
-        mark.require(self.path / CENSUS)
-        answer_mk: FloatArray = read_tensors(self.path / CENSUS, CURE)[0]["answer_mk"]
+        answer_mk: FloatArray = read_tensors(self._whole(CENSUS), CURE)[0]["answer_mk"]
         return answer_mk
 
     def _read_all(self) -> dict[str, Any] | None:

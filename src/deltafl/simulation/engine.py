@@ -8,7 +8,7 @@ import math
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +76,7 @@ class Engine:
         how: Computation | None = None,
         kept: Route | None = None,
     ) -> None:
-        self.task = task
+        self.task, self._work = task, work
         self._workers = workers if workers is not None else Workers(1)
         model = new_model(task.make_model, seed)
         random_d: Params = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().astype(np.float32)
@@ -108,19 +108,15 @@ class Engine:
         size = max(1, min(self._runner.group_size, -(-len(clients) // self._workers.width)))
         order = sorted(range(len(clients)), key=lambda place: -cost_n[place])  # similar costs are trained at once
         groups = [order[first : first + size] for first in range(0, len(order), size)]
-        method, sent = "train_with_squares" if squares else "train", Broadcast(params_d, drifts)
-        jobs: list[tuple[Any, ...]] = [(round, *(clients[place] for place in group)) for group in groups]
-        if drifts is not None and drifts.ndim == 2:
-            jobs = [(method, drifts[group], *job) for group, job in zip(groups, jobs, strict=True)]
-            method, sent = "train_corrected", Broadcast(params_d, None)
-        trained: list[list[LocalResult]] = self._workers.map(
-            self._runner,
-            method,
-            sent,
-            jobs,
-            [sum(cost_n[place] for place in group) for group in groups],
-        )
-        results = [result for _, result in sorted(zip(chain(*groups), chain(*trained), strict=True), key=itemgetter(0))]
+        own_nd = drifts if drifts is not None and drifts.ndim == 2 else None
+        sent = Broadcast(params_d, drifts if own_nd is None else None)
+        jobs = [
+            (round, [clients[place] for place in group], squares, None if own_nd is None else own_nd[group])
+            for group in groups
+        ]
+        costs = [sum(cost_n[place] for place in group) for group in groups]
+        trained: list[list[LocalResult]] = self._workers.map(self._runner, "train", sent, jobs, costs)
+        results = [result for _, result in sorted(zip(order, chain(*trained), strict=True), key=itemgetter(0))]
         return Training(
             update_nd=np.array([r.update_d for r in results], dtype=np.float32).reshape(-1, self.num_params),
             loss_n=np.array([r.loss for r in results], dtype=np.float64),
@@ -176,12 +172,12 @@ class Engine:
         jobs = [(start,) for start in range(0, num_examples, self._runner.evaluation_batch)]
         found = self._workers.map(self._runner, "test", Broadcast(params_d, None), jobs, [1.0] * len(jobs))
         loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
-        is_right = self.task.metric == "accuracy"
-        return loss, np.concatenate([hits for _, hits in found]) if is_right else np.zeros(0, dtype=np.bool_)
+        return loss, np.concatenate([hits for _, hits in found])
 
     def costs(self, client_n: IntArray) -> list[float]:
-        """The relative duration of each client's round."""
-        return [self._runner.cost(client) for client in client_n.tolist()]
+        """Examples that each client's local work visits, by which work is balanced."""
+        sizes, steps = [len(self.task.client_rows[client]) for client in client_n.tolist()], self._work.steps
+        return [float(size if steps is None else steps * self._work.minibatch_size(size)) for size in sizes]
 
 
 def _shares(hit_e: BoolArray, group_e: IntArray, number: int) -> FloatArray:

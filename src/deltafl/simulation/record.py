@@ -26,7 +26,7 @@ from ..io import checked, plain_json, read_json, write_atomically
 from ..samplers import file_name
 from ..types import FloatArray, IntArray
 from .checkpoint import CURE
-from .directory import CLIENTS, RunDirectory, locked, recorded_settings
+from .directory import CLIENTS, LINE_FILES, RunDirectory, locked, recorded_settings
 from .settings import RunSettings, differing
 
 if TYPE_CHECKING:
@@ -141,48 +141,46 @@ def what_is_run(settings: RunSettings) -> dict[str, Any]:
 def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     """The curves of a run in its folder; an error if that does not hold every round once, which two processes leave."""
     directory.require_settings(settings)
-    line, tests, bytes_, bytes_up = dict[str, Any](), list[list[Any]](), list[float](), list[float]()
-    rounds, at, clients, counts = (list[int]() for _ in range(4))
-    clocks = list[float]()
-    for line in directory.lines("rounds.jsonl"):
-        rounds.append(line["round"])
-        bytes_.append(float(line.get("bytes_down", 0) + line.get("bytes_up", 0)))
-        bytes_up.append(float(line.get("bytes_up", 0)))
-        clients += line.get("cohort", ())
-        counts += line.get("counts", ())
-        if "test" in line:
-            at.append(line["round"])
-            clocks += [line["clock"]] if "clock" in line and line["round"] else []
-            tests.append([line["test"].get(name) for name in ("accuracy", "loss", "client_accuracy")])
-    timings = list(directory.lines("timings.jsonl"))
-    columns = ("round", "seconds", "cpu_seconds", "client_seconds")
-    timed_r, seconds_r, cpu_seconds_r, client_seconds_r = (
-        _floats([timing.get(column) for timing in timings]) for column in columns
-    )
-    is_split = not np.isnan(client_seconds_r).any()  # runs that an earlier version began are not
-    if not (rounds and rounds == timed_r.tolist() == list(range(len(rounds)))):
+    lines, timings = (list(directory.lines(name)) for name in LINE_FILES)
+    rounds, timed = ([line["round"] for line in each] for each in (lines, timings))
+    if not (rounds and rounds == timed == list(range(len(rounds)))):
         raise DeltaflError(f"{directory.path} does not hold every round once and in order; {CURE}")
+    evaluated = [line for line in lines[1:] if "test" in line]
+    at_r = np.array([line["round"] for line in evaluated], dtype=np.int64)
+
+    def summed(per_round: list[float | None]) -> FloatArray:
+        return np.cumsum(_floats(per_round))[at_r]
+
+    def tested(name: str) -> FloatArray:
+        return _floats([line["test"].get(name) for line in evaluated])
+
+    client_seconds = [timing.get("client_seconds") for timing in timings]  # runs of earlier versions lack it
+    clocks = [line["clock"] for line in evaluated if "clock" in line]
+    client_accuracy_r = tested("client_accuracy")
+    drawn_n, count_n = (
+        np.array([entry for line in lines for entry in line.get(key, ())], dtype=np.int64)
+        for key in ("cohort", "counts")
+    )
     num_examples_m, rows = _noted_clients(directory.path)
     accuracy_km = np.array([_floats(row) for row in rows.values()]) if rows else None
-    diverged, at_r = line.get("diverged"), np.array(at[1:], dtype=np.int64)
-    accuracy_r, loss_r, client_accuracy_r = np.array([_floats(test) for test in tests[1:]]).reshape(-1, 3).T
+    diverged = lines[-1].get("diverged")
     return Run(
         sampler=settings.sampler,
         seed=settings.seed,
-        metric="loss" if tests[0][0] is None else "accuracy",
+        metric="loss" if lines[0]["test"]["accuracy"] is None else "accuracy",
         settings=what_is_run(settings),
         round_r=at_r,
-        accuracy_r=accuracy_r,
-        loss_r=loss_r,
-        seconds_r=np.cumsum(seconds_r)[at_r],
-        cpu_seconds_r=np.cumsum(cpu_seconds_r)[at_r],
-        bytes_r=np.cumsum(bytes_)[at_r],
-        bytes_up_r=np.cumsum(bytes_up)[at_r],
-        client_seconds_r=np.cumsum(client_seconds_r)[at_r] if is_split else None,
-        server_bytes=max((timing.get("server_bytes", 0) for timing in timings), default=0) or None,
-        client_accuracy_r=client_accuracy_r,
+        accuracy_r=tested("accuracy"),
+        loss_r=tested("loss"),
+        seconds_r=summed([timing.get("seconds") for timing in timings]),
+        cpu_seconds_r=summed([timing.get("cpu_seconds") for timing in timings]),
+        bytes_r=summed([line.get("bytes_down", 0) + line.get("bytes_up", 0) for line in lines]),
+        bytes_up_r=summed([line.get("bytes_up", 0) for line in lines]),
+        client_seconds_r=None if None in client_seconds else summed(client_seconds),
+        server_bytes=max(timing.get("server_bytes", 0) for timing in timings) or None,
+        client_accuracy_r=None if np.isnan(client_accuracy_r).all() else client_accuracy_r,
         clock_r=np.array(clocks) if clocks else None,
-        draws_m=np.bincount(np.array(clients, dtype=np.int64), counts, directory.num_clients()).astype(np.int64),
+        draws_m=np.bincount(drawn_n, count_n, directory.num_clients()).astype(np.int64),
         diverged=rounds[-1] if diverged else None,
         diverged_why=diverged["why"] if diverged else "",
         num_examples_m=num_examples_m,
@@ -197,8 +195,7 @@ def record_of(job: "Job", directory: RunDirectory, task: "Task") -> RunRecord:
     from .training.route import noted_route
 
     run = read_run(directory, job.settings)
-    curves: dict[str, Any] = {name: getattr(run, f"{name}_r").tolist() for name in ("round", *_CURVES)}
-    by_client = run.client_accuracy_r
+    curves = {name: getattr(run, f"{name}_r") for name in ("round", *_CURVES, *_MORE)}
     route = noted_route(directory.path)
     device = {} if route is None or route.hardware == "cpu" else {"device": route.hardware}
     versions = {key: value for key, value in directory.environment().items() if key not in {"command", *task.data}}
@@ -209,17 +206,13 @@ def record_of(job: "Job", directory: RunDirectory, task: "Task") -> RunRecord:
         metric=run.metric,
         environment=device | versions,
         fairness=run.fairness,
-        clock=_listed(run.clock_r),
-        client_seconds=_listed(run.client_seconds_r),
-        bytes_up=_listed(run.bytes_up_r),
         server_bytes=run.server_bytes,
-        client_accuracy=[] if by_client is None or np.isnan(by_client).all() else by_client.tolist(),
         draws=run.draws_m.tolist(),
         refused=sum(len(line.get("rejected", ())) for line in directory.lines("rounds.jsonl")),
         diverged=run.diverged,
         diverged_why=run.diverged_why,
         probes=probe_columns(directory.lines("rounds.jsonl")),
-        **curves,
+        **{name: curve.tolist() for name, curve in curves.items() if curve is not None},
     )
 
 
@@ -321,10 +314,6 @@ def require_same(recorded: dict[str, Any], job: "Job", place: Path) -> None:
     for key, old, new in differing(before, job.settings):
         if key not in _HOW:
             raise DeltaflError(f"{place} was run with {key} = {old}, not {new}: choose another --out, or {cure}")
-
-
-def _listed(curve_r: FloatArray | None) -> list[float]:
-    return [] if curve_r is None else curve_r.tolist()
 
 
 def _line(record: RunRecord) -> str:

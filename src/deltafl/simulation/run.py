@@ -21,12 +21,13 @@ from ..analysis.statistics import first_reach, late_after
 from ..errors import DeltaflError
 from ..io import plain_json
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
+from ..samplers.census import output_layer
 from ..scale.state_file import bytes_in_ram
 from ..server.watch import Watch
+from ..streams import stream
 from ..tasks.base import Task
-from ..types import BoolArray, Cohort, FloatArray, RoundInfo
+from ..types import BoolArray, Cohort, FloatArray, Params, RoundInfo
 from .callback import OnRound, RoundDone, guarded
-from .census import with_census
 from .directory import RunDirectory, locked, recorded_settings
 from .distributed import ALONE, ProcessGroup, divided
 from .divergence import DivergedError, likely_cause
@@ -122,32 +123,75 @@ def run_experiment(
     world = world_of(settings, population, 2 * engine.num_params * BYTES_PER_PARAMETER)
     population = population._replace(seconds_m=world.seconds_m)
     plan = plan_of(settings, population, engine.task, memory)
-    plan, census = with_census(plan, engine, engine.initial_params(), directory, group)
+    plan, census = _with_census(plan, engine, engine.initial_params(), directory, group)
     state = directory.load(init_round(plan, engine.initial_params()), group)
-    watch, is_over = group.from_first(lambda: _watch_of(engine.task, directory.lines("rounds.jsonl")))
+    watch, last = group.from_first(lambda: _watch_of(engine.task, directory.lines("rounds.jsonl")))
     if watch is None:
         line, timing = census or ({}, {"seconds": 0.0, "cpu_seconds": 0.0, "client_seconds": 0.0})
         if census is not None and world.seconds_m is not None:
             line["clock"] = float(world.seconds_m.max())  # it waits for everybody
         first = plain_json({"round": 0, "test": engine.evaluate(plan.model(state))._asdict(), **line})
-        watch, _ = _watch_of(engine.task, [first])
+        watch, last = _watch_of(engine.task, [first])
         if group.is_first:
             directory.append(first, {"round": 0, **timing})
             state = directory.save(state)
-    clock = float(group.from_first(directory.last_line).get("clock", 0.0))
+    clock = last.get("clock", 0.0)
     player = _RoundPlayer(settings, engine, directory, group, plan, world, cast(Watch, watch), state.round, clock)
     total = filled_in(settings.rounds)
-    while state.round < total and not is_over:
+    while state.round < total and "stopped" not in last:
         state, done = player.play(state)
-        is_over = "stopped" in done.line
+        last = done.line
         on_round(done)
     return state
 
 
-def _watch_of(task: Task, lines: Iterable[dict[str, Any]]) -> tuple[Watch | None, bool]:
-    """The watch over a run that has these lines, None without any, and whether it has reached its threshold."""
+def _with_census(
+    plan: Plan, engine: Engine, params_d: Params, directory: RunDirectory, group: ProcessGroup
+) -> tuple[Plan, tuple[dict[str, Any], dict[str, float]] | None]:
+    """The plan with the answers of all clients, if its sampler asks for them.
+
+    All of them do the first round's local work before its cohort is drawn, which has done its work when it is asked for
+    it: no round is lost. If they are asked now: also what the lines of round 0 in ``rounds.jsonl`` and
+    ``timings.jsonl`` hold of it.
+    """
+    if plan.census is None:
+        return plan, None
+    kept = group.from_first(directory.census)
+    if kept is not None:
+        return plan.with_census(kept), None
+    began, began_cpu = time.perf_counter(), time.process_time()
+    answer_mk = take_census(plan, engine, params_d)
+    client_seconds = time.perf_counter() - began
+    if group.is_first:
+        directory.save_census(answer_mk)
+    plan = plan.with_census(answer_mk)
+    m, answers = len(answer_mk), int(np.isfinite(answer_mk).all(axis=1).sum())
+    line = {
+        "answers": answers,
+        "bytes_down": m * len(params_d) * BYTES_PER_PARAMETER,
+        "bytes_up": answers * 8 * answer_mk.shape[1],
+    }
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
+    return plan, (line, {"seconds": seconds, "cpu_seconds": cpu_seconds, "client_seconds": client_seconds})
+
+
+def take_census(plan: Plan, engine: Engine, params_d: Params) -> FloatArray:
+    """Every client's answer after its usual local work on a model, float64 (m, size); NaN where there is none."""
+    census, m = plan.census, plan.population.num_clients
+    assert census is not None
+    tensors = output_layer([param.shape for param in engine.task.make_model().parameters()])
+    answers = []
+    for first in range(0, m, plan.n):  # no more updates are in RAM than in any other round
+        client_k = np.arange(first, min(first + plan.n, m))
+        for client, update_d in zip(client_k.tolist(), engine.train(params_d, 0, client_k).update_nd, strict=True):
+            answers.append(census.answer(update_d, tensors, plan.seed, stream(plan.seed, "census", 0, client)))
+    return np.array(answers)
+
+
+def _watch_of(task: Task, lines: Iterable[dict[str, Any]]) -> tuple[Watch | None, dict[str, Any]]:
+    """The watch over a run that has these lines, and the last of them; None and nothing without any."""
     watch: Watch | None = None
-    is_over = False
+    line: dict[str, Any] = {}
     for line in lines:
         test = line.get("test", {"loss": None, "accuracy": None})
         loss, accuracy = test["loss"], nan if test["accuracy"] is None else test["accuracy"]
@@ -156,8 +200,7 @@ def _watch_of(task: Task, lines: Iterable[dict[str, Any]]) -> tuple[Watch | None
             continue
         stored = {key: nan if line.get(key) is None else line[key] for key in RoundInfo._fields if key in line}
         watch.see(RoundInfo(**{**stored, "round": line["round"] - 1}), True, loss, accuracy)
-        is_over = "stopped" in line
-    return watch, is_over
+    return watch, line
 
 
 @dataclass

@@ -91,37 +91,25 @@ class ClientRunner:
         for tensor in self._stored:
             tensor.share_memory_()  # type: ignore[no-untyped-call]
 
-    def cost(self, client: int) -> float:
-        """Examples that the client's local work visits, by which work is balanced."""
-        size = len(self._client_rows[client])
-        if self._work.steps is None:
-            return float(size)
-        return float(self._work.steps * self._work.minibatch_size(size))
-
-    def train(self, sent: Broadcast, round: int, *clients: int, squares: bool = False) -> list[LocalResult]:
-        """The local training of some clients in one round."""
+    def train(
+        self, sent: Broadcast, round: int, clients: Sequence[int], squares: bool, drift_nd: Params | None
+    ) -> list[LocalResult]:
+        """The local training of some clients in one round; with ``drift_nd``, each has a drift of its own."""
         self._build()
         jobs = [self._job(round, client) for client in clients]
+        squares = squares and self._knows_squares
         with exact_products(self._device):
             if self._route.path == "batched":
-                return self._batched.train(jobs, sent.params_d, sent.drift_d, squares)
+                drift = sent.drift_d if drift_nd is None else drift_nd
+                return self._batched.train(jobs, sent.params_d, drift, squares)
             results = []
             for i, (client, (rows, rng, noise, augment)) in enumerate(zip(clients, jobs, strict=True)):
-                drift_d = sent.drift_d if sent.drift_d is None or sent.drift_d.ndim == 1 else sent.drift_d[i]
+                drift_d = sent.drift_d if drift_nd is None else drift_nd[i]
                 x, y = self._examples(rows)
                 with seeded(stream(self._seed, "dropout", round, client), self._device):
                     trained = self._trainer(x, y, sent.params_d, self._work, rng, noise, drift_d, augment, squares)
                 results.append(trained)
             return results
-
-    def train_with_squares(self, sent: Broadcast, round: int, *clients: int) -> list[LocalResult]:
-        """The same, with mean squared losses if the losses of single examples are known."""
-        return self.train(sent, round, *clients, squares=self._knows_squares)
-
-    def train_corrected(self, sent: Broadcast, method: str, drift_nd: Params, *job: int) -> list[LocalResult]:
-        """One of the two, with a drift of its own for each client."""
-        results: list[LocalResult] = getattr(self, method)(sent._replace(drift_d=drift_nd), *job)
-        return results
 
     def _job(self, round: int, client: int) -> LocalJob:
         fixed = self._work.fixed_order
@@ -129,7 +117,8 @@ class ClientRunner:
         if self._noise_m is not None and self._noise_m[client] > 0:
             # Without a fixed order, noise goes on where the minibatches ended: recorded runs have these bits.
             noise_rng = stream(self._seed, "noise", round, client) if fixed else job.rng
-            job = job._replace(noise=partial(_normal, noise_rng, np.float32(self._noise_m[client])))
+            deviation = np.float32(self._noise_m[client])
+            job = job._replace(noise=lambda size: deviation * noise_rng.standard_normal(size).astype(np.float32))
         if self._augment is not None:
             augment, augment_rng = self._augment, stream(self._seed, "augment", round, client)
             # Inputs are varied on the CPU.
@@ -189,10 +178,6 @@ class ClientRunner:
             self._model = model.eval()
             self._forward = choose_forward(model, self._data[2])
         return self._model
-
-
-def _normal(rng: np.random.Generator, deviation: np.float32, size: int) -> Params:
-    return deviation * rng.standard_normal(size).astype(np.float32)
 
 
 def new_model(make: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:

@@ -188,12 +188,9 @@ class Settings(BaseModel):
                 f"threshold is {self.threshold:g}; accuracy is a share between 0 and 1, write 0.7 for 70 %"
             )
 
-        find_availability(self.availability)
-        if self.speeds is not None:
-            find_speeds(self.speeds)
-        elif (
-            self.deadline is not None or self.over_select > 1 or isinstance(find_availability(self.availability), Trace)
-        ):
+        needs_clock = self.deadline is not None or self.over_select > 1
+        needs_clock |= isinstance(find_availability(self.availability), Trace)
+        if find_speeds(self.speeds) is None and needs_clock:
             what = "a deadline, over_select and a trace of availability"
             raise DeltaflError(f"{what} need a clock: write speeds = 'lognormal', or a file")
         if self.stop_at_threshold and self.threshold is None:

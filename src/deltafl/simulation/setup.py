@@ -2,7 +2,9 @@
 
 import logging
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from math import ceil
 from pathlib import Path
 from typing import TypeVar
@@ -11,25 +13,27 @@ import numpy as np
 
 from ..audit import KnownUpdates, Subject
 from ..errors import DeltaflError
-from ..estimators.table import REMOTE_ESTIMATORS, find_estimator
+from ..estimators.learned_coefficient import LearnedCoefficient
+from ..estimators.table import REMOTE_ESTIMATORS, Estimator, find_estimator
+from ..estimators.twin import Simulate, Twin
 from ..io import reading
 from ..round import Plan, make_plan
 from ..samplers import make_sampler, parse_label, uses_aux
 from ..scale.memory_budget import free_ram, human, memory_size, memory_words, require_room
 from ..scale.rows import RowFormat
 from ..server.optimizers import make_server_optimizer
+from ..streams import stream
 from ..tasks import make_task
 from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
 from ..tasks.own import is_own
-from ..types import Population
+from ..types import FloatArray, IntArray, Params, Population
 from .engine import Engine
 from .oracle import BYTES_PER_PARAMETER
 from .runner import Workers
 from .settings import RunSettings
 from .training.route import Computation, Route
 from .training.serial import LocalWork
-from .twins import with_twins
-from .world import Measured, Speeds, Trace, World, find_availability, find_speeds
+from .world import Measured, Trace, World, find_availability, find_speeds
 
 T = TypeVar("T")
 
@@ -37,6 +41,9 @@ T = TypeVar("T")
 COPIES_OF_DRAWN, COPIES_OF_CERTAIN, COPIES_OF_PROBED = 7, 5, 7
 #: The same of the answers to a census.
 COPIES_OF_ANSWERS = 5
+#: A twin takes this share of the client's steps, each on so many examples. Larger minibatches are better than more
+#: steps, for a twin's noise is not its client's (on digits and FashionMNIST).
+TWIN_STEPS, TWIN_BATCH = 0.5, 64
 
 
 def task_of(settings: RunSettings) -> Task:
@@ -95,7 +102,7 @@ def world_of(settings: RunSettings, population: Population, num_bytes: int) -> W
         num_bytes,
         settings.seed,
         find_availability(settings.availability),
-        _speeds_of(settings),
+        find_speeds(settings.speeds),
         settings.dropout,
         settings.deadline,
         settings.over_select,
@@ -103,15 +110,11 @@ def world_of(settings: RunSettings, population: Population, num_bytes: int) -> W
     )
 
 
-def _speeds_of(settings: RunSettings) -> Speeds | None:
-    return None if settings.speeds is None else find_speeds(settings.speeds)
-
-
 def data_of(settings: RunSettings, task: Task) -> dict[str, str]:
     """The data in a run's record: the task's, in their checksum also the tables of its world, which are checked."""
     world_of(settings, task.population(settings.weights), num_bytes=0)
     checksum = int(task.data["data_crc32"], 16)
-    for part in (find_availability(settings.availability), _speeds_of(settings)):
+    for part in (find_availability(settings.availability), find_speeds(settings.speeds)):
         if isinstance(part, Trace | Measured):
             with reading(Path(part.path)):
                 checksum = zlib.crc32(Path(part.path).read_bytes(), checksum)
@@ -142,7 +145,7 @@ def plan_of(
         )
     rule = find_estimator(label.estimator)
     if task is not None:
-        rule = with_twins(rule, task, work_of(settings), settings.seed, computation_of(settings))
+        rule = _with_twins(rule, task, settings)
     plan = make_plan(
         label._replace(settings={}),  # they are among those of the run
         population,
@@ -172,6 +175,48 @@ def plan_of(
             "task with classes, or a sampler without them, such as 'innovation'"
         )
     return plan
+
+
+def _with_twins(rule: Estimator, task: Task, settings: RunSettings) -> Estimator:
+    """The estimator ``twin`` with the simulation of a task's clients; others as they are."""
+    control = rule.control
+    if not (isinstance(control, LearnedCoefficient) and isinstance(control.control, Twin)):
+        return rule
+    if not task.public_rows:
+        raise DeltaflError("twins are trained on public examples and this run has none; set 'public', such as 10")
+    simulate = twin_simulation(task, work_of(settings), settings.seed, computation_of(settings))
+    twin = replace(control.control, simulate=simulate)
+    return rule._replace(control=replace(control, control=twin))
+
+
+def twin_simulation(task: Task, work: LocalWork, seed: int, how: Computation) -> Simulate:
+    """Trains a stand-in for each client of a task on public examples in the shares of the client's labels.
+
+    They are the clients of a second task, trained by an engine of their own in one process, with the task's local work
+    but for ``TWIN_STEPS`` and ``TWIN_BATCH``, augmentation and gradient noise.
+    """
+
+    @cache
+    def engine() -> Engine:
+        rows = [
+            stand_in_rows(share_c, TWIN_BATCH * max(1, round(TWIN_STEPS * work.num_steps(len(own)))), task.public_rows)
+            for share_c, own in zip(task.label_shares(), task.client_rows, strict=True)
+        ]
+        stand_ins = replace(task, client_rows=rows, augment=None, gradient_noise_m=None)
+        own_seed = int(stream(seed, "public", 1).integers(2**31))  # minibatches independent of the clients' own
+        return Engine(stand_ins, replace(work, epochs=1, steps=None, batch_size=TWIN_BATCH), own_seed, how=how)
+
+    def simulate(params_d: Params, population: Population, round: int) -> Params:
+        return engine().train(params_d, round, np.arange(population.num_clients)).update_nd
+
+    return simulate
+
+
+def stand_in_rows(share_c: FloatArray, size: int, public_rows: Sequence[IntArray]) -> IntArray:
+    """``size`` public rows in the shares of the classes, up to one example of each; rows repeat if need be."""
+    label_e = np.searchsorted(np.cumsum(share_c) / share_c.sum(), (np.arange(size) + 0.5) / size)
+    count_c = np.bincount(label_e, minlength=len(share_c))
+    return np.concatenate([np.resize(rows, count) for rows, count in zip(public_rows, count_c, strict=True)])
 
 
 def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool = False) -> None:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -144,11 +144,8 @@ def side_by_side(count: int) -> Iterator[Processes | None]:
     """Processes that play runs; None for this process alone."""
     _engine_of.cache_clear()
     try:
-        if count > 1:
-            with Processes(count) as pool:
-                yield pool
-        else:
-            yield None
+        with Processes(count) if count > 1 else nullcontext() as pool:
+            yield pool
     finally:
         _engine_of.cache_clear()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, require, unknown_name
-from ..samplers.label import file_name
 from .callback import RoundDone
 from .directory import recorded_settings
+from .record import run_key
 
 
 class Tracker(ABC):
@@ -31,7 +31,7 @@ class Tracker(ABC):
         self._open: dict[str, Any] = {}
 
     def __call__(self, done: RoundDone) -> None:
-        key = f"{file_name(done.sampler)}-seed{done.seed}"
+        key = run_key("", done.sampler, done.seed)
         if key not in self._open:
             self._open[key] = self.begin(key, done)
         self.write(self._open[key], done.round, numbers(done))

@@ -25,7 +25,7 @@ from ..analysis.statistics import area_under, reach, rounds_until
 from ..errors import DeltaflError
 from ..io import write_atomically
 from ..tasks import TaskSpec
-from .compare import _check
+from .compare import check_comparison
 from .directory import recorded_settings, write_header, write_settings
 from .record import RunStore
 from .settings import CompareSettings, Positive, Seed, Share, grown, listed, make_settings
@@ -220,7 +220,7 @@ def tune_rates(settings: TuneSettings, out: Path, on_progress: OnProgress, proce
         DeltaflError: If another process is playing in the folder, or a run is impossible.
     """
     require_simulator()
-    data, recorded = _check(settings, out, None), recorded_settings(out)
+    data, recorded = check_comparison(settings, out, None), recorded_settings(out)
     if recorded is None:
         write_header(out, settings, data)
     else:

@@ -271,14 +271,18 @@ def find_availability(text: str) -> Availability | None:
     """``always``, which is None, ``labels(least=0.2)`` and the like, or ``FILE.csv`` with intervals."""
     if text == "always":
         return None
-    return (
-        Trace(text) if text.endswith(".csv") else _called("availability", text, AVAILABILITIES, ("always", "FILE.csv"))
-    )
+    if text.endswith(".csv"):
+        return Trace(text)
+    return _called("availability", text, AVAILABILITIES, ("always", "FILE.csv"))
 
 
-def find_speeds(text: str) -> Speeds:
-    """``lognormal(sigma=0.5)`` and the like, or ``FILE.csv`` with a row a client."""
-    return Measured(text) if text.endswith(".csv") else _called("speeds", text, {"lognormal": LogNormal}, ("FILE.csv",))
+def find_speeds(text: str | None) -> Speeds | None:
+    """``lognormal(sigma=0.5)`` and the like, or ``FILE.csv`` with a row a client; None for no clock."""
+    if text is None:
+        return None
+    if text.endswith(".csv"):
+        return Measured(text)
+    return _called("speeds", text, {"lognormal": LogNormal}, ("FILE.csv",))
 
 
 def _called(what: str, text: str, kinds: Mapping[str, type[T]], others: tuple[str, ...]) -> T:

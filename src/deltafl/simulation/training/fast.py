@@ -147,7 +147,9 @@ def choose_forward(model: torch.nn.Module, x: torch.Tensor) -> Callable[[torch.T
             return tiled
 
     def last(x: torch.Tensor) -> torch.Tensor:
-        return torch.as_tensor(model(channels_last(x)))
+        # Neither ``contiguous`` nor ``to`` changes the strides of images with one channel, by which torch goes.
+        stored = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
+        return torch.as_tensor(model(stored.permute(0, 3, 1, 2)))
 
     return last if not _corrupts_memory(model) and _runs(last, model, x) else model
 
@@ -202,12 +204,6 @@ def _runs(forward: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Modul
 def has_hooks(part: torch.nn.Module) -> bool:
     """Whether calling a module does more than its class does, which another form of it would leave out."""
     return any(getattr(part, name) for name in _HOOKS) or "forward" in vars(part)
-
-
-def channels_last(x: torch.Tensor) -> torch.Tensor:
-    """The same images (n, channels, height, width), stored with the channels of one pixel side by side."""
-    # Neither ``contiguous`` nor ``to`` changes the strides of images with one channel, by which torch goes.
-    return x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
 
 
 def keep_freed_memory() -> None:
