@@ -26,8 +26,8 @@ from deltafl.analysis.statistics import Interval
 from deltafl.estimators.control_variates import ControlValue
 from deltafl.estimators.two_phase import TwoPhase, TwoPhaseState
 from deltafl.simulation import RunSettings, RunStore, run_jobs
-from deltafl.simulation.run import take_census
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.run import take_census
 from deltafl.simulation.setup import engine_of, plan_of
 from deltafl.types import FloatArray, IntArray, Params, Population, Replies
 
