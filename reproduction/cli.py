@@ -69,7 +69,10 @@ def reproduce(
 
 
 def _reproduce_one(request: Request) -> None:
-    with interruptible(f"the same command goes on from what is in {request.out}"), sweep_progress() as on_progress:
+    with (
+        interruptible(lambda: f"the same command goes on from what is in {request.out}"),
+        sweep_progress() as on_progress,
+    ):
         page = run_reproduce(request, on_progress)
     # The verdict is what a person waits for; the tables are too wide for a terminal.
     Console().print(Markdown(page.partition("## Verdict\n\n")[2].partition("\n\n")[0]))

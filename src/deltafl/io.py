@@ -162,7 +162,10 @@ def sentence(error: Any) -> str:
     """One of pydantic's errors as a sentence with the option's name, what was given and what is allowed."""
     name = str(error["loc"][0]) if error["loc"] else "settings"
     given, message = error["input"], str(error["msg"]).removeprefix("Value error, ")
-    message = (message[0].lower() + message[1:]).replace("input should", "it must")
+    message = (message[0].lower() + message[1:]).partition(", unable to parse")[0].replace("input should", "it must")
+    message = message.replace("a valid integer", "a whole number").replace("a valid number", "a number")
+    if error["type"] == "too_short":
+        message = f"write at least {error['ctx']['min_length']}"
     limit = error.get("ctx", {}).get("le")
     if isinstance(limit, float):
         message = message.replace(f"{Decimal(str(limit)):f}", f"{limit:g}")  # not 1 and 37 zeros

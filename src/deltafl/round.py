@@ -29,6 +29,7 @@ from .estimators.remote import RemoteControl, RemoteReply
 from .estimators.table import Estimator, find_estimator
 from .samplers import Label, RunFacts, Sampler, make_sampler, parse_label
 from .samplers.census import Census
+from .samplers.label import needs_value
 from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
 from .server.average import AverageState, average_in, init_average
@@ -226,9 +227,11 @@ def make_plan(
         population = Population.from_sizes(population)
     if facts is not None:
         facts = facts._replace(n=n, m=population.num_clients)
-    for name in parsed.settings:
+    for name, value in parsed.settings.items():
         if name not in _IN_LABELS:
             raise unknown_name("setting of a plan in a label", name, _IN_LABELS)
+        if value is True and name != "scaffold":
+            raise needs_value(name, label)
     return Plan(
         population, make_sampler(parsed, facts), n, **{"estimator": parsed.estimator, **more, **parsed.settings}
     )

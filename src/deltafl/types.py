@@ -50,6 +50,10 @@ class Population(NamedTuple):
     seconds_m: FloatArray | None = None  #: > 0, expected seconds of a client's round: ``per_second``, ``oort``
     code_mc: FloatArray | None = None  #: updates of the initial model, from a census, encoded (``two_bits.py``); or 0
 
+    def __repr__(self) -> str:
+        known = "" if self.aux_mq is None else f", {self.aux_mq.shape[1]} auxiliary variables"
+        return f"Population({self.num_clients} clients{known})"
+
     @property
     def num_clients(self) -> int:
         """The number of clients m."""

@@ -157,7 +157,7 @@ def test_the_sound_ones_pass() -> None:
 @pytest.mark.parametrize(
     ("sampler", "part"),
     [
-        (ListState(), "not a NamedTuple"),
+        (ListState(), "the state is a <class 'list'>, not an array or a NamedTuple"),
         (ListInside(), "score_m in the state is a <class 'list'>, not an array"),
         (Unavailable(), "not available"),
         (Repeated(), "sorted, without repetition"),

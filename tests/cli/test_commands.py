@@ -82,10 +82,15 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
         (["data", "check", "mnst"], ["mnst", "mnist"]),
         (["run", "--sampler", "power-of-choice@@hajek"], ["power-of-choice", "plain-mean"]),
         (["run", "--sampler", "pracdelta@simple-random"], ["simple-random", "pracdelta@systematic"]),
-        (["compare", "--samplers", ","], ["samplers is empty"]),
+        (["compare", "--samplers", ","], ["samplers is empty; write at least 1"]),
         (["run", "--partition", "natural"], ["natural", "digits"]),
         (["run", "--out", "/proc/no/such"], ["/proc/no: No such file", "check the path"]),
-        (["run", "--clients", "twelve"], ["clients is 'twelve'", "valid integer"]),
+        (["run", "--clients", "twelve"], ["clients is 'twelve'; it must be a whole number"]),
+        (
+            ["compare", "--samplers", "census+average"],
+            ["average has no value in 'census+average': write +average=VALUE"],
+        ),
+        (["samplers", "censsus"], ["'censsus'", "'census'"]),
         (["run", "--lr", "3"], ["(Did you mean one of: '--local-lr', '--server-lr'?)"]),
         (["run", "--foo", "3"], ["No such option '--foo'.\n"]),
         (["comprae"], ["'comprae'. Did you mean 'compare'?\n"]),
@@ -120,23 +125,35 @@ def test_a_folder_in_use_is_not_overwritten_and_resume_must_agree(tmp_path: Path
     assert (tmp_path / "out" / "rounds.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_shows_how_to_go_on(tmp_path: Path, how: int, code: int) -> None:
+COMPARED = ["--samplers", "full,uniform", "--seeds", "1", "--processes", "2"]
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "record", "how", "code"),
+    [
+        ("run", [], "rounds.jsonl", signal.SIGINT, 130),
+        ("run", [], "rounds.jsonl", signal.SIGTERM, 143),
+        ("compare", COMPARED, "runs/uniform-seed0/rounds.jsonl", signal.SIGINT, 130),
+    ],
+)
+def test_interrupted_work_ends_and_shows_how_to_go_on(
+    tmp_path: Path, command: str, options: list[str], record: str, how: int, code: int
+) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "deltafl", "run", "--rounds", "100000", "--out", "out"],
+        [sys.executable, "-m", "deltafl", command, *options, "--rounds", "100000", "--out", "out"],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
     )
-    rounds = tmp_path / "out" / "rounds.jsonl"
+    rounds = tmp_path / "out" / record
     while not rounds.exists() or rounds.stat().st_size < 2000:
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(how)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
-    assert "deltafl run --resume --out out" in errors
+    assert f"deltafl {command} --resume --out out" in errors
     assert "Traceback" not in errors
 
 
@@ -281,3 +298,17 @@ def test_help_is_quick_because_nothing_is_loaded_for_it() -> None:
     ).stdout.split()
     assert "typer" in loaded
     assert heavy & {name.split(".")[0] for name in loaded} == set()
+
+
+def test_one_sampler_is_shown_with_its_options(tmp_path: Path) -> None:
+    shown = deltafl_here("samplers", "census", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert all(word in shown.stdout for word in ("anticluster", "components", "[1, 128]", "made of the answers"))
+
+
+def test_files_that_a_comparison_did_not_write_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "summary.json").write_text("mine")
+    done = deltafl_here("compare", "--task", "toy", "--rounds", "2", "--out", "mine", cwd=tmp_path)
+    assert (done.returncode, "mine/summary.json would be replaced" in done.stderr) == (2, True)
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["summary.json"]

@@ -224,7 +224,8 @@ def test_who_does_not_answer_counts_as_the_mean(
     aux_mq = cast(FloatArray, fed.plan.population.aux_mq)
     assert not aux_mq[3].any()
     assert np.delete(aux_mq, 3, axis=0).any(axis=1).all()
-    assert "census: client:hospital-3 counts as the mean of all: " + reason in flower_log.text
+    assert "census: no answer from 1 clients: " + reason in flower_log.text
+    assert "they count as the mean of all: client:hospital-3" in flower_log.text
     assert "Census: 5 of 6 clients answered" in flower_log.text
     assert len(strategy.history) == 5
     assert same_tree(fed.current.responded_m, fed.current.selected_m)  # silence in the census is no missed round

@@ -77,15 +77,14 @@ def _require(condition: bool | np.bool_, message: str) -> None:
         raise AssertionError(message)
 
 
-def _check_state(state: State) -> None:
-    """A NamedTuple of arrays, nested at will, can be printed, compared and saved."""
-    _require(isinstance(state, tuple) and hasattr(state, "_fields"), f"the state is a {type(state)}, not a NamedTuple")
-    for name, value in zip(state._fields, state, strict=True):
-        if isinstance(value, tuple):
-            _check_state(value)
-        else:
-            array = isinstance(value, np.ndarray | PersistentArray)
-            _require(array, f"{name} in the state is a {type(value)}, not an array")
+def _check_state(state: State, name: str = "the state") -> None:
+    """An array or a NamedTuple of them, nested at will, can be printed, compared and saved."""
+    if isinstance(state, np.ndarray | PersistentArray):
+        return
+    fields = getattr(state, "_fields", None)
+    _require(fields is not None, f"{name} is a {type(state)}, not an array or a NamedTuple of arrays")
+    for field, value in zip(fields, state, strict=True):
+        _check_state(value, f"{field} in the state")
 
 
 def _check_cohort(cohort: Cohort, available_m: BoolArray) -> None:

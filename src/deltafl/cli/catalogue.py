@@ -1,6 +1,8 @@
 """``deltafl samplers``, ``deltafl tasks``, ``deltafl data``: what there is, and getting the data."""
 
+import re
 from collections.abc import Iterable
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,11 +15,14 @@ data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_m
 Where = Annotated[Path | None, typer.Option("--data-dir", help="folder for data sets", metavar="DIR")]
 
 
-def samplers() -> None:
-    """List the samplers, designs and estimators: what they need, whether they are unbiased, where they come from.
+def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None) -> None:
+    """List the samplers, designs and estimators, or one sampler with its options.
 
-    Example: deltafl samplers
+    Example: deltafl samplers census
     """
+    if name is not None:
+        _print_sampler(name)
+        return
     from ..designs.table import DESIGNS
     from ..estimators.table import ALL_ESTIMATORS, find_estimator
     from ..samplers import NEEDS, SAMPLERS
@@ -53,6 +58,43 @@ def samplers() -> None:
         "A label is SAMPLER(option=value)@DESIGN@ESTIMATOR+setting=value, all but the sampler optional: uniform,\n"
         "osmd(mixing=0.3)@poisson, uniform@@fedvarp, census+average=0.5+scaffold."
     )
+
+
+def _print_sampler(name: str) -> None:
+    """Print what a sampler does, what it needs, and its options."""
+    from ..samplers import NEEDS
+    from ..samplers.table import find_sampler
+
+    entry = find_sampler(name)
+    made = entry.make({})
+    about = cleandoc(type(made).__doc__ or "").partition("\n\n")[0].replace("\n", " ").replace("``", "")
+    rows = [
+        ("what it does", about),
+        ("needs", NEEDS[entry.needs]),
+        ("design", entry.design or "its own"),
+        ("estimator", entry.estimator),
+        ("unbiased", "yes" if entry.unbiased else "no"),
+        ("source", entry.source),
+    ]
+    _print_table(("sampler", name), rows)
+    meanings = _meanings(type(made))
+    options = [
+        (option, text_of(getattr(made, option)), made.ranges.get(option, ""), meanings.get(option, ""))
+        for option in entry.options
+    ]
+    if options:
+        _print_table(("option", "default", "range", "meaning"), options)
+        typer.echo(f"Write options in the label: {name}({options[-1][0]}={options[-1][1]})")
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """What docstrings say of the attributes of a class and its bases."""
+    found = {}
+    for base in reversed(kind.__mro__):
+        attributes = cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
+        for name, text in re.findall(r"^    (\w+): (.*(?:\n     .*)*)", attributes, re.MULTILINE):
+            found[name] = " ".join(text.replace("``", "").split())
+    return found
 
 
 def recommend(

@@ -1,7 +1,7 @@
 """``deltafl compare`` and ``deltafl run``: the long work, with progress, interruption and resumption."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import isnan
 from pathlib import Path
@@ -54,7 +54,7 @@ def compare(
     settings = o.settings_from(CompareSettings, ctx.obj, set_, config, out, resume)
     folder = out or new_folder("compare", settings.task)
     count = count_processes(processes, settings.device)
-    explained = _explained("compare", folder, settings.task)
+    explained = _explained("compare", folder, settings.task, settings.samplers)
     with _tracked(track, folder) as on_round, explained, sweep_progress() as on_progress:
         summary = run_comparison(settings, folder, on_progress, count, on_round, not no_report)
     _print_summary(summary, [folder], folder)
@@ -82,7 +82,7 @@ def tune(
     settings = o.settings_from(TuneSettings, ctx.obj, set_, config, out, resume)
     folder = out or new_folder("tune", settings.task)
     count = count_processes(processes, settings.device)
-    with _explained("tune", folder, settings.task):
+    with _explained("tune", folder, settings.task, settings.samplers):
         with sweep_progress() as on_progress:
             tuned = tune_rates(settings, folder, on_progress, count)
         for name, searches in tuned.searches.items():
@@ -128,7 +128,10 @@ def _print_summary(summary: "Summary", folders: list[Path], written: Path) -> No
         _print_refusals(folder)
         for record in [*folder.glob("rounds.jsonl"), *sorted(folder.glob("runs/*/rounds.jsonl"))]:
             _print_ending(record.parent, f"{record.parent.name} ")
-    console.print(f"\nData: {summary.environment['data']}", highlight=False)
+    setting = summary.settings
+    clients = f"{setting['clients']} clients, " if "clients" in setting else ""
+    about = f"{clients}{setting['sample']} selected per round, {setting['rounds']} rounds"
+    console.print(f"\nData: {summary.environment['data']}; {about}", highlight=False)
     beside = " and the pictures beside it" if any(written.glob("*.png")) else ""
     console.print(f"Results: {written}/summary.json{beside}", highlight=False, soft_wrap=True)
     if (written / "report.html").exists():
@@ -172,7 +175,7 @@ def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup", track: "
     from ..simulation.run import run_single
 
     diverged: DivergedError | None = None
-    with _explained("run", folder, settings.task), bars() as shown:
+    with _explained("run", folder, settings.task, [settings.sampler]), bars() as shown:
         bar = shown.add_task(settings.sampler, total=settings.rounds, shown="")
 
         def on_round(done: "RoundDone") -> None:
@@ -243,13 +246,13 @@ def _print_refusals(folder: Path) -> None:
 
 
 @contextmanager
-def interruptible(sentence: str) -> Iterator[None]:
+def interruptible(sentence: Callable[[], str]) -> Iterator[None]:
     """Turn Ctrl-C, and the system's request to end, into a sentence that states how to continue."""
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        typer.echo(f"interrupted; {sentence}", err=True)
+        typer.echo(f"interrupted; {sentence()}", err=True)
         raise typer.Exit(EXIT_TERMINATED if interrupt.args else EXIT_INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -269,19 +272,26 @@ def _tracked(name: str | None, folder: Path) -> AbstractContextManager["OnRound"
 
 
 @contextmanager
-def _explained(command: str, folder: Path, task: str) -> Iterator[None]:
-    """Explain Ctrl-C, and errors of a task's own code, in one sentence each."""
+def _explained(command: str, folder: Path, task: str, labels: Sequence[str]) -> Iterator[None]:
+    """Explain Ctrl-C, and errors of the user's own code, in one sentence each."""
+
+    def how_to_go_on() -> str:
+        if not (folder / "config.toml").exists():
+            return "nothing was recorded yet: give the same command again"
+        return f"go on with: deltafl {command} --resume --out {folder}"
+
     try:
-        with interruptible(f"go on with: deltafl {command} --resume --out {folder}"):
+        with interruptible(how_to_go_on):
             yield
     except (DeltaflError, OSError, typer.Exit):
         raise
     except Exception as error:
+        from ..analysis.runs import base_name
         from ..simulation.processes import failure_of
-        from ..tasks.own import task_code_error
+        from ..tasks.own import own_code_error
 
         failure = failure_of(error)
-        sentence = task_code_error(task, failure.summary, failure.places)
+        sentence = own_code_error([task, *map(base_name, labels)], failure.summary, failure.places)
         if sentence is None:
             raise
         raise sentence from error

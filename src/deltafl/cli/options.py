@@ -129,7 +129,7 @@ def allowed(schema: dict[str, Any]) -> str:
     limits = [
         f"{sign} {schema[key]:g}" for key, sign in signs.items() if schema.get(key) not in (None, 2**31 - 1, 1e37)
     ]
-    kind = {"integer": "N", "number": "X", "array": "A,B"}.get(schema["type"], "NAME")
+    kind = {"integer": "N", "number": "X", "array": "A,B", "boolean": "true|false"}.get(schema["type"], "NAME")
     return " ".join([kind, ", ".join(limits)]).rstrip()
 
 

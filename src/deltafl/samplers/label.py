@@ -92,6 +92,11 @@ def split_settings(label: str) -> tuple[str, dict[str, Any]]:
     return found["method"], parse_call(f"label({','.join(parts)})")[1]
 
 
+def needs_value(name: str, label: object) -> DeltaflError:
+    """The error for a setting that is no switch and has no value."""
+    return DeltaflError(f"{name} has no value in {str(label)!r}: write +{name}=VALUE")
+
+
 def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
     """The label of a sampler that is given as a label, an instance or a class.
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+#: What stands beside the runs in the end.
+WRITTEN = ("summary.json", "accuracy.png", "loss.png", "selections.png", "report.html")
 #: What summary, pictures and report import: a second and a half, in which processes start.
 _FOR_THE_END = (
     "scipy.special",
@@ -300,6 +302,8 @@ def check_comparison(settings: CompareSettings, out: Path, before: CompareSettin
     data = data_of(run, task)
     if before is not None:
         RunDirectory(out).require_same_data(data)
+    elif found := [name for name in WRITTEN if (out / name).exists()]:
+        raise DeltaflError(f"{out / found[0]} would be replaced and is of no comparison there; choose another --out")
     for sampler in settings.samplers:
         run = settings.run(sampler, first)
         check_memory(run, engine, out)

@@ -87,6 +87,8 @@ def locked(folder: Path, seconds: float = 0) -> Iterator[None]:
     try:
         lock.acquire(timeout=seconds)
     except Timeout:
+        if not Path(lock.lock_file).exists():
+            raise DeltaflError(f"{place.parent} takes no files; choose another --out than {folder}") from None
         cure = "wait for it, or choose another --out"
         raise DeltaflError(f"another process is playing the run in {folder}; {cure}") from None
     try:

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any, NamedTuple, Self
 
 from .. import given
@@ -73,6 +73,7 @@ class Processes:
         context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
         if sys.platform == "linux":
             context.set_forkserver_preload(["deltafl.simulation.run"])
+            resource_tracker.ensure_running()  # it lets Ctrl-C through again
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is this process's to handle
             forkserver.ensure_running()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -99,7 +100,7 @@ class Processes:
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Call a function of a module in one of the processes; ``result`` gives what it returned or raised."""
         try:
-            with nullcontext() if self._imports_main else _without_main():
+            with _interrupts_wait(), nullcontext() if self._imports_main else _without_main():
                 return self._pool.submit(_attempt, function, *arguments)
         except BrokenProcessPool:
             raise DeltaflError(_DIED) from None
@@ -132,6 +133,22 @@ def _packed() -> bytes:
             f"one of {names} cannot be sent to other processes ({in_one_line(error)}); write processes=1"
         ) from error
     return packed
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C counts once the block is left, so that a process which starts in it is known and can be ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupts: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *interrupt: interrupts.append(interrupt))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if interrupts and callable(before):
+            before(*interrupts[0])
 
 
 @contextmanager

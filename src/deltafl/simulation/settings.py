@@ -16,7 +16,7 @@ from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
 from ..io import read_toml, sentence
 from ..samplers import SAMPLERS, RunFacts, parse_label, split_labels
-from ..samplers.label import split_settings
+from ..samplers.label import needs_value, split_settings
 from ..server.optimizers import Momentum, make_server_optimizer
 from ..tasks import PARTITIONS, TaskSpec, known_tasks, load_own
 from ..tasks.base import Task
@@ -333,9 +333,11 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
 def own_settings(label: str, allowed: Sequence[str] = OF_LABELS) -> dict[str, Any]:
     """The settings in a label; a ``DeltaflError`` for those that belong to the whole comparison."""
     own = split_settings(label)[1]  # of a class that this process does not know, too
-    for name in own:
+    for name, value in own.items():
         if name not in allowed:
             raise unknown_name("setting of one sampler", name, allowed)
+        if value is True and Settings.model_fields[name].annotation is not bool:
+            raise needs_value(name, label)
     return own
 
 

@@ -80,6 +80,9 @@ class Task:
     tokens: bool = False
     public_rows: Sequence[IntArray] = ()
 
+    def __repr__(self) -> str:
+        return f"Task({self.name!r}: {self.num_clients} clients, {self.dataset.name})"
+
     @property
     def num_clients(self) -> int:
         """The number of clients m."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 DEFAULT_FUNCTION = "make_task"
+#: Clients selected per round, of those of a task without a setting for it: a tenth, at least so many.
+LEAST_SAMPLE = 3
 
 
 def is_own(name: str) -> bool:
@@ -104,13 +106,17 @@ def _split(name: str) -> tuple[Path, str]:
     return (Path(f"{file}.py"), function or DEFAULT_FUNCTION) if suffix else (Path(name), DEFAULT_FUNCTION)
 
 
-def task_code_error(name: str, description: str, places: Iterable[tuple[str, int | None]]) -> DeltaflError | None:
-    """The error while clients train or are evaluated as a sentence; None if no file beside the task's own is in it."""
-    folder = _split(name)[0].resolve().parent
-    own = dict.fromkeys(f"{Path(file).name} line {line}" for file, line in places if Path(file).parent == folder)
-    if not own or not is_own(name) or is_table(name):
-        return None
-    return DeltaflError(f"the task's own code failed in training or evaluation: {description} ({', '.join(own)})")
+def own_code_error(
+    names: Iterable[str], description: str, places: Iterable[tuple[str, int | None]]
+) -> DeltaflError | None:
+    """An error in a run as a sentence; None if it came through no file beside those that the settings name.
+
+    ``names`` are those of tasks and samplers: ``FILE.py:NAME`` is one of a file.
+    """
+    files = [_split(name)[0] for name in names]
+    folders = {file.resolve().parent for file in files if file.suffix == ".py"}
+    own = dict.fromkeys(f"{Path(file).name} line {line}" for file, line in places if Path(file).parent in folders)
+    return DeltaflError(f"your own code failed in a run: {description} ({', '.join(own)})") if own else None
 
 
 def own_spec(name: str, task: Task) -> TaskSpec:
@@ -121,7 +127,7 @@ def own_spec(name: str, task: Task) -> TaskSpec:
         name,
         summary="a task of your own",
         num_clients=task.num_clients,
-        sample_size=max(1, task.num_clients // 10),
+        sample_size=min(max(LEAST_SAMPLE, task.num_clients // 10), task.num_clients),
         rounds=100,
         local_epochs=1,
         local_lr=float(f"{0.1 / features:.0e}"),
