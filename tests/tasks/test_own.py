@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -93,7 +94,7 @@ def test_the_examples_run(tmp_path: Path, example: str) -> None:
 def test_settings_come_from_the_task_and_options_win(tmp_path: Path) -> None:
     name = f"{write(tmp_path)}:make_task"
     found = make_settings(CompareSettings, {"task": name})
-    assert (found.sample, found.rounds, found.local_epochs, found.local_steps) == (2, 100, 1, None)
+    assert (found.sample, found.rounds, found.local_epochs, found.local_steps) == (3, 100, 1, None)
     assert (found.batch_size, found.local_lr, found.threshold) == (32, 0.1, 0.8)
     assert (found.clients, found.partition, found.alpha) == (None, None, None)
     by_loss = write(tmp_path, SOURCE.replace("Net, loss)", 'Net, loss, metric="loss")'))
@@ -229,15 +230,27 @@ def make_task(seed):
 def test_own_code_that_fails_while_clients_train_is_reported_with_its_line(tmp_path: Path, workers: int) -> None:
     path = write(tmp_path, SOURCE.replace("def make_task", "def ours") + FAILING)
     settings = make_settings(RunSettings, {"task": str(path), "sample": 2, "workers": workers})
-    words = r"failed in training or evaluation: ValueError: boom \(mine_\d+\.py line"
-    with pytest.raises(DeltaflError, match=words), _explained("run", tmp_path, settings.task):
+    words = r"your own code failed in a run: ValueError: boom \(mine_\d+\.py line"
+    with pytest.raises(DeltaflError, match=words), _explained("run", tmp_path, settings.task, ["uniform"]):
         run_single(settings, tmp_path / "run", lambda *_: None)
 
 
 def test_errors_of_this_library_keep_their_traceback(tmp_path: Path) -> None:
     for task in ("digits", "mine.csv", str(tmp_path / "mine.py")):
-        with pytest.raises(ZeroDivisionError), _explained("run", tmp_path, task):
+        with (
+            pytest.raises(ZeroDivisionError),
+            _explained("run", tmp_path, task, ["uniform", f"{tmp_path}/mine.py:ByLoss"]),
+        ):
             raise ZeroDivisionError
+
+
+def test_an_own_sampler_that_fails_is_reported_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def fail():\n    raise ValueError('boom')\n")
+    fail = runpy.run_path(str(tmp_path / "mine.py"))["fail"]
+    label = f"{tmp_path}/mine.py:ByLoss(power=2)@@hajek"
+    words = r"your own code failed in a run: ValueError: boom \(mine.py line 2\)"
+    with pytest.raises(DeltaflError, match=words), _explained("compare", tmp_path, "digits", ["uniform", label]):
+        fail()
 
 
 def test_a_number_of_clients_that_depends_on_the_seed_is_refused_before_anything_is_played(tmp_path: Path) -> None:

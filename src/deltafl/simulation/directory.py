@@ -76,10 +76,7 @@ _TENSORS = re.compile(r"(checkpoint|doubtful)-\d+\.safetensors")
 
 @contextmanager
 def locked(folder: Path, seconds: float = 0) -> Iterator[None]:
-    """Keep other processes from playing in a folder; the system releases the lock of a process that is killed.
-
-    ``seconds`` is how long to wait for it.
-    """
+    """Wait some seconds for other processes, then keep them from playing in a folder; one that is killed lets go."""
     place = folder.resolve()
     is_new = not place.parent.exists()
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -87,10 +84,9 @@ def locked(folder: Path, seconds: float = 0) -> Iterator[None]:
     try:
         lock.acquire(timeout=seconds)
     except Timeout:
-        if not Path(lock.lock_file).exists():
-            raise DeltaflError(f"{place.parent} takes no files; choose another --out than {folder}") from None
-        cure = "wait for it, or choose another --out"
-        raise DeltaflError(f"another process is playing the run in {folder}; {cure}") from None
+        busy = f"another process is playing the run in {folder}; wait for it"
+        why = busy if Path(lock.lock_file).exists() else f"{place.parent} takes no files"
+        raise DeltaflError(f"{why}, or choose another --out") from None
     try:
         yield
     finally:
@@ -128,8 +124,8 @@ def _machine() -> dict[str, str | int]:
 def _processor() -> str:
     known = Path("/proc/cpuinfo")
     lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
-    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown")
+    found = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return next(found, platform.processor() or "unknown")
 
 
 def new_folder(command: str, task: str) -> Path:
