@@ -50,7 +50,7 @@ def test_the_printed_lines_for_python_and_flower_run(labels: bool, census: bool)
     found = recommend(labels=labels, census=census)
     lines = dict(line.split(": ", 1) for line in found.usage.splitlines())
     assert str(found).endswith(found.usage)
-    assert lines["Command line"] == f"deltafl run --sampler '{found.label}+average=0.5'"
+    assert f"--samplers 'full,uniform,{found.label}+average=0.5'" in lines["Command line"]
     names = {
         "deltafl": deltafl,
         "sizes": range(10, 30),

@@ -41,7 +41,7 @@ class Evidence(NamedTuple):
 
 
 class Recommendation(NamedTuple):
-    """A sampler, as ``make_plan``, ``DeltaStrategy`` and ``deltafl run --sampler`` take it, and why; ``str()`` is text.
+    """A sampler, as ``make_plan``, ``DeltaStrategy`` and ``deltafl compare`` take it, and why; ``str()`` is text.
 
     Attributes:
         evidence: Its rows of the benchmark, tasks like yours alone.
@@ -72,7 +72,7 @@ class Recommendation(NamedTuple):
         elif uses_aux(sampler, parsed.estimator):
             population, number = "deltafl.Population.from_sizes(sizes, aux=label_shares)", ", aux=10"  # ten labels
         return (
-            f"Command line: deltafl run --sampler '{label}'\n"
+            f"Command line: deltafl compare --task YOURS.csv --samplers 'full,uniform,{label}'  # docs/own-data.md\n"
             f'Python: plan = deltafl.make_plan("{label}", {population}, n=10){after}\n'
             f'Flower: strategy = DeltaStrategy("{label}", n=10{number}){client}  # of deltafl.flower'
         )

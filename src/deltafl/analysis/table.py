@@ -100,8 +100,9 @@ def table_row(entry: SamplerSummary, summary: Summary) -> dict[str, Text]:
 
 
 def _foldable(label: str) -> str:
-    """A label that folds before its settings; with the blanks it is the same label."""
-    return label.replace("+", " +")
+    """A label that folds before its settings and, if it is long, its options; with the blanks it is the same label."""
+    folded = label.replace("+", " +")
+    return folded.replace("(", " (") if len(label) > 20 else folded
 
 
 def has_fairness(summary: Summary) -> bool:
@@ -198,6 +199,8 @@ def remarks(summary: Summary) -> list[str]:
         found.append("No threshold was set: no rounds, no speed-ups.")
     if all(len(entry.seeds) == 1 for entry in summary.samplers):
         found.append("One seed: no intervals. Another seed may change the order.")
+    if any(e.gap_closed and e.gap_closed.low is None and len(e.seeds) > 1 for e in summary.samplers):
+        found.append("Full participation is not clearly ahead of uniform sampling, so the gap says little: add seeds.")
     if summary.threshold is not None:
         found += _censored(summary)
     diverged = [f"{e.sampler} ({_share(e.num_diverged, e)})" for e in summary.samplers if e.num_diverged]

@@ -81,7 +81,7 @@ def _check_state(state: State, name: str = "the state") -> None:
     """An array or a NamedTuple of them, nested at will, can be printed, compared and saved."""
     if isinstance(state, np.ndarray | PersistentArray):
         return
-    fields = getattr(state, "_fields", None)
+    fields: Any = getattr(state, "_fields", None)
     _require(fields is not None, f"{name} is a {type(state)}, not an array or a NamedTuple of arrays")
     for field, value in zip(fields, state, strict=True):
         _check_state(value, f"{field} in the state")
