@@ -52,7 +52,7 @@ OF_TABLES = ("label", "column", "task_type", "partition", "clients", "alpha")
 OF_SERVER = ("average", "server_optimizer", "server_lr", "server_momentum", "norm_guard", "clip", "sample", "scaffold")
 
 #: Settings that a sampler may have of its own: ``uniform+average=0.5``.
-OF_LABELS = OF_SERVER + ("local_lr", "local_epochs", "batch_size", "local_momentum", "mime", "proximal", "fixed_order")
+OF_LABELS = (*OF_SERVER, "local_lr", "local_epochs", "batch_size", "local_momentum", "mime", "proximal", "fixed_order")
 
 #: Settings that a task fills in, and the names of its defaults.
 TASK_DEFAULTS = {"clients": "num_clients", "sample": "sample_size"} | {
