@@ -56,7 +56,7 @@ class Recommendation(NamedTuple):
     caveats: tuple[str, ...]
 
     def __str__(self) -> str:
-        heading = "Evidence, the share of the gap from uniform sampling (0) to full participation (1) that it closes:"
+        heading = "Evidence, the share of that gap that it closes, with 95 % intervals:"
         rows = map(str, self.evidence)
         text = [f"{self.label}: {self.why}", f"Cost: {self.cost}", heading, *rows, *self.caveats, self.usage]
         return "\n".join(text)
@@ -116,8 +116,9 @@ def recommend(
     gaps = {label: _mean_gap(label, rows) for label in allowed}
     best, *others = sorted(allowed, key=lambda label: -gaps[label])
     why = (
-        f"closes {gaps[best]:.2f} of the gap (mean over data sets, {len(tasks)} tasks like yours), the most of the "
-        f"{len(allowed)} unbiased methods that fit. Next: {', '.join(f'{x} {gaps[x]:.2f}' for x in others[:2])}."
+        f"closes {gaps[best]:.2f} of the gap between uniform sampling (0) and full participation (1) on the "
+        f"{len(tasks)} tasks like yours, the most of the {len(allowed)} unbiased methods that fit. Next: "
+        f"{', '.join(f'{x} {gaps[x]:.2f}' for x in others[:2])}."
     )
     evidence = tuple(row for row in rows if row.label == best)
     return Recommendation(
