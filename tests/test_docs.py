@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import inspect
 import re
 import shlex
 import sys
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from deltafl import Census
+from deltafl import Census, Reports, Sampler, make_sampler
 from deltafl.analysis import recommend
+from deltafl.audit import check_sampler
 from deltafl.cli.main import app
 from deltafl.designs.table import DESIGNS
 from deltafl.estimators.table import ESTIMATORS, REMOTE_ESTIMATORS
@@ -97,6 +99,24 @@ def test_the_page_about_own_data_does_what_it_says(tmp_path: Path, monkeypatch: 
         short = ["--seeds", "1", "--samplers", "uniform", "--rounds", "1", "--processes", "1"]
         done = CliRunner().invoke(app, [*given, *short, "--out", f"out{number}"])
         assert done.exit_code == 0, done.output
+
+
+def test_the_page_about_own_methods_has_files_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "add-a-method.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    for title, code in re.findall(r"```python title=(\S+)\n(.*?)```", page, re.DOTALL):
+        Path(title).write_text(code)
+    commands = re.findall(r"^deltafl (.*)$", page, re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["compare", "audit", "compare"]
+    for number, command in enumerate(commands):
+        short = f" --task toy --rounds 3 --processes 1 --out out{number}" if command.startswith("compare") else ""
+        done = CliRunner().invoke(app, shlex.split(command.replace("--seeds 5", "--seeds 1") + short))
+        assert done.exit_code == 0, done.output
+    check_sampler(make_sampler(f"{tmp_path}/mine.py:ByLoss(power=2)"))
+    stated = set(re.findall(r"^\| `(\w+) = ", page, re.MULTILINE))
+    public = {name for name in vars(Sampler) if name[0] != "_" and not inspect.isfunction(getattr(Sampler, name))}
+    assert stated == public | {"ranges"}
+    assert re.findall(r"^\| `(\w+_n\w?)` ", page, re.MULTILINE) == list(Reports._fields)
 
 
 def test_what_is_cited_is_among_the_references() -> None:
