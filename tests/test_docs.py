@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from deltafl import Census, Reports, Sampler, make_sampler
+from deltafl import Census, Reports, Sampler, init_round, make_plan, make_sampler, open_round
 from deltafl.analysis import recommend
 from deltafl.audit import check_sampler
 from deltafl.cli.main import app
@@ -45,13 +45,27 @@ def test_the_torch_loop_of_the_page_learns_what_its_clients_know() -> None:
     text = (ROOT / "docs" / "your-loop.md").read_text()
     block = text.partition("```python\n")[2].partition("```")[0]
     assert len([line for line in block.splitlines() if line.strip()]) <= 22
-    assert len(text.splitlines()) <= 70
+    assert len(text.splitlines()) <= 90
+    change = text.partition("```diff\n")[2].partition("```")[0].splitlines()
+    assert "".join(line[1:] + "\n" for line in change if line[0] != "-") in block
+    assert "three lines change and three are new" in text and sum(line[0] == "-" for line in change) == 3
+    assert sum(line[0] == "+" for line in change) == 6
     names: dict[str, Any] = {}
     exec(compile(block, "docs/your-loop.md", "exec"), names)
     assert isinstance(names["model"], torch.nn.Linear)
     assert names["info"].round == 29
     hits = torch.cat([names["model"](x).argmax(dim=1) == y for x, y in names["data"]])
     assert hits.float().mean() > 0.8
+    _, auxiliary, losses = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(auxiliary, "docs/your-loop.md", "exec"), names)
+    names["state"] = init_round(names["plan"], names["model"])
+    assert open_round(names["plan"], names["state"]).client_n.shape == (5,)
+    for label in ("oort", "active-fl"):
+        names["plan"] = make_plan(label, [20] * 20, n=5)
+        names["state"] = init_round(names["plan"], names["model"])
+        names["cohort"] = open_round(names["plan"], names["state"])
+        exec(compile(losses, "docs/your-loop.md", "exec"), names)
+        assert names["info"].num_responded == 5
 
 
 def test_the_page_about_the_census_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
