@@ -7,7 +7,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from deltafl.flower import DeltaStrategy, register
 
-client_app, server_app = ClientApp(), ServerApp()
+client_app = ClientApp()
+server_app = ServerApp()
 
 
 def my_data(context: Context) -> tuple[torch.Tensor, torch.Tensor]:

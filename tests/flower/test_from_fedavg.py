@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from flwr.common.object_ref import validate
 from flwr.serverapp import Grid
 
 from deltafl import recommend
@@ -52,6 +53,13 @@ def test_both_apps_train(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         x, y = module.my_data(Context(1, 0, cast(dict[str, Any], config), RecordDict(), {}))
         hits += (model(x).argmax(dim=1) == y).tolist()
     assert np.mean(hits) > 0.8
+
+
+def test_flower_finds_the_apps() -> None:
+    """``flwr run`` looks for them in the source, without running it."""
+    for path in (BEFORE, AFTER):
+        for name in ("client_app", "server_app"):
+            assert validate(f"{path.stem}:{name}", project_dir=path.parent) == (True, None)
 
 
 def test_the_way_from_fedavg_is_at_most_ten_lines_which_the_document_shows() -> None:
