@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import inspect
+import json
 import re
 import shlex
 import sys
@@ -176,6 +177,19 @@ def test_the_readmes_first_table_is_that_of_the_benchmark() -> None:
     for found in quoted:  # of the label before it
         label = re.findall(r"`([a-z][\w@+=.-]*)`", page[: found.start()])[-1]
         assert measured[label, parts[found[2]]] == found[1], label
+
+
+def test_the_readmes_output_is_that_of_the_demo() -> None:
+    summary = json.loads((ROOT / "results" / "demo" / "summary.json").read_text())
+    shown = (ROOT / "README.md").read_text().partition("```\n  ")[2].partition("```")[0]
+    found = 0
+    for each in summary["samplers"]:
+        row = re.search(rf"^{each['sampler']} +(\S+)±(\S+) .*? (\S+) +(\S+) +\S+ +\S+ MB$", shown, re.MULTILINE)
+        if row is not None:
+            top, gap, rounds = each["top5"], each["gap_closed"]["value"], each["to_threshold"]["rounds"]["mean"]
+            expected = f"{100 * top['mean']:.1f}", f"{100 * top['sd']:.1f}", f"{gap:.2f}", f"{rounds:.1f}"
+            found += row.groups() == expected
+    assert found == 3
 
 
 def interval(row: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""A small Flower app with PyTorch: 20 clients of unequal size, each with one of four classes, 10 selected a round."""
+"""A small Flower app with PyTorch: 20 clients of unequal size, each with one of four classes, 10 selected per round."""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
