@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sklearn.datasets import load_digits
 
 import deltafl
 from deltafl.tasks import Task, table_task
@@ -14,25 +15,20 @@ def model(features: int, classes: int) -> torch.nn.Module:
 
 
 def digits(seed: int) -> Task:
-    """30 clients with few labels each: Dirichlet shares; your table may also name the client of each row."""
-    return table_task("digits.csv", "digit", seed=seed, partition="dirichlet", alpha=0.1, clients=30, model=model)
+    """30 clients with few labels each: Dirichlet shares. Your table may also have a column that names the client."""
+    table = load_digits(as_frame=True).frame  # or "my-table.csv"
+    return table_task(table, "target", seed=seed, partition="dirichlet", alpha=0.1, clients=30, model=model)
 
 
 @dataclass(frozen=True)
 class BySize(deltafl.Sampler):
-    """Clients with more examples are selected more often; unbiased, for every client can be drawn."""
+    """Clients with more examples are selected more often; unbiased, since every client can be drawn."""
 
     power: float = 1.0
     unbiased = True
 
-    def init(self, population: deltafl.Population) -> Any:
-        return population.num_examples_m
-
     def open(self, state: Any, available_m: Any, n: int, rng: Any, oracle: Any = None) -> deltafl.Cohort:
-        return deltafl.draw_cohort(state**self.power, n, "pivotal", rng, available_m)
-
-    def update(self, state: Any, cohort: deltafl.Cohort, reports: deltafl.Reports) -> Any:
-        return state  # sizes do not change; a sampler that learns returns a new state
+        return deltafl.draw_cohort(state.weight_m**self.power, n, "pivotal", rng, available_m)
 
 
 study = deltafl.compare(digits, ["full", "uniform", BySize, BySize(power=0.5)], seeds=5, rounds=30, out="study")

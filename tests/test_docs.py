@@ -2,6 +2,8 @@
 
 import csv
 import importlib.util
+import inspect
+import json
 import re
 import shlex
 import sys
@@ -12,8 +14,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from deltafl import Census
+from deltafl import Census, Reports, Sampler, init_round, make_plan, make_sampler, open_round
 from deltafl.analysis import recommend
+from deltafl.audit import check_sampler
 from deltafl.cli.main import app
 from deltafl.designs.table import DESIGNS
 from deltafl.estimators.table import ESTIMATORS, REMOTE_ESTIMATORS
@@ -43,13 +46,27 @@ def test_the_torch_loop_of_the_page_learns_what_its_clients_know() -> None:
     text = (ROOT / "docs" / "your-loop.md").read_text()
     block = text.partition("```python\n")[2].partition("```")[0]
     assert len([line for line in block.splitlines() if line.strip()]) <= 22
-    assert len(text.splitlines()) <= 70
+    assert len(text.splitlines()) <= 90
+    change = text.partition("```diff\n")[2].partition("```")[0].splitlines()
+    assert "".join(line[1:] + "\n" for line in change if line[0] != "-") in block
+    assert "three lines change and three are new" in text and sum(line[0] == "-" for line in change) == 3
+    assert sum(line[0] == "+" for line in change) == 6
     names: dict[str, Any] = {}
     exec(compile(block, "docs/your-loop.md", "exec"), names)
     assert isinstance(names["model"], torch.nn.Linear)
     assert names["info"].round == 29
     hits = torch.cat([names["model"](x).argmax(dim=1) == y for x, y in names["data"]])
     assert hits.float().mean() > 0.8
+    _, auxiliary, losses = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(auxiliary, "docs/your-loop.md", "exec"), names)
+    names["state"] = init_round(names["plan"], names["model"])
+    assert open_round(names["plan"], names["state"]).client_n.shape == (5,)
+    for label in ("oort", "active-fl"):
+        names["plan"] = make_plan(label, [20] * 20, n=5)
+        names["state"] = init_round(names["plan"], names["model"])
+        names["cohort"] = open_round(names["plan"], names["state"])
+        exec(compile(losses, "docs/your-loop.md", "exec"), names)
+        assert names["info"].num_responded == 5
 
 
 def test_the_page_about_the_census_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,10 +110,28 @@ def test_the_page_about_own_data_does_what_it_says(tmp_path: Path, monkeypatch: 
     commands = re.findall(r"^deltafl (compare .*)$", page, re.MULTILINE)
     assert len(commands) == 5
     for number, command in enumerate(commands):
-        given = shlex.split(command.replace(" --rounds 30", ""))
+        given = shlex.split(re.sub(r" --(rounds|samplers) \S+", "", command))
         short = ["--seeds", "1", "--samplers", "uniform", "--rounds", "1", "--processes", "1"]
         done = CliRunner().invoke(app, [*given, *short, "--out", f"out{number}"])
         assert done.exit_code == 0, done.output
+
+
+def test_the_page_about_own_methods_has_files_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "add-a-method.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    for title, code in re.findall(r"```python title=(\S+)\n(.*?)```", page, re.DOTALL):
+        Path(title).write_text(code)
+    commands = re.findall(r"^deltafl (.*)$", page, re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["compare", "audit", "compare"]
+    for number, command in enumerate(commands):
+        short = f" --task toy --rounds 3 --processes 1 --out out{number}" if command.startswith("compare") else ""
+        done = CliRunner().invoke(app, shlex.split(command.replace("--seeds 5", "--seeds 1") + short))
+        assert done.exit_code == 0, done.output
+    check_sampler(make_sampler(f"{tmp_path}/mine.py:ByLoss(power=2)"))
+    stated = set(re.findall(r"^\| `(\w+) = ", page, re.MULTILINE))
+    public = {name for name in vars(Sampler) if name[0] != "_" and not inspect.isfunction(getattr(Sampler, name))}
+    assert stated == public | {"ranges"}
+    assert re.findall(r"^\| `(\w+_n\w?)` ", page, re.MULTILINE) == list(Reports._fields)
 
 
 def test_what_is_cited_is_among_the_references() -> None:
@@ -135,9 +170,26 @@ def test_the_readmes_first_table_is_that_of_the_benchmark() -> None:
             recommended = experiment.parts[parts[title]].get("recommended", experiment.view.recommended)
             at_end = {"full": "1", "uniform": "0"}.get(label)
             assert cell == (at_end or measured[recommended if "recommended" in marks else label, parts[title]]), first
-    quoted = re.findall(r"\d\.\d\d \[.*?\]", (ROOT / "docs" / "which-sampler.md").read_text())
-    assert len(quoted) >= 7
-    assert set(quoted) <= set(measured.values())
+    page = re.sub(r"\s+", " ", (ROOT / "docs" / "which-sampler.md").read_text())
+    quoted = list(re.finditer(r"(-?\d\.\d\d \[[^]]*\]) on (\w+)", page))
+    assert len(quoted) == len(re.findall(r"\d\.\d\d \[", page)) >= 12
+    parts |= {"MNIST": parts["MNIST, 300 clients"]}
+    for found in quoted:  # of the label before it
+        label = re.findall(r"`([a-z][\w@+=.-]*)`", page[: found.start()])[-1]
+        assert measured[label, parts[found[2]]] == found[1], label
+
+
+def test_the_readmes_output_is_that_of_the_demo() -> None:
+    summary = json.loads((ROOT / "results" / "demo" / "summary.json").read_text())
+    shown = (ROOT / "README.md").read_text().partition("```\n  ")[2].partition("```")[0]
+    found = 0
+    for each in summary["samplers"]:
+        row = re.search(rf"^{each['sampler']} +(\S+)±(\S+) .*? (\S+) +(\S+) +\S+ +\S+ MB$", shown, re.MULTILINE)
+        if row is not None:
+            top, gap, rounds = each["top5"], each["gap_closed"]["value"], each["to_threshold"]["rounds"]["mean"]
+            expected = f"{100 * top['mean']:.1f}", f"{100 * top['sd']:.1f}", f"{gap:.2f}", f"{rounds:.1f}"
+            found += row.groups() == expected
+    assert found == 3
 
 
 def interval(row: dict[str, str]) -> str:

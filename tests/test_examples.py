@@ -10,7 +10,6 @@ import nbformat
 import numpy as np
 import pytest
 from nbclient import NotebookClient
-from sklearn.datasets import load_digits
 
 from deltafl import DeltaflError, Population, close_round, init_round, make_plan, open_round
 from tools.cli import deltafl_here
@@ -107,8 +106,6 @@ def test_a_study_of_ones_own_table_model_and_sampler(tmp_path: Path) -> None:
     source = (EXAMPLES / "student.py").read_text()
     assert len(source.splitlines()) <= 40
     (tmp_path / "student.py").write_text(source.replace("rounds=30", "rounds=2").replace("seeds=5", "seeds=2"))
-    frame = load_digits(as_frame=True).frame.rename(columns={"target": "digit"})
-    frame[::4].to_csv(tmp_path / "digits.csv", index=False)
     words = [sys.executable, "-W", "error", "student.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""A small Flower app with PyTorch: 20 clients of unequal size, each with one of four classes, 10 selected a round."""
+"""A small Flower app with PyTorch: 20 clients of unequal size, each with one of four classes, 10 selected per round."""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -7,7 +7,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from deltafl.flower import DeltaStrategy, register
 
-client_app, server_app = ClientApp(), ServerApp()
+client_app = ClientApp()
+server_app = ServerApp()
 
 
 def my_data(context: Context) -> tuple[torch.Tensor, torch.Tensor]:

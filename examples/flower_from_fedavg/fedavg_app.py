@@ -1,4 +1,4 @@
-"""A small Flower app with PyTorch: 20 clients of unequal size, each with one of four classes, 10 selected a round."""
+"""A small Flower app with PyTorch: 20 clients of unequal size, each with one of four classes, 10 selected per round."""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -6,7 +6,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-client_app, server_app = ClientApp(), ServerApp()
+client_app = ClientApp()
+server_app = ServerApp()
 
 
 def my_data(context: Context) -> tuple[torch.Tensor, torch.Tensor]:

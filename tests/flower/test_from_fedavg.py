@@ -1,7 +1,10 @@
 """From Flower's FedAvg to deltafl: the two apps of the example, and what changes between them."""
 
+import ast
 import difflib
 import importlib.util
+import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -54,6 +57,13 @@ def test_both_apps_train(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert np.mean(hits) > 0.8
 
 
+def test_flower_finds_the_apps() -> None:
+    """``flwr run`` looks in the source for lines such as ``app = ...``, without running it."""
+    for path in (BEFORE, AFTER):
+        assigned = [node.targets[0] for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
+        assert {"client_app", "server_app"} == {ast.unparse(target) for target in assigned}
+
+
 def test_the_way_from_fedavg_is_at_most_ten_lines_which_the_document_shows() -> None:
     changed = changed_lines()
     assert 0 < len(changed) <= 10
@@ -65,3 +75,19 @@ def test_the_way_from_fedavg_is_at_most_ten_lines_which_the_document_shows() -> 
 def test_the_app_uses_the_line_that_recommend_prints() -> None:
     used = next(line for line in changed_lines() if "DeltaStrategy(" in line).lstrip("+ ")
     assert f"Flower: {used}" in str(recommend(census=False))
+
+
+def test_the_app_of_the_page_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    page = (ROOT / "docs" / "flower.md").read_text()
+    files = dict(re.findall(r"```\w+ title=(\S+)\n(.*?)```", page, re.DOTALL))
+    for name, code in files.items():
+        (tmp_path / name).write_text(code)
+    components = tomllib.loads(files["pyproject.toml"])["tool"]["flwr"]["app"]["components"]
+    assert components == {"serverapp": "server_app:app", "clientapp": "client_app:app"}
+    monkeypatch.chdir(tmp_path)
+    client, server = (app_of(tmp_path / f"{name}_app.py") for name in ("client", "server"))
+    grid = FakeGrid(client.app, cast(dict[int, dict[str, Any]], NODES))
+    server.app(cast(Grid, grid), Context(1, 0, {}, RecordDict(), {}))
+    last = capsys.readouterr().out.splitlines()[-1]
+    model = [float(number) for number in last.strip("model []").split()]
+    np.testing.assert_allclose(model, [1, -2, 3, 0.5], atol=0.05)
