@@ -237,6 +237,6 @@ def test_a_run_logs_what_its_memory_takes(tmp_path: Path, caplog: pytest.LogCapt
     given = {**TINY, "rounds": 1, "sampler": "innovation", "checkpoint_every": 2, "memory_path": str(tmp_path / "rows")}
     with caplog.at_level(logging.INFO, logger="deltafl"):
         run_single(make_settings(RunSettings, given), tmp_path, lambda *_: None)
-    start = "innovation remembers one update a client, 12 x 650 numbers (float32): at most 83.2 kB of RAM, "
+    start = "innovation remembers one update per client, 12 x 650 numbers (float32): at most 83.2 kB of RAM, "
     (logged,) = (record.getMessage() for record in caplog.records if record.getMessage().startswith(start))
     assert logged.endswith(f" and 72.8 kB in {tmp_path / 'rows'}")

@@ -178,7 +178,7 @@ def _caveats(label: str, evidence: Sequence[Evidence], reachable: bool) -> Itera
     data = list(dict.fromkeys(row.data for row in evidence))
     sets = "one data set" if len(data) == 1 else f"{len(data)} data sets"
     yield f"All are simulations, on {sets} ({', '.join(data)}), with rates tuned for each method."
-    yield "Where clients may lie, add clip='median' (biased; deltafl run --clip median; docs/flower.md)."
+    yield "Where clients may lie, add clip='median' (biased; deltafl run --clip median; docs/flower-operation.md)."
     num_open = sum(row.low <= 0 for row in evidence)
     if num_open > len(evidence) / 2:
         yield f"Thin: on {num_open} of {len(evidence)} tasks the interval contains 0: perhaps no better than uniform."

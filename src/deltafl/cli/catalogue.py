@@ -117,7 +117,7 @@ def recommend(
     ],
     memory: Annotated[
         bool,
-        typer.Option(help="the server can keep one update of each client", prompt="Can it keep one update a client"),
+        typer.Option(help="the server can keep one update of each client", prompt="Can it keep one update per client"),
     ],
     reachable: Annotated[
         bool, typer.Option(help="every selected client can be expected to reply", prompt="Can all clients be reached")

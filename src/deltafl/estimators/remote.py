@@ -12,7 +12,7 @@ both sides agree on c_i although replies get lost. The protocol::
 A name is a 63-bit digest of all v_i that c_i is the sum of, so that sides that disagree for whatever reason notice it
 before a wrong c_i is used. Then, and where rounding has lost the sum, all clients begin anew: a sum does not show what
 a single c_i was. The forms with a learned coefficient have no such twin: beta is learned from products of u_i with c_i.
-docs/flower.md, "Memory on the clients", has what can go wrong.
+docs/flower-operation.md, "Memory on the clients", has what can go wrong.
 """
 
 from collections.abc import Mapping, Sequence

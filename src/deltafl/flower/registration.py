@@ -1,7 +1,7 @@
 """The server's side of registration: which nodes are connected, and which client each of them is.
 
 Node ids change between runs, so a client has a key: ``partition:`` in a simulation, ``key:`` (fingerprint of the node's
-public key), ``name:`` (registered with the SuperLink) or ``client:`` (self-reported). See docs/flower.md.
+public key), ``name:`` (registered with the SuperLink) or ``client:`` (self-reported). See docs/flower-operation.md.
 """
 
 import hashlib

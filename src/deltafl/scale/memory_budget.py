@@ -12,7 +12,7 @@ COPIES = 4
 
 
 class MemorySize(NamedTuple):
-    """Bytes that a run's memory of one update a client takes at most."""
+    """Bytes that a run's memory of one update per client takes at most."""
 
     ram: int
     disk: int
@@ -32,7 +32,7 @@ def memory_words(format: RowFormat, shape: tuple[int, int], size: MemorySize, pl
     """What such a memory is and takes, as the end of a sentence; ``place`` is where on the disk, as in "in DIR"."""
     disk = f", checkpoints included, and {human(size.disk)} {place}" if size.disk else ""
     numbers = f"{shape[0]:,} x {shape[1]:,} numbers ({format.dtype})"
-    return f"remembers one update a client, {numbers}: at most {human(size.ram)} of RAM{disk}"
+    return f"remembers one update per client, {numbers}: at most {human(size.ram)} of RAM{disk}"
 
 
 def require_room(
@@ -48,7 +48,7 @@ def require_room(
     ``fewer_rows`` and ``setting`` are the host's words: what makes fewer rows change between two checkpoints, and where
     checkpoints go. ``held`` bytes of the RAM are taken already.
     """
-    start, cure = "the memory of one update a client takes up to", "an estimator that keeps one model: 'difference'"
+    start, cure = "the memory of one update per client takes up to", "an estimator that keeps one model: 'difference'"
     cure = f"or {cure}" if format.dtype == "bfloat16" else f"memory_dtype bfloat16 (half), or {cure}"
     ram = free_ram()
     if ram is not None and size.ram - held > ram:

@@ -355,7 +355,7 @@ def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
     controls = [_control_of(label) for label in labels]
     has_files = not is_own(settings.task) and not {"files", "archive"}.isdisjoint(known_tasks()[settings.task].needs)
     for key, is_used, who in (
-        ("memory_path", any(c.remembers for c in controls), "only methods that remember one update a client have it"),
+        ("memory_path", any(c.remembers for c in controls), "only methods that remember one update per client have it"),
         ("scaffold", any(c.knows_clients for c in controls), "only methods that know something of each client have it"),
         ("data_dir", has_files, "only tasks with files of data have it"),
         ("noise", is_synthetic, "only the task 'synthetic' has it"),
