@@ -84,9 +84,9 @@ def locked(folder: Path, seconds: float = 0) -> Iterator[None]:
     try:
         lock.acquire(timeout=seconds)
     except Timeout:
-        busy = f"another process is playing the run in {folder}; wait for it"
-        why = busy if Path(lock.lock_file).exists() else f"{place.parent} takes no files"
-        raise DeltaflError(f"{why}, or choose another --out") from None
+        busy = f"another process is playing the run in {folder}; wait for it, or"
+        why = busy if Path(lock.lock_file).exists() else f"{place.parent} takes no files;"
+        raise DeltaflError(f"{why} choose another --out") from None
     try:
         yield
     finally:
