@@ -26,14 +26,9 @@ def evidence_text() -> str:
         for row in csv.DictReader(file):
             gap = {name: row[f"gap_mean_accuracy{end}"] for name, end in _ENDS.items()}
             own = "+" in row["method"] or row["needs"] in _IMPRACTICAL  # with settings of its own, or not for a server
-            part, is_complete = parts[row["part"]], int(row["seeds"]) == seeds[row["part"]]
-            if (
-                row["unbiased"] == "True"
-                and all(gap.values())
-                and not own
-                and "availability" not in part
-                and is_complete
-            ):
+            part = parts[row["part"]]
+            is_judged = "availability" not in part and int(row["seeds"]) == seeds[row["part"]]
+            if row["unbiased"] == "True" and all(gap.values()) and not own and is_judged:
                 task = {name: part[key] for name, key in _TASK.items()}
                 method = {"unequal": "yes" if part["partition"] in _UNEQUAL else "no", "label": row["method"]}
                 cells.append({**task, **method, **gap, "seeds": row["seeds"]})

@@ -54,6 +54,8 @@ OVER = {
 }
 #: The axis of clients in ``selections``.
 SELECTED_FIRST = "clients, the most often selected first"
+#: What ``draw_plots`` writes.
+PICTURES = ("accuracy.png", "loss.png", "selections.png")
 #: What lines and bands are.
 CAPTION = "Line: mean over seeds. Band: from the lowest to the highest seed."
 
@@ -84,7 +86,7 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
 
     Returns the files written into ``directory``, which is made if it does not exist.
     """
-    paths = [Path(directory) / f"{name}.png" for name in ("accuracy", "loss", "selections")]
+    paths = [Path(directory) / name for name in PICTURES]
     drawn = [draw_curves(runs, summary, "accuracy", paths[0]), draw_curves(runs, summary, "loss", paths[1])]
     drawn += [_draw_selections(_first_in_colour(runs, summary), paths[2])]
     return [path for path, figure in zip(paths, drawn, strict=True) if figure is not None]

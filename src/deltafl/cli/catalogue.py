@@ -4,11 +4,14 @@ import re
 from collections.abc import Iterable
 from inspect import cleandoc
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from .options import allowed, text_of
+
+if TYPE_CHECKING:
+    from ..samplers.table import SamplerEntry
 
 data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -24,17 +27,14 @@ def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
         _print_sampler(name)
         return
     from ..designs.table import DESIGNS
-    from ..estimators.table import ALL_ESTIMATORS, find_estimator
+    from ..estimators.table import ALL_ESTIMATORS
     from ..samplers import NEEDS, SAMPLERS
-    from ..samplers.label import needs_scores
 
     yes = {True: "yes", False: "no"}
     entries = SAMPLERS.values()
-    for_scores = {e.name for e in entries if needs_scores(e.make({}), find_estimator(e.estimator).control)}
-    claims = {e.name: "if R > 0" if e.unbiased and e.name in for_scores else yes[e.unbiased] for e in entries}
     _print_table(
         ("sampler", "design", "estimator", "unbiased", "needs"),
-        ((e.name, e.design or "its own", e.estimator, claims[e.name], e.needs) for e in entries),
+        ((e.name, e.design or "its own", e.estimator, _claim(e), e.needs) for e in entries),
     )
     typer.echo(
         "If R > 0: delta never draws, and so misses, a client whose update is the mean of all and has no local noise;\n"
@@ -73,7 +73,7 @@ def _print_sampler(name: str) -> None:
         ("needs", NEEDS[entry.needs]),
         ("design", entry.design or "its own"),
         ("estimator", entry.estimator),
-        ("unbiased", "yes" if entry.unbiased else "no"),
+        ("unbiased", _claim(entry)),
         ("source", entry.source),
     ]
     _print_table(("sampler", name), rows)
@@ -85,6 +85,16 @@ def _print_sampler(name: str) -> None:
     if options:
         _print_table(("option", "default", "range", "meaning"), options)
         typer.echo(f"Write options in the label: {name}({options[-1][0]}={options[-1][1]})")
+
+
+def _claim(entry: "SamplerEntry") -> str:
+    """Whether the default form of a sampler is unbiased."""
+    from ..estimators.table import find_estimator
+    from ..samplers.label import needs_scores
+
+    if not entry.unbiased:
+        return "no"
+    return "if R > 0" if needs_scores(entry.make({}), find_estimator(entry.estimator).control) else "yes"
 
 
 def _meanings(kind: type) -> dict[str, str]:

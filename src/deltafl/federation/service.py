@@ -97,14 +97,9 @@ def take_census(federation: Federation, present: Collection[str], ask: Ask, log:
             faults.setdefault(str(error), []).append(key)
             federation.asked[key] += 1 if isinstance(reply, str) else _MOST
     federation.answer(answers)
+    missing = "\tcensus: no answer from %d clients: %s; they count as the mean of all: %s"
     for fault, keys in faults.items():
-        log(
-            WARNING,
-            "\tcensus: no answer from %d clients: %s; they count as the mean of all: %s",
-            len(keys),
-            fault,
-            ", ".join(keys),
-        )
+        log(WARNING, missing, len(keys), fault, ", ".join(keys))
     down, up = len(asked) * sum(array.nbytes for array in federation.arrays().values()), len(answers) * 8 * length
     text = "Census: %d of %d clients answered in %.3g s; %.3g MB were sent to them, %.3g MB came back"
     log(INFO, text, len(answers), len(asked), time.monotonic() - began, down / 1e6, up / 1e6)

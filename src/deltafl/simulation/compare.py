@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from .. import given as objects
-from ..analysis.plots import draw_curves, draw_plots, small_png
+from ..analysis.plots import PICTURES, draw_curves, draw_plots, small_png
 from ..analysis.report import Part, write_report
 from ..analysis.runs import Run, base_name
 from ..analysis.summary import SamplerSummary, Summary, summarise, write_summary
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: What stands beside the runs in the end.
-WRITTEN = ("summary.json", "accuracy.png", "loss.png", "selections.png", "report.html")
+WRITTEN = ("summary.json", *PICTURES, "report.html")
 #: What summary, pictures and report import: a second and a half, in which processes start.
 _FOR_THE_END = (
     "scipy.special",
@@ -271,6 +271,10 @@ def play_comparison(
     with locked(out):
         recorded = recorded_settings(out)
         before = None if recorded is None else make_settings(CompareSettings, recorded)
+        if before is None and (found := [name for name in WRITTEN if (out / name).exists()]):
+            raise DeltaflError(
+                f"{out / found[0]} would be replaced and is of no comparison there; choose another --out"
+            )
         settings = settings if before is None else grown(before, settings)
         jobs = _jobs(settings)
         with side_by_side(min(processes, len(jobs))) as pool:
@@ -302,8 +306,6 @@ def check_comparison(settings: CompareSettings, out: Path, before: CompareSettin
     data = data_of(run, task)
     if before is not None:
         RunDirectory(out).require_same_data(data)
-    elif found := [name for name in WRITTEN if (out / name).exists()]:
-        raise DeltaflError(f"{out / found[0]} would be replaced and is of no comparison there; choose another --out")
     for sampler in settings.samplers:
         run = settings.run(sampler, first)
         check_memory(run, engine, out)
