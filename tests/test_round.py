@@ -35,6 +35,7 @@ from deltafl import (
 from deltafl.estimators.control_variates import CommonControlState, ControlVariate
 from deltafl.server.optimizers import SERVER_OPTIMIZERS
 from deltafl.server.screening import measure, screen_replies
+from tools.samplers import cohort_of
 
 PROBLEM = make_problem([10, 15, 20, 25, 30, 35])
 POPULATION = PROBLEM.population
@@ -309,7 +310,8 @@ def plan_of(population: Population = POPULATION, n: int = 2, **options: Any) -> 
     return Plan(population, Fixed(), n, **options)
 
 
-sizes = Population.from_sizes
+sizes: Any = Population.from_sizes
+STRANGER = cohort_of([6], [1], [1.0])
 
 
 def weighted(weights: list[float]) -> Plan:
@@ -341,6 +343,25 @@ def weighted(weights: list[float]) -> Plan:
         (lambda: ANY_PLAN([120, 40], Fixed(), 1), "population is .*; write Population.from_sizes"),
         (lambda: ANY_PLAN(THREE, Fixed, 1), "sampler is <class .*; write make_sampler"),
         (lambda: ANY_PLAN(THREE, Fixed(), 1, server_optimizer=Sgd), "server_optimizer is <class"),
+        (lambda: ANY_PLAN(THREE, Fixed(), 1, seed=1.5), "seed is 1.5; write a whole number"),
+        (lambda: ANY_PLAN(THREE, Fixed(), 1, memory="bfloat16"), r"memory is 'bfloat16'; write RowFormat"),
+        (lambda: ANY_PLAN(THREE, Fixed(), True), "cannot sample True of 3"),
+        (lambda: ANY_MAKE("fedvarp+scaffold=no", [1, 2], 1), "scaffold is 'no'; write True or False"),
+        (lambda: ANY_MAKE("uniform+average=nan", [1, 2], 1), r"average is 'nan'; it must be in \[0, 1\)"),
+        (lambda: ANY_MAKE("innovation(sketch=-1)@cube", [1, 2], 1), r"sketch is -1; it must be in \[0, 128\]"),
+        (lambda: ANY_MAKE("pracdelta(alpha=inf)", [1, 2], 1), "alpha is 'inf'; write a number above 0"),
+        (
+            lambda: ANY_PLAN(sizes([1, 1])._replace(weight_m=[0.5] * 2), Fixed(), 1),
+            "an array of numbers >= 0 with sum 1",
+        ),
+        (lambda: sizes([[1], [1, 2]]), r"num_examples_m is \[\[1\], \[1, 2\]\]; write a list"),
+        (lambda: sizes([1, 2], weights=[0.5, 0.5]), r"weights is \[0.5, 0.5\]"),
+        (lambda: sizes([1, 2], max_ratio="2"), "max_ratio is '2'"),
+        (lambda: make_plan("census", [1, 2], 1).with_census(np.zeros(2)), r"not an array of shape \(2,\)"),
+        (
+            lambda: close_round(plan_of(), init_round(plan_of(), [0.0]), cohort_of([6], [1], [1.0]), [[1.0]]),
+            "the cohort",
+        ),
         (lambda: ANY_PLAN(THREE, Fixed(), 1, estimator=ControlVariate), "estimator is <class .*; write its name"),
         (lambda: Reports.make(3, loss=[1.0, 2.0]), "loss must have one number for each of 3 clients"),
         (lambda: closed(np.ones((2, 2))), "3 clients"),
@@ -462,3 +483,8 @@ def test_a_round_of_which_all_replies_are_refused_is_a_warning(caplog: pytest.Lo
     for updates in ([None] * 3, [None, np.zeros(5), np.zeros(2)]):  # nobody replied; one reply was used
         assert closed(updates).warning is None
     assert caplog.records == []
+
+
+def test_an_estimator_in_the_label_wins() -> None:
+    assert make_plan("uniform@@difference", [1, 2], 1, estimator="hajek").estimator == "difference"
+    assert make_plan("uniform", [1, 2], 1, estimator="hajek").estimator == "hajek"

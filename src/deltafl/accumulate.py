@@ -83,6 +83,8 @@ class Accumulator:
 
     def __init__(self, plan: "Plan", state: "RoundState", cohort: Cohort) -> None:
         self.plan, self.state, self.cohort = plan, state, cohort
+        if cohort.client_n.max(initial=0) >= plan.population.num_clients:
+            raise DeltaflError("the cohort has clients that the plan does not know; give what open_round returned")
         self._n, self._d = len(cohort.client_n), len(state.params_d)
         self._rule, self._control = plan.rule, plan.rule.control
         self.reports = Reports._make(map(np.zeros_like, Reports.make(self._n)))._replace(

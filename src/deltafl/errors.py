@@ -5,8 +5,9 @@ import importlib.util
 import re
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 #: What a user's code can raise. ``sys.exit`` in it must not end the program with an exit code of its choice.
 OWN_ERRORS = (Exception, SystemExit)
@@ -34,13 +35,19 @@ def require(package: str, extra: str) -> None:
 
 
 def check_ranges(options: object, ranges: Mapping[str, str]) -> None:
-    """Refuse attributes outside their intervals, such as ``{"floor": "[0, 1)"}``; None is allowed."""
+    """Refuse attributes that are no numbers or outside their intervals, ``{"floor": "[0, 1)"}``; None is allowed."""
     for name, interval in ranges.items():
         value = getattr(options, name)
-        low, high = map(float, interval[1:-1].split(","))
-        ends = (low,) * (interval[0] == "[") + (high,) * (interval[-1] == "]")
-        if not (value is None or low < value < high or value in ends):
-            raise DeltaflError(f"{name} is {value}; it must be in {interval}")
+        if not (value is None or is_in(value, interval)):
+            raise DeltaflError(f"{name} is {value!r:.60}; it must be in {interval}")
+
+
+def is_in(value: Any, interval: str) -> bool:
+    """Whether something is a number in an interval, such as ``"[0, 1)"``."""
+    low, high = map(float, interval[1:-1].split(","))
+    ends = (low,) * (interval[0] == "[") + (high,) * (interval[-1] == "]")
+    number = value  # mypy does not know how to compare a Real
+    return isinstance(value, Real) and bool(low < number < high or number in ends)
 
 
 class WithRanges:

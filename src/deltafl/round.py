@@ -13,9 +13,9 @@ their replies count::
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,11 @@ import numpy.typing as npt
 from .accumulate import Accumulator
 from .arrays import as_array, flatten, is_model
 from .designs.inclusion import check_anyone, check_cohort_size
-from .errors import DeltaflError, check_ranges, unknown_name
+from .errors import DeltaflError, WithRanges, unknown_name
 from .estimators.control_variates import ControlVariate
 from .estimators.remote import RemoteControl, RemoteReply
 from .estimators.table import Estimator, find_estimator
-from .samplers import Label, RunFacts, Sampler, make_sampler, parse_label
+from .samplers import Label, RunFacts, Sampler, find_sampler, make_sampler, parse_label
 from .samplers.census import Census
 from .samplers.label import needs_value
 from .scale.persistent_array import PersistentArray
@@ -47,10 +47,19 @@ _log = logging.getLogger(__name__)
 
 #: Attributes of a plan that a label may have.
 _IN_LABELS = ("average", "clip", "mime", "norm_guard", "scaffold")
+#: The type of an attribute of a plan, and what to write.
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "population": (Population, "Population.from_sizes(sizes)"),
+    "sampler": (Sampler, "make_sampler(label), or make_plan(label, ...)"),
+    "seed": (int | np.integer, "a whole number"),
+    "memory": (RowFormat, "RowFormat('bfloat16')"),
+    "scaffold": (bool, "True or False"),
+    "dp": (DifferentialPrivacy | None, "DifferentialPrivacy(clip=1, noise_multiplier=1, delta=1e-5)"),
+}
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(WithRanges):
     """Everything about the rounds that does not change.
 
     Attributes:
@@ -87,18 +96,18 @@ class Plan:
     memory: RowFormat = field(default_factory=RowFormat)
     scaffold: bool = False
     average: float = 0.0
+    ranges: ClassVar = {"response_floor": "(0, 1]", "mime": "[0, 1)", "average": "[0, 1)", "norm_guard": "(1, inf)"}
 
     def __post_init__(self) -> None:
-        if not isinstance(self.population, Population):
-            raise DeltaflError(f"population is {self.population!r:.60}; write Population.from_sizes(sizes)")
-        if not isinstance(self.sampler, Sampler):
-            raise DeltaflError(f"sampler is {self.sampler!r}; write make_sampler(label), or make_plan(label, ...)")
+        for name, (kind, cure) in _KINDS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise DeltaflError(f"{name} is {getattr(self, name)!r:.60}; write {cure}")
+        super().__post_init__()
         if not hasattr(self.server_optimizer, "step") or isinstance(self.server_optimizer, type):
             raise DeltaflError(f"server_optimizer is {self.server_optimizer!r}; write make_server_optimizer(name)")
         check_cohort_size(self.n, self.population.num_clients)
         self.population.check()
-        control = self.rule.control
-        remote = isinstance(control, RemoteControl)
+        remote = isinstance(control := self.rule.control, RemoteControl)
         if remote and self.sampler.output_bias_size > 0:
             name = type(self.sampler).__name__
             raise DeltaflError(f"{name} looks at the last entries of updates; write the estimator without '-remote'")
@@ -106,8 +115,6 @@ class Plan:
             raise DeltaflError(f"clip is {self.clip!r}; write clip='median', or None for updates as they were sent")
         if self.clip is not None and remote:
             raise DeltaflError("clip needs updates and these clients send differences; leave out '-remote', or clip")
-        if not isinstance(self.dp, DifferentialPrivacy | None):
-            raise DeltaflError(f"dp is {self.dp!r}; write DifferentialPrivacy(clip=1, noise_multiplier=1, delta=1e-5)")
         if self.dp is not None:
             self.dp.check(self)
         drifts = self.mime > 0 or self.scaffold
@@ -117,9 +124,6 @@ class Plan:
         if self.scaffold and (self.mime > 0 or not control.knows_clients):
             why = "scaffold corrects local steps by what the estimator knows of each client"
             raise DeltaflError(f"{why}; choose one that knows it, such as 'difference-own', and leave out mime")
-        check_ranges(
-            self, {"response_floor": "(0, 1]", "mime": "[0, 1)", "average": "[0, 1)", "norm_guard": "(1, inf)"}
-        )
 
     @property
     def rule(self) -> Estimator:
@@ -143,7 +147,7 @@ class Plan:
 
         a_i = (rounds in which i was available + 1) / (rounds + 1), and q_i = (responded_i + 1) / (selected_i + 1).
         Known before the draw. Dividing by them, and not by the number of replies, keeps the estimate of the *full*
-        population's update right when absence and failures depend on the client; docs/theory.md, section 13. 1 for
+        population's update right when absence and failures depend on the client; docs/theory.md, section 14. 1 for
         samplers whose expectations count this already.
         """
         which = slice(None) if client_k is None else client_k
@@ -212,8 +216,7 @@ def make_plan(
     """The plan of a label ``name(option=value)@design@estimator``, with the estimator of the name if it has none.
 
     ``population`` may be a list of the clients' sizes. ``more`` are other attributes of ``Plan``; those of the label,
-    ``census+average=0.5``, win. ``facts`` is what options may take from the run; n and the number of clients are filled
-    in.
+    ``census+average=0.5``, win. ``facts`` is what options may take from the run, but for n and the number of clients.
 
     Raises:
         DeltaflError: If a name is unknown, or sampler, design, estimator and population do not go together.
@@ -232,9 +235,9 @@ def make_plan(
             raise unknown_name("setting of a plan in a label", name, _IN_LABELS)
         if value is True and name != "scaffold":
             raise needs_value(name, label)
-    return Plan(
-        population, make_sampler(parsed, facts), n, **{"estimator": parsed.estimator, **more, **parsed.settings}
-    )
+    if "estimator" not in more or parsed.estimator != find_sampler(parsed.name).estimator:
+        more["estimator"] = parsed.estimator
+    return Plan(population, make_sampler(parsed, facts), n, **{**more, **parsed.settings})
 
 
 class RoundState(NamedTuple):
@@ -319,8 +322,7 @@ def open_round(
 
     ``available_m``, bool (m,), says which clients can be selected. The estimate targets all clients, those that are
     away included: each reply is divided by how often its client was there (``Plan.response_rates``). The ``oracle`` of
-    theoretical samplers is for simulators alone. A missing oracle, and a mask of another shape or with nobody, are a
-    ``DeltaflError``.
+    theoretical samplers is for simulators alone. A ``DeltaflError`` if it is missing, or a mask has nobody.
     """
     if plan.sampler.needs_oracle:
         plan.sampler.require_oracle(oracle)
@@ -336,6 +338,7 @@ def open_round(
     elif not plan.sampler.accepts_no_mask:  # else m numbers are saved
         mask_m = np.ones(m, dtype=np.bool_)
     cohort = plan.sampler.open(state.sampler, mask_m, plan.n, stream(plan.seed, "draw", state.round), oracle)
+    plan.collect_replies(state, cohort)  # an estimator that needs what the sampler does not know fails before training
     return cohort if absent is None else cohort._replace(absent=absent)
 
 
@@ -351,8 +354,7 @@ def close_round(
     ``updates`` has one update u_i = x_K - x_0 a client in the cohort's order, (n, d) or a list with None where no reply
     came; with a ``-remote`` estimator a list of ``RemoteReply``. For models of torch or lists of arrays, u_i is
     ``flatten(local) - state.params_d``. One that is not finite, out of range or of the wrong length counts as no reply
-    and is named in ``info.rejected``; if none is left, ``info.warning`` says so and is logged. ``reports`` is what the
-    clients reported of their work.
+    and is named in ``info.rejected``; if none is left, ``info.warning`` says so and is logged.
 
     Raises:
         DeltaflError: If the numbers of updates or report rows differ from the cohort's, updates and ``RemoteReply``

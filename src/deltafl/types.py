@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from .errors import DeltaflError
+from .errors import DeltaflError, is_in
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -66,8 +66,10 @@ class Population(NamedTuple):
 
     def check(self) -> None:
         """Raise a ``DeltaflError`` for bad weights, or what else does not fit them."""
-        if not (np.all(self.weight_m >= 0) and abs(self.weight_m.sum() - 1) <= 1e-6):
-            raise DeltaflError("the weights of the population must be >= 0 with sum 1; see Population.from_sizes")
+        weight_m: Any = self.weight_m
+        flat = isinstance(weight_m, np.ndarray) and weight_m.ndim == 1 and weight_m.dtype.kind == "f"
+        if not (flat and np.all(weight_m >= 0) and abs(weight_m.sum() - 1) <= 1e-6):
+            raise DeltaflError("the weights of the population must be an array of numbers >= 0 with sum 1")
         if len(self.weight_m) != len(self.num_examples_m):
             sizes = f"{len(self.weight_m)} weights and {len(self.num_examples_m)} sizes"
             raise DeltaflError(f"the population has {sizes}, not one of each for a client; see Population.from_sizes")
@@ -94,15 +96,18 @@ class Population(NamedTuple):
             max_ratio: >= 1; no size counts more than so many times the median of all, for sizes that
                 nobody checked. None for no limit.
         """
-        size_m = np.asarray(num_examples_m)
+        try:
+            size_m = np.asarray(num_examples_m)
+        except ValueError:
+            size_m = np.zeros(())
         if size_m.ndim != 1 or len(size_m) == 0:
-            raise DeltaflError(f"num_examples_m must be a list of at least one size, got shape {size_m.shape}")
+            raise DeltaflError(f"num_examples_m is {num_examples_m!r:.60}; write a list of at least one size")
         if size_m.dtype.kind not in "iu" or size_m.min() < 1 or size_m.max() > 2**53:  # float64 holds no more
             raise DeltaflError("num_examples_m must hold whole numbers, 1 to 2^53; leave out clients without examples")
-        if weights not in {"data", "uniform"}:
+        if str(weights) not in {"data", "uniform"}:
             raise DeltaflError(f"weights is {weights!r}; write 'data' (w_i = n_i / N) or 'uniform' (w_i = 1 / m)")
         if max_ratio is not None:
-            if not 1 <= max_ratio < np.inf:
+            if not is_in(max_ratio, "[1, inf)"):
                 raise DeltaflError(f"max_ratio is {max_ratio!r}; write a number >= 1, or None for no limit")
             size_m = np.minimum(size_m, max_ratio * np.median(size_m))
         size_m = size_m.astype(np.int64)
@@ -235,7 +240,7 @@ class RoundInfo(NamedTuple):
     num_responded: int  #: replies used
     rejected: Sequence[RejectedReply]
     estimate_norm: float  #: norm(D), D the estimate of the full-participation update
-    variance: float  #: estimate of E norm(D - ubar)^2 over draws; how good it is depends on the design (variance.py)
+    variance: float  #: estimate of E norm(D - E D)^2 over draws, hence without a bias; how good: ``variance.py``
     effective_sample_size: float  #: (sum c)^2 / sum c^2 over the coefficients c of the replies
     largest_weight: float  #: the largest coefficient
     sum_of_weights: float  #: of the coefficients; its mean is 1 for an unbiased design

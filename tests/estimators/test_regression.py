@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -77,3 +78,10 @@ def test_it_learns_what_is_linear_and_leaves_nothing_of_it() -> None:
         errors[estimator] = np.abs(state.optimizer.delta_d - population.weight_m @ update_md).max()
     assert errors["regression"] < 1e-4
     assert errors["difference"] > 0.1
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e5, 1e9])
+def test_a_column_in_other_units_hides_no_other(size: float) -> None:
+    first = learnt(KNOWN, ROUNDS)
+    second = learnt(KNOWN * [1, size], ROUNDS)
+    np.testing.assert_allclose(second.slope_qd * [[1], [1], [size]], first.slope_qd, rtol=1e-6)

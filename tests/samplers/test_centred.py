@@ -74,3 +74,14 @@ def test_clients_that_stand_still_are_estimated_exactly_once_all_were_seen() -> 
     after, info = close_round(plan, state, drawn, update_md[drawn.client_n])
     np.testing.assert_allclose(after.params_d - state.params_d, ubar_d, atol=1e-5)
     assert info.variance < 1e-10
+
+
+@pytest.mark.parametrize("shrink", [0.2, 1.0])
+def test_who_repeated_an_update_is_still_drawn_while_others_are_unseen(shrink: float) -> None:
+    """All residuals of second visits were 0; without a floor shrinkage keeps every inclusion probability above 0."""
+    sampler = Centred(own_memory=True, floor=0.0, shrink=shrink, forgetting=1.0)
+    assert sampler.unbiased
+    state = sampler.init(POPULATION)
+    for residual in (1.0, 0.0):
+        state = sampler.update(state, cohort(0), report([residual]))
+    assert np.all(mean_counts(sampler, state, 2, 4) > 0)

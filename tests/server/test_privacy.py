@@ -8,10 +8,23 @@ import numpy as np
 import pytest
 
 import deltafl
-from deltafl import Cohort, DeltaflError, DifferentialPrivacy, Plan, close_round, init_round, open_round
+from deltafl import (
+    SAMPLERS,
+    Cohort,
+    DeltaflError,
+    DifferentialPrivacy,
+    Plan,
+    Population,
+    close_round,
+    init_round,
+    make_plan,
+    make_sampler,
+    open_round,
+)
 from deltafl.estimators.table import ESTIMATORS
 from deltafl.scale.state_file import flatten
 from deltafl.server.privacy import needs_single_updates
+from tools.samplers import mean_counts
 
 DP = DifferentialPrivacy(clip=0.5, noise_multiplier=1e-9, delta=1e-5)
 #: m max w / n = 4 * 7 / 16 / 2: what an update of norm 1 can move the estimate by.
@@ -59,7 +72,7 @@ def test_the_noise_has_the_scale_that_epsilon_is_counted_with_in_every_round() -
     ("labels", "reason"),
     [
         ("pracdelta@poisson innovation", "it learns from replies"),
-        ("md@poisson md clustered-sampling-1", "one probability for all clients"),
+        ("md@poisson md clustered-sampling-1 uniform(per_second=True)@poisson", "one probability for all clients"),
         ("uniform uniform@multinomial", "a client is not selected on its own"),
         ("fedavg@poisson uniform@poisson@difference uniform@poisson@innovation-remote", "the most that one update"),
     ],
@@ -68,6 +81,20 @@ def test_where_epsilon_would_not_hold_dp_is_refused(labels: str, reason: str) ->
     for label in labels.split():
         with pytest.raises(DeltaflError, match=f"dp with .*{reason}.*; write 'uniform@poisson'"):
             plan_of(label)
+
+
+@pytest.mark.parametrize("label", [f"{name}@poisson" for name, row in SAMPLERS.items() if row.design is not None])
+def test_with_dp_all_clients_have_one_probability(label: str) -> None:
+    """By the draws' own probabilities, for every sampler and switch that is not refused."""
+    unequal = Population.from_sizes([1, 2, 3, 40])._replace(seconds_m=np.array([1.0, 2, 3, 400]))
+    switches = [key for key, value in vars(make_sampler(label)).items() if value is False]
+    name, _, design = label.partition("@")
+    for own in [label, *(f"{name}({switch}=True)@{design}" for switch in switches)]:
+        try:
+            plan = make_plan(own, unequal, 2, dp=DP, seed=2**40)
+        except DeltaflError:
+            continue
+        assert mean_counts(plan.sampler, plan.sampler.init(unequal), 2, 4) == pytest.approx([0.5] * 4)
 
 
 def test_guessed_seeds_no_noise_and_noise_in_each_process_are_refused() -> None:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from statistics import mean
 from typing import NamedTuple
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, is_in
 from ..estimators.table import find_estimator
 from ..samplers import make_sampler, parse_label, uses_aux
 
@@ -100,15 +100,18 @@ def recommend(
         parameters: d, for the cost.
 
     Raises:
-        DeltaflError: If ``clients`` or ``parameters`` is below 1.
+        DeltaflError: If an argument is none of these.
 
     Example:
         >>> recommend(labels=True, census=False).label
         'balanced'
     """
-    for name, number in (("clients", clients), ("parameters", parameters)):
-        if number is not None and number < 1:
-            raise DeltaflError(f"{name} is {number}; write a whole number >= 1, or leave it out")
+    for name, number in {"clients": clients, "parameters": parameters}.items():
+        if number is not None and not is_in(number, "[1, inf)"):
+            raise DeltaflError(f"{name} is {number!r}; write a whole number >= 1, or leave it out")
+    for name, answer in {"labels": labels, "census": census, "memory": memory, "reachable": reachable}.items():
+        if answer not in (True, False):
+            raise DeltaflError(f"{name} is {answer!r}; write True or False")
     rows = [row for row in read_evidence() if unequal_sizes in (None, row.unequal)]
     tasks = {row.task for row in rows}
     complete = [x for x in dict.fromkeys(r.label for r in rows) if {r.task for r in rows if r.label == x} == tasks]

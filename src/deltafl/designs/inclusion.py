@@ -35,7 +35,7 @@ def check_scores(score_m: FloatArray) -> FloatArray:
 
 def check_cohort_size(n: Any, m: int) -> None:
     """Raise a ``DeltaflError`` unless 1 <= n <= m."""
-    if not (isinstance(n, int | np.integer) and 1 <= n <= m):
+    if not (isinstance(n, int | np.integer) and not isinstance(n, bool) and 1 <= n <= m):
         raise DeltaflError(f"cannot sample {n!r} of {m} clients; the sample must be between 1 and {m}")
 
 

@@ -221,6 +221,9 @@ def draw_cohort(
         2
     """
     how = find_design(design)
+    score_m = np.asarray(score_m, dtype=np.float64)
+    if available_m is not None and len(available_m) != len(score_m):
+        raise DeltaflError(f"available_m has {len(available_m)} entries for {len(score_m)} scores; give one for each")
     present = np.arange(len(score_m)) if available_m is None else np.flatnonzero(available_m)
     check_anyone(len(present))
     expected_m = how.expectation(score_m[present], min(n, len(present)) if available_m is not None else n)

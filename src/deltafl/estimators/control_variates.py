@@ -343,7 +343,15 @@ class RegressionControl(LearnsFromResiduals):
         memory, aux_nq, share_n = self.memory, state.aux_mq[replies.client_n], replies.coef_n / total
         here_qq = np.einsum("n,np,nq->pq", share_n, aux_nq, aux_nq)
         all_qq = np.einsum("m,mp,mq->pq", state.weight_m, state.aux_mq, state.aux_mq)
-        inverse_qq = np.linalg.pinv((1 - memory) * here_qq + memory * all_qq, rcond=RANK_TOLERANCE, hermitian=True)
+        inverse_qq = pseudoinverse((1 - memory) * here_qq + memory * all_qq)
         gain_qn = (1 - memory) * np.einsum("pq,nq,n->pn", inverse_qq, aux_nq, share_n)
         residual_nd = np.subtract(update_nd, value.control_nd, out=value.control_nd)
         return state._replace(slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, residual_nd))
+
+
+def pseudoinverse(square_qq: FloatArray) -> FloatArray:
+    """The pseudoinverse of sum_j x_j x_j^T. Columns of x of other sizes than 1/32 to 32 are scaled to these first."""
+    size_q = np.sqrt(np.diag(square_qq))
+    scale_q = np.exp2(-10 * np.round(np.log2(np.where(size_q > 0, size_q, 1.0)) / 10))
+    scaled_qq = scale_q[:, None] * square_qq * scale_q
+    return np.asarray(scale_q[:, None] * np.linalg.pinv(scaled_qq, rcond=RANK_TOLERANCE, hermitian=True) * scale_q)

@@ -8,7 +8,7 @@ import numpy as np
 from ..errors import DeltaflError
 from ..scale.rows import Rows, RunningSum, replace_rows
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
-from .control_variates import RANK_TOLERANCE, ControlValue, ControlVariate, LearnsFromResiduals, RegressionControl
+from .control_variates import ControlValue, ControlVariate, LearnsFromResiduals, RegressionControl, pseudoinverse
 from .learned_coefficient import LearnedCoefficient, LearnedCoefficientState
 from .two_bits import KEPT, code_length, decode, encode, norms
 
@@ -54,7 +54,7 @@ class LastResiduals(LearnsFromResiduals):
         for rows in _blocks(m, num_params):
             moment_qd += (weight_m[rows, None] * aux_mq[rows]).T @ decode(code_mc[rows], num_params)
         square_qq = np.einsum("m,mp,mq->pq", weight_m, aux_mq, aux_mq)
-        fitted_qd = np.linalg.pinv(square_qq, rcond=RANK_TOLERANCE, hermitian=True) @ moment_qd
+        fitted_qd = pseudoinverse(square_qq) @ moment_qd
         return state._replace(fitted_qd=fitted_qd, total_d=moment_qd[0] - square_qq[0] @ fitted_qd)
 
     def value(self, state: LastResidualsState, client_n: IntArray) -> ControlValue:

@@ -144,6 +144,8 @@ class Census(WithRanges):
         """
         if len(answers) != num_clients:
             raise DeltaflError(f"the census has {len(answers)} answers, not one for each of {num_clients} clients")
+        if isinstance(answers, np.ndarray) and answers.ndim != 2:
+            raise DeltaflError(f"answers to a census are rows of numbers, not an array of shape {answers.shape}")
         if type(answers) is np.ndarray and answers.dtype.kind == "f" and self._can_have(answers.shape[1]):
             return answers
         rows = [_numbers(answer) for answer in answers]

@@ -37,13 +37,13 @@ class Centred(Scored):
         by_norm: Score w_i a_i; False for w_i alone.
         own_memory: Whether the control variate is a memory of each client's own update. Residuals of first visits,
             where there is no memory yet, are then predicted apart from later ones.
-        ageing: >= 0, how a^2 grows with the age of such a memory: by (1 + ageing age n / m) / (1 + ageing), which is 1
-            at the mean time between two visits. 0 for not at all.
+        ageing: In [0, 1e9], how a^2 grows with the age of such a memory: by (1 + ageing age n / m) / (1 + ageing),
+            which is 1 at the mean time between two visits. 0 for not at all.
         floor: g in [0, 1], the share of the cohort that is drawn evenly.
         shrink: In [0, 1], how far each a_i^2 is drawn towards the mean of all. **Biased** if it and ``floor`` are 0.
         forgetting: In (0, 1], the share of the newest value in the exponential means.
-        explore: > 0, factor of a_i^2 of clients never seen; above 1 for what their first visit is worth later.
-        sketch: Numbers of a sketch, where the design spreads by values.
+        explore: In (0, 1e9], factor of a_i^2 of clients never seen; above 1 for what their first visit is worth later.
+        sketch: Numbers of a sketch, 0 to 128, where the design spreads by values.
         per_second: Whether scores are divided by the root of each client's expected seconds (``base.per_second``).
     """
 
@@ -61,8 +61,9 @@ class Centred(Scored):
         "floor": "[0, 1]",
         "shrink": "[0, 1]",
         "forgetting": "(0, 1]",
-        "ageing": "[0, inf)",
-        "explore": "(0, inf)",
+        "ageing": "[0, 1e9]",
+        "explore": "(0, 1e9]",
+        "sketch": "[0, 128]",
     }
 
     @property
@@ -101,8 +102,9 @@ class Centred(Scored):
         first_m = np.where(seen_m, state.first_m, 0.0)
         once_m = first_m * self._remaining(state)
         square_m = np.where(again_m, state.square_m, once_m) * self._growth(state, n / m)
-        mean = square_m[seen_m].mean()
-        unseen = first_m[seen_m].mean() if self.own_memory else mean
+        first = first_m[seen_m].mean()
+        mean = square_m[seen_m].mean() or first  # 0 if all repeated their updates: shrinkage must not rule them out
+        unseen = first if self.own_memory else mean
         unseen_m = self.explore * unseen * prior_m
         expected_m = np.where(seen_m, (1 - self.shrink) * square_m + self.shrink * mean, unseen_m)
         return np.asarray(np.sqrt(expected_m))

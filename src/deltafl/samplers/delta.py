@@ -10,13 +10,13 @@ The theoretical forms draw by w_i R_i, the practical ones by R_i alone, as the p
 
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from ..designs.inclusion import with_floor
 from ..designs.table import ORDERED, find_design
-from ..errors import DeltaflError
+from ..errors import DeltaflError, is_in
 from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
 from .base import RunFacts, Scored, Scores, WeightState, replied, with_rows
@@ -114,9 +114,9 @@ class _Diversity(Scored):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.alpha != "theory":
-            a1, a2 = self.constants
-            if not (min(a1, a2) >= 0 and 0 < a1 + a2 < np.inf):
-                raise DeltaflError(f"alpha is {self.alpha}; write a number above 0, a pair (a1, a2), or 'theory'")
+            pair: Any = self.alpha if isinstance(self.alpha, tuple) else (self.alpha, self.alpha)
+            if not (len(pair) == 2 and all(is_in(a, "[0, inf)") for a in pair) and any(pair)):
+                raise DeltaflError(f"alpha is {self.alpha!r}; write a number above 0, a pair (a1, a2), or 'theory'")
         if self.sigma_scale not in {"step", "update"}:
             raise DeltaflError(f"sigma_scale is {self.sigma_scale!r}; write 'step' or 'update'")
 

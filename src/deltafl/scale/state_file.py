@@ -130,6 +130,8 @@ def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> N
     It names the clients and the plan that the state belongs to, for with others it would be wrong without a sign. Plans
     of other clients, or with updates in a file of their own (``Plan.memory``), are refused by a ``DeltaflError``.
     """
+    if not isinstance(state, RoundState):
+        raise DeltaflError(f"state is of type {type(state).__name__}; write save_state(path, state, plan)")
     m = plan.population.num_clients
     if len(state.selected_m) != m:
         raise DeltaflError(f"the state is of {len(state.selected_m)} clients and the plan of {m}; give its own plan")

@@ -58,7 +58,7 @@ class DifferentialPrivacy(WithRanges):
         sampler, rule, reason = plan.sampler, plan.rule, ""
         if type(sampler).update is not Sampler.update:
             reason = "it learns from replies, and its draws would show them without noise"
-        elif type(sampler) is not Fixed or sampler.by_weight:
+        elif type(sampler) is not Fixed or sampler.by_weight or sampler.per_second:
             reason = "privacy amplification by sampling needs one probability for all clients"
         elif sampler.design != "poisson":
             reason = f"with {sampler.design!r} a client is not selected on its own, as amplification by sampling needs"
