@@ -15,7 +15,6 @@ import numpy as np
 from deltafl import close_round, init_round, open_round
 from deltafl.analysis import fieller
 from deltafl.server.average import average_in, init_average
-from deltafl.simulation.engine import reports_of
 from deltafl.types import FloatArray
 from first_updates import chosen, prepared, write_gaps
 from reproduction.benchmark.parts import BASELINE, FULL, Part
@@ -34,7 +33,7 @@ def areas(part: Part, label: str, rate: float, seed: int) -> FloatArray:
         cohort = open_round(plan, state)
         training = engine.train(state.params_d, round, cohort.client_n, plan.drifts(state, cohort.client_n))
         before_d = state.params_d
-        state, _ = close_round(plan, state, cohort, training.update_nd, reports_of(training))
+        state, _ = close_round(plan, state, cohort, training.update_nd, training.reports)
         for place, beta in enumerate(MEMORIES):
             averages[place] = average_in(beta, averages[place], before_d, state.params_d, round + 1)
             model_d = getattr(averages[place], "model_d", state.params_d)

@@ -23,7 +23,7 @@ from flwr.server.strategy.aggregate import aggregate_bulyan, aggregate_krum, agg
 from deltafl import Accumulator, Plan, Population, init_round, make_plan, open_round
 from deltafl.analysis import mean_interval
 from deltafl.simulation import RunSettings, environment, make_settings
-from deltafl.simulation.engine import Engine, reports_of
+from deltafl.simulation.engine import Engine
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.base import Task
@@ -223,7 +223,7 @@ class Federation:
             missing_n = silent_n & (rule is None)
             updates = [None if missing else own_d for own_d, missing in zip(update_nd, missing_n, strict=True)]
             accumulator = Accumulator(plan, state, cohort)
-            accumulator.add_rows(updates, reports_of(training))
+            accumulator.add_rows(updates, training.reports)
             following, _ = accumulator.close()
             length_n, here = np.zeros(len(liar_n)), accumulator.reports.responded_n
             coef_n = plan.collect_replies(state, cohort, here).coef_n

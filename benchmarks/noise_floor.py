@@ -25,7 +25,6 @@ from deltafl.cli.options import assignment
 from deltafl.errors import DeltaflError
 from deltafl.estimators.table import find_estimator
 from deltafl.simulation import RunSettings, environment, make_settings
-from deltafl.simulation.engine import reports_of
 from deltafl.types import BoolArray, FloatArray
 from first_updates import prepared
 
@@ -61,7 +60,7 @@ def play(settings: RunSettings) -> list[list[float]]:
             rows[-1].append(engine.evaluate(state.params_d).accuracy)
         cohort = open_round(plan, state)
         training = engine.train(state.params_d, state.round, cohort.client_n)
-        state, _ = close_round(plan, state, cohort, training.update_nd, reports_of(training))
+        state, _ = close_round(plan, state, cohort, training.update_nd, training.reports)
     return rows
 
 

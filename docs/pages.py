@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 import deltafl
 from deltafl.designs.table import DESIGNS
 from deltafl.estimators.table import ALL_ESTIMATORS
+from deltafl.samplers import is_unbiased
 from deltafl.samplers.table import NEEDS, SAMPLERS, SamplerEntry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,7 +108,7 @@ def method_page(entry: SamplerEntry, measured: list[list[str]], costs: str) -> s
     variant = ", ".join(f"{key}={value}" for key, value in entry.fixed.items())
     others = ", ".join(f"`{name}@{other}`" for other in DESIGNS if other != entry.design)
     facts = {
-        "unbiased": yes(entry.unbiased),
+        "unbiased": yes(is_unbiased(entry.name)),
         "what the server must know": NEEDS[entry.needs],
         "costs": costs,
         "design": f"`{entry.design}`; others: {others}" if entry.design else "its own",
@@ -167,7 +168,7 @@ def write_methods(folder: Path) -> None:
         costs = costs_of(entry, on_digits[name], on_digits["uniform"]) if name in on_digits else "not measured"
         (folder / f"{name}.md").write_text(method_page(entry, measured[name], costs), encoding="utf-8")
         gap = next((line[2] for line in measured[name] if line[1] == f"`{name}`"), "-")
-        samplers.append((f"[`{name}`]({name}.md)", yes(entry.unbiased), entry.needs, gap, entry.source))
+        samplers.append((f"[`{name}`]({name}.md)", yes(is_unbiased(entry.name)), entry.needs, gap, entry.source))
     page = (ROOT / "docs" / "templates" / "methods.txt").read_text(encoding="utf-8")
     heads = ("method", "unbiased", "needs", f"gap closed on {measured['full'][0][0]} [95 %]", "source")
     designs = [(f"`{d.name}`", yes(d.exact), d.kind, d.source or "-") for d in DESIGNS.values()]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from deltafl.simulation.engine import Engine
+from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.training.serial import LocalResult, LocalWork, Noise, train_serial
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task
@@ -18,6 +18,12 @@ from deltafl.types import Params
 SIZES = (9, 40, 21, 33, 5, 16)
 CLASSES = 5
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+def results_of(training: Training) -> list[LocalResult]:
+    update_nd, reports = training
+    columns = (reports.loss_n, reports.square_loss_n, reports.step_variance_n, reports.num_steps_n)
+    return [LocalResult(*row) for row in zip(update_nd, *columns, strict=True)]
 
 
 def four_layers() -> nn.Module:

@@ -44,7 +44,7 @@ from deltafl import (
     open_round,
 )
 from deltafl.pfl import DeltaBackend
-from deltafl.simulation.engine import Engine, reports_of
+from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.base import Task
 from deltafl.tasks.registry import make_task
@@ -152,7 +152,7 @@ def simulated(plan: Plan, proximal: float = 0.0) -> list[Params]:
     for round in range(ROUNDS):
         cohort = open_round(plan, state)
         training = engine.train(state.params_d, round, cohort.client_n)
-        state, _ = close_round(plan, state, cohort, training.update_nd, reports_of(training))
+        state, _ = close_round(plan, state, cohort, training.update_nd, training.reports)
         models.append(state.params_d)
     return models
 

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from deltafl import Plan, close_round, init_round, make_sampler, open_round
-from deltafl.simulation.engine import Engine, reports_of
+from deltafl.simulation.engine import Engine
 from deltafl.simulation.runner import Workers
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.base import Dataset, Task
@@ -28,7 +28,7 @@ def main() -> None:
         for _ in range(int(sys.argv[2])):
             cohort = open_round(plan, state)
             training = engine.train(state.params_d, state.round, cohort.client_n)
-            state, _ = close_round(plan, state, cohort, training.update_nd, reports_of(training))
+            state, _ = close_round(plan, state, cohort, training.update_nd, training.reports)
             print("round", flush=True)
 
 

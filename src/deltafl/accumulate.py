@@ -107,7 +107,7 @@ class Accumulator:
     def add(
         self, client: int, update: npt.ArrayLike | RemoteReply | None, **columns: float | None
     ) -> RejectedReply | None:
-        """Take in the reply of a client of the cohort, in any order, once each; why, if it is rejected.
+        """Add the reply of one client of the cohort, in any order, once each; returns why it is rejected, or None.
 
         ``update`` is u_i = x_K - x_0, (d,), or with a ``-remote`` estimator what ``ClientMemory.reply`` returned;
         ``columns`` what was reported: ``loss``, ``square_loss``, ``step_variance``, ``num_steps``, see ``Reports``.
@@ -134,7 +134,7 @@ class Accumulator:
         reports: Reports | None = None,
         places: IntArray | None = None,
     ) -> None:
-        """Take in many replies, as ``close_round`` does: of all clients, or those in some places of the cohort."""
+        """Add many replies at once, as ``close_round`` does: of all clients, or of some places of the cohort."""
         place_k = np.arange(self._n) if places is None else places
         screened = self._screen(place_k, updates, reports)
         self._place_k, self._update_kd = place_k, screened.update_nd
@@ -212,7 +212,7 @@ class Accumulator:
         return here
 
     def close(self) -> tuple["RoundState", RoundInfo]:
-        """The next state, and what a person wants to see; clients that were not added did not reply."""
+        """The next state, and diagnostics of the round. Clients that were not added count as not having replied."""
         self._require_open()
         self._closed = True
         plan, state, control, here = self.plan, self.state, self._control, self.reports.responded_n
@@ -226,14 +226,15 @@ class Accumulator:
                 error_kd -= total_d + residual_d  # in place: it is as large as all updates, twice
             variance = estimate_variance(replies, error_kd)
             del rows, error_kd
-            learned = control.update(state.control, plan.population, replies, update_kd)
+            next_control = control.update(state.control, plan.population, replies, update_kd)
         else:
             total_d = control.value(state.control, replies.client_n[:0]).total_d
             residual_d, variance = self._merged or self._totals_of_stream(replies, total_d)
-            learned = control.update_from_sum(state.control, replies, residual_d)
+            next_control = control.update_from_sum(state.control, replies, residual_d)
         reports = self.reports = self.reports._replace(num_steps_n=np.where(here, self.reports.num_steps_n, 1))
-        learnt = reports if self._clipping is None else capped(reports)
-        following, delta_d, clip_factor = plan.advance(state, self.cohort, learnt, total_d + residual_d, learned)
+        scored = reports if self._clipping is None else capped(reports)
+        estimate_d = total_d + residual_d
+        following, delta_d, clip_factor = plan.advance(state, self.cohort, scored, estimate_d, next_control)
         if self._clipping is not None:
             norm_m = with_rows(state.norms.norm_m, replies.client_n, self._clipping.norm_n[here])
             following = following._replace(norms=KnownNorms(norm_m))

@@ -9,7 +9,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
 
-#: What a user's code can raise. ``sys.exit`` in it must not end the program with an exit code of its choice.
+#: What user code can raise; a ``sys.exit`` in it must not choose this program's exit code.
 OWN_ERRORS = (Exception, SystemExit)
 
 
@@ -69,7 +69,7 @@ def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> DeltaflError:
 
 
 def near_names(given: str, names: Sequence[str]) -> list[str]:
-    """Those that have what was given as a word, else the one nearest in spelling; none if all are far away."""
+    """The names that contain ``given`` as a word, else the one nearest in spelling; none if all are too different."""
     found = [name for name in names if given in re.split("[-_]", name)]
     return found or difflib.get_close_matches(given, names, n=1, cutoff=0.6)
 

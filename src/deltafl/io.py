@@ -62,7 +62,7 @@ def private_opener(path: str, flags: int) -> int:
 def write_atomically(path: Path, *parts: Any, private: bool = False) -> None:
     """Write texts or bytes so that a reader (or a restart) sees the old file or the new one, never a part.
 
-    A ``private`` one is for its owner alone: what is said about single clients.
+    A ``private`` file, with what is known of single clients, can be read by its owner alone.
     """
     beside = path.with_name(path.name + ".part")
     with writing(path):

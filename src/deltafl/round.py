@@ -71,13 +71,13 @@ class Plan(WithRanges):
             ``difference-own-remote`` clients reply with what their ``ClientMemory`` makes of their update.
         server_optimizer: How the model moves along the estimate.
         seed: Seed of the draws.
-        response_floor: Least rate a q of being available and replying that is assumed of a client, in (0, 1]: for that
-            no reply counts more than 1 / floor times.
+        response_floor: In (0, 1]; the least rate a_i q_i at which a client is assumed to be available and to reply, so
+            that no reply is scaled up by more than 1 / floor; see ``response_rates``.
         mime: beta in [0, 1) of the momentum that the server sends to all clients, see ``mime.py``; 0 for none.
-        memory: How an estimator that remembers one update a client keeps them, see ``scale/rows.py``.
+        memory: How estimators that remember one update per client store them, see ``scale/rows.py``.
         scaffold: Whether local steps are corrected by what the estimator knows of each client (``scaffold.py``).
         average: beta in [0, 1) of the average of the last models that is the one to use (``average.py``); 0 for none.
-        norm_guard: No estimate is longer than so many times the median before it (``norm_guard.py``); **biased**.
+        norm_guard: Cap on an estimate's norm, in medians of the norms before it (``norm_guard.py``); **biased**.
         clip: ``"median"`` bounds what a client that lies can do to model and scores (``clipping.py``); **biased**.
         dp: ``DifferentialPrivacy``: clips updates and adds noise, for ``uniform@poisson`` alone; or None.
     """
@@ -143,10 +143,10 @@ class Plan(WithRanges):
         return replace(self, population=self.census.population(self.population, answers))
 
     def response_rates(self, state: "RoundState", client_k: IntArray | None = None) -> FloatArray:
-        """max(floor, a_i q_i) of some clients, float64 (k,), or of all: how likely they are there and reply.
+        """max(floor, a_i q_i), float64 (k,): how likely some clients, or all of them, are available and reply.
 
         a_i = (rounds in which i was available + 1) / (rounds + 1), and q_i = (responded_i + 1) / (selected_i + 1).
-        Known before the draw. Dividing by them, and not by the number of replies, keeps the estimate of the *full*
+        They are known before the draw. Dividing by them, not by the number of replies, keeps the estimate of the *full*
         population's update right when absence and failures depend on the client; docs/theory.md, section 14. 1 for
         samplers whose expectations count this already.
         """
@@ -162,7 +162,7 @@ class Plan(WithRanges):
         return state.average.model_d if isinstance(state.average, AverageState) else state.params_d
 
     def drifts(self, state: "RoundState", client_n: IntArray) -> Params | None:
-        """How far some clients are moved over their local steps beside their gradients; a ``Broadcast`` says how.
+        """The drift that moves some clients during their local steps, beside the gradients; see ``Broadcast``.
 
         float32 (d,), beta S for all, with ``mime``; (n, d), c - c_i of each, with ``scaffold``; else None.
         """
@@ -171,7 +171,7 @@ class Plan(WithRanges):
         return drift(self.mime, state.mime)
 
     def collect_replies(self, state: "RoundState", selected: Cohort, which_n: Any = slice(None)) -> Replies:
-        """What each reply counts if those clients of a cohort reply that an index, a mask or a slice names."""
+        """The coefficients of the replies if the clients of a cohort that ``which_n`` selects have replied."""
         cohort = selected.part(which_n)
         weight_n, response_n = self.population.weight_m[cohort.client_n], self.response_rates(state, cohort.client_n)
         return Replies(cohort, selected, self.rule.coefficients(cohort, weight_n, response_n), response_n)
@@ -186,13 +186,13 @@ class Plan(WithRanges):
         if drift_d is not None:
             delta_d = drift_d + delta_d
         delta_d, clip_factor, guard = shorten(self.norm_guard, state.guard, delta_d)
-        rule, here = self.server_optimizer, reports.responded_n
-        if isinstance(rule, FedExP):
+        server, here = self.server_optimizer, reports.responded_n
+        if isinstance(server, FedExP):
             coef_n = self.collect_replies(state, cohort, here).coef_n
             mean_square = clip_factor**2 * float(coef_n @ reports.squared_norm_n[here])
-            params_d, optimizer = rule.extrapolate(state.params_d, delta_d, mean_square, state.optimizer)
+            params_d, optimizer = server.extrapolate(state.params_d, delta_d, mean_square, state.optimizer)
         else:
-            params_d, optimizer = rule.step(state.params_d, delta_d, state.optimizer)
+            params_d, optimizer = server.step(state.params_d, delta_d, state.optimizer)
         following = RoundState(
             round=state.round + 1,
             params_d=params_d,
@@ -216,7 +216,7 @@ def make_plan(
     """The plan of a label ``name(option=value)@design@estimator``, with the estimator of the name if it has none.
 
     ``population`` may be a list of the clients' sizes. ``more`` are other attributes of ``Plan``; those of the label,
-    ``census+average=0.5``, win. ``facts`` is what options may take from the run, but for n and the number of clients.
+    ``census+average=0.5``, win. ``facts`` describes the run, for options that depend on it; n and m are filled in.
 
     Raises:
         DeltaflError: If a name is unknown, or sampler, design, estimator and population do not go together.
@@ -288,7 +288,7 @@ def init_round(plan: Plan, params: Any) -> RoundState:
 
 
 def blank_state(plan: Plan, params_d: Params) -> RoundState:
-    """The first state without what its control variate computes from the model: a form for saved states."""
+    """The initial state before the control variate has seen the model: the template that saved states are read into."""
     m, d = plan.population.num_clients, len(params_d)
     control = plan.rule.control.with_rows(plan.memory)
     return RoundState(
@@ -318,11 +318,11 @@ def broadcast(plan: Plan, state: RoundState) -> Broadcast:
 def open_round(
     plan: Plan, state: RoundState, available_m: BoolArray | None = None, oracle: Oracle | None = None
 ) -> Cohort:
-    """Select the clients of this round; nothing is changed, so that it may be opened again with the same result.
+    """Select the clients of this round. The state is not changed: opening it again gives the same cohort.
 
-    ``available_m``, bool (m,), says which clients can be selected. The estimate targets all clients, those that are
-    away included: each reply is divided by how often its client was there (``Plan.response_rates``). The ``oracle`` of
-    theoretical samplers is for simulators alone. A ``DeltaflError`` if it is missing, or a mask has nobody.
+    ``available_m``, bool (m,), says which clients can be selected. The estimate still targets all clients: each reply
+    is divided by how often its client was available (``Plan.response_rates``). The ``oracle`` of theoretical samplers
+    is for simulators alone. A ``DeltaflError`` if it is missing, or if the mask has another shape or no client.
     """
     if plan.sampler.needs_oracle:
         plan.sampler.require_oracle(oracle)

@@ -40,7 +40,7 @@ class Population(NamedTuple):
     """Who takes part, and how much each client counts in the target ``f = sum_i weight_m[i] F_i``.
 
     Auxiliary variables are what else is known of the clients before the first round, such as the shares of each label
-    in their data. A column counts as much as its numbers are large.
+    in their data. Columns are used as they are: the larger its numbers, the more a column counts.
     """
 
     weight_m: FloatArray  #: >= 0, sum 1
@@ -165,7 +165,11 @@ class Reports(NamedTuple):
     squared_deviation_n: FloatArray  #: norm(u_i - mean)^2
     squared_residual_n: FloatArray  #: norm(u_i - c_i)^2, c_i the control variate; 0 where clients report to an oracle
     sketch_nq: FloatArray  #: ``count_sketch`` of u_i - c_i, q the sampler's ``sketch_size``
-    output_bias_nk: FloatArray  #: the last k entries of u_i, k the sampler's ``output_bias_size``: one number a class
+    output_bias_nk: FloatArray  #: the last k entries of u_i, k the sampler's ``output_bias_size``: one number per class
+
+    def part(self, which_n: Any) -> "Reports":
+        """The rows that an index or a mask names, as ``Cohort.part``."""
+        return Reports._make(column[which_n] for column in self)
 
     @classmethod
     def make(
@@ -213,10 +217,10 @@ class Oracle(Protocol):
 
 
 class Nothing(NamedTuple):
-    """A part of the state that remembers nothing."""
+    """The state of a feature that is switched off, or that needs none."""
 
 
-#: Why a reply was not used that was expected and did not come.
+#: The reason that stands for a reply that never came.
 NO_REPLY = "no reply"
 
 
@@ -228,7 +232,7 @@ class RejectedReply(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """What a person wants to see of one round; nothing here is needed by the next round. NaN is unknown.
+    """Diagnostics of one round, which the next round does not need. NaN means unknown.
 
     ``mean_over_diversity`` is norm(D) / mean zeta of the replies: above about 1, DELTA's scores are worse than uniform.
     ``residual`` is sum_S coef_i norm(u_i - c_i)^2 / sum_S coef_i norm(u_i)^2: 1 without a control variate; above 1, the
@@ -276,7 +280,7 @@ def _checked_aux(aux: npt.ArrayLike, num_clients: int) -> FloatArray:
 
 
 def _column(name: str, given: Column, n: int, default: float, bad: float = nan) -> FloatArray:
-    """One number a client, float64 (n,); ``bad`` for an entry that is no number, such as text, and NaN for None."""
+    """One number per client, float64 (n,); ``bad`` for an entry that is no number, such as text, and NaN for None."""
     if given is None:
         return np.full(n, default)
     try:

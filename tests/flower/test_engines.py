@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 from deltafl import close_round, init_round, make_plan, open_round
 from deltafl.io import read_tensors
-from deltafl.simulation.engine import Engine, reports_of
+from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.registry import make_task
 from deltafl.types import FloatArray
@@ -74,7 +74,7 @@ def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flo
         drift_nd = plan.drifts(state, cohort.client_n)
         training = engine.train(state.params_d, server_round, cohort.client_n, drift_nd)
         last_d = state.params_d
-        state, _ = close_round(plan, state, cohort, training.update_nd, reports_of(training))
+        state, _ = close_round(plan, state, cohort, training.update_nd, training.reports)
         assert flower.model(server_round + 1) == pytest.approx(state.params_d, rel=1e-4, abs=1e-6), server_round
     assert np.linalg.norm(state.params_d - last_d) > 0.01
 

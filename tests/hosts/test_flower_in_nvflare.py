@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 from deltafl import close_round, init_round, make_plan, open_round
 from deltafl.io import read_tensors
-from deltafl.simulation.engine import Engine, reports_of
+from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.registry import make_task
 
@@ -64,6 +64,6 @@ def test_its_models_are_those_of_the_simulator(tmp_path: Path) -> None:
     for round in range(5):
         cohort = open_round(plan, state)
         training = engine.train(state.params_d, round, cohort.client_n)
-        state, _ = close_round(plan, state, cohort, training.update_nd, reports_of(training))
+        state, _ = close_round(plan, state, cohort, training.update_nd, training.reports)
     assert tensors["state.params_d"] == pytest.approx(state.params_d, rel=1e-4, abs=1e-6)
     assert np.linalg.norm(state.params_d) > 0.1

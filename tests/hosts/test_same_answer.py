@@ -21,7 +21,7 @@ import torch
 from deltafl import Reports, close_round, init_round, make_plan, open_round
 from deltafl.federation.local_work import LocalSteps
 from deltafl.samplers.census import output_layer
-from deltafl.simulation.engine import Engine, reports_of
+from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.base import Task
 from deltafl.tasks.registry import make_task
@@ -92,7 +92,7 @@ def simulator(folder: Path, label: str) -> list[Params]:
 
     def train(params_d: Params, round: int, client_n: IntArray) -> tuple[Params, Reports]:
         training = engine.train(params_d, round, client_n)
-        return training.update_nd, reports_of(training)
+        return training.update_nd, training.reports
 
     return loop(label, train)
 

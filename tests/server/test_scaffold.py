@@ -111,7 +111,7 @@ def test_each_client_gets_its_own_drift_on_every_route(engine: str) -> None:
     params_d, client_n = trainer.initial_params(), np.array([4, 0, 2, 5])
     drift_nd = np.random.default_rng(0).normal(size=(4, trainer.num_params)).astype(np.float32)
     together = trainer.train(params_d, 1, client_n, drift_nd)
-    assert len(set(together.num_steps_n.tolist())) > 1
+    assert len(set(together.reports.num_steps_n.tolist())) > 1
     for i, client in enumerate(client_n):
         alone = trainer.train(params_d, 1, np.array([client]), drift_nd[i])
         np.testing.assert_allclose(together.update_nd[i], alone.update_nd[0], rtol=1e-4, atol=1e-5)

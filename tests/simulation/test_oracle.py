@@ -16,7 +16,7 @@ from deltafl.simulation.oracle import SimulatedOracle, mapped_table
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.training.serial import LocalWork
-from deltafl.types import IntArray, Params, Population
+from deltafl.types import IntArray, Params, Population, Reports
 from tools.simulation import TINY, run
 
 
@@ -78,7 +78,7 @@ def test_ram_holds_a_block_of_updates_and_never_all_of_them(tmp_path: Path, monk
         def train(self, params_d: Params, round: int, client_k: IntArray, *_: object) -> Training:
             k = len(client_k)
             update_kd = rng.standard_normal((k, d), dtype=np.float32)
-            return Training(update_kd, np.ones(k), np.ones(k), np.zeros(k), np.ones(k, dtype=np.int64))
+            return Training(update_kd, Reports.make(k, loss=np.ones(k), square_loss=np.ones(k)))
 
     monkeypatch.setattr(oracle, "TABLE_BYTES", 0)
     population, sent = Population.from_sizes(np.ones(m, dtype=np.int64)), Broadcast(np.zeros(d, dtype=np.float32), None)

@@ -31,7 +31,7 @@ def assert_equal_to_twins(task: Task, engine: str) -> None:
     for client, update_d in enumerate(trained.update_nd):
         twin = twin_of(made, WORKS["epochs"], client)
         np.testing.assert_allclose(update_d, twin.update_d, rtol=0, atol=1e-5 * np.abs(twin.update_d).max())
-        assert trained.loss_n[client] == pytest.approx(twin.loss, rel=1e-5)
+        assert trained.reports.loss_n[client] == pytest.approx(twin.loss, rel=1e-5)
 
 
 def tripled(part: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:

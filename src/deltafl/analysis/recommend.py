@@ -88,7 +88,7 @@ def recommend(
     clients: int | None = None,
     parameters: int | None = None,
 ) -> Recommendation:
-    """The unbiased method that closed most of the gap on those tasks of the benchmark that are like your federation.
+    """Recommend the unbiased method that closed most of the gap on the benchmark's tasks that are like your federation.
 
     Args:
         unequal_sizes: Whether clients have unequal numbers of examples; None if you do not know.

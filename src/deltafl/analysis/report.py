@@ -21,7 +21,7 @@ from rich.text import Text
 from ..errors import require
 from ..io import write_atomically
 from ..samplers import SAMPLERS, is_unbiased
-from ..samplers.table import NEEDED
+from ..samplers.table import SHORT_NEEDS
 from .headline import headline
 from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .plots import (
@@ -201,7 +201,7 @@ def _needs(label: str) -> str:
     """What a method must know, in a few words, and whether it is biased."""
     if base_name(label) not in SAMPLERS:
         return ""
-    words = NEEDED[SAMPLERS[base_name(label)].needs]
+    words = SHORT_NEEDS[SAMPLERS[base_name(label)].needs]
     return f"knows {words}" if is_unbiased(without_part(label)) else f"biased; knows {words}"
 
 

@@ -202,8 +202,8 @@ def _warm_state(plan: Plan, known: KnownUpdates) -> RoundState:
         cohort = plan.sampler.open(state.sampler, everyone, plan.n, rng, known)
         ids = cohort.client_n
         factor_n = rng.uniform(0.5, 1.5, size=len(ids)).astype(np.float32)
-        reports = Reports._make(column[ids] for column in known.columns)
-        state, _ = close_round(plan, state, cohort, factor_n[:, None] * known.update_md[ids], reports)
+        updates = factor_n[:, None] * known.update_md[ids]
+        state, _ = close_round(plan, state, cohort, updates, known.columns.part(ids))
     return state
 
 

@@ -90,9 +90,10 @@ def _print_sampler(name: str) -> None:
 def _claim(entry: "SamplerEntry") -> str:
     """Whether the default form of a sampler is unbiased."""
     from ..estimators.table import find_estimator
+    from ..samplers import is_unbiased
     from ..samplers.label import needs_scores
 
-    if not entry.unbiased:
+    if not is_unbiased(entry.name):
         return "no"
     return "if R > 0" if needs_scores(entry.make({}), find_estimator(entry.estimator).control) else "yes"
 

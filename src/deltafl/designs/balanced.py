@@ -27,13 +27,13 @@ SIDE_BY_SIDE = 512
 QUEUE = 100
 #: So few clients are left to the window.
 FEWEST = 100
-#: Places further out than this many times the largest value are all the same to us; their squares must not overflow.
+#: Places are clipped to this many times the largest value, so that their squares do not overflow.
 _FARTHEST = 1e100
 #: Two are twins to a third one that is so much further away, in squared distances: alike but for rounding.
 _TWINS = 1e-16
 #: A column of which less than this share is left after others are taken off is one of their sums.
 _RANK_TOLERANCE = 1e-9
-#: Who adds less than this share to every open equation waits for the next queues, for others would move by far more.
+#: A client that adds less than this share to every open equation waits for the next queues: others would move far more.
 _WEAK = 1e-6
 #: A column of less than this share of the widest is a sum of the others but for rounding.
 _ROUNDING = 1e-13

@@ -16,7 +16,7 @@ from ..types import BoolArray, FloatArray
 
 
 def check_anyone(num_present: int) -> None:
-    """Refuse a round without an available client."""
+    """Raise a ``DeltaflError`` if no client is available."""
     if num_present == 0:
         raise DeltaflError("no client is available this round; wait until at least one is")
 

@@ -15,7 +15,7 @@ from ..errors import WithRanges
 from ..scale.rows import RowFormat, Rows, RunningSum, changes, read_rows, replace_rows, row_values, weighted_sum
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
 
-#: Directions of x in which clients differ less than this share of the largest are taken for none.
+#: Directions of x in which clients vary by less than this share of the largest count as constant.
 RANK_TOLERANCE = 1e-9
 
 
@@ -44,7 +44,7 @@ class ControlVariate(WithRanges, ABC):
 
     @property
     def remembers(self) -> bool:
-        """Whether the state holds one update a client."""
+        """Whether the state holds one update per client."""
         return False
 
     @property
@@ -167,7 +167,7 @@ class CommonControl(ControlVariate):
 
 
 class OwnControlState(NamedTuple):
-    """One update a client, and their weighted sum."""
+    """One update per client, and their weighted sum."""
 
     control_md: Rows  #: m rows: a tuple of them, one (m, d) array, as it is after a resume, or a file
     total_d: FloatArray  #: sum_j w_j c_j of the rows as they are stored
@@ -176,12 +176,12 @@ class OwnControlState(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnControl(ControlVariate):
-    """c_i = the last update of client i, 0 until there is one. Memory: one model a client that has replied.
+    """c_i = the last update of client i, 0 until there is one. Memory: one model per client that has replied.
 
     A round costs n rows and not m: the states before and after it share the rows of clients that did not reply.
 
     Attributes:
-        rows: How the rows are kept.
+        rows: How the rows are kept; a plan sets it to its ``memory``.
     """
 
     rows: RowFormat = field(default_factory=RowFormat)

@@ -112,7 +112,7 @@ def begin_anew(state: RemoteControlState) -> RemoteControlState:
 def differences(
     control: ControlVariate, state: Any, client_n: IntArray, updates: Sequence[Any] | npt.NDArray[np.floating]
 ) -> tuple[Sequence[Any] | npt.NDArray[np.floating], dict[int, str]]:
-    """Plain rows, one a client of the cohort: v_i of clients that keep their memory, u_i where none do.
+    """Plain rows, one per client of the cohort: v_i of clients that keep their memory, u_i where none do.
 
     Also why replies are refused whose clients do not agree with the server on c_i, by client; their rows are None. A
     ``DeltaflError`` if the updates are no list, or mix up the two kinds of replies, which would bias the estimate.

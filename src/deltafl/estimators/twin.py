@@ -45,7 +45,7 @@ class Twin(ControlVariate):
     ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is the difference estimator (Cassel, Sarndal and Wretman 1976),
     unbiased for any simulation, since c is known before the draw. A simulation that is noisy or wrong is damped by
     ``LearnedCoefficient(Twin(simulate))``. If one is not finite, all g_i are 0 in that round, and the log says why;
-    one longer than twice the median is shortened. Memory: one update a client.
+    one longer than twice the median is shortened. Memory: one update per client.
 
     Attributes:
         simulate: ``simulate(params_d, population, round)``: float32 (m, d), or a ``DeltaflError``; shares of labels are

@@ -1,4 +1,4 @@
-"""Two bits a parameter: a code for a long vector that is sent once.
+"""Two bits per parameter: a code for a long vector that is sent once.
 
 Signs at random, the same for everyone, and a Hadamard transform spread what is in a block of 256 numbers over all of
 them, so that they look like draws from a normal distribution (Suresh, Yu, Kumar and McMahan 2017). Each becomes one of
@@ -28,7 +28,7 @@ _LENGTH = 1 + _NUMBERS
 
 
 def code_length(num_params: int) -> int:
-    """How many numbers the code of a vector has: 11 for each 256, 2.75 bits a parameter."""
+    """How many numbers the code of a vector has: 11 for each 256, 2.75 bits per parameter."""
     return _LENGTH * -(-num_params // BLOCK)
 
 

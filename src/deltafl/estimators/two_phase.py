@@ -17,7 +17,7 @@ _AT_ONCE = 2**22
 
 
 class LastResidualsState(NamedTuple):
-    """One code a client, without columns if there are no first updates; the regression of those on x; and a sum."""
+    """One code per client, without columns if there are no first updates; the regression of those on x; and a sum."""
 
     code_mc: Rows  # of Q_i until client i replies after the first round, then of e_i
     is_first_m: BoolArray  # whose code is that of Q_i
@@ -32,7 +32,7 @@ class LastResiduals(LearnsFromResiduals):
     """c_i = e_i: what the regression on x left of the last update of client i that is known; 0 where none is.
 
     At first that is e_i = Q_i - B_0 x_i. Q_i is the update of the initial model that client i sent with its answer to
-    the census, in two bits a parameter (``two_bits.py``), and B_0 minimises sum_j w_j norm(Q_j - B_0 x_j)^2 over the
+    the census, in two bits per parameter (``two_bits.py``), and B_0 minimises sum_j w_j norm(Q_j - B_0 x_j)^2 over the
     clients that sent one. Later it is what ``update`` is given, in the same two bits. The server keeps 2.75 bits a
     parameter and client, and decodes what it needs.
     """

@@ -1,4 +1,4 @@
-"""How good an estimate is, from the one cohort that made it.
+"""The variance of an estimate, estimated from the one cohort that made it.
 
 D = sum_S z_i + what is fixed, z_i = coef_i l_i; l_i is the residual u_i - c_i, or u_i - D for estimators whose
 coefficients sum to 1, as of any ratio (Taylor's linearisation). Two draws make D: which clients are selected, and which
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from ..types import FloatArray, Replies
 
-#: Coordinates that are looked at together: a model is large, and copies of all rows of a cohort are larger.
+#: Coordinates processed at a time: copies of all rows of a cohort would take several times the updates' memory.
 _BLOCK = 2**14
 
 

@@ -24,8 +24,8 @@ _PER_CLIENT = re.compile(r"_m[a-z]?$")
 #: Arrays that depend on the population alone are computed again.
 _FROM_POPULATION = {"weight_m", "factor_m", "score_m", "size_m", "aux_mq", "value_mq", "prior_m", "count_mc"}
 _FROM_POPULATION |= {"fitted_qd"}  # of ``two_phase.py``
-#: What only increases: a newcomer that started at zero would stay behind for as long as the run is old, or count as one
-#: that was there all the time.
+#: Totals over all rounds: a newcomer that started at zero would lag behind for as long as the run is old, or count as
+#: one that was always available.
 _CUMULATIVE = {"total_m", "missed_m"}
 
 

@@ -57,7 +57,7 @@ class Federation:
         self.scales = Scales()
         #: How often a client without an answer to the census was asked for it.
         self.asked = Counter[str]()
-        #: States before the last rounds that said nothing against their models, the oldest first.
+        #: States before the last rounds in which the model looked sound, the oldest first.
         self.kept: deque[Kept] = deque(maxlen=KEPT)
         self._left_out: set[str] = set()
         self._initial_d = layout.flatten(arrays)
@@ -95,7 +95,7 @@ class Federation:
         return self.arrays() if self.state is None else self.layout.rebuild(self.plan.model(self.state), self.rest)
 
     def admit(self, infos: Mapping[str, ClientInfo]) -> None:
-        """Let clients join, or change what they report; newcomers for whom there is no room are left out."""
+        """Let clients join, or change what they report; newcomers that do not fit into memory are left out."""
         known = {**self.clients, **{key: info for key, info in infos.items() if key in self.clients}}
         if self.plan.census is not None:
             known = {key: info._replace(aux=self.clients[key].aux) for key, info in known.items()}
@@ -174,8 +174,8 @@ class Federation:
         self.state = self._without_shared_failures(following, cohort, lost_n, any_used=bool(used_n.any()))
         pairs = zip(client_n, reply_n, strict=True)
         faults = [RejectedReply(client, reply.fault) for client, reply in pairs if reply.fault is not None]
-        told_k = np.flatnonzero(used_n & round.reports.has_loss_n)
-        losses = {keys[place]: float(round.reports.loss_n[place]) for place in told_k}
+        reported_k = np.flatnonzero(used_n & round.reports.has_loss_n)
+        losses = {keys[place]: float(round.reports.loss_n[place]) for place in reported_k}
         # With dp, whether a model is put back, or an update refused, would show norms and losses without noise.
         seen = info._replace(rejected=faults) if far else info
         symptom = None if plan.dp else self.scales.see(seen, losses, self.params_d)

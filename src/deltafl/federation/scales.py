@@ -1,4 +1,4 @@
-"""How far clients move the model: refuses updates far beyond that, and notices when the model is lost.
+"""How far clients usually move the model: updates far beyond that are refused, and a lost model is detected.
 
 Each client has one vote, the norm of its last update as it was sent, used or not. With M the lower median of all votes,
 those of this round among them, an update u_i is refused, from the first round on, if
@@ -8,8 +8,8 @@ those of this round among them, an update u_i is refused, from the first round o
 So no single finite reply can carry the model away, and clients that are wrongly refused are used once the others have
 voted as they did. Smaller lies pass: ``clip="median"`` bounds those.
 
-A model is lost as ``server/watch.py`` says it, by the lower median over the clients of their loss over the first that
-they reported (at least 1): no single one of three clients can pretend that it is.
+``server/watch.py`` decides whether the model is lost, by the lower median over the clients of their loss divided by the
+first one that they reported (at least 1), so that no single one of three clients can pretend that it is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class Scales:
     def __init__(self) -> None:
         self.known: dict[str, ClientScale] = {}
         self._watch = Watch(1.0, log_loss=True)
-        #: Whether the last round said nothing against the model.
+        #: Whether nothing in the last round suggested that the model is lost.
         self.sound = True
 
     def too_far(

@@ -39,10 +39,10 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     With ``scaffold`` the reply says whether ``take_correction`` was called: the server refuses one without.
 
     With a ``-remote`` estimator the client remembers its last update: instead of its update it sends the difference
-    from that, and the metric record ``deltafl`` with its name. The memory
-    is in Flower's ``Context.state``, which lives as long as the run and the node's process, or in the file that
-    ``memory-file`` in the node's config names, one per node and federation. Make it the first mod: if one before it
-    changes the arrays, the memory is lost. All other messages pass unchanged.
+    from that, and the metric record ``deltafl`` with its name. The memory is in Flower's ``Context.state``, which lives
+    as long as the run and the node's process, or in the file that ``memory-file`` in the node's config names, one per
+    node and federation. Make it the first mod: if one before it changes the arrays, the memory is lost. All other
+    messages pass unchanged.
     """
     config = next(iter(message.content.config_records.values()), ConfigRecord())
     expected, is_train = config.get(MEMORY_EXPECTED), message.metadata.message_type.split(".")[0] == "train"
@@ -75,8 +75,8 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
 def take_correction(message: Message) -> Arrays:
     """Take c - c_i out of a train message, by the names of the model's arrays; none if the server corrects no steps.
 
-    Give it to ``corrected_steps``, or add 1 / K of it in each of K steps, with any framework. ``delta_mod``
-    then confirms that it was taken.
+    Give it to ``corrected_steps``, or add 1 / K of it in each of K steps, with any framework. ``delta_mod`` then
+    confirms that it was taken.
     """
     record = message.content.pop(CORRECTION, None)
     return {name: array.numpy() for name, array in record.items()} if isinstance(record, ArrayRecord) else {}

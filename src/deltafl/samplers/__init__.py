@@ -1,4 +1,4 @@
-"""The samplers by name: one file a method; ``base.py`` has the base class, ``table.py`` the names."""
+"""The samplers by name: one file per method; ``base.py`` has the base class, ``table.py`` the names."""
 
 from .base import RunFacts, Sampler
 from .label import Label, bias_of, file_name, is_unbiased, label_of, make_sampler, parse_label, split_labels, uses_aux

@@ -17,14 +17,14 @@ _NO_SPREAD = 1e-9
 
 
 class Visits(NamedTuple):
-    """What the scores go by."""
+    """What the scores depend on."""
 
     seen: CentredState
     prior_m: FloatArray  # factors of the squared residuals that clients not seen yet are taken to have, of mean 1
 
 
 class BalancedState(NamedTuple):
-    """What the draws go by."""
+    """What the draws depend on."""
 
     factor_m: FloatArray  # of the scores: w_i, or w_i / sqrt(seconds_i)
     value_mq: FloatArray  # w_i x_i, x_i the centred auxiliary variables on the axes in which clients differ

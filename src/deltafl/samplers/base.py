@@ -47,7 +47,7 @@ class Sampler(WithRanges, ABC):
     library, as ``FILE.py:ByLoss(power=2)``; ``check_sampler`` tests it.
     """
 
-    #: Whether ``open`` takes ``available_m = None`` for "all clients"; saves m numbers a round.
+    #: Whether ``open`` takes ``available_m = None`` for "all clients"; saves m numbers per round.
     accepts_no_mask: ClassVar[bool] = False
     #: Whether replies without a loss are rejected. If False, ``reports.loss_n`` may hold NaN.
     needs_loss: ClassVar[bool] = False
@@ -75,7 +75,7 @@ class Sampler(WithRanges, ABC):
 
     @property
     def skips_zero_scores(self) -> bool:
-        """The same of a client whose score is 0 but whose update is not: without a control variate it is missed too."""
+        """Whether a client whose score is 0 is never drawn though its update is not 0: even plain estimates miss it."""
         return False
 
     @property
@@ -90,7 +90,7 @@ class Sampler(WithRanges, ABC):
 
     @property
     def output_bias_size(self) -> int:
-        """How many of the last entries of u_i ``reports.output_bias_nk`` holds: one a class; 0 for none."""
+        """How many of the last entries of u_i ``reports.output_bias_nk`` holds: one per class; 0 for none."""
         return 0
 
     @property
@@ -189,7 +189,7 @@ class Unweighted(Sampler):
 
     @abstractmethod
     def choose(self, state: State, present_k: IntArray, size: int, rng: Rng) -> IntArray:
-        """At most ``size`` of the available clients, which come in random order; the first others fill the cohort."""
+        """At most ``size`` of ``present_k``, the available clients in random order; the next ones fill the cohort."""
 
     def open(self, state: State, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None) -> Cohort:
         present, size = present_clients(available_m, n)
@@ -222,7 +222,7 @@ def label_counts(population: Population, name: str) -> FloatArray:
 def replied(cohort: Cohort, reports: Reports) -> tuple[IntArray, Reports]:
     """The indices of the clients that replied, and their rows of the reports alone."""
     here = reports.responded_n
-    return cohort.client_n[here], Reports._make(column[here] for column in reports)
+    return cohort.client_n[here], reports.part(here)
 
 
 def with_rows(value_m: npt.NDArray[Any], client_n: IntArray, newest: Any) -> npt.NDArray[Any]:

@@ -27,7 +27,7 @@ Answers = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
 LARGEST_NORM = 1e100
 #: Longest first update, in medians of all: a few of a CNN are 20 long and would drown the others, and so would a lie.
 LONGEST = 5.0
-#: Answers that are looked at together: copies of all of them are larger.
+#: Answers processed at a time, as copies of all of them would not fit into memory.
 _BLOCK = 2**15
 
 

@@ -13,7 +13,7 @@ from ..designs.table import find_design
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import Scored, per_second, replied, with_rows
 
-_PRIOR_VISITS = 5  # the prior of 1/2 weighs as much as so many second visits
+_PRIOR_VISITS = 5  # the weight of the prior 1/2, in second visits
 
 
 class CentredState(NamedTuple):

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from .. import given
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
 from ..estimators.calls import check_options
-from ..estimators.table import find_estimator
 from ..io import load_class
 from .active_fl import ActiveFL
 from .balanced import Balanced, BalancedByCensus
@@ -43,7 +42,7 @@ NEEDS = {
 }
 
 #: The same in a few words.
-NEEDED = {
+SHORT_NEEDS = {
     "nothing": "nothing",
     "sizes": "sizes",
     "cohort": "sizes, earlier updates",
@@ -72,11 +71,6 @@ class SamplerEntry(NamedTuple):
         """The names of its options."""
         kind: Any = self.kind
         return tuple(field.name for field in fields(kind) if field.name not in {"design", *self.fixed})
-
-    @property
-    def unbiased(self) -> bool:
-        """Whether the default form is unbiased."""
-        return self.make({}).unbiased and find_estimator(self.estimator).unbiased
 
     def make(self, options: Mapping[str, Any], design: str | None = None) -> Sampler:
         """The sampler with some options; a ``DeltaflError`` if one is unknown, of the wrong type or out of range."""

@@ -1,4 +1,4 @@
-"""The memory budget of one update a client (``rows.py``): estimated before a run, which is refused if it is short."""
+"""The memory that one update per client takes (``rows.py``), estimated before a run; what does not fit is refused."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Arrays that are changed at n places a round and never seen to change: a round costs O(n) of them and not O(m).
+"""Immutable arrays of which a round replaces n of m entries, in O(n) and not O(m).
 
 States of rounds are values: a round may be opened again from an older one. The newest version holds the buffer, each
 older one only what differs from the next newer; reading an older version brings the buffer back to it and turns the

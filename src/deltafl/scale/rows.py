@@ -1,4 +1,4 @@
-"""The memory of one update a client: m rows of d numbers, in RAM (a tuple of rows) or in a file, float32 or bfloat16.
+"""The memory of one update per client: m rows of d numbers, in RAM (a tuple of rows) or in a file, float32 or bfloat16.
 
 Rows that change are kept in RAM, and a checkpoint holds them. Only when it is valid are they written into the file
 (``settled``), which ends the life of older states. So after kill -9 at any moment, loading the checkpoint and writing
@@ -42,7 +42,7 @@ class RowFormat:
             raise DeltaflError(f"memory_dtype is {self.dtype!r}; write 'float32' or 'bfloat16'")
 
     def zeros(self, num_clients: int, num_params: int) -> "Rows":
-        """Rows of zeros; they take no room until they change."""
+        """Rows of zeros; they take no memory until they change."""
         if self.folder is not None:
             return MappedRows(self, (num_clients, num_params))
         return (np.zeros(num_params, dtype=DTYPES[self.dtype]),) * num_clients
@@ -129,7 +129,7 @@ class MappedRows:
             private_folder(self.path.parent)
             with open(self.path, "wb" if new else "r+b", opener=private_opener) as file:
                 if new:
-                    file.truncate(self.num_bytes)  # zeros that take no room yet
+                    file.truncate(self.num_bytes)  # zeros that take no space yet
                 for client, row_d in rows:
                     file.seek(client * row_d.nbytes)
                     file.write(row_d.tobytes())
@@ -228,7 +228,7 @@ class RunningSum(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has to be formed anew: the error may be more than a millionth of the sum's largest entry."""
+        """Whether it must be recomputed: its error may exceed a millionth of the sum's largest entry."""
         return float(self.rounding) > LOST * _largest(self.total_d)
 
     def plus(self, coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]]) -> "RunningSum":

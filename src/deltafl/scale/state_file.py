@@ -83,7 +83,7 @@ def bytes_in_ram(state: Any) -> int:
             part = tuple(array for _, array in flatten(part, shared=True))
         if isinstance(part, tuple):
             for inner in part:
-                if type(inner) is np.ndarray:  # a memory has a row a client: no call for each
+                if type(inner) is np.ndarray:  # a memory has a row per client: no call for each
                     arrays[id(inner)] = inner.nbytes
                 else:
                     look(inner)

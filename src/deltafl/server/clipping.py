@@ -1,4 +1,4 @@
-"""Clipping by the median: what clients that lie can do to the model, and to the scores of samplers, is bounded.
+"""Clipping by the median: bounds what clients that lie can do to the model and to the samplers' scores.
 
 With ``Plan(clip="median")``, R = 1.5 times the median norm of every client's last update, as it was sent: one vote a
 client. Whatever u_i a client sends, it counts as
@@ -10,8 +10,8 @@ rarely it was selected or has replied. R, c_i and coef_i are known before the dr
 of the clipped updates, and **biased** for that of the updates. Where no norm is known yet, in the first round, the
 median is that of its replies. Medians are lower medians, so that one of two clients cannot raise them.
 
-Samplers learn from the clipped updates. What a client reports, or what is measured on it, counts 1.5 times the median
-of the round's replies at most: who sends alternating signs or reports a large loss is not selected more for it.
+Samplers learn from the clipped updates. What a client reports, or what is measured on it, counts at most 1.5 times the
+median of the round's replies: sending alternating signs or reporting a large loss does not get a client selected more.
 
 It bounds the harm of fewer than half of the clients; many small lies in one direction, such as a backdoor's, pass.
 """

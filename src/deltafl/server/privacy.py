@@ -27,7 +27,7 @@ from .screening import squared_norms
 if TYPE_CHECKING:
     from ..round import Plan
 
-#: Seeds below are guessed by trying them all.
+#: A smaller seed could be found by trying them all.
 _LEAST_SEED = 2**32
 
 
@@ -79,7 +79,7 @@ class DifferentialPrivacy(WithRanges):
         return np.asarray(update_nd * (most / np.maximum(norm_n, most))[:, None], dtype=np.float32)
 
     def noise(self, plan: "Plan", num_params: int) -> FloatArray:
-        """Noise for D, float64 (d,), other in every call: noise that can be made again hides nothing."""
+        """Fresh noise for D, float64 (d,), different in every call: noise that can be reproduced hides nothing."""
         weight_m = plan.population.weight_m
         scale = self.noise_multiplier * self.clip * len(weight_m) * weight_m.max() / plan.n
         return stream(secrets.randbits(63), "noise").normal(scale=scale, size=num_params)

@@ -11,7 +11,7 @@ from ..errors import DeltaflError
 from ..samplers.base import Sampler
 from ..types import NO_REPLY, BoolArray, Cohort, FloatArray, IntArray, Params, RejectedReply, Reports
 
-#: Numbers in float64 that are measured at once.
+#: Numbers converted to float64 at a time.
 _BLOCK = 2**16
 
 #: How to write the update of a model.
@@ -36,7 +36,7 @@ def screen_replies(
     drifts: Params | None = None,
     sampler: Sampler | None = None,
 ) -> ScreenedReplies:
-    """Check every reply, one a client of the cohort, for length, finiteness and range; then subtract the drifts.
+    """Check every reply, one per client of the cohort, for length, finiteness and range; then subtract the drifts.
 
     Drifts are (d,), the same for all, or (n, d). Replies without a loss are rejected if the sampler has ``needs_loss``.
     Wrong numbers of rows are the host's fault.

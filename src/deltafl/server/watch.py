@@ -1,4 +1,4 @@
-"""Divergence: noticing that a model is lost, so that a run ends, or a federation goes back, at its last good state.
+"""Divergence: detects that a model is lost, so that a run ends at, or a federation returns to, its last good state.
 
 A run has diverged when
 

@@ -13,7 +13,7 @@
     DIR/clients.json         at the end of the run: each client's size, and its accuracy with each of the last models
     DIR/census.safetensors   every client's answer, if the run began with a census
     DIR/doubtful-N.safetensors    the model of a run with a suspect end (server/watch.py); its last checkpoint is older
-    DIR/memory.json          with ``memory_path``: the folder of this run's memory of one update a client
+    DIR/memory.json          with ``memory_path``: the folder of this run's memory of one update per client
 
 A checkpoint is written beside the last one and becomes valid when ``checkpoint.json`` is renamed. Lines after it belong
 to rounds that the next start plays again: they are cut off, so nothing is recorded twice or half. All that it counts on

@@ -11,7 +11,6 @@ from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import DeltaflError
 from ..round import Broadcast
@@ -24,29 +23,10 @@ from .training.serial import LocalResult, LocalWork
 
 
 class Training(NamedTuple):
-    """What a cohort returns: a row, or a number, for each client's ``serial.LocalResult``."""
+    """What a cohort returns, as ``close_round`` takes it: a row for each client's ``serial.LocalResult``."""
 
-    update_nd: npt.NDArray[np.float32]
-    loss_n: FloatArray
-    square_loss_n: FloatArray
-    step_variance_n: FloatArray
-    num_steps_n: IntArray
-
-    def of(self, place_k: IntArray) -> "Training":
-        """The rows of some clients."""
-        return Training._make(column[place_k] for column in self)
-
-
-def reports_of(training: Training, responded_n: BoolArray | None = None) -> Reports:
-    """The clients' statistics as ``close_round`` takes them; ``responded_n``: whose replies came, all if left out."""
-    return Reports.make(
-        len(training.update_nd),
-        responded=responded_n,
-        loss=training.loss_n,
-        square_loss=training.square_loss_n,
-        step_variance=training.step_variance_n,
-        num_steps=training.num_steps_n,
-    )
+    update_nd: Params
+    reports: Reports
 
 
 class Evaluation(NamedTuple):
@@ -118,11 +98,14 @@ class Engine:
         trained: list[list[LocalResult]] = self._workers.map(self._runner, "train", sent, jobs, costs)
         results = [result for _, result in sorted(zip(order, chain(*trained), strict=True), key=itemgetter(0))]
         return Training(
-            update_nd=np.array([r.update_d for r in results], dtype=np.float32).reshape(-1, self.num_params),
-            loss_n=np.array([r.loss for r in results], dtype=np.float64),
-            square_loss_n=np.array([r.square_loss for r in results], dtype=np.float64),
-            step_variance_n=np.array([r.step_variance for r in results], dtype=np.float64),
-            num_steps_n=np.array([r.num_steps for r in results], dtype=np.int64),
+            np.array([r.update_d for r in results], dtype=np.float32).reshape(-1, self.num_params),
+            Reports.make(
+                len(results),
+                loss=[r.loss for r in results],
+                square_loss=[r.square_loss for r in results],
+                step_variance=[r.step_variance for r in results],
+                num_steps=[r.num_steps for r in results],
+            ),
         )
 
     def losses(self, params_d: Params, client_k: IntArray) -> FloatArray:

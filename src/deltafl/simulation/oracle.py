@@ -22,7 +22,7 @@ from ..round import Broadcast
 from ..scale.memory_budget import human
 from ..server.screening import measure, screen_replies
 from ..types import Cohort, FloatArray, IntArray, Params, Population, Reports
-from .engine import Engine, Training, reports_of
+from .engine import Engine, Training
 
 #: Bytes of m updates up to which a round keeps them in RAM.
 TABLE_BYTES = 256 * 2**20
@@ -69,19 +69,21 @@ class SimulatedOracle:
         in_ram = m * d * BYTES_PER_PARAMETER <= TABLE_BYTES
         update_md = np.empty((m, d), dtype=np.float32) if in_ram else mapped_table(m, d, self._folder)
         block, weight_m = m if in_ram else self._block, self.population.weight_m
-        total_d, columns, parts = np.zeros(d), [], []
+        total_d, raw, screened = np.zeros(d), [], []
         for first in range(0, m, block):
             client_k = np.arange(first, min(first + block, m))
             training = self.train(client_k)
             update_md[client_k] = training.update_nd
-            columns.append(training[1:])
+            raw.append(training.reports)
             cohort = Cohort(client_k, np.ones(len(client_k), dtype=np.int64), np.ones(len(client_k)))
-            replies = screen_replies(cohort, training.update_nd, reports_of(training), d, self.drifts(client_k))
-            parts.append(measure(replies.update_nd, replies.reports))
+            replies = screen_replies(cohort, training.update_nd, training.reports, d, self.drifts(client_k))
+            screened.append(measure(replies.update_nd, replies.reports))
             for i in np.flatnonzero(replies.reports.responded_n):
                 total_d += weight_m[client_k[i]] * replies.update_nd[i].astype(np.float64)
-        self._table = Training(update_md, *(np.concatenate(column) for column in zip(*columns, strict=True)))
-        self._reports = Reports(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        raw_reports, self._reports = (
+            Reports(*map(np.concatenate, zip(*parts, strict=True))) for parts in (raw, screened)
+        )
+        self._table = Training(update_md, raw_reports)
         usable_m = self._reports.responded_n
         # The sum that np.average divides by.
         mean_d = total_d / weight_m[usable_m][:, None].sum(axis=0) if usable_m.any() else total_d
@@ -103,7 +105,7 @@ class SimulatedOracle:
     def train(self, client_n: IntArray) -> Training:
         """The training of the selected clients; not repeated if ``reports`` has trained all."""
         if self._table is not None:
-            return self._table.of(client_n)
+            return Training(self._table.update_nd[client_n], self._table.reports.part(client_n))
         drifts = self.drifts(client_n)
         with self._timed():
             return self.engine.train(self.sent.params_d, self.round, client_n, drifts, self._squares)

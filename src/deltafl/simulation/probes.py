@@ -35,7 +35,7 @@ def probe_selected(training: Training, lr: float) -> dict[str, float]:
     """Mean and least gradient norm of the clients that trained in a round; NaN if none was selected."""
     if not len(training.update_nd):
         return dict.fromkeys(SELECTED, nan)
-    norm_n = np.linalg.norm(training.update_nd.astype(np.float64), axis=1) / (lr * training.num_steps_n)
+    norm_n = np.linalg.norm(training.update_nd.astype(np.float64), axis=1) / (lr * training.reports.num_steps_n)
     return dict(zip(SELECTED, (float(norm_n.mean()), float(norm_n.min())), strict=True))
 
 

@@ -31,7 +31,7 @@ from .callback import OnRound, RoundDone, guarded
 from .directory import RunDirectory, locked, recorded_settings
 from .distributed import ALONE, ProcessGroup, divided
 from .divergence import DivergedError, likely_cause
-from .engine import Engine, Evaluation, Training, reports_of
+from .engine import Engine, Evaluation, Training
 from .oracle import BYTES_PER_PARAMETER, SimulatedOracle, bytes_of, bytes_of_statistics
 from .probes import probe_everyone, probe_selected
 from .record import note_clients
@@ -306,13 +306,14 @@ class _RoundPlayer:
         plan, group = self.plan, self.group
         if group.count == 1 or self.settings.probe_every is not None or not plan.rule.control.learns_from_sums:
             training = oracle.train(cohort.client_n)
-            reports = reports_of(training, responded_n)
+            reports = training.reports._replace(responded_n=responded_n)
             return training, *close_round(plan, opened, cohort, training.update_nd, reports)
         place_k = np.array(divided(self.engine.costs(cohort.client_n), group.count)[group.rank], dtype=np.int64)
         with group.apart():
             training = oracle.train(cohort.client_n[place_k])
         accumulator = Accumulator(plan, opened, cohort)
-        accumulator.add_rows(training.update_nd, reports_of(training, responded_n[place_k]), place_k)
+        reports = training.reports._replace(responded_n=responded_n[place_k])
+        accumulator.add_rows(training.update_nd, reports, place_k)
         accumulator.merge(group)
         state, info = accumulator.close()
         if info.warning is not None and group.is_first:

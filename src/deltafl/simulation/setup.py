@@ -135,7 +135,7 @@ def plan_of(
         settings: Resolved settings.
         population: The task's clients.
         task: For samplers that look at labels; they take it for one of 10 classes if it is left out.
-        folder: Where the memory of one update a client goes; RAM if it is left out.
+        folder: Where the memory of one update per client goes; RAM if it is left out.
     """
     name, label = settings.sampler, parse_label(settings.sampler)
     if label.estimator in REMOTE_ESTIMATORS:
@@ -220,7 +220,7 @@ def stand_in_rows(share_c: FloatArray, size: int, public_rows: Sequence[IntArray
 
 
 def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool = False) -> None:
-    """Refuse rounds and memories for which there is no room; ``divided``: several processes share a round."""
+    """Refuse rounds and memories that do not fit into RAM; ``divided``: several processes share a round."""
     m, label, ram = engine.task.num_clients, parse_label(settings.sampler), None if divided else free_ram()
     full, sample = label.name == "full", filled_in(settings.sample)
     selected = m if full else sample
@@ -260,16 +260,11 @@ def subject_of(settings: RunSettings) -> Subject:
     engine = engine_of(settings)
     population = engine.task.population(settings.weights)
     params_d, client_m = engine.initial_params(), np.arange(population.num_clients)
-    training = engine.train(params_d, 0, client_m)
+    update_md, reports = engine.train(params_d, 0, client_m)
+    losses_m = engine.losses(params_d, client_m)
     return Subject(
         population=population,
-        known=KnownUpdates(
-            training.update_nd,
-            population.weight_m,
-            training.step_variance_n,
-            engine.losses(params_d, client_m),
-            training.num_steps_n,
-        ),
+        known=KnownUpdates(update_md, population.weight_m, reports.step_variance_n, losses_m, reports.num_steps_n),
         n=plan_of(settings, population).n,
         num_classes=engine.task.dataset.num_classes,
     )

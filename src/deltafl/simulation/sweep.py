@@ -130,7 +130,7 @@ def require_simulator() -> None:
 
 
 def count_processes(asked: int | None, device: str | None) -> int:
-    """How many runs are played side by side: as asked, else one a core; one process shares a GPU out."""
+    """How many runs are played side by side: ``asked``, else one per core; one alone on a GPU."""
     return asked or (os.cpu_count() if device in (None, "cpu") else 1) or 1
 
 

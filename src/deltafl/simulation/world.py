@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..errors import DeltaflError, check_ranges, require, unknown_name
+from ..errors import DeltaflError, WithRanges, require, unknown_name
 from ..estimators.calls import check_options, parse_call
 from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray, Population
@@ -35,13 +35,8 @@ T = TypeVar("T")
 Presence = Callable[[int, float], tuple[BoolArray, float]]
 
 
-class Availability(ABC):
+class Availability(WithRanges, ABC):
     """Which clients can be selected in a round. Subclasses are frozen dataclasses whose fields are their options."""
-
-    ranges: ClassVar[Mapping[str, str]] = {}
-
-    def __post_init__(self) -> None:
-        check_ranges(self, self.ranges)
 
     @abstractmethod
     def begin(self, population: Population, seed: int) -> Presence:
@@ -199,7 +194,7 @@ class Trace(Availability):
         return at
 
 
-class Speeds(ABC):
+class Speeds(WithRanges, ABC):
     """How fast clients compute and send."""
 
     #: Standard deviation of the logarithm of a client's seconds from round to round.
@@ -207,16 +202,16 @@ class Speeds(ABC):
 
     @abstractmethod
     def begin(self, population: Population, seed: int) -> tuple[FloatArray, FloatArray]:
-        """Seconds of a local step, and megabits a second to and from the server, float64 (m,) each, > 0."""
+        """Seconds of a local step, and megabits per second to and from the server, float64 (m,) each, > 0."""
 
 
 @dataclass(frozen=True)
 class LogNormal(Speeds):
-    """Log-normal seconds of a local step and megabits a second.
+    """Log-normal seconds of a local step and megabits per second.
 
     Attributes:
         seconds: > 0, the median client's seconds of a local step.
-        megabits: > 0, the median client's megabits a second.
+        megabits: > 0, the median client's megabits per second.
         sigma: In [0, 9], standard deviation of both logarithms over clients; they are independent.
         size: In [-1, 1], correlation of the log seconds of a step with the client's rank in size.
         jitter: In [0, 9], standard deviation of the logarithm of a client's seconds from round to round.
@@ -228,11 +223,11 @@ class LogNormal(Speeds):
     size: float = 0.0
     jitter: float = 0.1
 
-    def __post_init__(self) -> None:
-        number, spread = "[1e-9, 1e9]", "[0, 9]"
-        check_ranges(
-            self, {"seconds": number, "megabits": number, "sigma": spread, "size": "[-1, 1]", "jitter": spread}
-        )
+    ranges: ClassVar = dict.fromkeys(("seconds", "megabits"), "[1e-9, 1e9]") | {
+        "sigma": "[0, 9]",
+        "size": "[-1, 1]",
+        "jitter": "[0, 9]",
+    }
 
     def begin(self, population: Population, seed: int) -> tuple[FloatArray, FloatArray]:
         from scipy.special import ndtri
@@ -246,7 +241,7 @@ class LogNormal(Speeds):
 
 @dataclass(frozen=True)
 class Measured(Speeds):
-    """A table with the columns seconds (of a local step) and megabits (a second), a row a client in their order."""
+    """A table with the columns seconds (of a local step) and megabits (per second), one row per client in order."""
 
     path: str
 
@@ -277,7 +272,7 @@ def find_availability(text: str) -> Availability | None:
 
 
 def find_speeds(text: str | None) -> Speeds | None:
-    """``lognormal(sigma=0.5)`` and the like, or ``FILE.csv`` with a row a client; None for no clock."""
+    """``lognormal(sigma=0.5)`` and the like, or ``FILE.csv`` with a row per client; None for no clock."""
     if text is None:
         return None
     if text.endswith(".csv"):

@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from batch_tools import CLASSES, DEVICES, MODELS, SIZES, WORKS, assert_near, drift_of, noise_of, task_of, twin_of
+from batch_tools import (
+    CLASSES,
+    DEVICES,
+    MODELS,
+    SIZES,
+    WORKS,
+    assert_near,
+    drift_of,
+    noise_of,
+    results_of,
+    task_of,
+    twin_of,
+)
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.training.batched import BatchedTrainer, LocalJob
 from deltafl.simulation.training.route import Computation, padded_width
@@ -28,7 +40,7 @@ BATCHED = Computation(engine="batched")
 def assert_equal_to_twins(engine: Engine, work: LocalWork) -> Training:
     clients = np.arange(engine.task.num_clients)
     own = engine.train(engine.initial_params(), 2, clients, drift_of(engine.num_params, work), squares=True)
-    for client, result in enumerate(map(LocalResult._make, zip(*own, strict=True))):
+    for client, result in enumerate(results_of(own)):
         assert_near(result, twin_of(engine, work, client), 1e-4)
     return own
 

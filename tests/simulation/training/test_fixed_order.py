@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from batch_tools import CLASSES, DEVICES, SIZES, WORKS, assert_near, drift_of, task_of, twin_of
+from batch_tools import CLASSES, DEVICES, SIZES, WORKS, assert_near, drift_of, results_of, task_of, twin_of
 from conftest import Problem, Recorder, mean_estimate, mean_square, play
 from deltafl import KnownUpdates, Plan
 from deltafl.round import init_round
@@ -17,7 +17,7 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
 from deltafl.simulation.training.route import Computation
-from deltafl.simulation.training.serial import LocalResult, LocalWork
+from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import crop_and_flip
 from deltafl.tasks.base import Task
 from deltafl.tasks.models import mlp
@@ -124,7 +124,7 @@ def test_randomness_of_a_round_is_that_of_the_reference(route: str, what: str, d
     fixed, _ = engines(route, work, device, **{what: change})
     params_d = fixed.initial_params()
     own, later = (fixed.train(params_d, round, EVERYONE, squares=True) for round in (2, 3))
-    for client, result in enumerate(map(LocalResult._make, zip(*own, strict=True))):
+    for client, result in enumerate(results_of(own)):
         assert_near(result, twin_of(fixed, work, client), 1e-4)
     varied_n = np.abs(own.update_nd - later.update_nd).max(axis=1) > 1e-4
     assert varied_n.tolist() == ([True] * 6 if what == "augment" else (noise_m > 0).tolist())
@@ -153,7 +153,9 @@ def started(label: str, fixed: bool) -> tuple[Plan, Engine]:
 
 def problem_of(plan: Plan, engine: Engine, params_d: Params, round: int) -> Problem:
     training = engine.train(params_d, round, np.arange(5))
-    known = KnownUpdates(training.update_nd, plan.population.weight_m, training.step_variance_n, training.loss_n)
+    known = KnownUpdates(
+        training.update_nd, plan.population.weight_m, training.reports.step_variance_n, training.reports.loss_n
+    )
     return Problem(plan.population, training.update_nd, known)
 
 

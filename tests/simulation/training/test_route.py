@@ -65,7 +65,7 @@ def test_what_cannot_be_a_batch_is_trained_one_by_one(
         engine = Engine(task, WORKS["epochs"], 0, how=Computation(engine="batched"))
     assert engine.route.path == "loop"
     assert reason in caplog.text
-    assert engine.train(engine.initial_params(), 0, np.arange(1, 3)).num_steps_n.tolist() == [10, 6]
+    assert engine.train(engine.initial_params(), 0, np.arange(1, 3)).reports.num_steps_n.tolist() == [10, 6]
 
 
 def test_batches_are_as_large_as_memory_allows() -> None:

@@ -96,9 +96,9 @@ def test_each_path_measures_the_losses_of_single_examples(name: str, work: Local
     training = engine.train(start_d, ROUND, np.arange(6), squares=True)
     for client in range(6):
         expected = one_at_a_time(task, work, start_d, client)
-        assert training.square_loss_n[client] == pytest.approx(expected, rel=1e-5)
-    spread_n = training.square_loss_n - training.loss_n**2
-    assert (spread_n > 1e-3 * training.square_loss_n).all()  # so that squares of means would fail
+        assert training.reports.square_loss_n[client] == pytest.approx(expected, rel=1e-5)
+    spread_n = training.reports.square_loss_n - training.reports.loss_n**2
+    assert (spread_n > 1e-3 * training.reports.square_loss_n).all()  # so that squares of means would fail
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -108,9 +108,11 @@ def test_nothing_else_depends_on_measuring(name: str, device: str) -> None:
     engine = Engine(make(), WORKS["epochs"], 0, how=Computation(device, engine=engine_name))
     params_d, everyone = engine.initial_params(), np.arange(6)
     plain, measured = (engine.train(params_d, ROUND, everyone, squares=squares) for squares in (False, True))
-    assert np.isnan(plain.square_loss_n).all()
-    assert np.isfinite(measured.square_loss_n).all()
-    np.testing.assert_equal(plain, measured._replace(square_loss_n=plain.square_loss_n))
+    assert np.isnan(plain.reports.square_loss_n).all()
+    assert np.isfinite(measured.reports.square_loss_n).all()
+    np.testing.assert_array_equal(plain.update_nd, measured.update_nd)
+    unmeasured = measured.reports._replace(square_loss_n=plain.reports.square_loss_n)
+    np.testing.assert_equal(plain.reports, unmeasured)
 
 
 def own_loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -139,8 +141,8 @@ def test_losses_without_known_single_losses_are_not_squared(name: str, layers: l
     engine = Engine(replace(task, dataset=data), WORKS["epochs"], 0)
     assert engine.route.path == "loop"
     training = engine.train(engine.initial_params(), ROUND, np.arange(6), squares=True)
-    assert np.isnan(training.square_loss_n).all()
-    assert np.isfinite(training.loss_n).all()
+    assert np.isnan(training.reports.square_loss_n).all()
+    assert np.isfinite(training.reports.loss_n).all()
 
 
 @pytest.mark.parametrize("task", ["digits", "toy"])
@@ -154,5 +156,5 @@ def test_a_run_measures_squares_where_its_sampler_uses_them(task: str, tmp_path:
     line = lines_of(tmp_path)[1]
     training = engine.train(engine.initial_params(), 0, np.array(line["cohort"]), squares=True)
     size_n = np.array([len(engine.task.client_rows[client]) for client in line["cohort"]])
-    measured_n = np.sqrt(training.square_loss_n) if task == "digits" else np.abs(training.loss_n)
+    measured_n = np.sqrt(training.reports.square_loss_n) if task == "digits" else np.abs(training.reports.loss_n)
     np.testing.assert_array_equal(state.sampler.utility_m[line["cohort"]], size_n * measured_n)
