@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from .scale.state_file import load_state, save_state
     from .server.optimizers import Adaptive, FedExP, Momentum, ServerOptimizer, Sgd, make_server_optimizer
     from .server.privacy import DifferentialPrivacy
-    from .simulation.compare import Comparison
-    from .simulation.comparison import compare, load, tune
+    from .simulation.comparison import Comparison
+    from .simulation.python import compare, load, tune
     from .streams import stream
     from .types import Cohort, Oracle, Population, RejectedReply, Replies, Reports, RoundInfo
 
@@ -89,8 +89,8 @@ _MODULES = {
         "scale.state_file": "load_state save_state",
         "server.optimizers": "Adaptive FedExP Momentum ServerOptimizer Sgd make_server_optimizer",
         "server.privacy": "DifferentialPrivacy",
-        "simulation.compare": "Comparison",
-        "simulation.comparison": "compare load tune",
+        "simulation.comparison": "Comparison",
+        "simulation.python": "compare load tune",
         "streams": "stream",
         "types": "Cohort Oracle Population RejectedReply Replies Reports RoundInfo",
     }.items()

@@ -18,7 +18,7 @@ from deltafl.analysis.plots import client_accuracies, selections_by_size
 from deltafl.analysis.report import Part, write_report
 from deltafl.analysis.statistics import fairness_of, worst_tenth
 from deltafl.errors import MissingExtraError
-from deltafl.simulation.compare import command_of
+from deltafl.simulation.comparison import command_of
 from deltafl.simulation.settings import CompareSettings, make_settings
 from tools.runs import make_run, runs_of
 

@@ -13,8 +13,8 @@ import pytest
 from sklearn.datasets import load_iris
 
 import deltafl
-from deltafl import given
 from deltafl.samplers import label_of
+from deltafl.samplers.table import CLASSES
 from deltafl.simulation import RoundDone
 from deltafl.tasks import make_task
 from tools.cli import deltafl_here
@@ -120,7 +120,7 @@ class Abstract(deltafl.Sampler):
 @pytest.fixture
 def _forget() -> Iterator[None]:
     yield
-    given.SAMPLERS.clear()
+    CLASSES.clear()
 
 
 @pytest.mark.usefixtures("_forget")

@@ -16,7 +16,7 @@ from conftest import population_of
 from deltafl.analysis.table import remarks
 from deltafl.cli.main import app
 from deltafl.server.watch import Watch
-from deltafl.simulation.compare import run_comparison
+from deltafl.simulation.comparison import run_comparison
 from deltafl.simulation.divergence import DivergedError, likely_cause
 from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.record import RunStore

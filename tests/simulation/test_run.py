@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from deltafl.analysis.statistics import fairness_of
 from deltafl.errors import DeltaflError
-from deltafl.simulation.compare import run_comparison
+from deltafl.simulation.comparison import run_comparison
 from deltafl.simulation.directory import RunDirectory, refusals
 from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.record import read_run

@@ -4,6 +4,7 @@
 ``remarks``; ``draw_plots`` draws the curves of the runs. The functions of ``statistics`` state their formulas.
 """
 
+from ..samplers import base_name
 from .looks import GREY, INK, PALE, Look, looks
 from .plots import (
     CAPTION,
@@ -21,7 +22,7 @@ from .plots import (
 )
 from .recommend import Evidence, Recommendation, read_evidence, recommend
 from .report import Part, write_report
-from .runs import Run, base_name
+from .runs import Run
 from .statistics import (
     WINDOW,
     Interval,

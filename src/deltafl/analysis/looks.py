@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .runs import base_name
+from ..samplers import base_name
 
 INK, GREY, PALE = "#222222", "#767676", "#E8E8E8"
 #: At most this many curves of a panel are in colour; the others have this grey.

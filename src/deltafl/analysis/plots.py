@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError, require
+from ..samplers import base_name
 from ..types import FloatArray
 from .looks import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
-from .runs import Run, base_name, by_sampler
+from .runs import Run, by_sampler
 from .summary import Summary, ranked, references
 
 if TYPE_CHECKING:

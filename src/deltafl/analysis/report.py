@@ -20,7 +20,7 @@ from rich.text import Text
 
 from ..errors import require
 from ..io import write_atomically
-from ..samplers import SAMPLERS, is_unbiased
+from ..samplers import SAMPLERS, base_name, is_unbiased
 from ..samplers.table import SHORT_NEEDS
 from .headline import headline
 from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
@@ -39,7 +39,7 @@ from .plots import (
     selections_by_size,
     setting_text,
 )
-from .runs import Run, base_name, by_sampler
+from .runs import Run, by_sampler
 from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ranked, references, value_of
 from .table import COSTS, cost_cells, plus_minus, remarks, table_row, threshold_text, without_part
 

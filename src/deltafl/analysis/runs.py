@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import DeltaflError
-from ..samplers import SAMPLERS
+from ..samplers import SAMPLERS, base_name
 from ..types import FloatArray, IntArray
 
 Metric = Literal["accuracy", "loss"]
@@ -126,11 +126,6 @@ def by_sampler(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {sampler: sorted(group, key=lambda run: run.seed) for sampler, group in groups.items()}
 
 
-def base_name(label: str) -> str:
-    """The sampler's bare name: of ``pracdelta(floor=0.1)@pivotal`` and of ``pracdelta+part`` it is ``pracdelta``."""
-    return label.partition("+")[0].partition("@")[0].partition("(")[0]
-
-
 @cache
 def begins_with_census(label: str) -> bool:
     """Whether the sampler of a label asks every client for an answer before the first round."""
@@ -138,7 +133,7 @@ def begins_with_census(label: str) -> bool:
     return entry is not None and entry.needs == "census"
 
 
-def find_sampler(name: str, labels: Sequence[str]) -> str | None:
+def find_label(name: str, labels: Sequence[str]) -> str | None:
     """The label called ``name``, else the only one that is a variant of it (``name@...``, ``name(...)``), else None."""
     if name in labels:
         return name

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from ..errors import DeltaflError, unknown_name
 from ..io import checked, plain_json, read_json, write_atomically
-from .runs import Fairness, Metric, Run, by_sampler, check_runs, find_sampler
+from .runs import Fairness, Metric, Run, by_sampler, check_runs, find_label
 from .statistics import (
     CONFIDENCE,
     area_under,
@@ -258,13 +258,13 @@ def ranked(summary: Summary) -> list[SamplerSummary]:
 def references(summary: Summary) -> set[str | None]:
     """The samplers between which a gap is measured: full participation and uniform sampling."""
     labels = [entry.sampler for entry in summary.samplers]
-    return {find_sampler(name, labels) for name in ("full", "uniform")}
+    return {find_label(name, labels) for name in ("full", "uniform")}
 
 
 def _baseline(given: str | None, labels: Sequence[str]) -> str | None:
     if given is None:
-        return find_sampler("uniform", labels) or find_sampler("fedavg", labels)
-    found = find_sampler(given, labels)
+        return find_label("uniform", labels) or find_label("fedavg", labels)
+    found = find_label(given, labels)
     if found is None:
         raise unknown_name("baseline", given, labels)
     return found
@@ -372,7 +372,7 @@ def speedup(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> SpeedUp
 
 def _gap_closed(label: str, groups: Mapping[str, Sequence[Run]]) -> GapClosed | None:
     """Over the seeds that all three ran, and the rounds that all were to play."""
-    names = [find_sampler("uniform", list(groups)), label, find_sampler("full", list(groups))]
+    names = [find_label("uniform", list(groups)), label, find_label("full", list(groups))]
     runs = [{run.seed: run for run in groups[name]} for name in names if name is not None]
     seeds = sorted(set.intersection(*map(set, runs)))
     if len(runs) < len(names) or not seeds or any(of_seed[seed].stopped for of_seed in runs for seed in seeds):

@@ -10,9 +10,9 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from .. import given
-from ..samplers import SAMPLERS, bias_of, parse_label
-from .runs import base_name, begins_with_census
+from ..samplers import SAMPLERS, base_name, bias_of, parse_label
+from ..samplers.table import CLASSES
+from .runs import begins_with_census
 from .statistics import WINDOW, late_after, side_of
 from .summary import (
     Gain,
@@ -223,7 +223,7 @@ def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]
         if factor is None:
             return [f"{who}: clipped to 1.5 medians of the norms of updates."]
         return [f"{who}: norm_guard = {factor:g} shortens estimates that are longer than those before."]
-    known = {*SAMPLERS, *given.SAMPLERS}
+    known = {*SAMPLERS, *CLASSES}
     parts = {
         label: bias_of(parse_label(without_part(label)))
         for label in labels

@@ -286,7 +286,7 @@ def _explained(command: str, folder: Path, task: str, labels: Sequence[str]) -> 
     except (DeltaflError, OSError, typer.Exit):
         raise
     except Exception as error:
-        from ..analysis.runs import base_name
+        from ..samplers import base_name
         from ..simulation.processes import failure_of
         from ..tasks.own import own_code_error
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..calls import check_options, parse_call
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
 from ..io import load_class
 from ..types import Cohort, FloatArray
-from .calls import check_options, parse_call
 from .control_variates import CommonControl, ControlVariate, InnovationControl, NoControl, OwnControl, RegressionControl
 from .learned_coefficient import FixedCoefficient, LearnedCoefficient
 from .remote import RemoteControl

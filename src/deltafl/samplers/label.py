@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import given
+from ..calls import parse_call, split_outside, write_call, write_setting
 from ..designs.table import find_design
 from ..errors import DeltaflError
-from ..estimators.calls import parse_call, split_outside, write_call, write_setting
 from ..estimators.control_variates import ControlVariate, NoControl
 from ..estimators.table import ESTIMATORS, find_estimator, is_estimator
 from .base import RunFacts, Sampler
-from .table import SAMPLERS, find_sampler
+from .table import CLASSES, SAMPLERS, find_sampler
 
 
 class Label(NamedTuple):
@@ -117,7 +116,7 @@ def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
     if not rows:
         if kind.__name__ in SAMPLERS:
             raise DeltaflError(f"the library has a sampler {kind.__name__!r}; give your class another name")
-        given.SAMPLERS[kind.__name__] = kind
+        CLASSES[kind.__name__] = kind
         rows = [find_sampler(kind.__name__)]
     made: Any = rows[0].make({}) if isinstance(sampler, type) else sampler
     design = vars(made).get("design")
@@ -141,6 +140,11 @@ def split_labels(text: str) -> list[str]:
     return [part for part in split_outside(text, ",") if part]
 
 
+def base_name(label: str) -> str:
+    """The sampler's bare name: of ``pracdelta(floor=0.1)@pivotal`` and of ``pracdelta+part`` it is ``pracdelta``."""
+    return label.partition("+")[0].partition("@")[0].partition("(")[0]
+
+
 def file_name(label: str) -> str:
     """A label as part of a file's name: its shortest form, files without folders, ``_`` for most signs.
 
@@ -148,9 +152,8 @@ def file_name(label: str) -> str:
         >>> file_name("pracdelta(alpha=theory, floor=0)")
         'pracdelta(alpha=theory,floor=0)'
     """
-    name = label.partition("@")[0].partition("(")[0]
     # Others are kept as they are: older records have them, and classes of another process are not known here.
-    if ".py:" in label or ("(" in label and name in SAMPLERS):
+    if ".py:" in label or ("(" in label and base_name(label) in SAMPLERS):
         label = re.sub(r"[^@]*[/\\](?=[^(@]*\.py)", "", str(parse_label(label)))
     return re.sub(r"[^\w@()=,.+-]", "_", label)
 

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from .. import given
+from ..calls import check_options
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
-from ..estimators.calls import check_options
 from ..io import load_class
 from .active_fl import ActiveFL
 from .balanced import Balanced, BalancedByCensus
@@ -130,13 +129,16 @@ SAMPLERS: dict[str, SamplerEntry] = {
     )
 }
 
+#: Classes of this process, by the names that labels have for them (``label_of``).
+CLASSES: dict[str, type[Sampler]] = {}
+
 
 def find_sampler(name: str) -> SamplerEntry:
     """The row of a sampler: of the table, of a class in a file, ``FILE.py:CLASS``, or of one of this process."""
     if ".py:" in name:
         return _own_entry(name, load_class(name, Sampler))  # type: ignore[type-abstract]
-    if name in given.SAMPLERS:
-        return _own_entry(name, given.SAMPLERS[name])
+    if name in CLASSES:
+        return _own_entry(name, CLASSES[name])
     if name not in SAMPLERS:
         raise unknown_name("sampler", name, SAMPLERS)
     return SAMPLERS[name]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .callback import RoundDone
-    from .compare import joined, run_comparison
+    from .comparison import joined, run_comparison
     from .directory import RunDirectory, environment, new_folder, refusals
     from .divergence import DivergedError
     from .export import export_model
@@ -35,7 +35,7 @@ _MODULES = {
     name: module
     for module, names in {
         "callback": "RoundDone",
-        "compare": "joined run_comparison",
+        "comparison": "joined run_comparison",
         "directory": "RunDirectory environment new_folder refusals",
         "divergence": "DivergedError",
         "export": "export_model",

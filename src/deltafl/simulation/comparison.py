@@ -1,167 +1,323 @@
-"""From Python: ``deltafl.compare``, ``deltafl.tune`` and ``deltafl.load``."""
+"""Comparing samplers on one task, seed by seed, under the same split, initial model and minibatches.
 
+The folder has settings and environment, a run directory for each run, ``summary.json`` (docs/summary-schema.md), three
+pictures and ``report.html``. It grows: with more samplers, seeds or rounds, what is missing is played. Several folders
+are joined.
+"""
+
+import io
+import logging
 import os
-import re
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .. import given
-from ..errors import DeltaflError, require
-from ..samplers import Sampler, label_of, split_labels
-from ..tasks.base import Task
-from ..tasks.registry import known_tasks
-from .callback import OnRound
-from .compare import Comparison, joined, play_comparison
-from .directory import new_folder
-from .progress import sweep_progress
-from .settings import AnySettings, CompareSettings, make_settings, refuse_ignored
-from .sweep import count_processes, require_simulator
-from .tune import TuneSettings, tune_rates
+from rich.console import Console
 
-#: A task's name or file, a ``Task``, a function that makes one, a data frame, or a Hugging Face data set.
-AnyTask = str | os.PathLike[str] | Task | Callable[..., Task] | Any
-AnySampler = str | Sampler | type[Sampler]
+from ..analysis.plots import PICTURES, draw_curves, draw_plots, small_png
+from ..analysis.report import Part, write_report
+from ..analysis.runs import Run
+from ..analysis.summary import SamplerSummary, Summary, summarise, write_summary
+from ..analysis.table import comparison_table
+from ..errors import DeltaflError, MissingExtraError, require
+from ..io import checked
+from ..samplers import base_name
+from ..samplers.table import CLASSES
+from ..tasks.own import OBJECTS, is_table, short_name
+from .callback import OnRound, guarded
+from .directory import RunDirectory, environment, locked, recorded_settings, write_header, write_settings
+from .processes import result
+from .record import read_run
+from .settings import FREE_ON_RESUME, OF_TABLES, UNION, CompareSettings, RunSettings, differing, grown, make_settings
+from .sweep import Job, OnProgress, Player, engine_for, play_jobs, require_simulator, side_by_side
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+#: What stands beside the runs in the end.
+WRITTEN = ("summary.json", *PICTURES, "report.html")
+#: What summary, pictures and report import: a second and a half, in which processes start.
+_FOR_THE_END = (
+    "scipy.special",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "PIL.Image",
+    "bokeh.embed",
+    "bokeh.plotting",
+)
 
 
-def compare(
-    task: AnyTask = "digits",
-    samplers: "str | AnySampler | Iterable[AnySampler] | None" = None,
-    seeds: int | Iterable[int] | None = None,
-    *,
-    out: str | os.PathLike[str] | None = None,
-    processes: int | None = None,
-    progress: bool = True,
-    report: bool = True,
-    on_round: OnRound | None = None,
-    **settings: Any,
-) -> Comparison:
-    """Compare samplers on one task, seed by seed, under the same split, initial model and minibatches.
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """Finished runs of several samplers; printed, or shown by a notebook, it is their table with remarks.
+
+    Attributes:
+        folders: Where the runs are recorded.
+        numbers: The numbers of the table, as in ``summary.json``.
+        curves: One ``analysis.Run`` for each sampler and seed.
+    """
+
+    folders: tuple[Path, ...]
+    numbers: Summary
+    curves: Sequence[Run]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the comparison; the first, if several were joined."""
+        return self.folders[0]
+
+    def summary(self) -> "pd.DataFrame":
+        """One row a sampler: the columns are those of the table, with intervals as ``_low`` and ``_high``."""
+        import pandas as pd
+
+        def row(entry: SamplerSummary) -> dict[str, Any]:
+            metric, gap, reached = self.numbers.metric, entry.gap_closed, entry.to_threshold
+            value, speedup = entry.top5 if metric == "accuracy" else entry.final, reached and reached.speedup
+            found = {"sampler": entry.sampler, "seeds": len(entry.seeds), metric: value.mean, f"{metric}_sd": value.sd}
+            found |= {"gap_closed": gap and gap.value, "gap_low": gap and gap.low, "gap_high": gap and gap.high}
+            if (fair := entry.fairness) is not None:
+                found |= {"client_mean": fair.mean.mean, "client_sd": fair.sd.mean}
+                found |= {"worst_tenth": fair.worst_tenth.mean, "worst_tenth_sd": fair.worst_tenth.sd}
+            found |= {"rounds_to_threshold": reached and reached.rounds and reached.rounds.mean}
+            found |= {"reached": reached and reached.num_reached, "speedup": speedup and speedup.ratio}
+            found |= {"speedup_low": speedup and speedup.low, "speedup_high": speedup and speedup.high}
+            if entry.total_clock is not None:
+                found |= {"clock_to_threshold": reached and reached.clock, "clock": entry.total_clock}
+            return found | {"seconds": entry.total_seconds, "bytes": entry.total_bytes, "diverged": entry.num_diverged}
+
+        exact = {"sampler", "seeds", "reached", "diverged"}
+        table = pd.DataFrame(map(row, self.numbers.samplers))
+        return table.astype({name: float for name in table.columns if name not in exact}).set_index("sampler")
+
+    def runs(self) -> "pd.DataFrame":
+        """One row for each sampler, seed and evaluation; seconds, bytes and clock are of all rounds up to there."""
+        import pandas as pd
+
+        columns = ["round", "accuracy", "loss", "seconds", "bytes"]
+        columns += [] if self.curves[0].clock_r is None else ["clock"]
+        parts = [
+            pd.DataFrame(
+                {"sampler": run.sampler, "seed": run.seed} | {key: getattr(run, f"{key}_r") for key in columns}
+            )
+            for run in self.curves
+        ]
+        return pd.concat(parts, ignore_index=True)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
+        """The curves of the metric over rounds: mean over seeds, and a band from the lowest to the highest.
+
+        Args:
+            path: Where the figure is saved too: a name that ends in ``.png``, ``.pdf``, ``.svg`` or what else
+                Matplotlib writes.
+        """
+        figure = draw_curves(self.curves, self.numbers, self.numbers.metric, None if path is None else Path(path))
+        assert figure is not None, "a comparison has its metric"
+        figure._repr_png_ = partial(small_png, figure)  # type: ignore[attr-defined]  # what a notebook shows
+        return figure
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the page that shows the comparison, with the command that plays it again.
+
+        It is one HTML file, which asks the network for nothing.
+        """
+        settings = CompareSettings.model_validate(self.numbers.settings)
+        name = short_name(settings.task)
+        parts = [Part(name, self.curves, self.numbers, command_of(settings))]
+        write_report(parts, Path(path), f"deltafl: {name}")
+
+    def write(self, folder: Path, report: bool = True) -> Summary:
+        """Write ``summary.json``, the pictures and ``report.html`` into a folder, and return the summary."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_summary(self.numbers, folder / "summary.json")
+        try:
+            require("matplotlib", "plot")
+            draw_plots(self.curves, self.numbers, folder)
+            if report:
+                self.report(folder / "report.html")
+        except MissingExtraError as error:
+            logging.getLogger("deltafl").info(f"no pictures: {error}")
+        return self.numbers
+
+    def _repr_html_(self) -> str:
+        return self._printed().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+    def __repr__(self) -> str:
+        return f"{self._printed().export_text().rstrip()}\n\nResults: {', '.join(map(str, self.folders))}"
+
+    def _printed(self) -> Console:
+        """A console that has printed the table."""
+        console = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
+        console.print(comparison_table(self.numbers))
+        return console
+
+
+def command_of(settings: CompareSettings) -> str:
+    """The command of a comparison, without the task's defaults; empty if it needs objects of a Python process.
+
+    Rates of single samplers are in ``config.toml``, beside the summary.
+    """
+    if settings.task in OBJECTS or {*map(base_name, settings.samplers)} & {*CLASSES}:
+        return ""
+    given = settings.model_dump(mode="json", exclude_none=True, exclude={"rates", *FREE_ON_RESUME})
+    named = {"task", *UNION, *(OF_TABLES if is_table(settings.task) else ())}
+    try:
+        usual = make_settings(CompareSettings, {key: given.get(key) for key in named}).model_dump(mode="json")
+    except DeltaflError:  # objects of another process
+        return ""
+    shown = {key: value for key, value in given.items() if key in named or value != usual[key]}
+    if shown["seeds"] == [*range(len(shown["seeds"]))]:
+        shown["seeds"] = len(shown["seeds"])
+    words = ["deltafl", "compare"] + ([] if settings.rates is None else ["--config", "config.toml"])
+    for key, value in shown.items():
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        words += [f"--{key.replace('_', '-')}"] + ([] if value is True else [text])
+    return shlex.join(words)
+
+
+def joined(folders: Sequence[Path]) -> Comparison:
+    """Join what finished comparisons, or single runs, have recorded; samplers and seeds may differ.
 
     Args:
-        task: A name of ``deltafl tasks``; a table's path; ``"FILE.py:FUNCTION"``; a ``deltafl.tasks.Task``; a function
-            ``make_task(seed)`` or ``make_task()`` that returns one; a data frame or a Hugging Face data set, with
-            ``label=`` and ``column=`` (who holds a row) or ``partition=``.
-        samplers: Labels, instances such as ``ByLoss(power=2)``, or classes; six of the library's if left out.
-        seeds: A number of seeds 0, 1, ..., or a list of them; 5 if left out.
-        out: The folder of the results; a new one below ``runs/`` if left out. The same call with the same folder goes
-            on where it was interrupted, and with more samplers, seeds or rounds it plays what is missing.
-        processes: Runs side by side; as many as there are cores if left out, 1 on a GPU.
-        progress: Whether a bar is shown.
-        report: Whether ``report.html`` is written into the folder.
-        on_round: Called here with a ``deltafl.simulation.RoundDone`` for each round of each run; with several processes
-            up to a second later and in batches, those of one run in their order.
-        settings: The settings of ``deltafl compare``: ``rounds=50``, ``sample=10``, ``local_lr=0.1``, ...
+        folders: What ``deltafl compare --out`` and ``deltafl run --out`` have written; a run in two counts once.
 
     Raises:
-        DeltaflError: If something cannot be played, in one sentence; or if ``on_round`` raises.
-
-    Example:
-        >>> result = deltafl.compare("digits", ["uniform", "innovation"], seeds=3, rounds=20)  # doctest: +SKIP
-        >>> result.summary(); result.plot("accuracy.pdf")  # doctest: +SKIP
+        DeltaflError: If a folder holds no run, or unfinished ones; if tasks, settings or data differ, or two runs of
+            one sampler and seed.
     """
-    require("pandas", "sim")
-    if seeds is not None:
-        settings["seeds"] = seeds if isinstance(seeds, int) else list(seeds)
-    resolved, count = _resolved(CompareSettings, task, samplers, processes, settings)
-    folder = new_folder("compare", resolved.task) if out is None else Path(out)
-    with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
-        found = play_comparison(resolved, folder, on_progress, count, on_round or (lambda _: None))
-    found.write(folder, report)
-    return found
+    together = [_opened(folder) for folder in folders]
+    settings = together[0][0]
+    for folder, (other, _) in zip(folders, together, strict=True):
+        for key, first, now in differing(settings, other):
+            raise DeltaflError(
+                f"{folders[0]} has {key} = {first} and {folder} has {key} = {now}: only runs of the same task and "
+                "settings can be joined; leave one of them out"
+            )
+        settings = grown(settings, other)
+    found, checksums = dict[tuple[str, int], RunDirectory](), dict[int, str]()
+    for directory, run in (place for _, places in together for place in places):
+        first = found.setdefault((run.sampler, run.seed), directory)
+        checksum = directory.environment().get("data_crc32")
+        if checksum is not None and checksums.setdefault(run.seed, checksum) != checksum:
+            raise DeltaflError(f"{directory.path} has other data than another run of seed {run.seed}; leave it out")
+        both = (place.lines("rounds.jsonl") for place in (first, directory))
+        if first is not directory and any(one != other for one, other in zip_longest(*both)):
+            raise DeltaflError(f"{first.path} and {directory.path} are the same run and differ; leave one of them out")
+    keys = [(sampler, seed) for sampler in settings.samplers for seed in settings.seeds if (sampler, seed) in found]
+    names = dict.fromkeys(str(found[key].environment().get("data", "unknown")) for key in keys)
+    runs = [read_run(found[key], settings.run(*key)) for key in keys]
+    given, facts = settings.model_dump(mode="json", exclude_none=True), {**environment(), "data": "; ".join(names)}
+    return Comparison(tuple(folders), summarise(runs, settings.threshold, settings=given, environment=facts), runs)
 
 
-def tune(
-    task: AnyTask = "digits",
-    samplers: "str | AnySampler | Iterable[AnySampler] | None" = None,
-    *,
-    out: str | os.PathLike[str] | None = None,
-    processes: int | None = None,
-    progress: bool = True,
-    **settings: Any,
-) -> dict[str, dict[str, float]]:
-    """Find the learning rates of each sampler, on seeds and a validation part that no comparison judges by.
-
-    Args:
-        task: As in ``compare``.
-        samplers: As in ``compare``.
-        out: The folder of the tuning runs; a new one below ``runs/`` if left out. None is played twice there.
-        processes: As in ``compare``.
-        progress: Whether a bar is shown.
-        settings: The settings of ``deltafl tune``: ``local_rates=[0.1, 0.2, 0.4]``, ``server_rates=[0.5, 1, 2]``,
-            ``tuning_seeds=3``, ``validation=0.2``, and those of ``compare``.
-
-    Returns:
-        The rates by label, for ``compare``.
-
-    Raises:
-        DeltaflError: If something cannot be played, in one sentence.
-
-    Example:
-        >>> rates = deltafl.tune("digits", ["uniform", "innovation"], rounds=20)  # doctest: +SKIP
-        >>> deltafl.compare("digits", ["uniform", "innovation"], rounds=20, rates=rates)  # doctest: +SKIP
-    """
-    resolved, count = _resolved(TuneSettings, task, samplers, processes, settings)
-    folder = new_folder("tune", resolved.task) if out is None else Path(out)
-    with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
-        return tune_rates(resolved, folder, on_progress, count).rates
-
-
-def _resolved(
-    kind: type[AnySettings], task: AnyTask, samplers: Any, processes: int | None, settings: dict[str, Any]
-) -> tuple[AnySettings, int]:
-    """The settings of a call, and how many runs are played side by side."""
-    require_simulator()
-    named = {} if samplers is None else {"samplers": _labels(samplers)}
-    given.TASKS.clear()
-    resolved = make_settings(kind, {"task": _task_name(task), **settings, **named})
-    refuse_ignored(resolved, settings)
-    return resolved, count_processes(processes, resolved.device)
-
-
-def load(*folders: str | os.PathLike[str]) -> Comparison:
-    """The comparison of finished folders, of ``deltafl.compare``, ``deltafl compare`` or ``deltafl run``.
-
-    Args:
-        folders: One, or several that are joined: they share task and settings; samplers and seeds may differ.
-
-    Raises:
-        DeltaflError: If a folder holds no finished runs, or two of them differ in more than samplers and seeds.
-    """
-    if not folders:
-        raise DeltaflError("load needs a folder: deltafl.load('runs/compare-digits-...')")
-    return joined([*map(Path, folders)])
-
-
-def _labels(samplers: "AnySampler | Iterable[AnySampler]") -> list[str]:
-    if isinstance(samplers, str):
-        return split_labels(samplers)
-    listed = [samplers] if isinstance(samplers, Sampler | type) else [*samplers]
-    classes: dict[str, type] = {}
-    for sampler in listed:
-        kind = sampler if isinstance(sampler, type) else type(sampler)
-        if classes.setdefault(kind.__name__, kind) is not kind:
-            raise DeltaflError(f"two different classes are called {kind.__name__!r}; give one of them another name")
-    return [label_of(sampler) for sampler in listed]
-
-
-def _task_name(task: AnyTask) -> str:
-    """The name of a task in settings; an object is known by its own."""
-    if isinstance(task, str | os.PathLike):
-        return os.fspath(task)
-    if isinstance(task, Task):
-        name = task.name
-    elif callable(task):
-        name = getattr(task, "__name__", type(task).__name__)
-    elif hasattr(task, "columns") or hasattr(task, "column_names"):
-        name = "frame" if hasattr(task, "columns") else "dataset"
+def _opened(folder: Path) -> tuple[CompareSettings, list[tuple[RunDirectory, RunSettings]]]:
+    """The settings of a finished comparison, or of a run as a comparison of one, and where its runs are."""
+    recorded, cure = recorded_settings(folder) or {}, "put it right, or leave the folder out"
+    where = f"{folder / 'config.toml'} has impossible settings"
+    if "sampler" in recorded:
+        run = checked(RunSettings, recorded, where, cure)
+        common = run.model_dump(exclude={"sampler", "seed", "workers"})
+        settings = CompareSettings(**common, samplers=(run.sampler,), seeds=(run.seed,))
+        places = [(RunDirectory(folder), run)]
+    elif "samplers" in recorded:
+        settings = checked(CompareSettings, recorded, where, cure)
+        places = [(RunDirectory(folder / "runs" / job.key), job.settings) for job in _jobs(settings)]
     else:
-        raise DeltaflError(
-            f"task is {type(task).__name__}; it must be a name, a file, a deltafl.tasks.Task, a function that makes "
-            "one, a data frame, or a Hugging Face data set"
-        )
-    name = re.sub(r"[^\w.+-]", "", name)
-    name = f"my-{name}" if name in known_tasks() else name
-    given.TASKS[name] = task
-    return name
+        raise DeltaflError(f"{folder} holds neither a comparison nor a run; name what was --out of one of them")
+    for place in (directory.path for directory, run in places if not directory.is_finished(run.rounds or 0)):
+        command = "run" if "sampler" in recorded else "compare"
+        raise DeltaflError(f"{place} is not finished; go on with: deltafl {command} --resume --out {folder}")
+    return settings, places
+
+
+def _jobs(settings: CompareSettings) -> list[Job]:
+    return [Job("", settings.run(sampler, seed)) for seed in settings.seeds for sampler in settings.samplers]
+
+
+def run_comparison(
+    settings: CompareSettings,
+    out: Path,
+    on_progress: OnProgress,
+    processes: int = 1,
+    on_round: OnRound = lambda _: None,
+    report: bool = True,
+) -> Summary:
+    """``play_comparison``, then write the summary, the pictures and perhaps the report."""
+    return play_comparison(settings, out, on_progress, processes, on_round).write(out, report)
+
+
+def play_comparison(
+    settings: CompareSettings, out: Path, on_progress: OnProgress, processes: int, on_round: OnRound
+) -> Comparison:
+    """Play the runs that are not finished yet; returns all that the folder has.
+
+    Args:
+        settings: Resolved settings. Samplers, seeds and rounds may be more than are recorded in ``out``, which stay:
+            what is missing is played, and summary and pictures have all of it.
+        out: The comparison's directory; runs that are recorded there continue from their checkpoints.
+        on_progress: Called about once a second.
+        processes: Runs side by side, >= 1; with more than 1, this process does not load torch.
+        on_round: Called here for each round of each run; with more processes up to a second later.
+
+    Raises:
+        DeltaflError: If another process is playing in the directory, or a run is impossible.
+    """
+    require_simulator()
+    with locked(out):
+        recorded = recorded_settings(out)
+        before = None if recorded is None else make_settings(CompareSettings, recorded)
+        if before is None and (found := [name for name in WRITTEN if (out / name).exists()]):
+            raise DeltaflError(
+                f"{out / found[0]} would be replaced and is of no comparison there; choose another --out"
+            )
+        settings = settings if before is None else grown(before, settings)
+        jobs = _jobs(settings)
+        with side_by_side(min(processes, len(jobs))) as pool:
+            if pool is None:
+                data = check_comparison(settings, out, before)
+            else:
+                checking = pool.submit(check_comparison, settings, out, before)
+                with suppress(ImportError):  # for the end, while the processes start
+                    for name in _FOR_THE_END:
+                        import_module(name)
+                data = result(checking)
+            if before is None:
+                write_header(out, settings, data)
+            elif before != settings:
+                write_settings(out, settings)
+            play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress, guarded(on_round))
+        return joined([out])
+
+
+def check_comparison(settings: CompareSettings, out: Path, before: CompareSettings | None) -> dict[str, str]:
+    """Refuse what cannot be played before anything is written; returns the names of the data."""
+    from .run import require_same_sampler
+    from .setup import check_memory, data_of, plan_of, task_of
+
+    first, *others = settings.seeds
+    run = settings.run(settings.samplers[0], first)
+    engine = engine_for(run, out)
+    task = engine.task
+    data = data_of(run, task)
+    if before is not None:
+        RunDirectory(out).require_same_data(data)
+    for sampler in settings.samplers:
+        run = settings.run(sampler, first)
+        check_memory(run, engine, out)
+        plan_of(run, task.population(settings.weights), task)
+        if before is not None and sampler in before.samplers:
+            require_same_sampler(before.run(sampler, first), run, task)
+    for seed in others if settings.clients is None else ():
+        clients = task_of(settings.run(settings.samplers[0], seed)).num_clients
+        if clients != task.num_clients:
+            raise DeltaflError(
+                f"{task.name} has {task.num_clients} clients with seed {first} and {clients} with seed {seed}; "
+                "make as many with every seed, or leave this seed out"
+            )
+    return data

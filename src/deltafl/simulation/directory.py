@@ -41,8 +41,6 @@ import numpy as np
 import tomli_w
 from filelock import FileLock, Timeout
 
-from .. import given
-from ..analysis.runs import base_name
 from ..errors import DeltaflError
 from ..io import (
     parsed,
@@ -57,9 +55,11 @@ from ..io import (
     writing,
 )
 from ..round import RoundState
+from ..samplers import base_name
+from ..samplers.table import CLASSES
 from ..scale.rows import row_files
 from ..scale.state_file import flatten, note_round, noted, settled, unflatten
-from ..tasks.own import short_name
+from ..tasks.own import OBJECTS, short_name
 from ..types import FloatArray, Params
 from .checkpoint import CURE, FILE, Checkpoint, measured, memory_folder, read_checkpoint, require_memory
 from .distributed import ALONE, ProcessGroup
@@ -148,9 +148,7 @@ def _objects(settings: Mapping[str, Any]) -> list[str]:
     """The objects of this process that settings name: only this process can go on with them."""
     labels = settings.get("samplers") or [settings.get("sampler", "")]
     classes = dict.fromkeys(map(base_name, labels))
-    return [name for name in classes if name in given.SAMPLERS] + [
-        name for name in [settings.get("task")] if name in given.TASKS
-    ]
+    return [name for name in classes if name in CLASSES] + [name for name in [settings.get("task")] if name in OBJECTS]
 
 
 def write_settings(path: Path, settings: Settings) -> None:

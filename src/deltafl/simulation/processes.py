@@ -19,9 +19,10 @@ from itertools import chain
 from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any, NamedTuple, Self
 
-from .. import given
 from ..errors import DeltaflError, in_one_line, require
-from ..tasks.registry import import_tasks, own_tasks, register, task_modules
+from ..samplers.table import CLASSES
+from ..tasks.own import OBJECTS
+from ..tasks.registry import added_tasks, import_tasks, register, task_modules
 
 _DIED = (
     "a process of this run died; if it was killed, memory may have run out: use fewer processes and give the same "
@@ -119,7 +120,7 @@ class Processes:
 
 def _packed() -> bytes:
     """The objects of this process that settings may name."""
-    objects = given.SAMPLERS, given.TASKS, own_tasks()
+    objects = CLASSES, OBJECTS, added_tasks()
     if not any(objects):
         return b""
     require("cloudpickle", "sim")
@@ -223,8 +224,8 @@ def _begin(
         import cloudpickle
 
         samplers, tasks, specs = cloudpickle.loads(objects)
-        given.SAMPLERS.update(samplers)
-        given.TASKS.update(tasks)
+        CLASSES.update(samplers)
+        OBJECTS.update(tasks)
         for spec in specs.values():
             register(spec)
     if start is not None:

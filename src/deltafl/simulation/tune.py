@@ -25,7 +25,7 @@ from ..analysis.statistics import area_under, reach, rounds_until
 from ..errors import DeltaflError
 from ..io import write_atomically
 from ..tasks import TaskSpec
-from .compare import check_comparison
+from .comparison import check_comparison
 from .directory import recorded_settings, write_header, write_settings
 from .record import RunStore
 from .settings import CompareSettings, Positive, Seed, Share, grown, listed, make_settings

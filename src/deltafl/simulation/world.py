@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..calls import check_options, parse_call
 from ..errors import DeltaflError, WithRanges, require, unknown_name
-from ..estimators.calls import check_options, parse_call
 from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray, Population
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import given
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 from ..io import import_file
 from ..streams import stream
@@ -27,6 +26,9 @@ from .tables import TABLE_SUFFIXES, from_huggingface, table_task
 if TYPE_CHECKING:
     import torch
 
+#: Tasks of this process by their names in settings: what ``deltafl.compare`` was given. Processes that play runs
+#: receive them, and ``samplers.table.CLASSES``, by cloudpickle, which carries what a script or a notebook defines.
+OBJECTS: dict[str, Any] = {}
 DEFAULT_FUNCTION = "make_task"
 #: Clients selected per round, of those of a task without a setting for it: a tenth, at least so many.
 LEAST_SAMPLE = 3
@@ -34,13 +36,13 @@ LEAST_SAMPLE = 3
 
 def is_own(name: str) -> bool:
     """Whether a task's name is that of a user's file, ``FILE.py``, ``FILE.py:FUNCTION`` or a table, or of an object."""
-    return name in given.TASKS or _split(name)[0].suffix == ".py" or is_table(name)
+    return name in OBJECTS or _split(name)[0].suffix == ".py" or is_table(name)
 
 
 def is_table(name: str) -> bool:
     """Whether a task's name is that of a table, ``.csv``, ``.npz`` or ``.parquet``, or of a table of this process."""
-    if name in given.TASKS:
-        return not (isinstance(given.TASKS[name], Task) or callable(given.TASKS[name]))
+    if name in OBJECTS:
+        return not (isinstance(OBJECTS[name], Task) or callable(OBJECTS[name]))
     return Path(name).suffix.lower() in TABLE_SUFFIXES
 
 
@@ -54,7 +56,7 @@ def registered_spec(name: str) -> TaskSpec:
 
 def short_name(name: str) -> str:
     """A task's name for folders: ``my_task`` for ``models/my_task.py:make_task``."""
-    return _split(name)[0].stem if is_own(name) and name not in given.TASKS else name
+    return _split(name)[0].stem if is_own(name) and name not in OBJECTS else name
 
 
 def load_own(name: str, seed: int, **of_table: Any) -> Task:
@@ -69,7 +71,7 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
         DeltaflError: If there is no such file or function, it fails, or it returns no valid task.
     """
     task: object
-    known: Any = given.TASKS.get(name)
+    known: Any = OBJECTS.get(name)
     if is_table(name):
         table = name if known is None else known
         make_table: Callable[..., Task] = from_huggingface if hasattr(table, "column_names") else table_task

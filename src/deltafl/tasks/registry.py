@@ -112,8 +112,8 @@ def task_modules() -> list[str]:
     return list(dict.fromkeys([*named, *_MODULES]))
 
 
-def own_tasks() -> dict[str, TaskSpec]:
-    """The tasks that are registered beside those of this package."""
+def added_tasks() -> dict[str, TaskSpec]:
+    """The tasks that were registered in addition to those of this package."""
     return {name: spec for name, spec in _TASKS.items() if _LIBRARY.get(name) is not spec}
 
 

@@ -1,0 +1,167 @@
+"""From Python: ``deltafl.compare``, ``deltafl.tune`` and ``deltafl.load``."""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from ..errors import DeltaflError, require
+from ..samplers import Sampler, label_of, split_labels
+from ..tasks.base import Task
+from ..tasks.own import OBJECTS
+from ..tasks.registry import known_tasks
+from .callback import OnRound
+from .comparison import Comparison, joined, play_comparison
+from .directory import new_folder
+from .progress import sweep_progress
+from .settings import AnySettings, CompareSettings, make_settings, refuse_ignored
+from .sweep import count_processes, require_simulator
+from .tune import TuneSettings, tune_rates
+
+#: A task's name or file, a ``Task``, a function that makes one, a data frame, or a Hugging Face data set.
+AnyTask = str | os.PathLike[str] | Task | Callable[..., Task] | Any
+AnySampler = str | Sampler | type[Sampler]
+
+
+def compare(
+    task: AnyTask = "digits",
+    samplers: "str | AnySampler | Iterable[AnySampler] | None" = None,
+    seeds: int | Iterable[int] | None = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    processes: int | None = None,
+    progress: bool = True,
+    report: bool = True,
+    on_round: OnRound | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Compare samplers on one task, seed by seed, under the same split, initial model and minibatches.
+
+    Args:
+        task: A name of ``deltafl tasks``; a table's path; ``"FILE.py:FUNCTION"``; a ``deltafl.tasks.Task``; a function
+            ``make_task(seed)`` or ``make_task()`` that returns one; a data frame or a Hugging Face data set, with
+            ``label=`` and ``column=`` (who holds a row) or ``partition=``.
+        samplers: Labels, instances such as ``ByLoss(power=2)``, or classes; six of the library's if left out.
+        seeds: A number of seeds 0, 1, ..., or a list of them; 5 if left out.
+        out: The folder of the results; a new one below ``runs/`` if left out. The same call with the same folder goes
+            on where it was interrupted, and with more samplers, seeds or rounds it plays what is missing.
+        processes: Runs side by side; as many as there are cores if left out, 1 on a GPU.
+        progress: Whether a bar is shown.
+        report: Whether ``report.html`` is written into the folder.
+        on_round: Called here with a ``deltafl.simulation.RoundDone`` for each round of each run; with several processes
+            up to a second later and in batches, those of one run in their order.
+        settings: The settings of ``deltafl compare``: ``rounds=50``, ``sample=10``, ``local_lr=0.1``, ...
+
+    Raises:
+        DeltaflError: If something cannot be played, in one sentence; or if ``on_round`` raises.
+
+    Example:
+        >>> result = deltafl.compare("digits", ["uniform", "innovation"], seeds=3, rounds=20)  # doctest: +SKIP
+        >>> result.summary(); result.plot("accuracy.pdf")  # doctest: +SKIP
+    """
+    require("pandas", "sim")
+    if seeds is not None:
+        settings["seeds"] = seeds if isinstance(seeds, int) else list(seeds)
+    resolved, count = _resolved(CompareSettings, task, samplers, processes, settings)
+    folder = new_folder("compare", resolved.task) if out is None else Path(out)
+    with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
+        found = play_comparison(resolved, folder, on_progress, count, on_round or (lambda _: None))
+    found.write(folder, report)
+    return found
+
+
+def tune(
+    task: AnyTask = "digits",
+    samplers: "str | AnySampler | Iterable[AnySampler] | None" = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    processes: int | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> dict[str, dict[str, float]]:
+    """Find the learning rates of each sampler, on seeds and a validation part that no comparison judges by.
+
+    Args:
+        task: As in ``compare``.
+        samplers: As in ``compare``.
+        out: The folder of the tuning runs; a new one below ``runs/`` if left out. None is played twice there.
+        processes: As in ``compare``.
+        progress: Whether a bar is shown.
+        settings: The settings of ``deltafl tune``: ``local_rates=[0.1, 0.2, 0.4]``, ``server_rates=[0.5, 1, 2]``,
+            ``tuning_seeds=3``, ``validation=0.2``, and those of ``compare``.
+
+    Returns:
+        The rates by label, for ``compare``.
+
+    Raises:
+        DeltaflError: If something cannot be played, in one sentence.
+
+    Example:
+        >>> rates = deltafl.tune("digits", ["uniform", "innovation"], rounds=20)  # doctest: +SKIP
+        >>> deltafl.compare("digits", ["uniform", "innovation"], rounds=20, rates=rates)  # doctest: +SKIP
+    """
+    resolved, count = _resolved(TuneSettings, task, samplers, processes, settings)
+    folder = new_folder("tune", resolved.task) if out is None else Path(out)
+    with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
+        return tune_rates(resolved, folder, on_progress, count).rates
+
+
+def _resolved(
+    kind: type[AnySettings], task: AnyTask, samplers: Any, processes: int | None, settings: dict[str, Any]
+) -> tuple[AnySettings, int]:
+    """The settings of a call, and how many runs are played side by side."""
+    require_simulator()
+    named = {} if samplers is None else {"samplers": _labels(samplers)}
+    OBJECTS.clear()
+    resolved = make_settings(kind, {"task": _task_name(task), **settings, **named})
+    refuse_ignored(resolved, settings)
+    return resolved, count_processes(processes, resolved.device)
+
+
+def load(*folders: str | os.PathLike[str]) -> Comparison:
+    """The comparison of finished folders, of ``deltafl.compare``, ``deltafl compare`` or ``deltafl run``.
+
+    Args:
+        folders: One, or several that are joined: they share task and settings; samplers and seeds may differ.
+
+    Raises:
+        DeltaflError: If a folder holds no finished runs, or two of them differ in more than samplers and seeds.
+    """
+    if not folders:
+        raise DeltaflError("load needs a folder: deltafl.load('runs/compare-digits-...')")
+    return joined([*map(Path, folders)])
+
+
+def _labels(samplers: "AnySampler | Iterable[AnySampler]") -> list[str]:
+    if isinstance(samplers, str):
+        return split_labels(samplers)
+    listed = [samplers] if isinstance(samplers, Sampler | type) else [*samplers]
+    classes: dict[str, type] = {}
+    for sampler in listed:
+        kind = sampler if isinstance(sampler, type) else type(sampler)
+        if classes.setdefault(kind.__name__, kind) is not kind:
+            raise DeltaflError(f"two different classes are called {kind.__name__!r}; give one of them another name")
+    return [label_of(sampler) for sampler in listed]
+
+
+def _task_name(task: AnyTask) -> str:
+    """The name of a task in settings; an object is known by its own."""
+    if isinstance(task, str | os.PathLike):
+        return os.fspath(task)
+    if isinstance(task, Task):
+        name = task.name
+    elif callable(task):
+        name = getattr(task, "__name__", type(task).__name__)
+    elif hasattr(task, "columns") or hasattr(task, "column_names"):
+        name = "frame" if hasattr(task, "columns") else "dataset"
+    else:
+        raise DeltaflError(
+            f"task is {type(task).__name__}; it must be a name, a file, a deltafl.tasks.Task, a function that makes "
+            "one, a data frame, or a Hugging Face data set"
+        )
+    name = re.sub(r"[^\w.+-]", "", name)
+    name = f"my-{name}" if name in known_tasks() else name
+    OBJECTS[name] = task
+    return name
