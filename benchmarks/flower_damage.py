@@ -30,7 +30,7 @@ from deltafl.federation.replies import ClientReply
 from deltafl.federation.saved import load, save
 from deltafl.flower import DeltaStrategy
 from deltafl.flower.client import _load_memory, _save_memory
-from deltafl.scale.state_file import flatten
+from deltafl.scale.named_arrays import named_arrays
 
 KINDS = ("flip", "overwrite", "cut", "other round", "other federation")
 
@@ -68,7 +68,7 @@ def results(root: Path, mapped: bool) -> list[bytes]:
     play(federation, 2, 9)
     federation.scales.known.pop("", None)
     return [*before, repr((federation.keys, federation.scales.known)).encode()] + [
-        array.tobytes() for name, array in flatten(federation.current) if "control_md" not in name
+        array.tobytes() for name, array in named_arrays(federation.current) if "control_md" not in name
     ]
 
 

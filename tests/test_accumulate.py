@@ -28,7 +28,7 @@ from deltafl import (
     stream,
 )
 from deltafl.estimators.sketch import SKETCH_SIZE
-from deltafl.scale.state_file import flatten
+from deltafl.scale.named_arrays import named_arrays
 from deltafl.types import FloatArray, Params
 
 M, N, COUNT = 30, 8, 3
@@ -87,7 +87,7 @@ def both(plan: Plan, d: int, *, reverse: bool = False, spoil: bool = False, roun
 
 
 def assert_same(a: RoundState, b: RoundState, rtol: float = 0.0, but: str = " ") -> None:
-    for (name, x), (_, y) in zip(flatten(a), flatten(b), strict=True):
+    for (name, x), (_, y) in zip(named_arrays(a), named_arrays(b), strict=True):
         assert x.dtype == y.dtype, name
         if not name.startswith(but):
             np.testing.assert_allclose(
@@ -153,13 +153,13 @@ def test_nobody_replies_and_the_state_before_is_not_changed() -> None:
     plan = plan_of("pracdelta@ordered-pivotal", "difference-own")
     state = init_round(plan, np.ones(3))
     cohort = open_round(plan, state)
-    before = [array.copy() for _, array in flatten(state)]
+    before = [array.copy() for _, array in named_arrays(state)]
     whole, info = close_round(plan, state, cohort, [None] * N)
     streamed, _ = Accumulator(plan, state, cohort).close()
     assert_same(whole, streamed)
     assert len(info.rejected) == N
     close_by_stream(plan, state, cohort, ClientWork(cohort, 0, 3), range(N))
-    assert all(np.array_equal(x, y) for x, (_, y) in zip(before, flatten(state), strict=True))
+    assert all(np.array_equal(x, y) for x, (_, y) in zip(before, named_arrays(state), strict=True))
 
 
 def test_memory_is_that_of_a_few_models() -> None:

@@ -34,8 +34,8 @@ from deltafl import (
 from deltafl import make_plan as label_plan
 from deltafl.estimators.table import find_estimator, hajek, horvitz_thompson, plain_mean
 from deltafl.samplers import is_unbiased, parse_label
+from deltafl.scale.named_arrays import named_arrays
 from deltafl.scale.persistent_array import PersistentArray
-from deltafl.scale.state_file import flatten
 
 SIZES = [10, 15, 20, 25, 30]
 EQUAL_SCORES = {"fedavg", "uniform"}  # only these can use simple random sampling
@@ -260,7 +260,7 @@ def test_nobody_and_clients_that_count_nothing(estimator: str) -> None:
     following, _ = close_round(plan, state, weightless, [np.array([4.0]), np.array([8.0])])
     expected = 6 if estimator == "plain-mean" else 0
     assert following.optimizer.delta_d.tolist() == [expected]
-    assert all(np.all(np.isfinite(array)) for _, array in flatten(following.control))
+    assert all(np.all(np.isfinite(array)) for _, array in named_arrays(following.control))
 
 
 @pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if ESTIMATORS[name].needs_expected])

@@ -9,8 +9,8 @@ from conftest import replies_of
 from deltafl import ClientMemory, Plan, Population, close_round, init_round, make_sampler, open_round
 from deltafl.estimators.control_variates import InnovationControl, OwnControl, OwnControlState
 from deltafl.estimators.remote import NOTHING, RemoteControl
+from deltafl.scale.named_arrays import from_named_arrays, named_arrays
 from deltafl.scale.rows import LOST, RowFormat, RunningSum, row_values, weighted_sum
-from deltafl.scale.state_file import flatten, unflatten
 
 POPULATION = Population.from_sizes([1, 2, 3, 4])
 UPDATE_MD = np.arange(12, dtype=np.float32).reshape(4, 3) / 7 + 1
@@ -106,7 +106,7 @@ def test_rounds_are_unbiased_again_after_a_broken_client(estimator: str) -> None
 def test_a_state_from_before_there_was_a_bound_is_read() -> None:
     for control in (OwnControl(), InnovationControl(), RemoteControl()):
         state = control.init(POPULATION, 3)
-        arrays = {name: array for name, array in flatten(state) if not name.endswith("rounding")}
-        assert len(arrays) < len(dict(flatten(state)))
-        again = unflatten(state, arrays)
-        assert dict(flatten(again)).keys() == dict(flatten(state)).keys()
+        arrays = {name: array for name, array in named_arrays(state) if not name.endswith("rounding")}
+        assert len(arrays) < len(dict(named_arrays(state)))
+        again = from_named_arrays(state, arrays)
+        assert dict(named_arrays(again)).keys() == dict(named_arrays(state)).keys()

@@ -10,7 +10,7 @@ from deltafl.estimators.control_variates import OwnControl
 from deltafl.estimators.table import find_estimator
 from deltafl.federation.federation import Federation
 from deltafl.federation.saved import load, save
-from deltafl.scale.state_file import flatten
+from deltafl.scale.named_arrays import named_arrays
 from deltafl.types import FloatArray, Params
 
 from .tools import admit, federation, play, sizes_of
@@ -68,7 +68,7 @@ def test_joining_before_the_first_round_equals_starting_with_everybody(label: st
     late, early = federation(label, m=4), federation(label, m=9)
     admit(late, sizes_of(9, start=4))
     assert late.keys == early.keys
-    for (name, grown), (_, begun) in zip(flatten(late.current), flatten(early.current), strict=True):
+    for (name, grown), (_, begun) in zip(named_arrays(late.current), named_arrays(early.current), strict=True):
         assert np.allclose(grown, begun, rtol=1e-12, atol=0, equal_nan=grown.dtype.kind == "f"), name
 
 
@@ -109,7 +109,7 @@ def test_every_other_practical_sampler_lets_clients_join(label: str) -> None:
     play(fed, 3)
     admit(fed, {"client:1": 99, **sizes_of(8, start=5)})
     fresh = init_round(fed.plan, np.zeros(12))
-    for (name, grown), (_, begun) in zip(flatten(fed.current), flatten(fresh), strict=True):
+    for (name, grown), (_, begun) in zip(named_arrays(fed.current), named_arrays(fresh), strict=True):
         assert grown.shape == begun.shape, name
         if name.endswith((".weight_m", ".size_m")):
             assert np.array_equal(grown, begun), name

@@ -13,8 +13,8 @@ from deltafl.federation import saved as saved_module
 from deltafl.federation.federation import Federation
 from deltafl.federation.saved import load, save
 from deltafl.scale import memory_budget as budget_module
+from deltafl.scale.named_arrays import named_arrays
 from deltafl.scale.rows import MappedRows
-from deltafl.scale.state_file import flatten
 
 from .tools import admit, federation, play, sizes_of
 
@@ -41,7 +41,7 @@ def resumed(fed: Federation, root: Path) -> Federation:
 def contents(fed: Federation) -> list[bytes]:
     """The whole state, its rows read one by one."""
     rows = fed.current.control.control.own.control_md
-    others = [array.tobytes() for name, array in flatten(fed.current) if "control_md" not in name]
+    others = [array.tobytes() for name, array in named_arrays(fed.current) if "control_md" not in name]
     return [*others, *(np.asarray(rows[client]).tobytes() for client in range(len(fed.keys)))]
 
 
@@ -75,7 +75,7 @@ def test_a_file_gives_the_bits_of_ram_over_joins_departures_and_restarts(tmp_pat
             assert file_of(fed).stat().st_size == 10 * D * (4 if dtype == "float32" else 2)
             names = {path.name for path in file_of(fed).parent.iterdir()}
             assert names == {"rows-2.bin", "round"}  # the file from before clients were forgotten is gone
-            assert dict(flatten(fed.current))["state.control.control.own.control_md.row_kd"].size == 0
+            assert dict(named_arrays(fed.current))["state.control.control.own.control_md.row_kd"].size == 0
     assert all(other == seen[0] for other in seen[1:])
 
 

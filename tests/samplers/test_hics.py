@@ -7,7 +7,8 @@ import pytest
 
 from conftest import assert_frequencies, frequencies, make_problem
 from deltafl import DeltaflError, Plan, close_round, init_round, open_round
-from deltafl.samplers.hics import HicsFL, HicsState, entropies, ward
+from deltafl.samplers.hics import HicsFL, HicsState, entropies
+from deltafl.samplers.ward import ward
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of, task_of
 

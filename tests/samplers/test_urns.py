@@ -15,11 +15,10 @@ from deltafl.samplers.base import State
 from deltafl.samplers.urns import (
     ClusteredBySimilarity,
     ClusteredBySize,
-    distances,
     urns_by_cluster,
     urns_by_size,
-    ward_tree,
 )
+from deltafl.samplers.ward import distances, ward_tree
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray
 from tools.samplers import SIX, cohort_of, counts, mean_counts

@@ -14,8 +14,8 @@ from deltafl import DeltaflError, Fixed, Plan, Population, RoundState, close_rou
 from deltafl.estimators.table import ESTIMATORS
 from deltafl.scale import memory_budget
 from deltafl.scale.memory_budget import human, memory_size, require_room
+from deltafl.scale.named_arrays import named_arrays
 from deltafl.scale.rows import MappedRows, RowFormat, from_bfloat16, to_bfloat16
-from deltafl.scale.state_file import flatten
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -98,7 +98,7 @@ def test_bfloat16_rows_take_half_and_stay_near() -> None:
 def test_the_format_reaches_controls_within_controls() -> None:
     for name, estimator in ESTIMATORS.items():
         control = estimator.control.with_rows(RowFormat("bfloat16"))
-        kept = [array for key, array in flatten(control.init(POPULATION, D)) if key.endswith("control_md")]
+        kept = [array for key, array in named_arrays(control.init(POPULATION, D)) if key.endswith("control_md")]
         assert control.remembers == bool(kept), name
         assert all(array.dtype == np.uint16 for array in kept)
 
@@ -132,7 +132,7 @@ def test_a_round_leaves_the_state_it_was_given_alone(tmp_path: Path, directory: 
 def test_a_checkpoint_holds_what_changed_and_no_more(tmp_path: Path, directory: RunDirectory) -> None:
     plan = plan_of(tmp_path / "rows", estimator="difference-own")
     state = directory.save(played(plan, 10))
-    saved = dict(flatten(next_state(plan, state)))
+    saved = dict(named_arrays(next_state(plan, state)))
     assert saved["state.control.control_md.row_kd"].shape == (N, D)
     assert saved["state.control.control_md.client_k"].tolist() == sorted(open_round(plan, state).client_n)
 

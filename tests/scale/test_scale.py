@@ -21,9 +21,10 @@ from deltafl import (
     open_round,
 )
 from deltafl.io import read_tensors, write_tensors
+from deltafl.scale.named_arrays import bytes_in_ram, from_named_arrays, named_arrays
 from deltafl.scale.persistent_array import Array, Buffer, PersistentArray
 from deltafl.scale.rows import RowFormat
-from deltafl.scale.state_file import bytes_in_ram, flatten, load_state, save_state, unflatten
+from deltafl.scale.state_file import load_state, save_state
 from deltafl.scale.tree import TreeBuffer
 from deltafl.streams import stream
 from deltafl.types import IntArray
@@ -49,7 +50,7 @@ def play(plan: Plan, state: RoundState, rounds: int, d: int = D) -> RoundState:
 
 
 def same(a: RoundState, b: RoundState) -> bool:
-    pairs = zip(flatten(a), flatten(b), strict=True)
+    pairs = zip(named_arrays(a), named_arrays(b), strict=True)
     return all(name == other and x.dtype == y.dtype and x.tobytes() == y.tobytes() for (name, x), (other, y) in pairs)
 
 
@@ -150,7 +151,7 @@ def test_a_saved_state_goes_on_bit_for_bit(tmp_path: Path, label: str, estimator
     assert same(back, state)
     further = play(plan, back, 4)
     assert same(further, play(plan, state, 4))
-    assert same(further, play(plan, unflatten(init_round(plan, np.zeros(D)), dict(flatten(state))), 4))
+    assert same(further, play(plan, from_named_arrays(init_round(plan, np.zeros(D)), dict(named_arrays(state))), 4))
     assert path.read_bytes() == content  # what changed stayed in memory
     save_state(path, further, plan)  # over the file that it is mapped from
     assert same(load_state(path, plan), further)
@@ -164,7 +165,7 @@ def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
     state = play(plan, init_round(plan, np.zeros(D)), 2)
     save_state(path, state, plan)
     arrays = load_file(path)
-    assert all(np.array_equal(arrays.pop(name), array) for name, array in flatten(state))
+    assert all(np.array_equal(arrays.pop(name), array) for name, array in named_arrays(state))
     assert set(arrays) == {"state.sampler.p_m.inner"}
     for texts in (None, {"framework": "np"}):
         save_file(load_file(path), tmp_path / "other", texts)

@@ -7,7 +7,7 @@ import pytest
 
 from conftest import Recorder
 from deltafl import DeltaflError, Fixed, Plan, Population, RoundState, close_round, init_round, open_round
-from deltafl.scale.state_file import flatten
+from deltafl.scale.named_arrays import named_arrays
 from deltafl.server.norm_guard import GuardState
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.settings import RunSettings
@@ -69,7 +69,7 @@ def test_its_norms_survive_a_checkpoint(tmp_path: Path) -> None:
     directory.start(RunSettings())
     directory.save(state)
     back = directory.load(init_round(plan, np.zeros(2)))
-    assert [(n, a.tobytes()) for n, a in flatten(back)] == [(n, a.tobytes()) for n, a in flatten(state)]
+    assert [(n, a.tobytes()) for n, a in named_arrays(back)] == [(n, a.tobytes()) for n, a in named_arrays(state)]
     results = [close_round(plan, s, open_round(plan, s), [np.array([900.0, 1.0])] * 3)[1] for s in (state, back)]
     assert repr(results[0]) == repr(results[1])
     assert results[0].clip_factor < 0.1

@@ -22,7 +22,7 @@ from deltafl import (
     open_round,
 )
 from deltafl.estimators.table import ESTIMATORS
-from deltafl.scale.state_file import flatten
+from deltafl.scale.named_arrays import named_arrays
 from deltafl.server.privacy import needs_single_updates
 from tools.samplers import mean_counts
 
@@ -137,7 +137,7 @@ def test_where_a_sum_is_enough_it_gives_the_same_states() -> None:
             replies = [update_d if replied else None for update_d, replied in zip(update_nd, here_n, strict=True)]
             single, _ = close_round(plan, single, cohort, replies)
             assert np.isnan(info.variance)
-        for (name, array), (_, other) in zip(flatten(single), flatten(from_sum), strict=True):
+        for (name, array), (_, other) in zip(named_arrays(single), named_arrays(from_sum), strict=True):
             np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-6, err_msg=f"{label} {name}")
     assert re.findall(r"`(.+?)`", PAGE.partition("A sum is enough")[2].partition(".\n")[0]) == enough
 

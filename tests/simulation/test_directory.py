@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from deltafl import DeltaflError, Plan, Population, PracDelta, RoundState, close_round, init_round, open_round
-from deltafl.scale.state_file import flatten
+from deltafl.scale.named_arrays import named_arrays
 from deltafl.server.optimizers import make_server_optimizer
 from deltafl.simulation.directory import RunDirectory, recorded_settings
 from deltafl.simulation.record import read_run
@@ -36,7 +36,7 @@ def played(rounds: int) -> RoundState:
 def same(a: RoundState, b: RoundState) -> bool:
     return all(
         name == other and np.array_equal(x, y) and x.dtype == y.dtype
-        for (name, x), (other, y) in zip(flatten(a), flatten(b), strict=True)
+        for (name, x), (other, y) in zip(named_arrays(a), named_arrays(b), strict=True)
     )
 
 

@@ -13,9 +13,9 @@ from ..estimators.remote import RemoteControlState, begin_anew
 from ..estimators.two_phase import LastResidualsState, residuals_summed_anew
 from ..io import checked
 from ..round import Plan, RoundState, init_round
+from ..scale.named_arrays import named_arrays
 from ..scale.persistent_array import PersistentArray
 from ..scale.rows import MappedRows
-from ..scale.state_file import flatten
 from ..types import FloatArray
 
 #: What to write where the answer to a registration query is no answer.
@@ -68,7 +68,9 @@ def resize_state(
     """
     fresh = init_round(plan, state.params_d)
     resized: RoundState = _resized(state, fresh, kept_k, "state")
-    for (name, array), (_, expected) in zip(flatten(resized.sampler, ""), flatten(fresh.sampler, ""), strict=True):
+    for (name, array), (_, expected) in zip(
+        named_arrays(resized.sampler, ""), named_arrays(fresh.sampler, ""), strict=True
+    ):
         if array.shape != expected.shape:
             raise CannotResizeError(
                 f"{type(plan.sampler).__name__} describes all clients jointly ({name[1:]!r} has shape {array.shape} "

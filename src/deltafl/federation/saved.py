@@ -24,8 +24,9 @@ from filelock import FileLock, Timeout
 from ..errors import DeltaflError
 from ..io import Array, private_folder
 from ..round import blank_state
-from ..scale.rows import is_own_folder
-from ..scale.state_file import flatten, note_round, noted, owner, read_sealed, settled, unflatten, write_sealed
+from ..scale.named_arrays import from_named_arrays, named_arrays
+from ..scale.rows import is_own_folder, note_round, noted, settled
+from ..scale.state_file import owner, read_sealed, write_sealed
 from ..types import FloatArray
 from .clients import ClientInfo
 from .federation import KEPT, Federation, Kept
@@ -71,7 +72,7 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
         "memory": None if memory is None else {"folder": memory, "round": note and note.round},
     }
     rest = {_REST + name: array for name, array in federation.rest.items()}
-    arrays = {**dict(flatten(federation.current)), **rest, _AUX: _aux_of(federation.clients.values())}
+    arrays = {**dict(named_arrays(federation.current)), **rest, _AUX: _aux_of(federation.clients.values())}
     for name in FILES[1:] if anew else ():
         (folder / name).unlink(missing_ok=True)
     if memory is None and federation.scales.sound and not anew:
@@ -140,7 +141,7 @@ def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: 
     federation.scales.known = {key: ClientScale(*scale) for key, scale in header["scales"].items()}
     federation.clients, federation.plan = clients, federation.rules.plan_for(clients)
     federation.rest = {name: arrays[_REST + name] for name in federation.rest}
-    federation.state = unflatten(blank_state(federation.plan, federation.params_d), arrays)
+    federation.state = from_named_arrays(blank_state(federation.plan, federation.params_d), arrays)
 
 
 def _aux_of(infos: Collection[ClientInfo]) -> FloatArray:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population
 from .base import Rng, Sampler, label_counts, present_clients, unweighted_cohort
-from .hics import ward
+from .ward import ward
 
 
 class LeccState(NamedTuple):

@@ -5,11 +5,11 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from ..errors import DeltaflError, require
+from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Population, Reports
 from .base import Rng, RunFacts, draw_successively, replied, with_rows
 from .mifa import NewFirst
-from .urns import angles
+from .ward import angles, ward
 
 #: The paper's temperature over its learning rate, 0.0025 / 0.001: updates grow with the rate.
 _TEMPERATURE_PER_RATE = 2.5
@@ -125,15 +125,3 @@ def entropies(bias_kc: FloatArray, temperature: float) -> FloatArray:
     share_kc = np.exp(exponent_kc)
     total_k = share_kc.sum(axis=1)
     return np.asarray(np.log(total_k) - (share_kc * exponent_kc).sum(axis=1) / total_k)
-
-
-def ward(row_kk: FloatArray, groups: int) -> IntArray:
-    """At most ``groups`` groups of the rows, as points, by Ward's method; int64 (k,), numbered from 0."""
-    if len(row_kk) == 1:
-        return np.zeros(1, dtype=np.int64)
-    require("scipy", "sim")
-    from scipy.cluster.hierarchy import fcluster, linkage
-    from scipy.spatial.distance import pdist
-
-    label_k = fcluster(linkage(pdist(row_kk), "ward"), groups, criterion="maxclust")
-    return np.unique(label_k, return_inverse=True)[1].astype(np.int64)

@@ -15,6 +15,7 @@ from ..designs.table import draw_cohort
 from ..errors import DeltaflError, require
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import Rng, Sampler, State, present_clients, replied, with_rows
+from .ward import ward_tree
 
 #: Probabilities that are 0 but for rounding.
 _SLIVER = 1e-12
@@ -157,31 +158,3 @@ class ClusteredBySimilarity(ClusteredBySize):
             return state
         sketch_mq = with_rows(state.sketch_mq, client_n, reports.sketch_nq)
         return TreeState(state.weight_m, sketch_mq, ward_tree(sketch_mq, self.similarity))
-
-
-def angles(row_kq: FloatArray) -> FloatArray:
-    """Angles between rows in radians, float64 (k, k), without BLAS; a right angle between a zero row and any."""
-    length_k = np.linalg.norm(row_kq, axis=1)
-    unit_kq = row_kq / np.where(length_k > 0, length_k, 1.0)[:, None]
-    return np.asarray(np.arccos(np.clip(np.einsum("iq,jq->ij", unit_kq, unit_kq), -1.0, 1.0)))
-
-
-def distances(sketch_mq: FloatArray, similarity: str) -> FloatArray:
-    """Condensed distances of all pairs (0, 1), (0, 2), ...: angles in [0, pi], or Euclidean lengths."""
-    if similarity == "l2":
-        centred_mq = sketch_mq - sketch_mq.mean(axis=0)
-        product_mm, square_m = np.einsum("iq,jq->ij", centred_mq, centred_mq), np.sum(centred_mq**2, axis=1)
-        distance_mm = np.sqrt(np.maximum(square_m[:, None] + square_m - 2 * product_mm, 0.0))
-    else:
-        distance_mm, zero_m = angles(sketch_mq), ~sketch_mq.any(axis=1)
-        distance_mm[np.ix_(zero_m, zero_m)] = 0.0
-    return np.asarray(distance_mm[np.triu_indices(len(sketch_mq), k=1)])
-
-
-def ward_tree(sketch_mq: FloatArray, similarity: str) -> IntArray:
-    """The merges of Ward's hierarchical clustering, int64 (m - 1, 2)."""
-    if len(sketch_mq) < 2:
-        return np.zeros((0, 2), dtype=np.int64)
-    from scipy.cluster.hierarchy import linkage  # the core imports NumPy alone
-
-    return np.asarray(linkage(distances(sketch_mq, similarity), method="ward")[:, :2].astype(np.int64))

@@ -2,10 +2,11 @@
 
 Rows that change are kept in RAM, and a checkpoint holds them. Only when it is valid are they written into the file
 (``settled``), which ends the life of older states. So after kill -9 at any moment, loading the checkpoint and writing
-its rows again gives the state bit for bit. The round that is noted beside the rows (``state_file.note_round``) shows
+its rows again gives the state bit for bit. The round that is noted beside the rows (``note_round``) shows
 whether they belong to a checkpoint.
 """
 
+import json
 import os
 import re
 import zlib
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
-from ..io import private_folder, private_opener, sync_folder, writing
+from ..io import private_folder, private_opener, read_json, sync_folder, write_atomically, writing
 from ..types import FloatArray, IntArray, Params
 
 #: float32 (d,), or uint16 (d,): the bits of bfloat16.
@@ -254,3 +255,33 @@ def weighted_sum(coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]], num_p
 def _largest(value_d: np.ndarray[Any, Any]) -> float:
     """The largest absolute value; 0 if there is none."""
     return max(float(value_d.max(initial=0)), -float(value_d.min(initial=0)))
+
+
+def settled(state: Any) -> Any:
+    """The state with its changed rows in their files (``rows.py``): for states that a checkpoint holds."""
+    if hasattr(state, "_fields"):
+        return type(state)(*(settled(part) for part in state))
+    return state.settled() if isinstance(state, MappedRows) else state
+
+
+class Note(NamedTuple):
+    """Which round's state the rows in a folder belong to, and of which run."""
+
+    round: int
+    owner: str
+
+
+def note_round(folder: Path, round: int, owner: str) -> None:
+    """Note which round's state the rows in a folder belong to, once all of them are there; nothing without a folder."""
+    if folder.is_dir():
+        write_atomically(folder / "round", json.dumps(Note(round, owner)) + "\n", private=True)
+
+
+def noted(folder: Path) -> Note | None:
+    """The note that was written last; None if none was."""
+    if not (folder / "round").is_file():
+        return None
+    match read_json(folder / "round"):
+        case [int(round), str(owner)]:
+            return Note(round, owner)
+    raise DeltaflError(f"{folder / 'round'} does not say to which round the rows beside it belong; put a copy back")

@@ -1,127 +1,27 @@
-"""States as named arrays, and in files.
+"""States in files: ``save_state`` writes one, ``load_state`` maps it into memory.
 
-A state is nested NamedTuples of arrays: ``flatten`` names the arrays, ``unflatten`` puts them back. Checkpoints,
-Flower's saved states and the files of ``save_state`` hold such arrays in the safetensors format. ``load_state`` maps
-its file into memory, where what rounds write stays, and reads it once to compare its checksum.
+What rounds write stays in memory. A file is read once when it is loaded, to compare its checksum.
 """
 
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..io import Array, read_json, read_tensors, write_atomically, write_tensors
+from ..io import Array, read_tensors, write_tensors
 from ..round import Plan, RoundState, blank_state
 from ..types import Population
-from .persistent_array import PersistentArray
-from .rows import MappedRows
-from .tree import SumTree
+from .named_arrays import from_named_arrays, named_arrays
 
 #: The text that marks a state's file.
 _MARK, _VERSION, _SEAL = "deltafl-state", "3", "crc32"
-#: The sums of a tree follow its scores under this name.
-_INNER = ".inner"
-
-
-def flatten(state: Any, prefix: str = "state", shared: bool = False) -> Iterator[tuple[str, Array]]:
-    """The arrays of nested NamedTuples with their dotted names, in order.
-
-    ``shared``: they share memory with the state, and the sums of trees follow: for files that are written at once.
-    """
-    if hasattr(state, "_fields") or isinstance(state, MappedRows):
-        parts = state.journal() if isinstance(state, MappedRows) else state._asdict()
-        for name, part in parts.items():
-            yield from flatten(part, f"{prefix}.{name}", shared)
-    elif shared and isinstance(state, PersistentArray):
-        yield prefix, state.current().array_m
-        if isinstance(state, SumTree):
-            yield prefix + _INNER, state.current().inner
-    else:
-        yield prefix, np.asarray(state)
-
-
-def unflatten(template: Any, arrays: Mapping[str, Array], prefix: str = "state", any_shape: bool = False) -> Any:
-    """Put arrays, which belong to the state from now on, into the form of a template, a state of the same settings.
-
-    A field with a default keeps it if there is no array for it. If one is missing, or has another shape, the arrays
-    belong to other settings: that is a ``DeltaflError``.
-    """
-    if hasattr(template, "_fields"):
-        parts = {}
-        for field, part in zip(template._fields, template, strict=True):
-            name = f"{prefix}.{field}"
-            if name in arrays or field not in template._field_defaults:
-                parts[field] = unflatten(part, arrays, name, any_shape)
-        return type(template)(**parts)
-    if isinstance(template, MappedRows) and f"{prefix}.written" in arrays:
-        return template.restored({name: arrays[f"{prefix}.{name}"] for name in template.journal()})
-    array = arrays.get(prefix)
-    if array is None or not (any_shape or array.shape == np.shape(template)):
-        raise DeltaflError(f"the saved state does not fit these settings ({prefix} differs); start anew elsewhere")
-    if isinstance(template, SumTree):
-        return SumTree(array, arrays.get(prefix + _INNER))
-    if isinstance(template, PersistentArray):
-        return PersistentArray(array)
-    return int(array) if isinstance(template, int) else array
-
-
-def bytes_in_ram(state: Any) -> int:
-    """Bytes of the arrays of a state; rows that clients share, such as those without an update, count once."""
-    arrays = dict[int, int]()
-
-    def look(part: Any) -> None:
-        if isinstance(part, MappedRows):
-            part = (part.crc_m, *part.changed.values())
-        if isinstance(part, PersistentArray):
-            part = tuple(array for _, array in flatten(part, shared=True))
-        if isinstance(part, tuple):
-            for inner in part:
-                if type(inner) is np.ndarray:  # a memory has a row per client: no call for each
-                    arrays[id(inner)] = inner.nbytes
-                else:
-                    look(inner)
-        else:
-            arrays[id(part)] = np.asarray(part).nbytes
-
-    look(state)
-    return sum(arrays.values())
-
-
-def settled(state: Any) -> Any:
-    """The state with its changed rows in their files (``rows.py``): for states that a checkpoint holds."""
-    if hasattr(state, "_fields"):
-        return type(state)(*(settled(part) for part in state))
-    return state.settled() if isinstance(state, MappedRows) else state
-
-
-class Note(NamedTuple):
-    """Which round's state the rows in a folder belong to, and of which run."""
-
-    round: int
-    owner: str
-
-
-def note_round(folder: Path, round: int, owner: str) -> None:
-    """Note which round's state the rows in a folder belong to, once all of them are there; nothing without a folder."""
-    if folder.is_dir():
-        write_atomically(folder / "round", json.dumps(Note(round, owner)) + "\n", private=True)
-
-
-def noted(folder: Path) -> Note | None:
-    """The note that was written last; None if none was."""
-    if not (folder / "round").is_file():
-        return None
-    match read_json(folder / "round"):
-        case [int(round), str(owner)]:
-            return Note(round, owner)
-    raise DeltaflError(f"{folder / 'round'} does not say to which round the rows beside it belong; put a copy back")
 
 
 def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> None:
@@ -137,7 +37,7 @@ def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> N
         raise DeltaflError(f"the state is of {len(state.selected_m)} clients and the plan of {m}; give its own plan")
     if plan.memory.folder is not None:
         raise DeltaflError("this plan keeps rows in a file of their own, which a state file cannot hold")
-    write_sealed(Path(path), dict(flatten(state, shared=True)), {_MARK: _VERSION, **owner(plan)})
+    write_sealed(Path(path), dict(named_arrays(state, shared=True)), {_MARK: _VERSION, **owner(plan)})
 
 
 def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
@@ -158,7 +58,7 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
     aux_mq, params_d = plan.population.aux_mq, arrays.get("state.params_d", np.zeros(0))
     one = replace(plan, population=Population.from_sizes([1], aux=None if aux_mq is None else aux_mq[:1]), n=1)
     template = blank_state(one, np.zeros(params_d.shape, dtype=np.float32))
-    state: RoundState = unflatten(template, arrays, any_shape=True)
+    state: RoundState = from_named_arrays(template, arrays, any_shape=True)
     return state
 
 

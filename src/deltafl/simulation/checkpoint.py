@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from ..errors import DeltaflError
 from ..io import Array, checked, read_json, read_tensors, reading, write_atomically
-from ..scale.rows import is_own_folder
-from ..scale.state_file import Note, noted
+from ..scale.rows import Note, is_own_folder, noted
 
 FILE = "checkpoint.json"
 #: What to do about a damaged file.

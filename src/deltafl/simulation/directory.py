@@ -57,8 +57,8 @@ from ..io import (
 from ..round import RoundState
 from ..samplers import base_name
 from ..samplers.table import CLASSES
-from ..scale.rows import row_files
-from ..scale.state_file import flatten, note_round, noted, settled, unflatten
+from ..scale.named_arrays import from_named_arrays, named_arrays
+from ..scale.rows import note_round, noted, row_files, settled
 from ..tasks.own import OBJECTS, short_name
 from ..types import FloatArray, Params
 from .checkpoint import CURE, FILE, Checkpoint, measured, memory_folder, read_checkpoint, require_memory
@@ -267,7 +267,7 @@ class RunDirectory:
             files={name: measured(self.path / name, before.files.get(name, (0, 0)), sync=True) for name in there},
             memory=noted(self._memory) if self._memory else None,
         )
-        mark = mark._replace(crc32=write_tensors(self.path / mark.tensors, dict(flatten(state)), private=True))
+        mark = mark._replace(crc32=write_tensors(self.path / mark.tensors, dict(named_arrays(state)), private=True))
         mark.write(self.path)
         for old in self.path.iterdir():
             if _TENSORS.fullmatch(old.name.removesuffix(".part")) and old.name != mark.tensors:
@@ -320,7 +320,7 @@ class RunDirectory:
         After an error nothing is cut off.
         """
         arrays = group.from_first(self._read_all)
-        state = template if arrays is None else settled(unflatten(template, arrays))
+        state = template if arrays is None else settled(from_named_arrays(template, arrays))
         if group.is_first:
             self._cut_off()
         return state

@@ -22,7 +22,7 @@ from ..errors import DeltaflError
 from ..io import plain_json
 from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
 from ..samplers.census import output_layer
-from ..scale.state_file import bytes_in_ram
+from ..scale.named_arrays import bytes_in_ram
 from ..server.watch import Watch
 from ..streams import stream
 from ..tasks.base import Task

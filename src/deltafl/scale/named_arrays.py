@@ -1,0 +1,85 @@
+"""States as named arrays.
+
+A state is nested NamedTuples of arrays: ``named_arrays`` names the arrays, ``from_named_arrays`` puts them back.
+Checkpoints, Flower's saved states and the files of ``save_state`` hold such arrays in the safetensors format.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import DeltaflError
+from ..io import Array
+from .persistent_array import PersistentArray
+from .rows import MappedRows
+from .tree import SumTree
+
+#: The sums of a tree follow its scores under this name.
+_INNER = ".inner"
+
+
+def named_arrays(state: Any, prefix: str = "state", shared: bool = False) -> Iterator[tuple[str, Array]]:
+    """The arrays of nested NamedTuples with their dotted names, in order.
+
+    ``shared``: they share memory with the state, and the sums of trees follow: for files that are written at once.
+    """
+    if hasattr(state, "_fields") or isinstance(state, MappedRows):
+        parts = state.journal() if isinstance(state, MappedRows) else state._asdict()
+        for name, part in parts.items():
+            yield from named_arrays(part, f"{prefix}.{name}", shared)
+    elif shared and isinstance(state, PersistentArray):
+        yield prefix, state.current().array_m
+        if isinstance(state, SumTree):
+            yield prefix + _INNER, state.current().inner
+    else:
+        yield prefix, np.asarray(state)
+
+
+def from_named_arrays(
+    template: Any, arrays: Mapping[str, Array], prefix: str = "state", any_shape: bool = False
+) -> Any:
+    """Put arrays, which belong to the state from now on, into the form of a template, a state of the same settings.
+
+    A field with a default keeps it if there is no array for it. If one is missing, or has another shape, the arrays
+    belong to other settings: that is a ``DeltaflError``.
+    """
+    if hasattr(template, "_fields"):
+        parts = {}
+        for field, part in zip(template._fields, template, strict=True):
+            name = f"{prefix}.{field}"
+            if name in arrays or field not in template._field_defaults:
+                parts[field] = from_named_arrays(part, arrays, name, any_shape)
+        return type(template)(**parts)
+    if isinstance(template, MappedRows) and f"{prefix}.written" in arrays:
+        return template.restored({name: arrays[f"{prefix}.{name}"] for name in template.journal()})
+    array = arrays.get(prefix)
+    if array is None or not (any_shape or array.shape == np.shape(template)):
+        raise DeltaflError(f"the saved state does not fit these settings ({prefix} differs); start anew elsewhere")
+    if isinstance(template, SumTree):
+        return SumTree(array, arrays.get(prefix + _INNER))
+    if isinstance(template, PersistentArray):
+        return PersistentArray(array)
+    return int(array) if isinstance(template, int) else array
+
+
+def bytes_in_ram(state: Any) -> int:
+    """Bytes of the arrays of a state; rows that clients share, such as those without an update, count once."""
+    arrays = dict[int, int]()
+
+    def look(part: Any) -> None:
+        if isinstance(part, MappedRows):
+            part = (part.crc_m, *part.changed.values())
+        if isinstance(part, PersistentArray):
+            part = tuple(array for _, array in named_arrays(part, shared=True))
+        if isinstance(part, tuple):
+            for inner in part:
+                if type(inner) is np.ndarray:  # a memory has a row per client: no call for each
+                    arrays[id(inner)] = inner.nbytes
+                else:
+                    look(inner)
+        else:
+            arrays[id(part)] = np.asarray(part).nbytes
+
+    look(state)
+    return sum(arrays.values())
