@@ -33,8 +33,9 @@ from deltafl import (
     open_round,
 )
 from deltafl.estimators.control_variates import CommonControlState, ControlVariate
+from deltafl.server.norms import measure
 from deltafl.server.optimizers import SERVER_OPTIMIZERS
-from deltafl.server.screening import measure, screen_replies
+from deltafl.server.screening import screen_replies
 from tools.samplers import cohort_of
 
 PROBLEM = make_problem([10, 15, 20, 25, 30, 35])
@@ -346,6 +347,10 @@ def weighted(weights: list[float]) -> Plan:
         (lambda: ANY_PLAN(THREE, Fixed(), 1, seed=1.5), "seed is 1.5; write a whole number"),
         (lambda: ANY_PLAN(THREE, Fixed(), 1, memory="bfloat16"), r"memory is 'bfloat16'; write RowFormat"),
         (lambda: ANY_PLAN(THREE, Fixed(), True), "cannot sample True of 3"),
+        (
+            lambda: ANY_MAKE("uniform@@difference", [1, 2], 1, estimator="hajek"),
+            "has an estimator, and .* leave out",
+        ),
         (lambda: ANY_MAKE("fedvarp+scaffold=no", [1, 2], 1), "scaffold is 'no'; write True or False"),
         (lambda: ANY_MAKE("uniform+average=nan", [1, 2], 1), r"average is 'nan'; it must be in \[0, 1\)"),
         (lambda: ANY_MAKE("innovation(sketch=-1)@cube", [1, 2], 1), r"sketch is -1; it must be in \[0, 128\]"),
@@ -483,8 +488,3 @@ def test_a_round_of_which_all_replies_are_refused_is_a_warning(caplog: pytest.Lo
     for updates in ([None] * 3, [None, np.zeros(5), np.zeros(2)]):  # nobody replied; one reply was used
         assert closed(updates).warning is None
     assert caplog.records == []
-
-
-def test_an_estimator_in_the_label_wins() -> None:
-    assert make_plan("uniform@@difference", [1, 2], 1, estimator="hajek").estimator == "difference"
-    assert make_plan("uniform", [1, 2], 1, estimator="hajek").estimator == "hajek"

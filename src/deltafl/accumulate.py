@@ -39,7 +39,8 @@ from .estimators.variance import VarianceForm, effective_sample_size, estimate_v
 from .samplers.base import with_rows
 from .scale.rows import weighted_sum
 from .server.clipping import Clipping, KnownNorms, capped
-from .server.screening import ScreenedReplies, Updates, screen_replies, squared_norms
+from .server.norms import squared_norms
+from .server.screening import ScreenedReplies, Updates, screen_replies
 from .types import NO_REPLY, BoolArray, Cohort, FloatArray, IntArray, Params, RejectedReply, Replies, Reports, RoundInfo
 
 if TYPE_CHECKING:

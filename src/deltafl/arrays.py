@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import DeltaflError
-from .io import Array
-from .types import FloatArray, Params
+from .types import Array, FloatArray, Params
 
 Arrays = dict[str, Array]
 

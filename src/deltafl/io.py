@@ -22,9 +22,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from .errors import OWN_ERRORS, DeltaflError, in_one_line
+from .types import Array
 
 T = TypeVar("T")
-Array = np.ndarray[Any, Any]
 
 #: safetensors' names of types.
 _TYPES = {

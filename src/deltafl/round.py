@@ -235,8 +235,9 @@ def make_plan(
             raise unknown_name("setting of a plan in a label", name, _IN_LABELS)
         if value is True and name != "scaffold":
             raise needs_value(name, label)
-    if "estimator" not in more or parsed.estimator != find_sampler(parsed.name).estimator:
-        more["estimator"] = parsed.estimator
+    given = more.setdefault("estimator", parsed.estimator)
+    if isinstance(given, str) and parsed.estimator not in (given, find_sampler(parsed.name).estimator):
+        raise DeltaflError(f"{str(label)!r} has an estimator, and estimator is {given!r}; leave out one of them")
     return Plan(population, make_sampler(parsed, facts), n, **{**more, **parsed.settings})
 
 
@@ -272,8 +273,7 @@ class Broadcast(NamedTuple):
 def init_round(plan: Plan, params: Any) -> RoundState:
     """The state before the first round, from the initial model.
 
-    ``params`` is a 1-d array of finite numbers, kept as float32, or what ``flatten`` takes: a torch module, a state
-    dict, a list of arrays.
+    ``params`` is a 1-d array of finite numbers, kept as float32, or a model, as ``flatten`` takes it.
     """
     try:
         params_d = flatten(params) if is_model(params) else np.array(as_array(params), dtype=np.float32)

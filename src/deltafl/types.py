@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from .errors import DeltaflError, is_in
 
+Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

@@ -22,12 +22,12 @@ from deltafl import (
 )
 from deltafl.io import read_tensors, write_tensors
 from deltafl.scale.named_arrays import bytes_in_ram, from_named_arrays, named_arrays
-from deltafl.scale.persistent_array import Array, Buffer, PersistentArray
+from deltafl.scale.persistent_array import Buffer, PersistentArray
 from deltafl.scale.rows import RowFormat
 from deltafl.scale.state_file import load_state, save_state
 from deltafl.scale.tree import TreeBuffer
 from deltafl.streams import stream
-from deltafl.types import IntArray
+from deltafl.types import Array, IntArray
 
 D = 6
 

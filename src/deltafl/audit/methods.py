@@ -20,8 +20,8 @@ from ..estimators.table import ESTIMATORS, find_estimator
 from ..round import Plan, RoundState, close_round, init_round
 from ..samplers import RunFacts, find_sampler, make_sampler, parse_label
 from ..samplers.label import needs_scores
+from ..server.norms import measure
 from ..server.optimizers import Sgd
-from ..server.screening import measure
 from ..streams import stream
 from ..types import Cohort, FloatArray, IntArray, Oracle, Params, Population, Reports
 

@@ -22,12 +22,12 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from ..errors import DeltaflError
-from ..io import Array, private_folder
+from ..io import private_folder
 from ..round import blank_state
 from ..scale.named_arrays import from_named_arrays, named_arrays
 from ..scale.rows import is_own_folder, note_round, noted, settled
 from ..scale.state_file import owner, read_sealed, write_sealed
-from ..types import FloatArray
+from ..types import Array, FloatArray
 from .clients import ClientInfo
 from .federation import KEPT, Federation, Kept
 from .scales import ClientScale

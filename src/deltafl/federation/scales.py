@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..estimators.remote import RemoteReply
-from ..server.screening import squared_norms
+from ..server.norms import squared_norms
 from ..server.watch import Watch
 from ..types import Params, RoundInfo
 

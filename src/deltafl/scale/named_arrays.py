@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeltaflError
-from ..io import Array
+from ..types import Array
 from .persistent_array import PersistentArray
 from .rows import MappedRows
 from .tree import SumTree

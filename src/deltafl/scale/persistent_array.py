@@ -15,9 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from ..types import IntArray
-
-Array = npt.NDArray[Any]
+from ..types import Array, IntArray
 
 
 class Buffer:

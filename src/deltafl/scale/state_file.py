@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeltaflError
-from ..io import Array, read_tensors, write_tensors
+from ..io import read_tensors, write_tensors
 from ..round import Plan, RoundState, blank_state
-from ..types import Population
+from ..types import Array, Population
 from .named_arrays import from_named_arrays, named_arrays
 
 #: The text that marks a state's file.

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..types import FloatArray, IntArray
-from .persistent_array import Array, Buffer, PersistentArray
+from ..types import Array, FloatArray, IntArray
+from .persistent_array import Buffer, PersistentArray
 
 #: Children of a node.
 WIDTH = 16

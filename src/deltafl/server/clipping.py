@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..types import FloatArray, IntArray, Nothing, Params, Reports
-from .screening import squared_norms
+from .norms import squared_norms
 
 #: R over the median norm; the largest share of a step over the equal share 1 / n; scores over their median.
 RADIUS, SHARE, SCORE = 1.5, 3.0, 1.5

@@ -21,8 +21,8 @@ from ..samplers.base import Sampler
 from ..samplers.fixed import Fixed
 from ..streams import stream
 from ..types import FloatArray, Params
+from .norms import squared_norms
 from .optimizers import FedExP
-from .screening import squared_norms
 
 if TYPE_CHECKING:
     from ..round import Plan

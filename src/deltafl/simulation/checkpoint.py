@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import DeltaflError
-from ..io import Array, checked, read_json, read_tensors, reading, write_atomically
+from ..io import checked, read_json, read_tensors, reading, write_atomically
 from ..scale.rows import Note, is_own_folder, noted
+from ..types import Array
 
 FILE = "checkpoint.json"
 #: What to do about a damaged file.

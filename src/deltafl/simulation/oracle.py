@@ -20,7 +20,8 @@ from ..errors import DeltaflError
 from ..io import writing
 from ..round import Broadcast
 from ..scale.memory_budget import human
-from ..server.screening import measure, screen_replies
+from ..server.norms import measure
+from ..server.screening import screen_replies
 from ..types import Cohort, FloatArray, IntArray, Params, Population, Reports
 from .engine import Engine, Training
 

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from ..errors import DeltaflError, require
 from ..io import checked, read_json
-from ..types import IntArray
+from ..types import Array, IntArray
 from .base import Dataset
 from .files import cache_folder, cached_images, data_folders, find, require_ram
 
@@ -41,8 +41,6 @@ CELEBA_SIDE = 84
 #: Characters that the model sees, and LEAF's alphabet in the order of the codes.
 WINDOW = 80
 LEAF_ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-
-Array = npt.NDArray[Any]
 
 
 class UserData(BaseModel):
