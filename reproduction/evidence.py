@@ -18,20 +18,26 @@ def evidence_text() -> str:
     """A line for each unbiased, practical method on each judged task: G by area with its interval.
 
     The task where clients are away is left out: fewer methods were played there, and methods are compared on tasks that
-    all of them have. So are tasks whose seeds are not complete.
+    all of them have. So are tasks on which a method, or a seed, is still to be played; labels with settings of their
+    own do not count.
     """
     experiment, cells = load_experiment("benchmark"), Cells()
-    parts, seeds = experiment.parts, {part.name: part.seeds for part in parts_of(experiment, "cpu")}
     with (ROOT / "results" / "benchmark" / "table.csv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            gap = {name: row[f"gap_mean_accuracy{end}"] for name, end in _ENDS.items()}
-            own = "+" in row["method"] or row["needs"] in _IMPRACTICAL  # with settings of its own, or not for a server
-            part = parts[row["part"]]
-            is_judged = "availability" not in part and int(row["seeds"]) == seeds[row["part"]]
-            if row["unbiased"] == "True" and all(gap.values()) and not own and is_judged:
-                task = {name: part[key] for name, key in _TASK.items()}
-                method = {"unequal": "yes" if part["partition"] in _UNEQUAL else "no", "label": row["method"]}
-                cells.append({**task, **method, **gap, "seeds": row["seeds"]})
+        rows = [row for row in csv.DictReader(file) if "+" not in row["method"]]
+    played = {(row["part"], row["method"], int(row["seeds"])) for row in rows}
+    complete = {
+        part.name
+        for part in parts_of(experiment, "cpu")
+        if played.issuperset((part.name, method, part.seeds) for method in part.methods if "+" not in method)
+    }
+    for row in rows:
+        gap = {name: row[f"gap_mean_accuracy{end}"] for name, end in _ENDS.items()}
+        part = experiment.parts[row["part"]]
+        is_judged = "availability" not in part and row["part"] in complete and row["needs"] not in _IMPRACTICAL
+        if row["unbiased"] == "True" and all(gap.values()) and is_judged:
+            task = {name: part[key] for name, key in _TASK.items()}
+            method = {"unequal": "yes" if part["partition"] in _UNEQUAL else "no", "label": row["method"]}
+            cells.append({**task, **method, **gap, "seeds": row["seeds"]})
     return csv_text(cells)
 
 
