@@ -104,9 +104,9 @@ def test_a_broken_weight_is_found_exactly(wrong: float, monkeypatch: pytest.Monk
 
 def test_a_weight_broken_for_all_clients_is_found_by_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = random_subject(30, 15, 50, seed=1)
-    assert one_row(subject, "fedis", "systematic").passes
+    assert one_row(subject, "fedis", "systematic", 2000).passes
     break_weights(monkeypatch, lambda client_n: np.full(len(client_n), 0.85))
-    row = one_row(subject, "fedis", "systematic")
+    row = one_row(subject, "fedis", "systematic", 2000)
     assert (row.passes, row.exact) == (False, False)
 
 
