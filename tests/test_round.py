@@ -354,6 +354,7 @@ def weighted(weights: list[float]) -> Plan:
         (lambda: ANY_MAKE("fedvarp+scaffold=no", [1, 2], 1), "scaffold is 'no'; write True or False"),
         (lambda: ANY_MAKE("uniform+average=nan", [1, 2], 1), r"average is 'nan'; it must be in \[0, 1\)"),
         (lambda: ANY_MAKE("innovation(sketch=-1)@cube", [1, 2], 1), r"sketch is -1; it must be in \[0, 128\]"),
+        (lambda: ANY_MAKE("pracdelta(alpha=(1e308, 1e308))", [1, 2], 1), "write a number above 0"),
         (lambda: ANY_MAKE("pracdelta(alpha=inf)", [1, 2], 1), "alpha is 'inf'; write a number above 0"),
         (
             lambda: ANY_PLAN(sizes([1, 1])._replace(weight_m=[0.5] * 2), Fixed(), 1),
@@ -364,8 +365,8 @@ def weighted(weights: list[float]) -> Plan:
         (lambda: sizes([1, 2], max_ratio="2"), "max_ratio is '2'"),
         (lambda: make_plan("census", [1, 2], 1).with_census(np.zeros(2)), r"not an array of shape \(2,\)"),
         (
-            lambda: close_round(plan_of(), init_round(plan_of(), [0.0]), cohort_of([6], [1], [1.0]), [[1.0]]),
-            "the cohort",
+            lambda: close_round(plan_of(), init_round(plan_of(), [0.0]), STRANGER, [[1.0]]),
+            "the cohort has clients that the plan does not know",
         ),
         (lambda: ANY_PLAN(THREE, Fixed(), 1, estimator=ControlVariate), "estimator is <class .*; write its name"),
         (lambda: Reports.make(3, loss=[1.0, 2.0]), "loss must have one number for each of 3 clients"),

@@ -114,8 +114,8 @@ class _Diversity(Scored):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.alpha != "theory":
-            pair: Any = self.alpha if isinstance(self.alpha, tuple) else (self.alpha, self.alpha)
-            if not (len(pair) == 2 and all(is_in(a, "[0, inf)") for a in pair) and any(pair)):
+            pair = self._pair
+            if not (len(pair) == 2 and all(is_in(a, "[0, inf)") for a in pair) and is_in(sum(pair), "(0, inf)")):
                 raise DeltaflError(f"alpha is {self.alpha!r}; write a number above 0, a pair (a1, a2), or 'theory'")
         if self.sigma_scale not in {"step", "update"}:
             raise DeltaflError(f"sigma_scale is {self.sigma_scale!r}; write 'step' or 'update'")
@@ -126,6 +126,12 @@ class _Diversity(Scored):
         if isinstance(self.alpha, str):
             what = "'theory' needs the run's rounds and local steps"
             raise DeltaflError(f"alpha is {self.alpha!r}; {what}: write sampler.for_run(RunFacts(...)), or a number")
+        a1, a2 = self._pair
+        return a1, a2
+
+    @property
+    def _pair(self) -> tuple[Any, ...]:
+        """``alpha``, with one number for both."""
         return self.alpha if isinstance(self.alpha, tuple) else (self.alpha, self.alpha)
 
     def for_run(self, facts: RunFacts) -> Self:
