@@ -11,6 +11,9 @@ VENV ?= .venv
 # Tests side by side, one thread each: torch's own threads in two processes only wait for each other.
 JOBS ?= 2
 
+# Set in many containers, it would let every process compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test types unit simulation results docs pfl nvflare dist-check clean
 
 demo: $(VENV)/.installed

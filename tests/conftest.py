@@ -3,6 +3,7 @@
 import platform
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from itertools import combinations, product
 from math import comb
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 
 from deltafl import (
@@ -37,6 +39,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The same examples in every run: a failure is a change of the code, never luck, nor a machine that is busy.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _own_files_are_forgotten() -> Iterator[None]:
+    """What ``deltafl.io.import_file`` leaves of a test's own files, which may have the name of another test's."""
+    path, modules = sys.path.copy(), {*sys.modules}
+    yield
+    for folder in {*sys.path} - {*path}:
+        for name in {*sys.modules} - modules:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+                del sys.modules[name]
+    sys.path[:] = path
 
 
 def pytest_report_header() -> str:

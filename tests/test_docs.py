@@ -6,7 +6,6 @@ import inspect
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,6 @@ def test_the_page_about_own_data_does_what_it_says(tmp_path: Path, monkeypatch: 
     page = (ROOT / "docs" / "own-data.md").read_text()
     assert len(page.splitlines()) <= 120
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
     names: dict[str, Any] = {}
     for title, code in re.findall(r"```python(?: title=([^\n]*))?\n(.*?)```", page, re.DOTALL):
         if title:

@@ -65,8 +65,10 @@ EXACT_BY_CHANCE = {
 }
 
 
-#: An estimator sees counts, expectations and the kind of a draw: a design of each kind, and one that is not exact.
+#: An estimator sees counts, expectations and the kind of a draw: a design of each kind, and one that is not exact, of
+#: samplers with known, reported, residual and auxiliary scores; every sampler has all estimators with its own design.
 ONE_OF_A_KIND = ("poisson", "multinomial", "successive")
+OF_EACH_KIND = ("fedavg", "md", "fedpracis", "delta", "innovation", "balanced")
 
 
 def designs_of(name: str) -> list[str | None]:
@@ -80,7 +82,7 @@ TABLE = [
     for name in ENUMERATED
     for design in designs_of(name)
     for estimator in ESTIMATORS
-    if design in (*ONE_OF_A_KIND, SAMPLERS[name].design) or estimator == "horvitz-thompson"
+    if estimator == "horvitz-thompson" or design in (SAMPLERS[name].design, *ONE_OF_A_KIND * (name in OF_EACH_KIND))
     if name != "power-of-choice" or not ESTIMATORS[estimator].needs_expected
 ]
 

@@ -113,11 +113,11 @@ def judged(content: dict[str, Any]) -> int | None:
 
 
 def test_the_runs_of_the_repository_are_judged_as_they_were() -> None:
-    """Every fifth curve below results, noisy methods included; one that diverged ends where it did."""
+    """Every tenth curve below results, noisy methods included; one that diverged ends where it did."""
     curves = 0
     for path in sorted(RESULTS.glob("*/runs/*.jsonl.gz")):
         for i, line in enumerate(gzip.decompress(path.read_bytes()).splitlines()):
-            if i % 5 and b'"diverged":null' in line:
+            if i % 10 and b'"diverged":null' in line:
                 continue
             content = json.loads(line)
             if content.get("diverged"):  # perhaps by a norm of D, which is not recorded
@@ -125,7 +125,7 @@ def test_the_runs_of_the_repository_are_judged_as_they_were() -> None:
             else:
                 curves += 1
                 assert judged(content) is None, path
-    assert curves > 400
+    assert curves > 400  # of over 6000
 
 
 def test_a_skill_that_stays_lost_ends_a_run() -> None:

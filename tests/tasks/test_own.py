@@ -3,8 +3,6 @@
 import json
 import re
 import runpy
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -44,13 +42,6 @@ def make_task(seed):
                 for k in range(25)], Net, loss)
 """
 NUMBER = count()
-
-
-@pytest.fixture(autouse=True)
-def _path() -> Iterator[None]:
-    before = sys.path.copy()
-    yield
-    sys.path[:] = before
 
 
 def write(folder: Path, source: str = SOURCE) -> Path:
