@@ -86,8 +86,8 @@ def gather(sweep: Sweep, runs: Sequence[Run]) -> list[Group]:
             ranks = tuple(tuple(entry.split(" = ")) for entry in view.order_by_part.get(host, experiment.order))
             ordered = [label for rank in ranks for label in rank]
             baseline = next(b for b in (view.baseline, "fedavg", "uniform", *ordered[::-1], labels[0]) if b in labels)
-            first = next(iter(rows[host][0].runs.values()))
-            threshold = view.thresholds.get(host, first.settings.get("threshold"))
+            own = next(s.threshold for p, s in sweep.comparisons.items() if view.rows_of.get(p, p) == host)
+            threshold = view.thresholds.get(host, own)
             reported = experiment.reported.get(host, {})
             groups.append(Group(host, title_of(sweep, host), tuple(rows[host]), baseline, ranks, threshold, reported))
     return groups

@@ -152,6 +152,18 @@ def test_folders_that_differ_are_not_joined(out: Path, small: Path, tmp_path: Pa
         joined([out])
 
 
+def test_another_threshold_plays_nothing_again(out: Path, small: Path) -> None:
+    summary, before = compare(out, samplers="uniform", seeds=1, threshold=0.05), bits(out / "runs" / "uniform-seed0")
+    assert before == bits(small / "runs" / "uniform-seed0")
+    reached = summary.samplers[0].to_threshold
+    assert (summary.threshold, reached and reached.rounds and reached.rounds.mean) == (0.05, 1.0)
+    assert RunDirectory(out / "runs" / "uniform-seed0").environment() and joined([out]).numbers.threshold == 0.05
+    with pytest.raises(DeltaflError, match=r"has threshold = 0.99 and .* has threshold = 0.05: give one of them"):
+        joined([small, out])
+    with pytest.raises(DeltaflError, match="started with stop_at_threshold = False"):
+        compare(out, samplers="uniform", seeds=1, threshold=0.05, stop_at_threshold=True)
+
+
 def test_runs_stop_at_the_threshold_and_have_no_gap(tmp_path: Path) -> None:
     given = {"samplers": "full,uniform", "seeds": 1, "threshold": 0.3, "stop_at_threshold": True, "rounds": 8}
     summary = compare(tmp_path, **given)
@@ -165,6 +177,8 @@ def test_runs_stop_at_the_threshold_and_have_no_gap(tmp_path: Path) -> None:
     assert [entry.gap_closed for entry in summary.samplers] == [None, None]
     again = compare(tmp_path, **{**given, "rounds": 9})
     assert again.samplers[0] == summary.samplers[0]
+    with pytest.raises(DeltaflError, match=r"started with threshold = 0.3, not 0.4"):
+        compare(tmp_path, **{**given, "rounds": 9, "threshold": 0.4})
 
 
 def test_a_report_and_a_comparison_with_a_run_that_diverged_end_with_3(out: Path, tmp_path: Path) -> None:

@@ -199,6 +199,11 @@ def joined(folders: Sequence[Path]) -> Comparison:
                 f"{folders[0]} has {key} = {first} and {folder} has {key} = {now}: only runs of the same task and "
                 "settings can be joined; leave one of them out"
             )
+        if other.threshold != settings.threshold:
+            raise DeltaflError(
+                f"{folders[0]} has threshold = {settings.threshold} and {folder} has threshold = {other.threshold}: give "
+                "one of them the other's with --resume --threshold, which plays nothing again"
+            )
         settings = grown(settings, other)
     found, checksums = dict[tuple[str, int], RunDirectory](), dict[int, str]()
     for directory, run in (place for _, places in together for place in places):

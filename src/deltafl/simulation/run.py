@@ -73,7 +73,7 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: Pr
 def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
     """Start a run's folder, or check that settings and data are those that the run began with.
 
-    More rounds than before are written down: the run goes on.
+    More rounds than before, and another threshold, are written down: the run goes on.
     """
     recorded, data = recorded_settings(directory.path), data_of(settings, task)
     if recorded is None:
@@ -85,6 +85,7 @@ def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
     directory.require_settings(settings, before.rounds)
     if settings.rounds != before.rounds:
         require_same_sampler(before, settings, task)
+    if (settings.rounds, settings.threshold) != (before.rounds, before.threshold):
         directory.save_settings(settings)
 
 

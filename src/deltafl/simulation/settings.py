@@ -184,7 +184,6 @@ class Settings(BaseModel):
             raise DeltaflError(
                 f"threshold is {self.threshold:g}; accuracy is a share between 0 and 1, write 0.7 for 70 %"
             )
-
         needs_clock = self.deadline is not None or self.over_select > 1
         needs_clock |= isinstance(find_availability(self.availability), Trace)
         if find_speeds(self.speeds) is None and needs_clock:
@@ -368,12 +367,13 @@ def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
 
 
 def differing(before: AnySettings, now: AnySettings) -> Iterator[tuple[str, Any, Any]]:
-    """The settings that change a run's result and differ, with both values; which samplers and seeds does not count."""
+    """The settings that change what is played and differ, with both values; which samplers and seeds does not count."""
+    marks = set() if before.stop_at_threshold or now.stop_at_threshold else {"threshold"}
     for key in type(now).model_fields:
         old, new = getattr(before, key), getattr(now, key)
         if isinstance(before, CompareSettings) and isinstance(now, CompareSettings) and key == "rates":
             old, new = before.rates_of(now.samplers), now.rates_of(before.samplers)
-        if key not in FREE_ON_RESUME | UNION and old != new:
+        if key not in FREE_ON_RESUME | UNION | marks and old != new:
             yield key, old, new
 
 
